@@ -1,0 +1,46 @@
+# make demo   set up, train digits with and without the pipeline, show table and curves
+# make test   set up, then lint, types, tests and README, on each Python there is
+# make check  the same three commands as CONTRIBUTING, on .venv alone
+
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+# A second interpreter, so that the oldest and the newest JAX are both tested: JAX 0.10 is
+# the newest for Python 3.11, later ones need 3.12. Empty where there is only one.
+OTHER_PYTHON ?= $(shell \
+  have=$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+  for v in 3.12 3.11; do \
+    [ $$v = $$have ] && continue; \
+    for p in python$$v $$HOME/.pyenv/versions/$$v*/bin/python; do \
+      $$p -c 'import venv' 2>/dev/null && { echo $$p; exit; }; \
+    done; \
+  done)
+
+.PHONY: demo test check test-other clean
+
+demo: .venv/ready-demo
+	.venv/bin/python -m experiments.demo
+
+test: check $(if $(OTHER_PYTHON),test-other)
+
+check: .venv/ready-dev
+	.venv/bin/ruff check . && .venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/pytest -n 2
+
+test-other: .venv-other/ready-dev check
+	.venv-other/bin/pytest -n 2
+
+.venv/ready-%: pyproject.toml
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$*]'
+	touch $@
+
+.venv-other/ready-%: pyproject.toml
+	$(OTHER_PYTHON) -m venv .venv-other
+	.venv-other/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$*]'
+	touch $@
+
+clean:
+	rm -rf .venv .venv-other runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,14 @@
+"""Data-parallel training in JAX whose communication costs nothing."""
+
+from .mesh import data_mesh as data_mesh
+from .replicas import replica_digest as replica_digest
+from .train_step import Aux as Aux
+from .train_step import PipelinedMeanState as PipelinedMeanState
+from .train_step import PipelineState as PipelineState
+from .train_step import StepInfo as StepInfo
+from .train_step import TrainStep as TrainStep
+from .train_step import make_train_step as make_train_step
+from .train_step import pipelined_mean as pipelined_mean
+from .train_step import state_specs as state_specs
+
+__version__ = "0.1.0"

@@ -1,0 +1,82 @@
+"""Pytrees to flat vectors, one per dtype, and back.
+
+One long vector is one collective: a step that reduces `L` leaves one by one queues `L`
+collectives on one communication stream, and XLA overlaps at most a few of them.
+
+- all leaves float32: one bucket `{"float32": [n]}`
+- mixed float32 and bfloat16: two buckets, two collectives
+- `dtype=bfloat16`: one bucket whatever the leaves are; each leaf is cast on the way in
+  and back to its own dtype on the way out
+"""
+
+import itertools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+Buckets = dict[str, jax.Array]
+
+
+def flatten(tree: Any, dtype: DTypeLike | None = None) -> Buckets:
+    """Ravels the leaves of `tree`, in tree order, into one vector per dtype.
+
+    Args:
+      tree: pytree of arrays.
+      dtype: travel dtype of every leaf; `None` keeps each leaf's own.
+
+    Returns:
+      `{dtype name: vector}`; empty for a tree without leaves.
+
+    >>> flatten({"w": jnp.ones((2, 3)), "b": jnp.zeros(4)})["float32"].shape
+    (10,)
+    """
+    leaves = jax.tree.leaves(tree)
+    return {
+        name: jnp.concatenate([jnp.ravel(leaves[i]).astype(name) for i in members])
+        for name, members in _members(leaves, dtype).items()
+    }
+
+
+def unflatten(buckets: Buckets, like: Any, dtype: DTypeLike | None = None) -> Any:
+    """Inverse of `flatten`, given a tree `like` the one that was flattened.
+
+    Args:
+      buckets: what `flatten(tree, dtype)` returned.
+      like: pytree with the structure, shapes and dtypes of that tree, or of its first
+        leaves: what is left over at the end of a vector is not looked at.
+      dtype: the same travel dtype.
+
+    Returns:
+      A pytree as `like`, each leaf in its own dtype.
+    """
+    leaves = jax.tree.leaves(like)
+    out: list[Any] = [None] * len(leaves)
+    for name, members in _members(leaves, dtype).items():
+        ends = itertools.accumulate(math.prod(leaves[i].shape) for i in members)
+        start = 0
+        for i, end in zip(members, ends, strict=True):
+            piece = buckets[name][start:end]
+            out[i] = piece.reshape(leaves[i].shape).astype(leaves[i].dtype)
+            start = end
+    return jax.tree.unflatten(jax.tree.structure(like), out)
+
+
+def sizes(tree: Any, dtype: DTypeLike | None = None) -> dict[str, int]:
+    """Elements per bucket of `flatten(tree, dtype)`, without computing anything."""
+    leaves = jax.tree.leaves(tree)
+    return {
+        name: sum(math.prod(leaves[i].shape) for i in members)
+        for name, members in _members(leaves, dtype).items()
+    }
+
+
+def _members(leaves: list[Any], dtype: DTypeLike | None) -> dict[str, list[int]]:
+    """Which leaves, by position, travel in which bucket."""
+    members: dict[str, list[int]] = {}
+    for i, leaf in enumerate(leaves):
+        name = jnp.dtype(leaf.dtype if dtype is None else dtype).name
+        members.setdefault(name, []).append(i)
+    return members

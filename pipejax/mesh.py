@@ -1,0 +1,44 @@
+"""Meshes and their axis types, chosen in this one place.
+
+`jax.make_mesh` makes Explicit axes, under which `shard_map` refuses an ordinary array
+where a sharded one is named. Every program of pipejax runs on Auto axes.
+"""
+
+import operator
+
+import jax
+from jax.sharding import Mesh
+
+
+def data_mesh(num_devices: int | None = None, *, axis_name: str = "data") -> Mesh:
+    """A one-dimensional mesh over the first `num_devices` devices of all processes.
+
+    Args:
+      num_devices: how many; `None` takes every device.
+      axis_name: name of the axis over which gradients are averaged.
+
+    Raises:
+      ValueError: if there are not that many devices.
+
+    >>> data_mesh(1).axis_names
+    ('data',)
+    """
+    devices = jax.devices()
+    count = len(devices) if num_devices is None else operator.index(num_devices)
+    if not 1 <= count <= len(devices):
+        raise ValueError(
+            f"`num_devices` must be between 1 and {len(devices)}, the devices JAX sees;"
+            f" got {count}. On CPU, set `jax.config.update('jax_num_cpu_devices', n)`"
+            " before the first JAX call to have n of them."
+        )
+    return jax.make_mesh(
+        (count,),
+        (axis_name,),
+        axis_types=(jax.sharding.AxisType.Auto,),
+        devices=devices[:count],
+    )
+
+
+def with_auto_axes(mesh: Mesh) -> Mesh:
+    """The same devices and names, every axis of type Auto."""
+    return Mesh(mesh.devices, mesh.axis_names)

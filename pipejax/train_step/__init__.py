@@ -1,0 +1,8 @@
+from ._make import TrainStep as TrainStep
+from ._make import make_train_step as make_train_step
+from ._pipelined_mean import PipelinedMeanState as PipelinedMeanState
+from ._pipelined_mean import pipelined_mean as pipelined_mean
+from ._pipelined_mean import state_specs as state_specs
+from ._state import Aux as Aux
+from ._state import PipelineState as PipelineState
+from ._state import StepInfo as StepInfo
