@@ -13,6 +13,8 @@ from jax.typing import DTypeLike
 
 from pipejax import buckets
 
+from ._state import PipelineState
+
 
 def check_width(width: int) -> int:
     """`width` as an int of at least 1, else a ValueError."""
@@ -89,39 +91,41 @@ def check_params(params: Any) -> None:
 
 def check_batch(batch: Any, devices: int, microbatches: int) -> None:
     """Every leaf has the same leading axis, which divides into the parts."""
-    leaves = jax.tree_util.tree_leaves_with_path(batch)
-    if not leaves:
-        raise ValueError("`batch` must hold at least one array, got none.")
-    lengths = {}
-    for path, leaf in leaves:
-        name = f"batch{jax.tree_util.keystr(path)}"
-        if jnp.ndim(leaf) == 0:
-            raise ValueError(
-                f"`{name}` must have a leading axis, the examples; got a scalar."
-                " Broadcast it over the batch, or close over it in the loss function."
-            )
-        lengths[name] = jnp.shape(leaf)[0]
-    if len(set(lengths.values())) > 1:
-        raise ValueError(
-            f"`batch` must have one leading axis, the examples; got {lengths}."
-        )
-    size = next(iter(lengths.values()))
-    if size == 0 or size % (devices * microbatches):
-        per = devices * microbatches
+    lengths = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
+    parts = devices * microbatches
+    if len(lengths) == 1 and () not in lengths:
+        (size,) = lengths.pop()
+        if size and size % parts == 0:
+            return
         raise ValueError(
             "`batch` must divide among devices and microbatches: a global batch of"
             f" {size} is no positive multiple of {devices} devices x {microbatches}"
-            f" microbatches = {per}. Drop the remainder, or choose a multiple of {per}."
+            f" microbatches = {parts}. Drop the remainder, or choose a multiple of"
+            f" {parts}."
         )
+    shapes = {
+        f"batch{jax.tree_util.keystr(path)}": jnp.shape(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(batch)
+    }
+    raise ValueError(
+        "`batch` must hold arrays with one common leading axis, the examples; got"
+        f" shapes {shapes}. Broadcast what is shared over the batch, or close over it"
+        " in the loss function."
+    )
 
 
-def check_step_known(step: Any) -> None:
-    """A warm-up is chosen on the host, between programs, so the host must know."""
-    if isinstance(step, jax.core.Tracer):
+def check_state(state: Any) -> None:
+    """`state` is what `init` returns, and its warm-up known on the host."""
+    if not isinstance(state, PipelineState):
         raise ValueError(
-            "`train.step` must not be traced while `warmup_steps` is above 0: which"
-            " program runs is decided between them, got a traced `state.step`. Call it"
-            " outside jit and scan, or warm up with `train.plain` first."
+            "`state` must be the pj.PipelineState that `train.init` returned, got"
+            f" {type(state).__name__}."
+        )
+    if isinstance(state.warmup_left, jax.core.Tracer):
+        raise ValueError(
+            "`train.step` must not be traced in a run with `warmup_steps`: which"
+            " program runs is decided between them, got a traced `state.warmup_left`."
+            " Call it outside jit and scan, or warm up with `train.plain` first."
         )
 
 

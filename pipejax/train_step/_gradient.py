@@ -164,6 +164,6 @@ def _check_model_state(after: Any, before: Any) -> None:
     if got != given:
         raise ValueError(
             "`loss_fn` must return the model state in the structure that `train.init`"
-            f" was given: {given}, got {got}. Return `loss, pj.Aux(model_state=...)` and"
-            " call `train.init(params, model_state=...)`."
+            f" was given: {given}, got {got}. Return `loss, pj.Aux(model_state=...)`"
+            " and call `train.init(params, model_state=...)`."
         )

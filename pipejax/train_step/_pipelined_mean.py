@@ -1,19 +1,8 @@
-"""The paper's recursion, as an Optax transformation.
+"""The pipeline as an Optax transformation, for a step of one's own."""
 
-Worker i computes `g_i[t] = grad f_i(w[t])`; `g[t]` is the mean over workers.
-
-- width 1: `w[t] = w[t-1] - u(g[t-1])`. D-Sync: all-reduce, then update.
-- width 2: `w[t] = w[t-1] - u(g[t-2])`. Pipe-SGD: the all-reduce of the previous step's
-  gradients needs nothing of this step, so it runs while this step computes.
-- width K: `w[t] = w[t-1] - u(g[t-K])`. Constant staleness K-1, absorbs jitter.
-
-Reference: Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619
-"""
-
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.sharding import PartitionSpec as P
@@ -22,22 +11,13 @@ from jax.typing import DTypeLike
 from pipejax import buckets
 
 from ._check import check_width
-
-
-class PipelinedMeanState(NamedTuple):
-    """Gradients in flight: computed, not yet applied.
-
-    Attributes:
-      pending: this device's own newest gradient, not yet reduced, `{dtype: [1, n]}`;
-        over a mesh of p devices `{dtype: [p, n]}`, row i that of device i. Empty at
-        width 1.
-      reduced: the `width - 2` means before it, oldest first, each `{dtype: [n]}`.
-      filled: int32, how many gradients are in flight, at most `width - 1`.
-    """
-
-    pending: buckets.Buckets
-    reduced: tuple[buckets.Buckets, ...]
-    filled: jax.Array
+from ._pipeline import (
+    PipelinedMeanState,
+    advance,
+    empty_pipeline,
+    in_flight_specs,
+    width_of,
+)
 
 
 def pipelined_mean(
@@ -82,48 +62,25 @@ def pipelined_mean(
     width = check_width(width)
 
     def init_fn(params: optax.Params) -> PipelinedMeanState:
-        sizes = buckets.sizes(params, reduce_dtype)
-        return PipelinedMeanState(
-            pending={k: jnp.zeros((1, n), k) for k, n in sizes.items() if width > 1},
-            reduced=tuple(
-                {k: jnp.zeros(n, k) for k, n in sizes.items()} for _ in range(width - 2)
-            ),
-            filled=jnp.zeros((), jnp.int32),
-        )
+        return empty_pipeline(buckets.sizes(params, reduce_dtype), width)
 
     def update_fn(
         updates: optax.Updates,
         state: PipelinedMeanState,
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, PipelinedMeanState]:
-        _check_updates(updates, state, params, axis_name, width, reduce_dtype)
+        _check_axis_bound(axis_name)
+        _check_not_summed(updates, axis_name)
+        if params is not None:
+            _check_same_shapes(updates, params)
+        _check_state(state, width, buckets.sizes(updates, reduce_dtype))
         fresh = buckets.flatten(updates, reduce_dtype)
-        if width == 1:
-            mean = lax.pmean(fresh, axis_name)
-            return buckets.unflatten(mean, updates, reduce_dtype), state
-        means = in_flight_means(state, axis_name)
-        # A late consumer: without the barrier XLA puts the update, and with it the end
-        # of the all-reduce, before this step's compute, where nothing hides it.
-        (arriving, *waiting), fresh = lax.optimization_barrier((means, fresh))
-        state = PipelinedMeanState(
-            pending={k: v[None] for k, v in fresh.items()},
-            reduced=tuple(waiting),
-            filled=jnp.minimum(state.filled + 1, width - 1),
-        )
-        return buckets.unflatten(arriving, updates, reduce_dtype), state
+        total, state = advance(state, fresh, axis_name)
+        summed = buckets.unflatten(total, updates, reduce_dtype)
+        devices = lax.axis_size(axis_name)
+        return jax.tree.map(lambda x: x / devices, summed), state
 
     return optax.GradientTransformation(init_fn, update_fn)
-
-
-def in_flight_means(
-    state: PipelinedMeanState, axis_name: str
-) -> tuple[buckets.Buckets, ...]:
-    """The `width - 1` means in flight, oldest first; reduces the one that is pending.
-
-    The newest `state.filled` of them are real, those before are zero.
-    """
-    pending = lax.pmean({k: v[0] for k, v in state.pending.items()}, axis_name)
-    return (*state.reduced, pending)
 
 
 def state_specs(tree: Any, axis_name: str = "data") -> Any:
@@ -150,39 +107,6 @@ def state_specs(tree: Any, axis_name: str = "data") -> Any:
     )
 
 
-def in_flight_specs(axis_name: str) -> PipelinedMeanState:
-    """One row of `pending` on each device; all else is the same on every device."""
-    shared: Any = P()
-    per_device: Any = P(axis_name)
-    return PipelinedMeanState(per_device, shared, shared)
-
-
-def _check_updates(
-    updates: Any,
-    state: PipelinedMeanState,
-    params: Any,
-    axis_name: str,
-    width: int,
-    reduce_dtype: DTypeLike | None,
-) -> None:
-    """Raises on what would otherwise fail deep in tracing, or not at all."""
-    _check_axis_bound(axis_name)
-    if params is not None:
-        _check_same_structure(updates, params)
-    _check_not_summed(updates, axis_name)
-    if width == 1:
-        return
-    expected = buckets.sizes(updates, reduce_dtype)
-    found = {k: v.shape[-1] for k, v in state.pending.items()}
-    if found != expected or len(state.reduced) != width - 2:
-        raise ValueError(
-            f"`state` must come from `init` of the same width and parameters: width"
-            f" {width} with {expected} elements in flight, got width"
-            f" {len(state.reduced) + 2 if found else 1} with {found}. Call `init`"
-            " again."
-        )
-
-
 def _check_axis_bound(axis_name: str) -> None:
     """A ValueError outside `shard_map` or `pmap` over `axis_name`."""
     try:
@@ -195,7 +119,7 @@ def _check_axis_bound(axis_name: str) -> None:
         ) from None
 
 
-def _check_same_structure(updates: Any, params: Any) -> None:
+def _check_same_shapes(updates: Any, params: Any) -> None:
     def shapes(tree: Any) -> dict[str, tuple[int, ...]]:
         leaves = jax.tree_util.tree_leaves_with_path(tree)
         return {jax.tree_util.keystr(path): leaf.shape for path, leaf in leaves}
@@ -220,6 +144,18 @@ def _check_not_summed(updates: Any, axis_name: str) -> None:
             " them with respect to"
             f" `jax.lax.pcast(params, {axis_name!r}, to='varying')`, or pass"
             " `check_vma=False` to jax.shard_map."
+        )
+
+
+def _check_state(
+    state: PipelinedMeanState, width: int, expected: dict[str, int]
+) -> None:
+    found = {k: v.shape[-1] for k, v in state.pending.items()}
+    if width_of(state) != width or (width > 1 and found != expected):
+        raise ValueError(
+            f"`state` must come from `init` of the same width and parameters: width"
+            f" {width} with {expected} elements in flight, got width"
+            f" {width_of(state)} with {found}. Call `init` again."
         )
 
 

@@ -6,7 +6,7 @@ import jax
 import optax
 from jax.sharding import PartitionSpec as P
 
-from ._pipelined_mean import PipelinedMeanState, in_flight_specs
+from ._pipeline import PipelinedMeanState, in_flight_specs
 
 
 class PipelineState(NamedTuple):
@@ -21,8 +21,10 @@ class PipelineState(NamedTuple):
         model state that travel with them.
       rng: PRNG key from which each step splits its own; `None` if there is none.
       skipped: int32, updates skipped so far because a reduced gradient was not finite.
-      step: int32, calls of `train.step` so far. Lives on the host, so that the end of a
-        warm-up is known without waiting for a device.
+      step: int32, calls of `train.step` so far.
+      warmup_left: synchronous steps still to come; `None` where there never were any.
+        Lives on the host, so that the program to run is known without waiting for a
+        device.
     """
 
     params: optax.Params
@@ -31,7 +33,8 @@ class PipelineState(NamedTuple):
     in_flight: PipelinedMeanState
     rng: jax.Array | None
     skipped: jax.Array
-    step: Any
+    step: jax.Array
+    warmup_left: Any
 
 
 class StepInfo(NamedTuple):
@@ -83,4 +86,4 @@ def pipeline_specs(axis_name: str) -> PipelineState:
     """Partition specs of the state a program carries: one row of `pending` a device."""
     specs: dict[str, Any] = dict.fromkeys(PipelineState._fields, P())
     specs["in_flight"] = in_flight_specs(axis_name)
-    return PipelineState(**specs | {"step": None})
+    return PipelineState(**specs | {"warmup_left": None})

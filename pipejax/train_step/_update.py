@@ -5,12 +5,18 @@
   the reduced value, which every replica has, so it costs no communication
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
+from jax.typing import DTypeLike
+
+from pipejax import buckets
+from pipejax.buckets import Buckets
 
 from ._gradient import moved
 from ._state import Message, PipelineState, StepInfo
@@ -19,9 +25,13 @@ from ._state import Message, PipelineState, StepInfo
 def apply_message(
     tx: optax.GradientTransformationExtraArgs,
     state: PipelineState,
-    message: Message,
+    total: Buckets,
+    like: Message,
     after: Any,
-    arrived: jax.Array | bool,
+    arrived: jax.Array,
+    *,
+    axis_name: str,
+    reduce_dtype: DTypeLike | None,
 ) -> tuple[PipelineState, StepInfo]:
     """Applies the mean of one iteration's messages if it has arrived and is finite.
 
@@ -31,42 +41,76 @@ def apply_message(
     Args:
       tx: the optimizer, extra arguments allowed.
       state: before the update.
-      message: the reduced message.
+      total: the messages, summed over devices, in buckets.
+      like: a message, for its form.
       after: model state as this device's loss left it; its non-floating leaves advance
         whether or not there is an update.
-      arrived: bool scalar, whether `message` is real or only the pipeline's zeros.
+      arrived: bool scalar, whether `total` is real or only the pipeline's zeros.
+      axis_name: the axis it was summed over.
+      reduce_dtype: the dtype it was summed in.
 
     Returns:
       The state after the update, and what to report.
     """
-    finite = _all_finite((message.gradients, message.model_state))
+    checked = buckets.sizes((like.gradients, like.model_state), reduce_dtype)
+    finite = _all_finite({k: total[k][:n] for k, n in checked.items()})
     applied = arrived & finite
-    updates, opt_state = tx.update(
-        message.gradients, state.opt_state, state.params, value=message.loss
-    )
-    keep = partial(jax.tree.map, lambda new, old: jnp.where(applied, new, old))
-    change = keep(
-        message.model_state, jax.tree.map(jnp.zeros_like, message.model_state)
-    )
-    state = state._replace(
-        params=keep(optax.apply_updates(state.params, updates), state.params),
-        opt_state=keep(opt_state, state.opt_state),
-        model_state=moved(state.model_state, after, change),
-        skipped=state.skipped + (arrived & ~finite),
-    )
+    summed = buckets.unflatten(total, like, reduce_dtype)
+    mean = partial(jax.tree.map, lambda x: x / lax.axis_size(axis_name))
+
+    def update() -> Any:
+        # Divided here, where it fuses with the optimizer's own arithmetic, rather than
+        # in one more pass over the buckets.
+        message = mean(summed)
+        updates, opt_state = tx.update(
+            message.gradients, state.opt_state, state.params, value=message.loss
+        )
+        params = optax.apply_updates(state.params, updates)
+        return params, opt_state, moved(state.model_state, after, message.model_state)
+
+    def hold() -> Any:
+        still = jax.tree.map(jnp.zeros_like, like.model_state)
+        return state.params, state.opt_state, moved(state.model_state, after, still)
+
+    params, opt_state, model_state = _either(applied, update, hold)
+    skipped = state.skipped + (arrived & ~finite)
     loss, metrics = jax.tree.map(
         lambda m: jnp.where(arrived, m.astype(jnp.float32), jnp.nan),
-        (message.loss, message.metrics),
+        mean((summed.loss, summed.metrics)),
     )
-    info = StepInfo(
-        loss=loss,
-        metrics=metrics,
-        applied=applied,
-        skipped=state.skipped,
+    return (
+        state._replace(
+            params=params,
+            opt_state=opt_state,
+            model_state=model_state,
+            skipped=skipped,
+        ),
+        StepInfo(loss=loss, metrics=metrics, applied=applied, skipped=skipped),
     )
-    return state, info
 
 
-def _all_finite(tree: Any) -> jax.Array:
-    finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]
-    return jnp.stack(finite).all()
+def _either(
+    predicate: jax.Array, new: Callable[[], Any], old: Callable[[], Any]
+) -> Any:
+    """`new()` where `predicate` holds, else `old()`.
+
+    On CPU a branch: the update is then compiled by itself, as in a step written by
+    hand, and has the same bits. Elsewhere a selection that fuses with the update: a
+    branch would make the host wait for the device in every step.
+    """
+    return lax.platform_dependent(
+        cpu=lambda: lax.cond(predicate, new, old),
+        default=lambda: select(predicate, new(), old()),
+    )
+
+
+def select(predicate: jax.Array, new: Any, old: Any) -> Any:
+    """Leaf by leaf, `new` where `predicate` holds, else `old`."""
+    return jax.tree.map(lambda n, o: jnp.where(predicate, n, o), new, old)
+
+
+def _all_finite(total: Buckets) -> jax.Array:
+    # The largest magnitude is NaN or infinite if any element is: one pass, at half the
+    # cost of `isfinite(x).all()` on CPU.
+    largest = [jnp.max(jnp.abs(v), initial=0.0) for v in total.values()]
+    return jnp.stack([jnp.isfinite(x) for x in largest]).all()

@@ -1,0 +1,176 @@
+"""Three Flax classifiers and their registry: `mlp`, `cnn`, `resnet18`.
+
+All map images [B, H, W, C] to logits [B, num_classes] as
+`model.apply(variables, images, train=...)`, and take any image size: `init` sees it.
+Only `resnet18` with `norm="batch"` carries state (`batch_stats`); dropout, where asked
+for, needs `rngs={"dropout": key}` while training.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+# He et al. 2015: keeps the variance of what flows back through a ReLU.
+_he_init = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
+
+
+class MLP(nn.Module):
+    """Flatten, then ReLU layers of `hidden` units: 784-256-256-10 on MNIST."""
+
+    num_classes: int
+    hidden: Sequence[int] = (256, 256)
+    dropout: float = 0.0
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """Return the logits [B, num_classes] of images [B, H, W, C]."""
+        x = x.reshape(x.shape[0], -1)
+        for width in self.hidden:
+            x = nn.relu(nn.Dense(width)(x))
+            x = nn.Dropout(self.dropout, deterministic=not train)(x)
+        return nn.Dense(self.num_classes)(x)
+
+
+class CNN(nn.Module):
+    """Three 3 x 3 convolutions, two poolings, one hidden layer.
+
+    582,026 parameters (2.3 MB of float32 gradients) at 32 x 32 x 3 with 10 classes,
+    nine tenths of them in the hidden layer. Images must be 4 x 4 or larger.
+    """
+
+    num_classes: int
+    dropout: float = 0.0
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """Return the logits [B, num_classes] of images [B, H, W, C]."""
+        x = nn.relu(nn.Conv(32, (3, 3))(x))
+        x = nn.max_pool(x, (2, 2), (2, 2))
+        x = nn.relu(nn.Conv(64, (3, 3))(x))
+        x = nn.relu(nn.Conv(64, (3, 3))(x))
+        x = nn.max_pool(x, (2, 2), (2, 2))
+        x = nn.relu(nn.Dense(128)(x.reshape(x.shape[0], -1)))
+        x = nn.Dropout(self.dropout, deterministic=not train)(x)
+        return nn.Dense(self.num_classes)(x)
+
+
+def _group_norm(train: bool) -> Callable[..., nn.Module]:
+    del train  # the same in training and in test
+    return functools.partial(nn.GroupNorm, num_groups=32, epsilon=1e-5)
+
+
+def _batch_norm(train: bool) -> Callable[..., nn.Module]:
+    return functools.partial(
+        nn.BatchNorm, use_running_average=not train, momentum=0.9, epsilon=1e-5
+    )
+
+
+_NORMS = {"group": _group_norm, "batch": _batch_norm}
+
+
+def _conv(features: int, size: int, stride: int) -> nn.Conv:
+    # Padding as in the paper and PyTorch: "SAME" would be lopsided at stride 2.
+    window, padding = (size, size), size // 2
+    return nn.Conv(
+        features, window, stride, padding, use_bias=False, kernel_init=_he_init
+    )
+
+
+class BasicBlock(nn.Module):
+    """`relu(shortcut(x) + branch(x))`, the basic block of He et al. 2016 (v1).
+
+    The branch ends in a norm whose scale starts at 0, so the block starts as
+    `relu(shortcut(x))` (Goyal et al. 2017). The shortcut is `x` itself, or a 1 x 1
+    convolution and a norm where the shape changes.
+    """
+
+    features: int
+    stride: int
+    norm: str
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """Return [B, H / stride, W / stride, features] for x [B, H, W, C]."""
+        norm = _NORMS[self.norm](train)
+        branch = nn.relu(norm()(_conv(self.features, 3, self.stride)(x)))
+        branch = _conv(self.features, 3, 1)(branch)
+        branch = norm(scale_init=nn.initializers.zeros)(branch)
+        if x.shape != branch.shape:
+            x = norm()(_conv(self.features, 1, self.stride)(x))
+        return nn.relu(x + branch)
+
+
+class ResNet18(nn.Module):
+    """ResNet-18 (He et al. 2016, https://arxiv.org/abs/1512.03385).
+
+    Images of up to 64 pixels get the CIFAR stem (3 x 3, stride 1), larger ones
+    ImageNet's (7 x 7, stride 2, max-pool). 11,173,962 parameters for CIFAR-10,
+    11,689,512 for ImageNet, as in PyTorch, with either norm.
+
+    `norm="batch"` normalises by the statistics of the images it is given: in
+    data-parallel training, of one replica's share. `norm="group"` (32 groups) has no
+    state and does not see the batch, so it does not depend on the number of replicas.
+    """
+
+    num_classes: int
+    norm: str = "group"
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """Return the logits [B, num_classes] of images [B, H, W, C]."""
+        norm = _NORMS[self.norm](train)
+        small = max(x.shape[1:3]) <= 64
+        x = _conv(64, 3, 1)(x) if small else _conv(64, 7, 2)(x)
+        x = nn.relu(norm()(x))
+        if not small:
+            x = nn.max_pool(x, (3, 3), (2, 2), padding=((1, 1), (1, 1)))
+        for stage, features in enumerate((64, 128, 256, 512)):
+            for stride in (1 if stage == 0 else 2, 1):
+                x = BasicBlock(features, stride, self.norm)(x, train)
+        return nn.Dense(self.num_classes)(jnp.mean(x, axis=(1, 2)))
+
+
+MODELS: dict[str, type[nn.Module]] = {"mlp": MLP, "cnn": CNN, "resnet18": ResNet18}
+
+
+def build(
+    name: str, *, num_classes: int, norm: str = "group", dropout: float = 0.0
+) -> nn.Module:
+    """Build a model by name.
+
+    Args:
+      name: a key of `MODELS`.
+      num_classes: number of logits, at least 1.
+      norm: of `resnet18`: "group" or "batch"; the others have no norm layers.
+      dropout: rate in [0, 1), of `mlp` and `cnn`; `resnet18` has no dropout.
+
+    Raises:
+      ValueError: an argument breaks one of these rules.
+    """
+    if name not in MODELS:
+        raise ValueError(f"unknown model {name!r}; choose from {', '.join(MODELS)}")
+    if norm not in _NORMS:
+        raise ValueError(f"unknown `norm` {norm!r}; choose from {', '.join(_NORMS)}")
+    if num_classes < 1:
+        raise ValueError(
+            f"`num_classes` must be positive; got {num_classes}; "
+            "pass the data set's num_classes"
+        )
+    if not 0 <= dropout < 1:
+        raise ValueError(
+            f"`dropout` must lie in [0, 1); got {dropout}; use 0.0 for none"
+        )
+    if name == "resnet18":
+        if dropout:
+            raise ValueError(
+                f"resnet18 has no dropout; got `dropout` {dropout}; use 0.0"
+            )
+        return ResNet18(num_classes, norm)
+    if norm == "batch":
+        raise ValueError(
+            f"{name} has no norm layers; got `norm` 'batch'; leave it at 'group'"
+        )
+    return MODELS[name](num_classes=num_classes, dropout=dropout)

@@ -1,0 +1,51 @@
+"""Result files: a figure, and all that is needed to have it again."""
+
+import datetime
+import importlib.metadata
+import json
+import pathlib
+import platform
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+import jax
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+
+
+def save(path: pathlib.Path, *, seed: int, **figures: Any) -> None:
+    """Writes `figures` as JSON, with command, versions, commit, device and seed."""
+    record = {
+        "command": "python -m " + shlex.join(_module_and_arguments()),
+        "commit": commit(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "device": f"{len(jax.devices())} x {jax.devices()[0].device_kind}",
+        "python": platform.python_version(),
+        "versions": {
+            name: importlib.metadata.version(name)
+            for name in ("jax", "jaxlib", "flax", "optax", "numpy")
+        },
+        "seed": seed,
+        **figures,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def commit() -> str:
+    """The commit this runs from, marked if there are changes beside it."""
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+        cwd=pathlib.Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return described.stdout.strip() or "unknown (not a git checkout)"
+
+
+def _module_and_arguments() -> list[str]:
+    spec = sys.modules["__main__"].__spec__
+    return [spec.name if spec else sys.argv[0], *sys.argv[1:]]

@@ -1,0 +1,48 @@
+"""A small regression with real curvature, shared by the tests."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+
+def init_params(seed=0):
+    rng = np.random.default_rng(seed)
+    return {
+        "hidden": rng.normal(size=(5, 7)).astype(np.float32) / 2,
+        "bias": np.zeros(7, np.float32),
+        "out": rng.normal(size=(7, 3)).astype(np.float32) / 2,
+    }
+
+
+def loss_fn(params, batch):
+    hidden = jnp.tanh(batch["x"] @ params["hidden"] + params["bias"][None, :])
+    return jnp.mean((hidden @ params["out"] - batch["y"]) ** 2)
+
+
+def batches(steps, size=16, seed=1):
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "x": rng.normal(size=(size, 5)).astype(np.float32),
+            "y": rng.normal(size=(size, 3)).astype(np.float32),
+        }
+        for _ in range(steps)
+    ]
+
+
+OPTIMIZERS = {
+    "sgd": optax.sgd(0.1),
+    "momentum": optax.sgd(0.05, momentum=0.9),
+    "adamw": optax.adamw(1e-2, weight_decay=0.1),
+    "clip+adamw": optax.chain(
+        optax.clip_by_global_norm(0.3), optax.adamw(1e-2, weight_decay=0.1)
+    ),
+}
+
+
+def assert_bits_equal(a, b):
+    """Same structure, dtypes and bits."""
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y), strict=True)

@@ -1,0 +1,66 @@
+"""Pipe-SGD as the paper writes it, on one device, with no library of ours.
+
+`w[t] = w[t-1] - u(g[t-K])` for t = 1, 2, ..., where `g[t] = 1/p sum_i grad f_i(w[t])`
+and u is an Optax update; the sum runs over workers in rank order.
+"""
+
+import functools
+
+import jax
+import numpy as np
+import optax
+
+
+def split(batch, parts):
+    """The contiguous shares of a global batch."""
+    return [
+        jax.tree.map(lambda x, i=i: np.split(np.asarray(x), parts)[i], batch)
+        for i in range(parts)
+    ]
+
+
+def mean(trees):
+    """Mean over workers, summed in rank order."""
+    total = functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), trees)
+    return jax.tree.map(lambda x: x / np.float32(len(trees)), total)
+
+
+@functools.cache
+def _compiled(loss_fn, tx):
+    def update(g, opt_state, w):
+        u, opt_state = tx.update(g, opt_state, w)
+        return optax.apply_updates(w, u), opt_state
+
+    return jax.jit(jax.grad(loss_fn)), jax.jit(update)
+
+
+def pipe_sgd(loss_fn, tx, params, batches, *, workers, width, warmup_steps=0, drain):
+    """Parameters after every step, and after the drain if there is one.
+
+    Args:
+      loss_fn: loss of one worker on its share.
+      tx: Optax transformation.
+      params: pytree of float32 arrays.
+      batches: one global batch a step.
+      workers: p.
+      width: K.
+      warmup_steps: D-Sync steps before the pipeline starts.
+      drain: whether to apply what is in flight at the end.
+
+    Returns:
+      A list of parameter pytrees.
+    """
+    grad, update = _compiled(loss_fn, tx)
+    opt_state = tx.init(params)
+    w, history, in_flight = params, [], []
+    for t, batch in enumerate(batches):
+        shares = split(batch, workers)
+        in_flight.append(mean([jax.tree.map(np.asarray, grad(w, b)) for b in shares]))
+        if t < warmup_steps or len(in_flight) == width:
+            w, opt_state = update(in_flight.pop(0), opt_state, w)
+        history.append(w)
+    if drain:
+        for g in in_flight:
+            w, opt_state = update(g, opt_state, w)
+        history.append(w)
+    return history

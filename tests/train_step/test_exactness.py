@@ -1,0 +1,253 @@
+"""The step computes what the paper says: checked against code that is not ours."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
+
+from ..helpers import OPTIMIZERS, assert_bits_equal, batches, init_params, loss_fn
+from ..reference import pipe_sgd
+
+STEPS = 9
+
+
+def trajectory(train, data, *, drain=True):
+    state, out = train.init(init_params()), []
+    for batch in data:
+        state, _ = train.step(state, batch)
+        out.append(state.params)
+    return [*out, train.drain(state).params] if drain else out
+
+
+@functools.cache
+def reference(name, workers, width, warmup_steps):
+    return pipe_sgd(
+        loss_fn,
+        OPTIMIZERS[name],
+        init_params(),
+        batches(STEPS),
+        workers=workers,
+        width=width,
+        warmup_steps=warmup_steps,
+        drain=True,
+    )
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 3])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_recursion(width, devices, name, warmup_steps):
+    train = pj.make_train_step(
+        loss_fn,
+        OPTIMIZERS[name],
+        mesh=pj.data_mesh(devices),
+        width=width,
+        warmup_steps=warmup_steps,
+    )
+    got = trajectory(train, batches(STEPS))
+    expected = reference(name, devices, width, warmup_steps)
+    if devices == 1 or name == "sgd":
+        # The sum runs in rank order in both, and u(g) = 0.1 g leaves no choice of how
+        # to contract a multiplication with an addition.
+        assert_bits_equal(got, expected)
+        return
+    # Otherwise the compiler may contract the mean's division with the optimizer's first
+    # addition, or that with its product: one rounding more or less, half an ulp, in
+    # each of T updates. Nothing amplifies it, for every run is inside its stability
+    # limit; 4 covers Adam's chain of four operations from gradient to parameter.
+    largest = max(np.abs(x).max() for x in jax.tree.leaves(expected))
+    bound = 4 * STEPS * np.finfo(np.float32).eps / 2 * largest
+    chex.assert_trees_all_close(got, expected, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("devices", [1, 2, 8])
+def test_width_one_is_a_psum_and_an_optax_step(name, devices):
+    tx, mesh = OPTIMIZERS[name], pj.data_mesh(devices)
+
+    @jax.jit
+    @functools.partial(
+        jax.shard_map,
+        mesh=mesh,
+        in_specs=(P(), P(), P("data")),
+        out_specs=P(),
+        check_vma=False,
+    )
+    def by_hand(params, opt_state, batch):
+        grads = lax.pmean(jax.grad(loss_fn)(params, batch), "data")
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    params, expected = init_params(), []
+    opt_state = tx.init(params)
+    for batch in batches(20):
+        params, opt_state = by_hand(params, opt_state, batch)
+        expected.append(params)
+    train = pj.make_train_step(loss_fn, tx, mesh=mesh, width=1)
+    assert_bits_equal(trajectory(train, batches(20), drain=False), expected)
+
+
+@pytest.mark.parametrize("width", [2, 3, 4])
+@pytest.mark.parametrize("warmup_steps", [0, 2])
+def test_start_leaves_everything_and_says_so(width, warmup_steps):
+    """AdamW shows it: a zero gradient would move its count, moments and weights."""
+    train = pj.make_train_step(
+        loss_fn,
+        optax.adamw(1e-2, weight_decay=0.1),
+        mesh=pj.data_mesh(4),
+        width=width,
+        warmup_steps=warmup_steps,
+    )
+    state = train.init(init_params())
+    data = batches(warmup_steps + width + 1)
+    for batch in data[:warmup_steps]:
+        state, info = train.step(state, batch)
+        assert bool(info.applied)
+    for batch in data[warmup_steps : warmup_steps + width - 1]:
+        before = state
+        state, info = train.step(state, batch)
+        assert_bits_equal(state.params, before.params)
+        assert_bits_equal(state.opt_state, before.opt_state)
+        assert not bool(info.applied)
+        assert np.isnan(info.loss)
+    for batch in data[warmup_steps + width - 1 :]:
+        before = state
+        state, info = train.step(state, batch)
+        assert bool(info.applied)
+        assert np.isfinite(info.loss)
+        assert int(state.opt_state[0].count) == int(before.opt_state[0].count) + 1
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5])
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_drain_applies_every_gradient_once(width, steps):
+    train = pj.make_train_step(
+        loss_fn, optax.adam(1e-2), mesh=pj.data_mesh(2), width=width
+    )
+    state = train.init(init_params())
+    for batch in batches(steps):
+        state, _ = train.step(state, batch)
+    drained = train.drain(state)
+    assert int(drained.opt_state[0].count) == steps
+    assert int(drained.in_flight.filled) == 0
+    assert_bits_equal(train.drain(drained), drained)
+
+
+def test_pipeline_refills_after_a_drain():
+    train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2), width=3)
+    state = train.init(init_params())
+    applied = []
+    for i, batch in enumerate(batches(10)):
+        if i == 5:
+            state = train.drain(state)
+        state, info = train.step(state, batch)
+        applied.append(bool(info.applied))
+    assert applied == [False, False, True, True, True] * 2
+
+
+def test_metrics_are_those_of_the_gradient_applied():
+    width, data = 3, batches(8)
+    train = pj.make_train_step(
+        loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(4), width=width
+    )
+    state, computed, reported = train.init(init_params()), [], []
+    for batch in data:
+        computed.append(float(loss_fn(state.params, batch)))
+        state, info = train.step(state, batch)
+        reported.append(float(info.loss))
+    late = width - 1
+    assert all(np.isnan(reported[:late]))
+    np.testing.assert_allclose(reported[late:], computed[:-late], rtol=1e-6)
+
+
+def test_replicas_stay_identical():
+    train = pj.make_train_step(
+        loss_fn,
+        optax.adamw(1e-2),
+        mesh=pj.data_mesh(8),
+        width=2,
+        warmup_steps=20,
+        donate=True,
+    )
+    state = train.init(init_params())
+    for batch in batches(300):
+        state, _ = train.step(state, batch)
+    digests = pj.replica_digest(state)
+    assert len(digests) == 8
+    assert len(set(digests.values())) == 1
+    assert set(pj.replica_digest(train.init(init_params())).values()) != set(
+        digests.values()
+    )
+
+
+def test_one_trace_per_program():
+    """Warm-up, step and drain: three programs, and three traces of what they run."""
+    traced = []
+
+    def counted(params, batch):
+        traced.append(1)
+        return loss_fn(params, batch)
+
+    train = pj.make_train_step(
+        counted, optax.adam(1e-3), mesh=pj.data_mesh(4), width=2, warmup_steps=3
+    )
+    state = train.init(init_params())
+    for batch in batches(10):
+        state, _ = train.step(state, batch)
+        state = train.drain(state) if int(state.step) % 4 == 0 else state
+    assert len(traced) == 2, "one trace of the loss for the warm-up, one for the step"
+
+    @chex.assert_max_traces(1)
+    def step(state, batch):
+        return train.step(state, batch)
+
+    train = pj.make_train_step(loss_fn, optax.adam(1e-3), mesh=pj.data_mesh(4))
+    state, jitted = train.init(init_params()), jax.jit(step)
+    for batch in batches(4):
+        state, _ = jitted(state, batch)
+
+
+def test_steps_inside_a_scan():
+    data = jax.tree.map(lambda *xs: np.stack(xs), *batches(6))
+    train = pj.make_train_step(loss_fn, optax.adam(1e-2), mesh=pj.data_mesh(4))
+
+    @jax.jit
+    def run(state, data):
+        return lax.scan(train.step, state, data)
+
+    state, info = run(train.init(init_params()), data)
+    expected = trajectory(train, batches(6), drain=False)[-1]
+    chex.assert_trees_all_close(state.params, expected, rtol=1e-6, atol=1e-7)
+    assert info.applied.tolist() == [False] + [True] * 5
+    assert int(state.step) == 6
+
+
+def test_state_shapes_without_computing():
+    train = pj.make_train_step(loss_fn, optax.adam(1e-3), mesh=pj.data_mesh(4), width=3)
+    shapes = jax.eval_shape(train.init, init_params())
+    chex.assert_trees_all_equal_shapes_and_dtypes(shapes, train.init(init_params()))
+
+
+def test_donation_spares_the_users_parameters():
+    train = pj.make_train_step(
+        loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2), donate=True
+    )
+    params = jax.tree.map(jnp.asarray, init_params())
+    on_mesh = jax.device_put(params, jax.NamedSharding(train.mesh, P()))
+    for given in (params, on_mesh):
+        state = train.init(given)
+        after, _ = train.step(state, batches(1)[0])
+        assert_bits_equal(jax.tree.map(np.asarray, given), init_params())
+        assert state.params["out"].is_deleted()
+        assert not after.params["out"].is_deleted()
+        in_flight = state.in_flight.pending["float32"]
+        assert not in_flight.is_deleted(), "it may still be on its way"
