@@ -1,0 +1,229 @@
+"""Checkpoints by Orbax: exact on the same devices, drained on others.
+
+- same width, same number of devices: every bit comes back, gradients in flight
+  included, and the run ends as if it had never stopped
+- another number of devices: there is no row of `pending` for each of them, so what is
+  in flight is averaged, shared out and applied (drained) before the run goes on
+- another width: refused
+
+Nothing is written half: Orbax writes beside the checkpoint and renames at the end, so a
+process killed during a save leaves the one before.
+"""
+
+import logging
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from .train_step import PipelineState, TrainStep
+from .train_step._pipeline import PipelinedMeanState, width_of
+
+_log = logging.getLogger(__name__)
+
+
+class Restored(NamedTuple):
+    """What `restore` found.
+
+    Attributes:
+      state: to go on from.
+      extras: what `save` was given beside the state.
+      drained: whether gradients in flight had to be applied, for the number of devices
+        has changed.
+    """
+
+    state: PipelineState
+    extras: dict[str, Any]
+    drained: bool
+
+
+def save(
+    manager: ocp.CheckpointManager,
+    state: PipelineState,
+    extras: dict[str, Any] | None = None,
+) -> None:
+    """Saves the state under its step, with gradients in flight and PRNG key.
+
+    Returns once the state may be donated; an asynchronous manager writes on beside the
+    training. `manager.wait_until_finished()` waits for it.
+
+    Args:
+      manager: an `orbax.checkpoint.CheckpointManager`.
+      state: what `train.step` returned.
+      extras: JSON values to be saved with it, such as the data iterator's state.
+    """
+    meta = {"width": width_of(state.in_flight), "devices": _rows(state.in_flight)}
+    # A copy: on CPU Orbax would otherwise read, after this returns, from memory that a
+    # donating step may already be overwriting.
+    leaves = {name: jnp.copy(_data(leaf)) for name, leaf in _named(state).items()}
+    manager.save(
+        int(state.step),
+        args=ocp.args.Composite(
+            state=ocp.args.StandardSave(leaves),
+            meta=ocp.args.JsonSave(meta),
+            extras=ocp.args.JsonSave(extras or {}),
+        ),
+    )
+
+
+def restore(
+    manager: ocp.CheckpointManager,
+    train: TrainStep,
+    like: PipelineState,
+    step: int | None = None,
+) -> Restored:
+    """Restores a state onto the mesh of `train`.
+
+    Args:
+      manager: an `orbax.checkpoint.CheckpointManager`.
+      train: the train step that goes on.
+      like: `train.init(...)`, or its `jax.eval_shape`, for its form.
+      step: which checkpoint; `None` takes the latest.
+
+    Returns:
+      A `Restored`.
+
+    Raises:
+      FileNotFoundError: if there is no checkpoint.
+      ValueError: if it is of another width, or of another model or optimizer.
+    """
+    step = manager.latest_step() if step is None else step
+    if step is None:
+        raise FileNotFoundError(
+            f"`manager` must have a checkpoint, got none in {manager.directory}. Save"
+            " one with pipejax.checkpoint.save."
+        )
+    found = manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))
+    meta = found["meta"]
+    if meta["width"] != train.width:
+        raise ValueError(
+            f"`train` must be of width {meta['width']}, as the checkpoint in"
+            f" {manager.directory}; got width {train.width}. Restore it with width"
+            f" {meta['width']}, `train.drain(state)`, and go on from `train.init("
+            "state.params, opt_state=state.opt_state)` of the other."
+        )
+    devices = train.mesh.shape[train.axis_name]
+    moved = meta["devices"] not in (0, devices)
+    target = _target(train, like, rows=meta["devices"], sharded=not moved)
+    _check_same_form(manager, step, target)
+    saved = manager.restore(
+        step,
+        args=ocp.args.Composite(
+            state=ocp.args.StandardRestore(target), extras=ocp.args.JsonRestore()
+        ),
+    )
+    state = _rebuilt(saved["state"], like)
+    if moved:
+        _log.warning(
+            "checkpoint of %d devices on %d: gradients in flight are applied first",
+            meta["devices"],
+            devices,
+        )
+        state = train.drain(_reshared(state, meta["devices"], devices, train))
+    return Restored(state, saved["extras"], moved)
+
+
+def _target(
+    train: TrainStep, like: PipelineState, rows: int, sharded: bool
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shape and place of every leaf: on each device its own row, if it has one."""
+    target = {}
+    shapes = jax.eval_shape(lambda tree: jax.tree.map(_data, tree), like)
+    for name, leaf in _named(shapes).items():
+        pending = name.startswith("in_flight.pending")
+        spec = P(train.axis_name) if pending and sharded else P()
+        target[name] = jax.ShapeDtypeStruct(
+            (rows, *leaf.shape[1:]) if pending else leaf.shape,
+            leaf.dtype,
+            sharding=NamedSharding(train.mesh, spec),
+        )
+    return target
+
+
+def _check_same_form(
+    manager: ocp.CheckpointManager, step: int, target: dict[str, Any]
+) -> None:
+    saved = {
+        name: (tuple(leaf.shape), jnp.dtype(leaf.dtype).name)
+        for name, leaf in manager.item_metadata(step)["state"].items()
+    }
+    wanted = {k: (v.shape, jnp.dtype(v.dtype).name) for k, v in target.items()}
+    names = sorted(saved.keys() | wanted.keys())
+    differing = [name for name in names if saved.get(name) != wanted.get(name)]
+    if differing:
+        name = differing[0]
+        raise ValueError(
+            f"`like` must have the form of the checkpoint in {manager.directory}:"
+            f" {len(differing)} of {len(names)} leaves differ, the first is {name}:"
+            f" saved {saved.get(name)}, wanted {wanted.get(name)}. Restore it with the"
+            " model, optimizer and options it was saved with."
+        )
+
+
+def _rebuilt(saved: dict[str, jax.Array], like: PipelineState) -> PipelineState:
+    """The named leaves, in the structure of `like`, keys as keys again."""
+    leaves = [
+        jax.random.wrap_key_data(saved[name], impl=_impl(leaf))
+        if _is_key(leaf)
+        else saved[name]
+        for name, leaf in _named(like).items()
+    ]
+    state = jax.tree.unflatten(jax.tree.structure(like), leaves)
+    if state.warmup_left is None:
+        return state
+    return state._replace(warmup_left=np.int32(state.warmup_left))
+
+
+def _named(state: Any) -> dict[str, Any]:
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+    }
+
+
+def _reshared(
+    state: PipelineState, before: int, now: int, train: TrainStep
+) -> PipelineState:
+    """Gradients in flight of `before` devices on `now`, their means unchanged.
+
+    Every device is given the mean as its own pending gradient, and sums over the
+    devices are rescaled to the new number.
+    """
+    flight = state.in_flight
+    pending = {
+        k: np.broadcast_to(np.mean(v, axis=0, keepdims=True), (now, v.shape[1]))
+        for k, v in flight.pending.items()
+    }
+    data = NamedSharding(train.mesh, P(train.axis_name))
+    return state._replace(
+        in_flight=PipelinedMeanState(
+            pending=jax.device_put(pending, data),
+            reduced=jax.tree.map(lambda x: x * (now / before), flight.reduced),
+            filled=flight.filled,
+        )
+    )
+
+
+def _rows(in_flight: PipelinedMeanState) -> int:
+    """Devices that have a pending gradient; 0 at width 1, where none does."""
+    return next((v.shape[0] for v in in_flight.pending.values()), 0)
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _data(leaf: Any) -> Any:
+    """A typed PRNG key as the integers it is, which is what can be written."""
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def _impl(leaf: Any) -> Any:
+    """The PRNG implementation of a key, or of the shape of one."""
+    found: list[Any] = []
+    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), leaf)
+    return found[0]

@@ -1,0 +1,132 @@
+"""What comes back from a checkpoint: every bit, or a drained state, or a refusal."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+
+import pipejax as pj
+from pipejax import checkpoint
+
+from .helpers import assert_bits_equal, batches, init_params, loss_fn
+
+
+@pytest.fixture
+def manager(tmp_path):
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        yield manager
+
+
+def noisy_loss(params, batch, *, rng):
+    noise = 0.01 * jax.random.normal(rng, batch["y"].shape)
+    return loss_fn(params, batch | {"y": batch["y"] + noise})
+
+
+def train_step(devices=4, width=2, **options):
+    return pj.make_train_step(
+        noisy_loss,
+        optax.adamw(1e-2),
+        mesh=pj.data_mesh(devices),
+        width=width,
+        donate=True,
+        **options,
+    )
+
+
+def init(train):
+    return train.init(init_params(), rng=jax.random.key(3))
+
+
+def run(train, state, data):
+    for batch in data:
+        state, _ = train.step(state, batch)
+    return state
+
+
+def host(state):
+    """Bits that outlive donation, keys as integers."""
+    raw = state._replace(rng=jax.random.key_data(state.rng))
+    return jax.tree.map(lambda x: np.array(x, copy=True), raw)
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 6])
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_every_bit_comes_back(manager, width, warmup_steps):
+    data, train = batches(12), train_step(width=width, warmup_steps=warmup_steps)
+    expected = host(train.drain(run(train, init(train), data)))
+    state = run(train, init(train), data[:5])
+    checkpoint.save(manager, state, {"next_index": 5})
+    state = run(train, state, data[5:8])  # goes on, donating, while it is written
+    manager.wait_until_finished()
+    fresh = train_step(width=width, warmup_steps=warmup_steps)
+    restored = checkpoint.restore(manager, fresh, jax.eval_shape(init_of(fresh)))
+    assert restored.extras == {"next_index": 5}
+    assert not restored.drained
+    assert_bits_equal(
+        host(fresh.drain(run(fresh, restored.state, data[5:]))), expected
+    )
+
+
+def init_of(train):
+    return lambda: init(train)
+
+
+@pytest.mark.parametrize("width", [2, 3])
+@pytest.mark.parametrize(("before", "now"), [(4, 2), (2, 8), (8, 1)])
+def test_other_devices_drain_first(manager, caplog, width, before, now):
+    data, train = batches(6), train_step(before, width)
+    state = run(train, init(train), data)
+    checkpoint.save(manager, state)
+    manager.wait_until_finished()
+    expected = host(train.drain(state))
+    other = train_step(now, width)
+    restored = checkpoint.restore(manager, other, init(other))
+    assert restored.drained
+    assert "gradients in flight are applied first" in caplog.text
+    assert int(restored.state.in_flight.filled) == 0
+    # The mean over devices is summed in another order: p terms, p roundings.
+    for got, want in zip(
+        jax.tree.leaves(restored.state.params),
+        jax.tree.leaves(expected.params),
+        strict=True,
+    ):
+        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+    assert len(set(pj.replica_digest(restored.state).values())) == 1
+    state, info = other.step(restored.state, data[0])
+    assert not bool(info.applied), "the pipeline fills anew"
+
+
+def test_synchronous_checkpoint_needs_no_drain(manager):
+    train, other = train_step(4, 1), train_step(2, 1)
+    state = run(train, init(train), batches(3))
+    checkpoint.save(manager, state)
+    manager.wait_until_finished()
+    restored = checkpoint.restore(manager, other, init(other))
+    assert not restored.drained
+    assert_bits_equal(host(restored.state).params, host(state).params)
+
+
+def test_other_width_is_refused(manager):
+    train, other = train_step(width=2), train_step(width=3)
+    checkpoint.save(manager, run(train, init(train), batches(2)))
+    manager.wait_until_finished()
+    with pytest.raises(ValueError, match=r"`train` must be of width 2.*got width 3"):
+        checkpoint.restore(manager, other, init(other))
+
+
+def test_other_model_is_refused(manager):
+    train = train_step()
+    checkpoint.save(manager, run(train, init(train), batches(2)))
+    manager.wait_until_finished()
+    wider = init_params() | {"out": jnp.zeros((7, 4))}
+    like = train.init(wider, rng=jax.random.key(0))
+    with pytest.raises(ValueError, match=r"`like` must have the form of the checkpoint"):
+        checkpoint.restore(manager, train, like)
+
+
+def test_no_checkpoint(manager):
+    train = train_step()
+    with pytest.raises(FileNotFoundError, match="`manager` must have a checkpoint"):
+        checkpoint.restore(manager, train, init(train))
