@@ -11,6 +11,7 @@ process killed during a save leaves the one before.
 """
 
 import logging
+import pathlib
 from typing import Any, NamedTuple
 
 import jax
@@ -41,6 +42,27 @@ class Restored(NamedTuple):
     drained: bool
 
 
+def manager(folder: pathlib.Path | str, keep: int = 2) -> ocp.CheckpointManager:
+    """An Orbax manager of the checkpoints of one run; a context manager.
+
+    Args:
+      folder: where they lie; made if it is not there.
+      keep: how many of the latest stay.
+
+    Returns:
+      An `orbax.checkpoint.CheckpointManager` that saves beside the training.
+    """
+    return ocp.CheckpointManager(
+        pathlib.Path(folder).absolute(),
+        options=ocp.CheckpointManagerOptions(max_to_keep=keep),
+        item_handlers={
+            "state": ocp.StandardCheckpointHandler(),
+            "meta": ocp.JsonCheckpointHandler(),
+            "extras": ocp.JsonCheckpointHandler(),
+        },
+    )
+
+
 def save(
     manager: ocp.CheckpointManager,
     state: PipelineState,
@@ -52,7 +74,7 @@ def save(
     training. `manager.wait_until_finished()` waits for it.
 
     Args:
-      manager: an `orbax.checkpoint.CheckpointManager`.
+      manager: what `manager(folder)` returned.
       state: what `train.step` returned.
       extras: JSON values to be saved with it, such as the data iterator's state.
     """
@@ -79,7 +101,7 @@ def restore(
     """Restores a state onto the mesh of `train`.
 
     Args:
-      manager: an `orbax.checkpoint.CheckpointManager`.
+      manager: what `manager(folder)` returned.
       train: the train step that goes on.
       like: `train.init(...)`, or its `jax.eval_shape`, for its form.
       step: which checkpoint; `None` takes the latest.

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 import pytest
 
 import pipejax as pj
@@ -15,7 +14,7 @@ from .helpers import assert_bits_equal, batches, init_params, loss_fn
 
 @pytest.fixture
 def manager(tmp_path):
-    with ocp.CheckpointManager(tmp_path / "run") as manager:
+    with checkpoint.manager(tmp_path / "run") as manager:
         yield manager
 
 
@@ -61,16 +60,12 @@ def test_every_bit_comes_back(manager, width, warmup_steps):
     state = run(train, state, data[5:8])  # goes on, donating, while it is written
     manager.wait_until_finished()
     fresh = train_step(width=width, warmup_steps=warmup_steps)
-    restored = checkpoint.restore(manager, fresh, jax.eval_shape(init_of(fresh)))
+    like = jax.eval_shape(lambda: init(fresh))
+    with checkpoint.manager(manager.directory) as reader:  # as another process would
+        restored = checkpoint.restore(reader, fresh, like)
     assert restored.extras == {"next_index": 5}
     assert not restored.drained
-    assert_bits_equal(
-        host(fresh.drain(run(fresh, restored.state, data[5:]))), expected
-    )
-
-
-def init_of(train):
-    return lambda: init(train)
+    assert_bits_equal(host(fresh.drain(run(fresh, restored.state, data[5:]))), expected)
 
 
 @pytest.mark.parametrize("width", [2, 3])
@@ -122,7 +117,9 @@ def test_other_model_is_refused(manager):
     manager.wait_until_finished()
     wider = init_params() | {"out": jnp.zeros((7, 4))}
     like = train.init(wider, rng=jax.random.key(0))
-    with pytest.raises(ValueError, match=r"`like` must have the form of the checkpoint"):
+    with pytest.raises(
+        ValueError, match=r"`like` must have the form of the checkpoint"
+    ):
         checkpoint.restore(manager, train, like)
 
 

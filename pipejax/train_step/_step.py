@@ -161,13 +161,30 @@ class TrainStep:
         check_state(state)
         return self._programs[1](*_split(state))._replace(warmup_left=state.warmup_left)
 
+    def lower(self, state: PipelineState, batch: Any) -> jax.stages.Lowered:
+        """The step's program, lowered: to be read, counted or compiled.
+
+        Args:
+          state: a state, or `jax.eval_shape(train.init, params)`.
+          batch: arrays or `jax.ShapeDtypeStruct`s.
+
+        Returns:
+          The `jax.stages.Lowered` of what `step` runs once warm-up is over.
+
+        Raises:
+          ValueError: as `step`.
+        """
+        check_state(state)
+        check_batch(batch, self.mesh.shape[self.axis_name], self.microbatches)
+        return self._programs[0].lower(*_split(state), batch)
+
     @functools.cached_property
     def plain(self) -> "TrainStep":
         """The synchronous twin: the same step at width 1."""
         return dataclasses.replace(self, width=1, warmup_steps=0)
 
     @functools.cached_property
-    def _programs(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def _programs(self) -> tuple[jax.stages.Wrapped, jax.stages.Wrapped]:
         """The step and the drain, each compiled once in a run."""
         specs, data = pipeline_specs(self.axis_name), P(self.axis_name)
 

@@ -13,6 +13,7 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 from experiments import data
+from experiments.data import _batches, _dataset, _tfds
 
 REAL = pathlib.Path(__file__).parents[3] / "shared" / "data" / "tfds"
 
@@ -163,7 +164,7 @@ def test_normalise_is_per_channel():
 def test_a_constant_channel_is_not_divided_by_zero():
     images = np.full((4, 2, 2, 1), 7, np.uint8)
     part = data.InMemory(images, np.zeros(4, np.int32))
-    dataset = data._in_memory("flat", part, part, 1)
+    dataset = _dataset.in_memory("flat", part, part, 1)
     assert (dataset.mean, dataset.std) == ((7.0,), (1.0,))
     assert not data.normalise(images, dataset).any()
 
@@ -180,8 +181,10 @@ def test_every_epoch_visits_every_example_once_in_a_new_order():
 
 
 def test_the_remainder_of_an_epoch_is_dropped():
+    steps = data.steps_per_epoch(numbered(), 10)
+    assert steps == 2
     batches = data.train_batches(numbered(), batch_size=10, seed=3)
-    epochs = [labels(take(batches, 2)) for _ in range(2)]
+    epochs = [labels(take(batches, steps)) for _ in range(2)]
     for epoch in epochs:
         assert len(set(epoch)) == 20
     assert set(epochs[0]) != set(epochs[1])
@@ -199,7 +202,7 @@ def test_batches_depend_on_the_seed_alone(augment):
 
 
 def test_the_order_is_frozen():
-    assert data._epoch_order(8, 1, 2).tolist() == [2, 4, 1, 5, 6, 3, 0, 7]
+    assert _batches._epoch_order(8, 1, 2).tolist() == [2, 4, 1, 5, 6, 3, 0, 7]
 
 
 @pytest.mark.parametrize("count", [2, 3, 6])
@@ -246,6 +249,11 @@ def test_resuming_gives_the_batches_that_would_have_come(stop, augment):
     assert_same(take(resumed, 16 - stop), whole[stop:])
     first.set_state(state)
     assert_same(take(first, 16 - stop), whole[stop:])
+
+
+@pytest.mark.parametrize(("batch_size", "steps"), [(1, 24), (12, 2), (13, 1), (24, 1)])
+def test_steps_per_epoch_counts_whole_batches(batch_size, steps):
+    assert data.steps_per_epoch(numbered(), batch_size) == steps
 
 
 # The test split.
@@ -391,7 +399,7 @@ def test_images_of_varying_size_are_streamed_and_cropped(varying_dir):
     dataset = data.load("tiny_set", data_dir=varying_dir)
     assert isinstance(dataset.train, data.Streamed)
     assert dataset.image_shape == (224, 224, 3)
-    assert dataset.mean == data._IMAGENET_MEAN
+    assert dataset.mean == _tfds._IMAGENET_MEAN
     sizes = {dataset.train[i]["image"].shape for i in range(len(dataset.train))}
     assert sizes == {(300, 230, 3), (240, 400, 3)}
 
@@ -422,7 +430,7 @@ def test_images_of_varying_size_are_streamed_and_cropped(varying_dir):
 def test_a_large_set_of_one_size_is_streamed_as_it_is(tmp_path, monkeypatch):
     write(tmp_path, shape=(16, 16, 3))
     small = data.load("tiny_set", data_dir=tmp_path)
-    monkeypatch.setattr(data, "_IN_MEMORY_BYTES", 17 * 16 * 16 * 3 - 1)
+    monkeypatch.setattr(_tfds, "_IN_MEMORY_BYTES", 17 * 16 * 16 * 3 - 1)
     large = data.load("tiny_set", data_dir=tmp_path)
     assert isinstance(small.train, data.InMemory)
     assert isinstance(large.train, data.Streamed)
@@ -458,6 +466,18 @@ def test_train_batches_says_what_is_wrong(change, message):
     arguments = {"batch_size": 6, "seed": 0} | change
     with pytest.raises(ValueError, match=message):
         data.train_batches(numbered(), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "message"),
+    [
+        (0, "`batch_size` must be positive; got 0; use 1"),
+        (25, "at most the 24 train examples of numbered; got 25; use"),
+    ],
+)
+def test_steps_per_epoch_says_what_is_wrong(batch_size, message):
+    with pytest.raises(ValueError, match=message):
+        data.steps_per_epoch(numbered(), batch_size)
 
 
 def test_digits_are_not_mirrored(digits):

@@ -1,0 +1,76 @@
+"""What a run leaves behind: JSON lines, TensorBoard scalars, curves."""
+
+import json
+import pathlib
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import matplotlib.pyplot as plt
+from tensorboardX import SummaryWriter
+
+
+class Log:
+    """Writes scalars of a step to `metrics.jsonl` and to TensorBoard.
+
+    A run that resumes from step n continues its files: what was logged after n, and
+    will be again, is dropped first.
+    """
+
+    def __init__(self, folder: pathlib.Path, resume_step: int = 0) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "metrics.jsonl"
+        kept = [row for row in read(path) if row["step"] <= resume_step]
+        path.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        self._file = path.open("a")
+        self._board = SummaryWriter(str(folder), purge_step=resume_step + 1)
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """One line, at once on disk."""
+        self._file.write(json.dumps({"step": step, **scalars}) + "\n")
+        self._file.flush()
+        for name, value in scalars.items():
+            self._board.add_scalar(name, value, step)
+
+    def __enter__(self) -> "Log":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+        self._board.close()
+
+
+def read(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The rows of a log; a last line cut off by a kill is not one."""
+    if not path.exists():
+        return []
+    text = path.read_text()
+    whole = text[: text.rfind("\n") + 1]
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def draw_curves(runs: Mapping[str, pathlib.Path], out: pathlib.Path) -> None:
+    """Training loss and test accuracy over steps, one line a run, as a PNG.
+
+    Args:
+      runs: label and folder of each run.
+      out: the picture.
+    """
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for label, folder in runs.items():
+        rows = read(folder / "metrics.jsonl")
+        for axes, name in ((left, "loss"), (right, "test_accuracy")):
+            points = [(row["step"], row[name]) for row in rows if name in row]
+            axes.plot(*zip(*points, strict=True), label=label, linewidth=1.2)
+    left.set(xlabel="step", ylabel="training loss", yscale="log")
+    right.set(xlabel="step", ylabel="test accuracy")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(out, dpi=150)
+    plt.close(figure)
