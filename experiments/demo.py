@@ -7,38 +7,52 @@ Time: about 40 seconds on 2 cores, after installation.
 Result: a table, runs/demo/curves.png and a folder for each run.
 """
 
+import dataclasses
 import pathlib
 import shutil
 from typing import Any
 
 import jax
+import tyro
 from rich.console import Console
 from rich.table import Table
 
 from . import logs, train
 
-OUT = pathlib.Path("runs/demo")
 RUNS = {"D-Sync (K=1)": 1, "Pipe-SGD (K=2)": 2}
-DEVICES = 4
 
 
-def main() -> None:
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The two runs."""
+
+    steps: int = 1000
+    """A run."""
+    devices: int = 4
+    """Virtual CPU devices."""
+    out: pathlib.Path = pathlib.Path("runs/demo")
+    """Made anew every time."""
+
+
+def main(config: Config) -> None:
     """Trains both, prints the table, draws the curves."""
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", DEVICES)
+    jax.config.update("jax_num_cpu_devices", config.devices)
     console = Console()
     console.print(
-        f"Digits, an MLP with AdamW, global batch 64 on {DEVICES} virtual CPU devices."
+        "Digits, an MLP with AdamW, global batch 64 on"
+        f" {config.devices} virtual CPU devices."
     )
-    shutil.rmtree(OUT, ignore_errors=True)
-    folders = {label: OUT / f"width-{width}" for label, width in RUNS.items()}
-    results = {
-        label: train.run(train.Config(width=width, out=folders[label]), console)
-        for label, width in RUNS.items()
-    }
-    console.print(_table(results))
-    logs.draw_curves(folders, OUT / "curves.png")
-    console.print(f"Curves: {OUT / 'curves.png'}; runs: {OUT}/width-*")
+    folders = {label: config.out / f"width-{width}" for label, width in RUNS.items()}
+    results = {}
+    for label, width in RUNS.items():
+        shutil.rmtree(folders[label], ignore_errors=True)
+        run = train.Config(width=width, steps=config.steps, out=folders[label])
+        results[label] = train.run(run, console)
+    console.print(_table(results, config.steps))
+    curves = config.out / "curves.png"
+    logs.draw_curves(folders, curves)
+    console.print(f"Curves: {curves}; runs: {config.out}/width-*")
     console.print(
         "What one machine cannot show is the gain in wall-clock time: its devices share"
         " cores and have no network between them, so there is nothing to hide. On"
@@ -47,8 +61,8 @@ def main() -> None:
     )
 
 
-def _table(results: dict[str, Any]) -> Table:
-    table = Table(title="1,000 steps, then a drain; per step and device")
+def _table(results: dict[str, Any], steps: int) -> Table:
+    table = Table(title=f"{steps:,} steps, then a drain; per step and device")
     for column in ("", "test accuracy", "steps/s", "collectives", "bytes summed"):
         table.add_column(column)
     for label, row in results.items():
@@ -63,4 +77,4 @@ def _table(results: dict[str, Any]) -> Table:
 
 
 if __name__ == "__main__":
-    main()
+    main(tyro.cli(Config, description=__doc__))

@@ -1,6 +1,7 @@
 """What a run leaves behind: JSON lines, TensorBoard scalars, curves."""
 
 import json
+import math
 import pathlib
 from collections.abc import Mapping
 from types import TracebackType
@@ -26,11 +27,13 @@ class Log:
         self._board = SummaryWriter(str(folder), purge_step=resume_step + 1)
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """One line, at once on disk."""
-        self._file.write(json.dumps({"step": step, **scalars}) + "\n")
+        """One line, at once on disk; what is not finite is null."""
+        finite = {k: v if math.isfinite(v) else None for k, v in scalars.items()}
+        self._file.write(json.dumps({"step": step, **finite}) + "\n")
         self._file.flush()
-        for name, value in scalars.items():
-            self._board.add_scalar(name, value, step)
+        for name, value in finite.items():
+            if value is not None:
+                self._board.add_scalar(name, value, step)
 
     def __enter__(self) -> "Log":
         return self
@@ -65,8 +68,8 @@ def draw_curves(runs: Mapping[str, pathlib.Path], out: pathlib.Path) -> None:
     for label, folder in runs.items():
         rows = read(folder / "metrics.jsonl")
         for axes, name in ((left, "loss"), (right, "test_accuracy")):
-            points = [(row["step"], row[name]) for row in rows if name in row]
-            axes.plot(*zip(*points, strict=True), label=label, linewidth=1.2)
+            points = [(row["step"], row[name]) for row in rows if row.get(name)]
+            axes.plot([x for x, _ in points], [y for _, y in points], label=label)
     left.set(xlabel="step", ylabel="training loss", yscale="log")
     right.set(xlabel="step", ylabel="test accuracy")
     for axes in (left, right):

@@ -132,9 +132,8 @@ class TrainStep:
         check_state(state)
         if state.warmup_left and self.width > 1:
             # The pipeline stays empty while the synchronous twin goes past it.
-            after, info = self.plain.step(
-                state._replace(in_flight=empty_pipeline({}, 1)), batch
-            )
+            empty = state.in_flight._replace(pending={}, reduced=())
+            after, info = self.plain.step(state._replace(in_flight=empty), batch)
             left = state.warmup_left - np.int32(1)
             return after._replace(in_flight=state.in_flight, warmup_left=left), info
         check_batch(batch, self.mesh.shape[self.axis_name], self.microbatches)

@@ -1,0 +1,89 @@
+"""Each experiment runs from its command line, small, and writes what it promises."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
+from experiments import logs, wire
+
+ROOT = pathlib.Path(__file__).parents[2]
+RESULTS = ROOT / "experiments" / "results"
+
+
+def experiment(name, *flags, cwd=ROOT):
+    done = subprocess.run(
+        [sys.executable, "-m", f"experiments.{name}", *flags],
+        cwd=cwd,
+        env=None,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_overhead(tmp_path):
+    out = tmp_path / "overhead.json"
+    size = ("--models", "mlp", "--batch-sizes", "64", "--rounds", "3")
+    experiment("overhead", *size, "--seconds", "0.01", "--out", str(out))
+    (rows,) = json.loads(out.read_text())["models"].values()
+    assert rows["by hand"]["ratio"]["median"] == 1
+    assert {"width 1", "width 2", "by hand, skipping"} < rows.keys()
+
+
+def test_widths(tmp_path):
+    out = tmp_path / "widths.json"
+    grid = ("--data", "digits", "--widths", "1", "2", "--seeds", "0", "1")
+    length = ("--steps", "20", "--batch-size", "64")
+    printed = experiment("widths", *grid, *length, "--out", str(out))
+    assert "adamw, width 2" in printed
+    record = json.loads(out.read_text())
+    assert len(record["test_accuracy"]["momentum, width 2"]) == 2
+    assert record["commit"]
+    assert record["command"].startswith("python -m experiments.widths --data digits")
+
+
+def test_demo(tmp_path):
+    printed = experiment("demo", "--out", str(tmp_path), "--steps", "60")
+    assert "D-Sync (K=1)" in printed
+    assert "Pipe-SGD (K=2)" in printed
+    assert "What one machine cannot show" in printed
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("name", ["overhead", "widths"])
+def test_committed_results_can_be_had_again(name):
+    record = json.loads((RESULTS / f"{name}.json").read_text())
+    assert record["command"].startswith(f"python -m experiments.{name}")
+    assert {"commit", "date", "device", "python", "versions", "seed"} <= record.keys()
+    assert "dirty" not in record["commit"]
+
+
+def test_wire_counts_what_is_sent():
+    mesh = pj.data_mesh(4)
+
+    def two(x, y):
+        return jax.lax.psum(x, "data"), jax.lax.psum(y.astype(jnp.bfloat16), "data")
+
+    mapped = jax.shard_map(two, mesh=mesh, in_specs=P(), out_specs=P())
+    lowered = jax.jit(mapped).lower(jnp.ones((3, 5)), jnp.ones(()))
+    assert wire.all_reduces(lowered) == [60, 2]
+
+
+def test_log_survives_a_line_cut_off_and_goes_on_from_a_step(tmp_path):
+    with logs.Log(tmp_path) as log:
+        for step in (1, 2, 3):
+            log.write(step, {"loss": float("nan") if step == 1 else 1.0 / step})
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"step": 4, "lo')
+    with logs.Log(tmp_path, resume_step=2) as log:
+        log.write(3, {"loss": 7.0})
+    assert [row["loss"] for row in logs.read(path)] == [None, 0.5, 7.0]

@@ -1,0 +1,79 @@
+"""README and docs: their code runs, their names exist, all public names are there."""
+
+import importlib
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+import pipejax as pj
+
+ROOT = pathlib.Path(__file__).parents[1]
+WITH_CODE = ["README.md", "docs/getting_started.md"]
+
+
+def fences(path, language):
+    text = (ROOT / path).read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", WITH_CODE)
+def test_code_runs_from_top_to_bottom(path):
+    code = "\n".join(fences(path, "python"))
+    assert code
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=ROOT,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_document_with_code_is_run():
+    documents = [ROOT / "README.md", *(ROOT / "docs").glob("**/*.md")]
+    with_code = {str(p.relative_to(ROOT)) for p in documents if fences(p, "python")}
+    assert with_code == set(WITH_CODE)
+
+
+def documented():
+    return set(re.findall(r"^\| `([\w.]+)`", (ROOT / "docs/api.md").read_text(), re.M))
+
+
+def public():
+    names = {f"pj.{name}" for name in vars(pj) if not name.startswith("_")}
+    modules = {f"pj.{p.stem}" for p in (ROOT / "pipejax").iterdir()}
+    return names - modules
+
+
+def test_every_public_name_is_documented():
+    assert {n for n in documented() if n.startswith("pj.")} == public()
+
+
+def test_every_documented_name_exists_and_says_what_it_is():
+    for name in documented():
+        module, _, attribute = name.replace("pj.", "pipejax.").rpartition(".")
+        assert getattr(importlib.import_module(module), attribute).__doc__, name
+
+
+def test_shell_commands_are_targets_of_the_makefile():
+    makefile = (ROOT / "Makefile").read_text()
+    for path in ("README.md", "CONTRIBUTING.md"):
+        for line in "".join(fences(path, "sh")).splitlines():
+            command = line.split("#")[0].strip()
+            if command.startswith("make "):
+                assert f"\n{command.removeprefix('make ')}:" in makefile
+            else:
+                assert command in makefile
+
+
+def test_links_lead_somewhere():
+    for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for link in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+            if not link.startswith("http"):
+                assert (path.parent / link).exists(), f"{path.name}: {link}"
