@@ -122,12 +122,16 @@ def _full_form(loss_fn: Loss, compute_dtype: DTypeLike | None) -> Loss:
         _check_loss(loss, aux)
         _check_model_state(aux.model_state, model_state)
         metrics = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), aux.metrics)
-        after = jax.tree.map(
-            lambda a, b: jnp.asarray(a).astype(b.dtype), aux.model_state, model_state
-        )
+        after = jax.tree.map(_in_dtype_of, aux.model_state, model_state)
         return jnp.asarray(loss), Aux(metrics, after)
 
     return full
+
+
+def _in_dtype_of(after: Any, before: Any) -> jax.Array:
+    after = jnp.asarray(after)
+    # A typed PRNG key has no `astype`.
+    return after if after.dtype == before.dtype else after.astype(before.dtype)
 
 
 def _cast(tree: Any, dtype: DTypeLike) -> Any:

@@ -73,15 +73,33 @@ def advance(
     if width == 1:
         return lax.psum(fresh, axis_name), state
     sums = in_flight_sums(state, axis_name)
-    # A late consumer: without the barrier XLA puts the update, and with it the end of
-    # the all-reduce, before this step's compute, where nothing hides it.
-    (arriving, *waiting), fresh = lax.optimization_barrier((sums, fresh))
+    (arriving, *waiting), fresh = _consumed_late(sums, fresh)
     state = PipelinedMeanState(
         pending={k: v[None] for k, v in fresh.items()},
         reduced=tuple(waiting),
         filled=jnp.minimum(state.filled + 1, width - 1),
     )
     return arriving, state
+
+
+def _consumed_late(sums: Any, fresh: Any) -> tuple[Any, Any]:
+    """Both as they are, the sums not to be used before `fresh` is there.
+
+    Without the barrier XLA puts the update, and with it the end of the all-reduce,
+    before this step's compute, where nothing hides it.
+    """
+    late = lax.optimization_barrier((sums, fresh))
+    # In JAX 0.10 under `check_vma=True` the barrier makes the sums vary over the axis,
+    # as `fresh` does, and no cast without a collective undoes it. No barrier, then:
+    # the values are the same, the overlap is up to XLA. JAX 0.12 keeps them apart.
+    if jax.tree.map(varying, late[0]) != jax.tree.map(varying, sums):
+        return sums, fresh
+    return late
+
+
+def varying(x: Any) -> frozenset[str]:
+    """The axes over which `x` is known to differ; none without `check_vma`."""
+    return jax.typeof(x).manual_axis_type.varying
 
 
 def in_flight_sums(state: PipelinedMeanState, axis_name: str) -> tuple[Buckets, ...]:

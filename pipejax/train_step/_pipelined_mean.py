@@ -16,6 +16,7 @@ from ._pipeline import (
     advance,
     empty_pipeline,
     in_flight_specs,
+    varying,
     width_of,
 )
 
@@ -135,9 +136,9 @@ def _check_same_shapes(updates: Any, params: Any) -> None:
 
 def _check_not_summed(updates: Any, axis_name: str) -> None:
     """With `check_vma=True` jax.grad of replicated parameters sums over the axis."""
-    tracks_axes = axis_name in _varying(lax.axis_index(axis_name))
+    tracks_axes = axis_name in varying(lax.axis_index(axis_name))
     leaves = jax.tree.leaves(updates)
-    if tracks_axes and leaves and not any(axis_name in _varying(g) for g in leaves):
+    if tracks_axes and leaves and not any(axis_name in varying(g) for g in leaves):
         raise ValueError(
             f"gradients must differ between the devices of {axis_name!r}, got gradients"
             " that jax.grad has already summed over it, in step and not hidden. Take"
@@ -157,7 +158,3 @@ def _check_state(
             f" {width} with {expected} elements in flight, got width"
             f" {width_of(state)} with {found}. Call `init` again."
         )
-
-
-def _varying(x: Any) -> frozenset[str]:
-    return jax.typeof(x).manual_axis_type.varying

@@ -1,0 +1,13 @@
+"""What is written back to a model must not leave gradients behind."""
+
+from pipejax import PipelineState
+
+
+def check_drained(state: PipelineState) -> None:
+    """A ValueError if gradients are computed and not yet applied."""
+    in_flight = int(state.in_flight.filled)
+    if in_flight:
+        raise ValueError(
+            f"`state` must have no gradients in flight, got {in_flight} computed and"
+            " not yet applied. Apply them first: pass `train.drain(state)`."
+        )

@@ -1,0 +1,146 @@
+"""One collective a step, whatever travels: counted in the lowered program."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pipejax as pj
+from pipejax.train_step._step import _split
+
+from ..helpers import batches, init_params, loss_fn
+
+DEVICES = 4
+WIDTHS = [1, 2, 3, 4]
+
+
+def lowered(train, state, *batch):
+    """The StableHLO of the step, or without a batch of the drain."""
+    program = train._programs[0 if batch else 1]
+    return program.lower(*_split(state), *batch).as_text()
+
+
+def all_reduces(text):
+    """What each all-reduce sums, such as `65xf32`; no other collective is in there."""
+    collectives = re.findall(
+        r"stablehlo\.(all_reduce|all_gather|all_to_all|reduce_scatter"
+        r"|collective_permute|collective_broadcast|send|recv)\b",
+        text,
+    )
+    assert set(collectives) <= {"all_reduce"}, collectives
+    # Its type stands after its region: `}) : (tensor<65xf32>) -> tensor<65xf32>`.
+    types = re.findall(
+        r'"stablehlo\.all_reduce".*?\}\) : \((.*?)\) ->', text, flags=re.DOTALL
+    )
+    assert len(types) == len(collectives)
+    return sorted(re.fullmatch(r"tensor<(\w+)>", operand)[1] for operand in types)
+
+
+def full_loss(params, batch, *, model_state, rng):
+    noise = jax.random.normal(rng, batch["x"].shape)
+    loss = loss_fn(params, batch | {"x": batch["x"] + 0.1 * noise})
+    mean = 0.9 * model_state["mean"] + 0.1 * batch["x"].mean(0)
+    after = {"mean": mean, "seen": model_state["seen"] + 1}
+    metrics = {"loss": loss, "by_feature": batch["x"].mean(0)}
+    return loss, pj.Aux(metrics=metrics, model_state=after)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_one_with_everything_on_board(width):
+    """Metrics, model state, a key, accumulation, clipping and AdamW."""
+    train = pj.make_train_step(
+        full_loss,
+        optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2)),
+        mesh=pj.data_mesh(DEVICES),
+        width=width,
+        microbatches=2,
+    )
+    (batch,) = batches(1)
+    state = train.init(
+        init_params(),
+        model_state={"mean": np.zeros(5, np.float32), "seen": np.int32(0)},
+        rng=jax.random.key(0),
+        batch=batch,
+    )
+    # 35 + 7 + 21 gradients, 5 means, the loss, 1 + 5 metrics.
+    assert all_reduces(lowered(train, state, batch)) == ["75xf32"]
+    assert all_reduces(lowered(train, state)) == ([] if width == 1 else ["75xf32"])
+
+
+def mixed_params():
+    params = jax.tree.map(jnp.asarray, init_params())
+    return params | {"hidden": params["hidden"].astype(jnp.bfloat16)}
+
+
+def with_accuracy(params, batch):
+    loss = loss_fn(params, batch)
+    return loss, pj.Aux(metrics={"squared": loss**2})
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("params", "reduce_dtype", "types"),
+    [
+        (init_params, None, ["65xf32"]),
+        (mixed_params, None, ["30xf32", "35xbf16"]),
+        (init_params, jnp.bfloat16, ["65xbf16"]),
+        (mixed_params, jnp.bfloat16, ["65xbf16"]),
+        (mixed_params, jnp.float32, ["65xf32"]),
+    ],
+    ids=["f32", "mixed", "f32-as-bf16", "mixed-as-bf16", "mixed-as-f32"],
+)
+def test_one_for_each_dtype_that_travels(params, reduce_dtype, types, width):
+    train = pj.make_train_step(
+        with_accuracy,
+        optax.sgd(0.1),
+        mesh=pj.data_mesh(DEVICES),
+        width=width,
+        reduce_dtype=reduce_dtype,
+    )
+    (batch,) = batches(1)
+    state = train.init(params(), batch=batch)
+    assert all_reduces(lowered(train, state, batch)) == types
+    assert all_reduces(lowered(train, state)) == ([] if width == 1 else types)
+
+
+def test_one_while_warming_up():
+    train = pj.make_train_step(
+        loss_fn,
+        optax.sgd(0.1),
+        mesh=pj.data_mesh(DEVICES),
+        width=2,
+        warmup_steps=3,
+    )
+    (batch,) = batches(1)
+    state = train.plain.init(init_params())
+    assert all_reduces(lowered(train.plain, state, batch)) == ["64xf32"]
+
+
+def linear(w, batch):
+    """Its gradient is the mean of the batch, wherever w is."""
+    return w * batch.mean()
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_rank_coded_values(width, devices):
+    """Device i sends (i + 1) 2^t in step t, so every sum is exact and tells from whom.
+
+    The mean is (p + 1) / 2 2^t; with a learning rate of 1, w[t] is minus the sum of
+    those that have arrived, and the drain brings the rest.
+    """
+    train = pj.make_train_step(
+        linear, optax.sgd(1.0), mesh=pj.data_mesh(devices), width=width
+    )
+    state, steps = train.init(np.float32(0)), 6
+    for t in range(steps):
+        batch = np.repeat(np.arange(1, devices + 1, dtype=np.float32), 2) * 2**t
+        state, info = train.step(state, batch)
+        arrived = max(0, t + 2 - width)
+        assert float(state.params) == -(devices + 1) / 2 * (2**arrived - 1)
+        assert bool(info.applied) == (arrived > 0)
+    drained = train.drain(state)
+    assert float(drained.params) == -(devices + 1) / 2 * (2**steps - 1)
