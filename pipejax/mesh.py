@@ -4,9 +4,8 @@
 where a sharded one is named. Every program of pipejax runs on Auto axes.
 """
 
-import operator
-
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 
@@ -18,18 +17,20 @@ def data_mesh(num_devices: int | None = None, *, axis_name: str = "data") -> Mes
       axis_name: name of the axis over which gradients are averaged.
 
     Raises:
-      ValueError: if there are not that many devices.
+      ValueError: if it is no integer, or there are not that many devices.
 
     >>> data_mesh(1).axis_names
     ('data',)
     """
     devices = jax.devices()
-    count = len(devices) if num_devices is None else operator.index(num_devices)
-    if not 1 <= count <= len(devices):
+    count = len(devices) if num_devices is None else num_devices
+    valid = isinstance(count, int | np.integer) and not isinstance(count, bool)
+    if not valid or not 1 <= count <= len(devices):
         raise ValueError(
-            f"`num_devices` must be between 1 and {len(devices)}, the devices JAX sees;"
-            f" got {count}. On CPU, set `jax.config.update('jax_num_cpu_devices', n)`"
-            " before the first JAX call to have n of them."
+            f"`num_devices` must be an integer between 1 and {len(devices)}, the"
+            f" devices JAX sees; got {num_devices!r}. On CPU, set"
+            " `jax.config.update('jax_num_cpu_devices', n)` before the first JAX call"
+            " to have n of them."
         )
     return jax.make_mesh(
         (count,),

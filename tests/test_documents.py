@@ -1,9 +1,11 @@
 """README and docs: their code runs, their names exist, all public names are there."""
 
 import importlib
+import json
 import os
 import pathlib
 import re
+import statistics
 import subprocess
 import sys
 
@@ -77,3 +79,32 @@ def test_links_lead_somewhere():
         for link in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
             if not link.startswith("http"):
                 assert (path.parent / link).exists(), f"{path.name}: {link}"
+
+
+def rows_of_widths():
+    record = json.loads((ROOT / "experiments/results/widths.json").read_text())
+    for name, values in record["test_accuracy"].items():
+        summary = (statistics.mean(values), min(values), max(values))
+        middle, least, most = (f"{100 * x:.1f} %" for x in summary)
+        yield f"| {name} | {middle} | {least} | {most} |"
+
+
+def rows_of_overhead():
+    record = json.loads((ROOT / "experiments/results/overhead.json").read_text())
+    for case, variants in record["models"].items():
+        cells = []
+        for name in ("width 1", "width 2", "by hand, skipping"):
+            low, middle, high = variants[name]["ratio"].values()
+            cells.append(f"{middle:.2f} ({low:.2f}-{high:.2f})")
+        yield (
+            f"| {case} | {variants['by hand']['ms_per_step']:.1f} | "
+            + " | ".join(cells)
+            + " |"
+        )
+
+
+@pytest.mark.parametrize("rows", [rows_of_widths, rows_of_overhead])
+def test_figures_are_those_of_the_result_files(rows):
+    readme = (ROOT / "README.md").read_text()
+    for row in rows():
+        assert row in readme

@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 
 from pipejax import buckets
 
+from ._pipeline import PipelinedMeanState, width_of
 from ._state import PipelineState
 
 
@@ -65,6 +66,11 @@ def check_tx(tx: Any) -> Any:
 
 def check_mesh(mesh: Mesh, axis_name: str) -> Mesh:
     """`mesh`, or a ValueError if it has no such axis."""
+    if not isinstance(mesh, Mesh):
+        raise ValueError(
+            f"`mesh` must be a jax.sharding.Mesh, got {type(mesh).__name__}. Use"
+            " pj.data_mesh()."
+        )
     if axis_name not in mesh.shape:
         raise ValueError(
             f"`mesh` must have the axis {axis_name!r}, got the axes"
@@ -87,6 +93,20 @@ def check_params(params: Any) -> None:
                 f" {jnp.result_type(leaf).name}, which has no gradient. Keep it in"
                 " `model_state`."
             )
+
+
+def check_not_pipelined(opt_state: Any) -> None:
+    """The optimizer does not delay what the train step delays already."""
+    leaves = jax.tree.leaves(opt_state, is_leaf=_in_flight)
+    if any(_in_flight(leaf) for leaf in leaves):
+        raise ValueError(
+            "`tx` must not hold pj.pipelined_mean, got one in its state: the train step"
+            " itself averages and delays the gradients. Leave it out, and set `width`."
+        )
+
+
+def _in_flight(node: Any) -> bool:
+    return isinstance(node, PipelinedMeanState)
 
 
 def check_batch(batch: Any, devices: int, microbatches: int) -> None:
@@ -114,8 +134,8 @@ def check_batch(batch: Any, devices: int, microbatches: int) -> None:
     )
 
 
-def check_state(state: Any) -> None:
-    """`state` is what `init` returns, and its warm-up known on the host."""
+def check_state(state: Any, devices: set[Any]) -> None:
+    """`state` is what `init` returns, here, and its warm-up known on the host."""
     if not isinstance(state, PipelineState):
         raise ValueError(
             "`state` must be the pj.PipelineState that `train.init` returned, got"
@@ -127,41 +147,75 @@ def check_state(state: Any) -> None:
             " program runs is decided between them, got a traced `state.warmup_left`."
             " Call it outside jit and scan, or warm up with `train.plain` first."
         )
+    step = state.step
+    if isinstance(step, jax.core.Tracer) or not isinstance(step, jax.Array):
+        return
+    if step.committed and step.sharding.device_set != devices:
+        raise ValueError(
+            f"`state` must be of this mesh, on devices {_ids(devices)}; got one on"
+            f" devices {_ids(step.sharding.device_set)}. {_GO_ON}"
+        )
 
 
-def check_in_flight(in_flight: Any, width: int, devices: int) -> None:
+def _ids(devices: Any) -> list[int]:
+    return sorted(device.id for device in devices)
+
+
+def check_in_flight(
+    in_flight: PipelinedMeanState, width: int, devices: int, least: dict[str, int]
+) -> None:
     """The pipeline in the state is as wide, and as long, as the step's own."""
-    found = len(in_flight.reduced) + 2 if in_flight.pending else 1
+    found = width_of(in_flight)
     if found != width:
         raise ValueError(
             f"`state` must be of width {width}, as this train step; got one of width"
-            f" {found}. Drain it with the train step that made it, then go on from"
-            " `train.init(state.params, opt_state=state.opt_state)`."
+            f" {found}. {_GO_ON}"
         )
     rows = {v.shape[0] for v in in_flight.pending.values()} - {devices}
     if rows:
         raise ValueError(
             f"`state` must be of this mesh, with {devices} devices; got one of"
-            f" {rows.pop()} devices, which has as many gradients in flight. Drain it"
-            " with the train step that made it, then go on from"
-            " `train.init(state.params, opt_state=state.opt_state)`."
+            f" {rows.pop()} devices, which has as many gradients in flight. {_GO_ON}"
+        )
+    lengths = _lengths(in_flight)
+    if width > 1 and (
+        lengths.keys() != least.keys() or any(lengths[k] < least[k] for k in least)
+    ):
+        raise ValueError(
+            "`state` must have gradients in flight of these parameters and this"
+            f" `reduce_dtype`: at least {least} elements, got {lengths}. {_GO_ON}"
         )
 
 
 def check_room(
     message: Any, in_flight: Any, width: int, reduce_dtype: DTypeLike | None
 ) -> None:
-    """Metrics have their place among the gradients in flight."""
-    if width == 1 or not jax.tree.leaves(message.metrics):
+    """Everything in the message has its place among the gradients in flight."""
+    expected, lengths = buckets.sizes(message, reduce_dtype), _lengths(in_flight)
+    if width == 1 or lengths == expected:
         return
-    without = buckets.sizes(message._replace(metrics=None), reduce_dtype)
-    if {k: v.shape[-1] for k, v in in_flight.pending.items()} == without:
-        names = [
-            jax.tree_util.keystr(path)
-            for path, _ in jax.tree_util.tree_leaves_with_path(message.metrics)
-        ]
+    metrics = [
+        jax.tree_util.keystr(path)
+        for path, _ in jax.tree_util.tree_leaves_with_path(message.metrics)
+    ]
+    if lengths == buckets.sizes(message._replace(metrics=None), reduce_dtype):
         raise ValueError(
             "`batch` must be given to `train.init` when `loss_fn` returns metrics,"
-            f" which travel with the gradients; got metrics {names} for which the"
+            f" which travel with the gradients; got metrics {metrics} for which the"
             " state has no room. Call `train.init(params, ..., batch=batch)`."
         )
+    raise ValueError(
+        "`state` must have been made for what `loss_fn` returns: metrics"
+        f" {metrics}, {expected} elements in all, got one with {lengths} in flight."
+        f" {_GO_ON}"
+    )
+
+
+_GO_ON = (
+    "Drain it with the train step that made it, then go on from"
+    " `train.init(state.params, opt_state=state.opt_state)`."
+)
+
+
+def _lengths(in_flight: PipelinedMeanState) -> dict[str, int]:
+    return {k: v.shape[-1] for k, v in in_flight.pending.items()}

@@ -164,10 +164,14 @@ def _check_loss(loss: Any, aux: Any) -> None:
 
 
 def _check_model_state(after: Any, before: Any) -> None:
-    got, given = (str(jax.tree.structure(tree)) for tree in (after, before))
-    if got != given:
+    got, given = (jax.tree.map(jnp.shape, tree) for tree in (after, before))
+    if str(got) != str(given) or _structure(after) != _structure(before):
         raise ValueError(
-            "`loss_fn` must return the model state in the structure that `train.init`"
-            f" was given: {given}, got {got}. Return `loss, pj.Aux(model_state=...)`"
-            " and call `train.init(params, model_state=...)`."
+            "`loss_fn` must return the model state in the structure and shapes that"
+            f" `train.init` was given: {given}, got {got}. Return `loss,"
+            " pj.Aux(model_state=...)` and call `train.init(params, model_state=...)`."
         )
+
+
+def _structure(tree: Any) -> str:
+    return str(jax.tree.structure(tree))

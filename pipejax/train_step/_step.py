@@ -29,6 +29,7 @@ from pipejax import buckets
 from ._check import (
     check_batch,
     check_in_flight,
+    check_not_pipelined,
     check_params,
     check_room,
     check_state,
@@ -90,6 +91,9 @@ class TrainStep:
           ValueError: if a parameter is not floating, or the batch does not divide.
         """
         check_params(params)
+        check_not_pipelined(
+            jax.eval_shape(self.tx.init, params) if opt_state is None else opt_state
+        )
         replicated = NamedSharding(self.mesh, P())
         params, model_state, rng, opt_state = args = jax.device_put(
             (params, model_state, rng, opt_state), replicated
@@ -129,7 +133,7 @@ class TrainStep:
           ValueError: for a batch that does not divide, a state of another width or
             mesh, or a loss function that breaks its contract.
         """
-        check_state(state)
+        check_state(state, self._data.device_set)
         if state.warmup_left and self.width > 1:
             # The pipeline stays empty while the synchronous twin goes past it.
             empty = state.in_flight._replace(pending={}, reduced=())
@@ -157,7 +161,7 @@ class TrainStep:
         Raises:
           ValueError: for a state of another width or mesh.
         """
-        check_state(state)
+        check_state(state, self._data.device_set)
         return self._programs[1](*_split(state))._replace(warmup_left=state.warmup_left)
 
     def lower(self, state: PipelineState, batch: Any) -> jax.stages.Lowered:
@@ -173,7 +177,7 @@ class TrainStep:
         Raises:
           ValueError: as `step`.
         """
-        check_state(state)
+        check_state(state, self._data.device_set)
         check_batch(batch, self.mesh.shape[self.axis_name], self.microbatches)
         return self._programs[0].lower(*_split(state), batch)
 
@@ -191,7 +195,9 @@ class TrainStep:
             mapped = self._on_mesh(local, in_specs, out_specs)
 
             def checked(state: PipelineState, in_flight: Any, *batch: Any) -> Any:
-                check_in_flight(in_flight, self.width, self.mesh.shape[self.axis_name])
+                devices = self.mesh.shape[self.axis_name]
+                least = buckets.sizes(state.params, self.reduce_dtype)
+                check_in_flight(in_flight, self.width, devices, least)
                 return mapped(state._replace(in_flight=in_flight), *batch)
 
             shardings = (None, None, self._data)[: 1 + len(in_specs)]

@@ -19,8 +19,9 @@ WIDTHS = [1, 2, 3, 4]
 
 def lowered(train, state, *batch):
     """The StableHLO of the step, or without a batch of the drain."""
-    program = train._programs[0 if batch else 1]
-    return program.lower(*_split(state), *batch).as_text()
+    if batch:
+        return train.lower(state, *batch).as_text()
+    return train._programs[1].lower(*_split(state)).as_text()
 
 
 def all_reduces(text):

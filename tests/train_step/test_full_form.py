@@ -11,7 +11,6 @@ import pytest
 from jax import lax
 
 import pipejax as pj
-from pipejax.train_step._step import _split
 
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn
 from ..reference import mean, pipe_sgd, split
@@ -253,7 +252,7 @@ def test_bfloat16_compute_with_float32_masters():
     (batch,) = batches(1)
     train = make(loss_fn, reveal_gradient(), width=2, compute_dtype=jnp.bfloat16)
     state = train.init(init_params())
-    text = train._programs[0].lower(*_split(state), batch).as_text()
+    text = train.lower(state, batch).as_text()
     dots = re.findall(r"stablehlo\.dot_general .*: \((.*?)\) -> tensor<(.*?)>", text)
     assert len(dots) == 5, "two forward, three backward: nothing asks for dx"
     for operands, result in dots:

@@ -1,0 +1,65 @@
+"""Meshes: whose devices, which axes, of what type."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, Mesh
+
+import pipejax as pj
+from pipejax.mesh import with_auto_axes
+
+from .helpers import assert_bits_equal, batches, init_params, loss_fn
+
+
+@pytest.mark.parametrize("count", [None, 1, 3, 8, np.int64(2)])
+def test_the_first_devices(count):
+    mesh = pj.data_mesh(count)
+    assert mesh.devices.tolist() == jax.devices()[:count]
+    assert mesh.axis_names == ("data",)
+    assert mesh.axis_types == (AxisType.Auto,)
+
+
+def test_an_axis_of_another_name():
+    assert dict(pj.data_mesh(2, axis_name="rows").shape) == {"rows": 2}
+
+
+@pytest.mark.parametrize("count", [0, -1, 9, 2.0, 1.5, True, "2"])
+def test_devices_that_are_not_there(count):
+    message = (
+        rf"`num_devices` must be an integer between 1 and 8, the devices JAX sees; got"
+        rf" {count!r}. On CPU, set `jax.config.update\('jax_num_cpu_devices', n\)`"
+    )
+    with pytest.raises(ValueError, match=message):
+        pj.data_mesh(count)
+
+
+def test_every_axis_becomes_auto():
+    devices = np.array(jax.devices()).reshape(4, 2)
+    types = (AxisType.Explicit, AxisType.Auto)
+    mesh = with_auto_axes(Mesh(devices, ("data", "model"), axis_types=types))
+    assert mesh.axis_types == (AxisType.Auto, AxisType.Auto)
+    assert mesh.axis_names == ("data", "model")
+    assert (mesh.devices == devices).all()
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        jax.make_mesh((4,), ("data",)),
+        Mesh(np.array(jax.devices()[4:]), ("data",)),
+        Mesh(np.array(jax.devices()[:4])[::-1], ("data",)),
+    ],
+    ids=["explicit", "other devices", "reversed"],
+)
+def test_a_step_is_the_same_on_any_mesh_of_four(mesh):
+    """`jax.make_mesh` makes Explicit axes; device order is the user's choice."""
+
+    def run(mesh):
+        train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=mesh, width=2)
+        state = train.init(init_params())
+        for batch in batches(3):
+            state, _ = train.step(state, batch)
+        return train.drain(state).params
+
+    assert_bits_equal(run(mesh), run(pj.data_mesh(4)))

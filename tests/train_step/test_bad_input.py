@@ -1,0 +1,462 @@
+"""Each rule a user may break: the argument, the rule, the value, the remedy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
+
+from ..helpers import assert_bits_equal, batches, init_params, loss_fn
+
+TX = optax.adam(1e-2)
+(BATCH,) = batches(1)
+
+
+def make(loss=loss_fn, *, devices=2, **settings):
+    settings = {"mesh": pj.data_mesh(devices)} | settings
+    return pj.make_train_step(loss, settings.pop("tx", TX), **settings)
+
+
+def refused(message):
+    return pytest.raises(ValueError, match=message)
+
+
+# make_train_step
+
+
+@pytest.mark.parametrize("width", [0, -1, True, False, 2.0, 1.5, "2", None, [2]])
+def test_width(width):
+    message = r"`width` must be an integer of at least 1, got .* 1 is synchronous"
+    with refused(message):
+        make(width=width)
+    with refused(message):
+        pj.pipelined_mean("data", width=width)
+
+
+def test_widths_of_other_integer_types():
+    assert make(width=np.int64(3)).width == 3
+
+
+@pytest.mark.parametrize("steps", [-1, 1.0, True, "3"])
+def test_warmup_steps(steps):
+    with refused(r"`warmup_steps` must be an integer of at least 0, got "):
+        make(warmup_steps=steps)
+
+
+@pytest.mark.parametrize("parts", [0, -2, 2.0, True])
+def test_microbatches(parts):
+    with refused(r"`microbatches` must be an integer of at least 1, got "):
+        make(microbatches=parts)
+
+
+@pytest.mark.parametrize("name", ["compute_dtype", "reduce_dtype"])
+@pytest.mark.parametrize("dtype", [jnp.int8, "int32", bool, jnp.complex64])
+def test_dtypes(name, dtype):
+    with refused(rf"`{name}` must be a floating dtype or None, got .* jnp.bfloat16"):
+        make(**{name: dtype})
+
+
+@pytest.mark.parametrize("tx", [optax.sgd, None, 0.1])
+def test_tx(tx):
+    with refused(r"`tx` must be an optax.GradientTransformation, .* optax.sgd\(0.1\)"):
+        make(tx=tx)
+
+
+def test_tx_with_a_pipeline_of_its_own():
+    tx = optax.chain(pj.pipelined_mean("data"), TX)
+    params = init_params()
+    for settings in ({}, {"opt_state": tx.init(params)}):
+        with refused(r"`tx` must not hold pj.pipelined_mean, .* set `width`"):
+            make(tx=tx).init(params, **settings)
+
+
+def test_mesh_without_the_axis():
+    mesh = jax.make_mesh((2,), ("batch",))
+    message = r"`mesh` must have the axis 'data', got the axes \('batch',\).*axis_name"
+    with refused(message):
+        make(mesh=mesh)
+    assert make(mesh=mesh, axis_name="batch").axis_name == "batch"
+
+
+@pytest.mark.parametrize("mesh", [None, 2, jax.devices])
+def test_mesh_that_is_none(mesh):
+    with refused(r"`mesh` must be a jax.sharding.Mesh, got \w+. Use pj.data_mesh\(\)"):
+        make(mesh=mesh)
+
+
+# init
+
+
+def test_integer_parameters():
+    params = init_params() | {"table": {"index": np.arange(3)}}
+    message = (
+        r"`params` must be floating arrays, got `params\['table'\]\['index'\]` of"
+        r" dtype int\d+, which has no gradient. Keep it in `model_state`"
+    )
+    with refused(message):
+        make().init(params)
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.complex64])
+def test_other_parameters_without_a_real_gradient(dtype):
+    with refused(rf"`params` must be floating arrays, .* of dtype {np.dtype(dtype)}"):
+        make().init({"w": np.ones(3, dtype)})
+
+
+@pytest.mark.parametrize("params", [{}, None, []])
+def test_no_parameters(params):
+    with refused("`params` must hold at least one array, got none"):
+        make().init(params)
+
+
+def test_metrics_without_a_batch():
+    def loss(params, batch):
+        return loss_fn(params, batch), pj.Aux(metrics={"a": {"b": jnp.ones(2)}})
+
+    train = make(loss)
+    state = train.init(init_params())
+    message = (
+        r"`batch` must be given to `train.init` when `loss_fn` returns metrics, .*"
+        r"\[\"\['a'\]\['b'\]\"\] .* Call `train.init\(params, ..., batch=batch\)`"
+    )
+    with refused(message):
+        train.step(state, BATCH)
+    synchronous = make(loss, width=1)
+    synchronous.step(synchronous.init(init_params()), BATCH)
+
+
+# The batch
+
+
+@pytest.mark.parametrize("call", ["init", "step", "lower"])
+@pytest.mark.parametrize(
+    ("size", "microbatches"), [(15, 1), (16, 3), (2, 2), (0, 1), (0, 2)]
+)
+def test_batch_that_does_not_divide(size, microbatches, call):
+    train = make(microbatches=microbatches)
+    state = train.init(init_params())
+    (batch,) = batches(1, size)
+    message = (
+        rf"`batch` must divide .* a global batch of {size} is no positive multiple of 2"
+        rf" devices x {microbatches} microbatches = {2 * microbatches}. Drop the"
+        r" remainder"
+    )
+    with refused(message):
+        if call == "init":
+            train.init(init_params(), batch=batch)
+        else:
+            getattr(train, call)(state, batch)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {},
+        None,
+        BATCH | {"scale": np.float32(1)},
+        BATCH | {"x": BATCH["x"][:8]},
+        BATCH | {"scale": 0.5},
+    ],
+)
+def test_batch_without_a_common_axis(batch):
+    train = make()
+    message = (
+        r"`batch` must hold arrays with one common leading axis, the examples; got"
+        r" shapes .* close over it in the loss function"
+    )
+    with refused(message):
+        train.step(train.init(init_params()), batch)
+
+
+# What the loss function returns
+
+
+def returning(make_loss, message, **init):
+    """A loss function that breaks its contract, at every width and way of working."""
+    for settings in ({"width": 1}, {"microbatches": 2}):
+        train = make(lambda p, b, **kw: make_loss(loss_fn(p, b)), **settings)
+        with refused(message):
+            train.step(train.init(init_params(), **init), BATCH)
+
+
+def test_loss_that_is_a_vector():
+    returning(
+        lambda loss: jnp.stack([loss, loss]),
+        r"`loss_fn` must return a scalar, got an array of shape \(2,\). Average",
+    )
+
+
+def test_loss_that_is_an_integer():
+    returning(
+        lambda loss: loss.astype(jnp.int32),
+        r"`loss_fn` must return a floating scalar, got int32. Only a real loss",
+    )
+
+
+@pytest.mark.parametrize("out", [None, "loss", {"loss": 1}, 0, (1.0, 2.0, 3.0)])
+def test_loss_that_is_no_array(out):
+    name = type(out).__name__
+    returning(lambda loss: out, rf"`loss_fn` must return a scalar, or .* got {name}\.")
+
+
+@pytest.mark.parametrize("aux", [{"accuracy": 1.0}, None, 1.0])
+def test_aux_that_is_something_else(aux):
+    returning(
+        lambda loss: (loss, aux),
+        rf"pj.Aux\(metrics=...,.*got {type(aux).__name__} in second place",
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "returned"),
+    [
+        ({"mean": np.zeros(3, np.float32)}, None),
+        (None, {"mean": np.zeros(3, np.float32)}),
+        ({"mean": np.zeros(3, np.float32)}, {"var": np.zeros(3, np.float32)}),
+        ({"mean": np.zeros(3, np.float32)}, {"mean": np.float32(0)}),
+        ({"mean": np.zeros(3, np.float32)}, {"mean": np.zeros((3, 1), np.float32)}),
+    ],
+)
+def test_model_state_of_another_form(given, returned):
+    returning(
+        lambda loss: (loss, pj.Aux(model_state=returned)),
+        r"`loss_fn` must return the model state in the structure and shapes that"
+        r" `train.init` was given: .*, got .*call `train.init\(params, model_state=",
+        model_state=given,
+    )
+
+
+# The state
+
+
+def test_state_that_is_none():
+    train = make()
+    for call in (train.drain, lambda s: train.step(s, BATCH)):
+        with refused(r"`state` must be the pj.PipelineState that .*, got dict\."):
+            call(init_params())
+
+
+@pytest.mark.parametrize("other", [1, 3, 4])
+def test_state_of_another_width(other):
+    train, state = make(), make(width=other).init(init_params())
+    message = (
+        rf"`state` must be of width 2, as this train step; got one of width {other}."
+        r" Drain it with the train step that made it"
+    )
+    with refused(message):
+        train.step(state, BATCH)
+    with refused(message):
+        train.drain(state)
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_state_of_another_mesh(width):
+    train = make(width=width)
+    elsewhere = Mesh(np.array(jax.devices()[2:4]), ("data",))
+    message = r"`state` must be of this mesh, on devices \[0, 1\]; got one on devices"
+    for other in (make(devices=4, width=width), make(mesh=elsewhere, width=width)):
+        state = other.init(init_params())
+        for call in (train.drain, lambda s: train.step(s, BATCH)):
+            with refused(message + r" \[\d, .*\]. Drain it"):
+                call(state)
+
+
+def test_state_of_another_mesh_brought_here():
+    """By the host: two devices still cannot hold the gradients in flight of four."""
+    train, other = make(), make(devices=4)
+    state = jax.device_get(other.init(init_params()))
+    with refused(r"of this mesh, with 2 devices; got one of 4 devices, .* Drain it"):
+        train.step(state, BATCH)
+    with refused(r"of this mesh, with 2 devices; got one of 4 devices, .* Drain it"):
+        train.drain(state)
+    # As the remedy says.
+    drained = jax.device_get(other.drain(other.step(state, BATCH)[0]))
+    state = train.init(drained.params, opt_state=drained.opt_state)
+    train.step(state, BATCH)
+
+
+def test_state_of_another_reduce_dtype():
+    train = make(reduce_dtype=jnp.bfloat16)
+    state = make().init(init_params())
+    message = (
+        r"`state` must have gradients in flight of these parameters and this"
+        r" `reduce_dtype`: at least {'bfloat16': 63} .* got {'float32': 64}. Drain it"
+    )
+    with refused(message):
+        train.step(state, BATCH)
+    with refused(message):
+        train.drain(state)
+
+
+def test_state_of_other_metrics():
+    def loss(params, batch, metric=lambda x: x):
+        return loss_fn(params, batch), pj.Aux(metrics={"a": metric(batch["x"].mean(0))})
+
+    state = make(loss).init(init_params(), batch=BATCH)
+    message = (
+        r"`state` must have been made for what `loss_fn` returns: metrics .*{metrics}"
+        r".*got one with {'float32': 69} in flight. Drain it"
+    )
+    with refused(message.replace("{metrics}", r"\[\]")):
+        make().step(state, BATCH)
+    with refused(message.replace("{metrics}", r"\['a'\]")):
+        make(lambda p, b: loss(p, b, jnp.sum)).step(state, BATCH)
+    # A drain looks at no metrics.
+    make().drain(state)
+
+
+def test_state_traced_during_the_warm_up():
+    train = make(warmup_steps=3)
+    state = train.init(init_params())
+    message = (
+        r"`train.step` must not be traced in a run with `warmup_steps`: .*"
+        r" Call it outside jit and scan, or warm up with `train.plain` first"
+    )
+    with refused(message):
+        jax.jit(train.step)(state, BATCH)
+    with refused(message):
+        jax.eval_shape(train.drain, state)
+
+
+# What was given is unharmed
+
+
+def raises_late(params, batch):
+    """Fails while it is traced, far inside the step."""
+    return jnp.ones(3)
+
+
+FAILURES = {
+    "batch": lambda train, state: train.step(state, batches(1, 15)[0]),
+    "loss": lambda train, state: make(raises_late, donate=True).step(state, BATCH),
+    "width": lambda train, state: make(width=3, donate=True).step(state, BATCH),
+    "mesh": lambda train, state: make(devices=4, donate=True).step(state, BATCH),
+    "dtype": lambda train, state: make(reduce_dtype="bfloat16", donate=True).drain(
+        state
+    ),
+    "metrics": lambda train, state: make(
+        lambda p, b: (loss_fn(p, b), pj.Aux(metrics=1.0)), donate=True
+    ).step(state, BATCH),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("donate", [False, True])
+def test_a_refusal_harms_nothing(donate, failure):
+    train, params = make(donate=donate), jax.tree.map(jnp.asarray, init_params())
+    state = train.step(train.init(params), BATCH)[0]
+    before = jax.device_get(state)
+    with pytest.raises(ValueError, match="must"):
+        FAILURES[failure](train, state)
+    assert_bits_equal(jax.device_get(state), before)
+    assert_bits_equal(params, init_params())
+    after, info = train.step(state, BATCH)
+    assert bool(info.applied)
+    assert int(after.step) == 2
+
+
+# pipelined_mean
+
+
+def on_mesh(tx, f, *, check_vma=False, axis="data"):
+    """`f(tx, state, params)` inside `shard_map`, with a state of its own."""
+    params = jax.tree.map(jnp.asarray, init_params())
+    mesh = pj.data_mesh(2, axis_name=axis)
+
+    def local(params, batch):
+        return f(tx, tx.init(params), params, batch)[0]
+
+    return jax.jit(
+        jax.shard_map(
+            local,
+            mesh=mesh,
+            in_specs=(P(), P(axis)),
+            out_specs=P(),
+            check_vma=check_vma,
+        )
+    )(params, BATCH)
+
+
+def gradients_of(params, batch):
+    return jax.grad(loss_fn)(params, batch)
+
+
+def test_axis_that_is_not_bound():
+    message = (
+        r"`axis_name` must be an axis of the surrounding shard_map or pmap, got 'data',"
+        r" .* Call `update` inside jax.shard_map over a mesh with the axis 'data'"
+    )
+    tx, params = pj.pipelined_mean("data"), init_params()
+    with refused(message):
+        tx.update(params, tx.init(params))
+    with refused(message):
+        jax.jit(tx.update)(params, tx.init(params))
+    with refused(message):
+        on_mesh(tx, lambda tx, s, p, b: tx.update(gradients_of(p, b), s), axis="rows")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda g: {name: g[name] for name in ("hidden", "bias")},
+        lambda g: g | {"more": g["out"]},
+        lambda g: g | {"out": g["out"].T},
+        lambda g: g | {"bias": g["bias"][:, None]},
+        lambda g: (g["hidden"], g["bias"], g["out"]),
+    ],
+)
+def test_gradients_of_another_structure(change):
+    message = (
+        r"gradients must have the structure and shapes of the parameters: got .* for"
+        r" .* Take them with jax.grad with respect to the same pytree"
+    )
+    with refused(message):
+        on_mesh(
+            pj.pipelined_mean("data"),
+            lambda tx, s, p, b: tx.update(change(gradients_of(p, b)), s, p),
+        )
+
+
+def test_gradients_already_summed():
+    message = (
+        r"gradients must differ between the devices of 'data', got gradients that"
+        r" jax.grad has already summed .*jax.lax.pcast\(params, 'data', to='varying'\)`"
+        r", or pass `check_vma=False`"
+    )
+    tx = pj.pipelined_mean("data")
+    with refused(message):
+        on_mesh(
+            tx, lambda tx, s, p, b: tx.update(gradients_of(p, b), s), check_vma=True
+        )
+
+    def remedied(tx, state, params, batch):
+        varying = lax.pcast(params, "data", to="varying")
+        return tx.update(gradients_of(varying, batch), state)
+
+    on_mesh(tx, remedied, check_vma=True)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda params: pj.pipelined_mean("data", width=3).init(params),
+        lambda params: pj.pipelined_mean("data", width=1).init(params),
+        lambda params: pj.pipelined_mean("data").init({"out": params["out"]}),
+        lambda params: pj.pipelined_mean("data", reduce_dtype="bfloat16").init(params),
+    ],
+)
+def test_pipeline_of_another_form(other):
+    message = (
+        r"`state` must come from `init` of the same width and parameters: width 2 with"
+        r" {'float32': 63} elements in flight, got width \d with .* Call `init` again"
+    )
+    with refused(message):
+        on_mesh(
+            pj.pipelined_mean("data"),
+            lambda tx, s, p, b: tx.update(gradients_of(p, b), other(p)),
+        )

@@ -1,0 +1,228 @@
+"""A gradient that is not finite: all skip its update, and nothing else changes."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pipejax as pj
+
+from ..helpers import OPTIMIZERS, assert_bits_equal, batches, init_params, loss_fn
+from ..reference import mean, split
+
+DEVICES, STEPS = 4, 7
+
+
+def poisoned(at, value=np.nan, device=1, steps=STEPS):
+    """Batches of which one device's share holds one bad number, in the steps `at`."""
+    data = batches(steps)
+    for step in at:
+        data[step]["y"][device * 16 // DEVICES + 2, 1] = value
+    return data
+
+
+def finite(tree):
+    return all(np.isfinite(x).all() for x in jax.tree.leaves(tree))
+
+
+@functools.cache
+def compiled(tx):
+    def update(g, opt_state, w):
+        u, opt_state = tx.update(g, opt_state, w)
+        return optax.apply_updates(w, u), opt_state
+
+    return jax.jit(jax.grad(loss_fn)), jax.jit(update)
+
+
+def reference(tx, data, width, warmup_steps=0):
+    """The recursion with the bad gradients left out; what each step skipped."""
+    grad, update = compiled(tx)
+    w, opt_state = init_params(), tx.init(init_params())
+    history, skips, in_flight = [], [], []
+
+    def apply(g):
+        nonlocal w, opt_state
+        if finite(g):
+            w, opt_state = update(g, opt_state, w)
+        return not finite(g)
+
+    for t, batch in enumerate(data):
+        shares = split(batch, DEVICES)
+        grads = [jax.tree.map(np.asarray, grad(w, share)) for share in shares]
+        with np.errstate(invalid="ignore"):
+            in_flight.append(mean(grads))
+        due = t < warmup_steps or len(in_flight) == width
+        skips.append(due and apply(in_flight.pop(0)))
+        history.append(w)
+    drain_skips = sum(apply(g) for g in in_flight)
+    return [*history, w], skips, drain_skips
+
+
+@functools.cache
+def make(name, width, warmup_steps=0, reduce_dtype=None):
+    return pj.make_train_step(
+        loss_fn,
+        OPTIMIZERS[name],
+        mesh=pj.data_mesh(DEVICES),
+        width=width,
+        warmup_steps=warmup_steps,
+        reduce_dtype=reduce_dtype,
+    )
+
+
+def check(train, name, data):
+    """Runs, drains, and compares with the reference all that can be told apart."""
+    expected, skips, drain_skips = reference(
+        OPTIMIZERS[name], data, train.width, train.warmup_steps
+    )
+    state, got = train.init(init_params()), []
+    for batch, skip in zip(data, skips, strict=True):
+        before = state
+        state, info = train.step(state, batch)
+        got.append(state.params)
+        assert int(info.skipped) == int(state.skipped) == int(before.skipped) + skip
+        if skip:
+            assert not bool(info.applied)
+            assert_bits_equal(state.params, before.params)
+            assert_bits_equal(state.opt_state, before.opt_state)
+    drained = train.drain(state)
+    assert int(drained.skipped) == sum(skips) + drain_skips
+    got.append(drained.params)
+    assert finite(got)
+    assert len(set(pj.replica_digest(drained).values())) == 1
+    if name == "sgd":
+        assert_bits_equal(got, expected)
+    else:
+        # The bound of test_exactness.py, derived there.
+        largest = max(np.abs(x).max() for x in jax.tree.leaves(expected))
+        bound = 4 * STEPS * np.finfo(np.float32).eps / 2 * largest
+        chex.assert_trees_all_close(got, expected, rtol=0, atol=bound)
+    return skips, drain_skips, drained
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["sgd", "clip+adamw"])
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_one_update_is_skipped_when_it_arrives(width, name, value):
+    bad = 3
+    skips, drain_skips, drained = check(make(name, width), name, poisoned([bad], value))
+    assert np.flatnonzero(skips).tolist() == [bad + width - 1]
+    assert drain_skips == 0
+    if name == "clip+adamw":
+        assert int(drained.opt_state[1][0].count) == STEPS - 1
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_several_in_a_row_and_later(width):
+    skips, drain_skips, _ = check(make("sgd", width), "sgd", poisoned([1, 2, 4]))
+    assert sum(skips) + drain_skips == 3
+
+
+@pytest.mark.parametrize("width", [2, 3])
+def test_in_the_first_step_while_the_pipeline_fills(width):
+    skips, _, _ = check(make("sgd", width), "sgd", poisoned([0]))
+    assert np.flatnonzero(skips).tolist() == [width - 1]
+
+
+@pytest.mark.parametrize("width", [2, 3])
+@pytest.mark.parametrize("last", [1, 2])
+def test_in_flight_at_the_end(width, last):
+    """The drain skips what is bad and applies what is not."""
+    skips, drain_skips, _ = check(make("sgd", width), "sgd", poisoned([STEPS - last]))
+    assert sum(skips) == (last >= width)
+    assert drain_skips == (last < width)
+
+
+def test_during_the_warm_up_and_in_its_last_step():
+    train = make("clip+adamw", 3, warmup_steps=3)
+    data = poisoned([0, 2, 4])
+    skips, _, drained = check(train, "clip+adamw", data)
+    assert np.flatnonzero(skips).tolist() == [0, 2, 6]
+    assert int(drained.opt_state[1][0].count) == STEPS - 3
+
+
+def test_infinities_that_cancel_to_nan():
+    """+inf on one device and -inf on another."""
+    data = poisoned([2], np.inf, device=0)
+    data[2]["y"][14, 1] = -np.inf
+    skips, _, _ = check(make("sgd", 2), "sgd", data)
+    assert np.flatnonzero(skips).tolist() == [3]
+
+
+def linear(w, batch):
+    return w * batch.mean()
+
+
+@pytest.mark.parametrize(
+    ("reduce_dtype", "share", "skipped"),
+    [
+        # Finite in float32, whose largest number is 3.4028e38, and in a sum with zeros;
+        # bfloat16 ends at 3.3895e38 and rounds it to infinity.
+        (None, [3.4e38, 0, 0, 0], 0),
+        (jnp.bfloat16, [3.4e38, 0, 0, 0], 1),
+        # Finite in bfloat16 one by one, but not their sum.
+        (jnp.bfloat16, [3e38, 3e38, 0, 0], 1),
+        (jnp.bfloat16, [3e38, 0, 0, 0], 0),
+    ],
+)
+@pytest.mark.parametrize("width", [1, 2])
+def test_overflow_of_the_reduction(width, reduce_dtype, share, skipped):
+    train = pj.make_train_step(
+        linear,
+        optax.sgd(1e-37),
+        mesh=pj.data_mesh(DEVICES),
+        width=width,
+        reduce_dtype=reduce_dtype,
+    )
+    state, _ = train.step(train.init(np.float32(0)), np.array(share, np.float32))
+    state = train.drain(state)
+    assert int(state.skipped) == skipped
+    assert (float(state.params) == 0) == bool(skipped)
+
+
+def with_metric(w, batch):
+    bad = jnp.where(batch[0] == 3, jnp.nan, 1.0)
+    return w * batch.mean(), pj.Aux(metrics={"bad": bad, "fine": batch.mean()})
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_metric_may_be_nan(width):
+    """Nothing is skipped for it, and the next is clean again."""
+    train = pj.make_train_step(
+        with_metric, optax.sgd(1.0), mesh=pj.data_mesh(DEVICES), width=width
+    )
+    batch, clean = np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
+    state = train.init(np.float32(0), batch=batch)
+    infos = []
+    for x in (batch, clean, clean):
+        state, info = train.step(state, x)
+        infos.append(info)
+    bad, after = infos[width - 1 : width + 1]
+    assert np.isnan(bad.metrics["bad"])
+    assert float(bad.metrics["fine"]) == 1.5
+    assert bool(bad.applied)
+    assert float(after.metrics["bad"]) == 1
+    assert int(state.skipped) == 0
+    assert float(state.params) == -1.5
+
+
+def with_state(w, batch, *, model_state):
+    return w * 2.0, pj.Aux(model_state=model_state + batch.mean())
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_model_state_that_is_not_finite_is_skipped_with_its_update(width):
+    train = pj.make_train_step(
+        with_state, optax.sgd(1.0), mesh=pj.data_mesh(DEVICES), width=width
+    )
+    state = train.init(np.float32(0), model_state=np.float32(0))
+    for x in (1, np.nan, 1):
+        state, _ = train.step(state, np.full(4, x, np.float32))
+    state = train.drain(state)
+    assert int(state.skipped) == 1
+    assert float(state.model_state) == 2
+    assert float(state.params) == -4
