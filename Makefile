@@ -33,11 +33,15 @@ test-other: .venv-other/ready-dev check
 	.venv-other/bin/pytest -n 2
 
 .venv/ready-%: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "pipejax needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "Setting up .venv, which takes about a minute"
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$*]'
 	touch $@
 
 .venv-other/ready-%: pyproject.toml
+	@echo "Setting up .venv-other, which takes about a minute"
 	$(OTHER_PYTHON) -m venv .venv-other
 	.venv-other/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$*]'
 	touch $@

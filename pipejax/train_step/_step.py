@@ -142,6 +142,7 @@ class TrainStep:
             return after._replace(in_flight=state.in_flight, warmup_left=left), info
         check_batch(batch, self.mesh.shape[self.axis_name], self.microbatches)
         batch = jax.tree.map(self._laid_out, batch)
+        self._wait_for(state)
         after, info = self._programs[0](*_split(state), batch)
         return after._replace(warmup_left=state.warmup_left), info
 
@@ -162,6 +163,7 @@ class TrainStep:
           ValueError: for a state of another width or mesh.
         """
         check_state(state, self._data.device_set)
+        self._wait_for(state)
         return self._programs[1](*_split(state))._replace(warmup_left=state.warmup_left)
 
     def lower(self, state: PipelineState, batch: Any) -> jax.stages.Lowered:
@@ -290,6 +292,23 @@ class TrainStep:
     @functools.cached_property
     def _data(self) -> NamedSharding:
         return NamedSharding(self.mesh, P(self.axis_name))
+
+    @functools.cached_property
+    def _shares_threads(self) -> bool:
+        here = [
+            d for d in self.mesh.devices.flat if d.process_index == jax.process_index()
+        ]
+        return len(here) > 1 and here[0].platform == "cpu"
+
+    def _wait_for(self, state: PipelineState) -> None:
+        """On several CPU devices of one process, the step before, to its end.
+
+        They share one pool of threads, and an all-reduce holds one for each device
+        until all have come. Of two steps at once each may hold what the other waits
+        for, and neither ends.
+        """
+        if self._shares_threads and not isinstance(state.step, jax.core.Tracer):
+            jax.block_until_ready(state.step)
 
     def _laid_out(self, leaf: Any) -> Any:
         """An array that lies elsewhere on purpose, moved; `jit` places all others."""
