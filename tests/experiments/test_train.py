@@ -108,7 +108,7 @@ def test_sigterm_saves_and_exits(undisturbed, tmp_path):
 
 def test_other_device_count_is_drained_and_said(tmp_path):
     out = tmp_path / "fewer"
-    assert interrupt(out, logged(out, 40), signal.SIGTERM) == 0
+    assert interrupt(out, logged(out, 20), signal.SIGTERM) == 0
     printed = train(out, "--resume", "--devices", "1")
     assert "gradients in flight were applied" in printed
     assert result(out)["steps"] == STEPS
