@@ -1,9 +1,9 @@
 """Data-parallel training in JAX whose communication costs nothing."""
 
 from .mesh import data_mesh as data_mesh
+from .pipeline import PipelinedMeanState as PipelinedMeanState
 from .replicas import replica_digest as replica_digest
 from .train_step import Aux as Aux
-from .train_step import PipelinedMeanState as PipelinedMeanState
 from .train_step import PipelineState as PipelineState
 from .train_step import StepInfo as StepInfo
 from .train_step import TrainStep as TrainStep

@@ -9,6 +9,7 @@ collectives on one communication stream, and XLA overlaps at most a few of them.
   and back to its own dtype on the way out
 """
 
+import dataclasses
 import itertools
 import math
 from typing import Any
@@ -19,6 +20,31 @@ from jax import lax
 from jax.typing import DTypeLike
 
 Buckets = dict[str, jax.Array]
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """Structure, shapes and dtypes of a pytree of arrays, known while tracing.
+
+    Itself a pytree without leaves, so that a program may return it.
+    """
+
+    structure: Any
+    leaves: tuple[jax.ShapeDtypeStruct, ...]
+
+    @classmethod
+    def of(cls, tree: Any) -> "Form":
+        """The form of `tree`."""
+        leaves, structure = jax.tree.flatten(tree)
+        return cls(
+            structure, tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves)
+        )
+
+    @property
+    def tree(self) -> Any:
+        """A tree of this form, of `jax.ShapeDtypeStruct`s."""
+        return jax.tree.unflatten(self.structure, self.leaves)
 
 
 def flatten(tree: Any, dtype: DTypeLike | None = None) -> Buckets:

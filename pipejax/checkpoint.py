@@ -21,8 +21,8 @@ import orbax.checkpoint as ocp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from .pipeline import PipelinedMeanState, width_of
 from .train_step import PipelineState, TrainStep
-from .train_step._pipeline import PipelinedMeanState, width_of
 
 _log = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ def restore(
             meta["devices"],
             devices,
         )
-        state = train.drain(_reshared(state, meta["devices"], devices, train))
+        state = train.drain(_reshared(state, devices, train))
     return Restored(state, saved["extras"], moved)
 
 
@@ -207,32 +207,25 @@ def _named(state: Any) -> dict[str, Any]:
     }
 
 
-def _reshared(
-    state: PipelineState, before: int, now: int, train: TrainStep
-) -> PipelineState:
-    """Gradients in flight of `before` devices on `now`, their means unchanged.
+def _reshared(state: PipelineState, now: int, train: TrainStep) -> PipelineState:
+    """Gradients in flight on `now` devices, their means unchanged.
 
-    Every device is given the mean as its own pending gradient, and sums over the
-    devices are rescaled to the new number.
+    Every device is given the mean as its own pending gradient.
     """
     flight = state.in_flight
-    pending = {
-        k: np.broadcast_to(np.mean(v, axis=0, keepdims=True), (now, v.shape[1]))
-        for k, v in flight.pending.items()
-    }
+    pending = jax.tree.map(
+        lambda v: np.broadcast_to(np.mean(v, axis=0, keepdims=True), (now, v.shape[1])),
+        flight.pending,
+    )
     data = NamedSharding(train.mesh, P(train.axis_name))
     return state._replace(
-        in_flight=PipelinedMeanState(
-            pending=jax.device_put(pending, data),
-            reduced=jax.tree.map(lambda x: x * (now / before), flight.reduced),
-            filled=flight.filled,
-        )
+        in_flight=flight._replace(pending=jax.device_put(pending, data))
     )
 
 
 def _rows(in_flight: PipelinedMeanState) -> int:
     """Devices that have a pending gradient; 0 at width 1, where none does."""
-    return next((v.shape[0] for v in in_flight.pending.values()), 0)
+    return next((v.shape[0] for v in jax.tree.leaves(in_flight.pending)), 0)
 
 
 def _is_key(leaf: Any) -> bool:

@@ -4,17 +4,27 @@
 where a sharded one is named. Every program of pipejax runs on Auto axes.
 """
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 
-def data_mesh(num_devices: int | None = None, *, axis_name: str = "data") -> Mesh:
+def data_mesh(
+    num_devices: int | None = None,
+    *,
+    axis_name: str = "data",
+    devices: Sequence[Any] | None = None,
+) -> Mesh:
     """A one-dimensional mesh over the first `num_devices` devices of all processes.
 
     Args:
       num_devices: how many; `None` takes every device.
       axis_name: name of the axis over which gradients are averaged.
+      devices: of which; `None` takes `jax.devices()`. With those that
+        `pj.overlap.topology` returns, programs are compiled for absent accelerators.
 
     Raises:
       ValueError: if it is no integer, or there are not that many devices.
@@ -22,13 +32,13 @@ def data_mesh(num_devices: int | None = None, *, axis_name: str = "data") -> Mes
     >>> data_mesh(1).axis_names
     ('data',)
     """
-    devices = jax.devices()
+    devices = list(jax.devices() if devices is None else devices)
     count = len(devices) if num_devices is None else num_devices
     valid = isinstance(count, int | np.integer) and not isinstance(count, bool)
     if not valid or not 1 <= count <= len(devices):
         raise ValueError(
             f"`num_devices` must be an integer between 1 and {len(devices)}, the"
-            f" devices JAX sees; got {num_devices!r}. On CPU, set"
+            f" devices there are; got {num_devices!r}. On CPU, set"
             " `jax.config.update('jax_num_cpu_devices', n)` before the first JAX call"
             " to have n of them."
         )
@@ -43,3 +53,14 @@ def data_mesh(num_devices: int | None = None, *, axis_name: str = "data") -> Mes
 def with_auto_axes(mesh: Mesh) -> Mesh:
     """The same devices and names, every axis of type Auto."""
     return Mesh(mesh.devices, mesh.axis_names)
+
+
+def on_mesh(
+    local: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
+    """`local`, which each device runs on its own share."""
+    # Without `check_vma` a gradient stays the device's own (with it, jax.grad sums it
+    # over the mesh, in step), and any loss function is accepted as it is.
+    return jax.shard_map(
+        local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+    )

@@ -27,7 +27,7 @@ def test_an_axis_of_another_name():
 @pytest.mark.parametrize("count", [0, -1, 9, 2.0, 1.5, True, "2"])
 def test_devices_that_are_not_there(count):
     message = (
-        rf"`num_devices` must be an integer between 1 and 8, the devices JAX sees; got"
+        rf"`num_devices` must be an integer between 1 and 8, the devices there are; got"
         rf" {count!r}. On CPU, set `jax.config.update\('jax_num_cpu_devices', n\)`"
     )
     with pytest.raises(ValueError, match=message):

@@ -12,8 +12,8 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from pipejax import buckets
+from pipejax.pipeline import PipelinedMeanState, lengths_of, width_of
 
-from ._pipeline import PipelinedMeanState, width_of
 from ._state import PipelineState
 
 
@@ -52,6 +52,16 @@ def check_floating(name: str, dtype: DTypeLike | None) -> DTypeLike | None:
             " jnp.bfloat16 or jnp.float32."
         )
     return dtype
+
+
+def check_executor(name: str) -> str:
+    """`name`, or a ValueError if there is no such executor."""
+    if name not in ("auto", "fused", "host"):
+        raise ValueError(
+            f"`executor` must be 'auto', 'fused' or 'host', got {name!r}. 'auto' takes"
+            " the one that hides communication on the mesh's devices."
+        )
+    return name
 
 
 def check_tx(tx: Any) -> Any:
@@ -161,24 +171,26 @@ def _ids(devices: Any) -> list[int]:
     return sorted(device.id for device in devices)
 
 
-def check_in_flight(
-    in_flight: PipelinedMeanState, width: int, devices: int, least: dict[str, int]
-) -> None:
-    """The pipeline in the state is as wide, and as long, as the step's own."""
+def check_in_flight(in_flight: PipelinedMeanState, width: int, devices: int) -> None:
+    """The pipeline in the state is as wide as the step's own, and on as many devices."""
     found = width_of(in_flight)
     if found != width:
         raise ValueError(
             f"`state` must be of width {width}, as this train step; got one of width"
             f" {found}. {_GO_ON}"
         )
-    rows = {v.shape[0] for v in in_flight.pending.values()} - {devices}
+    rows = {v.shape[0] for v in jax.tree.leaves(in_flight.pending)} - {devices}
     if rows:
         raise ValueError(
             f"`state` must be of this mesh, with {devices} devices; got one of"
             f" {rows.pop()} devices, which has as many gradients in flight. {_GO_ON}"
         )
-    lengths = _lengths(in_flight)
-    if width > 1 and (
+
+
+def check_lengths(in_flight: PipelinedMeanState, least: dict[str, int]) -> None:
+    """What is in flight has the dtypes of these gradients, and room for them."""
+    lengths = lengths_of(in_flight)
+    if in_flight.pending and (
         lengths.keys() != least.keys() or any(lengths[k] < least[k] for k in least)
     ):
         raise ValueError(
@@ -188,11 +200,11 @@ def check_in_flight(
 
 
 def check_room(
-    message: Any, in_flight: Any, width: int, reduce_dtype: DTypeLike | None
+    message: Any, in_flight: PipelinedMeanState, reduce_dtype: DTypeLike | None
 ) -> None:
     """Everything in the message has its place among the gradients in flight."""
-    expected, lengths = buckets.sizes(message, reduce_dtype), _lengths(in_flight)
-    if width == 1 or lengths == expected:
+    expected, lengths = buckets.sizes(message, reduce_dtype), lengths_of(in_flight)
+    if not in_flight.pending or lengths == expected:
         return
     metrics = [
         jax.tree_util.keystr(path)
@@ -215,7 +227,3 @@ _GO_ON = (
     "Drain it with the train step that made it, then go on from"
     " `train.init(state.params, opt_state=state.opt_state)`."
 )
-
-
-def _lengths(in_flight: PipelinedMeanState) -> dict[str, int]:
-    return {k: v.shape[-1] for k, v in in_flight.pending.items()}

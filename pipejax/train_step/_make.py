@@ -1,13 +1,25 @@
 """`make_train_step`: a loss, an optimizer and a mesh, made into Pipe-SGD."""
 
+from typing import Literal
+
 import optax
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
+from pipejax.collectives import AllReduce, psum
+from pipejax.executors import Setting
 from pipejax.mesh import with_auto_axes
 
-from ._check import check_count, check_floating, check_mesh, check_tx, check_width
+from ._check import (
+    check_count,
+    check_executor,
+    check_floating,
+    check_mesh,
+    check_tx,
+    check_width,
+)
 from ._gradient import Loss
+from ._halves import Halves
 from ._step import TrainStep
 
 
@@ -23,6 +35,8 @@ def make_train_step(
     reduce_dtype: DTypeLike | None = None,
     axis_name: str = "data",
     donate: bool = False,
+    all_reduce: AllReduce = psum,
+    executor: Literal["auto", "fused", "host"] = "auto",
 ) -> TrainStep:
     """Makes a data-parallel train step of pipeline width K.
 
@@ -51,6 +65,11 @@ def make_train_step(
       axis_name: the mesh axis of the data.
       donate: let a step overwrite the memory of the state it is given (not of the
         gradients in flight, which may still be being sent). That state is then gone.
+      all_reduce: how gradients are summed: `pj.collectives.psum`, the backend's own, or
+        `pj.collectives.two_shot`, which sends 8-bit integers.
+      executor: `"fused"` runs a step as one program, `"host"` sums on a thread beside
+        it; `"auto"` takes what hides communication on these devices, and says which
+        and why in `train.executor`.
 
     Returns:
       A `TrainStep`: `init`, `step` and `drain`.
@@ -68,15 +87,25 @@ def make_train_step(
     >>> print(f"{state.params:.2f}")  # 1, 1 - 0.1, then 0.9 - 0.1 * grad(1.0)
     0.80
     """
-    return TrainStep(
+    halves = Halves(
         loss_fn=loss_fn,
         tx=optax.with_extra_args_support(check_tx(tx)),
-        mesh=with_auto_axes(check_mesh(mesh, axis_name)),
-        width=check_width(width),
-        warmup_steps=check_count("warmup_steps", warmup_steps, 0),
         microbatches=check_count("microbatches", microbatches, 1),
         compute_dtype=check_floating("compute_dtype", compute_dtype),
         reduce_dtype=check_floating("reduce_dtype", reduce_dtype),
         axis_name=axis_name,
+    )
+    setting = Setting(
+        halves=halves,
+        mesh=with_auto_axes(check_mesh(mesh, axis_name)),
+        axis_name=axis_name,
+        width=check_width(width),
+        all_reduce=all_reduce,
         donate=donate,
+    )
+    return TrainStep(
+        halves=halves,
+        setting=setting,
+        warmup_steps=check_count("warmup_steps", warmup_steps, 0),
+        executor_name=check_executor(executor),
     )

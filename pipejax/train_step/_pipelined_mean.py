@@ -9,16 +9,17 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from pipejax import buckets
-
-from ._check import check_width
-from ._pipeline import (
+from pipejax.pipeline import (
     PipelinedMeanState,
-    advance,
     empty_pipeline,
     in_flight_specs,
-    varying,
+    lengths_of,
+    own,
+    shift,
     width_of,
 )
+
+from ._check import check_width
 
 
 def pipelined_mean(
@@ -76,7 +77,11 @@ def pipelined_mean(
             _check_same_shapes(updates, params)
         _check_state(state, width, buckets.sizes(updates, reduce_dtype))
         fresh = buckets.flatten(updates, reduce_dtype)
-        total, state = advance(state, fresh, axis_name)
+        if width == 1:
+            total = lax.psum(fresh, axis_name)
+        else:
+            total, fresh = _late(lax.psum(own(state), axis_name), fresh)
+            state = shift(state, fresh)
         summed = buckets.unflatten(total, updates, reduce_dtype)
         devices = lax.axis_size(axis_name)
         return jax.tree.map(lambda x: x / devices, summed), state
@@ -108,6 +113,26 @@ def state_specs(tree: Any, axis_name: str = "data") -> Any:
     )
 
 
+def _late(sums: Any, fresh: Any) -> tuple[Any, Any]:
+    """Both as they are, the sums not to be used before `fresh` is there.
+
+    Without the barrier XLA puts the update, and with it the end of the all-reduce,
+    before this step's compute, where nothing hides it.
+    """
+    late = lax.optimization_barrier((sums, fresh))
+    # In JAX 0.10 under `check_vma=True` the barrier makes the sums vary over the axis,
+    # as `fresh` does, and no cast without a collective undoes it. No barrier, then:
+    # the values are the same, the overlap is up to XLA. JAX 0.12 keeps them apart.
+    if jax.tree.map(_varying, late[0]) != jax.tree.map(_varying, sums):
+        return sums, fresh
+    return late
+
+
+def _varying(x: Any) -> frozenset[str]:
+    """The axes over which `x` is known to differ; none without `check_vma`."""
+    return jax.typeof(x).manual_axis_type.varying
+
+
 def _check_axis_bound(axis_name: str) -> None:
     """A ValueError outside `shard_map` or `pmap` over `axis_name`."""
     try:
@@ -136,9 +161,9 @@ def _check_same_shapes(updates: Any, params: Any) -> None:
 
 def _check_not_summed(updates: Any, axis_name: str) -> None:
     """With `check_vma=True` jax.grad of replicated parameters sums over the axis."""
-    tracks_axes = axis_name in varying(lax.axis_index(axis_name))
+    tracks_axes = axis_name in _varying(lax.axis_index(axis_name))
     leaves = jax.tree.leaves(updates)
-    if tracks_axes and leaves and not any(axis_name in varying(g) for g in leaves):
+    if tracks_axes and leaves and not any(axis_name in _varying(g) for g in leaves):
         raise ValueError(
             f"gradients must differ between the devices of {axis_name!r}, got gradients"
             " that jax.grad has already summed over it, in step and not hidden. Take"
@@ -151,7 +176,7 @@ def _check_not_summed(updates: Any, axis_name: str) -> None:
 def _check_state(
     state: PipelinedMeanState, width: int, expected: dict[str, int]
 ) -> None:
-    found = {k: v.shape[-1] for k, v in state.pending.items()}
+    found = lengths_of(state)
     if width_of(state) != width or (width > 1 and found != expected):
         raise ValueError(
             f"`state` must come from `init` of the same width and parameters: width"

@@ -4,9 +4,9 @@ from typing import Any, NamedTuple
 
 import jax
 import optax
-from jax.sharding import PartitionSpec as P
 
-from ._pipeline import PipelinedMeanState, in_flight_specs
+from pipejax.buckets import Form
+from pipejax.pipeline import PipelinedMeanState
 
 
 class PipelineState(NamedTuple):
@@ -35,6 +35,50 @@ class PipelineState(NamedTuple):
     skipped: jax.Array
     step: jax.Array
     warmup_left: Any
+
+
+class Carry(NamedTuple):
+    """The part of a `PipelineState` that a step's two halves read and write.
+
+    All of it is replicated, and may be overwritten by the step that is given it. The
+    gradients in flight may not: they may still be being sent.
+    """
+
+    params: optax.Params
+    opt_state: optax.OptState
+    model_state: Any
+    rng: jax.Array | None
+    skipped: jax.Array
+    step: jax.Array
+
+    @classmethod
+    def of(cls, state: PipelineState) -> "Carry":
+        """The carry of `state`."""
+        return cls(*(getattr(state, name) for name in cls._fields))
+
+    def joined(
+        self, in_flight: PipelinedMeanState, warmup_left: Any = None
+    ) -> PipelineState:
+        """The state with this carry."""
+        return PipelineState(
+            **self._asdict(), in_flight=in_flight, warmup_left=warmup_left
+        )
+
+
+class Kept(NamedTuple):
+    """What the first half of a step leaves for the second.
+
+    Attributes:
+      model_state: as this device's loss left it.
+      rng: the key to carry on.
+      step: the count to carry on.
+      form: of the message that was sent.
+    """
+
+    model_state: Any
+    rng: jax.Array | None
+    step: jax.Array
+    form: Form
 
 
 class StepInfo(NamedTuple):
@@ -80,10 +124,3 @@ class Message(NamedTuple):
     model_state: Any
     loss: jax.Array
     metrics: Any
-
-
-def pipeline_specs(axis_name: str) -> PipelineState:
-    """Partition specs of the state a program carries: one row of `pending` a device."""
-    specs: dict[str, Any] = dict.fromkeys(PipelineState._fields, P())
-    specs["in_flight"] = in_flight_specs(axis_name)
-    return PipelineState(**specs | {"warmup_left": None})

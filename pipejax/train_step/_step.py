@@ -6,43 +6,36 @@ One step, in full:
 2. the pipeline trades it for the sum of the messages of K-1 steps ago
 3. the update applies that, unless it has not arrived or is not finite
 
+1 and 3 are `Halves`; how they and the sum between them run is the executor's business.
 Warm-up is the same step at width 1, past an empty pipeline; draining is 3 alone, for
 each message still in flight.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import lax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from jax.typing import DTypeLike
 
 from pipejax import buckets
+from pipejax.executors import Executor, Setting, choose
+from pipejax.pipeline import empty_pipeline, in_flight_specs
 
 from ._check import (
     check_batch,
     check_in_flight,
     check_not_pipelined,
     check_params,
-    check_room,
     check_state,
 )
-from ._gradient import Loss, empty_message, local_message
-from ._pipeline import (
-    PipelinedMeanState,
-    advance,
-    empty_pipeline,
-    in_flight_sums,
-)
-from ._state import Message, PipelineState, StepInfo, pipeline_specs
-from ._update import apply_message
+from ._gradient import empty_message
+from ._halves import Halves
+from ._state import Carry, Message, PipelineState, StepInfo
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,16 +45,10 @@ class TrainStep:
     Pure: everything that changes is in the `PipelineState` that goes in and comes out.
     """
 
-    loss_fn: Loss
-    tx: optax.GradientTransformationExtraArgs
-    mesh: Mesh
-    width: int
+    halves: Halves
+    setting: Setting
     warmup_steps: int
-    microbatches: int
-    compute_dtype: DTypeLike | None
-    reduce_dtype: DTypeLike | None
-    axis_name: str
-    donate: bool
+    executor_name: str
 
     def init(
         self,
@@ -91,32 +78,32 @@ class TrainStep:
           ValueError: if a parameter is not floating, or the batch does not divide.
         """
         check_params(params)
+        tx = self.halves.tx
         check_not_pipelined(
-            jax.eval_shape(self.tx.init, params) if opt_state is None else opt_state
+            jax.eval_shape(tx.init, params) if opt_state is None else opt_state
         )
         replicated = NamedSharding(self.mesh, P())
         params, model_state, rng, opt_state = args = jax.device_put(
             (params, model_state, rng, opt_state), replicated
         )
         message = self._message_shape(params, model_state, rng, batch)
-        sizes = buckets.sizes(message, self.reduce_dtype)
+        sizes = buckets.sizes(message, self.halves.reduce_dtype)
 
         def make(params: Any, model_state: Any, rng: Any, opt_state: Any) -> Any:
-            return PipelineState(
+            carry = Carry(
                 params=params,
-                opt_state=self.tx.init(params) if opt_state is None else opt_state,
+                opt_state=tx.init(params) if opt_state is None else opt_state,
                 model_state=model_state,
-                in_flight=empty_pipeline(sizes, self.width),
                 rng=rng,
                 skipped=jnp.zeros((), jnp.int32),
                 step=jnp.zeros((), jnp.int32),
-                warmup_left=None,
             )
+            return carry, empty_pipeline(sizes, self.width)
 
-        specs = pipeline_specs(self.axis_name)
-        state: PipelineState = jax.jit(self._on_mesh(make, P(), specs))(*args)
+        specs = (P(), in_flight_specs(self.axis_name))
+        carry, in_flight = jax.jit(self.setting.on_mesh(make, P(), specs))(*args)
         warmup = np.int32(self.warmup_steps) if self.warmup_steps else None
-        return state._replace(warmup_left=warmup)
+        return carry.joined(in_flight, warmup)
 
     def step(self, state: PipelineState, batch: Any) -> tuple[PipelineState, StepInfo]:
         """One iteration: computes this batch's gradient, applies an earlier one.
@@ -133,18 +120,17 @@ class TrainStep:
           ValueError: for a batch that does not divide, a state of another width or
             mesh, or a loss function that breaks its contract.
         """
-        check_state(state, self._data.device_set)
+        self._check(state)
+        check_batch(batch, self._devices, self.halves.microbatches)
+        carry, in_flight = Carry.of(state), state.in_flight
+        batch = jax.tree.map(self._laid_out, batch)
         if state.warmup_left and self.width > 1:
             # The pipeline stays empty while the synchronous twin goes past it.
-            empty = state.in_flight._replace(pending={}, reduced=())
-            after, info = self.plain.step(state._replace(in_flight=empty), batch)
-            left = state.warmup_left - np.int32(1)
-            return after._replace(in_flight=state.in_flight, warmup_left=left), info
-        check_batch(batch, self.mesh.shape[self.axis_name], self.microbatches)
-        batch = jax.tree.map(self._laid_out, batch)
-        self._wait_for(state)
-        after, info = self._programs[0](*_split(state), batch)
-        return after._replace(warmup_left=state.warmup_left), info
+            past = in_flight._replace(pending=())
+            carry, _, info = self.plain.executor.step(carry, past, batch)
+            return carry.joined(in_flight, state.warmup_left - np.int32(1)), info
+        carry, in_flight, info = self.executor.step(carry, in_flight, batch)
+        return carry.joined(in_flight, state.warmup_left), info
 
     def drain(self, state: PipelineState) -> PipelineState:
         """Reduces and applies, in order, every gradient in flight.
@@ -162,110 +148,66 @@ class TrainStep:
         Raises:
           ValueError: for a state of another width or mesh.
         """
-        check_state(state, self._data.device_set)
-        self._wait_for(state)
-        return self._programs[1](*_split(state))._replace(warmup_left=state.warmup_left)
+        self._check(state)
+        carry, in_flight = self.executor.drain(Carry.of(state), state.in_flight)
+        return carry.joined(in_flight, state.warmup_left)
 
     def lower(self, state: PipelineState, batch: Any) -> jax.stages.Lowered:
-        """The step's program, lowered: to be read, counted or compiled.
+        """The program a step computes in, lowered: to be read, counted or compiled.
 
         Args:
           state: a state, or `jax.eval_shape(train.init, params)`.
           batch: arrays or `jax.ShapeDtypeStruct`s.
 
         Returns:
-          The `jax.stages.Lowered` of what `step` runs once warm-up is over.
+          The `jax.stages.Lowered` of what `step` runs once warm-up is over. Of the host
+          executor it is the compute alone: the all-reduce is a program of its own.
 
         Raises:
           ValueError: as `step`.
         """
-        check_state(state, self._data.device_set)
-        check_batch(batch, self.mesh.shape[self.axis_name], self.microbatches)
-        return self._programs[0].lower(*_split(state), batch)
+        self._check(state)
+        check_batch(batch, self._devices, self.halves.microbatches)
+        return self.executor.lower(Carry.of(state), state.in_flight, batch)
+
+    @property
+    def compiler_options(self) -> dict[str, Any]:
+        """What the step is compiled with: those its compiler does not refuse."""
+        return self.executor.compiler_options
 
     @functools.cached_property
     def plain(self) -> "TrainStep":
         """The synchronous twin: the same step at width 1."""
-        return dataclasses.replace(self, width=1, warmup_steps=0)
+        setting = dataclasses.replace(self.setting, width=1)
+        return dataclasses.replace(self, setting=setting, warmup_steps=0)
 
     @functools.cached_property
-    def _programs(self) -> tuple[jax.stages.Wrapped, jax.stages.Wrapped]:
-        """The step and the drain, each compiled once in a run."""
-        specs, data = pipeline_specs(self.axis_name), P(self.axis_name)
+    def executor(self) -> Executor:
+        """What runs the step; its `name` and the `reason` it was chosen for."""
+        return choose(self.executor_name, self.setting)
 
-        def program(local: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
-            mapped = self._on_mesh(local, in_specs, out_specs)
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        """The devices."""
+        return self.setting.mesh
 
-            def checked(state: PipelineState, in_flight: Any, *batch: Any) -> Any:
-                devices = self.mesh.shape[self.axis_name]
-                least = buckets.sizes(state.params, self.reduce_dtype)
-                check_in_flight(in_flight, self.width, devices, least)
-                return mapped(state._replace(in_flight=in_flight), *batch)
+    @property
+    def width(self) -> int:
+        """The width K of the pipeline."""
+        return self.setting.width
 
-            shardings = (None, None, self._data)[: 1 + len(in_specs)]
-            return jax.jit(
-                checked,
-                in_shardings=shardings,
-                donate_argnums=(0,) if self.donate else (),
-            )
+    @property
+    def axis_name(self) -> str:
+        """The mesh axis of the data."""
+        return self.setting.axis_name
 
-        return (
-            program(self._local_step, (specs, data), (specs, P())),
-            program(self._local_drain, (specs,), specs),
-        )
+    @property
+    def _devices(self) -> int:
+        return self.mesh.shape[self.axis_name]
 
-    def _local_step(
-        self, state: PipelineState, batch: Any
-    ) -> tuple[PipelineState, StepInfo]:
-        """One device's part of a step: the recursion, read from top to bottom."""
-        rng, key = self._split_rng(state.rng)
-        message, after = self._local_message(
-            state.params, state.model_state, batch, key
-        )
-        check_room(message, state.in_flight, self.width, self.reduce_dtype)
-        arrived = state.in_flight.filled == self.width - 1
-        fresh = buckets.flatten(message, self.reduce_dtype)
-        total, in_flight = advance(state.in_flight, fresh, self.axis_name)
-        state = state._replace(in_flight=in_flight, rng=rng, step=state.step + 1)
-        return self._apply(state, total, message, after, arrived)
-
-    def _local_drain(self, state: PipelineState) -> PipelineState:
-        """One device's part of a drain."""
-        if self.width == 1:
-            return state
-        in_flight = state.in_flight
-        like = empty_message(state.params, state.model_state)
-        for age, total in enumerate(in_flight_sums(in_flight, self.axis_name)):
-            arrived = age >= self.width - 1 - in_flight.filled
-            state, _ = self._apply(state, total, like, state.model_state, arrived)
-        return state._replace(in_flight=jax.tree.map(jnp.zeros_like, in_flight))
-
-    def _apply(
-        self, state: PipelineState, total: Any, like: Any, after: Any, arrived: Any
-    ) -> tuple[PipelineState, StepInfo]:
-        return apply_message(
-            self.tx,
-            state,
-            total,
-            like,
-            after,
-            arrived,
-            axis_name=self.axis_name,
-            reduce_dtype=self.reduce_dtype,
-        )
-
-    def _local_message(
-        self, params: Any, model_state: Any, batch: Any, key: Any
-    ) -> tuple[Message, Any]:
-        return local_message(
-            self.loss_fn,
-            params,
-            model_state,
-            batch,
-            key,
-            microbatches=self.microbatches,
-            compute_dtype=self.compute_dtype,
-        )
+    def _check(self, state: PipelineState) -> None:
+        check_state(state, self.setting.data.device_set)
+        check_in_flight(state.in_flight, self.width, self._devices)
 
     def _message_shape(
         self, params: Any, model_state: Any, rng: Any, batch: Any
@@ -273,64 +215,18 @@ class TrainStep:
         """The shapes of one device's message."""
         if batch is None:
             return jax.eval_shape(empty_message, params, model_state)
-        check_batch(batch, self.mesh.shape[self.axis_name], self.microbatches)
+        check_batch(batch, self._devices, self.halves.microbatches)
 
         def local(params: Any, model_state: Any, rng: Any, batch: Any) -> Message:
-            _, key = self._split_rng(rng)
-            return self._local_message(params, model_state, batch, key)[0]
+            return self.halves.message(params, model_state, rng, batch)[0]
 
-        local = self._on_mesh(local, (P(), P(), P(), P(self.axis_name)), P())
+        local = self.setting.on_mesh(local, (P(), P(), P(), P(self.axis_name)), P())
         return jax.eval_shape(local, params, model_state, rng, batch)
-
-    def _split_rng(self, rng: Any) -> tuple[Any, Any]:
-        """The key to carry on, and this device's own for this step."""
-        if rng is None:
-            return None, None
-        rng, key = jax.random.split(rng)
-        return rng, jax.random.fold_in(key, lax.axis_index(self.axis_name))
-
-    @functools.cached_property
-    def _data(self) -> NamedSharding:
-        return NamedSharding(self.mesh, P(self.axis_name))
-
-    @functools.cached_property
-    def _shares_threads(self) -> bool:
-        here = [
-            d for d in self.mesh.devices.flat if d.process_index == jax.process_index()
-        ]
-        return len(here) > 1 and here[0].platform == "cpu"
-
-    def _wait_for(self, state: PipelineState) -> None:
-        """On several CPU devices of one process, the step before, to its end.
-
-        They share one pool of threads, and an all-reduce holds one for each device
-        until all have come. Of two steps at once each may hold what the other waits
-        for, and neither ends.
-        """
-        if self._shares_threads and not isinstance(state.step, jax.core.Tracer):
-            jax.block_until_ready(state.step)
 
     def _laid_out(self, leaf: Any) -> Any:
         """An array that lies elsewhere on purpose, moved; `jit` places all others."""
         if isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, jax.Array):
             return leaf
-        if leaf.committed and leaf.sharding != self._data:
-            return jax.device_put(leaf, self._data)
+        if leaf.committed and leaf.sharding != self.setting.data:
+            return jax.device_put(leaf, self.setting.data)
         return leaf
-
-    def _on_mesh(self, local: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
-        # Without `check_vma` a gradient stays the device's own (with it, jax.grad sums
-        # it over the mesh, in step), and any loss function is accepted as it is.
-        return jax.shard_map(
-            local,
-            mesh=self.mesh,
-            in_specs=in_specs,
-            out_specs=out_specs,
-            check_vma=False,
-        )
-
-
-def _split(state: PipelineState) -> tuple[PipelineState, PipelinedMeanState]:
-    """What a step may overwrite, and the gradients in flight, which it may not."""
-    rest = state._replace(in_flight=None, warmup_left=None)  # type: ignore[arg-type]
-    return rest, state.in_flight

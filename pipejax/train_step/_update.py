@@ -19,12 +19,12 @@ from pipejax import buckets
 from pipejax.buckets import Buckets
 
 from ._gradient import moved
-from ._state import Message, PipelineState, StepInfo
+from ._state import Carry, Message, StepInfo
 
 
 def apply_message(
     tx: optax.GradientTransformationExtraArgs,
-    state: PipelineState,
+    carry: Carry,
     total: Buckets,
     like: Message,
     after: Any,
@@ -32,7 +32,7 @@ def apply_message(
     *,
     axis_name: str,
     reduce_dtype: DTypeLike | None,
-) -> tuple[PipelineState, StepInfo]:
+) -> tuple[Carry, StepInfo]:
     """Applies the mean of one iteration's messages if it has arrived and is finite.
 
     A transformation that asks for `value` (such as `reduce_on_plateau`) gets the loss
@@ -40,9 +40,9 @@ def apply_message(
 
     Args:
       tx: the optimizer, extra arguments allowed.
-      state: before the update.
+      carry: before the update.
       total: the messages, summed over devices, in buckets.
-      like: a message, for its form.
+      like: the message's form, of `jax.ShapeDtypeStruct`s.
       after: model state as this device's loss left it; its non-floating leaves advance
         whether or not there is an update.
       arrived: bool scalar, whether `total` is real or only the pipeline's zeros.
@@ -50,7 +50,7 @@ def apply_message(
       reduce_dtype: the dtype it was summed in.
 
     Returns:
-      The state after the update, and what to report.
+      The carry after the update, and what to report.
     """
     checked = buckets.sizes((like.gradients, like.model_state), reduce_dtype)
     finite = _all_finite({k: total[k][:n] for k, n in checked.items()})
@@ -63,23 +63,23 @@ def apply_message(
         # in one more pass over the buckets.
         message = mean(summed)
         updates, opt_state = tx.update(
-            message.gradients, state.opt_state, state.params, value=message.loss
+            message.gradients, carry.opt_state, carry.params, value=message.loss
         )
-        params = optax.apply_updates(state.params, updates)
-        return params, opt_state, moved(state.model_state, after, message.model_state)
+        params = optax.apply_updates(carry.params, updates)
+        return params, opt_state, moved(carry.model_state, after, message.model_state)
 
     def hold() -> Any:
         still = jax.tree.map(jnp.zeros_like, like.model_state)
-        return state.params, state.opt_state, moved(state.model_state, after, still)
+        return carry.params, carry.opt_state, moved(carry.model_state, after, still)
 
     params, opt_state, model_state = _either(applied, update, hold)
-    skipped = state.skipped + (arrived & ~finite)
+    skipped = carry.skipped + (arrived & ~finite)
     loss, metrics = jax.tree.map(
         lambda m: jnp.where(arrived, m.astype(jnp.float32), jnp.nan),
         mean((summed.loss, summed.metrics)),
     )
     return (
-        state._replace(
+        carry._replace(
             params=params,
             opt_state=opt_state,
             model_state=model_state,

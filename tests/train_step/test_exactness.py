@@ -249,5 +249,5 @@ def test_donation_spares_the_users_parameters():
         assert_bits_equal(jax.tree.map(np.asarray, given), init_params())
         assert state.params["out"].is_deleted()
         assert not after.params["out"].is_deleted()
-        in_flight = state.in_flight.pending["float32"]
+        in_flight = state.in_flight.pending[0]["float32"]
         assert not in_flight.is_deleted(), "it may still be on its way"

@@ -1,0 +1,6 @@
+"""How a step runs: as one program, or with a communication thread beside it."""
+
+from ._choose import choose as choose
+from ._fused import Fused as Fused
+from ._setting import Executor as Executor
+from ._setting import Setting as Setting

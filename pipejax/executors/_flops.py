@@ -1,0 +1,40 @@
+"""Work in a traced program: the FLOPs of its matmuls and convolutions.
+
+Good enough to cut a program into equal parts; what XLA makes of it is for
+`pj.overlap.inspect` to say.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from jax.extend import core
+
+
+def flops_of(equation: Any) -> float:
+    """Twice the multiplications of one equation, loops by their length."""
+    name, params = equation.primitive.name, equation.params
+    if name == "dot_general":
+        (contracted, _), _ = params["dimension_numbers"]
+        lhs = equation.invars[0].aval.shape
+        return 2 * _size(equation.outvars[0]) * math.prod(lhs[i] for i in contracted)
+    if name == "conv_general_dilated":
+        out_features = params["dimension_numbers"].rhs_spec[0]
+        kernel = equation.invars[1].aval.shape
+        taps = math.prod(kernel) / kernel[out_features]
+        return 2 * _size(equation.outvars[0]) * taps
+    inner = [sum(map(flops_of, jaxpr.eqns)) for jaxpr in _jaxprs(params)]
+    if name == "cond":
+        return max(inner, default=0.0)
+    return params.get("length", 1) * sum(inner) if name == "scan" else sum(inner)
+
+
+def _size(variable: Any) -> float:
+    return float(math.prod(variable.aval.shape))
+
+
+def _jaxprs(params: dict[str, Any]) -> Iterator[Any]:
+    for value in params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(item, core.ClosedJaxpr | core.Jaxpr):
+                yield item

@@ -1,0 +1,131 @@
+"""One XLA program a step: the collectives overlap inside it.
+
+For GPUs and TPUs, whose compilers can start a collective and go on. What makes them do
+so: one flat bucket per dtype, stages woven into the compute, a late consumer, and
+compiler options.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec as P
+
+from pipejax.buckets import Buckets
+from pipejax.collectives import run
+from pipejax.pipeline import (
+    arrivals,
+    emptied,
+    has_arrived,
+    in_flight_specs,
+    own,
+    shift,
+)
+
+from ._options import Options, options_for
+from ._setting import Setting
+from ._weave import weave
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fused:
+    """Runs compute, all-reduce and update as one program."""
+
+    setting: Setting
+    name: str = "fused"
+
+    def step(self, carry: Any, in_flight: Any, batch: Any) -> tuple[Any, Any, Any]:
+        """One step on, dispatched; on several CPU devices after the one before."""
+        traced = isinstance(carry.step, jax.core.Tracer)
+        if self._shares_threads and not traced:
+            jax.block_until_ready(carry.step)
+        return self._programs[traced](carry, in_flight, batch)
+
+    def drain(self, carry: Any, in_flight: Any) -> tuple[Any, Any]:
+        """Reduces and applies, in order, what is in flight."""
+        if self._shares_threads and not isinstance(carry.step, jax.core.Tracer):
+            jax.block_until_ready(carry.step)
+        return self._drain(carry, in_flight)
+
+    def lower(self, carry: Any, in_flight: Any, batch: Any) -> jax.stages.Lowered:
+        """The step's program."""
+        return self._programs[False].lower(carry, in_flight, batch)
+
+    @property
+    def compiler_options(self) -> dict[str, Any]:
+        """Those for the mesh's devices that its compiler takes."""
+        return self.options.kept
+
+    @functools.cached_property
+    def options(self) -> Options:
+        """The options, and those the compiler refused."""
+        return options_for(self.setting.mesh)
+
+    @functools.cached_property
+    def _programs(self) -> dict[bool, jax.stages.Wrapped]:
+        """The step as a program of its own, and as part of one being traced."""
+        specs = in_flight_specs(self.setting.axis_name)
+        mapped = self.setting.on_mesh(
+            self._local_step,
+            (P(), specs, P(self.setting.axis_name)),
+            (P(), specs, P()),
+        )
+        program = functools.partial(
+            jax.jit,
+            mapped,
+            in_shardings=(None, None, self.setting.data),
+            donate_argnums=(0,) if self.setting.donate else (),
+        )
+        # JAX takes compiler options for a whole program only.
+        return {
+            False: program(compiler_options=self.compiler_options),
+            True: program(),
+        }
+
+    @functools.cached_property
+    def _drain(self) -> jax.stages.Wrapped:
+        specs = in_flight_specs(self.setting.axis_name)
+        mapped = self.setting.on_mesh(self._local_drain, (P(), specs), (P(), specs))
+        return jax.jit(mapped, donate_argnums=(0,) if self.setting.donate else ())
+
+    def _local_step(self, carry: Any, in_flight: Any, batch: Any) -> Any:
+        """One device's part of a step: the recursion, read from top to bottom."""
+        halves = self.setting.halves
+        halves.check_state(carry, in_flight)
+        if self.setting.width == 1:
+            fresh, kept = halves.compute(carry, batch)
+            total = self._sum(carry, fresh)
+        else:
+            oldest = own(in_flight, 0)
+            reductions = self.setting.reductions(oldest, halves.gradient_sizes(carry))
+            total, (fresh, kept) = weave(
+                reductions, oldest, halves.compute, carry, batch
+            )
+            halves.check_message(kept, in_flight)
+        carry, info = halves.update(carry, kept, total, has_arrived(in_flight))
+        return carry, shift(in_flight, fresh), info
+
+    def _local_drain(self, carry: Any, in_flight: Any) -> Any:
+        """One device's part of a drain: oldest first, as they would have arrived."""
+        halves = self.setting.halves
+        halves.check_state(carry, in_flight)
+        for age, arrived in enumerate(arrivals(in_flight)):
+            total = self._sum(carry, own(in_flight, age))
+            carry, _ = halves.update(carry, halves.idle(carry), total, arrived)
+        return carry, emptied(in_flight)
+
+    def _sum(self, carry: Any, buckets: Buckets) -> Buckets:
+        sizes = self.setting.halves.gradient_sizes(carry)
+        reductions = self.setting.reductions(buckets, sizes)
+        return {name: run(reductions[name], x) for name, x in buckets.items()}
+
+    @functools.cached_property
+    def _shares_threads(self) -> bool:
+        """Several CPU devices of one process share one pool of threads.
+
+        An all-reduce holds one for each device until all have come. Of two steps at
+        once each may hold what the other waits for, and neither ends.
+        """
+        devices = self.setting.mesh.local_devices
+        return len(devices) > 1 and devices[0].platform == "cpu"

@@ -1,0 +1,96 @@
+"""A `lax.scan` as an operation that can be cut: L iterations are k, then L - k."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core
+
+from ._flops import flops_of
+
+
+class Operation(NamedTuple):
+    """A step of a program, with unique names for what it reads and writes.
+
+    Attributes:
+      flops: its work.
+      reads: names of what `run` takes.
+      writes: names of what `run` returns.
+      run: does it.
+      halves: cuts it in two at about that fraction of its work; `None` if it is whole.
+    """
+
+    flops: float
+    reads: tuple[Any, ...]
+    writes: tuple[Any, ...]
+    run: Callable[..., Sequence[Any]]
+    halves: Callable[[float], list["Operation"]] | None = None
+
+
+def scan_operation(
+    equation: Any, reads: tuple[Any, ...], writes: tuple[Any, ...]
+) -> Operation:
+    """The scan of `equation`, by the names of its operands and results."""
+    params, outer, results = equation.params, equation.invars, equation.outvars
+    length, body = params["length"], core.jaxpr_as_fun(params["jaxpr"])
+    # Operands are constants, the carry, and arrays to run along, which have one axis
+    # more than the body sees; results likewise the carry, then such arrays.
+    along = _stacked(outer, params["jaxpr"].jaxpr.invars)
+    carried = len(results) - _stacked(results, params["jaxpr"].jaxpr.outvars)
+    fixed = len(outer) - carried - along
+
+    def part(start: int, stop: int, reads: Any, writes: Any) -> Operation:
+        """Iterations start to stop; reads the results of those before, too."""
+
+        def run(*values: Any) -> Sequence[Any]:
+            consts, state, xs, done = _split(values, fixed, carried, along)
+
+            def one(state: Any, x: Any) -> Any:
+                out = body(*consts, *state, *x)
+                return list(out[:carried]), list(out[carried:])
+
+            rows = slice(start, stop)
+            if params["reverse"]:
+                rows = slice(length - stop, length - start)
+            state, ys = lax.scan(
+                one,
+                list(state),
+                [x[rows] for x in xs],
+                length=stop - start,
+                reverse=params["reverse"],
+                unroll=params.get("unroll", 1),
+            )
+            if done:
+                order = -1 if params["reverse"] else 1
+                pairs = zip(done, ys, strict=True)
+                ys = [jnp.concatenate(pair[::order]) for pair in pairs]
+            return [*state, *ys]
+
+        def halves(fraction: float) -> list[Operation]:
+            k = start + round(fraction * (stop - start))
+            k = min(max(k, start + 1), stop - 1)
+            middle = tuple(object() for _ in writes)
+            consts, _, xs, _ = _split(reads, fixed, carried, along)
+            after = (*consts, *middle[:carried], *xs, *middle[carried:])
+            return [part(start, k, reads, middle), part(k, stop, after, writes)]
+
+        work = flops_of(equation) * (stop - start) / length
+        return Operation(work, reads, writes, run, halves if stop - start > 1 else None)
+
+    return part(0, length, reads, writes)
+
+
+def _split(values: Sequence[Any], *counts: int) -> list[Sequence[Any]]:
+    """The first so many, the next so many, ..., and the rest."""
+    parts = []
+    for count in counts:
+        parts.append(values[:count])
+        values = values[count:]
+    return [*parts, values]
+
+
+def _stacked(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+    """How many have another shape inside."""
+    pairs = zip(outside, inside, strict=True)
+    return sum(a.aval.shape != b.aval.shape for a, b in pairs)

@@ -1,0 +1,109 @@
+"""What an executor is given, and what it gives back."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from pipejax.buckets import Buckets
+from pipejax.collectives import AllReduce, Stages
+from pipejax.mesh import on_mesh
+from pipejax.pipeline import PipelinedMeanState
+
+
+class Halves(Protocol):
+    """One device's part of a step, before and after the sum over devices."""
+
+    def compute(self, carry: Any, batch: Any) -> tuple[Buckets, Any]:
+        """This device's buckets, and what `update` will need."""
+        ...
+
+    def update(self, carry: Any, kept: Any, total: Any, arrived: Any) -> Any:
+        """The carry with the sum that is due applied, and what to report."""
+        ...
+
+    def idle(self, carry: Any) -> Any:
+        """What `update` needs where no batch was computed."""
+        ...
+
+    def check_state(self, carry: Any, in_flight: PipelinedMeanState) -> None:
+        """A ValueError unless the pipeline is one for these parameters."""
+        ...
+
+    def check_message(self, kept: Any, in_flight: PipelinedMeanState) -> None:
+        """A ValueError unless what was computed has its place in the pipeline."""
+        ...
+
+    def gradient_sizes(self, carry: Any) -> dict[str, int]:
+        """Elements at the front of each bucket that are gradients."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Setting:
+    """A step to be run: its halves, and the all-reduce between them.
+
+    Attributes:
+      halves: what each device does.
+      mesh: where.
+      axis_name: the mesh axis of the data.
+      width: of the pipeline.
+      all_reduce: how gradients are summed.
+      donate: whether a step may overwrite the carry it is given.
+    """
+
+    halves: Halves
+    mesh: Mesh
+    axis_name: str
+    width: int
+    all_reduce: AllReduce
+    donate: bool
+
+    @functools.cached_property
+    def data(self) -> NamedSharding:
+        """Where a batch lies: one share a device."""
+        return NamedSharding(self.mesh, P(self.axis_name))
+
+    def reductions(
+        self, buckets: Buckets, gradient_sizes: dict[str, int]
+    ) -> dict[str, Stages]:
+        """The stages that sum each bucket; what is no gradient stays exact."""
+        return {
+            name: self.all_reduce(
+                jax.ShapeDtypeStruct(x.shape, x.dtype),
+                self.axis_name,
+                exact=x.size - gradient_sizes[name],
+            )
+            for name, x in buckets.items()
+        }
+
+    def on_mesh(self, local: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
+        """`local`, run by each device of the mesh on its own share."""
+        return on_mesh(local, self.mesh, in_specs, out_specs)
+
+
+class Executor(Protocol):
+    """Runs a step: `carry` is replicated and may be donated, `in_flight` never is."""
+
+    name: str
+
+    @property
+    def compiler_options(self) -> dict[str, Any]:
+        """What its programs are compiled with."""
+        ...
+
+    def step(self, carry: Any, in_flight: Any, batch: Any) -> tuple[Any, Any, Any]:
+        """One step on: the carry, what is in flight, and what to report."""
+        ...
+
+    def drain(self, carry: Any, in_flight: Any) -> tuple[Any, Any]:
+        """Everything in flight applied, in order."""
+        ...
+
+    def lower(self, carry: Any, in_flight: Any, batch: Any) -> jax.stages.Lowered:
+        """The program in which a step computes."""
+        ...

@@ -1,0 +1,133 @@
+"""Accelerators that are not there, to compile for.
+
+- `h100:1x8x8`: slices x hosts x GPUs of a host; also a100, h200, b200
+- `tpu:v5e:2x4`: chips along each axis of the torus; also v5p, v6e, tpu7x
+
+Programs compiled for them cannot run, but their schedule can be read.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import math
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from ._gpus import GPUS, target_config
+
+# A TPU's chips have two cores each that JAX counts as one device, but for TPU7x.
+TPUS = ("v5e", "v5p", "v6e", "tpu7x")
+TARGETS = (
+    *(f"{name}:SLICESxHOSTSxGPUS" for name in GPUS),
+    *(f"tpu:{name}:CHIPSxCHIPS[xCHIPS]" for name in TPUS),
+)
+INSTALL = "pip install 'pipejax[aot]'"
+
+
+def topology(target: str) -> list[Any]:
+    """Devices of `target`, which need not be there, to make a mesh of.
+
+    Args:
+      target: kind and shape: `"h100:1x8x8"` is one slice of 8 hosts with 8 GPUs each,
+        `"tpu:v5e:2x4"` 8 chips.
+
+    Returns:
+      The devices, for `pj.data_mesh(devices=...)`. A function jitted over such a mesh
+      can be lowered and compiled; its arguments are `jax.ShapeDtypeStruct`s.
+
+    Raises:
+      ValueError: for a target that does not exist.
+      ImportError: if the compiler for it is not installed.
+    """
+    match = re.fullmatch(r"(?:tpu:)?(\w+):(\d+(?:x\d+)*)", target)
+    kind, shape = match.groups() if match else ("", "")
+    if kind in GPUS and not target.startswith("tpu:"):
+        if shape.count("x") != 2 or "0" in shape.split("x"):
+            raise _no_such(target, "a GPU's shape is SLICESxHOSTSxGPUS")
+        return _gpus(kind, shape)
+    if kind in TPUS:
+        return _tpus(target, f"{kind}:{shape}")
+    raise _no_such(target, "there is no such kind")
+
+
+def _no_such(target: str, why: str) -> ValueError:
+    return ValueError(
+        f"`target` must be one of {', '.join(TARGETS)}, such as 'h100:1x8x8' or"
+        f" 'tpu:v5e:2x4'; got {target!r}: {why}."
+    )
+
+
+def _gpus(kind: str, shape: str) -> list[Any]:
+    _check_installed(
+        target=kind, modules=("jax_plugins.xla_cuda12", "nvidia.cuda_nvcc")
+    )
+
+    def describe() -> Any:
+        return topologies.get_topology_desc(
+            platform="cuda",
+            topology_name=kind,
+            topology=shape,
+            target_config=target_config(GPUS[kind]),
+        )
+
+    # The plugin refuses to start where there are no CUDA libraries, unless told not to
+    # look. It was already refused if JAX looked for GPUs before this call.
+    with _environment(JAX_SKIP_CUDA_CONSTRAINTS_CHECK="1", TF_CPP_MIN_LOG_LEVEL="2"):
+        try:
+            devices = describe().devices
+        except NotImplementedError:
+            importlib.import_module("jax_plugins.xla_cuda12").initialize()
+            devices = describe().devices
+    assert len(devices) == math.prod(map(int, shape.split("x")))
+    return list(devices)
+
+
+def _tpus(target: str, name: str) -> list[Any]:
+    _check_installed(target=target, modules=("libtpu",))
+    # Without these libtpu asks the cloud's metadata server which TPU this is, and
+    # wants to be the only process that has it.
+    with _environment(
+        TPU_SKIP_MDS_QUERY="1",
+        ALLOW_MULTIPLE_LIBTPU_LOAD="1",
+        TPU_WORKER_HOSTNAMES="localhost",
+        TPU_ACCELERATOR_TYPE="",
+    ):
+        try:
+            return list(
+                topologies.get_topology_desc(platform="tpu", topology_name=name).devices
+            )
+        except jax.errors.JaxRuntimeError as error:
+            raise _no_such(target, str(error).splitlines()[0]) from error
+
+
+def _check_installed(target: str, modules: tuple[str, ...]) -> None:
+    missing = [name for name in modules if not _exists(name)]
+    if missing:
+        raise ImportError(
+            f"to compile for {target}, {' and '.join(missing)} must be installed:"
+            f" {INSTALL}"
+        )
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """Sets those that are not set, for the time of a `with`."""
+    new = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(new)
+    try:
+        yield
+    finally:
+        for name in new:
+            del os.environ[name]

@@ -1,0 +1,98 @@
+"""One device's part of a step, in two halves.
+
+1. compute: gradient, loss, metrics and change of model state of this batch, as buckets
+2. update: the mean of the buckets that are due, applied
+
+Between them stands the sum over devices, which needs neither: who runs it, and beside
+what, is the executor's business.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import optax
+from jax import lax
+from jax.typing import DTypeLike
+
+from pipejax import buckets
+from pipejax.buckets import Buckets, Form
+from pipejax.pipeline import PipelinedMeanState
+
+from ._check import check_lengths, check_room
+from ._gradient import Loss, empty_message, local_message
+from ._state import Carry, Kept, Message, StepInfo
+from ._update import apply_message
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Halves:
+    """A loss and an optimizer as the two halves of a step, inside `shard_map`."""
+
+    loss_fn: Loss
+    tx: optax.GradientTransformationExtraArgs
+    microbatches: int
+    compute_dtype: DTypeLike | None
+    reduce_dtype: DTypeLike | None
+    axis_name: str
+
+    def compute(self, carry: Carry, batch: Any) -> tuple[Buckets, Kept]:
+        """This device's buckets, and what `update` will need."""
+        rng, key = self._split_rng(carry.rng)
+        message, after = self.message(carry.params, carry.model_state, key, batch)
+        fresh = buckets.flatten(message, self.reduce_dtype)
+        return fresh, Kept(after, rng, carry.step + 1, Form.of(message))
+
+    def update(
+        self, carry: Carry, kept: Kept, total: Buckets, arrived: jax.Array
+    ) -> tuple[Carry, StepInfo]:
+        """Applies the mean that is due, if it has `arrived` and is finite."""
+        carry = carry._replace(rng=kept.rng, step=kept.step)
+        return apply_message(
+            self.tx,
+            carry,
+            total,
+            kept.form.tree,
+            kept.model_state,
+            arrived,
+            axis_name=self.axis_name,
+            reduce_dtype=self.reduce_dtype,
+        )
+
+    def idle(self, carry: Carry) -> Kept:
+        """What `update` needs where no batch was computed: while draining."""
+        form = Form.of(jax.eval_shape(empty_message, carry.params, carry.model_state))
+        return Kept(carry.model_state, carry.rng, carry.step, form)
+
+    def check_state(self, carry: Carry, in_flight: PipelinedMeanState) -> None:
+        """A ValueError unless the pipeline is one for these parameters."""
+        check_lengths(in_flight, self.gradient_sizes(carry))
+
+    def check_message(self, kept: Kept, in_flight: PipelinedMeanState) -> None:
+        """A ValueError unless what was computed has its place in the pipeline."""
+        check_room(kept.form.tree, in_flight, self.reduce_dtype)
+
+    def gradient_sizes(self, carry: Carry) -> dict[str, int]:
+        """Elements of each bucket that are gradients; passengers come after them."""
+        return buckets.sizes(carry.params, self.reduce_dtype)
+
+    def message(
+        self, params: Any, model_state: Any, key: Any, batch: Any
+    ) -> tuple[Message, Any]:
+        """What this device has to send, and the model state as its loss left it."""
+        return local_message(
+            self.loss_fn,
+            params,
+            model_state,
+            batch,
+            key,
+            microbatches=self.microbatches,
+            compute_dtype=self.compute_dtype,
+        )
+
+    def _split_rng(self, rng: Any) -> tuple[Any, Any]:
+        """The key to carry on, and this device's own for this step."""
+        if rng is None:
+            return None, None
+        rng, key = jax.random.split(rng)
+        return rng, jax.random.fold_in(key, lax.axis_index(self.axis_name))
