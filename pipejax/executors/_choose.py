@@ -2,16 +2,31 @@
 
 import logging
 
-import jax
-
 from ._fused import Fused
+from ._host import Host
 from ._setting import Executor, Setting
 
 _log = logging.getLogger(__name__)
 
-EXECUTORS: dict[str, type] = {"fused": Fused}
+_EXECUTORS = {"fused": Fused, "host": Host}
 
 
 def choose(name: str, setting: Setting) -> Executor:
     """The executor of that name; of `"auto"` the one that hides communication here."""
-    return Fused(setting)
+    reason = "asked for"
+    if name == "auto":
+        name, reason = _automatic(setting)
+    executor = _EXECUTORS[name](setting, reason)
+    _log.info("executor %s: %s", name, reason)
+    return executor
+
+
+def _automatic(setting: Setting) -> tuple[str, str]:
+    devices = setting.mesh.devices.flat
+    platform = devices[0].platform
+    processes = len({device.process_index for device in devices})
+    if platform != "cpu":
+        return "fused", f"XLA runs collectives beside compute on {platform}"
+    if processes == 1:
+        return "fused", "one process on CPU, with no network to wait for"
+    return "host", f"{processes} processes on CPU, where a collective blocks a program"

@@ -33,6 +33,7 @@ class Fused:
     """Runs compute, all-reduce and update as one program."""
 
     setting: Setting
+    reason: str
     name: str = "fused"
 
     def step(self, carry: Any, in_flight: Any, batch: Any) -> tuple[Any, Any, Any]:

@@ -1,8 +1,8 @@
 """Compiler options under which a collective runs beside compute.
 
-XLA's defaults do not (its scheduler puts a stale all-reduce first and waits for it), and
-differ by backend and generation. Names come and go: each option is tried on the compiler
-that is there, and left out where it is refused.
+XLA's defaults do not (its scheduler puts a stale all-reduce first and waits for it),
+and differ by backend and generation. Names come and go: each option is tried on the
+compiler that is there, and left out where it is refused.
 """
 
 import logging

@@ -87,9 +87,15 @@ class Setting:
 
 
 class Executor(Protocol):
-    """Runs a step: `carry` is replicated and may be donated, `in_flight` never is."""
+    """Runs a step: `carry` is replicated and may be donated, `in_flight` never is.
+
+    Attributes:
+      name: as `make_train_step` takes it.
+      reason: why it is this one.
+    """
 
     name: str
+    reason: str
 
     @property
     def compiler_options(self) -> dict[str, Any]:

@@ -1,0 +1,147 @@
+"""A communication thread beside the compute, as in the paper.
+
+Three programs: compute, reduce, update. The caller dispatches compute and update; a
+thread of its own dispatches reduce, and no other program has a collective. For CPUs,
+where a collective blocks the program it is in, and for GPUs on plain Ethernet, whose
+gradients are then summed by the CPUs' own collectives, whatever XLA schedules.
+
+A gradient is given to the thread as soon as it is dispatched, and its sum is waited for
+K-1 steps later, so up to K-1 reductions are in flight. The state does not know: it
+holds the gradients themselves, which no program overwrites. A state from elsewhere,
+such as a checkpoint, has its reductions begun when it is stepped.
+"""
+
+import dataclasses
+import functools
+from concurrent.futures import Future
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec as P
+
+from pipejax.buckets import Buckets
+from pipejax.pipeline import PipelinedMeanState, arrivals, emptied
+
+from ._reduce import Reduce, make_reduce
+from ._setting import Setting
+from ._thread import CommunicationThread
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Host:
+    """Runs compute and update as programs of their own, and reduces on a thread."""
+
+    setting: Setting
+    reason: str
+    name: str = "host"
+    _thread: CommunicationThread = dataclasses.field(
+        default_factory=CommunicationThread
+    )
+    # Gradients whose reduction has begun and was not asked for yet, oldest first.
+    _begun: list[tuple[Buckets, Future[Buckets]]] = dataclasses.field(
+        default_factory=list
+    )
+
+    def step(self, carry: Any, in_flight: Any, batch: Any) -> tuple[Any, Any, Any]:
+        """One step on; waits for the sum that is due, and for nothing else."""
+        halves, width = self.setting.halves, self.setting.width
+        _check_concrete(carry)
+        self._raise_failures()
+        halves.check_state(carry, in_flight)
+        fresh, kept = self._compute(carry, batch)
+        if width > 1:
+            halves.check_message(kept, in_flight)
+        queue = (*in_flight.pending, fresh)
+        # All but the first were begun in the steps before, if they were ours.
+        futures = [self._reduction(carry, buckets) for buckets in queue]
+        total = futures[0].result()
+        self._begun[:] = list(zip(queue[1:], futures[1:], strict=True))
+        carry, filled, info = self._update(carry, kept, total, in_flight.filled)
+        return carry, PipelinedMeanState(queue[1:], filled), info
+
+    def drain(self, carry: Any, in_flight: Any) -> tuple[Any, Any]:
+        """Waits for and applies, in order, what is in flight; the thread is idle."""
+        _check_concrete(carry)
+        self._raise_failures()
+        self.setting.halves.check_state(carry, in_flight)
+        futures = [self._reduction(carry, buckets) for buckets in in_flight.pending]
+        for future, arrived in zip(futures, arrivals(in_flight), strict=True):
+            carry = self._apply(carry, future.result(), arrived)
+        self._begun.clear()
+        self._thread.join()
+        return carry, self._emptied(in_flight)
+
+    def lower(self, carry: Any, in_flight: Any, batch: Any) -> jax.stages.Lowered:
+        """The program that computes; it has no collective."""
+        del in_flight
+        return self._compute.lower(carry, batch)
+
+    @property
+    def compiler_options(self) -> dict[str, Any]:
+        """None: no program overlaps anything."""
+        return {}
+
+    def _reduction(self, carry: Any, buckets: Buckets) -> Future[Buckets]:
+        """The future of their sum: the one begun before, or one begun now."""
+        for known, future in self._begun:
+            if all(known[name] is x for name, x in buckets.items()):
+                return future
+        sizes = self.setting.halves.gradient_sizes(carry)
+        return self._thread.submit(self._reduce, buckets, sizes)
+
+    def _raise_failures(self) -> None:
+        """Raises what a reduction failed with; all are then begun anew."""
+        for _, future in self._begun:
+            if future.done() and future.exception() is not None:
+                self._begun.clear()
+                future.result()
+
+    @functools.cached_property
+    def _reduce(self) -> Reduce:
+        return make_reduce(self.setting)
+
+    @functools.cached_property
+    def _compute(self) -> jax.stages.Wrapped:
+        def local(carry: Any, batch: Any) -> Any:
+            fresh, kept = self.setting.halves.compute(carry, batch)
+            return {name: x[None] for name, x in fresh.items()}, kept
+
+        axis = self.setting.axis_name
+        mapped = self.setting.on_mesh(local, (P(), P(axis)), (P(axis), P()))
+        return jax.jit(mapped, in_shardings=(None, self.setting.data))
+
+    @functools.cached_property
+    def _update(self) -> jax.stages.Wrapped:
+        last = self.setting.width - 1
+
+        def local(carry: Any, kept: Any, total: Any, filled: Any) -> Any:
+            carry, info = self.setting.halves.update(carry, kept, total, filled == last)
+            return carry, jax.numpy.minimum(filled + 1, last), info
+
+        return self._updating(local, inputs=4)
+
+    @functools.cached_property
+    def _apply(self) -> jax.stages.Wrapped:
+        halves = self.setting.halves
+
+        def local(carry: Any, total: Any, arrived: Any) -> Any:
+            return halves.update(carry, halves.idle(carry), total, arrived)[0]
+
+        return self._updating(local, inputs=3)
+
+    def _updating(self, local: Any, inputs: int) -> jax.stages.Wrapped:
+        mapped = self.setting.on_mesh(local, (P(),) * inputs, P())
+        return jax.jit(mapped, donate_argnums=(0,) if self.setting.donate else ())
+
+    def _emptied(self, in_flight: Any) -> Any:
+        places = jax.tree.map(lambda x: x.sharding, in_flight)
+        return jax.jit(emptied, out_shardings=places)(in_flight)
+
+
+def _check_concrete(carry: Any) -> None:
+    if isinstance(carry.step, jax.core.Tracer):
+        raise ValueError(
+            "`executor` must be 'fused' for a step inside jit or scan: the host"
+            " executor runs three programs and a thread; got 'host'. Call `train.step`"
+            " outside, or make the step with executor='fused'."
+        )

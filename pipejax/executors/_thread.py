@@ -1,0 +1,82 @@
+"""A communication thread: one thing at a time, in order, beside the compute.
+
+Collectives must be launched in the same order in every process, so only this thread may
+launch them. It cannot be stopped while it waits for other processes; a program that is
+interrupted meanwhile leaves without it.
+"""
+
+import atexit
+import logging
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+_log = logging.getLogger(__name__)
+
+GRACE = 5.0  # seconds that a program's exit waits for what was begun
+
+
+class CommunicationThread:
+    """Runs what it is given, in order; begun with the first of it."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """A future of `function(*args)`, whose `result` raises what that raised."""
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=_serve,
+                args=(self._work,),
+                name="pipejax-communication",
+                daemon=True,
+            )
+            self._thread.start()
+            atexit.register(_leave, self._thread, self._work)
+        future: Future[Any] = Future()
+        self._work.put((future, function, args))
+        return future
+
+    def join(self) -> None:
+        """Waits until everything it was given is done."""
+        if self._thread is not None:
+            self.submit(lambda: None).result()
+
+    def __del__(self) -> None:
+        self._work.put(None)
+
+
+def _serve(work: "queue.SimpleQueue[Any]") -> None:
+    while (item := work.get()) is not None:
+        future, function, args = item
+        try:
+            future.set_result(function(*args))
+        except BaseException as error:
+            future.set_exception(error)
+        # Nothing of it is kept alive while the thread waits for the next.
+        del item, future, function, args
+
+
+def _leave(thread: threading.Thread, work: "queue.SimpleQueue[Any]") -> None:
+    """At exit: waits a moment for the thread, then leaves without it.
+
+    Beyond this JAX would wait for the other processes, for minutes, and then for the
+    collective, for ever.
+    """
+    work.put(None)
+    thread.join(GRACE)
+    if thread.is_alive():
+        _log.error(
+            "a reduction still waits for other processes %s s after this one ended;"
+            " leaving without it",
+            GRACE,
+        )
+        sys.stdout.flush()
+        sys.stderr.flush()
+        interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
+        os._exit(130 if interrupted else 1)
