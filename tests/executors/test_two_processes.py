@@ -75,10 +75,10 @@ def test_same_bits_as_one_process(start):
 
 
 def test_takes_the_longer_of_compute_and_communication(start):
-    """Both take a quarter of a second: in turn at width 1, at once at width 2.
+    """Both take `SECONDS`: in turn at width 1, at once at width 2.
 
-    In 8 steps and a drain: 8 x 0.5 s against 8 x 0.25 s + 0.25 s. Halfway between
-    stands 1.4 x SECONDS.
+    Of 8 steps and a drain a step takes 2 x SECONDS, or 9/8 x SECONDS: 1.5 tells them
+    apart.
     """
     for seconds in results(start("late")):
         assert seconds["1"] >= 2 * SECONDS

@@ -1,0 +1,223 @@
+"""What an inspection says: numbers, a table, a picture."""
+
+import os
+from typing import Any, NamedTuple
+
+_NONE = """\
+no collectives: there is no communication to hide. Perhaps the program runs on one
+device; or it was compiled without a mesh (jit alone, no shard_map or shardings); or XLA
+removed collectives whose result nobody uses; or the all-reduce is a program of its own,
+as the host executor has it."""
+
+
+class Collective(NamedTuple):
+    """One collective of a program, and what runs while it is under way.
+
+    Sizes are of one execution on one device; what it hides is of all `times` together.
+
+    Attributes:
+      name: of the instruction that begins it.
+      kind: `"all-reduce"`, `"all-gather"`, `"reduce-scatter"`, `"all-to-all"`,
+        `"ragged-all-to-all"`, `"collective-permute"`, `"collective-broadcast"`,
+        `"send"` or `"recv"`.
+      dtypes: of what travels.
+      group_size: devices p that exchange with each other.
+      bytes: n, what a device hands over.
+      wire_bytes: what a device must send, whatever the algorithm; see `wire_bytes`.
+      asynchronous: whether others may run while it is under way.
+      operations: kernels under it.
+      matmuls: matmuls and convolutions under it.
+      flops: theirs.
+      share: `flops` over the program's; 0 for a program that has none.
+      times: how often it runs: the product of the loops around it.
+      op_name: the JAX operation that it comes from.
+    """
+
+    name: str
+    kind: str
+    dtypes: tuple[str, ...]
+    group_size: int
+    bytes: float
+    wire_bytes: float
+    asynchronous: bool
+    operations: int
+    matmuls: int
+    flops: float
+    share: float
+    times: int
+    op_name: str
+
+
+class Item(NamedTuple):
+    """One thing in the schedule, for a picture of it.
+
+    Attributes:
+      name: of the instruction.
+      kind: `"matmul"` (or convolution), `"other"`, or a collective's kind.
+      flops: of all its executions.
+      start: number of compute items before it.
+      end: number of compute items before its end.
+    """
+
+    name: str
+    kind: str
+    flops: float
+    start: int
+    end: int
+
+
+class Report(NamedTuple):
+    """How much of a program's compute runs while its collectives are under way.
+
+    A property of the schedule, not a time: the FLOPs are there to hide behind, whether
+    they last long enough is for a measurement to say.
+
+    Attributes:
+      program: the module's name.
+      flops: of its matmuls and convolutions, on one device.
+      matmuls: how many run.
+      collectives: in the order of the schedule.
+      covered: share of the FLOPs that run under at least one collective; `None` without
+        FLOPs.
+      uncounted: what is not in `flops`, and why.
+      schedule: compute and collectives, for `plot`; loops without collectives are one
+        item, others are drawn as one iteration.
+    """
+
+    program: str
+    flops: float
+    matmuls: int
+    collectives: tuple[Collective, ...]
+    covered: float | None
+    uncounted: tuple[str, ...]
+    schedule: tuple[Item, ...]
+
+    @property
+    def share(self) -> float | None:
+        """`sum_c bytes_c share_c / sum_c bytes_c`; `None` if there is nothing to weigh.
+
+        1 when every collective has all FLOPs beside it, 0 when all are synchronous.
+        """
+        weights = [c.times * c.bytes for c in self.collectives]
+        if not sum(weights) or not self.flops:
+            return None
+        shares = [c.share for c in self.collectives]
+        return sum(map(float.__mul__, weights, shares)) / sum(weights)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All but the schedule, in types that JSON has."""
+        collectives = [
+            {**c._asdict(), "dtypes": list(c.dtypes)} for c in self.collectives
+        ]
+        return {
+            "program": self.program,
+            "flops": self.flops,
+            "matmuls": self.matmuls,
+            "share": self.share,
+            "covered": self.covered,
+            "uncounted": list(self.uncounted),
+            "collectives": collectives,
+        }
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draws the schedule: compute below, collectives above; see `timeline`."""
+        from ._timeline import timeline
+
+        timeline(self, path)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.program}: {amount(self.flops)}FLOP in matmuls and convolutions"
+            f" ({self.matmuls}), collectives ({len(self.collectives)})"
+        ]
+        lines += [f"not counted: {what}" for what in self.uncounted]
+        if not self.collectives:
+            return "\n".join([*lines, "", _NONE])
+        covered = "none" if self.covered is None else f"{self.covered:.2f}"
+        share = "none, it has no matmul" if self.share is None else f"{self.share:.2f}"
+        return "\n".join(
+            [
+                *lines,
+                "",
+                *_table([_row(c) for c in self.collectives]),
+                "",
+                f"share of FLOPs under at least one collective: {covered}",
+                f"share of FLOPs under communication, weighted by bytes: {share}",
+            ]
+        )
+
+
+def wire_bytes(kind: str, devices: int, payload: float) -> float:
+    """What one of `devices` p must send of a `payload` of n bytes, at best.
+
+    - all-reduce: `2 (p-1)/p n`
+    - reduce-scatter, all-to-all: `(p-1)/p n`
+    - all-gather: `(p-1) n`, which is `(p-1)/p` of its output
+    - permute, broadcast, send: `n`; recv: 0
+
+    >>> wire_bytes("all-reduce", 4, 100.0)
+    150.0
+    """
+    if devices <= 1 or kind == "recv":
+        return 0.0
+    factor = {
+        "all-reduce": 2 * (devices - 1) / devices,
+        "reduce-scatter": (devices - 1) / devices,
+        "all-to-all": (devices - 1) / devices,
+        "ragged-all-to-all": (devices - 1) / devices,
+        "all-gather": devices - 1,
+    }
+    return factor.get(kind, 1) * payload
+
+
+_HEAD = (
+    "collective",
+    "dtype",
+    "devices",
+    "payload",
+    "sent",
+    "times",
+    "mode",
+    "operations",
+    "matmuls",
+    "share",
+    "from",
+)
+
+
+def _row(c: Collective) -> tuple[str, ...]:
+    return (
+        c.kind,
+        "+".join(c.dtypes),
+        str(c.group_size),
+        f"{amount(c.bytes)}B",
+        f"{amount(c.wire_bytes)}B",
+        str(c.times),
+        "async" if c.asynchronous else "SYNC",
+        str(c.operations),
+        str(c.matmuls),
+        f"{c.share:.2f}",
+        c.op_name if len(c.op_name) <= 40 else f"...{c.op_name[-37:]}",
+    )
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    """Columns of words to the left, of numbers to the right."""
+    left = {"collective", "dtype", "mode", "from"}
+    widths = [max(map(len, column)) for column in zip(_HEAD, *rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if name in left else cell.rjust(width)
+            for name, cell, width in zip(_HEAD, row, widths, strict=True)
+        ).rstrip()
+        for row in (_HEAD, *rows)
+    ]
+
+
+def amount(number: float) -> str:
+    """With a prefix: `1.08 M`."""
+    for prefix in ("", "k", "M", "G"):
+        if number < 999.5:
+            return f"{number:.3g} {prefix}"
+        number /= 1000
+    return f"{number:.3g} T"

@@ -1,0 +1,149 @@
+"""Functions in pieces: the same result, equal work, cut where it says."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipejax.executors._cut import cut
+from pipejax.executors._flops import flops_of
+
+
+def layers(params, x):
+    for w in params["w"]:
+        x = jnp.tanh(x @ w)
+    return (x**2).mean()
+
+
+def scanned(params, x):
+    def layer(x, w):
+        return jnp.tanh(x @ w), x.sum()
+
+    x, sums = jax.lax.scan(layer, x, params["w"])
+    return (x**2).mean() + sums.mean()
+
+
+def backwards(params, x):
+    x, outs = jax.lax.scan(
+        lambda x, w: (jnp.tanh(x @ w), x[0]), x, params["w"], reverse=True
+    )
+    return (x**2).mean() + (outs[0] ** 2).mean()
+
+
+def convolved(params, x):
+    image = x.reshape(1, 4, 6, 2)
+    kernel = params["w"][0, :2, :].reshape(2, 1, 2, 3)[..., :2].swapaxes(1, 2)
+    y = jax.lax.conv_general_dilated(
+        image, kernel[:, :1], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    return (y**2).mean() + scanned(params, x)
+
+
+def with_a_key(params, x):
+    keep = jax.random.bernoulli(jax.random.key(3), 0.5, x.shape)
+    return scanned(params, jnp.where(keep, x, 0.0))
+
+
+def branching(params, x):
+    return jax.lax.cond(x.sum() > 0, layers, scanned, params, x)
+
+
+FUNCTIONS = {
+    "layers": layers,
+    "scan": scanned,
+    "reverse scan": backwards,
+    "jit": jax.jit(scanned),
+    "jit in jit, twice": lambda p, x: jax.jit(jax.jit(layers))(p, x) + layers(p, x),
+    "remat": jax.checkpoint(scanned),
+    "key": with_a_key,
+    "cond": branching,
+}
+
+
+def example():
+    rng = np.random.default_rng(0)
+    params = {"w": rng.normal(size=(6, 12, 12)).astype(np.float32)}
+    return params, rng.normal(size=(4, 12)).astype(np.float32)
+
+
+def in_pieces(function, count, *args):
+    pieces, result = cut(function, count, *args)
+    assert len(pieces) == count
+    values = []
+    for piece in pieces:
+        values = jax.lax.optimization_barrier(piece(values))
+    return result(values)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_same_result(name, count):
+    """Gradients too; a barrier between pieces may round differently."""
+    function = jax.value_and_grad(FUNCTIONS[name])
+    want = jax.jit(function)(*example())
+    got = jax.jit(lambda *args: in_pieces(function, count, *args))(*example())
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_arguments_and_constants_as_results():
+    def function(x):
+        return x, jnp.float32(3), (x + 1, None)
+
+    got = jax.jit(lambda x: in_pieces(function, 2, x))(jnp.float32(1))
+    assert jax.tree.map(float, got) == (1.0, 3.0, (2.0, None))
+
+
+def work(function, count):
+    """FLOPs of each piece, as traced."""
+    pieces, _ = cut(jax.value_and_grad(function), count, *example())
+    shares, values = [], []
+    for piece in pieces:
+        values, jaxpr = piece(values), jax.make_jaxpr(piece)(values)
+        shares.append(sum(map(flops_of, jaxpr.jaxpr.eqns)))
+    return np.array(shares) / sum(shares)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_equal_work_between_layers(count):
+    """Six layers, 18 matmuls less one: a cut is within one matmul of its place."""
+    np.testing.assert_allclose(work(layers, count), 1 / count, atol=1 / 17)
+
+
+def test_a_scan_is_left_whole_where_its_edge_is_near():
+    """Forward 6 matmuls, backward 11 or 12: the cut between is within a quarter."""
+    shares = work(scanned, 2)
+    np.testing.assert_allclose(shares, [1 / 3, 2 / 3], atol=0.03)
+
+
+def microbatched(params, x):
+    def one(total, part):
+        return jax.tree.map(jnp.add, total, jax.grad(layers)(params, part)), None
+
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    return jax.lax.scan(one, zeros, x.reshape(4, 1, 12))[0]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_scan_over_microbatches_is_cut(count):
+    pieces, _ = cut(microbatched, count, *example())
+    shares, values = [], []
+    for piece in pieces:
+        values, jaxpr = piece(values), jax.make_jaxpr(piece)(values)
+        shares.append(sum(map(flops_of, jaxpr.jaxpr.eqns)))
+    np.testing.assert_allclose(np.array(shares) / sum(shares), 1 / count)
+
+
+def test_flops():
+    """2 x 4 x 12 x 12 a matmul; a 3 x 3 convolution of 5 x 5 x 2 to 7 channels."""
+    (equation,) = jax.make_jaxpr(jnp.matmul)(*map(jnp.ones, [(4, 12), (12, 12)])).eqns
+    assert flops_of(equation) == 2 * 4 * 12 * 12
+
+    def convolve(x, k):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, k, (1, 1), "VALID", (1, 1), (1, 1), numbers)
+
+    shapes = map(jnp.ones, [(1, 5, 5, 2), (3, 3, 2, 7)])
+    (equation,) = jax.make_jaxpr(convolve)(*shapes).eqns
+    assert flops_of(equation) == 2 * (3 * 3 * 7) * (3 * 3 * 2)

@@ -1,0 +1,194 @@
+"""The communication thread: the same bits, failures surface, nothing is overwritten."""
+
+import traceback
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh
+
+import pipejax as pj
+from pipejax.executors._reduce import reduce_by_copy
+
+from ..helpers import OPTIMIZERS, assert_bits_equal, batches, init_params, loss_fn
+
+
+def make(executor, width=2, tx=None, devices=4, **options):
+    return pj.make_train_step(
+        loss_fn,
+        tx or optax.adamw(1e-2),
+        mesh=pj.data_mesh(devices),
+        width=width,
+        executor=executor,
+        **options,
+    )
+
+
+def trained(train, steps=6):
+    """Everything a run shows: infos, the state in flight, the drained one."""
+    state, infos = train.init(init_params()), []
+    for batch in batches(steps):
+        state, info = train.step(state, batch)
+        infos.append(jax.tree.map(np.asarray, info))
+    in_flight = jax.tree.map(np.asarray, state)
+    return infos, in_flight, jax.tree.map(np.asarray, train.drain(state))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_same_bits_as_fused(width, optimizer):
+    options = {"width": width, "tx": OPTIMIZERS[optimizer], "warmup_steps": 1}
+    fused = trained(make("fused", **options))
+    assert_bits_equal(trained(make("host", **options)), fused)
+
+
+def full_loss(params, batch, *, model_state, rng):
+    noise = jax.random.normal(rng, batch["x"].shape)
+    loss = loss_fn(params, batch | {"x": batch["x"] + 0.1 * noise})
+    after = {"mean": 0.9 * model_state["mean"] + 0.1 * batch["x"].mean(0)}
+    return loss, pj.Aux(metrics={"squared": loss**2}, model_state=after)
+
+
+@pytest.mark.parametrize("donate", [False, True])
+def test_same_bits_with_everything_on_board(donate):
+    def run(executor):
+        train = pj.make_train_step(
+            full_loss,
+            optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2)),
+            mesh=pj.data_mesh(4),
+            microbatches=2,
+            executor=executor,
+            donate=donate,
+        )
+        state = train.init(
+            init_params(),
+            model_state={"mean": np.zeros(5, np.float32)},
+            rng=jax.random.key(0),
+            batch=batches(1)[0],
+        )
+        for batch in batches(5):
+            state, info = train.step(state, batch)
+        state = train.drain(state)
+        state = state._replace(rng=jax.random.key_data(state.rng))
+        return jax.tree.map(np.asarray, (state, info))
+
+    assert_bits_equal(run("host"), run("fused"))
+
+
+def test_states_go_from_one_executor_to_the_other():
+    """A state holds gradients, not reductions: it can go on anywhere, any time."""
+    fused, host = make("fused", width=3), make("host", width=3)
+    state = fused.init(init_params())
+    for batch, train in zip(batches(6), [host, fused, fused, host, host, fused]):
+        state, _ = train.step(state, batch)
+    assert_bits_equal(jax.tree.map(np.asarray, host.drain(state)), trained(fused)[2])
+
+
+def test_stepping_twice_from_one_state():
+    train = make("host", width=3)
+    state = train.init(init_params())
+    first, second, third = batches(3)
+    state, _ = train.step(state, first)
+    train.step(state, third)  # another branch
+    for batch in (second, third):
+        state, _ = train.step(state, batch)
+    state = train.drain(state)
+    assert_bits_equal(
+        jax.tree.map(np.asarray, state), trained(make("fused", width=3), 3)[2]
+    )
+
+
+class Unplugged(Exception):
+    """What a broken network raises."""
+
+
+def break_reduction(train, failing):
+    """Makes the reductions of these numbers fail."""
+    reduce, count = train.executor._reduce, iter(range(100))
+
+    def sometimes(*args):
+        if next(count) in failing:
+            raise Unplugged("no route to host")
+        return reduce(*args)
+
+    train.executor.__dict__["_reduce"] = sometimes  # where cached_property keeps it
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_failure_surfaces_at_the_next_step(width):
+    """With its traceback; the state is as it was, and the step can be tried again."""
+    train = make("host", width=width)
+    break_reduction(train, {width})
+    state = train.init(init_params())
+    failures = 0
+    for batch in batches(6):
+        try:
+            state, _ = train.step(state, batch)
+        except Unplugged as error:
+            failures += 1
+            lines = "".join(traceback.format_exception(error))
+            assert "no route to host" in lines
+            assert "in sometimes" in lines
+            state, _ = train.step(state, batch)
+    assert failures == 1
+    assert_bits_equal(
+        jax.tree.map(np.asarray, train.drain(state)), trained(make("fused", width))[2]
+    )
+
+
+def test_failure_surfaces_in_drain():
+    train = make("host")
+    state = train.init(init_params())
+    state, _ = train.step(state, batches(1)[0])
+    train.executor._thread.join()
+    break_reduction(train, {0})
+    train.executor._begun.clear()
+    with pytest.raises(Unplugged):
+        train.drain(state)
+    assert int(train.drain(state).step) == 1
+
+
+def test_by_copy_over_other_devices():
+    """As for gradients on a GPU: copied to a CPU device, summed there, copied back.
+
+    All of this process's devices are added up before; the other mesh has one device.
+    """
+    train = make("host", tx=optax.sgd(0.1))
+    other = Mesh(np.array(jax.devices()[7:]), ("data",))
+    train.executor.__dict__["_reduce"] = reduce_by_copy(train.setting, other)
+    got, want = trained(train), trained(make("fused", tx=optax.sgd(0.1)))
+    assert_bits_equal(got, want)  # one host sums in rank order either way
+    state = train.init(init_params())
+    for batch in batches(2):
+        state, _ = train.step(state, batch)
+    assert state.params["out"].sharding.device_set == set(jax.devices()[:4])
+
+
+def test_bfloat16_by_copy():
+    rows = jnp.arange(8, dtype=jnp.bfloat16).reshape(4, 2)
+    train = make("host")
+    other = Mesh(np.array(jax.devices()[7:]), ("data",))
+    placed = jax.device_put(rows, train.setting.data)
+    sums = reduce_by_copy(train.setting, other)({"bfloat16": placed}, {"bfloat16": 2})
+    assert sums["bfloat16"].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(np.asarray(sums["bfloat16"], np.float32), [12, 16])
+
+
+def test_not_inside_jit():
+    train = make("host")
+    state = train.init(init_params())
+    message = r"`executor` must be 'fused' for a step inside jit or scan: .* got 'host'"
+    with pytest.raises(ValueError, match=message):
+        jax.jit(train.step)(state, batches(1)[0])
+    with pytest.raises(ValueError, match=message):
+        jax.jit(train.drain)(state)
+
+
+def test_compute_has_no_collective():
+    train = make("host")
+    text = train.lower(train.init(init_params()), batches(1)[0]).as_text()
+    assert "stablehlo.dot_general" in text
+    assert "all_reduce" not in text
+    assert train.compiler_options == {}

@@ -1,0 +1,39 @@
+"""Small programs, scheduled by hand."""
+
+DOT = "dot(%p, %p), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+FLOPS = 2 * 8**3  # of one DOT
+GROUPS = "channel_id=1, replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%add"
+ADD = """
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+"""
+
+
+def program(entry, others="", scheduled="true"):
+    """HLO text of an ENTRY with two parameters: `p`, f32[8,8], and `x`, f32[100]."""
+    return "\n".join(
+        [
+            f"HloModule step, is_scheduled={scheduled}, num_partitions=8",
+            ADD,
+            _indented(others),
+            "ENTRY %main (p: f32[8,8], x: f32[100]) -> f32[100] {",
+            "  %p = f32[8,8]{1,0} parameter(0)",
+            "  %x = f32[100]{0} parameter(1)",
+            _indented(entry),
+            "}",
+        ]
+    )
+
+
+def _indented(lines):
+    """Two spaces before each instruction, none before what encloses them."""
+    stripped = [line.strip() for line in lines.splitlines() if line.strip()]
+    return "\n".join(f"  {x}" if " = " in x else x for x in stripped)
+
+
+def dots(*names):
+    """One matmul a line."""
+    return "\n".join(f"%{name} = f32[8,8]{{1,0}} {DOT}" for name in names)

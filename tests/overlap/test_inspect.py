@@ -1,0 +1,120 @@
+"""From real programs to reports, and what is no program."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from pipejax.overlap import inspect
+
+from . import program
+
+X = jax.ShapeDtypeStruct((32, 16), jnp.float32)
+
+
+@pytest.fixture
+def step():
+    """Each of 8 devices multiplies its (4, 16) by its transpose; the sum of all."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    local = lambda x: lax.psum(x @ x.T, "data")  # noqa: E731
+    return jax.jit(
+        jax.shard_map(
+            local, mesh=mesh, in_specs=P("data"), out_specs=P(), check_vma=False
+        )
+    )
+
+
+def test_a_synchronous_all_reduce_of_known_size(step):
+    report = inspect(step, X)
+    (c,) = report.collectives
+    assert (c.kind, c.dtypes, c.group_size) == ("all-reduce", ("f32",), 8)
+    assert (c.bytes, c.wire_bytes) == (64, 2 * 7 / 8 * 64)
+    assert (c.asynchronous, c.times, c.share) == (False, 1, 0)
+    assert "psum" in c.op_name
+    assert report.flops == 2 * 4 * 4 * 16
+    assert report.share == report.covered == 0
+
+
+def test_in_a_scan():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+
+    def local(x):
+        body = lambda c, _: (lax.pmean(c @ x, "data"), None)  # noqa: E731
+        return lax.scan(body, x, None, length=6)[0]
+
+    f = jax.shard_map(local, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    report = inspect(jax.jit(f), jax.ShapeDtypeStruct((16, 16), jnp.float32))
+    (c,) = report.collectives
+    assert (c.times, c.bytes) == (6, 1024)
+    assert report.flops == 6 * 2 * 16**3
+
+
+def test_none():
+    report = inspect(jax.jit(lambda x: x @ x.T), X)
+    assert report.collectives == ()
+    assert report.share is None
+    assert "no collectives" in str(report)
+
+
+def test_every_way_to_hand_it_in_gives_the_same(step):
+    lowered = step.lower(X)
+    compiled = lowered.compile()
+    expected = inspect(step, X)
+    for given in (lowered, compiled, compiled.as_text()):
+        assert inspect(given) == expected
+
+
+def test_compiler_options_are_those_given_or_the_programs_own(step):
+    seen = []
+
+    class Lowered(jax.stages.Lowered):
+        def __init__(self):
+            pass
+
+        def compile(self, compiler_options=None):
+            seen.append(compiler_options)
+            return step.lower(X).compile()
+
+    train = types.SimpleNamespace(
+        lower=lambda x: Lowered(), compiler_options={"own": True}
+    )
+    inspect(train, X)
+    inspect(train, X, compiler_options={"given": 1})
+    inspect(train, X, compiler_options={})
+    assert seen == [{"own": True}, {"given": 1}, None]
+
+
+def test_a_function_never_jitted():
+    def loss(x):
+        return x
+
+    with pytest.raises(ValueError, match=r"`program` must be .*inspect\(jax.jit\(loss"):
+        inspect(loss, X)
+    with pytest.raises(ValueError, match=r"`program` must be compiled.*got int"):
+        inspect(3)
+
+
+@pytest.mark.parametrize("text", ["", "  \n", "hello", "module @jit_f {"])
+def test_text_that_is_no_hlo(text):
+    with pytest.raises(ValueError, match="`program` must be HLO text, which begins"):
+        inspect(text)
+
+
+def test_text_without_schedule():
+    text = program("ROOT %r = f32[100] copy(%x)", scheduled="false")
+    with pytest.raises(ValueError, match=r"`program` must be scheduled.*got step with"):
+        inspect(text)
+
+
+def test_arguments_for_what_is_lowered_already(step):
+    with pytest.raises(ValueError, match=r"`args` must be left out.* got 1 of them"):
+        inspect(step.lower(X), X)
+
+
+def test_options_for_what_is_compiled_already(step):
+    with pytest.raises(ValueError, match="`compiler_options` must be left out"):
+        inspect(step.lower(X).compile(), compiler_options={"a": 1})

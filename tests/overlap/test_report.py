@@ -1,0 +1,142 @@
+"""The numbers of a report, its table, its picture."""
+
+import json
+import sys
+
+import pytest
+
+from pipejax.overlap import inspect
+from pipejax.overlap._report import amount, wire_bytes
+from pipejax.overlap._timeline import timeline
+
+from . import FLOPS, GROUPS, dots, program
+
+HIDDEN = f"""
+%s = (f32[100]{{0}}, f32[100]{{0}}) all-reduce-start(%x), {GROUPS}, \
+metadata={{op_name="jit(step)/psum"}}
+{dots("a", "b")}
+%e = f32[8,8] add(%a, %b)
+%sd = f32[100]{{0}} all-reduce-done(%s)
+%u = u8[300]{{0}} convert(%sd)
+%v = u8[300]{{0}} all-gather(%u), {GROUPS}
+ROOT %r = f32[100] copy(%sd)
+"""
+
+
+@pytest.fixture
+def report():
+    return inspect(program(HIDDEN))
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent"),
+    [
+        ("all-reduce", 150),
+        ("reduce-scatter", 75),
+        ("all-to-all", 75),
+        ("ragged-all-to-all", 75),
+        ("all-gather", 300),
+        ("collective-permute", 100),
+        ("collective-broadcast", 100),
+        ("send", 100),
+        ("recv", 0),
+    ],
+)
+def test_wire_bytes(kind, sent):
+    assert wire_bytes(kind, 4, 100.0) == sent
+    assert wire_bytes(kind, 1, 100.0) == 0
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("bf16", 200), ("u8", 100), ("s4", 50)])
+def test_payload_of_narrow_dtypes(dtype, size):
+    convert = f"%n = {dtype}[100] convert(%x)"
+    text = f"{convert}\nROOT %r = {dtype}[100] all-reduce(%n), {GROUPS}"
+    (c,) = inspect(program(text)).collectives
+    assert (c.bytes, c.dtypes) == (size, (dtype,))
+
+
+def test_share_is_weighted_by_bytes(report):
+    assert [c.bytes for c in report.collectives] == [400, 300]
+    assert [c.share for c in report.collectives] == [1, 0]
+    assert report.share == pytest.approx(4 / 7)
+    assert report.covered == 1
+
+
+def test_dict_is_json(report):
+    found = json.loads(json.dumps(report.to_dict()))
+    assert found["flops"] == 2 * FLOPS
+    assert found["share"] == pytest.approx(4 / 7)
+    assert found["collectives"][0]["dtypes"] == ["f32"]
+    assert found["collectives"][0]["op_name"] == "jit(step)/psum"
+    assert found["uncounted"] == []
+
+
+def test_table(report):
+    lines = str(report).splitlines()
+    head = "step: 2.05 kFLOP in matmuls and convolutions (2), collectives (2)"
+    assert lines[0] == head
+    columns = [line.split() for line in lines[2:5]]
+    assert columns[0][0] == "collective"
+    assert columns[1][:2] == ["all-reduce", "f32"]
+    assert "async" in columns[1]
+    assert "SYNC" in columns[2]
+    words = zip(lines[2:5], ("dtype", "f32", "u8"), strict=True)
+    assert len({line.index(word) for line, word in words}) == 1
+    assert lines[-1] == "share of FLOPs under communication, weighted by bytes: 0.57"
+
+
+def test_what_is_not_counted_is_said():
+    line = '%g = f32[8,8] custom-call(%p), custom_call_target="__cudnn$fmha"'
+    report = inspect(program(f"{line}\nROOT %r = f32[100] copy(%x)"))
+    assert report.uncounted == ("g: __cudnn$fmha, its FLOPs counted as 0",)
+    assert "not counted: g: __cudnn$fmha" in str(report)
+
+
+def test_without_collectives_it_says_why_that_may_be():
+    report = inspect(program(f"{dots('a')}\nROOT %r = f32[100] copy(%x)"))
+    assert report.share is None
+    assert report.covered == 0
+    for reason in ("one\ndevice", "without a mesh", "XLA\nremoved", "host executor"):
+        assert reason in str(report)
+
+
+def test_without_flops_there_is_no_share():
+    report = inspect(program(f"ROOT %r = f32[100] all-reduce(%x), {GROUPS}"))
+    assert report.share is None
+    assert report.covered is None
+    assert str(report).endswith("weighted by bytes: none, it has no matmul")
+
+
+def test_amounts():
+    found = [amount(x) for x in (0, 999, 1000, 1.5e7, 2e13)]
+    assert found == ["0 ", "999 ", "1 k", "15 M", "20 T"]
+
+
+def test_schedule(report):
+    found = [(x.name, x.kind, x.start, x.end) for x in report.schedule]
+    assert found == [
+        ("a", "matmul", 0, 1),
+        ("b", "matmul", 1, 2),
+        ("e", "other", 2, 3),
+        ("u", "other", 3, 4),
+        ("r", "other", 4, 5),
+        ("s", "all-reduce", 0, 3),
+        ("v", "all-gather", 4, 4),
+    ]
+
+
+def test_picture(report, tmp_path):
+    pytest.importorskip("matplotlib")
+    report.plot(tmp_path / "one.png")
+    nothing = inspect(program("ROOT %r = f32[100] bitcast(%x)"))
+    timeline({"hidden": report, "empty": nothing}, tmp_path / "two.svg")
+    assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
+    text = (tmp_path / "two.svg").read_text()
+    assert "hidden: 100% of the FLOPs under communication" in text
+    assert "empty: no collectives" in text
+
+
+def test_picture_without_matplotlib(report, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"^pip install 'pipejax\[demo\]'$"):
+        report.plot(tmp_path / "one.png")

@@ -1,0 +1,367 @@
+"""Where collectives begin and end, in every form a backend writes them."""
+
+import pytest
+
+from pipejax.overlap import inspect
+
+from . import DOT, FLOPS, GROUPS, dots, program
+
+AR = f"all-reduce(%x), {GROUPS}"
+START = f"%s = (f32[100]{{0}}, f32[100]{{0}}) all-reduce-start(%x), {GROUPS}"
+DONE = "ROOT %r = f32[100]{0} all-reduce-done(%s)"
+
+
+def read(*entry, others=""):
+    return inspect(program("\n".join(entry), others))
+
+
+def only(*entry, others=""):
+    (collective,) = read(*entry, others=others).collectives
+    return collective
+
+
+def test_synchronous():
+    c = only(
+        dots("a"), f"%s = f32[100]{{0}} {AR}", dots("b"), "ROOT %r = f32[100] copy(%s)"
+    )
+    assert (c.name, c.kind, c.asynchronous) == ("s", "all-reduce", False)
+    assert (c.operations, c.matmuls, c.share) == (0, 0, 0)
+
+
+def test_a_start_that_is_synchronous_on_a_gpu():
+    config = ', backend_config={"collective_backend_config":{"is_sync":true}}'
+    c = only(START + config, dots("a"), DONE)
+    assert not c.asynchronous
+    assert c.matmuls == 0
+
+
+def test_start_and_done():
+    report = read(
+        dots("a"),
+        START,
+        "%copy-start = (f32[8,8], f32[8,8]) copy-start(%a)",
+        dots("b", "c"),
+        "%e = f32[8,8] add(%b, %c)",
+        "%bit = f32[64] bitcast(%e)",
+        "%copy-done = f32[8,8] copy-done(%copy-start)",
+        DONE.removeprefix("ROOT "),
+        dots("d"),
+        "ROOT %out = f32[100] negate(%r)",
+    )
+    (c,) = report.collectives
+    assert c.asynchronous
+    assert (c.operations, c.matmuls, c.flops) == (3, 2, 2 * FLOPS)
+    assert c.share == report.share == report.covered == 0.5
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "all-reduce",
+        "all-gather",
+        "reduce-scatter",
+        "all-to-all",
+        "ragged-all-to-all",
+        "collective-permute",
+        "collective-broadcast",
+    ],
+)
+def test_every_kind(kind):
+    lines = [line.replace("all-reduce", kind) for line in (START, DONE)]
+    c = only(lines[0], dots("a"), lines[1])
+    assert (c.kind, c.matmuls) == (kind, 1)
+    c = only(dots("a"), f"ROOT %r = f32[100]{{0}} {AR}".replace("all-reduce", kind))
+    assert (c.kind, c.asynchronous) == (kind, False)
+
+
+def test_send_and_receive():
+    send, receive = read(
+        "%k = token[] after-all()",
+        "%s = (f32[100], u32[], token[]) send(%x, %k), channel_id=1",
+        dots("a"),
+        "%t = (f32[100], u32[], token[]) recv(%k), channel_id=1",
+        dots("b"),
+        "%sd = token[] send-done(%s), channel_id=1",
+        dots("c"),
+        "%rd = (f32[100], token[]) recv-done(%t), channel_id=1",
+        "ROOT %r = f32[100] get-tuple-element(%rd), index=0",
+    ).collectives
+    assert (send.kind, send.matmuls, send.bytes, send.wire_bytes) == (
+        ("send", 2, 400, 400)
+    )
+    assert (receive.kind, receive.matmuls, receive.bytes) == ("recv", 2, 400)
+    assert receive.wire_bytes == 0
+
+
+def test_what_goes_to_the_host_is_no_collective():
+    report = read(
+        "%k = token[] after-all()",
+        "%s = (f32[100], u32[], token[]) send(%x, %k), is_host_transfer=true",
+        "%sd = token[] send-done(%s), is_host_transfer=true",
+        "ROOT %r = f32[100] copy(%x)",
+    )
+    assert not report.collectives
+
+
+WRAPPED = f"""
+    %wrapped (q: f32[100]) -> f32[100] {{
+      %q = f32[100]{{0}} parameter(0)
+      ROOT %rs = f32[100]{{0}} reduce-scatter(%q), {GROUPS}
+    }}
+"""
+
+
+def test_wrapped_asynchronously():
+    c = only(
+        "%s = ((f32[100]), f32[100]) async-start(%x), calls=%wrapped",
+        dots("a"),
+        "%u = ((f32[100]), f32[100]) async-update(%s)",
+        dots("b"),
+        "ROOT %r = f32[100] async-done(%u)",
+        dots("c"),
+        others=WRAPPED,
+    )
+    assert (c.name, c.kind, c.matmuls, c.bytes) == ("s", "reduce-scatter", 2, 400)
+
+
+def test_asynchronous_compute_is_no_collective():
+    others = WRAPPED.replace("reduce-scatter", "add").replace("(%q)", "(%q, %q)")
+    report = read(
+        "%s = ((f32[100]), f32[100]) fusion-start(%x), kind=kLoop, calls=%wrapped",
+        "ROOT %r = f32[100] fusion-done(%s)",
+        others=others,
+    )
+    assert not report.collectives
+
+
+def test_sparse_core_begins_where_it_gets_its_operands():
+    thread = 'async_execution_thread="sparsecore", to_apply=%wrapped'
+    prepared = only(
+        f"%s = ((), (), (s32[1]{{0}})) call-start(), {thread}",
+        dots("a"),
+        "%u = ((f32[100]), f32[100]) call-update(%s, %x)",
+        dots("b", "c"),
+        "ROOT %r = f32[100] call-done(%u)",
+        others=WRAPPED,
+    )
+    assert (prepared.kind, prepared.matmuls) == ("reduce-scatter", 2)
+    at_once = only(
+        f"%s = ((f32[100]), f32[100]) call-start(%x), {thread}",
+        dots("a"),
+        "%u = ((f32[100]), f32[100]) call-update(%s)",
+        dots("b", "c"),
+        "ROOT %r = f32[100] call-done(%u)",
+        others=WRAPPED,
+    )
+    assert at_once.matmuls == 3
+
+
+FUSED = f"""
+    %begin (q: f32[100]) -> (f32[100], u32[]) {{
+      %q = f32[100] parameter(0)
+      %ar = f32[100] {AR.replace("%x", "%q")}
+      ROOT %cc = (f32[100], u32[]) custom-call(%ar), \
+custom_call_target="AsyncCollectiveStart"
+    }}
+
+    %go_on (q: f32[100], p: f32[8,8]) -> (f32[100], f32[8,8]) {{
+      %q = f32[100] parameter(0)
+      %p = f32[8,8] parameter(1)
+      %d = f32[8,8] {DOT}
+      %ar = f32[100] {AR.replace("%x", "%q")}
+      ROOT %t = (f32[100], f32[8,8]) tuple(%ar, %d)
+    }}
+
+    %finish (q: f32[100]) -> f32[100] {{
+      %q = f32[100] parameter(0)
+      %ar = f32[100] {AR.replace("%x", "%q")}
+      ROOT %cc = f32[100] custom-call(%ar), custom_call_target="AsyncCollectiveDone"
+    }}
+"""
+BEGIN = "%s = (f32[100], u32[]) fusion(%x), kind=kCustom, calls=%begin"
+GO_ON = "%go = (f32[100], f32[8,8]) fusion(%x, %p), kind=kOutput, calls=%go_on"
+FINISH = "ROOT %r = f32[100] fusion(%x), kind=kCustom, calls=%finish"
+
+
+def test_fusions_of_a_tpu_v5e_that_continue_a_collective():
+    c = only(dots("a"), BEGIN, GO_ON, dots("b"), FINISH, others=FUSED)
+    assert (c.name, c.kind, c.asynchronous) == ("s", "all-reduce", True)
+    assert (c.matmuls, c.operations, c.share) == (2, 2, 2 / 3)
+
+
+def test_a_fused_collective_that_nobody_started_is_synchronous():
+    lone = FUSED[FUSED.index("%go_on") : FUSED.index("%finish")]
+    c = only(GO_ON, "ROOT %r = f32[100] copy(%x)", others=lone)
+    assert (c.name, c.asynchronous, c.matmuls) == ("go", False, 0)
+
+
+def test_variadic():
+    c = only(
+        f"%s = (f32[100], f32[8,8]) all-reduce(%x, %p), {GROUPS}",
+        "ROOT %r = f32[100] get-tuple-element(%s), index=0",
+    )
+    assert (c.bytes, c.wire_bytes, c.dtypes) == (656, 2 * 7 / 8 * 656, ("f32",))
+
+
+def loop(body, trips=5):
+    """A `while` over (i, p, x), whose body is given."""
+    state = "(s32[], f32[8,8], f32[100])"
+    others = f"""
+%cond (c: {state}) -> pred[] {{
+  %c = {state} parameter(0)
+  ROOT %go = pred[] custom-call(%c), custom_call_target="go"
+}}
+
+%body (carry: {state}) -> {state} {{
+  %carry = {state} parameter(0)
+  %i = s32[] get-tuple-element(%carry), index=0
+  %p = f32[8,8] get-tuple-element(%carry), index=1
+  %x = f32[100] get-tuple-element(%carry), index=2
+  {body}
+}}
+"""
+    config = f'backend_config={{"known_trip_count":{{"n":"{trips}"}}}}'
+    entry = [
+        "%zero = s32[] constant(0)",
+        f"%init = {state} tuple(%zero, %p, %x)",
+        f"%w = {state} while(%init), condition=%cond, body=%body, {config}",
+        "ROOT %out = f32[100] get-tuple-element(%w), index=2",
+    ]
+    return entry, others
+
+
+def test_in_a_loop():
+    entry, others = loop(
+        f"{START}\n{dots('a')}\n%r = f32[100] all-reduce-done(%s)\n{dots('c')}\n"
+        "ROOT %t = (s32[], f32[8,8], f32[100]) tuple(%i, %a, %r)"
+    )
+    report = read(dots("d", "e"), *entry, others=others)
+    (c,) = report.collectives
+    assert report.flops == (2 + 5 * 2) * FLOPS
+    assert (c.times, c.matmuls, c.flops) == (5, 5, 5 * FLOPS)
+    assert c.bytes == 400  # of one execution
+    assert report.covered == report.share == pytest.approx(5 / 12)
+
+
+def test_around_a_loop():
+    entry, others = loop(
+        f"{dots('a')}\nROOT %t = (s32[], f32[8,8], f32[100]) tuple(%i, %a, %x)"
+    )
+    entry[-1] = entry[-1].removeprefix("ROOT ")
+    report = read(START, *entry, DONE, others=others)
+    (c,) = report.collectives
+    assert (c.times, c.matmuls, c.share) == (1, 5, 1)
+
+
+def test_from_one_iteration_to_the_next():
+    state = "(s32[], f32[8,8], f32[100])"
+    entry, others = loop(
+        f"{dots('a')}\n%done = f32[100] all-reduce-done(%x)\n{dots('b')}\n"
+        f"%s = f32[100] all-reduce-start(%done), {GROUPS}\n{dots('c')}\n"
+        f"ROOT %t = {state} tuple(%i, %c, %s)"
+    )
+    first = START.replace("%s", "%first")
+    entry[1] = entry[1].replace("%p, %x)", "%p, %first)")
+    entry[-1] = entry[-1].removeprefix("ROOT ")
+    report = read(
+        first,
+        dots("before"),
+        *entry,
+        dots("after"),
+        "ROOT %r = f32[100] all-reduce-done(%out)",
+        others=others,
+    )
+    before, inside = report.collectives
+    assert (before.name, before.times, before.matmuls) == ("first", 1, 1)
+    # To the end of the body (c), and from its top to the done (a); b is under neither.
+    assert (inside.name, inside.times, inside.matmuls) == ("s", 5, 10)
+    assert report.covered == pytest.approx((1 + 10) / 17)
+
+
+def test_two_in_flight_from_one_iteration_to_the_next():
+    entry, others = loop(
+        f"%s = f32[100] all-reduce-start(%x), {GROUPS}\n{dots('a', 'b')}\n"
+        "%done = f32[100] all-reduce-done(%x)\n"
+        "ROOT %t = (s32[], f32[8,8], f32[100]) tuple(%i, %b, %s)"
+    )
+    report = read(*entry, others=others)
+    assert report.collectives[0].matmuls == 10
+    assert report.covered == 1
+
+
+def test_in_a_branch():
+    others = f"""
+%many (p: f32[8,8]) -> f32[8,8] {{
+  %p = f32[8,8] parameter(0)
+  %a = f32[8,8] {DOT}
+  ROOT %d = f32[8,8] {DOT}
+}}
+
+%few (p: f32[8,8]) -> f32[8,8] {{
+  %p = f32[8,8] parameter(0)
+  %s = f32[8,8] all-reduce-start(%p), {GROUPS}
+  %a = f32[8,8] {DOT}
+  ROOT %r = f32[8,8] all-reduce-done(%s)
+}}
+"""
+    report = read(
+        "%c = f32[8,8] conditional(%x, %p, %p), branch_computations={%many, %few}",
+        "ROOT %r = f32[100] copy(%x)",
+        others=others,
+    )
+    (c,) = report.collectives
+    assert (c.matmuls, c.share) == (1, 0.5)
+    assert report.covered == 0  # of the largest branch
+    report = read(
+        "%c = f32[8,8] call(%p), to_apply=%few",
+        "ROOT %r = f32[100] copy(%x)",
+        others=others,
+    )
+    assert report.collectives[0].share == report.covered == 1
+
+
+def test_covered_is_a_union():
+    second = START.replace("%s", "%s2")
+    report = read(
+        START,
+        dots("a"),
+        second,
+        dots("b"),
+        DONE.removeprefix("ROOT "),
+        dots("c"),
+        "ROOT %r2 = f32[100] all-reduce-done(%s2)",
+        dots("d"),
+    )
+    assert [c.share for c in report.collectives] == [0.5, 0.5]
+    assert report.covered == 0.75
+    overlapping = [(x.start, x.end) for x in report.schedule if x.kind == "all-reduce"]
+    assert overlapping == [(0, 2), (1, 3)]
+
+
+def test_an_asynchronous_instruction_not_known():
+    with pytest.raises(ValueError, match=r"got 'all-reduce-swap-start'.*\n%s = "):
+        read(START.replace("reduce-start", "reduce-swap-start"), DONE)
+
+
+def test_a_start_without_end():
+    with pytest.raises(ValueError, match=r"this is started and never waited for:\n%s"):
+        read(START, "ROOT %r = f32[100] copy(%x)")
+    with pytest.raises(ValueError, match="is started and never waited for"):
+        read(BEGIN, "ROOT %r = f32[100] copy(%x)", others=FUSED)
+
+
+def test_an_end_without_start():
+    with pytest.raises(ValueError, match="this is waited for and started nowhere"):
+        read(DONE.replace("%s", "%x"))
+    with pytest.raises(ValueError, match="this is waited for and started nowhere"):
+        read(FINISH, others=FUSED)
+
+
+def test_a_fusion_that_starts_twice():
+    with pytest.raises(ValueError, match="this is started while it is under way"):
+        read(BEGIN, BEGIN.replace("%s", "%s2"), FINISH, others=FUSED)
+
+
+def test_a_collective_called_from_somewhere_unheard_of():
+    with pytest.raises(ValueError, match="got one in wrapped, which nothing of these"):
+        read("ROOT %r = f32[100] sort(%x), to_apply=%wrapped", others=WRAPPED)
