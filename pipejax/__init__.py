@@ -1,5 +1,7 @@
 """Data-parallel training in JAX whose communication costs nothing."""
 
+from . import collectives as collectives
+from . import overlap as overlap
 from .mesh import data_mesh as data_mesh
 from .pipeline import PipelinedMeanState as PipelinedMeanState
 from .replicas import replica_digest as replica_digest

@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from .pipeline import PipelinedMeanState, width_of
+from .pipeline import width_of
 from .train_step import PipelineState, TrainStep
 
 _log = logging.getLogger(__name__)
@@ -78,7 +78,10 @@ def save(
       state: what `train.step` returned.
       extras: JSON values to be saved with it, such as the data iterator's state.
     """
-    meta = {"width": width_of(state.in_flight), "devices": _rows(state.in_flight)}
+    meta = {
+        "width": width_of(state.in_flight),
+        "devices": state.in_flight.filled.shape[0],
+    }
     # A copy: on CPU Orbax would otherwise read, after this returns, from memory that a
     # donating step may already be overwriting.
     leaves = {name: jnp.copy(_data(leaf)) for name, leaf in _named(state).items()}
@@ -129,8 +132,7 @@ def restore(
             "state.params, opt_state=state.opt_state)` of the other."
         )
     devices = train.mesh.shape[train.axis_name]
-    moved = meta["devices"] not in (0, devices)
-    target = _target(train, like, rows=meta["devices"], sharded=not moved)
+    target = _target(train, like, devices=meta["devices"])
     _check_same_form(manager, step, target)
     saved = manager.restore(
         step,
@@ -139,27 +141,31 @@ def restore(
         ),
     )
     state = _rebuilt(saved["state"], like)
+    if meta["devices"] != devices:
+        state = _reshared(state, meta["devices"], train)
+    moved = meta["devices"] != devices and train.width > 1
     if moved:
         _log.warning(
             "checkpoint of %d devices on %d: gradients in flight are applied first",
             meta["devices"],
             devices,
         )
-        state = train.drain(_reshared(state, devices, train))
+        state = train.drain(state)
     return Restored(state, saved["extras"], moved)
 
 
 def _target(
-    train: TrainStep, like: PipelineState, rows: int, sharded: bool
+    train: TrainStep, like: PipelineState, devices: int
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shape and place of every leaf: on each device its own row, if it has one."""
+    """Shape and place of every leaf: on each device its own part, if as many now."""
+    now = train.mesh.shape[train.axis_name]
     target = {}
     shapes = jax.eval_shape(lambda tree: jax.tree.map(_data, tree), like)
     for name, leaf in _named(shapes).items():
-        pending = name.startswith("in_flight.pending")
-        spec = P(train.axis_name) if pending and sharded else P()
+        own = name.startswith("in_flight.")
+        spec = P(train.axis_name) if own and devices == now else P()
         target[name] = jax.ShapeDtypeStruct(
-            (rows, *leaf.shape[1:]) if pending else leaf.shape,
+            (leaf.shape[0] // now * devices,) if own else leaf.shape,
             leaf.dtype,
             sharding=NamedSharding(train.mesh, spec),
         )
@@ -207,25 +213,20 @@ def _named(state: Any) -> dict[str, Any]:
     }
 
 
-def _reshared(state: PipelineState, now: int, train: TrainStep) -> PipelineState:
-    """Gradients in flight on `now` devices, their means unchanged.
+def _reshared(state: PipelineState, before: int, train: TrainStep) -> PipelineState:
+    """Gradients in flight of `before` devices on those of `train`.
 
-    Every device is given the mean as its own pending gradient.
+    Every device is given the mean as its own gradient, so that means are unchanged.
     """
-    flight = state.in_flight
-    pending = jax.tree.map(
-        lambda v: np.broadcast_to(np.mean(v, axis=0, keepdims=True), (now, v.shape[1])),
-        flight.pending,
-    )
-    data = NamedSharding(train.mesh, P(train.axis_name))
-    return state._replace(
-        in_flight=flight._replace(pending=jax.device_put(pending, data))
-    )
+    now = train.mesh.shape[train.axis_name]
 
+    def shared_out(leaf: jax.Array) -> np.ndarray:
+        mean = np.mean(np.reshape(leaf, (before, -1)), axis=0).astype(leaf.dtype)
+        return np.tile(mean, now)
 
-def _rows(in_flight: PipelinedMeanState) -> int:
-    """Devices that have a pending gradient; 0 at width 1, where none does."""
-    return next((v.shape[0] for v in jax.tree.leaves(in_flight.pending)), 0)
+    own = NamedSharding(train.mesh, P(train.axis_name))
+    in_flight = jax.device_put(jax.tree.map(shared_out, state.in_flight), own)
+    return state._replace(in_flight=in_flight)
 
 
 def _is_key(leaf: Any) -> bool:

@@ -8,29 +8,29 @@ Worker i computes `g_i[t] = grad f_i(w[t])`; `g[t]` is the mean over workers.
 - width K: `w[t] = w[t-1] - u(g[t-K])`. Constant staleness K-1, absorbs jitter.
 
 This file is the delay: a queue of K-1 gradients. What enters at step t leaves at step
-t + K - 1; who sums it over the workers in between, and when, is the executor's business.
+t + K - 1; who sums it over the workers, and when, is the executor's business.
 
 Reference: Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 
 from .buckets import Buckets
 
 
 class PipelinedMeanState(NamedTuple):
-    """Gradients in flight: computed, not yet applied.
+    """Gradients in flight: computed, not yet applied. Each device has its own.
+
+    Over a mesh of p devices every leaf is p times as long, the i-th part device i's.
+    The sums over devices are not part of the state: whoever has begun to reduce a
+    gradient knows, and whoever has not begins anew.
 
     Attributes:
-      pending: this device's own last `width - 1` gradients, oldest first, each
-        `{dtype: [1, n]}`; over a mesh of p devices `{dtype: [p, n]}`, row i that of
-        device i. Their sums over devices are not part of the state: whoever has begun
-        to reduce one knows, and whoever has not begins anew.
-      filled: int32, how many of them are real, at most `width - 1`: the newest.
+      pending: the last `width - 1` gradients, oldest first, each `{dtype: [n]}`.
+      filled: int32 [1], how many of them are real, at most `width - 1`: the newest.
     """
 
     pending: tuple[Buckets, ...]
@@ -41,10 +41,9 @@ def empty_pipeline(sizes: dict[str, int], width: int) -> PipelinedMeanState:
     """A pipeline of `width` with nothing in flight, for buckets of these sizes."""
     return PipelinedMeanState(
         pending=tuple(
-            {k: jnp.zeros((1, n), k) for k, n in sizes.items()}
-            for _ in range(width - 1)
+            {k: jnp.zeros(n, k) for k, n in sizes.items()} for _ in range(width - 1)
         ),
-        filled=jnp.zeros((), jnp.int32),
+        filled=jnp.zeros(1, jnp.int32),
     )
 
 
@@ -55,31 +54,31 @@ def width_of(state: PipelinedMeanState) -> int:
 
 def lengths_of(state: PipelinedMeanState) -> dict[str, int]:
     """Elements of each bucket in flight; none at width 1."""
-    buckets = state.pending[0] if state.pending else {}
-    return {k: v.shape[-1] for k, v in buckets.items()}
-
-
-def own(state: PipelinedMeanState, age: int = 0) -> Buckets:
-    """This device's own gradient at that place in the queue; 0 is the next due."""
-    return {k: v[0] for k, v in state.pending[age].items()}
+    return {k: v.size for k, v in state.pending[0].items()} if state.pending else {}
 
 
 def arrivals(state: PipelinedMeanState) -> list[jax.Array]:
     """For each in the queue, whether it is a gradient, not only zeros of the start."""
     count = len(state.pending)
-    return [state.filled >= count - age for age in range(count)]
+    return [state.filled[0] >= count - age for age in range(count)]
 
 
 def has_arrived(state: PipelinedMeanState) -> jax.Array:
     """Whether what this step applies is a gradient; at width 1 it always is."""
-    return state.filled == len(state.pending)
+    return state.filled[0] == len(state.pending)
+
+
+def count_in_flight(state: PipelinedMeanState) -> int:
+    """How many gradients are in flight, read by the host, which waits for them."""
+    filled = state.filled
+    own = filled.addressable_data(0) if isinstance(filled, jax.Array) else filled
+    return int(own[0])
 
 
 def shift(state: PipelinedMeanState, fresh: Buckets) -> PipelinedMeanState:
     """One step on: the oldest is gone, this device's `fresh` buckets are the newest."""
-    newest = {k: v[None] for k, v in fresh.items()}
     return PipelinedMeanState(
-        pending=(*state.pending, newest)[1:],
+        pending=(*state.pending, fresh)[1:],
         filled=jnp.minimum(state.filled + 1, len(state.pending)),
     )
 
@@ -87,10 +86,3 @@ def shift(state: PipelinedMeanState, fresh: Buckets) -> PipelinedMeanState:
 def emptied(state: PipelinedMeanState) -> PipelinedMeanState:
     """The same pipeline with nothing in flight."""
     return jax.tree.map(jnp.zeros_like, state)
-
-
-def in_flight_specs(axis_name: str) -> PipelinedMeanState:
-    """One row of each pending bucket on each device; all else is the same on all."""
-    shared: Any = P()
-    per_device: Any = P(axis_name)
-    return PipelinedMeanState(per_device, shared)

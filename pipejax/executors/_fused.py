@@ -18,8 +18,6 @@ from pipejax.pipeline import (
     arrivals,
     emptied,
     has_arrived,
-    in_flight_specs,
-    own,
     shift,
 )
 
@@ -66,11 +64,9 @@ class Fused:
     @functools.cached_property
     def _programs(self) -> dict[bool, jax.stages.Wrapped]:
         """The step as a program of its own, and as part of one being traced."""
-        specs = in_flight_specs(self.setting.axis_name)
+        own = P(self.setting.axis_name)
         mapped = self.setting.on_mesh(
-            self._local_step,
-            (P(), specs, P(self.setting.axis_name)),
-            (P(), specs, P()),
+            self._local_step, (P(), own, own), (P(), own, P())
         )
         program = functools.partial(
             jax.jit,
@@ -86,8 +82,8 @@ class Fused:
 
     @functools.cached_property
     def _drain(self) -> jax.stages.Wrapped:
-        specs = in_flight_specs(self.setting.axis_name)
-        mapped = self.setting.on_mesh(self._local_drain, (P(), specs), (P(), specs))
+        own = P(self.setting.axis_name)
+        mapped = self.setting.on_mesh(self._local_drain, (P(), own), (P(), own))
         return jax.jit(mapped, donate_argnums=(0,) if self.setting.donate else ())
 
     def _local_step(self, carry: Any, in_flight: Any, batch: Any) -> Any:
@@ -98,12 +94,12 @@ class Fused:
             fresh, kept = halves.compute(carry, batch)
             total = self._sum(carry, fresh)
         else:
-            oldest = own(in_flight, 0)
+            oldest = in_flight.pending[0]
             reductions = self.setting.reductions(oldest, halves.gradient_sizes(carry))
             total, (fresh, kept) = weave(
                 reductions, oldest, halves.compute, carry, batch
             )
-            halves.check_message(kept, in_flight)
+        halves.check_message(kept, in_flight)
         carry, info = halves.update(carry, kept, total, has_arrived(in_flight))
         return carry, shift(in_flight, fresh), info
 
@@ -111,8 +107,9 @@ class Fused:
         """One device's part of a drain: oldest first, as they would have arrived."""
         halves = self.setting.halves
         halves.check_state(carry, in_flight)
-        for age, arrived in enumerate(arrivals(in_flight)):
-            total = self._sum(carry, own(in_flight, age))
+        queue = zip(in_flight.pending, arrivals(in_flight), strict=True)
+        for pending, arrived in queue:
+            total = self._sum(carry, pending)
             carry, _ = halves.update(carry, halves.idle(carry), total, arrived)
         return carry, emptied(in_flight)
 

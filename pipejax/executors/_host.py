@@ -17,10 +17,11 @@ from concurrent.futures import Future
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from pipejax.buckets import Buckets
-from pipejax.pipeline import PipelinedMeanState, arrivals, emptied
+from pipejax.pipeline import PipelinedMeanState, emptied
 
 from ._reduce import Reduce, make_reduce
 from ._setting import Setting
@@ -44,13 +45,12 @@ class Host:
 
     def step(self, carry: Any, in_flight: Any, batch: Any) -> tuple[Any, Any, Any]:
         """One step on; waits for the sum that is due, and for nothing else."""
-        halves, width = self.setting.halves, self.setting.width
+        halves = self.setting.halves
         _check_concrete(carry)
         self._raise_failures()
-        halves.check_state(carry, in_flight)
+        halves.check_state(carry, share := self._share(in_flight))
         fresh, kept = self._compute(carry, batch)
-        if width > 1:
-            halves.check_message(kept, in_flight)
+        halves.check_message(kept, share)
         queue = (*in_flight.pending, fresh)
         # All but the first were begun in the steps before, if they were ours.
         futures = [self._reduction(carry, buckets) for buckets in queue]
@@ -63,10 +63,10 @@ class Host:
         """Waits for and applies, in order, what is in flight; the thread is idle."""
         _check_concrete(carry)
         self._raise_failures()
-        self.setting.halves.check_state(carry, in_flight)
+        self.setting.halves.check_state(carry, self._share(in_flight))
         futures = [self._reduction(carry, buckets) for buckets in in_flight.pending]
-        for future, arrived in zip(futures, arrivals(in_flight), strict=True):
-            carry = self._apply(carry, future.result(), arrived)
+        for age, future in enumerate(futures):
+            carry = self._apply[age](carry, future.result(), in_flight.filled)
         self._begun.clear()
         self._thread.join()
         return carry, self._emptied(in_flight)
@@ -89,6 +89,16 @@ class Host:
         sizes = self.setting.halves.gradient_sizes(carry)
         return self._thread.submit(self._reduce, buckets, sizes)
 
+    def _share(self, in_flight: PipelinedMeanState) -> PipelinedMeanState:
+        """The shapes of one device's part of it."""
+        devices = self.setting.mesh.shape[self.setting.axis_name]
+        return in_flight._replace(
+            pending=jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct((x.size // devices,), x.dtype),
+                in_flight.pending,
+            )
+        )
+
     def _raise_failures(self) -> None:
         """Raises what a reduction failed with; all are then begun anew."""
         for _, future in self._begun:
@@ -102,35 +112,35 @@ class Host:
 
     @functools.cached_property
     def _compute(self) -> jax.stages.Wrapped:
-        def local(carry: Any, batch: Any) -> Any:
-            fresh, kept = self.setting.halves.compute(carry, batch)
-            return {name: x[None] for name, x in fresh.items()}, kept
-
-        axis = self.setting.axis_name
-        mapped = self.setting.on_mesh(local, (P(), P(axis)), (P(axis), P()))
+        compute, axis = self.setting.halves.compute, self.setting.axis_name
+        mapped = self.setting.on_mesh(compute, (P(), P(axis)), (P(axis), P()))
         return jax.jit(mapped, in_shardings=(None, self.setting.data))
 
     @functools.cached_property
     def _update(self) -> jax.stages.Wrapped:
-        last = self.setting.width - 1
+        own, last = P(self.setting.axis_name), self.setting.width - 1
 
         def local(carry: Any, kept: Any, total: Any, filled: Any) -> Any:
-            carry, info = self.setting.halves.update(carry, kept, total, filled == last)
-            return carry, jax.numpy.minimum(filled + 1, last), info
+            arrived = filled[0] == last
+            carry, info = self.setting.halves.update(carry, kept, total, arrived)
+            return carry, jnp.minimum(filled + 1, last), info
 
-        return self._updating(local, inputs=4)
+        mapped = self.setting.on_mesh(local, (P(), P(), P(), own), (P(), own, P()))
+        return jax.jit(mapped, donate_argnums=(0,) if self.setting.donate else ())
 
     @functools.cached_property
-    def _apply(self) -> jax.stages.Wrapped:
-        halves = self.setting.halves
+    def _apply(self) -> list[jax.stages.Wrapped]:
+        """For each place in the queue, what applies its sum in a drain."""
+        return [self._applying(age) for age in range(self.setting.width - 1)]
 
-        def local(carry: Any, total: Any, arrived: Any) -> Any:
+    def _applying(self, age: int) -> jax.stages.Wrapped:
+        halves, own = self.setting.halves, P(self.setting.axis_name)
+
+        def local(carry: Any, total: Any, filled: Any) -> Any:
+            arrived = filled[0] >= self.setting.width - 1 - age
             return halves.update(carry, halves.idle(carry), total, arrived)[0]
 
-        return self._updating(local, inputs=3)
-
-    def _updating(self, local: Any, inputs: int) -> jax.stages.Wrapped:
-        mapped = self.setting.on_mesh(local, (P(),) * inputs, P())
+        mapped = self.setting.on_mesh(local, (P(), P(), own), P())
         return jax.jit(mapped, donate_argnums=(0,) if self.setting.donate else ())
 
     def _emptied(self, in_flight: Any) -> Any:

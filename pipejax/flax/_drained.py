@@ -1,11 +1,12 @@
 """What is written back to a model must not leave gradients behind."""
 
 from pipejax import PipelineState
+from pipejax.pipeline import count_in_flight
 
 
 def check_drained(state: PipelineState) -> None:
     """A ValueError if gradients are computed and not yet applied."""
-    in_flight = int(state.in_flight.filled)
+    in_flight = count_in_flight(state.in_flight)
     if in_flight:
         raise ValueError(
             f"`state` must have no gradients in flight, got {in_flight} computed and"

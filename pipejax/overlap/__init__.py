@@ -1,5 +1,9 @@
-"""Proof that communication is hidden: schedules, read and drawn."""
+"""Proof that communication is hidden: schedules read and drawn, steps measured."""
 
 from ._inspect import inspect as inspect
+from ._measure import Measurement as Measurement
+from ._measure import measure as measure
 from ._report import Collective as Collective
 from ._report import Report as Report
+from ._timeline import timeline as timeline
+from ._topology import topology as topology

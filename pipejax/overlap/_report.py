@@ -94,11 +94,11 @@ class Report(NamedTuple):
 
     @property
     def share(self) -> float | None:
-        """`sum_c bytes_c share_c / sum_c bytes_c`; `None` if there is nothing to weigh.
+        """`sum_c b_c share_c / sum_c b_c`, `b` what a device sends; `None` without any.
 
         1 when every collective has all FLOPs beside it, 0 when all are synchronous.
         """
-        weights = [c.times * c.bytes for c in self.collectives]
+        weights = [c.times * c.wire_bytes for c in self.collectives]
         if not sum(weights) or not self.flops:
             return None
         shares = [c.share for c in self.collectives]

@@ -9,7 +9,6 @@ Programs compiled for them cannot run, but their schedule can be read.
 import contextlib
 import importlib
 import importlib.util
-import math
 import os
 import re
 from collections.abc import Iterator
@@ -20,12 +19,7 @@ from jax.experimental import topologies
 
 from ._gpus import GPUS, target_config
 
-# A TPU's chips have two cores each that JAX counts as one device, but for TPU7x.
 TPUS = ("v5e", "v5p", "v6e", "tpu7x")
-TARGETS = (
-    *(f"{name}:SLICESxHOSTSxGPUS" for name in GPUS),
-    *(f"tpu:{name}:CHIPSxCHIPS[xCHIPS]" for name in TPUS),
-)
 INSTALL = "pip install 'pipejax[aot]'"
 
 
@@ -44,11 +38,11 @@ def topology(target: str) -> list[Any]:
       ValueError: for a target that does not exist.
       ImportError: if the compiler for it is not installed.
     """
-    match = re.fullmatch(r"(?:tpu:)?(\w+):(\d+(?:x\d+)*)", target)
-    kind, shape = match.groups() if match else ("", "")
-    if kind in GPUS and not target.startswith("tpu:"):
+    match = re.fullmatch(r"(tpu:)?(\w+):(\d+(?:x\d+)*)", target)
+    tpu, kind, shape = match.groups() if match else ("", "", "")
+    if kind in GPUS and not tpu:
         if shape.count("x") != 2 or "0" in shape.split("x"):
-            raise _no_such(target, "a GPU's shape is SLICESxHOSTSxGPUS")
+            raise _no_such(target, "a GPU's shape is slices x hosts x GPUs of a host")
         return _gpus(kind, shape)
     if kind in TPUS:
         return _tpus(target, f"{kind}:{shape}")
@@ -57,15 +51,14 @@ def topology(target: str) -> list[Any]:
 
 def _no_such(target: str, why: str) -> ValueError:
     return ValueError(
-        f"`target` must be one of {', '.join(TARGETS)}, such as 'h100:1x8x8' or"
-        f" 'tpu:v5e:2x4'; got {target!r}: {why}."
+        f"`target` must be a kind and a shape: {', '.join(GPUS)} with one such as"
+        f" 'h100:1x8x8' (slices x hosts x GPUs of a host), or {', '.join(TPUS)} with"
+        f" one such as 'tpu:v5e:2x4' (chips along each axis); got {target!r}: {why}."
     )
 
 
 def _gpus(kind: str, shape: str) -> list[Any]:
-    _check_installed(
-        target=kind, modules=("jax_plugins.xla_cuda12", "nvidia.cuda_nvcc")
-    )
+    _check_installed(kind, "jax_plugins.xla_cuda12", "nvidia.cuda_nvcc")
 
     def describe() -> Any:
         return topologies.get_topology_desc(
@@ -83,12 +76,11 @@ def _gpus(kind: str, shape: str) -> list[Any]:
         except NotImplementedError:
             importlib.import_module("jax_plugins.xla_cuda12").initialize()
             devices = describe().devices
-    assert len(devices) == math.prod(map(int, shape.split("x")))
     return list(devices)
 
 
 def _tpus(target: str, name: str) -> list[Any]:
-    _check_installed(target=target, modules=("libtpu",))
+    _check_installed(target, "libtpu")
     # Without these libtpu asks the cloud's metadata server which TPU this is, and
     # wants to be the only process that has it.
     with _environment(
@@ -105,11 +97,11 @@ def _tpus(target: str, name: str) -> list[Any]:
             raise _no_such(target, str(error).splitlines()[0]) from error
 
 
-def _check_installed(target: str, modules: tuple[str, ...]) -> None:
+def _check_installed(target: str, *modules: str) -> None:
     missing = [name for name in modules if not _exists(name)]
     if missing:
         raise ImportError(
-            f"to compile for {target}, {' and '.join(missing)} must be installed:"
+            f"{' and '.join(missing)} must be installed to compile for {target!r}:"
             f" {INSTALL}"
         )
 

@@ -172,18 +172,18 @@ def _ids(devices: Any) -> list[int]:
 
 
 def check_in_flight(in_flight: PipelinedMeanState, width: int, devices: int) -> None:
-    """The pipeline in the state is as wide as the step's own, and on as many devices."""
+    """The pipeline in the state is as wide as the step's, and on as many devices."""
     found = width_of(in_flight)
     if found != width:
         raise ValueError(
             f"`state` must be of width {width}, as this train step; got one of width"
             f" {found}. {_GO_ON}"
         )
-    rows = {v.shape[0] for v in jax.tree.leaves(in_flight.pending)} - {devices}
-    if rows:
+    parts = in_flight.filled.shape[0]
+    if parts != devices:
         raise ValueError(
             f"`state` must be of this mesh, with {devices} devices; got one of"
-            f" {rows.pop()} devices, which has as many gradients in flight. {_GO_ON}"
+            f" {parts} devices, which has as many gradients in flight. {_GO_ON}"
         )
 
 

@@ -12,9 +12,7 @@ from pipejax import buckets
 from pipejax.pipeline import (
     PipelinedMeanState,
     empty_pipeline,
-    in_flight_specs,
     lengths_of,
-    own,
     shift,
     width_of,
 )
@@ -80,7 +78,7 @@ def pipelined_mean(
         if width == 1:
             total = lax.psum(fresh, axis_name)
         else:
-            total, fresh = _late(lax.psum(own(state), axis_name), fresh)
+            total, fresh = _late(lax.psum(state.pending[0], axis_name), fresh)
             state = shift(state, fresh)
         summed = buckets.unflatten(total, updates, reduce_dtype)
         devices = lax.axis_size(axis_name)
@@ -92,8 +90,8 @@ def pipelined_mean(
 def state_specs(tree: Any, axis_name: str = "data") -> Any:
     """Partition specs of a state that holds gradients in flight.
 
-    Every device has its own pending gradient and shares all else: `P(axis_name)` for
-    `PipelinedMeanState.pending`, `P()` for every other leaf.
+    Every device has its own gradients in flight and shares all else: `P(axis_name)`
+    for a `PipelinedMeanState`, `P()` for every other leaf.
 
     Args:
       tree: an optimizer state, a Flax `TrainState`, any pytree, or its `eval_shape`.
@@ -107,7 +105,7 @@ def state_specs(tree: Any, axis_name: str = "data") -> Any:
         return isinstance(node, PipelinedMeanState)
 
     return jax.tree.map(
-        lambda node: in_flight_specs(axis_name) if in_flight(node) else P(),
+        lambda node: P(axis_name) if in_flight(node) else P(),
         tree,
         is_leaf=in_flight,
     )

@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax import buckets
 from pipejax.executors import Executor, Setting, choose
-from pipejax.pipeline import empty_pipeline, in_flight_specs
+from pipejax.pipeline import empty_pipeline
 
 from ._check import (
     check_batch,
@@ -100,7 +100,7 @@ class TrainStep:
             )
             return carry, empty_pipeline(sizes, self.width)
 
-        specs = (P(), in_flight_specs(self.axis_name))
+        specs = (P(), P(self.axis_name))
         carry, in_flight = jax.jit(self.setting.on_mesh(make, P(), specs))(*args)
         warmup = np.int32(self.warmup_steps) if self.warmup_steps else None
         return carry.joined(in_flight, warmup)

@@ -142,7 +142,9 @@ def test_flops():
 
     def convolve(x, k):
         numbers = ("NHWC", "HWIO", "NHWC")
-        return jax.lax.conv_general_dilated(x, k, (1, 1), "VALID", (1, 1), (1, 1), numbers)
+        return jax.lax.conv_general_dilated(
+            x, k, (1, 1), "VALID", (1, 1), (1, 1), numbers
+        )
 
     shapes = map(jnp.ones, [(1, 5, 5, 2), (3, 3, 2, 7)])
     (equation,) = jax.make_jaxpr(convolve)(*shapes).eqns

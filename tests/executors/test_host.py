@@ -81,7 +81,9 @@ def test_states_go_from_one_executor_to_the_other():
     """A state holds gradients, not reductions: it can go on anywhere, any time."""
     fused, host = make("fused", width=3), make("host", width=3)
     state = fused.init(init_params())
-    for batch, train in zip(batches(6), [host, fused, fused, host, host, fused]):
+    for batch, train in zip(
+        batches(6), [host, fused, fused, host, host, fused], strict=True
+    ):
         state, _ = train.step(state, batch)
     assert_bits_equal(jax.tree.map(np.asarray, host.drain(state)), trained(fused)[2])
 
@@ -100,7 +102,7 @@ def test_stepping_twice_from_one_state():
     )
 
 
-class Unplugged(Exception):
+class UnpluggedError(Exception):
     """What a broken network raises."""
 
 
@@ -110,7 +112,7 @@ def break_reduction(train, failing):
 
     def sometimes(*args):
         if next(count) in failing:
-            raise Unplugged("no route to host")
+            raise UnpluggedError("no route to host")
         return reduce(*args)
 
     train.executor.__dict__["_reduce"] = sometimes  # where cached_property keeps it
@@ -126,7 +128,7 @@ def test_failure_surfaces_at_the_next_step(width):
     for batch in batches(6):
         try:
             state, _ = train.step(state, batch)
-        except Unplugged as error:
+        except UnpluggedError as error:
             failures += 1
             lines = "".join(traceback.format_exception(error))
             assert "no route to host" in lines
@@ -145,7 +147,7 @@ def test_failure_surfaces_in_drain():
     train.executor._thread.join()
     break_reduction(train, {0})
     train.executor._begun.clear()
-    with pytest.raises(Unplugged):
+    with pytest.raises(UnpluggedError):
         train.drain(state)
     assert int(train.drain(state).step) == 1
 
@@ -167,7 +169,7 @@ def test_by_copy_over_other_devices():
 
 
 def test_bfloat16_by_copy():
-    rows = jnp.arange(8, dtype=jnp.bfloat16).reshape(4, 2)
+    rows = jnp.arange(8, dtype=jnp.bfloat16)
     train = make("host")
     other = Mesh(np.array(jax.devices()[7:]), ("data",))
     placed = jax.device_put(rows, train.setting.data)

@@ -55,17 +55,18 @@ def test_payload_of_narrow_dtypes(dtype, size):
     assert (c.bytes, c.dtypes) == (size, (dtype,))
 
 
-def test_share_is_weighted_by_bytes(report):
+def test_share_is_weighted_by_bytes_sent(report):
     assert [c.bytes for c in report.collectives] == [400, 300]
     assert [c.share for c in report.collectives] == [1, 0]
-    assert report.share == pytest.approx(4 / 7)
+    assert [c.wire_bytes for c in report.collectives] == [700, 2100]
+    assert report.share == pytest.approx(1 / 4)
     assert report.covered == 1
 
 
 def test_dict_is_json(report):
     found = json.loads(json.dumps(report.to_dict()))
     assert found["flops"] == 2 * FLOPS
-    assert found["share"] == pytest.approx(4 / 7)
+    assert found["share"] == pytest.approx(1 / 4)
     assert found["collectives"][0]["dtypes"] == ["f32"]
     assert found["collectives"][0]["op_name"] == "jit(step)/psum"
     assert found["uncounted"] == []
@@ -82,7 +83,7 @@ def test_table(report):
     assert "SYNC" in columns[2]
     words = zip(lines[2:5], ("dtype", "f32", "u8"), strict=True)
     assert len({line.index(word) for line, word in words}) == 1
-    assert lines[-1] == "share of FLOPs under communication, weighted by bytes: 0.57"
+    assert lines[-1] == "share of FLOPs under communication, weighted by bytes: 0.25"
 
 
 def test_what_is_not_counted_is_said():

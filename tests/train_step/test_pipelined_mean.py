@@ -235,7 +235,7 @@ def test_shapes_without_computing():
         return jax.eval_shape(step, state, jax.tree.map(lambda x: x[0], xs))
 
     state, updates = delayed(pj.pipelined_mean("data"), gradients, run=shapes)
-    assert state.pending[-1]["float32"].shape == (4, 3)
+    assert state.pending[-1]["float32"].shape == (4 * 3,)
     assert updates.shape == gradients[0].shape
 
 
@@ -267,8 +267,8 @@ def test_a_bucket_for_each_dtype():
     assert delayed(tx, gradients, run=all_reduces) == 2
     state = tx.init(jax.tree.map(lambda g: g[0, 0], gradients))
     assert {k: v.shape for k, v in state.pending[0].items()} == {
-        "float32": (1, 6),
-        "bfloat16": (1, 4),
+        "float32": (6,),
+        "bfloat16": (4,),
     }
 
 

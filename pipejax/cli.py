@@ -1,0 +1,225 @@
+"""`pipejax inspect`: what hides a program's communication, on the command line.
+
+Thin: each command reads its arguments and calls one function.
+"""
+# ruff: noqa: T201 - printing is what a command is for.
+
+import argparse
+import importlib
+import json
+import pathlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+import pipejax as pj
+from pipejax.executors import Fused
+from pipejax.overlap import Report, inspect
+from pipejax.overlap._timeline import timeline
+from pipejax.overlap._topology import topology
+
+
+class UsageError(Exception):
+    """What the user has to change, in one line."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+      argv: its arguments; `None` takes those of the process.
+
+    Returns:
+      0, or 1 if the answer is no (`--fail-under`), or 2 if the question is wrong.
+    """
+    parser = argparse.ArgumentParser("pipejax", description=pj.__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_inspect(commands)
+    args = parser.parse_args(argv)
+    try:
+        return args.command(args)
+    except UsageError as error:
+        print(f"pipejax: {error}", file=sys.stderr)
+        return 2
+
+
+def _add_inspect(commands: Any) -> None:
+    parser = commands.add_parser(
+        "inspect",
+        help="show which collectives a program hides, and behind what",
+        description="Compiles a program, for accelerators that need not be there, and"
+        " shows which of its collectives run beside compute. Of a train step it shows"
+        " the synchronous twin too.",
+    )
+    parser.set_defaults(command=run_inspect)
+    parser.add_argument(
+        "program",
+        metavar="MODULE:FUNCTION",
+        help="a module importable from here, or a .py file, and its function of a mesh,"
+        " which returns (train, state, batch), or (jitted function, *args); shapes do",
+    )
+    parser.add_argument("--target", help="such as h100:1x8x8; else the devices here")
+    parser.add_argument(
+        "--fail-under",
+        type=float,
+        metavar="X",
+        help="exit with 1 if less than this share of FLOPs is under a collective",
+    )
+    parser.add_argument("--plot", metavar="PNG", help="draw the schedules")
+    parser.add_argument("--json", metavar="FILE", help="write all numbers")
+
+
+def run_inspect(args: argparse.Namespace) -> int:
+    """`pipejax inspect`."""
+    least = args.fail_under
+    if least is not None and not 0 <= least <= 1:
+        raise UsageError(f"`--fail-under` must be between 0 and 1, got {least}")
+    if args.target:
+        # Nothing runs: leave alone what accelerators there are.
+        jax.config.update("jax_platforms", "cpu")
+    function = _load(args.program)
+    with _in_one_line(ImportError, ValueError):
+        devices = topology(args.target) if args.target else jax.devices()
+    programs, setting = _programs(args.program, function(pj.data_mesh(devices=devices)))
+    kind = f"{len(devices)} x {devices[0].device_kind}"
+    setting = {"target": f"{args.target or 'here'}, {kind}", **setting}
+    for title, value in setting.items():
+        print(f"{title}: {_words(value)}")
+    reports = {title: _inspected(*given) for title, given in programs.items()}
+    for title, report in reports.items():
+        print(f"\n{title}\n{report}")
+    print("\n" + "\n".join(f"{k}: {_in_short(v)}" for k, v in reports.items()))
+    with _in_one_line(ImportError, OSError, ValueError):
+        if args.json:
+            _write(args.json, setting, reports)
+        if args.plot:
+            timeline(reports, args.plot)
+    return _verdict(title, report, least)
+
+
+def _load(name: str) -> Callable[[Any], Any]:
+    """The function called `MODULE:FUNCTION`."""
+    where, _, attribute = name.rpartition(":")
+    if not where or not attribute:
+        raise UsageError(f"the program must be MODULE:FUNCTION, got {name!r}")
+    file = pathlib.Path(where)
+    is_file = file.suffix == ".py"
+    if is_file and not file.is_file():
+        raise UsageError(f"there is no file {where!r}")
+    folder = str(file.resolve().parent if is_file else pathlib.Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(file.stem if is_file else where)
+    except ModuleNotFoundError as error:
+        if not f"{where}.".startswith(f"{error.name}."):
+            raise  # One that the module itself imports.
+        raise UsageError(
+            f"there is no module {where!r}, neither in this folder nor installed"
+        ) from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        raise UsageError(f"{where!r} has no function {attribute!r}")
+    return function
+
+
+def _programs(
+    name: str, returned: Any
+) -> tuple[dict[str, tuple[Any, ...]], dict[str, Any]]:
+    """What to compile, `{title: (program, *args)}`, the pipelined one last; and how."""
+    parts = returned if isinstance(returned, tuple) and returned else (None,)
+    if not isinstance(parts[0], pj.TrainStep):
+        if callable(parts[0]) and hasattr(parts[0], "lower"):
+            return {"program": parts}, {}
+        raise UsageError(
+            f"{name} must return (train, state, batch) with a pj.TrainStep, or (jitted"
+            f" function, *args); got {_types(returned)}"
+        )
+    if len(parts) != 3 or not isinstance(parts[1], pj.PipelineState):
+        raise UsageError(
+            f"{name} must return (train, state, batch), the state as train.init or"
+            f" jax.eval_shape(train.init, params) has it; got {_types(returned)}"
+        )
+    train, state, batch = parts
+    executor = train.executor
+    setting = {
+        "executor": f"{executor.name} ({executor.reason})",
+        "compiler options": train.compiler_options,
+    }
+    if isinstance(executor, Fused):
+        setting["dropped"] = executor.options.dropped
+    empty = state._replace(in_flight=state.in_flight._replace(pending=()))
+    programs = {"D-Sync (K=1)": (train.plain, empty, batch)}
+    if train.width > 1:
+        programs[f"pipelined (K={train.width})"] = parts
+    return programs, setting
+
+
+def _types(returned: Any) -> str:
+    parts = returned if isinstance(returned, tuple) else (returned,)
+    names = ", ".join(type(part).__name__ for part in parts)
+    return f"({names})" if isinstance(returned, tuple) else names
+
+
+def _inspected(program: Any, *args: Any) -> Report:
+    try:
+        return inspect(program, *args)
+    except ValueError as error:
+        # Ours begin with the argument that is wrong; others need their traceback.
+        if not str(error).startswith("`"):
+            raise
+        raise UsageError(str(error)) from error
+
+
+def _write(path: str, setting: dict[str, Any], reports: dict[str, Report]) -> None:
+    programs = {title: report.to_dict() for title, report in reports.items()}
+    record = {**setting, "jax": jax.__version__, "programs": programs}
+    pathlib.Path(path).write_text(json.dumps(record, indent=2) + "\n")
+
+
+def _verdict(title: str, report: Report, least: float | None) -> int:
+    """The exit code: 1, and on stderr why, if less than `least` is covered."""
+    covered = report.covered
+    if least is None or (covered is not None and covered >= least):
+        return 0
+    print(
+        f"pipejax: {title}: share of FLOPs under at least one collective:"
+        f" {_two_digits(covered)}, less than {least}",
+        file=sys.stderr,
+    )
+    return 1
+
+
+def _in_short(report: Report) -> str:
+    asynchronous = sum(c.asynchronous for c in report.collectives)
+    return (
+        f"covered {_two_digits(report.covered)}, share {_two_digits(report.share)},"
+        f" collectives {len(report.collectives)}:"
+        f" {len(report.collectives) - asynchronous} sync, {asynchronous} async"
+    )
+
+
+def _two_digits(share: float | None) -> str:
+    return "none" if share is None else f"{share:.2f}"
+
+
+def _words(value: Any) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    return ", ".join(f"{k}={v!r}" for k, v in value.items()) or "none"
+
+
+@contextmanager
+def _in_one_line(*kinds: type[Exception]) -> Iterator[None]:
+    """Turns these exceptions, whose message says it all, into a line of ours."""
+    try:
+        yield
+    except kinds as error:
+        raise UsageError(str(error)) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

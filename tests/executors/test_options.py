@@ -1,0 +1,68 @@
+"""Options are tried on the compiler that is there; what it refuses is left out."""
+
+import logging
+
+import jax
+import optax
+import pytest
+
+import pipejax as pj
+from pipejax.executors._options import GPU, TPU_SPARSE_CORE, TPU_V5E, probe
+
+from ..helpers import batches, init_params, loss_fn
+from ..overlap.test_topology import GPU as NEEDS_GPU
+from ..overlap.test_topology import TPU as NEEDS_TPU
+
+
+def test_none_on_cpu():
+    train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2))
+    assert train.compiler_options == {}
+
+
+def test_a_refused_option_is_dropped_and_reported(caplog):
+    caplog.set_level(logging.WARNING, logger="pipejax")
+    wanted = {"xla_cpu_enable_fast_math": False, "xla_no_such_option": True}
+    options = probe(pj.data_mesh(1), wanted)
+    assert options.kept == {"xla_cpu_enable_fast_math": False}
+    assert "xla_no_such_option" in options.dropped["xla_no_such_option"]
+    assert "compiler option xla_no_such_option left out" in caplog.text
+
+
+def test_all_taken():
+    wanted = {"xla_cpu_enable_fast_math": False}
+    assert probe(pj.data_mesh(1), wanted) == (wanted, {})
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        pytest.param("h100:1x1x8", GPU, marks=NEEDS_GPU),
+        pytest.param("b200:1x1x8", GPU, marks=NEEDS_GPU),
+        pytest.param("tpu:v5e:2x4", TPU_V5E, marks=NEEDS_TPU),
+        pytest.param("tpu:v5p:2x2x2", TPU_SPARSE_CORE, marks=NEEDS_TPU),
+        pytest.param("tpu:v6e:2x4", TPU_SPARSE_CORE, marks=NEEDS_TPU),
+        pytest.param("tpu:tpu7x:2x2x1", {}, marks=NEEDS_TPU),
+    ],
+)
+def test_by_backend_and_generation(target, expected):
+    mesh = pj.data_mesh(devices=pj.overlap.topology(target))
+    train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=mesh)
+    kept, dropped = train.executor.options
+    assert train.compiler_options == kept == {k: expected[k] for k in kept}
+    assert kept.keys() | dropped.keys() == expected.keys()
+    # JAX 0.10 does not know it, and does not have the kernels that it turns off.
+    assert dropped.keys() <= {"xla_gpu_experimental_use_collective_kernels"}
+    assert train.executor.name == "fused"
+
+
+def test_a_step_inside_jit_takes_none():
+    """JAX takes compiler options for whole programs only; the outer one decides."""
+    train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2))
+    train.executor.__dict__["options"] = probe(
+        train.mesh, {"xla_cpu_enable_fast_math": False}
+    )
+    state, (batch,) = train.init(init_params()), batches(1)
+    after, _ = jax.jit(train.step)(state, batch)
+    assert int(after.step) == 1
+    after, _ = train.step(state, batch)
+    assert int(after.step) == 1

@@ -1,0 +1,60 @@
+import jax
+import numpy as np
+import optax
+import pytest
+
+import pipejax as pj
+
+from ..helpers import assert_bits_equal, batches, init_params, loss_fn
+
+
+def full_loss(params, batch, *, model_state, rng):
+    loss = loss_fn(params, batch) + 0 * jax.random.normal(rng)
+    after = {"seen": model_state["seen"] + batch["x"].mean()}
+    return loss, pj.Aux(metrics={"squared": loss**2}, model_state=after)
+
+
+@pytest.mark.parametrize("executor", ["fused", "host"])
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_all_three_and_leaves_the_state_alone(executor, width):
+    train = pj.make_train_step(
+        full_loss,
+        optax.sgd(0.1),
+        mesh=pj.data_mesh(2),
+        width=width,
+        executor=executor,
+        donate=True,
+        warmup_steps=1,
+    )
+    (batch,) = batches(1)
+    state = train.init(
+        init_params(),
+        model_state={"seen": np.float32(0)},
+        rng=jax.random.PRNGKey(0),
+        batch=batch,
+    )
+    state, _ = train.step(state, batch)
+    before = jax.tree.map(np.array, state)
+    measured = pj.overlap.measure(train, state, batch, rounds=3, steps=2)
+    assert_bits_equal(jax.tree.map(np.asarray, state), before)
+    assert [len(values) for values in measured] == [3, 3, 3]
+    assert all(value > 0 for values in measured for value in values)
+    text = str(measured)
+    assert "3 rounds" in text
+    assert "floor 1.00, nothing hidden 1." in text
+
+
+def test_ratio_floor_and_ceiling():
+    measured = pj.overlap.Measurement((2.0, 2.0), (1.0, 2.0), (2.5, 4.0))
+    assert measured.ratio == (1.25, 2.0)
+    assert measured.ceiling == (1.5, 2.0)
+
+
+@pytest.mark.parametrize("wrong", [{"rounds": 1}, {"steps": 0}])
+def test_too_few(wrong):
+    train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(1))
+    state = train.init(init_params())
+    with pytest.raises(
+        ValueError, match=r"`rounds` must be at least 2, .* got rounds="
+    ):
+        pj.overlap.measure(train, state, batches(1)[0], **wrong)
