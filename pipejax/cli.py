@@ -17,9 +17,7 @@ import jax
 
 import pipejax as pj
 from pipejax.executors import Fused
-from pipejax.overlap import Report, inspect
-from pipejax.overlap._timeline import timeline
-from pipejax.overlap._topology import topology
+from pipejax.overlap import Report, inspect, timeline, topology
 
 
 class UsageError(Exception):

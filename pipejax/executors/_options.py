@@ -5,6 +5,7 @@ and differ by backend and generation. Names come and go: each option is tried on
 compiler that is there, and left out where it is refused.
 """
 
+import functools
 import logging
 from typing import Any, NamedTuple
 
@@ -49,8 +50,9 @@ class Options(NamedTuple):
     dropped: dict[str, str]
 
 
+@functools.cache
 def options_for(mesh: Mesh) -> Options:
-    """The options for the mesh's devices, tried on their compiler."""
+    """The options for the mesh's devices, tried on their compiler, once."""
     device = mesh.devices.flat[0]
     wanted: dict[str, Any] = {}
     if device.platform in ("gpu", "cuda"):

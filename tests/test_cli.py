@@ -1,0 +1,243 @@
+"""`pipejax inspect`: what it prints, what it writes, and how it ends."""
+
+import importlib
+import json
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from pipejax.cli import main
+
+ROOT = pathlib.Path(__file__).parents[1]
+PROGRAMS = """
+    import jax
+    import jax.numpy as jnp
+    import optax
+    from jax import lax
+    from jax.sharding import PartitionSpec as P
+
+    import pipejax as pj
+
+    W = jax.ShapeDtypeStruct((16, 16), jnp.float32)
+    X = jax.ShapeDtypeStruct((64, 16), jnp.float32)
+
+
+    def loss_fn(w, batch):
+        return jnp.mean((batch @ w) ** 2)
+
+
+    def make(mesh, **options):
+        train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=mesh, **options)
+        return train, jax.eval_shape(train.init, W), X
+
+
+    def step(mesh):
+        return make(mesh)
+
+
+    def synchronous(mesh):
+        return make(mesh, width=1)
+
+
+    def on_a_thread(mesh):
+        return make(mesh, executor="host")
+
+
+    def any_program(mesh):
+        def local(x):
+            return lax.psum(x @ x.T, "data")
+
+        return jax.jit(jax.shard_map(
+            local, mesh=mesh, in_specs=P("data"), out_specs=P()
+        )), X
+
+
+    def no_matmul(mesh):
+        return jax.jit(lambda x: x + 1), X
+
+
+    def alone(mesh):
+        return step
+
+
+    def not_jitted(mesh):
+        return loss_fn, W, X
+
+
+    def stateless(mesh):
+        train, _, batch = make(mesh)
+        return train, batch
+
+
+    def lopsided(mesh):
+        train, state, _ = make(mesh)
+        return train, state, jnp.ones((9, 16))
+
+
+    def buggy(mesh):
+        raise ValueError("a mistake of one's own")
+
+
+    number = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A current folder with a module `cli_programs`, which no other test has loaded."""
+    (tmp_path / "cli_programs.py").write_text(textwrap.dedent(PROGRAMS))
+    (tmp_path / "cli_broken.py").write_text("import no_such_dependency")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "cli_programs", raising=False)
+    importlib.invalidate_caches()
+    return tmp_path
+
+
+def inspect(function, *flags):
+    return main(["inspect", f"cli_programs:{function}", *flags])
+
+
+def test_a_step_and_its_twin_side_by_side(capsys):
+    assert inspect("step") == 0
+    printed, complaints = capsys.readouterr()
+    assert complaints == ""
+    lines = printed.splitlines()
+    assert lines[:4] == [
+        "target: here, 8 x cpu",
+        "executor: fused (one process on CPU, with no network to wait for)",
+        "compiler options: none",
+        "dropped: none",
+    ]
+    assert [line for line in lines if "all-reduce " in line and "SYNC" in line]
+    assert lines[-2:] == [
+        "D-Sync (K=1): covered 0.00, share 0.00, collectives 1: 1 sync, 0 async",
+        "pipelined (K=2): covered 0.00, share 0.00, collectives 1: 1 sync, 0 async",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("function", "title"),
+    [("synchronous", "D-Sync (K=1)"), ("any_program", "program")],
+)
+def test_one_program_alone(function, title, capsys):
+    assert inspect(function) == 0
+    printed = capsys.readouterr().out
+    short = f"\n\n{title}: covered 0.00, share 0.00, collectives 1: 1 sync, 0 async\n"
+    assert printed.endswith(short)
+    assert "pipelined" not in printed
+
+
+def test_of_the_host_executor_it_says_where_the_collective_is(capsys):
+    assert inspect("on_a_thread") == 0
+    printed = capsys.readouterr().out
+    assert "executor: host (asked for)" in printed
+    assert "the all-reduce is a program of its own" in printed
+    assert "dropped" not in printed
+
+
+@pytest.mark.parametrize(
+    ("function", "complaint"),
+    [
+        ("step", "pipelined (K=2): share of FLOPs under at least one collective: 0.00"),
+        ("no_matmul", "program: share of FLOPs under at least one collective: none"),
+    ],
+)
+def test_fail_under(function, complaint, capsys):
+    assert inspect(function, "--fail-under", "0.9") == 1
+    assert capsys.readouterr().err == f"pipejax: {complaint}, less than 0.9\n"
+
+
+def test_not_under(capsys):
+    assert inspect("step", "--fail-under", "0") == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_json(folder):
+    assert inspect("step", "--json", "report.json") == 0
+    found = json.loads((folder / "report.json").read_text())
+    assert found["target"] == "here, 8 x cpu"
+    assert found["compiler options"] == found["dropped"] == {}
+    assert list(found["programs"]) == ["D-Sync (K=1)", "pipelined (K=2)"]
+    (collective,) = found["programs"]["pipelined (K=2)"]["collectives"]
+    assert collective["bytes"] == 4 * (16 * 16 + 1)  # The loss travels with them.
+
+
+def test_plot(folder):
+    pytest.importorskip("matplotlib")
+    assert inspect("step", "--plot", "schedule.png") == 0
+    assert (folder / "schedule.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["nothing"], "the program must be MODULE:FUNCTION, got 'nothing'"),
+        (["no_such:step"], "there is no module 'no_such', neither in this folder nor"),
+        (["cli_programs.no:step"], "there is no module 'cli_programs.no'"),
+        (["gone/steps.py:step"], "there is no file 'gone/steps.py'"),
+        (["cli_programs:gone"], "'cli_programs' has no function 'gone'"),
+        (["cli_programs:number"], "'cli_programs' has no function 'number'"),
+        (["cli_programs:alone"], "or (jitted function, *args); got function"),
+        (["cli_programs:not_jitted"], "got (function, ShapeDtypeStruct, Shape"),
+        (["cli_programs:stateless"], "got (TrainStep, ShapeDtypeStruct)"),
+        (["cli_programs:lopsided"], "`batch` must divide among devices"),
+        (["cli_programs:step", "--fail-under", "1.1"], "between 0 and 1, got 1.1"),
+        (["cli_programs:step", "--fail-under", "nan"], "between 0 and 1, got nan"),
+        (["cli_programs:step", "--target", "abacus"], "`target` must be"),
+        (["cli_programs:step", "--json", "gone/report.json"], "No such file"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, complaint, capsys):
+    assert main(["inspect", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("pipejax: ")
+    assert complaint in line
+
+
+def test_missing_wheels_are_one_line(capsys, monkeypatch):
+    monkeypatch.setattr("pipejax.overlap._topology._exists", lambda module: False)
+    assert inspect("step", "--target", "h100:1x1x8") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("pipejax: ")
+    assert "jax_plugins.xla_cuda12 and nvidia.cuda_nvcc must be installed" in line
+
+
+def test_a_mistake_in_the_users_code_keeps_its_traceback():
+    with pytest.raises(ValueError, match="a mistake of one's own"):
+        inspect("buggy")
+    with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
+        main(["inspect", "cli_broken:step"])
+
+
+def test_a_file_elsewhere(folder, monkeypatch, capsys):
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    assert main(["inspect", "../cli_programs.py:step"]) == 0
+    assert "pipelined (K=2)" in capsys.readouterr().out
+
+
+def test_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "pipejax.cli", "inspect", "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "MODULE:FUNCTION" in done.stdout
+
+
+def test_for_gpus_that_are_not_there(capsys):
+    pytest.importorskip("jax_plugins.xla_cuda12")
+    pytest.importorskip("nvidia.cuda_nvcc")
+    flags = ("--target", "h100:1x1x8", "--fail-under", "0.9")
+    assert inspect("step", *flags) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("target: h100:1x1x8, 8 x NVIDIA H100")
+    assert "pipelined (K=2): covered 1.00, share 1.00" in printed
+    assert inspect("synchronous", *flags) == 1
