@@ -8,9 +8,10 @@ that pipejax offers at once (batch norm, AdamW, clipping, microbatches, metrics)
 has one collective per bucket, and 0.95 under it.
 
 Beside it stand D-Sync of ours and by hand (one `pmean` a leaf, with the same compiler
-options and with none), and a control whose all-reduce has nothing to hide behind: it
-sums and applies the stale gradient before it computes the next. Less than half of its
-FLOPs must be covered, or the measure says nothing. TPUs are reported without a bar.
+options and with none), the pipeline as one writes it down (a `pmean` a leaf of the
+stale gradient, XLA's defaults), and a control whose all-reduce has nothing to hide
+behind: it sums and applies the stale gradient before it computes the next. Less than
+half of its FLOPs must be covered, or the measure says nothing. TPUs have no bar.
 
 Programs are compiled for devices that are not there, from shapes, and not run: what is
 read is a schedule, not a time.
@@ -52,6 +53,7 @@ Program = Literal[
     "D-Sync",
     "D-Sync by hand",
     "D-Sync by hand, defaults",
+    "naive, defaults",
     "negative control",
     "two-shot",
     "everything",
@@ -202,6 +204,10 @@ def compiled(program: Program, model: Model, mesh: Mesh) -> tuple[Report, int]:
     elif program == "negative control":
         step = applied_first(problem.loss_fn, mesh)
         look = functools.partial(inspect, step, state.params, state.opt_state, stale)
+    elif program == "naive, defaults":
+        step = naive(problem.loss_fn, mesh)
+        own = jax.tree.map(lambda x: _times(mesh.size, x), state.params)
+        look = functools.partial(inspect, step, state.params, state.opt_state, own)
     elif program.startswith("D-Sync by hand"):
         step = by_hand(problem.loss_fn, mesh)
         look = functools.partial(inspect, step, state.params, state.opt_state)
@@ -220,6 +226,24 @@ def by_hand(loss_fn: Callable[..., Any], mesh: Mesh) -> Any:
         return params, opt_state, lax.pmean(loss, "data")
 
     return jax.jit(on_mesh(local, mesh, (P(), P(), P("data")), P()))
+
+
+def naive(loss_fn: Callable[..., Any], mesh: Mesh) -> Any:
+    """Pipe-SGD as one writes it down: the stale gradient's `pmean`, leaf by leaf."""
+
+    def local(params: Any, opt_state: Any, stale: Any, batch: Any) -> Any:
+        loss, grads = jax.value_and_grad(loss_fn)(params, batch)
+        mean = jax.tree.map(lambda g: lax.pmean(g, "data"), stale)
+        updates, opt_state = SGD.update(mean, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, grads, loss[None]
+
+    in_specs = (P(), P(), P("data"), P("data"))
+    return jax.jit(on_mesh(local, mesh, in_specs, (P(), P(), P("data"), P("data"))))
+
+
+def _times(devices: int, leaf: Any) -> Any:
+    """The shape of one such leaf on each device."""
+    return jax.ShapeDtypeStruct((devices * leaf.shape[0], *leaf.shape[1:]), leaf.dtype)
 
 
 def applied_first(loss_fn: Callable[..., Any], mesh: Mesh) -> Any:

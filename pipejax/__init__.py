@@ -2,6 +2,7 @@
 
 from . import collectives as collectives
 from . import overlap as overlap
+from .executors import compiler_options as compiler_options
 from .mesh import data_mesh as data_mesh
 from .pipeline import PipelinedMeanState as PipelinedMeanState
 from .replicas import replica_digest as replica_digest

@@ -1,7 +1,8 @@
 """Compiler options under which a collective runs beside compute.
 
-XLA's defaults do not (its scheduler puts a stale all-reduce first and waits for it),
-and differ by backend and generation. Names come and go: each option is tried on the
+With XLA's defaults that depends on the program: of several buckets all but one wait
+their turn, and a small one on one host becomes a kernel among the others. Options
+differ by backend and generation, and their names come and go: each is tried on the
 compiler that is there, and left out where it is refused.
 """
 
@@ -60,6 +61,26 @@ def options_for(mesh: Mesh) -> Options:
     elif device.platform == "tpu":
         wanted = TPU.get(device.device_kind, {})
     return probe(mesh, wanted)
+
+
+def compiler_options(mesh: Mesh) -> dict[str, Any]:
+    """Options under which collectives run beside compute, for a `jax.jit` of one's own.
+
+    A `pj.TrainStep` has them already. With XLA's defaults it depends on the program
+    and the devices whether a stale all-reduce overlaps anything.
+
+    Args:
+      mesh: of the devices to compile for.
+
+    Returns:
+      What to give as `jax.jit(..., compiler_options=...)`: those that the installed
+      compiler takes. Empty on CPU, where a program waits for its collectives.
+
+    >>> from pipejax import data_mesh
+    >>> compiler_options(data_mesh(1))
+    {}
+    """
+    return dict(options_for(mesh).kept)
 
 
 def probe(mesh: Mesh, wanted: dict[str, Any]) -> Options:

@@ -66,3 +66,47 @@ def test_a_step_inside_jit_takes_none():
     assert int(after.step) == 1
     after, _ = train.step(state, batch)
     assert int(after.step) == 1
+
+
+@NEEDS_GPU
+def test_pipelined_mean_in_a_loop_of_ones_own():
+    """The all-reduce spans all compute."""
+    mesh = pj.data_mesh(devices=pj.overlap.topology("h100:1x8x8"))
+    tx = optax.chain(pj.pipelined_mean("data"), optax.sgd(0.1))
+    data = jax.sharding.PartitionSpec("data")
+
+    def step(params, opt_state, batch):
+        updates, opt_state = tx.update(jax.grad(wide_loss)(params, batch), opt_state)
+        return optax.apply_updates(params, updates), opt_state
+
+    params = {name: jax.ShapeDtypeStruct((256, 256), "float32") for name in "abc"}
+    opt_state = jax.eval_shape(tx.init, params)
+    specs = pj.state_specs(opt_state)
+    replicated = jax.sharding.PartitionSpec()
+    mapped = jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=(replicated, specs, data),
+        out_specs=(replicated, specs),
+        check_vma=False,
+    )
+    whole = jax.tree.map(
+        lambda x, spec: jax.ShapeDtypeStruct(
+            (x.shape[0] * (mesh.size if spec == data else 1), *x.shape[1:]), x.dtype
+        ),
+        opt_state,
+        jax.tree.broadcast(specs, opt_state, is_leaf=lambda x: x is data),
+    )
+    batch = jax.ShapeDtypeStruct((64 * mesh.size, 256), "float32")
+    given = (params, whole, batch)
+    hidden = pj.overlap.inspect(
+        jax.jit(mapped), *given, compiler_options=pj.compiler_options(mesh)
+    )
+    assert [c.asynchronous for c in hidden.collectives] == [True]
+    assert hidden.covered == 1
+
+
+def wide_loss(params, batch):
+    for w in params.values():
+        batch = jax.numpy.tanh(batch @ w)
+    return (batch**2).mean()
