@@ -51,6 +51,9 @@ class Fused:
         """The step's program."""
         return self._programs[False].lower(carry, in_flight, batch)
 
+    def join(self) -> None:
+        """Nothing to wait for: the devices run its programs in order."""
+
     @property
     def compiler_options(self) -> dict[str, Any]:
         """Those for the mesh's devices that its compiler takes."""

@@ -54,7 +54,7 @@ class Host:
         queue = (*in_flight.pending, fresh)
         # All but the first were begun in the steps before, if they were ours.
         futures = [self._reduction(carry, buckets) for buckets in queue]
-        total = futures[0].result()
+        total = self._result(futures[0])
         self._begun[:] = list(zip(queue[1:], futures[1:], strict=True))
         carry, filled, info = self._update(carry, kept, total, in_flight.filled)
         return carry, PipelinedMeanState(queue[1:], filled), info
@@ -66,15 +66,20 @@ class Host:
         self.setting.halves.check_state(carry, self._share(in_flight))
         futures = [self._reduction(carry, buckets) for buckets in in_flight.pending]
         for age, future in enumerate(futures):
-            carry = self._apply[age](carry, future.result(), in_flight.filled)
+            total = self._result(future)
+            carry = self._apply[age](carry, total, in_flight.filled)
         self._begun.clear()
-        self._thread.join()
+        self.join()
         return carry, self._emptied(in_flight)
 
     def lower(self, carry: Any, in_flight: Any, batch: Any) -> jax.stages.Lowered:
         """The program that computes; it has no collective."""
         del in_flight
         return self._compute.lower(carry, batch)
+
+    def join(self) -> None:
+        """Waits for all reductions that have begun; what they sum stays in flight."""
+        self._thread.join()
 
     @property
     def compiler_options(self) -> dict[str, Any]:
@@ -100,11 +105,18 @@ class Host:
         )
 
     def _raise_failures(self) -> None:
-        """Raises what a reduction failed with; all are then begun anew."""
-        for _, future in self._begun:
-            if future.done() and future.exception() is not None:
-                self._begun.clear()
-                future.result()
+        """Raises what a reduction of a step before has failed with."""
+        for _, future in list(self._begun):
+            if future.done():
+                self._result(future)
+
+    def _result(self, future: Future[Buckets]) -> Buckets:
+        """The sum, when it is there; after a failure all are begun anew."""
+        try:
+            return future.result()
+        except Exception:
+            self._begun.clear()
+            raise
 
     @functools.cached_property
     def _reduce(self) -> Reduce:

@@ -82,5 +82,14 @@ def reduce_by_copy(setting: Setting, cpus: Mesh) -> Reduce:
 def _one_cpu_a_process(mesh: Mesh) -> Mesh:
     """A CPU device of each process that has devices in `mesh`, in their order."""
     processes = dict.fromkeys(device.process_index for device in mesh.devices.flat)
-    cpus = {cpu.process_index: cpu for cpu in reversed(jax.devices("cpu"))}
+    try:
+        cpus = {cpu.process_index: cpu for cpu in reversed(jax.devices("cpu"))}
+    except RuntimeError:
+        cpus = {}
+    if missing := sorted(processes.keys() - cpus.keys()):
+        raise ValueError(
+            "`executor='host'` must have JAX's CPU backend beside the accelerators, got"
+            f" none in processes {missing}. Leave JAX_PLATFORMS unset or name both:"
+            " JAX_PLATFORMS=cuda,cpu."
+        )
     return Mesh(np.array([cpus[process] for process in processes]), mesh.axis_names)

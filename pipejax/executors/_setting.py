@@ -113,3 +113,7 @@ class Executor(Protocol):
     def lower(self, carry: Any, in_flight: Any, batch: Any) -> jax.stages.Lowered:
         """The program in which a step computes."""
         ...
+
+    def join(self) -> None:
+        """Waits until it has no collective under way, that others may launch theirs."""
+        ...

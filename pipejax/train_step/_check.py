@@ -64,6 +64,16 @@ def check_executor(name: str) -> str:
     return name
 
 
+def check_all_reduce(all_reduce: Any) -> Any:
+    """`all_reduce`, or a ValueError if it is no algorithm."""
+    if not callable(all_reduce):
+        raise ValueError(
+            "`all_reduce` must be an algorithm such as pj.collectives.psum, got"
+            f" {all_reduce!r}."
+        )
+    return all_reduce
+
+
 def check_tx(tx: Any) -> Any:
     """`tx`, or a ValueError if it is not an Optax transformation."""
     if not (hasattr(tx, "init") and hasattr(tx, "update")):

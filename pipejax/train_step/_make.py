@@ -11,6 +11,7 @@ from pipejax.executors import Setting
 from pipejax.mesh import with_auto_axes
 
 from ._check import (
+    check_all_reduce,
     check_count,
     check_executor,
     check_floating,
@@ -100,7 +101,7 @@ def make_train_step(
         mesh=with_auto_axes(check_mesh(mesh, axis_name)),
         axis_name=axis_name,
         width=check_width(width),
-        all_reduce=all_reduce,
+        all_reduce=check_all_reduce(all_reduce),
         donate=donate,
     )
     return TrainStep(

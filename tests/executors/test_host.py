@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh
 
 import pipejax as pj
-from pipejax.executors._reduce import reduce_by_copy
+from pipejax.executors._reduce import _one_cpu_a_process, reduce_by_copy
 
 from ..helpers import OPTIMIZERS, assert_bits_equal, batches, init_params, loss_fn
 
@@ -194,3 +194,28 @@ def test_compute_has_no_collective():
     assert "stablehlo.dot_general" in text
     assert "all_reduce" not in text
     assert train.compiler_options == {}
+
+
+def test_join_waits_and_changes_nothing():
+    train = make("host", width=3)
+    state = train.init(init_params())
+    for batch in batches(3):
+        state, _ = train.step(state, batch)
+    train.executor.join()
+    assert len(train.executor._begun) == 2
+    assert all(future.done() for _, future in train.executor._begun)
+    assert_bits_equal(
+        jax.tree.map(np.asarray, train.drain(state)),
+        trained(make("fused", width=3), 3)[2],
+    )
+
+
+def test_no_cpu_backend_beside_the_accelerators(monkeypatch):
+    def none(backend):
+        raise RuntimeError("Unknown backend cpu")
+
+    message = r"`executor='host'` must have JAX's CPU backend .* processes \[0\]"
+    mesh = make("host").mesh
+    monkeypatch.setattr(jax, "devices", none)
+    with pytest.raises(ValueError, match=message):
+        _one_cpu_a_process(mesh)

@@ -61,6 +61,12 @@ def test_dtypes(name, dtype):
         make(**{name: dtype})
 
 
+@pytest.mark.parametrize("wrong", [None, "psum", 3])
+def test_all_reduce(wrong):
+    with refused(rf"`all_reduce` must be an algorithm .* got {wrong!r}"):
+        make(all_reduce=wrong)
+
+
 @pytest.mark.parametrize("tx", [optax.sgd, None, 0.1])
 def test_tx(tx):
     with refused(r"`tx` must be an optax.GradientTransformation, .* optax.sgd\(0.1\)"):
