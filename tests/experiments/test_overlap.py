@@ -13,29 +13,37 @@ from experiments import overlap
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
+    """The small matrix: 8 and 64 H100, three models, four programs."""
     out = tmp_path_factory.mktemp("overlap") / "overlap.json"
-    programs = ("pipelined", "D-Sync", "negative control", "two-shot")
-    targets = ("h100:1x1x8",)
-    config = overlap.Config(targets, ("mlp", "cnn"), programs, out=out)
-    assert overlap.main(config) == 0
+    assert overlap.main(overlap.Config(small=True, out=out)) == 0
     cells = json.loads(out.read_text())["cells"]
-    assert len(cells) == 8
-    return {(cell["model"], cell["program"]): cell for cell in cells}
+    assert len(cells) == 2 * 3 * 4
+    return {(cell["target"], cell["model"], cell["program"]): cell for cell in cells}
 
 
-@pytest.mark.parametrize(("model", "least"), [("mlp", 0.90), ("cnn", 0.95)])
-def test_smallest_models_on_one_host(found, model, least):
-    pipelined = found[model, "pipelined"]
+@pytest.mark.parametrize("target", ["h100:1x1x8", "h100:1x8x8"])
+@pytest.mark.parametrize(
+    ("model", "least"), [("mlp", 0.90), ("cnn", 0.95), ("transformer scan", 0.95)]
+)
+def test_pipelined_is_hidden_and_nothing_else_is(found, target, model, least):
+    pipelined = found[target, model, "pipelined"]
     assert pipelined["kinds"] == ["all-reduce"]
     assert pipelined["asynchronous"] == [True]
     assert pipelined["covered"] >= least
-    assert found[model, "D-Sync"]["covered"] == 0
+    assert found[target, model, "D-Sync"]["covered"] == 0
     # A stale sum alone is not what hides it: this one is stale too.
-    assert found[model, "negative control"]["covered"] < 0.5
-    two_shot = found[model, "two-shot"]
+    assert found[target, model, "negative control"]["covered"] < 0.5
+    two_shot = found[target, model, "two-shot"]
     assert two_shot["kinds"] == ["all-to-all", "all-gather"]
     assert two_shot["asynchronous"] == [True, True]
     assert two_shot["covered"] >= 0.85
+
+
+def test_with_everything_on():
+    """Batch norm, AdamW, clipping, microbatches, a key, metrics: one collective."""
+    cell = overlap.measured("h100:1x8x8", "resnet18", "everything")
+    assert cell["asynchronous"] == [True]
+    assert cell["covered"] >= 0.95
 
 
 CELL = (("h100:1x1x8",), ("mlp",), ("pipelined",))
