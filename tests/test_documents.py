@@ -109,10 +109,12 @@ def rows_of_overhead():
 
 def rows_of_overlap():
     """On GPUs the least and greatest over targets; on TPUs one row each."""
-    record = json.loads((ROOT / "experiments/results/overlap.json").read_text())
     covered = {
         (cell["model"], cell["target"], cell["program"]): cell["covered"]
-        for cell in record["cells"]
+        for name in ("overlap.json", "overlap_tpu.json")
+        for cell in json.loads((ROOT / "experiments/results" / name).read_text())[
+            "cells"
+        ]
     }
     models = list(dict.fromkeys(model for model, _, _ in covered))
     targets = list(dict.fromkeys(target for _, target, _ in covered))

@@ -29,7 +29,11 @@ TPU_V5E = {
     "xla_enable_async_all_reduce": True,
     "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": True,
 }
-TPU_SPARSE_CORE = {"xla_tpu_enable_sparse_core_collective_offload_all_reduce": True}
+TPU_SPARSE_CORE = {
+    "xla_tpu_enable_sparse_core_collective_offload_all_reduce": True,
+    # Without it a long all-reduce is handed over only after the backward pass.
+    "xla_tpu_enable_all_experimental_scheduler_features": True,
+}
 # By the device kind that JAX reports. TPU7x overlaps as it is.
 TPU = {
     "TPU v5 lite": TPU_V5E,

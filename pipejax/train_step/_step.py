@@ -82,6 +82,8 @@ class TrainStep:
         check_not_pipelined(
             jax.eval_shape(tx.init, params) if opt_state is None else opt_state
         )
+        # Placing arrays on several processes compares them, with a collective.
+        self.executor.join()
         replicated = NamedSharding(self.mesh, P())
         params, model_state, rng, opt_state = args = jax.device_put(
             (params, model_state, rng, opt_state), replicated
