@@ -34,18 +34,15 @@ import jax
 import jax.numpy as jnp
 import optax
 import tyro
-from jax import lax
 from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 from rich.console import Console
 from rich.table import Table
 
 import pipejax as pj
-from pipejax import buckets, collectives
-from pipejax.mesh import on_mesh
+from pipejax import collectives
 from pipejax.overlap import Report, inspect, topology
 
-from . import models, report, task, transformer
+from . import by_hand, models, report, task, transformer
 
 Model = Literal["mlp", "cnn", "resnet18", "transformer", "transformer scan"]
 Program = Literal[
@@ -208,63 +205,22 @@ def compiled(program: Program, model: Model, mesh: Mesh) -> tuple[Report, int]:
         empty = state._replace(in_flight=state.in_flight._replace(pending=()))
         look = functools.partial(inspect, train.plain, empty)
     elif program == "negative control":
-        step = applied_first(problem.loss_fn, mesh)
+        step = by_hand.applied_first(problem.loss_fn, SGD, mesh)
         look = functools.partial(inspect, step, state.params, state.opt_state, stale)
     elif program == "naive, defaults":
-        step = naive(problem.loss_fn, mesh)
-        own = jax.tree.map(lambda x: _times(mesh.size, x), state.params)
+        step = by_hand.naive(problem.loss_fn, SGD, mesh)
+        own = jax.tree.map(lambda x: _on_each(mesh.size, x), state.params)
         look = functools.partial(inspect, step, state.params, state.opt_state, own)
     elif program.startswith("D-Sync by hand"):
-        step = by_hand(problem.loss_fn, mesh)
+        step = by_hand.synchronous(problem.loss_fn, SGD, mesh)
         look = functools.partial(inspect, step, state.params, state.opt_state)
     options = {} if program.endswith("defaults") else train.compiler_options
     return look(problem.batch, compiler_options=options), len(stale)
 
 
-def by_hand(loss_fn: Callable[..., Any], mesh: Mesh) -> Any:
-    """D-Sync as a tutorial has it: one `pmean` a leaf."""
-
-    def local(params: Any, opt_state: Any, batch: Any) -> Any:
-        loss, grads = jax.value_and_grad(loss_fn)(params, batch)
-        grads = jax.tree.map(lambda g: lax.pmean(g, "data"), grads)
-        updates, opt_state = SGD.update(grads, opt_state, params)
-        params = optax.apply_updates(params, updates)
-        return params, opt_state, lax.pmean(loss, "data")
-
-    return jax.jit(on_mesh(local, mesh, (P(), P(), P("data")), P()))
-
-
-def naive(loss_fn: Callable[..., Any], mesh: Mesh) -> Any:
-    """Pipe-SGD as one writes it down: the stale gradient's `pmean`, leaf by leaf."""
-
-    def local(params: Any, opt_state: Any, stale: Any, batch: Any) -> Any:
-        loss, grads = jax.value_and_grad(loss_fn)(params, batch)
-        mean = jax.tree.map(lambda g: lax.pmean(g, "data"), stale)
-        updates, opt_state = SGD.update(mean, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, grads, loss[None]
-
-    in_specs = (P(), P(), P("data"), P("data"))
-    return jax.jit(on_mesh(local, mesh, in_specs, (P(), P(), P("data"), P("data"))))
-
-
-def _times(devices: int, leaf: Any) -> Any:
+def _on_each(devices: int, leaf: Any) -> Any:
     """The shape of one such leaf on each device."""
     return jax.ShapeDtypeStruct((devices * leaf.shape[0], *leaf.shape[1:]), leaf.dtype)
-
-
-def applied_first(loss_fn: Callable[..., Any], mesh: Mesh) -> Any:
-    """A stale sum that the compute waits for: nothing can hide it."""
-
-    def local(params: Any, opt_state: Any, stale: Any, batch: Any) -> Any:
-        mean = jax.tree.map(lambda x: lax.pmean(x, "data"), stale)
-        grads = buckets.unflatten(mean, params)
-        updates, opt_state = SGD.update(grads, opt_state, params)
-        params = optax.apply_updates(params, updates)
-        loss, grads = jax.value_and_grad(loss_fn)(params, batch)
-        return params, opt_state, buckets.flatten(grads), loss[None]
-
-    in_specs = (P(), P(), P("data"), P("data"))
-    return jax.jit(on_mesh(local, mesh, in_specs, (P(), P(), P("data"), P("data"))))
 
 
 def plain_problem(model: Model, devices: int) -> Problem:

@@ -7,9 +7,11 @@ that the other's all-reduce waits for: a pool of twice the devices is enough for
 import os
 
 os.environ["NPROC"] = "16"
+# Also for the processes that tests start: the compilers for absent accelerators are
+# installed, and JAX would look for the accelerators.
+os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
 
-jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import os
 import pathlib
 import re
 import statistics
@@ -29,7 +28,6 @@ def test_code_runs_from_top_to_bottom(path):
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         cwd=ROOT,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
         check=False,

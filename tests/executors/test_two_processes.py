@@ -1,7 +1,6 @@
 """Two processes over Gloo, started as a user would start two hosts."""
 
 import json
-import os
 import pathlib
 import signal
 import socket
@@ -28,14 +27,12 @@ def start():
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        environment = os.environ | {"JAX_PLATFORMS": "cpu"}
         for rank in (0, 1):
             command = [sys.executable, "-m", "tests.executors.worker", task]
             running.append(
                 subprocess.Popen(
                     [*command, str(rank), str(port)],
                     cwd=ROOT,
-                    env=environment,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     text=True,

@@ -1,0 +1,60 @@
+"""Steps written by hand, without pipejax: what its own are compared with.
+
+Each is a jitted function of parameters, optimizer state, for the stale ones a gradient
+of each device's own, and a batch.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from pipejax import buckets
+from pipejax.mesh import on_mesh
+
+Loss = Callable[..., Any]
+
+
+def synchronous(loss_fn: Loss, tx: optax.GradientTransformation, mesh: Mesh) -> Any:
+    """D-Sync as a tutorial has it: one `pmean` a leaf."""
+
+    def local(params: Any, opt_state: Any, batch: Any) -> Any:
+        loss, grads = jax.value_and_grad(loss_fn)(params, batch)
+        grads = jax.tree.map(lambda g: lax.pmean(g, "data"), grads)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        params = optax.apply_updates(params, updates)
+        return params, opt_state, lax.pmean(loss, "data")
+
+    return jax.jit(on_mesh(local, mesh, (P(), P(), P("data")), P()))
+
+
+def naive(loss_fn: Loss, tx: optax.GradientTransformation, mesh: Mesh) -> Any:
+    """Pipe-SGD as one writes it down: the stale gradient's `pmean`, leaf by leaf."""
+
+    def local(params: Any, opt_state: Any, stale: Any, batch: Any) -> Any:
+        loss, grads = jax.value_and_grad(loss_fn)(params, batch)
+        mean = jax.tree.map(lambda g: lax.pmean(g, "data"), stale)
+        updates, opt_state = tx.update(mean, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, grads, loss[None]
+
+    in_specs = (P(), P(), P("data"), P("data"))
+    return jax.jit(on_mesh(local, mesh, in_specs, (P(), P(), P("data"), P("data"))))
+
+
+def applied_first(loss_fn: Loss, tx: optax.GradientTransformation, mesh: Mesh) -> Any:
+    """A stale sum that the compute waits for: nothing can hide it."""
+
+    def local(params: Any, opt_state: Any, stale: Any, batch: Any) -> Any:
+        mean = jax.tree.map(lambda x: lax.pmean(x, "data"), stale)
+        grads = buckets.unflatten(mean, params)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        params = optax.apply_updates(params, updates)
+        loss, grads = jax.value_and_grad(loss_fn)(params, batch)
+        return params, opt_state, buckets.flatten(grads), loss[None]
+
+    in_specs = (P(), P(), P("data"), P("data"))
+    return jax.jit(on_mesh(local, mesh, in_specs, (P(), P(), P("data"), P("data"))))
