@@ -207,6 +207,7 @@ def _summary(
         "width": config.width,
         "steps": int(state.step),
         "skipped": int(state.skipped),
+        "executor": f"{train.executor.name}: {train.executor.reason}",
         "steps_per_second": rate,
         "all_reduce_bytes": wire.all_reduces(lowered),
         "params_digest": digest,
