@@ -134,7 +134,8 @@ class Report(NamedTuple):
         if not self.collectives:
             return "\n".join([*lines, "", _NONE])
         covered = "none" if self.covered is None else f"{self.covered:.2f}"
-        share = "none, it has no matmul" if self.share is None else f"{self.share:.2f}"
+        why = "nothing is sent" if self.flops else "it has no matmul"
+        share = f"none, {why}" if self.share is None else f"{self.share:.2f}"
         return "\n".join(
             [
                 *lines,

@@ -141,3 +141,10 @@ def test_picture_without_matplotlib(report, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"^pip install 'pipejax\[demo\]'$"):
         report.plot(tmp_path / "one.png")
+
+
+def test_share_of_a_collective_of_one_device():
+    line = "ROOT %r = f32[100] all-reduce(%x), replica_groups={{0},{1}}"
+    report = inspect(program(f"{dots('a')}\n{line}"))
+    assert report.share is None
+    assert str(report).endswith("weighted by bytes: none, nothing is sent")
