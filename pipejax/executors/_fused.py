@@ -14,12 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax.buckets import Buckets
 from pipejax.collectives import run
-from pipejax.pipeline import (
-    arrivals,
-    emptied,
-    has_arrived,
-    shift,
-)
+from pipejax.pipeline import arrivals, emptied, has_arrived, shift
 
 from ._options import Options, options_for
 from ._setting import Setting
@@ -36,15 +31,13 @@ class Fused:
 
     def step(self, carry: Any, in_flight: Any, batch: Any) -> tuple[Any, Any, Any]:
         """One step on, dispatched; on several CPU devices after the one before."""
+        self._wait_for(carry)
         traced = isinstance(carry.step, jax.core.Tracer)
-        if self._shares_threads and not traced:
-            jax.block_until_ready(carry.step)
         return self._programs[traced](carry, in_flight, batch)
 
     def drain(self, carry: Any, in_flight: Any) -> tuple[Any, Any]:
         """Reduces and applies, in order, what is in flight."""
-        if self._shares_threads and not isinstance(carry.step, jax.core.Tracer):
-            jax.block_until_ready(carry.step)
+        self._wait_for(carry)
         return self._drain(carry, in_flight)
 
     def lower(self, carry: Any, in_flight: Any, batch: Any) -> jax.stages.Lowered:
@@ -120,6 +113,10 @@ class Fused:
         sizes = self.setting.halves.gradient_sizes(carry)
         reductions = self.setting.reductions(buckets, sizes)
         return {name: run(reductions[name], x) for name, x in buckets.items()}
+
+    def _wait_for(self, carry: Any) -> None:
+        if self._shares_threads and not isinstance(carry.step, jax.core.Tracer):
+            jax.block_until_ready(carry.step)
 
     @functools.cached_property
     def _shares_threads(self) -> bool:
