@@ -39,7 +39,7 @@ from rich.console import Console
 from rich.table import Table
 
 import pipejax as pj
-from pipejax import collectives
+from pipejax import codecs, collectives
 from pipejax.overlap import Report, inspect, topology
 
 from . import by_hand, models, report, task, transformer
@@ -93,6 +93,7 @@ IMAGES = {
     "resnet18": ((32, 32, 3), 32),
 }
 SEQUENCES = 8
+ALL_REDUCES = {"two-shot": collectives.two_shot(codecs.int8())}
 SGD = optax.sgd(0.1, momentum=0.9)
 
 
@@ -195,7 +196,7 @@ def compiled(program: Program, model: Model, mesh: Mesh) -> tuple[Report, int]:
         task.make_optimizer("adamw", 1e-3, 0.1, clip_norm=1.0) if full else SGD,
         mesh=mesh,
         microbatches=2 if full else 1,
-        all_reduce=collectives.two_shot if program == "two-shot" else collectives.psum,
+        all_reduce=ALL_REDUCES.get(program, collectives.psum()),
     )
     init = functools.partial(train.init, batch=problem.batch)
     state = jax.eval_shape(init, problem.params, **problem.extra)

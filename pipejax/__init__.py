@@ -1,7 +1,9 @@
 """Data-parallel training in JAX whose communication costs nothing."""
 
+from . import codecs as codecs
 from . import collectives as collectives
 from . import overlap as overlap
+from . import transforms as transforms
 from .executors import compiler_options as compiler_options
 from .mesh import data_mesh as data_mesh
 from .pipeline import PipelinedMeanState as PipelinedMeanState
@@ -11,7 +13,7 @@ from .train_step import PipelineState as PipelineState
 from .train_step import StepInfo as StepInfo
 from .train_step import TrainStep as TrainStep
 from .train_step import make_train_step as make_train_step
-from .train_step import pipelined_mean as pipelined_mean
-from .train_step import state_specs as state_specs
+from .transforms import pipelined_mean as pipelined_mean
+from .transforms import state_specs as state_specs
 
 __version__ = "0.1.0"

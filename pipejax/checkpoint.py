@@ -201,9 +201,9 @@ def _rebuilt(saved: dict[str, jax.Array], like: PipelineState) -> PipelineState:
         for name, leaf in _named(like).items()
     ]
     state = jax.tree.unflatten(jax.tree.structure(like), leaves)
-    if state.warmup_left is None:
+    if state.calls is None:
         return state
-    return state._replace(warmup_left=np.int32(state.warmup_left))
+    return state._replace(calls=np.int32(state.calls))
 
 
 def _named(state: Any) -> dict[str, Any]:

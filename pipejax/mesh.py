@@ -11,23 +11,35 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+AxisName = str | tuple[str, ...]
+
+
+def axes(axis_name: AxisName) -> tuple[str, ...]:
+    """The names, one or more."""
+    return (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+
 
 def data_mesh(
     num_devices: int | None = None,
     *,
-    axis_name: str = "data",
+    axis_name: AxisName = "data",
+    hosts: int | None = None,
     devices: Sequence[Any] | None = None,
 ) -> Mesh:
-    """A one-dimensional mesh over the first `num_devices` devices of all processes.
+    """A mesh over the first `num_devices` devices of all processes.
 
     Args:
       num_devices: how many; `None` takes every device.
-      axis_name: name of the axis over which gradients are averaged.
+      axis_name: name of the axis over which gradients are averaged, or of two axes,
+        `("host", "device")`, for `pj.collectives.hierarchical`.
+      hosts: of two axes, the extent of the first; `None` takes the processes that the
+        devices belong to.
       devices: of which; `None` takes `jax.devices()`. With those that
         `pj.overlap.topology` returns, programs are compiled for absent accelerators.
 
     Raises:
-      ValueError: if it is no integer, or there are not that many devices.
+      ValueError: if it is no integer, there are not that many devices, or they do not
+        divide among hosts.
 
     >>> data_mesh(1).axis_names
     ('data',)
@@ -42,12 +54,32 @@ def data_mesh(
             " `jax.config.update('jax_num_cpu_devices', n)` before the first JAX call"
             " to have n of them."
         )
+    names = axes(axis_name)
+    shape = (count,) if len(names) == 1 else _by_host(devices[:count], hosts)
+    if len(names) != len(shape) or (hosts is not None and len(names) == 1):
+        raise ValueError(
+            "`axis_name` must be one name, or two where there are hosts and devices of"
+            f" each; got {axis_name!r} with {hosts=}. For example"
+            " pj.data_mesh(axis_name=('host', 'device'))."
+        )
     return jax.make_mesh(
-        (count,),
-        (axis_name,),
-        axis_types=(jax.sharding.AxisType.Auto,),
+        shape,
+        names,
+        axis_types=(jax.sharding.AxisType.Auto,) * len(shape),
         devices=devices[:count],
     )
+
+
+def _by_host(devices: list[Any], hosts: int | None) -> tuple[int, int]:
+    """Rows and columns: a row's devices belong to one host."""
+    if hosts is None:
+        hosts = len({device.process_index for device in devices})
+    if hosts < 1 or len(devices) % hosts:
+        raise ValueError(
+            f"`hosts` must divide the {len(devices)} devices among hosts, got {hosts}."
+            " Choose `num_devices` a multiple of it."
+        )
+    return hosts, len(devices) // hosts
 
 
 def with_auto_axes(mesh: Mesh) -> Mesh:

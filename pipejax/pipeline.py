@@ -13,7 +13,7 @@ t + K - 1; who sums it over the workers, and when, is the executor's business.
 Reference: Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,19 +31,25 @@ class PipelinedMeanState(NamedTuple):
     Attributes:
       pending: the last `width - 1` gradients, oldest first, each `{dtype: [n]}`.
       filled: int32 [1], how many of them are real, at most `width - 1`: the newest.
+      codec_states: what the codecs of the all-reduce keep from one gradient to the next
+        (residuals, keys, warm starts), as it was before the oldest; empty without any.
     """
 
     pending: tuple[Buckets, ...]
     filled: jax.Array
+    codec_states: Any
 
 
-def empty_pipeline(sizes: dict[str, int], width: int) -> PipelinedMeanState:
+def empty_pipeline(
+    sizes: dict[str, int], width: int, codec_states: Any
+) -> PipelinedMeanState:
     """A pipeline of `width` with nothing in flight, for buckets of these sizes."""
     return PipelinedMeanState(
         pending=tuple(
             {k: jnp.zeros(n, k) for k, n in sizes.items()} for _ in range(width - 1)
         ),
         filled=jnp.zeros(1, jnp.int32),
+        codec_states=codec_states,
     )
 
 
@@ -75,14 +81,18 @@ def count_in_flight(state: PipelinedMeanState) -> int:
     return int(own[0])
 
 
-def shift(state: PipelinedMeanState, fresh: Buckets) -> PipelinedMeanState:
+def shift(
+    state: PipelinedMeanState, fresh: Buckets, codec_states: Any
+) -> PipelinedMeanState:
     """One step on: the oldest is gone, this device's `fresh` buckets are the newest."""
     return PipelinedMeanState(
         pending=(*state.pending, fresh)[1:],
         filled=jnp.minimum(state.filled + 1, len(state.pending)),
+        codec_states=codec_states,
     )
 
 
-def emptied(state: PipelinedMeanState) -> PipelinedMeanState:
+def emptied(state: PipelinedMeanState, codec_states: Any) -> PipelinedMeanState:
     """The same pipeline with nothing in flight."""
-    return jax.tree.map(jnp.zeros_like, state)
+    pending, filled = jax.tree.map(jnp.zeros_like, (state.pending, state.filled))
+    return PipelinedMeanState(pending, filled, codec_states)

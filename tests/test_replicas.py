@@ -96,7 +96,7 @@ def test_a_state_and_what_it_leaves_out():
     digests = pj.replica_digest(state)
     assert len(digests) == DEVICES
     assert len(set(digests.values())) == 1
-    alone = pj.replica_digest(state._replace(in_flight=None, warmup_left=None))
+    alone = pj.replica_digest(state._replace(in_flight=None, calls=None))
     assert len(set(alone.values())) == 1
 
     shards = tampered(state.params["out"], 2, flip_one_bit)

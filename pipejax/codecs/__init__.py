@@ -1,3 +1,18 @@
 """What travels in place of a gradient."""
 
-from . import int8 as int8
+from ._blocks import fp8 as fp8
+from ._blocks import int4 as int4
+from ._blocks import int8 as int8
+from ._blocks import sign as sign
+from ._cast import bf16 as bf16
+from ._cast import cast as cast
+from ._cast import truncate as truncate
+from ._codec import Codec as Codec
+from ._codec import Linear as Linear
+from ._error_feedback import ErrorFeedbackState as ErrorFeedbackState
+from ._error_feedback import error_feedback as error_feedback
+from ._power_sgd import power_sgd as power_sgd
+from ._quantize import quantize as quantize
+from ._rounding import stochastic as stochastic
+from ._sparse import random_k as random_k
+from ._sparse import top_k as top_k

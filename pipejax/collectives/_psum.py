@@ -1,24 +1,115 @@
 """The backend's own all-reduce."""
 
-from typing import Any
+import dataclasses
+import zlib
+from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
-from ._stages import Stages
+from pipejax.codecs import Codec, Linear
+from pipejax.mesh import AxisName
+
+from ._all_reduce import AllReduce, axis_size, check_codec
+from ._stages import Layout, Local, Sent, Stages, States, local
+from ._tree import whole
+from ._wire import Transfer
 
 
-def psum(like: jax.ShapeDtypeStruct, axis_name: str, exact: int = 0) -> Stages:
-    """The sum by `lax.psum`, in the vector's own dtype: one stage.
+@dataclasses.dataclass(frozen=True)
+class Psum(AllReduce):
+    """See `psum`."""
 
-    Args:
-      like: shape and dtype of the vector; any.
-      axis_name: the axis to sum over.
-      exact: no matter, nothing is compressed.
-    """
-    del like, exact
+    codec: Linear | None
 
-    def all_reduce(vector: Any) -> Any:
+    def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
+        """One stage; under a codec, one a round."""
+        if self.codec is None:
+            size = (layout.coded + layout.exact) * jnp.dtype(layout.dtype).itemsize
+            return Stages((_psum(axis_name, size),))
+        return _rounds(cast(Linear, whole(self.codec, layout)), layout, axis_name)
+
+    def init(self, layout: Layout, axis_name: AxisName) -> States:
+        """As of every algorithm; without a codec, outside `shard_map` too."""
+        return super().init(layout, axis_name) if self.codec else {}
+
+
+def _rounds(codec: Linear, layout: Layout, axis_name: AxisName) -> Stages:
+    """The rounds of a linear codec; the value is what is sent, and all that is kept."""
+    n = layout.coded
+
+    def init() -> States:
+        # The same on all devices: what they send is added up unread.
+        seed = jnp.uint32(zlib.crc32(b"psum"))
+        return {"psum": codec.init(n, seed)}
+
+    def begin(vector: jax.Array) -> Any:
+        vector = vector.astype(jnp.float32)
+        return vector[:n], vector[n:], ()
+
+    def project(round: int) -> Local:
+        def run(value: Any, states: States) -> tuple[Any, States]:
+            x, exact, sums = value
+            own = codec.project(x, states["psum"], sums)
+            last = round == codec.rounds - 1
+            sent = jnp.concatenate([own, exact]) if last and layout.exact else own
+            return (sent, (x, exact, sums, own)), states
+
+        return Local(run)
+
+    def send(value: Any) -> Any:
+        sent, (x, exact, sums, own) = value
+        total = lax.psum(sent, axis_name)
+        exact = total[own.size :] if total.size > own.size else exact
+        return x, exact, (*sums, total[: own.size]), own
+
+    def finish(value: Any, states: States) -> tuple[jax.Array, States]:
+        x, exact, sums, own = value
+        state = states["psum"]
+        total = codec.rebuild(state, sums, n)
+        whole = jnp.concatenate([total, exact]) if layout.exact else total
+        states = {**states, "psum": codec.settled(x, state, sums, own)}
+        return whole.astype(layout.dtype), states
+
+    p = axis_size(axis_name)
+    total = Stages((), (init,)) + local(begin)
+    for round, size in enumerate(codec.round_sizes(n)):
+        if round == codec.rounds - 1:
+            size += layout.exact
+        sent = Sent(send, Transfer("all-reduce", p, 4 * size))
+        total += Stages((project(round), sent))
+        if round < codec.rounds - 1:
+            total += local(lambda value: value[:3])
+    return total + Stages((Local(finish),))
+
+
+def _psum(axis_name: AxisName, size: int) -> Sent:
+    def send(vector: jax.Array) -> jax.Array:
         return lax.psum(vector, axis_name)
 
-    return Stages(stages=(all_reduce,), finish=lambda total: total)
+    return Sent(send, Transfer("all-reduce", axis_size(axis_name), size))
+
+
+def psum(codec: Codec | None = None) -> Psum:
+    """`lax.psum`, in the vector's own dtype: whatever algorithm the backend has.
+
+    Args:
+      codec: `None`, or a linear one, `power_sgd` or `random_k`, with feedback or
+        without: what it makes of every device's vector is added up unread, in float32.
+
+    Raises:
+      ValueError: for a codec whose payloads cannot be added.
+    """
+    if codec is None:
+        return Psum(None)
+    if not check_codec(codec).rounds:
+        raise ValueError(
+            "`codec` must be linear under psum, which adds what it is given:"
+            f" pj.codecs.power_sgd or random_k; got {codec}. Choose another algorithm,"
+            " such as pj.collectives.two_shot(codec)."
+        )
+    return Psum(cast(Linear, codec))
+
+
+PSUM = psum()  # the default of everything that sums

@@ -1,6 +1,6 @@
 """An all-reduce as a sequence of stages.
 
-A stage is local work, then one collective. What is local at the end is `finish`.
+A stage is local work, then one collective. What is local at the end is its finish.
 
 - `psum`: one stage, nothing local
 - two-shot: encode, all_to_all | decode and sum, encode, all_gather | decode
@@ -8,46 +8,157 @@ A stage is local work, then one collective. What is local at the end is `finish`
 
 Whoever runs it may put compute between the stages, and so hide each of them: a chain of
 dependent collectives in one place hides only its last link.
+
+Algorithms are written as links, `Local` or `Sent`, and put together by `+`: an
+all-reduce is a reduce-scatter and an all-gather.
 """
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 
+from ._wire import Transfer
 
-class Stages(NamedTuple):
+# What codecs keep from one vector to the next, by the name of the place of each.
+States = dict[str, Any]
+Stage = Callable[[tuple[Any, States]], tuple[Any, States]]
+
+
+class Layout(NamedTuple):
+    """What one device has to sum: a vector of leaves, and of what must not be coded.
+
+    Attributes:
+      coded: elements that may be compressed, at the front.
+      dtype: of all.
+      exact: elements after them that travel as float32.
+      shapes: of the leaves that the coded ones are; `None` for a piece of them.
+    """
+
+    coded: int
+    dtype: Any
+    exact: int = 0
+    shapes: tuple[tuple[int, ...], ...] | None = None
+
+
+class Local(NamedTuple):
+    """Work without a collective, `(value, states)` to the same."""
+
+    run: Callable[[Any, States], tuple[Any, States]]
+
+
+class Sent(NamedTuple):
+    """One collective, value to value, and what it moves."""
+
+    run: Callable[[Any], Any]
+    transfer: Transfer
+
+
+Link = Local | Sent
+
+
+@dataclasses.dataclass(frozen=True)
+class Stages:
     """The sum of one vector over an axis, to be run in order.
 
     Attributes:
-      stages: each takes what the one before returned, the first this device's vector
-        [n], and ends with one collective.
-      finish: what the last returned -> the sum [n], the same bits on every device.
+      links: what happens to `(vector, states)` until it is `(sum, states)`, the same
+        bits on every device.
+      inits: what makes the states before the first sum, each under names of its own.
     """
 
-    stages: tuple[Callable[[Any], Any], ...]
-    finish: Callable[[Any], jax.Array]
+    links: tuple[Link, ...]
+    inits: tuple[Callable[[], States], ...] = ()
+
+    def __add__(self, other: "Stages") -> "Stages":
+        return Stages(self.links + other.links, self.inits + other.inits)
+
+    def init(self) -> States:
+        """The codecs' states before the first sum: each device's own, no scalars."""
+        return {name: x for init in self.inits for name, x in init().items()}
+
+    @property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """What each collective moves, in order."""
+        return tuple(x.transfer for x in self.links if isinstance(x, Sent))
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Each takes what the one before returned, the first `(vector, states)`."""
+        return tuple(_joined(links) for links in self._groups()[:-1])
+
+    @property
+    def finish(self) -> Stage:
+        """From what the last returned to `(sum, states)`."""
+        return _joined(self._groups()[-1])
+
+    def _groups(self) -> list[list[Link]]:
+        """The links, a new group after each collective."""
+        groups: list[list[Link]] = [[]]
+        for link in self.links:
+            groups[-1].append(link)
+            if isinstance(link, Sent):
+                groups.append([])
+        return groups
 
 
-class AllReduce(Protocol):
-    """An algorithm: from what is to be summed to the stages that do it."""
+def _joined(links: list[Link]) -> Stage:
+    def stage(carry: tuple[Any, States]) -> tuple[Any, States]:
+        value, states = carry
+        for link in links:
+            if isinstance(link, Sent):
+                value = link.run(value)
+            else:
+                value, states = link.run(value, states)
+        return value, states
 
-    def __call__(
-        self, like: jax.ShapeDtypeStruct, axis_name: str, exact: int = 0
-    ) -> Stages:
-        """The stages for a vector.
-
-        Args:
-          like: its shape [n] and dtype.
-          axis_name: the axis of the surrounding `shard_map` to sum over.
-          exact: how many elements at its end must not be compressed.
-        """
-        ...
+    return stage
 
 
-def run(stages: Stages, vector: jax.Array) -> jax.Array:
-    """All stages at once, with nothing between them."""
-    payload: Any = vector
-    for stage in stages.stages:
-        payload = stage(payload)
-    return stages.finish(payload)
+def local(function: Callable[[Any], Any]) -> Stages:
+    """Work on the value alone."""
+    return Stages((Local(lambda value, states: (function(value), states)),))
+
+
+def renamed(stages: Stages, prefix: str) -> Stages:
+    """The same with other names for its states, to stand beside its like."""
+
+    def own(link: Link) -> Link:
+        if isinstance(link, Sent):
+            return link
+
+        def run(value: Any, states: States) -> tuple[Any, States]:
+            mine = {
+                name.removeprefix(prefix): x
+                for name, x in states.items()
+                if name.startswith(prefix)
+            }
+            value, mine = link.run(value, mine)
+            return value, states | {prefix + name: x for name, x in mine.items()}
+
+        return Local(run)
+
+    def init() -> States:
+        return {prefix + name: x for name, x in stages.init().items()}
+
+    return Stages(tuple(map(own, stages.links)), (init,))
+
+
+def run(
+    stages: Stages, vector: jax.Array, states: States | None = None
+) -> tuple[jax.Array, States]:
+    """All stages at once, with nothing between them.
+
+    Args:
+      stages: what an algorithm made for this vector.
+      vector: this device's own, [n].
+      states: what `stages.init()` or the call before returned; `None` begins anew.
+
+    Returns:
+      The sum [n], and the states for the next vector.
+    """
+    carry = vector, stages.init() if states is None else states
+    for stage in (*stages.stages, stages.finish):
+        carry = stage(carry)
+    return carry

@@ -12,8 +12,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec as P
 
-from pipejax.buckets import Buckets
-from pipejax.collectives import run
+from pipejax.message import MessageForm, fed_back, summed
 from pipejax.pipeline import arrivals, emptied, has_arrived, shift
 
 from ._options import Options, options_for
@@ -39,6 +38,10 @@ class Fused:
         """Reduces and applies, in order, what is in flight."""
         self._wait_for(carry)
         return self._drain(carry, in_flight)
+
+    def codec_states(self, form: MessageForm) -> Any:
+        """The codecs' states before the first message, on the mesh."""
+        return self.setting.codec_states(form)
 
     def lower(self, carry: Any, in_flight: Any, batch: Any) -> jax.stages.Lowered:
         """The step's program."""
@@ -86,33 +89,39 @@ class Fused:
         """One device's part of a step: the recursion, read from top to bottom."""
         halves = self.setting.halves
         halves.check_state(carry, in_flight)
+        before, arrived = in_flight.codec_states, has_arrived(in_flight)
         if self.setting.width == 1:
             fresh, kept = halves.compute(carry, batch)
-            total = self._sum(carry, fresh)
+            form = self.setting.form(carry, fresh)
+            total, after = summed(self.setting.reductions(form), fresh, before)
         else:
             oldest = in_flight.pending[0]
-            reductions = self.setting.reductions(oldest, halves.gradient_sizes(carry))
-            total, (fresh, kept) = weave(
-                reductions, oldest, halves.compute, carry, batch
+            form = self.setting.form(carry, oldest)
+            total, after, (fresh, kept) = weave(
+                self.setting.reductions(form),
+                oldest,
+                before,
+                halves.compute,
+                carry,
+                batch,
             )
         halves.check_message(kept, in_flight)
-        carry, info = halves.update(carry, kept, total, has_arrived(in_flight))
-        return carry, shift(in_flight, fresh), info
+        after = fed_back(form, total, arrived, after, before)
+        carry, info = halves.update(carry, kept, total, arrived)
+        return carry, shift(in_flight, fresh, after), info
 
     def _local_drain(self, carry: Any, in_flight: Any) -> Any:
         """One device's part of a drain: oldest first, as they would have arrived."""
         halves = self.setting.halves
         halves.check_state(carry, in_flight)
+        states = in_flight.codec_states
         queue = zip(in_flight.pending, arrivals(in_flight), strict=True)
         for pending, arrived in queue:
-            total = self._sum(carry, pending)
+            form = self.setting.form(carry, pending)
+            total, after = summed(self.setting.reductions(form), pending, states)
+            states = fed_back(form, total, arrived, after, states)
             carry, _ = halves.update(carry, halves.idle(carry), total, arrived)
-        return carry, emptied(in_flight)
-
-    def _sum(self, carry: Any, buckets: Buckets) -> Buckets:
-        sizes = self.setting.halves.gradient_sizes(carry)
-        reductions = self.setting.reductions(buckets, sizes)
-        return {name: run(reductions[name], x) for name, x in buckets.items()}
+        return carry, emptied(in_flight, states)
 
     def _wait_for(self, carry: Any) -> None:
         if self._shares_threads and not isinstance(carry.step, jax.core.Tracer):

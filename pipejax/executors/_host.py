@@ -13,19 +13,36 @@ such as a checkpoint, has its reductions begun when it is stepped.
 
 import dataclasses
 import functools
+import operator
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from pipejax.buckets import Buckets
+from pipejax.message import MessageForm
 from pipejax.pipeline import PipelinedMeanState, emptied
 
-from ._reduce import Reduce, make_reduce
+from ._reduce import Reduce, make_reduce, reduction_mesh
 from ._setting import Setting
 from ._thread import CommunicationThread
+
+
+class Begun(NamedTuple):
+    """A reduction that has begun.
+
+    Attributes:
+      buckets: what it sums.
+      before: the codecs' states it starts from, or the reduction that leaves them.
+      sums: the future of the sums and of the states after them.
+    """
+
+    buckets: Buckets
+    before: Any
+    sums: Future[tuple[Buckets, Any]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,10 +55,8 @@ class Host:
     _thread: CommunicationThread = dataclasses.field(
         default_factory=CommunicationThread
     )
-    # Gradients whose reduction has begun and was not asked for yet, oldest first.
-    _begun: list[tuple[Buckets, Future[Buckets]]] = dataclasses.field(
-        default_factory=list
-    )
+    # Reductions that have begun and were not asked for yet, oldest first.
+    _begun: list[Begun] = dataclasses.field(default_factory=list)
 
     def step(self, carry: Any, in_flight: Any, batch: Any) -> tuple[Any, Any, Any]:
         """One step on; waits for the sum that is due, and for nothing else."""
@@ -51,26 +66,32 @@ class Host:
         halves.check_state(carry, share := self._share(in_flight))
         fresh, kept = self._compute(carry, batch)
         halves.check_message(kept, share)
-        queue = (*in_flight.pending, fresh)
+        pending = (*in_flight.pending, fresh)
         # All but the first were begun in the steps before, if they were ours.
-        futures = [self._reduction(carry, buckets) for buckets in queue]
-        total = self._result(futures[0])
-        self._begun[:] = list(zip(queue[1:], futures[1:], strict=True))
+        first, *others = self._reductions(carry, in_flight, pending)
+        total, states = self._result(first)
+        # What comes next starts from states that are there: no chain into the past.
+        self._begun[:] = [x._replace(before=states) for x in others[:1]] + others[1:]
         carry, filled, info = self._update(carry, kept, total, in_flight.filled)
-        return carry, PipelinedMeanState(queue[1:], filled), info
+        return carry, PipelinedMeanState(pending[1:], filled, states), info
 
     def drain(self, carry: Any, in_flight: Any) -> tuple[Any, Any]:
         """Waits for and applies, in order, what is in flight; the thread is idle."""
         _check_concrete(carry)
         self._raise_failures()
         self.setting.halves.check_state(carry, self._share(in_flight))
-        futures = [self._reduction(carry, buckets) for buckets in in_flight.pending]
-        for age, future in enumerate(futures):
-            total = self._result(future)
+        states = in_flight.codec_states
+        begun = self._reductions(carry, in_flight, in_flight.pending)
+        for age, reduction in enumerate(begun):
+            total, states = self._result(reduction)
             carry = self._apply[age](carry, total, in_flight.filled)
         self._begun.clear()
         self.join()
-        return carry, self._emptied(in_flight)
+        return carry, self._emptied(in_flight)._replace(codec_states=states)
+
+    def codec_states(self, form: MessageForm) -> Any:
+        """The codecs' states before the first message, where the thread sums."""
+        return dataclasses.replace(self.setting, mesh=self._where).codec_states(form)
 
     def lower(self, carry: Any, in_flight: Any, batch: Any) -> jax.stages.Lowered:
         """The program that computes; it has no collective."""
@@ -86,41 +107,72 @@ class Host:
         """None: no program overlaps anything."""
         return {}
 
-    def _reduction(self, carry: Any, buckets: Buckets) -> Future[Buckets]:
-        """The future of their sum: the one begun before, or one begun now."""
-        for known, future in self._begun:
-            if all(known[name] is x for name, x in buckets.items()):
-                return future
-        sizes = self.setting.halves.gradient_sizes(carry)
-        return self._thread.submit(self._reduce, buckets, sizes)
+    def _reductions(
+        self, carry: Any, in_flight: Any, pending: tuple[Buckets, ...]
+    ) -> list[Begun]:
+        """Of each in the queue, begun before or now, one after another."""
+        known, found = list(self._begun), list[Begun]()
+        states: Any = in_flight.codec_states
+        if known and not _identical(known[0].before, states):
+            known = []
+        for age, buckets in enumerate(pending):
+            if known and _identical(known[0].buckets, buckets):
+                found.append(known.pop(0))
+            else:
+                known = []
+                found.append(self._begin(carry, buckets, states, in_flight.filled, age))
+            states = found[-1]
+        return found
+
+    def _begin(
+        self, carry: Any, buckets: Buckets, before: Any, filled: jax.Array, age: int
+    ) -> Begun:
+        """Has the thread sum, after all that it was given before."""
+        form = self.setting.form(carry, self._own(buckets))
+        least = self.setting.width - 1 - age
+
+        def reduce() -> tuple[Buckets, Any]:
+            states = before.sums.result()[1] if isinstance(before, Begun) else before
+            totals, after = self._reduce(buckets, states, form)
+            stateless = not jax.tree.leaves(states)
+            # Of what is only zeros of the start nothing is fed back.
+            real = stateless or least == 0 or _first(filled) >= least
+            return totals, after if real else states
+
+        return Begun(buckets, before, self._thread.submit(reduce))
+
+    def _own(self, buckets: Any) -> Any:
+        """The shapes of one device's part of them."""
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((x.size // self.setting.devices,), x.dtype),
+            buckets,
+        )
 
     def _share(self, in_flight: PipelinedMeanState) -> PipelinedMeanState:
         """The shapes of one device's part of it."""
-        devices = self.setting.mesh.shape[self.setting.axis_name]
-        return in_flight._replace(
-            pending=jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct((x.size // devices,), x.dtype),
-                in_flight.pending,
-            )
-        )
+        return in_flight._replace(pending=self._own(in_flight.pending))
 
     def _raise_failures(self) -> None:
         """Raises what a reduction of a step before has failed with."""
-        for _, future in list(self._begun):
-            if future.done():
-                self._result(future)
+        for reduction in list(self._begun):
+            if reduction.sums.done():
+                self._result(reduction)
 
-    def _result(self, future: Future[Buckets]) -> Buckets:
-        """The sum, when it is there; after a failure all are begun anew."""
+    def _result(self, reduction: Begun) -> tuple[Buckets, Any]:
+        """Sums and states, when they are there; after a failure all are begun anew."""
         try:
-            return future.result()
+            return reduction.sums.result()
         except Exception:
             self._begun.clear()
             raise
 
     @functools.cached_property
     def _reduce(self) -> Reduce:
-        return make_reduce(self.setting)
+        return make_reduce(self.setting, self._where)
+
+    @functools.cached_property
+    def _where(self) -> Mesh:
+        return reduction_mesh(self.setting.mesh)
 
     @functools.cached_property
     def _compute(self) -> jax.stages.Wrapped:
@@ -155,9 +207,22 @@ class Host:
         mapped = self.setting.on_mesh(local, (P(), P(), own), P())
         return jax.jit(mapped, donate_argnums=(0,) if self.setting.donate else ())
 
-    def _emptied(self, in_flight: Any) -> Any:
-        places = jax.tree.map(lambda x: x.sharding, in_flight)
-        return jax.jit(emptied, out_shardings=places)(in_flight)
+    def _emptied(self, in_flight: PipelinedMeanState) -> PipelinedMeanState:
+        bare = in_flight._replace(codec_states={})
+        places = jax.tree.map(lambda x: x.sharding, bare)
+        return jax.jit(lambda state: emptied(state, {}), out_shardings=places)(bare)
+
+
+def _identical(a: Any, b: Any) -> bool:
+    """Whether they are the same arrays, not only equal ones."""
+    if isinstance(a, Begun) or isinstance(b, Begun):
+        return a is b
+    leaves, others = jax.tree.leaves(a), jax.tree.leaves(b)
+    return len(leaves) == len(others) and all(map(operator.is_, leaves, others))
+
+
+def _first(filled: jax.Array) -> int:
+    return int(filled.addressable_data(0)[0])
 
 
 def _check_concrete(carry: Any) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -9,40 +10,44 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pipejax.buckets import Buckets
-from pipejax.collectives import run
-from pipejax.mesh import on_mesh
+from pipejax.message import MessageForm, fed_back, summed
 
 from ._setting import Setting
 
-Reduce = Callable[[Buckets, dict[str, int]], Buckets]
+# Buckets, the codecs' states, and what the buckets hold, to sums and states.
+Reduce = Callable[[Buckets, Any, MessageForm], tuple[Buckets, Any]]
 
 
-def make_reduce(setting: Setting, in_place: bool = False) -> Reduce:
-    """The sum, on the devices themselves where they are CPUs, else by way of CPUs."""
-    if in_place or setting.mesh.devices.flat[0].platform == "cpu":
+def make_reduce(setting: Setting, where: Mesh) -> Reduce:
+    """The sum, on the mesh's own devices or by way of CPUs beside them."""
+    if where is setting.mesh:
         return reduce_in_place(setting)
-    return reduce_by_copy(setting, _one_cpu_a_process(setting.mesh))
+    return reduce_by_copy(setting, where)
+
+
+def reduction_mesh(mesh: Mesh) -> Mesh:
+    """Where the communication thread sums: a mesh of CPUs itself, or CPUs beside it."""
+    return mesh if mesh.devices.flat[0].platform == "cpu" else _one_cpu_a_process(mesh)
 
 
 def reduce_in_place(setting: Setting) -> Reduce:
     """From each device's own part of `{dtype: [p n]}` to the sum `{dtype: [n]}`.
 
-    The second argument says how many elements of each bucket are gradients. Returns
-    when the sum is there, so that a failure is raised here.
+    Returns when the sum is there, so that a failure is raised here.
     """
-    axis = setting.axis_name
+    own = P(setting.axis_name)
 
-    def program(buckets: Buckets, gradients: tuple[tuple[str, int], ...]) -> Buckets:
-        def local(own: Buckets) -> Buckets:
-            reductions = setting.reductions(own, dict(gradients))
-            return {name: run(reductions[name], x) for name, x in own.items()}
+    def program(buckets: Buckets, states: Any, form: MessageForm) -> Any:
+        def local(buckets: Buckets, before: Any) -> Any:
+            total, after = summed(setting.reductions(form), buckets, before)
+            return total, fed_back(form, total, True, after, before)
 
-        return on_mesh(local, setting.mesh, P(axis), P())(buckets)
+        return setting.on_mesh(local, (own, own), (P(), own))(buckets, states)
 
-    compiled = jax.jit(program, static_argnums=1)
+    compiled = jax.jit(program, static_argnums=2)
 
-    def reduce(buckets: Buckets, gradients: dict[str, int]) -> Buckets:
-        return jax.block_until_ready(compiled(buckets, tuple(gradients.items())))
+    def reduce(buckets: Buckets, states: Any, form: MessageForm) -> Any:
+        return jax.block_until_ready(compiled(buckets, states, form))
 
     return reduce
 
@@ -72,9 +77,10 @@ def reduce_by_copy(setting: Setting, cpus: Mesh) -> Reduce:
             [jax.device_put(own, device) for device in mesh.local_devices],
         )
 
-    def reduce(buckets: Buckets, gradients: dict[str, int]) -> Buckets:
-        totals = between({k: out(v) for k, v in buckets.items()}, gradients)
-        return jax.block_until_ready({k: back(v) for k, v in totals.items()})
+    def reduce(buckets: Buckets, states: Any, form: MessageForm) -> Any:
+        copies = {k: out(v) for k, v in buckets.items()}
+        totals, states = between(copies, states, form)
+        return jax.block_until_ready({k: back(v) for k, v in totals.items()}), states
 
     return reduce
 
@@ -92,4 +98,6 @@ def _one_cpu_a_process(mesh: Mesh) -> Mesh:
             f" none in processes {missing}. Leave JAX_PLATFORMS unset or name both:"
             " JAX_PLATFORMS=cuda,cpu."
         )
-    return Mesh(np.array([cpus[process] for process in processes]), mesh.axis_names)
+    devices = np.array([cpus[process] for process in processes])
+    # Of the devices of one process one is left, over the first axis.
+    return Mesh(devices.reshape(-1, *(1,) * (mesh.devices.ndim - 1)), mesh.axis_names)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -11,7 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax.buckets import Buckets
 from pipejax.collectives import AllReduce, Stages
-from pipejax.mesh import on_mesh
+from pipejax.mesh import AxisName, axes, on_mesh
+from pipejax.message import MessageForm
 from pipejax.pipeline import PipelinedMeanState
 
 
@@ -38,8 +40,8 @@ class Halves(Protocol):
         """A ValueError unless what was computed has its place in the pipeline."""
         ...
 
-    def gradient_sizes(self, carry: Any) -> dict[str, int]:
-        """Elements at the front of each bucket that are gradients."""
+    def message_form(self, carry: Any, lengths: dict[str, int]) -> MessageForm:
+        """What buckets of these lengths hold."""
         ...
 
 
@@ -50,7 +52,7 @@ class Setting:
     Attributes:
       halves: what each device does.
       mesh: where.
-      axis_name: the mesh axis of the data.
+      axis_name: the mesh axis of the data, or two of them.
       width: of the pipeline.
       all_reduce: how gradients are summed.
       donate: whether a step may overwrite the carry it is given.
@@ -58,32 +60,43 @@ class Setting:
 
     halves: Halves
     mesh: Mesh
-    axis_name: str
+    axis_name: AxisName
     width: int
     all_reduce: AllReduce
     donate: bool
+
+    @functools.cached_property
+    def devices(self) -> int:
+        """How many share the data."""
+        return math.prod(self.mesh.shape[name] for name in axes(self.axis_name))
 
     @functools.cached_property
     def data(self) -> NamedSharding:
         """Where a batch lies: one share a device."""
         return NamedSharding(self.mesh, P(self.axis_name))
 
-    def reductions(
-        self, buckets: Buckets, gradient_sizes: dict[str, int]
-    ) -> dict[str, Stages]:
-        """The stages that sum each bucket; what is no gradient stays exact."""
-        return {
-            name: self.all_reduce(
-                jax.ShapeDtypeStruct(x.shape, x.dtype),
-                self.axis_name,
-                exact=x.size - gradient_sizes[name],
-            )
-            for name, x in buckets.items()
-        }
+    def form(self, carry: Any, buckets: Buckets) -> MessageForm:
+        """What these buckets of one device hold."""
+        lengths = {name: x.size for name, x in buckets.items()}
+        return self.halves.message_form(carry, lengths)
+
+    def reductions(self, form: MessageForm) -> dict[str, Stages]:
+        """The stages that sum each bucket."""
+        return form.reductions(self.all_reduce, self.axis_name)
 
     def on_mesh(self, local: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
         """`local`, run by each device of the mesh on its own share."""
         return on_mesh(local, self.mesh, in_specs, out_specs)
+
+    def codec_states(self, form: MessageForm) -> Any:
+        """The codecs' states before the first message, each device's own."""
+
+        def local() -> Any:
+            return {name: x.init() for name, x in self.reductions(form).items()}
+
+        init = jax.jit(self.on_mesh(local, (), P(self.axis_name)))
+        stateless = not jax.tree.leaves(shapes := jax.eval_shape(init))
+        return shapes if stateless else init()
 
 
 class Executor(Protocol):
@@ -100,6 +113,10 @@ class Executor(Protocol):
     @property
     def compiler_options(self) -> dict[str, Any]:
         """What its programs are compiled with."""
+        ...
+
+    def codec_states(self, form: MessageForm) -> Any:
+        """The codecs' states before the first message, where it reduces."""
         ...
 
     def step(self, carry: Any, in_flight: Any, batch: Any) -> tuple[Any, Any, Any]:

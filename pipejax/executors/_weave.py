@@ -7,6 +7,7 @@ from jax import lax
 
 from pipejax.buckets import Buckets
 from pipejax.collectives import Stages
+from pipejax.message import parted
 
 from ._cut import cut
 
@@ -14,9 +15,10 @@ from ._cut import cut
 def weave(
     reductions: dict[str, Stages],
     buckets: Buckets,
+    states: Any,
     compute: Callable[..., Any],
     *args: Any,
-) -> tuple[Buckets, Any]:
+) -> tuple[Buckets, Any, Any]:
     """Sums `buckets` over devices beside `compute(*args)`, which has no part in them.
 
     The compute is cut into as many pieces as there are stages. Between two pieces, and
@@ -28,21 +30,22 @@ def weave(
     Args:
       reductions: the stages for each bucket.
       buckets: this device's own.
+      states: the codecs', for each.
       compute: what to do meanwhile.
       *args: its arguments.
 
     Returns:
-      The sums, and what `compute` returned.
+      The sums, the codecs' states after them, and what `compute` returned.
     """
-    count = max(len(reduction.stages) for reduction in reductions.values())
-    pieces, result = cut(compute, count, *args)
-    payloads: dict[str, Any] = dict(buckets)
+    stages = {name: reduction.stages for name, reduction in reductions.items()}
+    pieces, result = cut(compute, max(1, *map(len, stages.values())), *args)
+    payloads: dict[str, Any] = {k: (x, states[k]) for k, x in buckets.items()}
     values: list[Any] = []
     for i, piece in enumerate(pieces):
-        for name, reduction in reductions.items():
-            if i < len(reduction.stages):
-                payloads[name] = reduction.stages[i](payloads[name])
+        for name in stages:
+            if i < len(stages[name]):
+                payloads[name] = stages[name][i](payloads[name])
         values = piece(values)
         payloads, values = lax.optimization_barrier((payloads, values))
-    sums = {name: reductions[name].finish(x) for name, x in payloads.items()}
-    return sums, result(values)
+    sums, after = parted({k: reductions[k].finish(x) for k, x in payloads.items()})
+    return sums, after, result(values)

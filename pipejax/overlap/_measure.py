@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from pipejax.collectives import Stages
-from pipejax.executors import make_reduce
+from pipejax.collectives import AllReduce, Layout, Stages
+from pipejax.executors import make_reduce, reduction_mesh
+from pipejax.mesh import AxisName
 from pipejax.train_step import PipelineState, TrainStep
 from pipejax.train_step._state import Carry
 
@@ -90,8 +91,8 @@ def measure(
             "`rounds` must be at least 2, for a spread, and `steps` at least 1; got"
             f" {rounds=}, {steps=}."
         )
-    train, silent = _with(train, donate=False), _with(train, all_reduce=_silence)
-    state = jax.block_until_ready(train.drain(state)._replace(warmup_left=None))
+    train, silent = _with(train, donate=False), _with(train, all_reduce=Silence())
+    state = jax.block_until_ready(train.drain(state)._replace(calls=None))
     runs: dict[str, Callable[[], float]] = {
         "compute": lambda: _time(silent, state, batch, steps),
         "communication": _communication(train, state, batch, steps),
@@ -127,13 +128,18 @@ def _communication(
         state.params, model_state=state.model_state, rng=state.rng, batch=batch
     )
     (buckets,) = like.in_flight.pending
-    sizes = train.halves.gradient_sizes(Carry.of(state))
-    reduce = make_reduce(train.setting, in_place=train.executor.name == "fused")
+    lengths = {name: x.size // train.setting.devices for name, x in buckets.items()}
+    form = train.halves.message_form(Carry.of(state), lengths)
+    states = state.in_flight.codec_states
+    mesh = train.mesh
+    if train.executor.name == "host":
+        mesh = reduction_mesh(mesh)
+    reduce = make_reduce(train.setting, mesh)
 
     def run() -> float:
         start = time.perf_counter()
         for _ in range(steps):
-            reduce(buckets, sizes)
+            reduce(buckets, states, form)
         return (time.perf_counter() - start) / steps
 
     return run
@@ -144,10 +150,13 @@ def _with(train: TrainStep, **changes: Any) -> TrainStep:
     return dataclasses.replace(train, setting=setting)
 
 
-def _silence(like: Any, axis_name: str, exact: int = 0) -> Stages:
+class Silence(AllReduce):
     """An all-reduce that sends nothing: each device keeps its own."""
-    del like, axis_name, exact
-    return Stages(stages=(lambda own: own,), finish=lambda own: own)
+
+    def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
+        """Nothing."""
+        del layout, axis_name
+        return Stages(())
 
 
 def _quartiles(values: tuple[float, ...]) -> list[float]:

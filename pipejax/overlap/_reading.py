@@ -1,8 +1,10 @@
 """A module's computations, walked in the order they run, into a report."""
 
+from pipejax.collectives._wire import wire_bytes
+
 from ._flops import Counter, Work
 from ._hlo import Computation, Instruction, Module, group_size
-from ._report import Collective, Item, Report, wire_bytes
+from ._report import Collective, Item, Report
 from ._schedule import Finder, Span, is_collective
 
 

@@ -12,6 +12,9 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from pipejax import buckets
+from pipejax.collectives import AllReduce, Schedule
+from pipejax.collectives._all_reduce import check_axes
+from pipejax.mesh import AxisName, axes
 from pipejax.pipeline import PipelinedMeanState, lengths_of, width_of
 
 from ._state import PipelineState
@@ -64,14 +67,27 @@ def check_executor(name: str) -> str:
     return name
 
 
-def check_all_reduce(all_reduce: Any) -> Any:
-    """`all_reduce`, or a ValueError if it is no algorithm."""
-    if not callable(all_reduce):
+def check_all_reduce(
+    all_reduce: Any, axis_name: AxisName, several: bool = True
+) -> Schedule:
+    """One algorithm or more, or a ValueError if it is none, or not for these axes."""
+    schedule = all_reduce
+    if isinstance(all_reduce, AllReduce):
+        schedule = Schedule((all_reduce,))
+    elif isinstance(all_reduce, Schedule) and not several:
         raise ValueError(
-            "`all_reduce` must be an algorithm such as pj.collectives.psum, got"
-            f" {all_reduce!r}."
+            "`all_reduce` must be one algorithm inside a program: which of several runs"
+            " is decided between steps; got pj.collectives.scheduled(...). Use"
+            " pj.make_train_step, or make one step for each and choose."
         )
-    return all_reduce
+    if not isinstance(schedule, Schedule):
+        raise ValueError(
+            "`all_reduce` must be an algorithm such as pj.collectives.psum(), called,"
+            f" or pj.collectives.scheduled(...); got {all_reduce!r}."
+        )
+    for phase in schedule.phases:
+        check_axes(phase, axis_name)
+    return schedule
 
 
 def check_tx(tx: Any) -> Any:
@@ -84,14 +100,14 @@ def check_tx(tx: Any) -> Any:
     return tx
 
 
-def check_mesh(mesh: Mesh, axis_name: str) -> Mesh:
-    """`mesh`, or a ValueError if it has no such axis."""
+def check_mesh(mesh: Mesh, axis_name: AxisName) -> Mesh:
+    """`mesh`, or a ValueError if it has no such axis, or not both."""
     if not isinstance(mesh, Mesh):
         raise ValueError(
             f"`mesh` must be a jax.sharding.Mesh, got {type(mesh).__name__}. Use"
             " pj.data_mesh()."
         )
-    if axis_name not in mesh.shape:
+    if not set(axes(axis_name)) <= set(mesh.axis_names):
         raise ValueError(
             f"`mesh` must have the axis {axis_name!r}, got the axes"
             f" {tuple(mesh.axis_names)}. Use pj.data_mesh(), or name the axis of the"
@@ -161,11 +177,12 @@ def check_state(state: Any, devices: set[Any]) -> None:
             "`state` must be the pj.PipelineState that `train.init` returned, got"
             f" {type(state).__name__}."
         )
-    if isinstance(state.warmup_left, jax.core.Tracer):
+    if isinstance(state.calls, jax.core.Tracer):
         raise ValueError(
-            "`train.step` must not be traced in a run with `warmup_steps`: which"
-            " program runs is decided between them, got a traced `state.warmup_left`."
-            " Call it outside jit and scan, or warm up with `train.plain` first."
+            "`train.step` must not be traced in a run with `warmup_steps` or a schedule"
+            " of all-reduces: which program runs is decided between steps, got a traced"
+            " `state.calls`. Call it outside jit and scan, or warm up with"
+            " `train.plain` first."
         )
     step = state.step
     if isinstance(step, jax.core.Tracer) or not isinstance(step, jax.Array):

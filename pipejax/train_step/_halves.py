@@ -17,6 +17,9 @@ from jax.typing import DTypeLike
 
 from pipejax import buckets
 from pipejax.buckets import Buckets, Form
+from pipejax.collectives import Layout
+from pipejax.mesh import AxisName
+from pipejax.message import MessageForm
 from pipejax.pipeline import PipelinedMeanState
 
 from ._check import check_lengths, check_room
@@ -34,7 +37,7 @@ class Halves:
     microbatches: int
     compute_dtype: DTypeLike | None
     reduce_dtype: DTypeLike | None
-    axis_name: str
+    axis_name: AxisName
 
     def compute(self, carry: Carry, batch: Any) -> tuple[Buckets, Kept]:
         """This device's buckets, and what `update` will need."""
@@ -66,15 +69,24 @@ class Halves:
 
     def check_state(self, carry: Carry, in_flight: PipelinedMeanState) -> None:
         """A ValueError unless the pipeline is one for these parameters."""
-        check_lengths(in_flight, self.gradient_sizes(carry))
+        check_lengths(in_flight, buckets.sizes(carry.params, self.reduce_dtype))
 
     def check_message(self, kept: Kept, in_flight: PipelinedMeanState) -> None:
         """A ValueError unless what was computed has its place in the pipeline."""
         check_room(kept.form.tree, in_flight, self.reduce_dtype)
 
-    def gradient_sizes(self, carry: Carry) -> dict[str, int]:
-        """Elements of each bucket that are gradients; passengers come after them."""
-        return buckets.sizes(carry.params, self.reduce_dtype)
+    def message_form(self, carry: Carry, lengths: dict[str, int]) -> MessageForm:
+        """Gradients first, then passengers, which stay exact: model state, metrics."""
+        gradients = buckets.sizes(carry.params, self.reduce_dtype)
+        shapes = buckets.shapes(carry.params, self.reduce_dtype)
+        layouts = {
+            name: Layout(gradients[name], name, n - gradients[name], shapes[name])
+            for name, n in lengths.items()
+        }
+        message = jax.eval_shape(empty_message, carry.params, carry.model_state)
+        checked = message.gradients, message.model_state
+        sizes = buckets.sizes(checked, self.reduce_dtype)
+        return MessageForm(tuple(layouts.items()), tuple(sizes.items()))
 
     def message(
         self, params: Any, model_state: Any, key: Any, batch: Any

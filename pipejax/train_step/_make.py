@@ -6,9 +6,10 @@ import optax
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from pipejax.collectives import AllReduce, psum
+from pipejax.collectives import AllReduce, Schedule
+from pipejax.collectives._psum import PSUM
 from pipejax.executors import Setting
-from pipejax.mesh import with_auto_axes
+from pipejax.mesh import AxisName, with_auto_axes
 
 from ._check import (
     check_all_reduce,
@@ -34,9 +35,9 @@ def make_train_step(
     microbatches: int = 1,
     compute_dtype: DTypeLike | None = None,
     reduce_dtype: DTypeLike | None = None,
-    axis_name: str = "data",
+    axis_name: AxisName = "data",
     donate: bool = False,
-    all_reduce: AllReduce = psum,
+    all_reduce: AllReduce | Schedule = PSUM,
     executor: Literal["auto", "fused", "host"] = "auto",
 ) -> TrainStep:
     """Makes a data-parallel train step of pipeline width K.
@@ -63,11 +64,13 @@ def make_train_step(
         parameters, optimizer state and gradients keep the parameters' dtype.
       reduce_dtype: dtype in which gradients, and all that travels with them, are sent
         and summed; `None` keeps the gradients' own.
-      axis_name: the mesh axis of the data.
+      axis_name: the mesh axis of the data, or the two, `("host", "device")`.
       donate: let a step overwrite the memory of the state it is given (not of the
         gradients in flight, which may still be being sent). That state is then gone.
-      all_reduce: how gradients are summed: `pj.collectives.psum`, the backend's own, or
-        `pj.collectives.two_shot`, which sends 8-bit integers.
+      all_reduce: how gradients are summed, and what travels: by default
+        `pj.collectives.psum()`, the backend's own; `two_shot(pj.codecs.int8())` sends
+        a quarter of the bytes. `pj.collectives.scheduled` begins with one and goes on
+        with another. Loss, metrics and model state travel uncompressed.
       executor: `"fused"` runs a step as one program, `"host"` sums on a thread beside
         it; `"auto"` takes what hides communication on these devices, and says which
         and why in `train.executor`.
@@ -96,17 +99,19 @@ def make_train_step(
         reduce_dtype=check_floating("reduce_dtype", reduce_dtype),
         axis_name=axis_name,
     )
+    schedule = check_all_reduce(all_reduce, axis_name)
     setting = Setting(
         halves=halves,
         mesh=with_auto_axes(check_mesh(mesh, axis_name)),
         axis_name=axis_name,
         width=check_width(width),
-        all_reduce=check_all_reduce(all_reduce),
+        all_reduce=schedule.phases[-1],
         donate=donate,
     )
     return TrainStep(
         halves=halves,
         setting=setting,
+        schedule=schedule,
         warmup_steps=check_count("warmup_steps", warmup_steps, 0),
         executor_name=check_executor(executor),
     )

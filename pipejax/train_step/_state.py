@@ -22,9 +22,8 @@ class PipelineState(NamedTuple):
       rng: PRNG key from which each step splits its own; `None` if there is none.
       skipped: int32, updates skipped so far because a reduced gradient was not finite.
       step: int32, calls of `train.step` so far.
-      warmup_left: synchronous steps still to come; `None` where there never were any.
-        Lives on the host, so that the program to run is known without waiting for a
-        device.
+      calls: the same as `step`, on the host, where which program runs depends on it, so
+        that nobody waits for a device to know; `None` where it does not.
     """
 
     params: optax.Params
@@ -34,7 +33,7 @@ class PipelineState(NamedTuple):
     rng: jax.Array | None
     skipped: jax.Array
     step: jax.Array
-    warmup_left: Any
+    calls: Any
 
 
 class Carry(NamedTuple):
@@ -56,13 +55,9 @@ class Carry(NamedTuple):
         """The carry of `state`."""
         return cls(*(getattr(state, name) for name in cls._fields))
 
-    def joined(
-        self, in_flight: PipelinedMeanState, warmup_left: Any = None
-    ) -> PipelineState:
+    def joined(self, in_flight: PipelinedMeanState, calls: Any) -> PipelineState:
         """The state with this carry."""
-        return PipelineState(
-            **self._asdict(), in_flight=in_flight, warmup_left=warmup_left
-        )
+        return PipelineState(**self._asdict(), in_flight=in_flight, calls=calls)
 
 
 class Kept(NamedTuple):

@@ -23,7 +23,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pipejax import buckets
+from pipejax.collectives import Schedule
 from pipejax.executors import Executor, Setting, choose
+from pipejax.mesh import AxisName
+from pipejax.message import MessageForm
 from pipejax.pipeline import empty_pipeline
 
 from ._check import (
@@ -47,6 +50,7 @@ class TrainStep:
 
     halves: Halves
     setting: Setting
+    schedule: Schedule
     warmup_steps: int
     executor_name: str
 
@@ -100,12 +104,14 @@ class TrainStep:
                 skipped=jnp.zeros((), jnp.int32),
                 step=jnp.zeros((), jnp.int32),
             )
-            return carry, empty_pipeline(sizes, self.width)
+            return carry, empty_pipeline(sizes, self.width, {})
 
         specs = (P(), P(self.axis_name))
         carry, in_flight = jax.jit(self.setting.on_mesh(make, P(), specs))(*args)
-        warmup = np.int32(self.warmup_steps) if self.warmup_steps else None
-        return carry.joined(in_flight, warmup)
+        form = self.halves.message_form(carry, sizes)
+        in_flight = in_flight._replace(codec_states=self._codec_states(form))
+        counted = self.warmup_steps or self.schedule.boundaries
+        return carry.joined(in_flight, np.int32(0) if counted else None)
 
     def step(self, state: PipelineState, batch: Any) -> tuple[PipelineState, StepInfo]:
         """One iteration: computes this batch's gradient, applies an earlier one.
@@ -123,16 +129,19 @@ class TrainStep:
             mesh, or a loss function that breaks its contract.
         """
         self._check(state)
-        check_batch(batch, self._devices, self.halves.microbatches)
+        check_batch(batch, self.setting.devices, self.halves.microbatches)
         carry, in_flight = Carry.of(state), state.in_flight
         batch = jax.tree.map(self._laid_out, batch)
-        if state.warmup_left and self.width > 1:
+        now = self._phase(state.calls)
+        calls = None if state.calls is None else state.calls + np.int32(1)
+        if calls is not None and calls <= self.warmup_steps and self.width > 1:
             # The pipeline stays empty while the synchronous twin goes past it.
             past = in_flight._replace(pending=())
-            carry, _, info = self.plain.executor.step(carry, past, batch)
-            return carry.joined(in_flight, state.warmup_left - np.int32(1)), info
-        carry, in_flight, info = self.executor.step(carry, in_flight, batch)
-        return carry.joined(in_flight, state.warmup_left), info
+            carry, past, info = now.plain.executor.step(carry, past, batch)
+            in_flight = in_flight._replace(codec_states=past.codec_states)
+        else:
+            carry, in_flight, info = now.executor.step(carry, in_flight, batch)
+        return carry.joined(in_flight, calls), info
 
     def drain(self, state: PipelineState) -> PipelineState:
         """Reduces and applies, in order, every gradient in flight.
@@ -151,8 +160,9 @@ class TrainStep:
           ValueError: for a state of another width or mesh.
         """
         self._check(state)
-        carry, in_flight = self.executor.drain(Carry.of(state), state.in_flight)
-        return carry.joined(in_flight, state.warmup_left)
+        executor = self._phase(state.calls).executor
+        carry, in_flight = executor.drain(Carry.of(state), state.in_flight)
+        return carry.joined(in_flight, state.calls)
 
     def lower(self, state: PipelineState, batch: Any) -> jax.stages.Lowered:
         """The program a step computes in, lowered: to be read, counted or compiled.
@@ -162,14 +172,15 @@ class TrainStep:
           batch: arrays or `jax.ShapeDtypeStruct`s.
 
         Returns:
-          The `jax.stages.Lowered` of what `step` runs once warm-up is over. Of the host
+          The `jax.stages.Lowered` of what `step` runs in the end, past warm-up and the
+          last boundary of a schedule. Of the host
           executor it is the compute alone: the all-reduce is a program of its own.
 
         Raises:
           ValueError: as `step`.
         """
         self._check(state)
-        check_batch(batch, self._devices, self.halves.microbatches)
+        check_batch(batch, self.setting.devices, self.halves.microbatches)
         return self.executor.lower(Carry.of(state), state.in_flight, batch)
 
     @property
@@ -184,8 +195,15 @@ class TrainStep:
         return dataclasses.replace(self, setting=setting, warmup_steps=0)
 
     @functools.cached_property
+    def phases(self) -> tuple["TrainStep", ...]:
+        """For each all-reduce of the schedule the step with it; the last is this."""
+        *earlier, _ = self.schedule.phases
+        settings = (dataclasses.replace(self.setting, all_reduce=x) for x in earlier)
+        return (*(dataclasses.replace(self, setting=x) for x in settings), self)
+
+    @functools.cached_property
     def executor(self) -> Executor:
-        """What runs the step; its `name` and the `reason` it was chosen for."""
+        """What runs the step in the end; its `name`, and the `reason` it was chosen."""
         return choose(self.executor_name, self.setting)
 
     @property
@@ -199,17 +217,31 @@ class TrainStep:
         return self.setting.width
 
     @property
-    def axis_name(self) -> str:
-        """The mesh axis of the data."""
+    def axis_name(self) -> AxisName:
+        """The mesh axis of the data, or both."""
         return self.setting.axis_name
-
-    @property
-    def _devices(self) -> int:
-        return self.mesh.shape[self.axis_name]
 
     def _check(self, state: PipelineState) -> None:
         check_state(state, self.setting.data.device_set)
-        check_in_flight(state.in_flight, self.width, self._devices)
+        check_in_flight(state.in_flight, self.width, self.setting.devices)
+
+    def _phase(self, calls: Any) -> "TrainStep":
+        """The step of the phase that so many calls have led to."""
+        if calls is None:
+            return self
+        number = self.schedule.phase(int(calls))
+        if int(calls) in self.schedule.boundaries:
+            # Only one thread may launch collectives; what it sums is begun anew.
+            self.phases[number - 1].executor.join()
+        return self.phases[number]
+
+    def _codec_states(self, form: MessageForm) -> Any:
+        """The states of all phases, side by side."""
+        states: dict[str, Any] = {name: {} for name, _ in form.layouts}
+        for phase in self.phases:
+            for name, more in phase.executor.codec_states(form).items():
+                states[name] |= more
+        return states
 
     def _message_shape(
         self, params: Any, model_state: Any, rng: Any, batch: Any
@@ -217,7 +249,7 @@ class TrainStep:
         """The shapes of one device's message."""
         if batch is None:
             return jax.eval_shape(empty_message, params, model_state)
-        check_batch(batch, self._devices, self.halves.microbatches)
+        check_batch(batch, self.setting.devices, self.halves.microbatches)
 
         def local(params: Any, model_state: Any, rng: Any, batch: Any) -> Message:
             return self.halves.message(params, model_state, rng, batch)[0]

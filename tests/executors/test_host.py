@@ -10,7 +10,9 @@ import pytest
 from jax.sharding import Mesh
 
 import pipejax as pj
+from pipejax.collectives import Layout
 from pipejax.executors._reduce import _one_cpu_a_process, reduce_by_copy
+from pipejax.message import MessageForm
 
 from ..helpers import OPTIMIZERS, assert_bits_equal, batches, init_params, loss_fn
 
@@ -159,7 +161,7 @@ def test_by_copy_over_other_devices():
     """
     train = make("host", tx=optax.sgd(0.1))
     other = Mesh(np.array(jax.devices()[7:]), ("data",))
-    train.executor.__dict__["_reduce"] = reduce_by_copy(train.setting, other)
+    train.executor.__dict__["_where"] = other  # where cached_property keeps it
     got, want = trained(train), trained(make("fused", tx=optax.sgd(0.1)))
     assert_bits_equal(got, want)  # one host sums in rank order either way
     state = train.init(init_params())
@@ -173,7 +175,9 @@ def test_bfloat16_by_copy():
     train = make("host")
     other = Mesh(np.array(jax.devices()[7:]), ("data",))
     placed = jax.device_put(rows, train.setting.data)
-    sums = reduce_by_copy(train.setting, other)({"bfloat16": placed}, {"bfloat16": 2})
+    form = MessageForm((("bfloat16", Layout(2, "bfloat16")),), (("bfloat16", 2),))
+    reduce = reduce_by_copy(train.setting, other)
+    sums, _ = reduce({"bfloat16": placed}, {"bfloat16": {}}, form)
     assert sums["bfloat16"].dtype == jnp.bfloat16
     np.testing.assert_array_equal(np.asarray(sums["bfloat16"], np.float32), [12, 16])
 
@@ -203,7 +207,7 @@ def test_join_waits_and_changes_nothing():
         state, _ = train.step(state, batch)
     train.executor.join()
     assert len(train.executor._begun) == 2
-    assert all(future.done() for _, future in train.executor._begun)
+    assert all(reduction.sums.done() for reduction in train.executor._begun)
     assert_bits_equal(
         jax.tree.map(np.asarray, train.drain(state)),
         trained(make("fused", width=3), 3)[2],

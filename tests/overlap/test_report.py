@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
+from pipejax.collectives._wire import wire_bytes
 from pipejax.overlap import inspect
-from pipejax.overlap._report import amount, wire_bytes
+from pipejax.overlap._report import amount
 from pipejax.overlap._timeline import timeline
 
 from . import FLOPS, GROUPS, dots, program

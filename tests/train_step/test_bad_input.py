@@ -320,7 +320,7 @@ def test_state_traced_during_the_warm_up():
     train = make(warmup_steps=3)
     state = train.init(init_params())
     message = (
-        r"`train.step` must not be traced in a run with `warmup_steps`: .*"
+        r"`train.step` must not be traced in a run with `warmup_steps` or .*"
         r" Call it outside jit and scan, or warm up with `train.plain` first"
     )
     with refused(message):
@@ -395,7 +395,7 @@ def gradients_of(params, batch):
 def test_axis_that_is_not_bound():
     message = (
         r"`axis_name` must be an axis of the surrounding shard_map or pmap, got 'data',"
-        r" .* Call `update` inside jax.shard_map over a mesh with the axis 'data'"
+        r" .* Call this inside jax.shard_map over a mesh with the axis 'data'"
     )
     tx, params = pj.pipelined_mean("data"), init_params()
     with refused(message):

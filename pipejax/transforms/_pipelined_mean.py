@@ -5,23 +5,31 @@ from typing import Any
 import jax
 import optax
 from jax import lax
-from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from pipejax import buckets
+from pipejax.collectives import AllReduce, Layout
+from pipejax.collectives._all_reduce import axis_size
+from pipejax.collectives._psum import PSUM
+from pipejax.mesh import AxisName, axes
+from pipejax.message import MessageForm, fed_back, summed
 from pipejax.pipeline import (
     PipelinedMeanState,
     empty_pipeline,
+    has_arrived,
     lengths_of,
     shift,
     width_of,
 )
-
-from ._check import check_width
+from pipejax.train_step import check_all_reduce, check_width
 
 
 def pipelined_mean(
-    axis_name: str, width: int = 2, *, reduce_dtype: DTypeLike | None = None
+    axis_name: AxisName,
+    width: int = 2,
+    *,
+    reduce_dtype: DTypeLike | None = None,
+    all_reduce: AllReduce = PSUM,
 ) -> optax.GradientTransformation:
     """Replaces gradients by their mean over `axis_name`, `width - 1` steps late.
 
@@ -49,6 +57,10 @@ def pipelined_mean(
       width: pipeline width K, at least 1.
       reduce_dtype: dtype of the sum and of what travels; `None` keeps each leaf's own.
         Updates come back in the gradients' dtypes.
+      all_reduce: how they are summed, and with which codec. One other than
+        `pj.collectives.psum()` needs `check_vma=False` in `shard_map`, which does not
+        know otherwise that all devices get the same; if its codec keeps a state, `init`
+        too must be called inside. Of a sum that is not finite the codec keeps nothing.
 
     Returns:
       A transformation to be used inside `shard_map` or `pmap`. Its state differs
@@ -60,55 +72,43 @@ def pipelined_mean(
         `jax.grad` has already summed over the axis.
     """
     width = check_width(width)
+    (all_reduce,) = check_all_reduce(all_reduce, axis_name, several=False).phases
+
+    def form(tree: Any) -> MessageForm:
+        sizes = buckets.sizes(tree, reduce_dtype)
+        shapes = buckets.shapes(tree, reduce_dtype)
+        layouts = ((k, Layout(n, k, shapes=shapes[k])) for k, n in sizes.items())
+        return MessageForm(tuple(layouts), tuple(sizes.items()))
 
     def init_fn(params: optax.Params) -> PipelinedMeanState:
-        return empty_pipeline(buckets.sizes(params, reduce_dtype), width)
+        states = {
+            name: all_reduce.init(layout, axis_name)
+            for name, layout in form(params).layouts
+        }
+        return empty_pipeline(buckets.sizes(params, reduce_dtype), width, states)
 
     def update_fn(
         updates: optax.Updates,
         state: PipelinedMeanState,
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, PipelinedMeanState]:
-        _check_axis_bound(axis_name)
-        _check_not_summed(updates, axis_name)
+        devices = axis_size(axis_name)
+        _check_not_summed(updates, axes(axis_name)[0])
         if params is not None:
             _check_same_shapes(updates, params)
         _check_state(state, width, buckets.sizes(updates, reduce_dtype))
         fresh = buckets.flatten(updates, reduce_dtype)
-        if width == 1:
-            total = lax.psum(fresh, axis_name)
-        else:
-            total, fresh = _late(lax.psum(state.pending[0], axis_name), fresh)
-            state = shift(state, fresh)
-        summed = buckets.unflatten(total, updates, reduce_dtype)
-        devices = lax.axis_size(axis_name)
-        return jax.tree.map(lambda x: x / devices, summed), state
+        reductions = form(updates).reductions(all_reduce, axis_name)
+        due = fresh if width == 1 else state.pending[0]
+        total, after = summed(reductions, due, state.codec_states)
+        if width > 1:
+            total, fresh = _late(total, fresh)
+        arrived, before = has_arrived(state), state.codec_states
+        after = fed_back(form(updates), total, arrived, after, before)
+        whole = buckets.unflatten(total, updates, reduce_dtype)
+        return jax.tree.map(lambda x: x / devices, whole), shift(state, fresh, after)
 
     return optax.GradientTransformation(init_fn, update_fn)
-
-
-def state_specs(tree: Any, axis_name: str = "data") -> Any:
-    """Partition specs of a state that holds gradients in flight.
-
-    Every device has its own gradients in flight and shares all else: `P(axis_name)`
-    for a `PipelinedMeanState`, `P()` for every other leaf.
-
-    Args:
-      tree: an optimizer state, a Flax `TrainState`, any pytree, or its `eval_shape`.
-      axis_name: the axis given to `pipelined_mean`.
-
-    Returns:
-      A pytree prefix of `tree` for the `in_specs` and `out_specs` of `shard_map`.
-    """
-
-    def in_flight(node: Any) -> bool:
-        return isinstance(node, PipelinedMeanState)
-
-    return jax.tree.map(
-        lambda node: P(axis_name) if in_flight(node) else P(),
-        tree,
-        is_leaf=in_flight,
-    )
 
 
 def _late(sums: Any, fresh: Any) -> tuple[Any, Any]:
@@ -129,18 +129,6 @@ def _late(sums: Any, fresh: Any) -> tuple[Any, Any]:
 def _varying(x: Any) -> frozenset[str]:
     """The axes over which `x` is known to differ; none without `check_vma`."""
     return jax.typeof(x).manual_axis_type.varying
-
-
-def _check_axis_bound(axis_name: str) -> None:
-    """A ValueError outside `shard_map` or `pmap` over `axis_name`."""
-    try:
-        lax.axis_size(axis_name)
-    except NameError:
-        raise ValueError(
-            f"`axis_name` must be an axis of the surrounding shard_map or pmap, got"
-            f" {axis_name!r}, which is not bound here. Call `update` inside"
-            f" jax.shard_map over a mesh with the axis {axis_name!r}."
-        ) from None
 
 
 def _check_same_shapes(updates: Any, params: Any) -> None:

@@ -1,0 +1,116 @@
+"""What a codec is.
+
+A codec turns a float32 vector into unsigned integers and back. Integers, because no
+backend widens them on the way, as XLA:CPU does with bfloat16, and none rounds them.
+
+- `cast("float32")`: nothing lost; what "uncompressed" means
+- `truncate`, `int8`, `sign`: fewer bits an element
+- `top_k`, `random_k`: fewer elements
+- `power_sgd`: two thin matrices for a large one; can be summed as they are
+- `stochastic`, `error_feedback`: wrappers that repair what rounding and dropping do
+"""
+
+from typing import Any
+
+import jax
+
+
+class Codec:
+    """How a vector travels; subclasses are frozen dataclasses.
+
+    A subclass gives `size`, `encode`, `decode` and `bound`, and says otherwise where
+    the defaults here do not hold. A vector with NaN or infinity must decode to one, so
+    that a step can be skipped for it.
+    """
+
+    @property
+    def multiple(self) -> int:
+        """Vectors must be a multiple of this long; whoever sends pads with zeros."""
+        return 1
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether `E[decode(encode(x))] = x`, over the codec's own random numbers."""
+        return False
+
+    @property
+    def needs_feedback(self) -> bool:
+        """Whether what is lost adds up, step after step, and training may fail for it.
+
+        So it is with what drops elements or rounds one way, not to the nearest level.
+        """
+        return False
+
+    @property
+    def rounds(self) -> int:
+        """Psums in which payloads can be added up unread; 0 if they cannot.
+
+        Where there are any, the codec is linear and has `project`, `rebuild` and
+        `settled`; see `Linear`.
+        """
+        return 0
+
+    def of(self, shapes: tuple[tuple[int, ...], ...]) -> "Codec":
+        """The codec for vectors that hold leaves of these shapes, one after another."""
+        del shapes
+        return self
+
+    def init(self, n: int, seed: jax.Array) -> Any:
+        """The state before the first vector of n elements: arrays, none of them scalar.
+
+        Args:
+          n: elements.
+          seed: uint32 scalar; another where random numbers should be others.
+
+        Returns:
+          A pytree; one without leaves if the codec has no state.
+        """
+        del n, seed
+        return ()
+
+    def size(self, n: int) -> int:
+        """Bytes of the payload of n elements."""
+        raise NotImplementedError
+
+    def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
+        """float32 [n] to the payload, unsigned integers of `size(n)` bytes in all.
+
+        Returns:
+          The payload, and the state for the next vector.
+        """
+        raise NotImplementedError
+
+    def decode(self, payload: jax.Array, n: int) -> jax.Array:
+        """The payload of n elements to float32 [n]."""
+        raise NotImplementedError
+
+    def bound(self, x: jax.Array) -> jax.Array:
+        """The largest `|decode(encode(x)) - x|` there can be: [n], or a scalar."""
+        raise NotImplementedError
+
+
+class Linear(Codec):
+    """A codec whose payloads can be summed: `C(x) + C(y) = C(x + y)`, round by round.
+
+    All devices must have the same state, so none is seeded by its rank.
+    """
+
+    def round_sizes(self, n: int) -> tuple[int, ...]:
+        """Elements, float32, that a device adds in each round."""
+        raise NotImplementedError
+
+    def project(
+        self, x: jax.Array, state: Any, sums: tuple[jax.Array, ...]
+    ) -> jax.Array:
+        """What this device adds in the next round, given the sums of those before."""
+        raise NotImplementedError
+
+    def rebuild(self, state: Any, sums: tuple[jax.Array, ...], n: int) -> jax.Array:
+        """float32 [n] from the sums of all rounds; linear in the last of them."""
+        raise NotImplementedError
+
+    def settled(
+        self, x: jax.Array, state: Any, sums: tuple[jax.Array, ...], own: jax.Array
+    ) -> Any:
+        """The state for the next vector; `own` is what this device added last."""
+        raise NotImplementedError

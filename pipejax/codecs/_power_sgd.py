@@ -1,0 +1,239 @@
+"""PowerSGD: a matrix of m x n travels as two of r columns.
+
+With M this device's gradient, Q what the step before left behind:
+
+1. `P = M Q`, summed over devices, its columns made orthonormal
+2. `Q = M^T P`, summed over devices; the result is `P Q^T`
+
+That is one step of the power method a training step, and since Q is kept, the columns
+turn to M's largest singular vectors as training goes on. Both products are linear in M,
+so the sums are those of all devices' gradients.
+
+Reference: Vogels et al. 2019, https://arxiv.org/abs/1905.13727
+"""
+
+import dataclasses
+import itertools
+import math
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._bits import from_words, to_words
+from ._codec import Linear
+from ._rounding import check_key
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PowerSGD(Linear):
+    """See `power_sgd`."""
+
+    rank: int
+    key: jax.Array
+    shapes: Shapes | None = None
+
+    @property
+    def needs_feedback(self) -> bool:
+        """All but r directions are dropped."""
+        return True
+
+    @property
+    def rounds(self) -> int:
+        """Two: P, then Q and all that is no matrix."""
+        return 2
+
+    def of(self, shapes: Shapes) -> "PowerSGD":
+        """The same for these leaves."""
+        return dataclasses.replace(self, shapes=tuple(shapes))
+
+    def init(self, n: int, seed: jax.Array) -> Any:
+        """Q of every matrix, at random."""
+        self._leaves(n)
+        length = self.rank * sum(n for _, n in self._matrices())
+        return jax.random.normal(jax.random.fold_in(self.key, seed), (length,))
+
+    def size(self, n: int) -> int:
+        """`4 r (m + n)` bytes a matrix, 4 an element of the rest."""
+        return 4 * sum(self.round_sizes(n))
+
+    def round_sizes(self, n: int) -> tuple[int, ...]:
+        """P; then Q and the rest."""
+        self._leaves(n)
+        matrices = self._matrices()
+        rest = n - sum(rows * columns for rows, columns in matrices)
+        return (
+            self.rank * sum(rows for rows, _ in matrices),
+            self.rank * sum(columns for _, columns in matrices) + rest,
+        )
+
+    def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
+        """P made orthonormal, then Q and the rest; as if this were the only device."""
+        first = self.project(x, state, ())
+        last = self.project(x, state, (first,))
+        columns = [p.reshape(-1) for p in self._orthonormal(first)]
+        payload = to_words(jnp.concatenate([*columns, last]), jnp.uint32)
+        return payload, self.settled(x, state, (first, last), last)
+
+    def decode(self, payload: jax.Array, n: int) -> jax.Array:
+        """`P Q^T`, and the rest."""
+        numbers = from_words(payload, jnp.float32)
+        split = self.rank * sum(m for m, _ in self._matrices())
+        columns = self._cut(numbers[:split], [m for m, _ in self._matrices()])
+        return self._product(columns, numbers[split:], n)
+
+    def bound(self, x: jax.Array) -> jax.Array:
+        """The norm of the matrix an element is in; nothing for the rest."""
+        bounds = []
+        for leaf, shape in zip(self._leaves(x.size), self._shapes(), strict=True):
+            norm = jnp.linalg.norm(x[leaf]) if self._is_coded(shape) else 0.0
+            bounds.append(jnp.full(leaf.stop - leaf.start, norm) * (1 + 1e-4))
+        return jnp.concatenate(bounds)
+
+    def project(
+        self, x: jax.Array, state: Any, sums: tuple[jax.Array, ...]
+    ) -> jax.Array:
+        """`M Q`; then `M^T P`, and the rest."""
+        matrices, rest = self._parted(x)
+        if not sums:
+            start = self._cut(state, [n for _, n in self._matrices()])
+            products = [m @ q for m, q in zip(matrices, start, strict=True)]
+            return _flat(products)
+        columns = self._orthonormal(sums[0])
+        products = [m.T @ p for m, p in zip(matrices, columns, strict=True)]
+        return _flat([*products, *rest])
+
+    def rebuild(self, state: Any, sums: tuple[jax.Array, ...], n: int) -> jax.Array:
+        """`P Q^T`, and the rest."""
+        del state
+        return self._product(self._orthonormal(sums[0]), sums[1], n)
+
+    def settled(
+        self, x: jax.Array, state: Any, sums: tuple[jax.Array, ...], own: jax.Array
+    ) -> Any:
+        """Q, to start from."""
+        del x, own
+        return sums[1][: state.size]
+
+    def _product(self, columns: list[jax.Array], last: jax.Array, n: int) -> jax.Array:
+        sides = [n for _, n in self._matrices()]
+        split = self.rank * sum(sides)
+        rows = self._cut(last[:split], sides)
+        matrices = iter(zip(columns, rows, strict=True))
+        rest, start, leaves = last[split:], 0, []
+        for leaf, shape in zip(self._leaves(n), self._shapes(), strict=True):
+            if self._is_coded(shape):
+                p, q = next(matrices)
+                leaves.append((p @ q.T).reshape(-1))
+            else:
+                length = leaf.stop - leaf.start
+                leaves.append(rest[start : start + length])
+                start += length
+        return jnp.concatenate(leaves)
+
+    def _parted(self, x: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
+        """The matrices, and the leaves that are none or too small."""
+        matrices, rest = [], []
+        for leaf, shape in zip(self._leaves(x.size), self._shapes(), strict=True):
+            if self._is_coded(shape):
+                matrices.append(x[leaf].reshape(_sides(shape)))
+            else:
+                rest.append(x[leaf])
+        return matrices, rest
+
+    def _orthonormal(self, first: jax.Array) -> list[jax.Array]:
+        sides = [m for m, _ in self._matrices()]
+        return [orthonormal(p) for p in self._cut(first, sides)]
+
+    def _cut(self, numbers: jax.Array, sides: list[int]) -> list[jax.Array]:
+        """A vector as matrices of these heights and r columns."""
+        ends = itertools.accumulate(self.rank * side for side in sides)
+        return [
+            numbers[end - self.rank * side : end].reshape(side, self.rank)
+            for end, side in zip(ends, sides, strict=True)
+        ]
+
+    def _matrices(self) -> list[tuple[int, int]]:
+        return [_sides(shape) for shape in self._shapes() if self._is_coded(shape)]
+
+    def _is_coded(self, shape: tuple[int, ...]) -> bool:
+        """Whether it is a matrix, and sending r columns of either side saves."""
+        m, n = _sides(shape)
+        return len(shape) > 1 and self.rank * (m + n) < m * n
+
+    def _leaves(self, n: int) -> list[slice]:
+        """Where each leaf lies in the vector."""
+        sizes = [math.prod(shape) for shape in self._shapes()]
+        if sum(sizes) != n:
+            raise ValueError(
+                f"`power_sgd` must be given whole leaves, {sum(sizes)} elements; got a"
+                f" vector of {n}. Choose an algorithm that does not cut vectors:"
+                " pj.collectives.psum, tree or parameter_server."
+            )
+        ends = itertools.accumulate(sizes)
+        return [slice(e - s, e) for e, s in zip(ends, sizes, strict=True)]
+
+    def _shapes(self) -> Shapes:
+        if self.shapes is None:
+            raise ValueError(
+                "`power_sgd` must know the shapes of the leaves, got none. Choose an"
+                " algorithm that does not cut vectors: pj.collectives.psum, tree or"
+                " parameter_server; or call `codec.of(shapes)`."
+            )
+        return self.shapes
+
+
+def power_sgd(rank: int, key: jax.Array) -> PowerSGD:
+    """Rank-r matrices in place of gradients, improved from step to step.
+
+    A leaf of shape (a, b, ..., n) is a matrix of `m = a b ...` rows. One that would
+    not shrink, `r (m + n) >= m n`, and every vector travel as they are.
+
+    Args:
+      rank: r, at least 1.
+      key: from `jax.random.key`, for the first Q.
+
+    Raises:
+      ValueError: for a rank below 1, or what is no key; in use, under an algorithm that
+        cuts vectors into parts.
+    """
+    try:
+        valid = not isinstance(rank, bool) and operator.index(rank) >= 1
+    except TypeError:
+        valid = False
+    if not valid:
+        raise ValueError(
+            f"`rank` must be an integer of at least 1, got {rank!r}. 1, 2 and 4 are"
+            " usual."
+        )
+    check_key(key)
+    return PowerSGD(operator.index(rank), key)
+
+
+def orthonormal(columns: jax.Array) -> jax.Array:
+    """Gram-Schmidt, [m, r] to [m, r]; a column that depends on others becomes zero."""
+    done: list[jax.Array] = []
+    for i in range(columns.shape[1]):
+        column = columns[:, i]
+        length = jnp.linalg.norm(column)
+        for _ in range(2):  # once more, against what rounding has left
+            for other in done:
+                column = column - jnp.vdot(other, column) * other
+        norm = jnp.linalg.norm(column)
+        kept = norm > 1e-5 * length
+        # Of NaN neither holds, and it stays.
+        gone = norm <= 1e-5 * length
+        column = column / jnp.where(kept, norm, jnp.where(gone, 1.0, norm))
+        done.append(jnp.where(gone, 0.0, column))
+    return jnp.stack(done, axis=1)
+
+
+def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
+    return math.prod(shape[:-1]), shape[-1] if shape else 1
+
+
+def _flat(pieces: list[jax.Array]) -> jax.Array:
+    return jnp.concatenate([jnp.zeros(0), *(piece.reshape(-1) for piece in pieces)])

@@ -1,0 +1,169 @@
+"""Recursive halving and doubling: 2 log2(p) exchanges with partners, near and far.
+
+1. halving: exchange half of what is left with a partner, add, keep a half: p/2 devices
+   away, then p/4, ... until one piece is left
+2. doubling: the same way back, with finished pieces
+
+Where p is no power of two, q the largest below: the p - q last devices first give their
+whole vectors to others, and are given the whole result.
+
+Reference: Thakur, Rabenseifner and Gropp 2005, https://doi.org/10.1177/1094342005051521
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pipejax.codecs import Codec
+from pipejax.mesh import AxisName
+
+from ._all_reduce import axis_size, check_codec
+from ._scatter_gather import ScatterGather
+from ._sites import Cut, Parts, Site
+from ._stages import Local, Sent, Stages, States, local
+from ._wire import Transfer
+
+
+@dataclasses.dataclass(frozen=True)
+class HalvingDoubling(ScatterGather):
+    """See `halving_doubling`."""
+
+    def pieces(self, devices: int) -> int:
+        """The largest power of two."""
+        return 1 << (devices.bit_length() - 1)
+
+    def reduce_scatter(self, cut: Cut, axis_name: AxisName) -> Stages:
+        """Folds the last devices in, then halves; of rank q and above, nothing."""
+        total = self._fold(cut, axis_name)
+        distance = cut.pieces // 2
+        while distance:
+            total += self._halve(cut, axis_name, distance)
+            distance //= 2
+        return total + local(lambda rows: jax.tree.map(lambda x: x[0], rows))
+
+    def all_gather(self, cut: Cut, axis_name: AxisName) -> Stages:
+        """Doubles, then gives the last devices the result."""
+        site = Site("owner", self.codec, cut.coded, cut.exact, axis_name)
+
+        def encode(piece: Parts, states: States) -> tuple[Any, States]:
+            owns = lax.axis_index(axis_name) < cut.pieces
+            payload, states = site.encode(piece, states, where=owns)
+            return payload[None], states
+
+        total = Stages((Local(encode),), (site.init,))
+        distance = 1
+        while distance < cut.pieces:
+            total += _double(site, axis_name, distance, cut.pieces)
+            distance *= 2
+        return total + _unfold(site, axis_name, cut.pieces) + local(site.decode)
+
+    def _fold(self, cut: Cut, axis_name: AxisName) -> Stages:
+        p, q = axis_size(axis_name), cut.pieces
+        if p == q:
+            return Stages(())
+        site = Site("fold", self.codec, cut.coded, cut.exact, axis_name, rows=q)
+        pairs = [(rank, rank - q) for rank in range(q, p)]
+
+        def encode(rows: Parts, states: States) -> tuple[Any, States]:
+            folds = lax.axis_index(axis_name) >= q
+            payload, states = site.encode(rows, states, where=folds)
+            return (rows, payload), states
+
+        def add(value: Any) -> Parts:
+            rows, payload = value
+            given = lax.axis_index(axis_name) < p - q
+            return _either(given, rows + site.decode(payload), rows)
+
+        sent = _exchange(axis_name, pairs, site.bytes)
+        return Stages((Local(encode), sent), (site.init,)) + local(add)
+
+    def _halve(self, cut: Cut, axis_name: AxisName, distance: int) -> Stages:
+        """Of [2 d, h] to the sum of one half, [d, h]."""
+        name = f"halve {distance}"
+        site = Site(name, self.codec, cut.coded, cut.exact, axis_name, rows=distance)
+
+        def encode(rows: Parts, states: States) -> tuple[Any, States]:
+            rank = lax.axis_index(axis_name)
+            low, high = _halves(rows, distance)
+            upper = rank & distance > 0
+            own, others = _either(upper, high, low), _either(upper, low, high)
+            payload, states = site.encode(others, states, where=rank < cut.pieces)
+            return (own, payload), states
+
+        def add(value: Any) -> Parts:
+            own, payload = value
+            return own + site.decode(payload)
+
+        sent = _exchange(axis_name, _partners(distance, cut.pieces), site.bytes)
+        return Stages((Local(encode), sent), (site.init,)) + local(add)
+
+
+def _double(site: Site, axis_name: AxisName, distance: int, pieces: int) -> Stages:
+    """Of payloads [d, ...] to [2 d, ...], in the order of their pieces."""
+
+    def join(value: Any) -> jax.Array:
+        own, other = value
+        upper = lax.axis_index(axis_name) & distance > 0
+        return jnp.concatenate(
+            [jnp.where(upper, other, own), jnp.where(upper, own, other)]
+        )
+
+    sent = _exchange(axis_name, _partners(distance, pieces), distance * site.bytes)
+    return local(lambda payload: (payload, payload)) + Stages((sent,)) + local(join)
+
+
+def _unfold(site: Site, axis_name: AxisName, pieces: int) -> Stages:
+    p = axis_size(axis_name)
+    if p == pieces:
+        return Stages(())
+    pairs = [(rank - pieces, rank) for rank in range(pieces, p)]
+    sent = _exchange(axis_name, pairs, pieces * site.bytes)
+
+    def take(value: Any) -> jax.Array:
+        own, other = value
+        return jnp.where(lax.axis_index(axis_name) >= pieces, other, own)
+
+    return local(lambda payload: (payload, payload)) + Stages((sent,)) + local(take)
+
+
+def _exchange(axis_name: AxisName, pairs: list[tuple[int, int]], size: int) -> Sent:
+    """What is second in the value goes to the partner."""
+
+    def send(value: Any) -> Any:
+        beside, payload = value
+        return beside, lax.ppermute(payload, axis_name, pairs)
+
+    return Sent(send, Transfer("collective-permute", axis_size(axis_name), size))
+
+
+def _partners(distance: int, pieces: int) -> list[tuple[int, int]]:
+    return [(rank, rank ^ distance) for rank in range(pieces)]
+
+
+def _halves(rows: Parts, middle: int) -> tuple[Parts, Parts]:
+    return (
+        jax.tree.map(lambda x: x[:middle], rows),
+        jax.tree.map(lambda x: x[middle:], rows),
+    )
+
+
+def _either(predicate: jax.Array, yes: Parts, no: Parts) -> Parts:
+    return jax.tree.map(lambda y, n: jnp.where(predicate, y, n), yes, no)
+
+
+def halving_doubling(codec: Codec | None = None) -> HalvingDoubling:
+    """Exchanges with partners at distances p/2, p/4, ..., 1, and back.
+
+    As little is sent as by a ring, in `2 log2(p)` exchanges instead of `2(p-1)` hops;
+    partners are far apart. Where p is no power of two, two more of a whole vector.
+
+    Args:
+      codec: what travels in every exchange; `None` sends all bits.
+
+    Raises:
+      ValueError: for what is no codec.
+    """
+    return HalvingDoubling(check_codec(codec))

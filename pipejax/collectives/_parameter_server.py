@@ -1,0 +1,85 @@
+"""Parameter server: all send to device 0, which sums and sends to all.
+
+The paper's baseline. The server has one link: of the `2(p-1)` messages that cross it,
+each waits for the one before, here as there.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pipejax.codecs import Codec
+from pipejax.mesh import AxisName
+
+from ._all_reduce import AllReduce, axis_size, check_codec
+from ._sites import Cut, Parts, Site
+from ._stages import Layout, Local, Sent, Stages, States, local
+from ._tree import first, from_root, whole
+from ._wire import Transfer
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterServer(AllReduce):
+    """See `parameter_server`."""
+
+    codec: Codec
+
+    def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
+        """p-1 messages to the server, p-1 from it."""
+        p = axis_size(axis_name)
+        codec = whole(self.codec, layout)
+        cut = Cut.of(layout, 1, codec.multiple)
+        worker = Site("worker", codec, cut.coded, cut.exact, axis_name)
+        server = Site("server", codec, cut.coded, cut.exact, axis_name)
+
+        def encode(vector: jax.Array, states: States) -> tuple[Any, States]:
+            payload, states = worker.encode(first(cut.rows(vector)), states)
+            return [payload], states
+
+        def add(payloads: Any) -> Parts:
+            decoded = worker.decode(jnp.stack(payloads))
+            return jax.tree.map(lambda x: x.sum(axis=0), decoded)
+
+        total = Stages((Local(encode),), (worker.init, server.init))
+        for rank in range(1, p):
+            total += Stages((_to_server(worker, axis_name, rank),))
+        total += local(add) + from_root(server, axis_name)
+        for rank in range(1, p):
+            total += Stages((_from_server(server, axis_name, rank),))
+        return total + local(lambda payload: cut.joined(server.decode(payload[None])))
+
+
+def _to_server(site: Site, axis_name: AxisName, rank: int) -> Sent:
+    def send(payloads: Any) -> Any:
+        return [*payloads, lax.ppermute(payloads[0], axis_name, [(rank, 0)])]
+
+    p = axis_size(axis_name)
+    return Sent(send, Transfer("collective-permute", p, site.bytes))
+
+
+def _from_server(site: Site, axis_name: AxisName, rank: int) -> Sent:
+    def send(payload: jax.Array) -> jax.Array:
+        given = lax.axis_index(axis_name) == rank
+        came = lax.ppermute(payload, axis_name, [(0, rank)])
+        return jnp.where(given, came, payload)
+
+    p = axis_size(axis_name)
+    return Sent(send, Transfer("collective-permute", p, site.bytes))
+
+
+def parameter_server(codec: Codec | None = None) -> ParameterServer:
+    """Device 0 is given every vector, in turn, sums, and gives every device the sum.
+
+    With C the codec, every device has `C(sum_i C(x_i))`. The server, which is a worker
+    too, receives and sends `p-1` whole payloads: its link is the limit.
+
+    Args:
+      codec: what travels, to the server and from it; `None` sends all bits.
+
+    Raises:
+      ValueError: for what is no codec.
+    """
+    return ParameterServer(check_codec(codec))

@@ -1,0 +1,146 @@
+"""Where an algorithm encodes: a codec, its state, and what stays exact beside it."""
+
+import zlib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pipejax.codecs import Codec
+from pipejax.codecs._bits import from_words, to_words
+from pipejax.mesh import AxisName
+
+from ._stages import Layout, States
+
+
+class Parts(NamedTuple):
+    """A vector or a piece of one, as float32.
+
+    Attributes:
+      coded: [..., h], what may be compressed.
+      exact: [..., t], what may not.
+    """
+
+    coded: jax.Array
+    exact: jax.Array
+
+    def __add__(self, other: "Parts") -> "Parts":  # type: ignore[override]
+        return Parts(self.coded + other.coded, self.exact + other.exact)
+
+
+class Cut(NamedTuple):
+    """A vector cut into equal pieces, zeros at the end of what does not divide.
+
+    Attributes:
+      layout: of the vector.
+      pieces: how many.
+      coded: elements of a piece that may be compressed, h.
+      exact: elements of a piece that may not, t.
+    """
+
+    layout: Layout
+    pieces: int
+    coded: int
+    exact: int
+
+    @classmethod
+    def of(cls, layout: Layout, pieces: int, multiple: int) -> "Cut":
+        """Pieces whose coded part is a multiple of what the codec takes."""
+        blocks = max(1, -(-layout.coded // (pieces * multiple)))
+        return cls(layout, pieces, multiple * blocks, -(-layout.exact // pieces))
+
+    def rows(self, vector: jax.Array) -> Parts:
+        """[n] to pieces: [pieces, h] and [pieces, t]."""
+        split = self.layout.coded
+        return Parts(
+            self._padded(vector[:split], self.coded),
+            self._padded(vector[split:], self.exact),
+        )
+
+    def joined(self, rows: Parts) -> jax.Array:
+        """Inverse of `rows`."""
+        coded = rows.coded.reshape(-1)[: self.layout.coded]
+        exact = rows.exact.reshape(-1)[: self.layout.exact]
+        whole = jnp.concatenate([coded, exact]) if self.layout.exact else coded
+        return whole.astype(self.layout.dtype)
+
+    def _padded(self, x: jax.Array, length: int) -> jax.Array:
+        x = jnp.pad(x.astype(jnp.float32), (0, self.pieces * length - x.size))
+        return x.reshape(self.pieces, length)
+
+
+class Site(NamedTuple):
+    """One place of an algorithm at which vectors of one length are encoded.
+
+    Attributes:
+      name: of its state.
+      codec: for the coded part.
+      coded: h, elements that it codes.
+      exact: t, elements beside them.
+      axis_name: whose devices have random numbers of their own.
+      rows: how many vectors at once, each with its own state; `None` for one.
+    """
+
+    name: str
+    codec: Codec
+    coded: int
+    exact: int
+    axis_name: AxisName
+    rows: int | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Of one payload; for several, of all."""
+        return (self.rows or 1) * (self.codec.size(self.coded) + 4 * self.exact)
+
+    def init(self) -> States:
+        """Its state by its name, or nothing if it has none."""
+        rank = lax.axis_index(self.axis_name).astype(jnp.uint32)
+        place = jnp.uint32(zlib.crc32(self.name.encode()))
+        seed = place ^ (rank * jnp.uint32(2654435761))  # Knuth's multiplicative hash
+        if self.rows is None:
+            state = self.codec.init(self.coded, seed)
+        else:
+            rows = jnp.arange(self.rows, dtype=jnp.uint32) * jnp.uint32(40503)
+            state = jax.vmap(lambda row: self.codec.init(self.coded, seed ^ row))(rows)
+        return {self.name: state} if jax.tree.leaves(state) else {}
+
+    def encode(
+        self, parts: Parts, states: States, where: Any = None
+    ) -> tuple[jax.Array, States]:
+        """The payload: unsigned integers [words], or [rows, words].
+
+        Args:
+          parts: what to send.
+          states: of all sites.
+          where: bool scalar, whether this device really sends; else its state stays.
+        """
+        state = states.get(self.name, ())
+        encode = self._encode if self.rows is None else jax.vmap(self._encode)
+        payload, new = encode(parts, state)
+        if not jax.tree.leaves(new):
+            return payload, states
+        if where is not None:
+            new = jax.tree.map(lambda n, o: jnp.where(where, n, o), new, state)
+        return payload, {**states, self.name: new}
+
+    def decode(self, payload: jax.Array) -> Parts:
+        """What was sent: one payload, or several along the first axis."""
+        return self._decode(payload) if payload.ndim == 1 else self._many(payload)
+
+    def _many(self, payloads: jax.Array) -> Parts:
+        return jax.vmap(self._decode)(payloads)
+
+    def _encode(self, parts: Parts, state: Any) -> tuple[jax.Array, Any]:
+        payload, state = self.codec.encode(parts.coded, state)
+        if self.exact:
+            payload = jnp.concatenate([payload, to_words(parts.exact, payload.dtype)])
+        return payload, state
+
+    def _decode(self, payload: jax.Array) -> Parts:
+        split = self.codec.size(self.coded) // payload.dtype.itemsize
+        coded = self.codec.decode(payload[:split], self.coded)
+        if not self.exact:
+            return Parts(coded, jnp.zeros(0))
+        return Parts(coded, from_words(payload[split:], jnp.float32))

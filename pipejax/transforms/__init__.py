@@ -1,0 +1,8 @@
+"""Optax transformations, for a step of one's own."""
+
+from ._all_reduce_mean import all_reduce_mean as all_reduce_mean
+from ._compress import CompressState as CompressState
+from ._compress import compress as compress
+from ._compress import error_feedback as error_feedback
+from ._pipelined_mean import pipelined_mean as pipelined_mean
+from ._specs import state_specs as state_specs
