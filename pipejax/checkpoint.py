@@ -3,7 +3,8 @@
 - same width, same number of devices: every bit comes back, gradients in flight
   included, and the run ends as if it had never stopped
 - another number of devices: there is no row of `pending` for each of them, so what is
-  in flight is averaged, shared out and applied (drained) before the run goes on
+  in flight is averaged, shared out and applied (drained) before the run goes on; what
+  codecs kept (residuals, keys, warm starts) begins anew
 - another width: refused
 
 Nothing is written half: Orbax writes beside the checkpoint and renames at the end, so a
@@ -34,7 +35,7 @@ class Restored(NamedTuple):
       state: to go on from.
       extras: what `save` was given beside the state.
       drained: whether gradients in flight had to be applied, for the number of devices
-        has changed.
+        has changed. What codecs kept has then begun anew, at width 1 too.
     """
 
     state: PipelineState
@@ -131,9 +132,10 @@ def restore(
             f" {meta['width']}, `train.drain(state)`, and go on from `train.init("
             "state.params, opt_state=state.opt_state)` of the other."
         )
-    devices = train.mesh.shape[train.axis_name]
-    target = _target(train, like, devices=meta["devices"])
-    _check_same_form(manager, step, target)
+    devices = train.setting.devices
+    saved_shapes = _saved_shapes(manager, step)
+    target = _target(train, like, meta["devices"], saved_shapes)
+    _check_same_form(manager, saved_shapes, target)
     saved = manager.restore(
         step,
         args=ocp.args.Composite(
@@ -143,6 +145,8 @@ def restore(
     state = _rebuilt(saved["state"], like)
     if meta["devices"] != devices:
         state = _reshared(state, meta["devices"], train)
+        if jax.tree.leaves(state.in_flight.codec_states):
+            _log.warning("checkpoint of other devices: what codecs kept begins anew")
     moved = meta["devices"] != devices and train.width > 1
     if moved:
         _log.warning(
@@ -154,31 +158,42 @@ def restore(
     return Restored(state, saved["extras"], moved)
 
 
+Shapes = dict[str, tuple[tuple[int, ...], str]]
+
+
+def _saved_shapes(manager: ocp.CheckpointManager, step: int) -> Shapes:
+    return {
+        name: (tuple(leaf.shape), jnp.dtype(leaf.dtype).name)
+        for name, leaf in manager.item_metadata(step)["state"].items()
+    }
+
+
 def _target(
-    train: TrainStep, like: PipelineState, devices: int
+    train: TrainStep, like: PipelineState, devices: int, saved: Shapes
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Shape and place of every leaf: on each device its own part, if as many now."""
-    now = train.mesh.shape[train.axis_name]
+    now = train.setting.devices
     target = {}
     shapes = jax.eval_shape(lambda tree: jax.tree.map(_data, tree), like)
     for name, leaf in _named(shapes).items():
+        shape, mesh = leaf.shape, train.mesh
         own = name.startswith("in_flight.")
+        if name.startswith("in_flight.codec_states."):
+            mesh = train.executor.reduction_mesh
+            if devices != now and name in saved:
+                shape, _ = saved[name]  # to be left aside
+        elif own:
+            shape = (leaf.shape[0] // now * devices,)
         spec = P(train.axis_name) if own and devices == now else P()
         target[name] = jax.ShapeDtypeStruct(
-            (leaf.shape[0] // now * devices,) if own else leaf.shape,
-            leaf.dtype,
-            sharding=NamedSharding(train.mesh, spec),
+            shape, leaf.dtype, sharding=NamedSharding(mesh, spec)
         )
     return target
 
 
 def _check_same_form(
-    manager: ocp.CheckpointManager, step: int, target: dict[str, Any]
+    manager: ocp.CheckpointManager, saved: Shapes, target: dict[str, Any]
 ) -> None:
-    saved = {
-        name: (tuple(leaf.shape), jnp.dtype(leaf.dtype).name)
-        for name, leaf in manager.item_metadata(step)["state"].items()
-    }
     wanted = {k: (v.shape, jnp.dtype(v.dtype).name) for k, v in target.items()}
     names = sorted(saved.keys() | wanted.keys())
     differing = [name for name in names if saved.get(name) != wanted.get(name)]
@@ -218,15 +233,17 @@ def _reshared(state: PipelineState, before: int, train: TrainStep) -> PipelineSt
 
     Every device is given the mean as its own gradient, so that means are unchanged.
     """
-    now = train.mesh.shape[train.axis_name]
+    now = train.setting.devices
 
     def shared_out(leaf: jax.Array) -> np.ndarray:
         mean = np.mean(np.reshape(leaf, (before, -1)), axis=0).astype(leaf.dtype)
         return np.tile(mean, now)
 
     own = NamedSharding(train.mesh, P(train.axis_name))
-    in_flight = jax.device_put(jax.tree.map(shared_out, state.in_flight), own)
-    return state._replace(in_flight=in_flight)
+    bare = state.in_flight._replace(codec_states={})
+    in_flight = jax.device_put(jax.tree.map(shared_out, bare), own)
+    states = train.codec_states(state)
+    return state._replace(in_flight=in_flight._replace(codec_states=states))
 
 
 def _is_key(leaf: Any) -> bool:

@@ -4,6 +4,5 @@ from ._choose import choose as choose
 from ._fused import Fused as Fused
 from ._options import compiler_options as compiler_options
 from ._reduce import make_reduce as make_reduce
-from ._reduce import reduction_mesh as reduction_mesh
 from ._setting import Executor as Executor
 from ._setting import Setting as Setting

@@ -10,9 +10,10 @@ import functools
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pipejax.message import MessageForm, fed_back, summed
+from pipejax.message import fed_back, summed
 from pipejax.pipeline import arrivals, emptied, has_arrived, shift
 
 from ._options import Options, options_for
@@ -39,16 +40,17 @@ class Fused:
         self._wait_for(carry)
         return self._drain(carry, in_flight)
 
-    def codec_states(self, form: MessageForm) -> Any:
-        """The codecs' states before the first message, on the mesh."""
-        return self.setting.codec_states(form)
-
     def lower(self, carry: Any, in_flight: Any, batch: Any) -> jax.stages.Lowered:
         """The step's program."""
         return self._programs[False].lower(carry, in_flight, batch)
 
     def join(self) -> None:
         """Nothing to wait for: the devices run its programs in order."""
+
+    @property
+    def reduction_mesh(self) -> Mesh:
+        """The mesh."""
+        return self.setting.mesh
 
     @property
     def compiler_options(self) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from pipejax.buckets import Buckets
-from pipejax.message import MessageForm
 from pipejax.pipeline import PipelinedMeanState, emptied
 
 from ._reduce import Reduce, make_reduce, reduction_mesh
@@ -89,10 +88,6 @@ class Host:
         self.join()
         return carry, self._emptied(in_flight)._replace(codec_states=states)
 
-    def codec_states(self, form: MessageForm) -> Any:
-        """The codecs' states before the first message, where the thread sums."""
-        return dataclasses.replace(self.setting, mesh=self._where).codec_states(form)
-
     def lower(self, carry: Any, in_flight: Any, batch: Any) -> jax.stages.Lowered:
         """The program that computes; it has no collective."""
         del in_flight
@@ -101,6 +96,11 @@ class Host:
     def join(self) -> None:
         """Waits for all reductions that have begun; what they sum stays in flight."""
         self._thread.join()
+
+    @functools.cached_property
+    def reduction_mesh(self) -> Mesh:
+        """The mesh if it is of CPUs, else CPUs beside it."""
+        return reduction_mesh(self.setting.mesh)
 
     @property
     def compiler_options(self) -> dict[str, Any]:
@@ -168,11 +168,7 @@ class Host:
 
     @functools.cached_property
     def _reduce(self) -> Reduce:
-        return make_reduce(self.setting, self._where)
-
-    @functools.cached_property
-    def _where(self) -> Mesh:
-        return reduction_mesh(self.setting.mesh)
+        return make_reduce(self.setting, self.reduction_mesh)
 
     @functools.cached_property
     def _compute(self) -> jax.stages.Wrapped:

@@ -1,6 +1,5 @@
 """The sum over devices as a program of its own, for the communication thread."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -58,7 +57,7 @@ def reduce_by_copy(setting: Setting, cpus: Mesh) -> Reduce:
     A process adds up its own devices' parts first, in their order.
     """
     mesh, axis = setting.mesh, setting.axis_name
-    between = reduce_in_place(dataclasses.replace(setting, mesh=cpus))
+    between = reduce_in_place(setting.at(cpus))
     (cpu,) = cpus.local_devices
 
     def out(bucket: jax.Array) -> jax.Array:

@@ -84,6 +84,10 @@ class Setting:
         """The stages that sum each bucket."""
         return form.reductions(self.all_reduce, self.axis_name)
 
+    def at(self, mesh: Mesh) -> "Setting":
+        """The same on another mesh."""
+        return dataclasses.replace(self, mesh=mesh)
+
     def on_mesh(self, local: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
         """`local`, run by each device of the mesh on its own share."""
         return on_mesh(local, self.mesh, in_specs, out_specs)
@@ -115,8 +119,9 @@ class Executor(Protocol):
         """What its programs are compiled with."""
         ...
 
-    def codec_states(self, form: MessageForm) -> Any:
-        """The codecs' states before the first message, where it reduces."""
+    @property
+    def reduction_mesh(self) -> Mesh:
+        """Where it sums; there lies what codecs keep."""
         ...
 
     def step(self, carry: Any, in_flight: Any, batch: Any) -> tuple[Any, Any, Any]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from pipejax.collectives import AllReduce, Layout, Stages
-from pipejax.executors import make_reduce, reduction_mesh
+from pipejax.executors import make_reduce
 from pipejax.mesh import AxisName
 from pipejax.train_step import PipelineState, TrainStep
 from pipejax.train_step._state import Carry
@@ -131,10 +131,7 @@ def _communication(
     lengths = {name: x.size // train.setting.devices for name, x in buckets.items()}
     form = train.halves.message_form(Carry.of(state), lengths)
     states = state.in_flight.codec_states
-    mesh = train.mesh
-    if train.executor.name == "host":
-        mesh = reduction_mesh(mesh)
-    reduce = make_reduce(train.setting, mesh)
+    reduce = make_reduce(train.setting, train.executor.reduction_mesh)
 
     def run() -> float:
         start = time.perf_counter()

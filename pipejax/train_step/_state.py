@@ -51,7 +51,7 @@ class Carry(NamedTuple):
     step: jax.Array
 
     @classmethod
-    def of(cls, state: PipelineState) -> "Carry":
+    def of(cls, state: "PipelineState | Carry") -> "Carry":
         """The carry of `state`."""
         return cls(*(getattr(state, name) for name in cls._fields))
 

@@ -26,7 +26,6 @@ from pipejax import buckets
 from pipejax.collectives import Schedule
 from pipejax.executors import Executor, Setting, choose
 from pipejax.mesh import AxisName
-from pipejax.message import MessageForm
 from pipejax.pipeline import empty_pipeline
 
 from ._check import (
@@ -108,8 +107,7 @@ class TrainStep:
 
         specs = (P(), P(self.axis_name))
         carry, in_flight = jax.jit(self.setting.on_mesh(make, P(), specs))(*args)
-        form = self.halves.message_form(carry, sizes)
-        in_flight = in_flight._replace(codec_states=self._codec_states(form))
+        in_flight = in_flight._replace(codec_states=self.codec_states(carry))
         counted = self.warmup_steps or self.schedule.boundaries
         return carry.joined(in_flight, np.int32(0) if counted else None)
 
@@ -183,6 +181,21 @@ class TrainStep:
         check_batch(batch, self.setting.devices, self.halves.microbatches)
         return self.executor.lower(Carry.of(state), state.in_flight, batch)
 
+    def codec_states(self, like: PipelineState | Carry) -> Any:
+        """What codecs keep, before the first step: of all phases, side by side.
+
+        Args:
+          like: a state, or its shapes, for its parameters and model state.
+        """
+        lengths = buckets.sizes(like.params, self.halves.reduce_dtype)
+        form = self.halves.message_form(Carry.of(like), lengths)
+        states: dict[str, Any] = {name: {} for name in lengths}
+        for phase in self.phases:
+            setting = phase.setting.at(phase.executor.reduction_mesh)
+            for name, more in setting.codec_states(form).items():
+                states[name] |= more
+        return states
+
     @property
     def compiler_options(self) -> dict[str, Any]:
         """What the step is compiled with: those its compiler does not refuse."""
@@ -234,14 +247,6 @@ class TrainStep:
             # Only one thread may launch collectives; what it sums is begun anew.
             self.phases[number - 1].executor.join()
         return self.phases[number]
-
-    def _codec_states(self, form: MessageForm) -> Any:
-        """The states of all phases, side by side."""
-        states: dict[str, Any] = {name: {} for name, _ in form.layouts}
-        for phase in self.phases:
-            for name, more in phase.executor.codec_states(form).items():
-                states[name] |= more
-        return states
 
     def _message_shape(
         self, params: Any, model_state: Any, rng: Any, batch: Any

@@ -161,7 +161,7 @@ def test_by_copy_over_other_devices():
     """
     train = make("host", tx=optax.sgd(0.1))
     other = Mesh(np.array(jax.devices()[7:]), ("data",))
-    train.executor.__dict__["_where"] = other  # where cached_property keeps it
+    train.executor.__dict__["reduction_mesh"] = other  # where cached_property keeps it
     got, want = trained(train), trained(make("fused", tx=optax.sgd(0.1)))
     assert_bits_equal(got, want)  # one host sums in rank order either way
     state = train.init(init_params())
