@@ -63,15 +63,15 @@ def main(config: Config) -> None:
 
 def _table(results: dict[str, Any], steps: int) -> Table:
     table = Table(title=f"{steps:,} steps, then a drain; per step and device")
-    for column in ("", "test accuracy", "steps/s", "collectives", "bytes summed"):
+    for column in ("", "test accuracy", "steps/s", "collectives", "bytes sent"):
         table.add_column(column)
     for label, row in results.items():
         table.add_row(
             label,
             f"{100 * row['test_accuracy']:.1f} %",
             f"{row['steps_per_second']:.0f}",
-            str(len(row["all_reduce_bytes"])),
-            f"{sum(row['all_reduce_bytes']):,}",
+            str(len(row["collectives"])),
+            f"{row['bytes_sent']:,.0f}",
         )
     return table
 

@@ -25,7 +25,7 @@ from rich.console import Console
 import pipejax as pj
 from pipejax import checkpoint
 
-from . import data, logs, loop, models, report, task, wire
+from . import data, exchange, logs, loop, models, report, task
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -55,7 +55,13 @@ class Config:
     compute_dtype: Dtype = "float32"
     """Of forward and backward pass."""
     reduce_dtype: Dtype = "float32"
-    """Of what travels."""
+    """Of what travels, and is summed."""
+    all_reduce: exchange.Algorithm = "psum"
+    """How it is summed."""
+    codec: exchange.Codec = "none"
+    """How it is compressed: under psum, power_sgd or random_k."""
+    feedback: bool = False
+    """Send later what the codec loses."""
     optimizer: task.Optimizer = "adamw"
     """sgd, momentum (0.9) or adamw."""
     learning_rate: float = 1e-3
@@ -164,6 +170,9 @@ def _build(config: Config, dataset: data.Dataset) -> tuple[Any, Any, Any]:
         compute_dtype=_other_than_float32(config.compute_dtype),
         reduce_dtype=_other_than_float32(config.reduce_dtype),
         donate=True,
+        all_reduce=exchange.make_all_reduce(
+            config.all_reduce, config.codec, config.feedback
+        ),
     )
     key, rng = jax.random.split(jax.random.key(config.seed))
     image = jnp.zeros((1, *dataset.image_shape))
@@ -201,7 +210,7 @@ def _summary(
 ) -> dict[str, Any]:
     """What the run was, what it sent, and the bits it ended with."""
     (digest,) = set(pj.replica_digest(state.params).values())
-    lowered = train.lower(state, batch_shape(config, dataset))
+    transfers = train.transfers(state, batch_shape(config, dataset))
     return {
         "seed": config.seed,
         "width": config.width,
@@ -209,7 +218,8 @@ def _summary(
         "skipped": int(state.skipped),
         "executor": f"{train.executor.name}: {train.executor.reason}",
         "steps_per_second": rate,
-        "all_reduce_bytes": wire.all_reduces(lowered),
+        "collectives": [transfer.kind for transfer in transfers],
+        "bytes_sent": sum(transfer.wire_bytes for transfer in transfers),
         "params_digest": digest,
         "note": dataset.note,
     }

@@ -23,7 +23,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pipejax import buckets
-from pipejax.collectives import Schedule
+from pipejax.collectives import Schedule, Transfer
 from pipejax.executors import Executor, Setting, choose
 from pipejax.mesh import AxisName
 from pipejax.pipeline import empty_pipeline
@@ -180,6 +180,28 @@ class TrainStep:
         self._check(state)
         check_batch(batch, self.setting.devices, self.halves.microbatches)
         return self.executor.lower(Carry.of(state), state.in_flight, batch)
+
+    def transfers(self, state: PipelineState, batch: Any) -> tuple[Transfer, ...]:
+        """What one step sends, collective by collective, without running it.
+
+        Args:
+          state: a state, or its shapes.
+          batch: arrays or `jax.ShapeDtypeStruct`s.
+
+        Returns:
+          Kind, devices and bytes of each, past the last boundary of a schedule.
+        """
+        found: list[Transfer] = []
+
+        def local(carry: Carry, batch: Any) -> None:
+            fresh, _ = self.halves.compute(carry, batch)
+            form = self.setting.form(carry, fresh)
+            for stages in self.setting.reductions(form).values():
+                found.extend(stages.transfers)
+
+        local = self.setting.on_mesh(local, (P(), P(self.axis_name)), P())
+        jax.eval_shape(local, Carry.of(state), batch)
+        return tuple(found)
 
     def codec_states(self, like: PipelineState | Carry) -> Any:
         """What codecs keep, before the first step: of all phases, side by side.

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
-from experiments import logs, wire
+from experiments import logs
 
 ROOT = pathlib.Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "results"
@@ -65,17 +65,6 @@ def test_committed_results_can_be_had_again(name):
     assert record["command"].startswith(f"python -m experiments.{name}")
     assert {"commit", "date", "device", "python", "versions", "seed"} <= record.keys()
     assert "dirty" not in record["commit"]
-
-
-def test_wire_counts_what_is_sent():
-    mesh = pj.data_mesh(4)
-
-    def two(x, y):
-        return jax.lax.psum(x, "data"), jax.lax.psum(y.astype(jnp.bfloat16), "data")
-
-    mapped = jax.shard_map(two, mesh=mesh, in_specs=P(), out_specs=P())
-    lowered = jax.jit(mapped).lower(jnp.ones((3, 5)), jnp.ones(()))
-    assert wire.all_reduces(lowered) == [60, 2]
 
 
 def test_log_survives_a_line_cut_off_and_goes_on_from_a_step(tmp_path):
