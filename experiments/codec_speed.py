@@ -1,0 +1,189 @@
+"""How fast codecs are on one CPU core, beside a copy of the same array.
+
+Bars, of the copy's speed: int8 blocks encoded and decoded again at least 0.40; truncate
+and bf16 at least 0.80, each way. The limit of what only reads and writes memory is the
+copy itself, which reads and writes 64 MiB; the column of bytes says what a codec moves.
+
+Memory is what counts. XLA:CPU allocates each result anew, and with pages of 4 KiB the
+kernel spends longer on making them than the copy on copying. So everything runs twice:
+with huge pages, `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` in the environment, and
+without.
+
+Command: python -m experiments.codec_speed
+Time: about 2 minutes, on one core.
+Result: experiments/results/codec_speed.json
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from pipejax import codecs
+
+from . import report
+
+CODECS: dict[str, Callable[[], codecs.Codec]] = {
+    "truncate": codecs.truncate,
+    "bf16": codecs.bf16,
+    "int8, block 64": lambda: codecs.int8(64),
+    "int8, block 256": codecs.int8,
+    "int8, block 1024": lambda: codecs.int8(1024),
+    "int4": codecs.int4,
+    "fp8 e4m3": codecs.fp8,
+    "quantize": codecs.quantize,
+    "sign": codecs.sign,
+    "int8, fed back": lambda: codecs.error_feedback(codecs.int8()),
+}
+HUGE = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of the measurement."""
+
+    mebibytes: int = 64
+    """Of float32."""
+    rounds: int = 25
+    """Rounds; in each, everything runs once, in an order of its own."""
+    core: int = 0
+    """To run on."""
+    seed: int = 0
+    """Of the numbers and of the order."""
+    child: bool = False
+    """Measure here, and print JSON: how this program calls itself."""
+    out: pathlib.Path = report.RESULTS / "codec_speed.json"
+    """Where the result goes."""
+
+
+def main(config: Config) -> None:
+    """Measures in a process of its own for either size of pages."""
+    if config.child:
+        print(json.dumps(measured(config)))
+        return
+    found = {
+        pages: child(config, extra)
+        for pages, extra in {"huge pages": HUGE, "small pages": {}}.items()
+    }
+    report.save(
+        config.out,
+        seed=config.seed,
+        mebibytes=config.mebibytes,
+        rounds=config.rounds,
+        limit="the copy: 1.00",
+        pages=found,
+    )
+    for pages, rows in found.items():
+        show(pages, rows)
+
+
+def child(config: Config, extra: dict[str, str]) -> dict[str, Any]:
+    """The figures of a process on one core, with one thread."""
+    # XLA takes its number of threads from NPROC when it starts.
+    env = {**os.environ, "NPROC": "1", "JAX_PLATFORMS": "cpu"}
+    env.pop("GLIBC_TUNABLES", None)
+    options = (f"--{name}={getattr(config, name)}" for name in _PASSED)
+    command = [sys.executable, "-m", "experiments.codec_speed", "--child", *options]
+    done = subprocess.run(
+        command, env=env | extra, capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+_PASSED = ("mebibytes", "rounds", "core", "seed")
+
+
+def measured(config: Config) -> dict[str, Any]:
+    """Milliseconds and ratios of everything, round by round beside the copy."""
+    os.sched_setaffinity(0, {config.core})
+    rng = np.random.default_rng(config.seed)
+    n = config.mebibytes * 2**18
+    x = jnp.asarray(rng.normal(size=n).astype(np.float32))
+    runs: dict[str, Callable[[], Any]] = {"copy": _timed(jnp.copy, x)}
+    moved = {"copy": 8 * n}
+    for name, make in CODECS.items():
+        codec = make()
+        state = codec.init(n, jnp.uint32(0))
+        encode = functools.partial(_encode, codec)
+        payload = jax.jit(encode)(x, state)[0]
+        runs[f"{name}, encode"] = _timed(encode, x, state)
+        runs[f"{name}, decode"] = _timed(functools.partial(codec.decode, n=n), payload)
+        moved[f"{name}, encode"] = moved[f"{name}, decode"] = 4 * n + codec.size(n)
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(config.rounds):
+        for name in rng.permutation(list(runs)):
+            times[name].append(runs[name]())
+    return {
+        name: {
+            "ms": 1e3 * statistics.median(values),
+            "quartiles": [1e3 * q for q in statistics.quantiles(values, n=4)],
+            "speed of the copy": statistics.median(
+                a / b for a, b in zip(times["copy"], values, strict=True)
+            ),
+            "bytes moved": moved[name],
+        }
+        for name, values in times.items()
+    } | {
+        f"{name}, both": {
+            "speed of the copy": statistics.median(
+                c / (e + d)
+                for c, e, d in zip(
+                    times["copy"],
+                    times[f"{name}, encode"],
+                    times[f"{name}, decode"],
+                    strict=True,
+                )
+            )
+        }
+        for name in CODECS
+    }
+
+
+def _encode(codec: codecs.Codec, x: jax.Array, state: Any) -> Any:
+    return codec.encode(x, state)
+
+
+def _timed(function: Callable[..., Any], *args: Any) -> Callable[[], float]:
+    compiled = jax.jit(function)
+    jax.block_until_ready(compiled(*args))
+
+    def run() -> float:
+        start = time.perf_counter()
+        jax.block_until_ready(compiled(*args))
+        return time.perf_counter() - start
+
+    return run
+
+
+def show(pages: str, rows: dict[str, Any]) -> None:
+    """Prints the table."""
+    copy = rows["copy"]
+    size = copy["bytes moved"] / copy["ms"] / 1e6
+    table = Table(pages, "encode ms", "of copy", "decode ms", "of copy", "both")
+    table.add_row("copy", f"{copy['ms']:.1f}", f"{size:.1f} GB/s", "", "", "1.00")
+    for name in CODECS:
+        cells = []
+        for way in ("encode", "decode"):
+            row = rows[f"{name}, {way}"]
+            cells += [f"{row['ms']:.1f}", f"{row['speed of the copy']:.2f}"]
+        both = rows[f"{name}, both"]["speed of the copy"]
+        table.add_row(name, *cells, f"{both:.2f}")
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))

@@ -1,0 +1,186 @@
+"""Is compressing at every level needed? Error and bytes on either kind of link.
+
+A reviewer of the Pipe-SGD paper asked. Claim: no. With several devices a host, what is
+compressed only between hosts sends as few bytes over the slow links as what is
+compressed at both levels, at less error, and has most of the time that compression can
+save. A flat exchange, which knows no hosts, sends more over the slow links.
+
+Real gradients: an MLP on real digits, one gradient a device, in the middle of training.
+Error is that of the mean over devices, `|got - exact| / |exact|`; bytes are what one
+host sends to others in an all-reduce, and what one device sends inside its host. Times
+are those bytes over the links' speeds: a bound from below, not a measurement.
+
+Command: python -m experiments.levels
+Time: about 20 seconds on 2 cores.
+Result: experiments/results/levels.json
+"""
+
+import dataclasses
+import functools
+import pathlib
+import statistics
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+from jax.sharding import PartitionSpec as P
+from rich.console import Console
+from rich.table import Table
+
+import pipejax as pj
+from pipejax import buckets, codecs, collectives
+from pipejax.mesh import on_mesh
+
+from . import data, models, report, task
+
+AXES = ("host", "device")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The network and the gradients."""
+
+    hosts: int = 4
+    """Hosts."""
+    devices: int = 2
+    """Of each."""
+    slow: float = 1.25e9
+    """Bytes a second that a host can send: 10 Gbit/s Ethernet."""
+    fast: float = 12e9
+    """Bytes a second that a device can send inside its host: PCIe."""
+    steps: int = 100
+    """Training before the gradients are taken."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Of parameters and batches."""
+    out: pathlib.Path = report.RESULTS / "levels.json"
+    """Where the result goes."""
+
+
+Variants = dict[str, collectives.AllReduce]
+
+
+def variants(codec: codecs.Codec) -> Variants:
+    """Where the codec is used."""
+    exact, coded = collectives.two_shot(), collectives.two_shot(codec)
+    return {
+        "nowhere": collectives.hierarchical(exact, exact),
+        "between hosts": collectives.hierarchical(exact, coded),
+        "at both levels": collectives.hierarchical(coded, coded),
+        "flat two-shot, at both ends": coded,
+        "flat ring, at every hop": collectives.ring(codec),
+    }
+
+
+def main(config: Config) -> dict[str, Any]:
+    """Sums real gradients every way, prints the table, writes the result file."""
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", config.hosts * config.devices)
+    mesh = pj.data_mesh(axis_name=AXES, hosts=config.hosts)
+    rows = {}
+    per_seed = [gradients(config, seed) for seed in config.seeds]
+    for name, codec in {"int8": codecs.int8(), "int4": codecs.int4()}.items():
+        for where, all_reduce in variants(codec).items():
+            summed, transfers = summing(all_reduce, mesh, per_seed[0].shape[1])
+            errors = [error(np.asarray(summed(g)), np.asarray(g)) for g in per_seed]
+            between, inside = links(config, where, transfers)
+            rows[f"{name}, {where}"] = {
+                "error": statistics.mean(errors),
+                "errors": errors,
+                "bytes_between_hosts": between,
+                "bytes_inside": inside,
+                "seconds": between / config.slow + inside / config.fast,
+            }
+    report.save(
+        config.out,
+        seed=config.seeds[0],
+        seeds=config.seeds,
+        hosts=config.hosts,
+        devices=config.devices,
+        slow=config.slow,
+        fast=config.fast,
+        rows=rows,
+    )
+    show(rows)
+    return rows
+
+
+def gradients(config: Config, seed: int) -> jax.Array:
+    """Each device's own gradient as a row, [devices, n], of digits."""
+    dataset = data.load("digits")
+    devices = config.hosts * config.devices
+    batches = data.train_batches(dataset, batch_size=32 * devices, seed=seed)
+    model = models.build("mlp", num_classes=dataset.num_classes)
+    key = jax.random.key(seed)
+    variables = model.init(key, jnp.zeros((1, *dataset.image_shape)), train=False)
+    loss_fn = functools.partial(task.make_loss(model), rng=key)
+    train = pj.make_train_step(
+        lambda params, batch: loss_fn(params, batch)[0],
+        optax.adamw(1e-3),
+        mesh=pj.data_mesh(1),
+        width=1,
+    )
+    state = train.init(variables["params"])
+    for _ in range(config.steps):
+        state, _ = train.step(state, next(batches))
+    params = jax.device_get(state.params)
+    rows = []
+    batch = next(batches)
+    for part in range(devices):
+        own = jax.tree.map(lambda x, i=part: x[32 * i : 32 * (i + 1)], batch)
+        found, _ = jax.grad(loss_fn, has_aux=True)(params, own)
+        rows.append(buckets.flatten(found)["float32"])
+    return jnp.stack(rows)
+
+
+def summing(all_reduce: collectives.AllReduce, mesh: Any, n: int) -> Any:
+    """The sum as a program, and what each of its collectives moves."""
+    layout = collectives.Layout(n, "float32")
+    transfers: list[collectives.Transfer] = []
+
+    def local(row: jax.Array) -> jax.Array:
+        stages = all_reduce(layout, AXES)
+        transfers[:] = stages.transfers
+        return collectives.run(stages, row[0])[0]
+
+    program = jax.jit(on_mesh(local, mesh, P(AXES), P()))
+    jax.eval_shape(program, jax.ShapeDtypeStruct((mesh.size, n), jnp.float32))
+    return program, transfers
+
+
+def error(total: np.ndarray, rows: np.ndarray) -> float:
+    """Relative, in the Euclidean norm."""
+    exact = rows.astype(np.float64).sum(axis=0)
+    return float(np.linalg.norm(total - exact) / np.linalg.norm(exact))
+
+
+def links(
+    config: Config, where: str, transfers: list[collectives.Transfer]
+) -> tuple[float, float]:
+    """Bytes that one host sends to others, and one device inside its host."""
+    h, d = config.hosts, config.devices
+    sent = [transfer.wire_bytes for transfer in transfers]
+    if where.startswith("flat ring"):  # neighbours: one device of a host crosses over
+        return sum(sent), sum(sent)
+    if where.startswith("flat"):  # everybody to everybody
+        away = h * d - d
+        return d * sum(sent) * away / (h * d - 1), sum(sent) * (d - 1) / (h * d - 1)
+    scatter, first, second, gather = sent
+    return d * (first + second), scatter + gather
+
+
+def show(rows: dict[str, Any]) -> None:
+    """Prints the table."""
+    table = Table("compressed", "error", "KB between hosts", "KB inside", "us at least")
+    for name, row in rows.items():
+        between, inside = row["bytes_between_hosts"], row["bytes_inside"]
+        sizes = (f"{between / 1e3:.0f}", f"{inside / 1e3:.0f}")
+        times = f"{1e6 * row['seconds']:.0f}"
+        table.add_row(name, f"{row['error']:.4f}", *sizes, times)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))

@@ -1,0 +1,142 @@
+"""What every algorithm and codec sends: declared, compiled for CPU, compiled for H100.
+
+Claim: the three are the same, collective by collective, in kind and in bytes. Codecs'
+payloads are unsigned integers everywhere; only what a psum adds is floating.
+
+A vector of a million elements, the leaves of an MLP, over four devices. Bytes are what
+the busiest device sends; the ratio is to the ring limit of 32 bits, `2 (p-1)/p 4 n`.
+
+Command: python -m experiments.wire
+Time: about 3 minutes on 2 cores.
+Result: experiments/results/wire.json
+"""
+
+import dataclasses
+import math
+import pathlib
+import sys
+import warnings
+from typing import Any, get_args
+
+import jax
+import tyro
+from jax.sharding import PartitionSpec as P
+from rich.console import Console
+from rich.table import Table
+
+import pipejax as pj
+from pipejax import collectives
+from pipejax.mesh import AxisName, on_mesh
+from pipejax.overlap import inspect, topology
+
+from . import exchange, report
+
+SHAPES = ((1000, 992), (992,), (992, 7), (64,))
+DEVICES = 4
+TWO_AXES = ("host", "device")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The targets."""
+
+    gpu: str | None = "h100:1x1x4"
+    """As `pj.overlap.topology` takes it; none to leave it out."""
+    out: pathlib.Path = report.RESULTS / "wire.json"
+    """Where the result goes."""
+
+
+def main(config: Config) -> int:
+    """Compiles every pair, prints the table; 1 if a program sends something else."""
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", DEVICES)
+    warnings.simplefilter("ignore", UserWarning)
+    targets: dict[str, Any] = {"cpu": jax.devices()}
+    if config.gpu:
+        targets["gpu"] = topology(config.gpu)
+    rows = []
+    for algorithm in (*get_args(exchange.Algorithm), "hierarchical"):
+        for codec in ("none", *exchange.CODECS):
+            try:
+                all_reduce = make(algorithm, codec)
+                rows.append(row(algorithm, codec, all_reduce, targets))
+            except ValueError as error:  # not every pair makes sense
+                print(f"{algorithm}, {codec}: {str(error).split(';')[0]}")
+    report.save(
+        config.out,
+        seed=0,
+        elements=sum(map(math.prod, SHAPES)),
+        devices=DEVICES,
+        gpu=config.gpu,
+        rows=rows,
+    )
+    show(rows)
+    wrong = [row for row in rows if not row["same"]]
+    for each in wrong:
+        print(f"{each['algorithm']}, {each['codec']}: not as declared", file=sys.stderr)
+    return int(bool(wrong))
+
+
+def make(algorithm: str, codec: Any) -> collectives.AllReduce:
+    """As on the command line; hierarchical compresses between hosts."""
+    if algorithm == "hierarchical":
+        outer = exchange.make_all_reduce("two_shot", codec, feedback=False)
+        return collectives.hierarchical(outer=outer)
+    return exchange.make_all_reduce(algorithm, codec, feedback=False)  # type: ignore[arg-type]
+
+
+def row(
+    algorithm: str,
+    codec: str,
+    all_reduce: collectives.AllReduce,
+    targets: dict[str, Any],
+) -> dict[str, Any]:
+    """What is declared, and whether every target's program sends it."""
+    two = algorithm == "hierarchical"
+    name: AxisName = TWO_AXES if two else "data"
+    n = sum(map(math.prod, SHAPES))
+    layout = collectives.Layout(n, "float32", shapes=SHAPES)
+    declared: list[collectives.Transfer] = []
+
+    def local(vector: jax.Array) -> jax.Array:
+        stages = all_reduce(layout, name)
+        declared[:] = stages.transfers
+        return collectives.run(stages, vector)[0]
+
+    same, dtypes = True, set[str]()
+    for devices in targets.values():
+        mesh = pj.data_mesh(devices=devices, axis_name=name, hosts=2 if two else None)
+        program = jax.jit(on_mesh(local, mesh, P(), P()))
+        found = inspect(program, jax.ShapeDtypeStruct((n,), "float32")).collectives
+        wanted = [(t.kind, t.devices, t.bytes) for t in declared]
+        got = [(c.kind, c.group_size, c.bytes) for c in found]
+        if two:
+            same &= got == wanted
+        else:  # a permute between two of them has a group of its own
+            same &= [(k, b) for k, _, b in got] == [(k, b) for k, _, b in wanted]
+        dtypes |= {dtype for c in found for dtype in c.dtypes}
+    sent = sum(t.wire_bytes for t in declared)
+    return {
+        "algorithm": algorithm,
+        "codec": codec,
+        "collectives": len(declared),
+        "bytes_sent": sent,
+        "ratio": sent / (2 * (DEVICES - 1) / DEVICES * 4 * n),
+        "dtypes": sorted(dtypes),
+        "same": same,
+    }
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Prints the table: bytes over those of 32 bits round a ring."""
+    algorithms = list(dict.fromkeys(row["algorithm"] for row in rows))
+    table = Table("codec", *algorithms)
+    cells = {(row["algorithm"], row["codec"]): row for row in rows}
+    for codec in ("none", *exchange.CODECS):
+        found = (cells.get((algorithm, codec)) for algorithm in algorithms)
+        table.add_row(codec, *(f"{x['ratio']:.3f}" if x else "" for x in found))
+    Console(width=110).print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main(tyro.cli(Config, description=__doc__)))
