@@ -42,6 +42,8 @@ class Config:
 
     gpu: str | None = "h100:1x1x4"
     """As `pj.overlap.topology` takes it; none to leave it out."""
+    codecs: tuple[str, ...] = ("none", *exchange.CODECS)
+    """Which."""
     out: pathlib.Path = report.RESULTS / "wire.json"
     """Where the result goes."""
 
@@ -56,7 +58,7 @@ def main(config: Config) -> int:
         targets["gpu"] = topology(config.gpu)
     rows = []
     for algorithm in (*get_args(exchange.Algorithm), "hierarchical"):
-        for codec in ("none", *exchange.CODECS):
+        for codec in config.codecs:
             try:
                 all_reduce = make(algorithm, codec)
                 rows.append(row(algorithm, codec, all_reduce, targets))

@@ -13,7 +13,12 @@ import pytest
 import pipejax as pj
 
 ROOT = pathlib.Path(__file__).parents[1]
-WITH_CODE = ["README.md", "docs/getting_started.md", "docs/overlap.md"]
+WITH_CODE = [
+    "README.md",
+    "docs/getting_started.md",
+    "docs/overlap.md",
+    "docs/compression.md",
+]
 
 
 def fences(path, language):
@@ -49,7 +54,7 @@ def public():
     """Names in `pj`, and in the modules that it offers."""
     files = {p.stem for p in (ROOT / "pipejax").iterdir()}
     names = {name for name in vars(pj) if not name.startswith("_")} - files
-    for module in ("collectives", "overlap"):
+    for module in ("codecs", "collectives", "overlap", "transforms"):
         inside = vars(getattr(pj, module))
         names |= {f"{module}.{name}" for name in inside if not name.startswith("_")}
     return {f"pj.{name}" for name in names}
@@ -132,8 +137,68 @@ def rows_of_overlap():
             yield f"| {target} | " + " | ".join(f"{x:.2f}" for x in values) + " |"
 
 
-@pytest.mark.parametrize("rows", [rows_of_widths, rows_of_overhead, rows_of_overlap])
-def test_figures_are_those_of_the_result_files(rows):
-    readme = (ROOT / "README.md").read_text()
+def result(name):
+    return json.loads((ROOT / f"experiments/results/{name}.json").read_text())
+
+
+def rows_of_wire():
+    record = result("wire")
+    assert all(row["same"] for row in record["rows"])
+    ratios = {(x["algorithm"], x["codec"]): x["ratio"] for x in record["rows"]}
+    algorithms = list(dict.fromkeys(algorithm for algorithm, _ in ratios))
+    yield "| codec | " + " | ".join(algorithms) + " |"
+    for codec in dict.fromkeys(codec for _, codec in ratios):
+        found = [ratios.get((algorithm, codec)) for algorithm in algorithms]
+        cells = ["" if ratio is None else f"{ratio:.3f}" for ratio in found]
+        yield f"| {codec} | " + " | ".join(cells) + " |"
+
+
+def rows_of_codecs():
+    rows = result("codecs")["codecs"]
+    most = rows["none"]["bytes_sent"]
+    for name, row in rows.items():
+        cells = [f"{row['bytes_sent']:,.0f}", f"{row['bytes_sent'] / most:.3f}"]
+        for width in ("width 1", "width 2"):
+            values = [100 * x for x in row[width]]
+            low, high = min(values), max(values)
+            cells.append(f"{statistics.mean(values):.1f} ({low:.1f} - {high:.1f})")
+        yield f"| {name} | " + " | ".join(cells) + " |"
+
+
+def rows_of_levels():
+    for name, row in result("levels")["rows"].items():
+        between, inside = row["bytes_between_hosts"], row["bytes_inside"]
+        yield (
+            f"| {name} | {row['error']:.4f} | {between / 1e3:.0f} | {inside / 1e3:.0f}"
+            f" | {1e6 * row['seconds']:.0f} |"
+        )
+
+
+def rows_of_codec_speed():
+    pages = result("codec_speed")["pages"]
+    names = [n.removesuffix(", both") for n in pages["huge pages"] if "both" in n]
+    for name in names:
+        cells = [
+            f"{rows[f'{name}, {way}']['speed of the copy']:.2f}"
+            for rows in pages.values()
+            for way in ("encode", "decode", "both")
+        ]
+        yield f"| {name} | " + " | ".join(cells) + " |"
+
+
+@pytest.mark.parametrize(
+    ("path", "rows"),
+    [
+        ("README.md", rows_of_widths),
+        ("README.md", rows_of_overhead),
+        ("README.md", rows_of_overlap),
+        ("docs/compression.md", rows_of_wire),
+        ("docs/compression.md", rows_of_codecs),
+        ("docs/compression.md", rows_of_levels),
+        ("docs/compression.md", rows_of_codec_speed),
+    ],
+)
+def test_figures_are_those_of_the_result_files(path, rows):
+    text = (ROOT / path).read_text()
     for row in rows():
-        assert row in readme
+        assert row in text

@@ -13,7 +13,7 @@ import pytest
 import pipejax as pj
 
 from ..helpers import batches, init_params, loss_fn
-from .worker import SECONDS, bits
+from .worker import SECONDS, bits, exchanges
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -69,6 +69,20 @@ def test_same_bits_as_one_process(start):
         for batch in batches(6):
             state, _ = train.step(state, batch)
         assert bits(train.drain(state).params) == first["params"][str(width)]
+
+
+def test_same_bits_as_one_process_with_codecs(start):
+    """Residuals, keys and warm starts are each process's own, as each device's."""
+    first, second = results(start("coded"))
+    assert first == second
+    for name, all_reduce in exchanges().items():
+        train = pj.make_train_step(
+            loss_fn, optax.adamw(1e-2), mesh=pj.data_mesh(2), all_reduce=all_reduce
+        )
+        state = train.init(init_params())
+        for batch in batches(6):
+            state, _ = train.step(state, batch)
+        assert bits(train.drain(state).params) == first[name]
 
 
 def test_takes_the_longer_of_compute_and_communication(start):

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
+from pipejax import codecs, collectives
 
 from ..helpers import batches, init_params, loss_fn
 
@@ -54,6 +55,27 @@ def exact(rank):
         out[str(width)] = bits(run(train, 6).params)
     executor = train.executor
     return {"executor": executor.name, "reason": executor.reason, "params": out}
+
+
+def exchanges():
+    """Algorithms with codecs that have a state; made once there are devices."""
+    key = jax.random.key(0)
+    return {
+        "two_shot": collectives.two_shot(codecs.error_feedback(codecs.int4(8))),
+        "ring": collectives.ring(codecs.stochastic(codecs.int8(8), key)),
+        "psum": collectives.psum(codecs.error_feedback(codecs.power_sgd(1, key))),
+    }
+
+
+def coded(rank):
+    """The bits of the parameters under each of them, at width 2."""
+    out = {}
+    for name, all_reduce in exchanges().items():
+        train = pj.make_train_step(
+            loss_fn, optax.adamw(1e-2), mesh=pj.data_mesh(), all_reduce=all_reduce
+        )
+        out[name] = bits(run(train, 6).params)
+    return out
 
 
 def bits(params):
@@ -104,7 +126,7 @@ def interrupted(rank):
     run(train, 2, state)
 
 
-TASKS = {"exact": exact, "late": late, "interrupted": interrupted}
+TASKS = {"exact": exact, "coded": coded, "late": late, "interrupted": interrupted}
 
 if __name__ == "__main__":
     main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -5,12 +5,8 @@ import pathlib
 import subprocess
 import sys
 
-import jax
-import jax.numpy as jnp
 import pytest
-from jax.sharding import PartitionSpec as P
 
-import pipejax as pj
 from experiments import logs
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -51,6 +47,53 @@ def test_widths(tmp_path):
     assert record["command"].startswith("python -m experiments.widths --data digits")
 
 
+def test_codecs(tmp_path):
+    out = tmp_path / "codecs.json"
+    grid = ("--data", "digits", "--rows", "none", "sign, fed back", "power_sgd")
+    size = ("--seeds", "0", "--steps", "20", "--batch-size", "64", "--out", str(out))
+    experiment("codecs", *grid, "--widths", "2", *size)
+    found = json.loads(out.read_text())["codecs"]
+    sizes = [row["bytes_sent"] for row in found.values()]
+    assert sizes[0] == max(sizes) > 8 * max(sizes[1:])
+    assert all(len(row["width 2"]) == 1 for row in found.values())
+
+
+def test_codec_speed(tmp_path):
+    out = tmp_path / "codec_speed.json"
+    size = ("--mebibytes", "1", "--rounds", "3")
+    experiment("codec_speed", *size, "--out", str(out))
+    for rows in json.loads(out.read_text())["pages"].values():
+        assert rows["copy"]["speed of the copy"] == 1
+        assert rows["int8, block 256, both"]["speed of the copy"] > 0
+        encode = rows["int8, block 256, encode"]["bytes moved"]
+        assert encode == 2**18 * (4 + 1 + 4 / 256)
+
+
+def test_levels(tmp_path):
+    out = tmp_path / "levels.json"
+    printed = experiment("levels", "--steps", "3", "--out", str(out), "--seeds", "0")
+    assert "between hosts" in printed
+    rows = json.loads(out.read_text())["rows"]
+    assert rows["int8, nowhere"]["error"] < 1e-6
+    assert 0 < rows["int8, between hosts"]["error"] < 0.1
+    # Over four hosts as much as over a ring of four: 2 (4 - 1)/4 of what is coded.
+    sent = {name: row["bytes_between_hosts"] for name, row in rows.items()}
+    assert sent["int8, between hosts"] == sent["int8, at both levels"]
+    assert sent["int8, between hosts"] < sent["int8, flat ring, at every hop"]
+
+
+def test_wire(tmp_path):
+    out = tmp_path / "wire.json"
+    few = ("--codecs", "none", "int8", "power_sgd")
+    experiment("wire", "--gpu", "None", *few, "--out", str(out))
+    rows = json.loads(out.read_text())["rows"]
+    assert all(row["same"] for row in rows)
+    ratios = {(row["algorithm"], row["codec"]): row["ratio"] for row in rows}
+    assert ratios["ring", "none"] == pytest.approx(1, rel=1e-4)
+    assert ratios["parameter_server", "none"] == pytest.approx(4, rel=1e-4)
+    assert ratios["two_shot", "int8"] == pytest.approx(0.25 * (1 + 4 / 256), rel=1e-3)
+
+
 def test_demo(tmp_path):
     printed = experiment("demo", "--out", str(tmp_path), "--steps", "60")
     assert "D-Sync (K=1)" in printed
@@ -59,7 +102,10 @@ def test_demo(tmp_path):
     assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("name", ["overhead", "widths"])
+@pytest.mark.parametrize(
+    "name",
+    ["overhead", "widths", "codecs", "codec_speed", "levels", "wire", "soak"],
+)
 def test_committed_results_can_be_had_again(name):
     record = json.loads((RESULTS / f"{name}.json").read_text())
     assert record["command"].startswith(f"python -m experiments.{name}")
