@@ -35,7 +35,8 @@ class Begun(NamedTuple):
 
     Attributes:
       buckets: what it sums.
-      before: the codecs' states it starts from, or the reduction that leaves them.
+      before: the codecs' states it starts from; `None` if those are what the one before
+        it leaves.
       sums: the future of the sums and of the states after them.
     """
 
@@ -69,7 +70,6 @@ class Host:
         # All but the first were begun in the steps before, if they were ours.
         first, *others = self._reductions(carry, in_flight, pending)
         total, states = self._result(first)
-        # What comes next starts from states that are there: no chain into the past.
         self._begun[:] = [x._replace(before=states) for x in others[:1]] + others[1:]
         carry, filled, info = self._update(carry, kept, total, in_flight.filled)
         return carry, PipelinedMeanState(pending[1:], filled, states), info
@@ -112,27 +112,28 @@ class Host:
     ) -> list[Begun]:
         """Of each in the queue, begun before or now, one after another."""
         known, found = list(self._begun), list[Begun]()
-        states: Any = in_flight.codec_states
-        if known and not _identical(known[0].before, states):
+        if known and not _identical(known[0].before, in_flight.codec_states):
             known = []
         for age, buckets in enumerate(pending):
             if known and _identical(known[0].buckets, buckets):
                 found.append(known.pop(0))
             else:
                 known = []
-                found.append(self._begin(carry, buckets, states, in_flight.filled, age))
-            states = found[-1]
+                last = found[-1].sums if found else None
+                found.append(self._begin(carry, buckets, in_flight, age, last))
         return found
 
     def _begin(
-        self, carry: Any, buckets: Buckets, before: Any, filled: jax.Array, age: int
+        self, carry: Any, buckets: Buckets, in_flight: Any, age: int, last: Any
     ) -> Begun:
-        """Has the thread sum, after all that it was given before."""
+        """Has the thread sum, after all that it was given before; `last` is that."""
         form = self.setting.form(carry, self._own(buckets))
         least = self.setting.width - 1 - age
+        filled = in_flight.filled
+        before = in_flight.codec_states if last is None else None
 
         def reduce() -> tuple[Buckets, Any]:
-            states = before.sums.result()[1] if isinstance(before, Begun) else before
+            states = before if last is None else last.result()[1]
             totals, after = self._reduce(buckets, states, form)
             stateless = not jax.tree.leaves(states)
             # Of what is only zeros of the start nothing is fed back.
@@ -211,8 +212,6 @@ class Host:
 
 def _identical(a: Any, b: Any) -> bool:
     """Whether they are the same arrays, not only equal ones."""
-    if isinstance(a, Begun) or isinstance(b, Begun):
-        return a is b
     leaves, others = jax.tree.leaves(a), jax.tree.leaves(b)
     return len(leaves) == len(others) and all(map(operator.is_, leaves, others))
 

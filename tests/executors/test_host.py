@@ -1,5 +1,6 @@
 """The communication thread: the same bits, failures surface, nothing is overwritten."""
 
+import gc
 import traceback
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 from jax.sharding import Mesh
 
 import pipejax as pj
+from pipejax import codecs, collectives
 from pipejax.collectives import Layout
 from pipejax.executors._reduce import _one_cpu_a_process, reduce_by_copy
 from pipejax.message import MessageForm
@@ -212,6 +214,21 @@ def test_join_waits_and_changes_nothing():
         jax.tree.map(np.asarray, train.drain(state)),
         trained(make("fused", width=3), 3)[2],
     )
+
+
+@pytest.mark.parametrize("codec", [None, codecs.error_feedback(codecs.int4(8))])
+def test_nothing_of_the_past_is_kept_alive(codec):
+    """As many arrays after 12 steps as after 6, though each sum waits for another."""
+    train = make("host", width=4, all_reduce=collectives.two_shot(codec))
+    state, counts = train.init(init_params()), []
+    for _ in range(2):
+        for batch in batches(6):
+            state, info = train.step(state, batch)
+        train.executor.join()
+        jax.block_until_ready((state, info))
+        gc.collect()
+        counts.append(len(jax.live_arrays()))
+    assert counts[0] == counts[1]
 
 
 def test_no_cpu_backend_beside_the_accelerators(monkeypatch):
