@@ -89,8 +89,13 @@ class PowerSGD(Linear):
         """The norm of the matrix an element is in; nothing for the rest."""
         bounds = []
         for leaf, shape in zip(self._leaves(x.size), self._shapes(), strict=True):
-            norm = jnp.linalg.norm(x[leaf]) if self._is_coded(shape) else 0.0
-            bounds.append(jnp.full(leaf.stop - leaf.start, norm) * (1 + 1e-4))
+            norm = jnp.zeros(())
+            if self._is_coded(shape):
+                unit, largest = _scaled(x[leaf])
+                norm = jnp.linalg.norm(unit) * (1 + 1e-4) * largest
+                # What the products add up may overflow.
+                norm = jnp.where(jnp.isfinite(largest * unit.size), norm, jnp.inf)
+            bounds.append(jnp.full(leaf.stop - leaf.start, norm))
         return jnp.concatenate(bounds)
 
     def project(
@@ -114,9 +119,11 @@ class PowerSGD(Linear):
     def settled(
         self, x: jax.Array, state: Any, sums: tuple[jax.Array, ...], own: jax.Array
     ) -> Any:
-        """Q, to start from."""
+        """Q, to start from; of a column that came to nothing, as it was before."""
         del x, own
-        return sums[1][: state.size]
+        sides = [n for _, n in self._matrices()]
+        new, old = self._cut(sums[1][: state.size], sides), self._cut(state, sides)
+        return _flat([_restarted(n, o) for n, o in zip(new, old, strict=True)])
 
     def _product(self, columns: list[jax.Array], last: jax.Array, n: int) -> jax.Array:
         sides = [n for _, n in self._matrices()]
@@ -217,7 +224,7 @@ def orthonormal(columns: jax.Array) -> jax.Array:
     """Gram-Schmidt, [m, r] to [m, r]; a column that depends on others becomes zero."""
     done: list[jax.Array] = []
     for i in range(columns.shape[1]):
-        column = columns[:, i]
+        column, _ = _scaled(columns[:, i])
         length = jnp.linalg.norm(column)
         for _ in range(2):  # once more, against what rounding has left
             for other in done:
@@ -229,6 +236,19 @@ def orthonormal(columns: jax.Array) -> jax.Array:
         column = column / jnp.where(kept, norm, jnp.where(gone, 1.0, norm))
         done.append(jnp.where(gone, 0.0, column))
     return jnp.stack(done, axis=1)
+
+
+def _scaled(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """x over its largest magnitude, whose square may be no float32; and that."""
+    largest = jnp.max(jnp.abs(x), initial=0.0)
+    largest = jnp.where(largest == 0, 1.0, largest)
+    return x / largest, largest
+
+
+def _restarted(new: jax.Array, old: jax.Array) -> jax.Array:
+    """Columns of order 1, those of zeros as before: zeros would stay zeros for ever."""
+    largest = jnp.max(jnp.abs(new), axis=0, keepdims=True)
+    return jnp.where(largest == 0, old, new / jnp.where(largest == 0, 1.0, largest))
 
 
 def _sides(shape: tuple[int, ...]) -> tuple[int, int]:

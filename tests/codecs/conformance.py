@@ -1,0 +1,150 @@
+"""Every codec, once: a new one is one line of `CODECS`, and gets every test."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax import codecs as c
+from pipejax.codecs import error_feedback, stochastic
+
+KEY = jax.random.key(0)
+# What power_sgd is bound to: matrices of 16 x 12 and 12 x 20, and three leaves that
+# travel as they are. 192 + 240 + 1 + 75 + 4 = N elements.
+SHAPES = ((16, 12), (3, 4, 20), (), (75,), (2, 2))
+N = 512
+
+CODECS = {
+    "float32": c.cast("float32"),
+    "bfloat16": c.cast("bfloat16"),
+    "float16": c.cast("float16"),
+    "bf16": c.bf16(),
+    "truncate": c.truncate(),
+    "quantize 8": c.quantize(8),
+    "quantize 4": c.quantize(4),
+    "quantize 2": c.quantize(2),
+    "quantize 1": c.quantize(1),
+    "int8": c.int8(),
+    "int8, 8": c.int8(block=8),
+    "int4": c.int4(),
+    "int4, 8": c.int4(block=8),
+    "fp8 e4m3": c.fp8(),
+    "fp8 e5m2": c.fp8("e5m2"),
+    "fp8 e4m3, 8": c.fp8(block=8),
+    "sign": c.sign(block=128),
+    "sign, 8": c.sign(block=8),
+    "top_k 5": c.top_k(5),
+    "top_k 0.1": c.top_k(0.1),
+    "random_k 5": c.random_k(5, KEY),
+    "random_k 0.1": c.random_k(0.1, KEY),
+    "random_k 0.7": c.random_k(0.7, KEY),
+    "random_k 5, unscaled": c.random_k(5, KEY, scaled=False),
+    "random_k 0.1, unscaled": c.random_k(0.1, KEY, scaled=False),
+    "power_sgd 1": c.power_sgd(1, KEY).of(SHAPES),
+    "power_sgd 2": c.power_sgd(2, KEY).of(SHAPES),
+    "stochastic int8": stochastic(c.int8(), KEY),
+    "stochastic int4": stochastic(c.int4(block=8), KEY),
+    "stochastic quantize": stochastic(c.quantize(4), KEY),
+    "stochastic bf16": stochastic(c.bf16(), KEY),
+    "feedback bf16": error_feedback(c.bf16()),
+    "feedback truncate": error_feedback(c.truncate()),
+    "feedback quantize": error_feedback(c.quantize(4)),
+    "feedback int4": error_feedback(c.int4()),
+    "feedback fp8": error_feedback(c.fp8()),
+    "feedback sign": error_feedback(c.sign(block=128)),
+    "feedback top_k": error_feedback(c.top_k(0.1)),
+    "feedback random_k": error_feedback(c.random_k(0.1, KEY, scaled=False)),
+    "feedback power_sgd": error_feedback(c.power_sgd(2, KEY)).of(SHAPES),
+}
+FEEDBACK = [name for name in CODECS if name.startswith("feedback")]
+
+
+def takes(codec: c.Codec, n: int) -> bool:
+    """Whether vectors of n elements are long enough, and whole leaves."""
+    try:
+        codec.size(n)
+    except ValueError:
+        return False
+    return True
+
+
+def lengths(name: str) -> list[int]:
+    """The shortest vector the codec takes, and one of N."""
+    codec = CODECS[name]
+    return [n for n in sorted({codec.multiple, N}) if takes(codec, n)]
+
+
+PAIRS = [(name, n) for name in CODECS for n in lengths(name)]
+
+
+class Programs(NamedTuple):
+    """What a codec does to vectors of one length, compiled once."""
+
+    state: Any
+    encode: Callable[[jax.Array, Any], tuple[jax.Array, Any]]
+    decode: Callable[[jax.Array], jax.Array]
+    bound: Callable[[jax.Array], jax.Array]
+
+
+@functools.cache
+def compiled(name: str, n: int) -> Programs:
+    """Of one vector; a state is of a seed."""
+    codec = CODECS[name]
+    return Programs(
+        jax.jit(lambda seed: codec.init(n, jnp.uint32(seed))),
+        jax.jit(codec.encode),
+        jax.jit(lambda payload: codec.decode(payload, n)),
+        jax.jit(lambda x: jnp.broadcast_to(codec.bound(x), (n,))),
+    )
+
+
+MAX = float(np.finfo(np.float32).max)
+
+# Families of vectors, of order 1 where that can be chosen: f(rng, n).
+FAMILIES = {
+    "normal": lambda rng, n: rng.normal(size=n),
+    "wide": lambda rng, n: rng.normal(size=n) * 10.0 ** rng.uniform(-30, 30, n),
+    "constant": lambda rng, n: np.full(n, rng.normal()),
+    "far from zero": lambda rng, n: 100 + rng.normal(size=n),
+    "one outlier": lambda rng, n: np.where(
+        np.arange(n) == rng.integers(n), 1e6, rng.normal(size=n)
+    ),
+    "one element": lambda rng, n: np.where(
+        np.arange(n) == rng.integers(n), rng.normal(), 0
+    ),
+    "zeros": lambda rng, n: np.zeros(n),
+    "signed zeros": lambda rng, n: np.copysign(0.0, rng.normal(size=n)),
+    "denormal": lambda rng, n: 1e-40 * rng.normal(size=n),
+    "huge": lambda rng, n: rng.uniform(-MAX, MAX, n),
+}
+# Those keep their order of magnitude, the others are scaled.
+FIXED = {"wide", "zeros", "signed zeros", "denormal", "huge"}
+
+
+ROWS = len(FAMILIES)
+
+
+@functools.cache
+def programs(name: str, n: int) -> Programs:
+    """Of a matrix [ROWS, n], row by row; with the states themselves."""
+    one = compiled(name, n)
+    functions = [jax.jit(jax.vmap(function)) for function in one[1:]]
+    return Programs(jax.vmap(one.state)(jnp.arange(ROWS)), *functions)
+
+
+def vectors(n: int, exponent: float, seed: int) -> np.ndarray:
+    """One row of each family, float32 [families, n], times `10^exponent`."""
+    rng = np.random.default_rng(seed)
+    rows = [
+        make(rng, n) * (1.0 if family in FIXED else 10.0**exponent)
+        for family, make in FAMILIES.items()
+    ]
+    return np.clip(rows, -MAX, MAX).astype(np.float32)
+
+
+def due(x: jax.Array, state: Any) -> np.ndarray:
+    """What encoding x is about: x, and with error feedback what is left over."""
+    return np.asarray(x + state.residual if hasattr(state, "residual") else x)

@@ -1,0 +1,155 @@
+"""Every ValueError of the codecs, by what it says."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pipejax import codecs as c
+
+from .conformance import KEY, SHAPES, N
+
+
+def rejects(start):
+    """The message begins with this."""
+    return pytest.raises(ValueError, match="^" + re.escape(start))
+
+
+@pytest.mark.parametrize("bits", [0, 3, 5, 16, 32, -8, True, 4.5, "8", None])
+def test_bits(bits):
+    with rejects(f"`bits` must be 8, 4, 2 or 1, got {bits!r}. For 16 there are"):
+        c.quantize(bits)
+
+
+@pytest.mark.parametrize("block", [0, 1, 4, 12, 100, -8, True, 64.0, "64", None])
+@pytest.mark.parametrize("codec", [c.int8, c.int4, c.fp8, c.sign])
+def test_block(codec, block):
+    with rejects(f"`block` must be a power of two of at least 8, got {block!r}. 64"):
+        codec(block=block)
+
+
+@pytest.mark.parametrize("format", ["e4m4", "float8_e4m3fn", "", None])
+def test_format(format):
+    said = "`format` must be 'e4m3' or 'e5m2', the formats of eight bits; got"
+    with rejects(f"{said} {format!r}."):
+        c.fp8(format)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int8", "float8_e5m2", "bool"])
+def test_dtype(dtype):
+    said = f"`dtype` must be float32, bfloat16 or float16, got {dtype}. Of eight bits"
+    with rejects(said):
+        c.cast(dtype)
+
+
+SPARSE = {"top_k": c.top_k, "random_k": lambda k: c.random_k(k, KEY)}
+sparse = pytest.mark.parametrize("codec", SPARSE.values(), ids=SPARSE)
+
+
+@sparse
+@pytest.mark.parametrize("k", [0, -1, 0.0, 1.0, 1.5, -0.1, True, False, "5", None])
+def test_k(codec, k):
+    said = "`k` must be an integer of at least 1, or a share between 0 and 1 such as"
+    with rejects(f"{said} 0.01; got {k!r}."):
+        codec(k)
+
+
+@sparse
+def test_k_of_fewer(codec):
+    said = "`k` must be at most the 4 elements of what is encoded, got 5. Choose less"
+    with rejects(said):
+        codec(5).size(4)
+    with rejects(said):
+        codec(5).encode(jnp.zeros(4), codec(5).init(4, jnp.uint32(0)))
+
+
+@pytest.mark.parametrize("rank", [0, -1, 1.0, True, "2", None])
+def test_rank(rank):
+    with rejects(f"`rank` must be an integer of at least 1, got {rank!r}. 1, 2 and 4"):
+        c.power_sgd(rank, KEY)
+
+
+KEYED = {
+    "random_k": lambda key: c.random_k(1, key),
+    "power_sgd": lambda key: c.power_sgd(1, key),
+    "stochastic": lambda key: c.stochastic(c.int8(), key),
+}
+NO_KEYS = {
+    "a seed": 0,
+    "an array": jnp.zeros(2, jnp.uint32),
+    "an old key": jax.random.PRNGKey(0),
+    "two keys": jax.random.split(KEY),
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize("codec", KEYED.values(), ids=KEYED)
+@pytest.mark.parametrize("key", NO_KEYS.values(), ids=NO_KEYS)
+def test_key(codec, key):
+    with rejects(f"`key` must be one key of jax.random.key(seed), got {key!r}."):
+        codec(key)
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        c.truncate(),
+        c.fp8(),
+        c.sign(),
+        c.top_k(1),
+        # Nothing is rounded, or not to the upper bits of float32.
+        c.cast("float32"),
+        c.cast("float16"),
+        c.stochastic(c.int8(), KEY),
+        c.error_feedback(c.int8()),
+        "int8",
+        None,
+    ],
+)
+def test_stochastic_of_what_does_not_round(codec):
+    with rejects("`codec` must round to levels, as pj.codecs.int8(), int4(), "):
+        c.stochastic(codec, KEY)
+
+
+@pytest.mark.parametrize("codec", [c.error_feedback(c.sign()), c.sign, "sign", None])
+def test_feedback_of_what_is_none_or_has_it(codec):
+    said = "`codec` must be a codec without feedback, such as pj.codecs.sign(); got"
+    with rejects(f"{said} {codec!r}."):
+        c.error_feedback(codec)
+
+
+def test_feedback_of_what_scales_up():
+    with rejects("`codec` must not scale up what it sends when what is lost is fed"):
+        c.error_feedback(c.random_k(1, KEY))
+
+
+def uses(codec, n):
+    """All that looks at the shapes."""
+    return {
+        "size": lambda: codec.size(n),
+        "round_sizes": lambda: codec.round_sizes(n),
+        "init": lambda: codec.init(n, jnp.uint32(0)),
+        "encode": lambda: codec.encode(jnp.zeros(n), jnp.zeros(1)),
+        "bound": lambda: codec.bound(jnp.zeros(n)),
+    }
+
+
+@pytest.mark.parametrize("use", uses(None, 0))
+@pytest.mark.parametrize("wrap", [lambda codec: codec, c.error_feedback])
+def test_power_sgd_without_shapes(wrap, use):
+    codec = wrap(c.power_sgd(1, KEY))
+    state = jnp.zeros(1)
+    if wrap is c.error_feedback:
+        state = c.ErrorFeedbackState(jnp.zeros(N), state)
+    calls = uses(codec, N) | {"encode": lambda: codec.encode(jnp.zeros(N), state)}
+    with rejects("`power_sgd` must know the shapes of the leaves, got none. Choose an"):
+        calls[use]()
+
+
+@pytest.mark.parametrize("use", uses(None, 0))
+def test_power_sgd_of_a_part(use):
+    codec = c.power_sgd(1, KEY).of(SHAPES)
+    said = f"`power_sgd` must be given whole leaves, {N} elements; got a vector of 256."
+    with rejects(said):
+        uses(codec, 256)[use]()

@@ -1,0 +1,175 @@
+"""Algorithms, codecs, and one compiled program for each pair: what the tests share."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
+from pipejax import codecs, collectives
+from pipejax.collectives import Layout
+from pipejax.mesh import on_mesh
+
+from . import reference
+
+KEY = jax.random.key(0)
+ALGORITHMS = {
+    "psum": collectives.psum,
+    "ring": collectives.ring,
+    "two_shot": collectives.two_shot,
+    "halving_doubling": collectives.halving_doubling,
+    "tree": collectives.tree,
+    "parameter_server": collectives.parameter_server,
+    "hierarchical": lambda codec=None: collectives.hierarchical(
+        outer=collectives.two_shot(codec)
+    ),
+}
+WHOLE = ("psum", "tree", "parameter_server")  # these cut no vector
+feedback = codecs.error_feedback
+CODECS = {
+    "int8": codecs.int8(),
+    "int4": codecs.int4(8),
+    "quantize": codecs.quantize(),
+    "truncate+feedback": feedback(codecs.truncate()),
+    "bf16": codecs.bf16(),
+    "fp8": codecs.fp8(block=16),
+    "sign+feedback": feedback(codecs.sign(8)),
+    "top_k+feedback": feedback(codecs.top_k(0.1)),
+    "random_k": codecs.random_k(0.2, KEY),
+    "stochastic int8": codecs.stochastic(codecs.int8(16), KEY),
+    "power_sgd+feedback": feedback(codecs.power_sgd(1, KEY)),
+}
+
+
+def allowed(algorithm, codec):
+    if codec == "power_sgd+feedback":
+        return algorithm in WHOLE
+    return algorithm != "psum" or codec == "random_k"
+
+
+PAIRS = [(a, c) for a in ALGORITHMS for c in CODECS if allowed(a, c)]
+RANDOM = ("random_k", "stochastic int8")
+
+
+class Case(NamedTuple):
+    """An algorithm on p devices, for vectors of this layout."""
+
+    algorithm: str
+    codec: str | None
+    devices: int
+    layout: Layout
+    hosts: int | None = None
+
+    @property
+    def axis(self):
+        return "data" if self.hosts is None else ("host", "device")
+
+    @property
+    def mesh(self):
+        names = {"axis_name": self.axis, "hosts": self.hosts}
+        return pj.data_mesh(self.devices, **names)
+
+    @property
+    def all_reduce(self):
+        make = ALGORITHMS[self.algorithm]
+        return make() if self.codec is None else make(CODECS[self.codec])
+
+    def vectors(self, seed=0):
+        n = self.layout.coded + self.layout.exact
+        rng = np.random.default_rng(seed)
+        return rng.normal(size=(self.devices, n)).astype(self.layout.dtype)
+
+
+def case(algorithm, codec, devices, n, exact=0, dtype="float32"):
+    """`n` elements that may be coded, most of them in one matrix."""
+    rows = n // 10
+    layout = Layout(n, dtype, exact, ((rows, 9), (n - 9 * rows,)))
+    hosts = {1: 1, 2: 2, 3: 3, 4: 2, 5: 1, 6: 2, 7: 7, 8: 4}[devices]
+    if algorithm != "hierarchical":
+        hosts = None
+    return Case(algorithm, codec, devices, layout, hosts)
+
+
+# One program for all that is asked of an algorithm with a codec; of those that compile
+# slowly, for one number of devices.
+QUICK = ("int8", "int4", "quantize", "bf16", "fp8", "sign+feedback")
+GRID = [
+    case(a, c, p if a != "hierarchical" else 2 * (p - 1), 1000, exact=3)
+    for p in (3, 4)
+    for a, c in PAIRS
+    if p == 3 or c in QUICK
+]
+NAMES = [f"{x.algorithm}-{x.codec}-{x.devices}" for x in GRID]
+
+
+class Program(NamedTuple):
+    """What is compiled for a case, and what its stages say."""
+
+    init: Any
+    step: jax.stages.Compiled
+    text: str
+    transfers: tuple
+
+
+@functools.cache
+def program(case):
+    """Row i of vectors and states, [p, ...], is device i's."""
+    n, own, mesh = case.layout.coded + case.layout.exact, P(case.axis), case.mesh
+    found = []
+
+    def init():
+        return rows(stages().init())
+
+    def stages():
+        return case.all_reduce(case.layout, case.axis)
+
+    def rows(tree):
+        return jax.tree.map(lambda x: x[None], tree)
+
+    def step(vectors, states):
+        found.append(stages().transfers)
+        mine = jax.tree.map(lambda x: x[0], (vectors, states))
+        return rows(collectives.run(stages(), *mine))
+
+    make = jax.jit(on_mesh(init, mesh, (), own))
+    states = jax.eval_shape(make)
+    if jax.tree.leaves(states):
+        states = jax.tree.map(np.asarray, make())
+    vectors = jax.ShapeDtypeStruct((case.devices, n), case.layout.dtype)
+    lowered = jax.jit(
+        on_mesh(step, mesh, own, own), compiler_options=reference.EXACT_BITS
+    ).lower(vectors, states)
+    return Program(states, lowered.compile(), lowered.as_text(), found[0])
+
+
+def run(case, vectors, states=None):
+    """Sums [p, n] and states [p, ...]."""
+    found = program(case)
+    out = found.step(jnp.asarray(vectors), found.init if states is None else states)
+    return jax.tree.map(np.asarray, out)
+
+
+def expected(case, vectors, states=None):
+    """The same by the twin."""
+    ref = getattr(reference, case.algorithm + "_ref")
+    if case.hosts is not None:
+        ref = functools.partial(ref, hosts=case.hosts)
+    states = program(case).init if states is None else states
+    each = [jax.tree.map(lambda x, i=i: x[i], states) for i in range(case.devices)]
+    send = reference.Exactly()
+    if case.codec is not None:
+        send = reference.Coded(_of(case.codec, case.layout.shapes), each)
+    n = case.layout.coded
+    x = np.asarray(vectors, np.float32)
+    coded = ref(list(x[:, :n]), send)
+    tail = ref(list(x[:, n:]), reference.Exactly()) if case.layout.exact else x[:, n:]
+    sums = np.concatenate([coded, tail], axis=1).astype(vectors.dtype)
+    return sums, jax.tree.map(lambda *xs: np.stack(xs), *each)
+
+
+@functools.cache
+def _of(codec, shapes):
+    return CODECS[codec].of(shapes)

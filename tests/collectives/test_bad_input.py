@@ -1,0 +1,177 @@
+"""Each rule of the collectives that one may break, by its message."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
+from pipejax import codecs, collectives
+from pipejax.collectives import Layout
+from pipejax.mesh import on_mesh
+
+from ..helpers import loss_fn
+from .cases import ALGORITHMS, KEY
+
+HOSTS = ("host", "device")
+
+
+def refused(message):
+    return pytest.raises(ValueError, match=message)
+
+
+def stages(all_reduce, layout, devices=3, axis="data", hosts=None):
+    """The stages, made inside shard_map as they must be."""
+    mesh = pj.data_mesh(devices, axis_name=axis, hosts=hosts)
+
+    def local():
+        all_reduce(layout, axis)
+        return jnp.zeros(1)
+
+    return jax.eval_shape(on_mesh(local, mesh, (), P(axis)))
+
+
+@pytest.mark.parametrize("bad", ["int8", 8, codecs.int8, jnp.int8])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_no_codec(algorithm, bad):
+    message = r"`codec` must be a codec such as pj\.codecs\.int8\(\), or None .* got "
+    with refused(message):
+        ALGORITHMS[algorithm](bad)
+
+
+@pytest.mark.parametrize(
+    "codec", [codecs.int8(), codecs.bf16(), codecs.error_feedback(codecs.sign())]
+)
+def test_psum_cannot_add_what_is_not_linear(codec):
+    with refused(r"`codec` must be linear under psum.*power_sgd or random_k; got .*"):
+        collectives.psum(codec)
+
+
+@pytest.mark.parametrize("codec", [codecs.sign(), codecs.top_k(3), codecs.truncate()])
+def test_a_biased_codec_should_not_be_alone(codec):
+    message = r"is biased: .* Wrap it, pj\.codecs\.error_feedback\(codec\)"
+    with pytest.warns(UserWarning, match=message) as caught:
+        collectives.two_shot(codec)
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        collectives.two_shot(codecs.error_feedback(codec))
+        collectives.two_shot(codecs.int8())
+
+
+def test_psum_warns_too():
+    with pytest.warns(UserWarning, match=r"PowerSGD is biased: .*error_feedback"):
+        collectives.psum(codecs.power_sgd(1, KEY))
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "two_shot", "halving_doubling"])
+def test_power_sgd_wants_whole_leaves(algorithm):
+    make = ALGORITHMS[algorithm]
+    all_reduce = make(codecs.error_feedback(codecs.power_sgd(1, KEY)))
+    layout = Layout(96, "float32", shapes=((8, 12),))
+    message = r"`power_sgd` must .* that does not cut vectors: pj\.collectives\.psum"
+    with refused(message):
+        stages(all_reduce, layout)
+
+
+def test_power_sgd_of_other_leaves():
+    all_reduce = collectives.psum(codecs.error_feedback(codecs.power_sgd(1, KEY)))
+    layout = Layout(97, "float32", shapes=((8, 12),))
+    with refused(r"`power_sgd` must be given whole leaves, 96 elements; got .* of 97"):
+        stages(all_reduce, layout)
+
+
+def test_more_than_a_piece_has():
+    """Of 30 elements each of 3 devices encodes 10."""
+    all_reduce = collectives.two_shot(codecs.error_feedback(codecs.top_k(11)))
+    with refused(r"`k` must be at most the 10 elements of what is encoded, got 11"):
+        stages(all_reduce, Layout(30, "float32"))
+
+
+def test_an_axis_that_is_not_bound():
+    for all_reduce in (collectives.psum(), collectives.ring()):
+        with refused(r"`axis_name` must be an axis .* got 'data', .*jax\.shard_map"):
+            all_reduce(Layout(8, "float32"), "data")
+    with refused(r"`axis_name` must be an axis .* got 'nodes', .* with the axis 'node"):
+        stages(lambda layout, _: collectives.tree()(layout, "nodes"), Layout(8, "f4"))
+
+
+# hierarchical
+
+ONE_AXIS = r"`axis_name` must name 2 axes .* got 'data'.*pj\.data_mesh\(axis_name="
+
+
+def test_hierarchical_over_one_axis():
+    with refused(ONE_AXIS):
+        stages(collectives.hierarchical(), Layout(8, "float32"))
+
+
+def test_hierarchical_in_a_step_over_one_axis():
+    settings = {"mesh": pj.data_mesh(4), "all_reduce": collectives.hierarchical()}
+    with refused(ONE_AXIS):
+        pj.make_train_step(loss_fn, optax.sgd(0.1), **settings)
+    with refused(ONE_AXIS):
+        pj.pipelined_mean("data", all_reduce=collectives.hierarchical())
+
+
+def test_a_schedule_is_looked_through():
+    both = [collectives.psum(), collectives.hierarchical()]
+    settings = {"mesh": pj.data_mesh(4), "all_reduce": collectives.scheduled(both, [1])}
+    with refused(ONE_AXIS):
+        pj.make_train_step(loss_fn, optax.sgd(0.1), **settings)
+
+
+@pytest.mark.parametrize("inner", [collectives.psum(), collectives.tree(), "ring"])
+def test_an_inner_one_without_two_halves(inner):
+    with refused(r"`inner` must be a reduce-scatter and an all-gather: .*; got "):
+        collectives.hierarchical(inner=inner)
+
+
+@pytest.mark.parametrize("outer", [collectives.hierarchical(), collectives.ring, 3])
+def test_an_outer_one_that_is_none_or_over_two_axes(outer):
+    with refused(r"`outer` must be an algorithm over one axis, got .*two_shot\("):
+        collectives.hierarchical(outer=outer)
+
+
+def test_inner_halving_doubling_of_three():
+    all_reduce = collectives.hierarchical(inner=collectives.halving_doubling())
+    message = r"`inner` must give every device .* a piece: .* got 3\. Choose two_shot"
+    with refused(message):
+        stages(all_reduce, Layout(8, "float32"), devices=6, axis=HOSTS, hosts=2)
+
+
+# scheduled
+
+
+@pytest.mark.parametrize(
+    ("count", "boundaries"),
+    [(2, []), (1, [3]), (2, [0]), (2, [-1]), (3, [4, 4]), (3, [5, 4]), (0, [])],
+)
+def test_boundaries(count, boundaries):
+    with refused(r"`boundaries` must rise from above 0, one fewer than `all_reduces`"):
+        collectives.scheduled([collectives.psum()] * count, boundaries)
+
+
+@pytest.mark.parametrize("bad", [collectives.psum, "psum", None])
+def test_what_is_scheduled(bad):
+    with refused(r"`all_reduces` must be algorithms such as pj\.collectives\.psum\(\)"):
+        collectives.scheduled([collectives.psum(), bad], [3])
+
+
+def test_a_factory_not_called():
+    message = r"`all_reduce` must be an algorithm such as .*psum\(\), called,.*got <fun"
+    settings = {"mesh": pj.data_mesh(2), "all_reduce": collectives.two_shot}
+    with refused(message):
+        pj.make_train_step(loss_fn, optax.sgd(0.1), **settings)
+    with refused(message):
+        pj.pipelined_mean("data", all_reduce=collectives.two_shot)
+
+
+def test_a_schedule_inside_a_program():
+    both = collectives.scheduled([collectives.psum(), collectives.two_shot()], [3])
+    message = r"`all_reduce` must be one algorithm inside a program: .*make_train_step"
+    with refused(message):
+        pj.pipelined_mean("data", all_reduce=both)

@@ -1,0 +1,78 @@
+"""What error feedback keeps, and what is sent, make up what was to be sent."""
+
+import jax
+import numpy as np
+import pytest
+
+from .cases import GRID, program, run
+
+FED_BACK = [x for x in GRID if x.codec.endswith("+feedback") and x.hosts is None]
+NAMES = [f"{x.algorithm}-{x.codec}-{x.devices}" for x in FED_BACK]
+
+
+def pieces(place, device):
+    """Which pieces of the vector device i encodes there; it has a row for each."""
+    name, _, number = place.partition(" ")
+    if name == "hop":
+        return lambda p: [(device - int(number) - 1) % p]
+    if name in ("gather", "owner"):
+        return lambda p: [device]
+    if name == "halve":  # the half of its partner
+        d = int(number)
+        return lambda p: [(device ^ d) & -d | k for k in range(d)]
+    return lambda p: range(p)  # all of them: scatter, fold; or there is but one
+
+
+def cuts(each):
+    if each.algorithm == "halving_doubling":
+        return 1 << each.devices.bit_length() - 1
+    return each.devices if each.algorithm in ("ring", "two_shot") else 1
+
+
+def residuals(each, states):
+    """For every device and place its residual, as a vector of all the elements."""
+    p, n = cuts(each), each.layout.coded
+    for place, state in states.items():
+        for device, residual in enumerate(np.asarray(state.residual, np.float64)):
+            rows = residual.reshape(-1, residual.shape[-1])
+            whole = np.zeros((p, rows.shape[1]))
+            for piece, row in zip(pieces(place, device)(p), rows, strict=True):
+                if piece < p:  # of halving-doubling the last devices own none
+                    whole[piece] = row
+            yield whole.reshape(-1)[:n]
+
+
+@pytest.mark.parametrize("each", FED_BACK, ids=NAMES)
+def test_nothing_is_lost(each):
+    """Sum of gradients = result + sum over places of (residual after - before).
+
+    Per place float32 rounds at most three times: x + e, less what was decoded, and the
+    sum of that with the others. No number rounded is above s, the sum of all that are
+    added up here, and an element is encoded at no more than p + 1 places.
+    """
+    before, n = program(each).init, each.layout.coded
+    for seed in range(3):
+        vectors = each.vectors(seed)
+        sums, after = run(each, vectors, before)
+        given = np.asarray(vectors[:, :n], np.float64)
+        was, now = (list(residuals(each, states)) for states in (before, after))
+        left = sums[0, :n] + sum(now) - sum(was)
+        s = sum(map(np.abs, [*given, *now, *was]))
+        bound = 3 * (each.devices + 1) * 2.0**-24 * s
+        assert (np.abs(left - given.sum(axis=0)) <= bound).all()
+        before = after
+    assert any(np.abs(x).max() > 0 for x in now)
+
+
+@pytest.mark.parametrize("each", FED_BACK, ids=NAMES)
+def test_what_was_lost_is_sent_later(each):
+    """The same gradient many times: its mean result comes as near as one residual."""
+    vectors, states, steps = each.vectors(), program(each).init, 20
+    n, mean = each.layout.coded, 0
+    for _ in range(steps):
+        sums, states = run(each, vectors, states)
+        mean = mean + sums[0, :n] / steps
+    once, _ = run(each, vectors)
+    exact = vectors[:, :n].sum(axis=0)
+    assert np.abs(mean - exact).mean() < np.abs(once[0, :n] - exact).mean()
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(states))

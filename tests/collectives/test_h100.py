@@ -1,0 +1,78 @@
+"""On GPUs that are not there: what is sent, and that a train step hides all of it."""
+
+import collections
+
+import jax
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
+from pipejax import codecs
+from pipejax.collectives import hierarchical, run, two_shot
+from pipejax.mesh import on_mesh
+
+from .cases import ALGORITHMS, CODECS, allowed, case
+
+pytest.importorskip("jax_plugins.xla_cuda12")
+pytest.importorskip("nvidia.cuda_nvcc")
+
+from experiments import overlap
+
+HOSTS = ("host", "device")
+# Of each algorithm one program, and of each codec.
+CELLS = [(a, "random_k" if a == "psum" else "int8") for a in ALGORITHMS]
+CELLS += [("psum", "power_sgd+feedback")]
+CELLS += [("two_shot", c) for c in CODECS if c != "int8" and allowed("two_shot", c)]
+
+
+@pytest.mark.parametrize(("algorithm", "codec"), CELLS)
+def test_the_compiled_program_sends_what_the_stages_say(algorithm, codec):
+    each = case(algorithm, codec, 8, 4000, exact=3)
+    names = {"axis_name": each.axis, "hosts": each.hosts}
+    mesh = pj.data_mesh(devices=pj.overlap.topology("h100:1x1x8"), **names)
+    found, own = [], P(each.axis)
+
+    def local(row, states):
+        stages = each.all_reduce(each.layout, each.axis)
+        found.extend(stages.transfers)
+        total, states = run(stages, row[0], states)
+        return total[None], states
+
+    def init():
+        return each.all_reduce(each.layout, each.axis).init()
+
+    states = jax.eval_shape(on_mesh(init, mesh, (), own))
+    vector = jax.ShapeDtypeStruct((8, 4003), "float32")
+    program = jax.jit(on_mesh(local, mesh, own, own))
+    report = pj.overlap.inspect(program, vector, states)
+    sent = [(c.kind, c.bytes, c.wire_bytes) for c in report.collectives]
+    said = [(x.kind, x.bytes, x.wire_bytes) for x in found]
+    assert collections.Counter(sent) == collections.Counter(said)
+    if algorithm != "psum":
+        dtypes = {dtype for c in report.collectives for dtype in c.dtypes}
+        assert dtypes <= {"u8", "u16", "u32"}
+
+
+@pytest.mark.parametrize(("target", "hosts"), [("h100:1x1x8", 2), ("h100:1x8x8", 8)])
+@pytest.mark.parametrize("name", ["two_shot", "hierarchical"])
+def test_every_collective_is_hidden(name, target, hosts):
+    """In a step of width 2, as it comes: all asynchronous, matmuls under each."""
+    coded = two_shot(codecs.int8())
+    settings = {"mesh": pj.data_mesh(devices=pj.overlap.topology(target))}
+    settings |= {"all_reduce": coded}
+    if name == "hierarchical":
+        devices = pj.overlap.topology(target)
+        mesh = pj.data_mesh(axis_name=HOSTS, hosts=hosts, devices=devices)
+        settings = {"mesh": mesh, "axis_name": HOSTS}
+        settings |= {"all_reduce": hierarchical(outer=coded)}
+    problem = overlap.plain_problem("mlp", settings["mesh"].size)
+    train = pj.make_train_step(problem.loss_fn, optax.sgd(0.1), width=2, **settings)
+    state = jax.eval_shape(train.init, problem.params)
+    found = pj.overlap.inspect(train, state, problem.batch).collectives
+    kinds = ["all-to-all", "all-gather"]
+    if name == "hierarchical":
+        kinds = ["all-to-all", *kinds, "all-gather"]
+    assert [c.kind for c in found] == kinds
+    assert all(c.asynchronous for c in found)
+    assert all(c.share > 0 for c in found), [c.share for c in found]

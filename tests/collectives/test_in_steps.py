@@ -1,0 +1,174 @@
+"""What codecs keep, in a train step: alike by both executors, and never of a skip."""
+
+import functools
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh
+
+import pipejax as pj
+from pipejax import codecs, collectives
+
+from ..helpers import assert_bits_equal, batches, init_params, loss_fn
+from .cases import KEY
+
+feedback = codecs.error_feedback
+RBG = jax.random.key(0, impl="rbg")  # programs with it compile in half the time
+STATEFUL = {
+    "two_shot": collectives.two_shot(feedback(codecs.sign(8))),
+    "psum power_sgd": collectives.psum(feedback(codecs.power_sgd(1, KEY))),
+    "ring stochastic": collectives.ring(codecs.stochastic(codecs.int4(8), RBG)),
+    "scheduled": collectives.scheduled(
+        [collectives.psum(), collectives.two_shot(feedback(codecs.int4(8)))], [3]
+    ),
+    "hierarchical": collectives.hierarchical(
+        outer=collectives.ring(feedback(codecs.int4(8)))
+    ),
+}
+HOSTS = ("host", "device")
+
+
+def make(name, width, executor):
+    axis, hosts = (HOSTS, 2) if name == "hierarchical" else ("data", None)
+    return pj.make_train_step(
+        loss_fn,
+        optax.adamw(1e-2),
+        mesh=pj.data_mesh(4, axis_name=axis, hosts=hosts),
+        axis_name=axis,
+        width=width,
+        warmup_steps=int(name in ("scheduled", "hierarchical")),
+        all_reduce=STATEFUL[name],
+        executor=executor,
+    )
+
+
+made = functools.cache(make)  # compiled once for all that is asked of it
+
+
+def trained(train, steps=6):
+    """Everything a run shows: infos, the state in flight, the drained one."""
+    state, infos = train.init(init_params()), []
+    for batch in batches(steps):
+        state, info = train.step(state, batch)
+        infos.append(host(info))
+    drained = train.drain(state)
+    assert len(set(pj.replica_digest(drained).values())) == 1
+    return infos, host(state), host(drained)
+
+
+def host(tree):
+    return jax.tree.map(np.asarray, tree)
+
+
+def kept(state):
+    """What the codecs keep."""
+    return host(state.in_flight.codec_states)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("name", STATEFUL)
+def test_same_bits_by_both_executors(name, width):
+    """And by a run that passes its state to and fro between them."""
+    fused, thread = (made(name, width, executor) for executor in ("fused", "host"))
+    wanted = trained(fused)
+    assert jax.tree.leaves(kept(wanted[1]))
+    assert_bits_equal(trained(thread), wanted)
+    state = thread.init(init_params())
+    order = [thread, fused, fused, thread, thread, fused]
+    for batch, train in zip(batches(6), order, strict=True):
+        state, _ = train.step(state, batch)
+    assert_bits_equal(host(thread.drain(state)), wanted[2])
+
+
+@pytest.mark.parametrize("name", ["two_shot", "ring stochastic"])
+def test_stepping_twice_from_one_state(name):
+    """What a branch has kept is not taken for what this one keeps."""
+    train = made(name, 3, "host")
+    state = train.init(init_params())
+    first, second, third = batches(3)
+    state, _ = train.step(state, first)
+    train.step(state, third)
+    for batch in (second, third):
+        state, _ = train.step(state, batch)
+    wanted = trained(made(name, 3, "fused"), 3)[2]
+    assert_bits_equal(host(train.drain(state)), wanted)
+
+
+@pytest.mark.parametrize("name", ["two_shot", "psum power_sgd"])
+def test_by_copy_over_other_devices(name):
+    """As for gradients on a GPU: all of this process's devices are added up before.
+
+    One CPU device then sums, alone, and has one residual in place of four.
+    """
+    train = make(name, 2, "host")
+    other = Mesh(np.array(jax.devices()[7:]), ("data",))
+    train.executor.__dict__["reduction_mesh"] = other  # where cached_property keeps it
+    infos, state, drained = trained(train)
+    wanted, four, _ = trained(made(name, 2, "fused"))
+    # The loss of the first batch is of the same parameters, and travels as it is.
+    assert infos[1].loss == wanted[1].loss
+    assert sum(x.size for x in residuals(state)) < sum(x.size for x in residuals(four))
+    assert all(np.abs(x).max() > 0 for x in residuals(state))
+    assert drained.params["out"].shape == (7, 3)
+    assert_bits_equal(trained(train), (infos, state, drained))
+
+
+def residuals(state):
+    sites = state.in_flight.codec_states["float32"].values()
+    return [np.asarray(site.residual) for site in sites]
+
+
+def poisoned(at, steps):
+    """Batches of which one device's share holds a NaN in step `at`."""
+    data = batches(steps)
+    data[at]["y"][6, 1] = np.nan
+    return data
+
+
+@pytest.mark.parametrize("executor", ["fused", "host"])
+@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("name", ["two_shot", "psum power_sgd"])
+def test_of_what_is_skipped_nothing_is_kept(name, width, executor):
+    """Bit by bit as it was; so too in steps to which nothing has arrived yet.
+
+    Then a drain, which does feed back, and a pipeline that fills anew.
+    """
+    train, at = made(name, width, executor), 2
+    state = train.init(init_params())
+    for batch in poisoned(at, 6):
+        before, (state, info) = kept(state), train.step(state, batch)
+        assert_kept_if_applied(info, before, state)
+    assert int(state.skipped) == 1
+    before, state = kept(state), train.drain(state)
+    assert differs(before, kept(state)) == (width > 1)
+    for i, batch in enumerate(batches(4)):
+        before, (state, info) = kept(state), train.step(state, batch)
+        assert bool(info.applied) == (i >= width - 1)
+        assert_kept_if_applied(info, before, state)
+    state = train.drain(state)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(kept(state)))
+
+
+def assert_kept_if_applied(info, before, state):
+    assert differs(before, kept(state)) == bool(info.applied)
+
+
+def differs(a, b):
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return any(not np.array_equal(x, y, equal_nan=False) for x, y in pairs)
+
+
+@pytest.mark.parametrize("executor", ["fused", "host"])
+@pytest.mark.parametrize("width", [2, 3])
+def test_a_skip_in_the_drain(width, executor):
+    """The newest is bad: the drain skips it, and keeps what it has of those before."""
+    train = made("two_shot", width, executor)
+    state = train.init(init_params())
+    for batch in poisoned(2, 3):
+        state, _ = train.step(state, batch)
+    drained = train.drain(state)
+    assert int(drained.skipped) == 1
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(kept(drained)))
+    assert differs(kept(state), kept(drained)) == (width > 2)

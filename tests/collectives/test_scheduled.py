@@ -1,0 +1,111 @@
+"""One all-reduce after another: which runs when, counted and by its bits."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import pipejax as pj
+from pipejax import codecs, collectives
+
+from ..helpers import assert_bits_equal, batches, init_params, loss_fn
+from .test_wire import in_text
+
+BOUNDARY, STEPS = 3, 6
+CODED = collectives.two_shot(codecs.error_feedback(codecs.int4(8)))
+BOTH = collectives.scheduled([collectives.psum(), CODED], [BOUNDARY])
+
+
+def make(all_reduce, width=2, executor="fused", **settings):
+    return pj.make_train_step(
+        loss_fn,
+        optax.sgd(0.1),
+        mesh=pj.data_mesh(4),
+        width=width,
+        all_reduce=all_reduce,
+        executor=executor,
+        **settings,
+    )
+
+
+def test_which_runs_at_a_step():
+    three = [collectives.psum(), collectives.ring(), collectives.tree()]
+    schedule = collectives.scheduled(three, [2, 5])
+    assert [schedule.phase(step) for step in range(7)] == [0, 0, 1, 1, 1, 2, 2]
+    assert [phase.all_reduce for phase in schedule.phases] == three
+
+
+def test_collectives_of_each_phase():
+    """Each is a program of its own; `lower` has the last."""
+    train = make(BOTH)
+    state, (batch,) = train.init(init_params()), batches(1)
+    found = [in_text(phase.lower(state, batch).as_text()) for phase in train.phases]
+    assert found == [["all-reduce"], ["all-to-all", "all-gather"]]
+    assert in_text(train.lower(state, batch).as_text()) == found[-1]
+
+
+def history(train, steps=STEPS, drain_at=()):
+    """Parameters after every step, and what the codecs keep."""
+    state, out = train.init(init_params()), []
+    for t, batch in enumerate(batches(steps)):
+        state, _ = train.step(state, batch)
+        state = train.drain(state) if t in drain_at else state
+        out.append(jax.tree.map(np.asarray, (state.params, state.in_flight)))
+    params, in_flight = zip(*out, strict=True)
+    return params, [x.codec_states for x in in_flight]
+
+
+@pytest.mark.parametrize("executor", ["fused", "host"])
+@pytest.mark.parametrize("width", [1, 2])
+def test_before_the_boundary_it_is_the_first(width, executor):
+    """To the bit; from then on it is not, and keeps what its codec loses.
+
+    What is in flight at the boundary is summed by whoever runs when it is due.
+    """
+    params, kept = history(make(BOTH, width, executor))
+    plain, _ = history(make(collectives.psum(), width, executor))
+    assert_bits_equal(params[:BOUNDARY], plain[:BOUNDARY])
+    after = zip(params[BOUNDARY:], plain[BOUNDARY:], strict=True)
+    assert all(not np.array_equal(a["out"], b["out"]) for a, b in after)
+    residuals = [np.abs(jax.tree.leaves(x)[0]).max() for x in kept]
+    assert not any(residuals[:BOUNDARY])
+    assert all(residuals[BOUNDARY:])
+
+
+@pytest.mark.parametrize("executor", ["fused", "host"])
+def test_a_drain_in_either_phase(executor):
+    """It sums by the algorithm that the next step would take."""
+    params, kept = history(make(BOTH, 2, executor), drain_at=(1, 4))
+    plain, _ = history(make(collectives.psum(), 2, executor), drain_at=(1, 4))
+    assert_bits_equal(params[:BOUNDARY], plain[:BOUNDARY])
+    assert not np.array_equal(params[4]["out"], plain[4]["out"])
+    assert not np.abs(jax.tree.leaves(kept[2])[0]).max()
+    assert np.abs(jax.tree.leaves(kept[4])[0]).max()
+
+
+def test_a_warm_up_across_the_boundary():
+    """Width 1 to step 4, past an empty pipeline, with each phase's own algorithm."""
+    params, _ = history(make(BOTH, 2, warmup_steps=4))
+    plain, _ = history(make(BOTH, 1))
+    assert_bits_equal(params[:4], plain[:4])
+    assert_bits_equal(params[4], params[3])  # the pipeline fills
+    assert not np.array_equal(params[5]["out"], plain[5]["out"])
+
+
+def test_the_same_algorithm_twice_keeps_two_states():
+    twice = collectives.scheduled([CODED, CODED], [BOUNDARY])
+    _, kept = history(make(twice, 1))
+    first = [x["float32"]["phase 0 gather"].residual for x in kept]
+    second = [x["float32"]["phase 1 gather"].residual for x in kept]
+    assert_bits_equal(first[BOUNDARY - 1 :], [first[BOUNDARY - 1]] * (STEPS - 2))
+    assert not any(np.abs(x).max() for x in second[:BOUNDARY])
+    assert all(np.abs(x).max() for x in second[BOUNDARY:])
+
+
+def test_not_inside_a_traced_program():
+    """The phase is chosen on the host, which must know the step."""
+    train = make(BOTH)
+    state, (batch,) = train.init(init_params()), batches(1)
+    message = r"`train.step` must not be traced .* a schedule of all-reduces"
+    with pytest.raises(ValueError, match=message):
+        jax.jit(train.step)(state, batch)

@@ -1,0 +1,30 @@
+"""The soak runs from its command line, small, and counts its cases."""
+
+import json
+
+import pytest
+
+from experiments import soak
+
+# Three cases in the profile `ci`; float32 compiles in no time.
+ONE = "tests/codecs/test_properties.py::test_error_is_within_the_bound[float32]"
+
+
+def config(out, **changes):
+    return soak.Config(**{"tests": (ONE,), "profile": "ci", "out": out} | changes)
+
+
+def test_result_says_how_many_cases(tmp_path):
+    out = tmp_path / "soak.json"
+    assert soak.main(config(out, least=3)) == 0
+    record = json.loads(out.read_text())
+    assert record["cases"] == 3
+    assert record["tests"].startswith("1 passed")
+
+
+@pytest.mark.parametrize("changes", [{"least": 4}, {"tests": ("tests/no_such",)}])
+def test_too_few_or_failing_tests_have_no_result(tmp_path, capsys, changes):
+    out = tmp_path / "soak.json"
+    assert soak.main(config(out, **changes)) == 1
+    assert not out.exists()
+    assert "Failed, or fewer than" in capsys.readouterr().err

@@ -1,0 +1,112 @@
+"""Every transform, and a loop that drives one on four devices."""
+
+import functools
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
+from pipejax import codecs, collectives, transforms
+
+DEVICES, STEPS = 4, 3
+HOSTS = ("host", "device")
+KEY = jax.random.key(0)
+# LLVM's optimisations contract multiply-adds, one way in a loop and another outside;
+# without them bits are the same, and compilation takes half the time.
+QUICKLY = {"compiler_options": {"xla_backend_optimization_level": 0}}
+
+sign = codecs.error_feedback(codecs.sign(8))
+power_sgd = codecs.error_feedback(codecs.power_sgd(1, KEY))
+top_k = codecs.error_feedback(codecs.top_k(0.2))
+int4, int8, bf16 = codecs.int4(8), codecs.int8(16), codecs.bf16()
+
+
+def hierarchical(codec=None):
+    return collectives.hierarchical(outer=collectives.two_shot(codec))
+
+
+def mean(algorithm, codec=None, axis="data"):
+    return transforms.all_reduce_mean(axis, algorithm, codec)
+
+
+def late(width, all_reduce):
+    return transforms.pipelined_mean("data", width=width, all_reduce=all_reduce)
+
+
+LOCAL = {
+    "compress int8": transforms.compress(int8),
+    "compress bf16": transforms.compress(bf16),
+    "compress stochastic": transforms.compress(codecs.stochastic(int4, KEY)),
+    "compress random_k": transforms.compress(codecs.random_k(0.5, KEY)),
+    "error_feedback sign": transforms.error_feedback(codecs.sign(8)),
+    "error_feedback top_k": transforms.error_feedback(codecs.top_k(0.2)),
+    "error_feedback power_sgd": transforms.error_feedback(codecs.power_sgd(1, KEY)),
+}
+MEANS = {
+    "psum": mean(collectives.psum),
+    "psum power_sgd": mean(collectives.psum, power_sgd),
+    "ring int8": mean(collectives.ring, int8),
+    "two_shot": mean(collectives.two_shot),
+    "two_shot sign": mean(collectives.two_shot, sign),
+    "halving_doubling bf16": mean(collectives.halving_doubling, bf16),
+    "tree top_k": mean(collectives.tree, top_k),
+    "parameter_server int4": mean(collectives.parameter_server, int4),
+    "hierarchical int8": mean(hierarchical, int8, HOSTS),
+    "pipelined 1": late(1, collectives.two_shot(int8)),
+    "pipelined 2": late(2, collectives.psum()),
+    "pipelined 2 sign": late(2, collectives.two_shot(sign)),
+}
+TRANSFORMS = LOCAL | MEANS
+
+
+def axis_of(name):
+    return HOSTS if name.startswith("hierarchical") else "data"
+
+
+def random_like(tree, lead, seed=0):
+    """Normal numbers, [*lead, ...] for every leaf."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda x: rng.normal(size=(*lead, *x.shape)).astype(x.dtype), tree
+    )
+
+
+class Loop:
+    """Device i updates with gradients[t, i] in step t; counts the traces of update."""
+
+    def __init__(self, tx, like, axis="data", **extra):
+        self.tx, self.like, self.axis, self.traces = tx, like, axis, 0
+        hosts = None if axis == "data" else 2
+        mesh = pj.data_mesh(DEVICES, axis_name=axis, hosts=hosts)
+        self.mapped = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
+        init = self.mapped(lambda: tx.init(like), in_specs=(), out_specs=P(axis))
+        self.specs = pj.state_specs(jax.eval_shape(init), axis)
+        self.init = jax.jit(
+            self.mapped(lambda: tx.init(like), in_specs=(), out_specs=self.specs)
+        )
+
+        def local(state, gradients):
+            self.traces += 1
+            mine = jax.tree.map(lambda g: g[0], gradients)
+            updates, state = tx.update(mine, state, like, **extra)
+            return state, jax.tree.map(lambda u: u[None], updates)
+
+        own = P(axis)
+        self.update = self.mapped(
+            local, in_specs=(self.specs, own), out_specs=(self.specs, own)
+        )
+        self.step = jax.jit(self.update, **QUICKLY)
+        self.scan = jax.jit(functools.partial(lax.scan, self.update), **QUICKLY)
+
+    def run(self, gradients):
+        """Updates [steps, devices, ...], and the last state."""
+        state, out, before = self.init(), [], self.traces
+        for t in range(len(jax.tree.leaves(gradients)[0])):
+            state, updates = self.step(
+                state, jax.tree.map(lambda g, t=t: g[t], gradients)
+            )
+            out.append(jax.tree.map(np.asarray, updates))
+        assert self.traces <= before + 1
+        return jax.tree.map(lambda *us: np.stack(us), *out), state

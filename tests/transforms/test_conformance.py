@@ -1,0 +1,123 @@
+"""What holds of every transform: new ones are a line in `loops.TRANSFORMS`."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from ..helpers import assert_bits_equal
+from .loops import DEVICES, LOCAL, MEANS, STEPS, TRANSFORMS, Loop, axis_of, random_like
+
+TREE = {
+    "nested": ({"w": jnp.zeros((8, 12)), "half": jnp.zeros(9, jnp.bfloat16)},),
+    "scalar": jnp.zeros(()),
+    "void": jnp.zeros((0, 3)),
+    "none": {},
+}
+GRADIENTS = random_like(TREE, (STEPS, DEVICES))
+EACH = pytest.mark.parametrize("name", TRANSFORMS)
+
+
+@functools.cache
+def loop(name):
+    return Loop(TRANSFORMS[name], TREE, axis_of(name))
+
+
+@functools.cache
+def ran(name):
+    return loop(name).run(GRADIENTS)
+
+
+def shapes(tree):
+    return jax.tree.map(lambda x: (x.shape, jnp.dtype(x.dtype).name), tree)
+
+
+@EACH
+def test_updates_are_like_gradients_and_traced_once(name):
+    updates, _ = ran(name)
+    assert shapes(updates) == shapes(GRADIENTS)
+    assert all(np.isfinite(x.astype("f4")).all() for x in jax.tree.leaves(updates))
+    assert loop(name).traces >= 1  # and `run` has seen to it that it is not more
+
+
+@EACH
+def test_scan_is_a_loop(name):
+    updates, state = ran(name)
+    last, scanned = loop(name).scan(loop(name).init(), GRADIENTS)
+    assert_bits_equal(scanned, updates)
+    assert_bits_equal(last, state)
+
+
+@EACH
+def test_shapes_without_computing(name):
+    """`eval_shape` of both; and a state keeps its form, as `lax.scan` wants it."""
+    first = jax.tree.map(lambda g: g[0], GRADIENTS)
+    state = jax.eval_shape(loop(name).init)
+    after, updates = jax.eval_shape(loop(name).update, state, first)
+    assert shapes(after) == shapes(state) == shapes(ran(name)[1])
+    assert shapes(updates) == shapes(first)
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_every_device_has_the_same(name):
+    updates, _ = ran(name)
+    for leaf in jax.tree.leaves(updates):
+        assert_bits_equal(leaf, np.repeat(leaf[:, :1], DEVICES, axis=1))
+
+
+@EACH
+def test_trees_without_elements(name):
+    for tree in ({}, (), {"void": jnp.zeros(0)}, {"a": {}, "b": [(), None]}):
+        empty = Loop(TRANSFORMS[name], tree, axis_of(name))
+        like = random_like(tree, (DEVICES,))
+        state = jax.eval_shape(empty.init)
+        after, updates = jax.eval_shape(empty.update, state, like)
+        assert shapes(updates) == shapes(like)
+        assert shapes(after) == shapes(state)
+
+
+def scaled():
+    """A transform that wants an argument of its own."""
+
+    def update(updates, state, params=None, *, factor, **extra):
+        del params, extra
+        return jax.tree.map(lambda u: factor * u, updates), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: (), update)
+
+
+@EACH
+def test_masked_in_a_chain_with_extra_arguments(name):
+    """What is masked out passes by; the chain's argument reaches whom it is for."""
+    tree = {"w": jnp.zeros((6, 8)), "own": jnp.zeros(5)}
+    gradients = random_like(tree, (2, DEVICES), seed=1)
+    masked = optax.masked(TRANSFORMS[name], {"w": True, "own": False})
+    tx = optax.chain(optax.with_extra_args_support(masked), scaled())
+    chained, _ = Loop(tx, tree, axis_of(name), factor=4.0).run(gradients)
+    np.testing.assert_array_equal(chained["own"], 4 * gradients["own"])
+    alone = {"w": gradients["w"]}
+    updates, _ = Loop(TRANSFORMS[name], {"w": tree["w"]}, axis_of(name)).run(alone)
+    np.testing.assert_array_equal(chained["w"], 4 * updates["w"])
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_without_devices(name):
+    """Under plain jit: what each device of the loop has, but for nothing random."""
+    tx = LOCAL[name]
+    state, update = tx.init(TREE), jax.jit(tx.update)
+    mine = jax.tree.map(lambda g: g[0, 1], GRADIENTS)
+    updates, after = update(mine, state)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    wanted = jax.tree.map(lambda u: u[0, 1], ran(name)[0])
+    # One product in ten is rounded once more or less: a unit in the last place of
+    # numbers below 8, and of bfloat16 for those that travel back to it.
+    for got, want in zip(
+        jax.tree.leaves(updates), jax.tree.leaves(wanted), strict=True
+    ):
+        ulp = float(jnp.finfo(got.dtype).eps) * 4
+        np.testing.assert_allclose(
+            np.asarray(got, np.float32), want.astype(np.float32), rtol=0, atol=ulp
+        )

@@ -1,0 +1,93 @@
+"""A loop of one's own with a transform in its chain, beside `make_train_step`."""
+
+import functools
+
+import chex
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
+from pipejax import collectives, transforms
+
+from ..helpers import batches, init_params, loss_fn
+from .loops import DEVICES, HOSTS, hierarchical, int4, int8, sign, top_k
+
+STEPS = 6
+CASES = {
+    "psum": (collectives.psum, None),
+    "two_shot": (collectives.two_shot, int8),
+    "two_shot sign": (collectives.two_shot, sign),
+    "ring": (collectives.ring, int4),
+    "parameter_server top_k": (collectives.parameter_server, top_k),
+    "hierarchical": (hierarchical, int8),
+}
+
+
+def mesh_of(name):
+    """Settings of `make_train_step`."""
+    if name == "hierarchical":
+        mesh = pj.data_mesh(DEVICES, axis_name=HOSTS, hosts=2)
+        return {"mesh": mesh, "axis_name": HOSTS}
+    return {"mesh": pj.data_mesh(DEVICES), "axis_name": "data"}
+
+
+def by_hand(tx, mesh, axis_name):
+    """Parameters after every step of a loop as people write it."""
+    mapped = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
+    state = jax.eval_shape(mapped(tx.init, in_specs=P(), out_specs=P()), init_params())
+    specs = pj.state_specs(state, axis_name)
+
+    def step(params, state, batch):
+        updates, state = tx.update(jax.grad(loss_fn)(params, batch), state, params)
+        return optax.apply_updates(params, updates), state
+
+    init = jax.jit(mapped(tx.init, in_specs=P(), out_specs=specs))
+    step = mapped(step, in_specs=(P(), specs, P(axis_name)), out_specs=(P(), specs))
+    step, params, out = jax.jit(step), init_params(), []
+    state = init(params)
+    for batch in batches(STEPS):
+        params, state = step(params, state, batch)
+        out.append(params)
+    return out
+
+
+def by_train_step(width, all_reduce, **settings):
+    train = pj.make_train_step(
+        loss_fn, optax.sgd(0.1), width=width, all_reduce=all_reduce, **settings
+    )
+    state, out = train.init(init_params()), []
+    for batch in batches(STEPS):
+        state, _ = train.step(state, batch)
+        out.append(state.params)
+    return out
+
+
+def assert_close(got, wanted):
+    # Two programs may contract multiplications with additions in different places: the
+    # bound of train_step/test_exactness.py, derived there.
+    largest = max(np.abs(x).max() for x in jax.tree.leaves(wanted))
+    bound = 4 * STEPS * np.finfo(np.float32).eps / 2 * largest
+    chex.assert_trees_all_close(got, wanted, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_reduce_mean_is_width_1(name):
+    (algorithm, codec), settings = CASES[name], mesh_of(name)
+    first = transforms.all_reduce_mean(settings["axis_name"], algorithm, codec)
+    got = by_hand(optax.chain(first, optax.sgd(0.1)), **settings)
+    assert_close(got, by_train_step(1, algorithm(codec), **settings))
+
+
+@pytest.mark.parametrize("name", ["two_shot sign", "hierarchical"])
+@pytest.mark.parametrize("width", [2, 3])
+def test_pipelined_mean_is_that_width(width, name):
+    (algorithm, codec), settings = CASES[name], mesh_of(name)
+    all_reduce = algorithm(codec)
+    first = transforms.pipelined_mean(
+        settings["axis_name"], width, all_reduce=all_reduce
+    )
+    got = by_hand(optax.chain(first, optax.sgd(0.1)), **settings)
+    assert_close(got, by_train_step(width, all_reduce, **settings))
