@@ -105,3 +105,17 @@ def test_differentiable():
     assert_bits_equal(
         jax.jit(jax.grad(total))(tree), buckets.unflatten({"float32": weights}, tree)
     )
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("n", [7, 4096, 100_003])
+def test_all_finite_sees_every_element(n, bad):
+    """A maximum would not: XLA's loses NaN on CPUs, of 4,096 elements or more."""
+    see = jax.jit(lambda x: buckets.all_finite({"float32": x}, {"float32": n}))
+    x = np.ones(n + 1, np.float32)
+    x[n] = bad  # not to be looked at
+    assert see(x)
+    for place in (0, n // 3, n - 1):
+        y = np.array(x)
+        y[place] = bad
+        assert not see(y)

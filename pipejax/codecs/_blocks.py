@@ -4,8 +4,10 @@
 - `fp8`: `q = fp8(L x / s)`, L its largest number: finer for the small ones of a block
 - `sign`: `q = x < 0`, s the mean magnitude
 
-A payload is bytes: all codes, then all scales. A block with NaN or infinity has a scale
-that is not finite, and so decodes to nothing finite.
+A payload is bytes: all codes, then all scales. NaN and infinity come out as NaN: fp8
+has one, of integers one is left over, -(L+1), and a mean is not finite if one element
+is not. Scales alone do not tell: XLA's maximum of 4,096 elements or more loses NaN on
+CPUs, https://github.com/openxla/xla/issues/21461
 """
 
 import dataclasses
@@ -75,18 +77,21 @@ class Integers(Blocks, Rounding):
         """Integers, as two's complement, and scales."""
         blocks = self._blocks(x)
         scale = self.scale(blocks)
-        q = to_integer(blocks * _over(self.top, scale), noise, self.top)
+        units = blocks * _over(self.top, scale)
+        q = to_integer(units, noise, self.top)
+        q = jnp.where(jnp.isnan(units), -self.top - 1, q)  # infinite: 0 x inf
         codes = lax.bitcast_convert_type(q.astype(jnp.int8), jnp.uint8)
         return self.joined(codes if self.bits == 8 else codes & 15, scale)
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
-        """`q s / L`."""
+        """`q s / L`, or NaN."""
         codes, scale = self.parted(payload, n)
         if self.bits < 8:
             codes = (codes ^ 8) - 8  # the sign bit of four, carried up
         q = lax.bitcast_convert_type(codes, jnp.int8).astype(jnp.float32)
         # In this order a scale of infinity reaches every element: 0 x inf is NaN.
-        return (q * (scale / self.top)).reshape(-1)
+        x = jnp.where(q < -self.top, jnp.nan, q * (scale / self.top))
+        return x.reshape(-1)
 
     def bound(self, x: jax.Array) -> jax.Array:
         """Half the distance of two levels, `s / 2L`, and rounding of float32."""

@@ -25,6 +25,11 @@ class Cast(Rounding):
         """Only if nothing is lost."""
         return self.dtype == "float32"
 
+    @property
+    def takes_noise(self) -> bool:
+        """Only bfloat16, whose bits are the upper half of float32."""
+        return self.dtype == "bfloat16"
+
     def size(self, n: int) -> int:
         """2 or 4 bytes an element."""
         return n * jnp.dtype(self.dtype).itemsize

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from ._codec import Codec, Linear
 from ._sparse import RandomK
@@ -68,7 +69,11 @@ class ErrorFeedback(Linear):
         """The payload of what is due, and what that loses."""
         due = x + state.residual
         payload, inner = self.codec.encode(due, state.codec)
-        lost = due - self.codec.decode(payload, x.size)
+        # Of the payload that is sent, decoded as others decode it: XLA would compute
+        # both anew here, and round elsewhere.
+        payload = lax.optimization_barrier(payload)
+        sent = lax.optimization_barrier(self.codec.decode(payload, x.size))
+        lost = due - sent
         return payload, ErrorFeedbackState(lost, inner)
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:

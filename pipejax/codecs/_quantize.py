@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from ._bits import from_words, pack, to_words, unpack
+from ._bits import from_words, pack, poison, to_words, unpack
 from ._rounding import Rounding, to_integer
 
 
@@ -47,12 +47,16 @@ class Quantize(Rounding):
 
     def bound(self, x: jax.Array) -> jax.Array:
         """Half the distance of two levels, and rounding of float32."""
-        _, level = self._levels(x)
-        return level / 2 + 1e-6 * (jnp.max(jnp.abs(x), initial=0.0) + level)
+        low, level = self._levels(x)
+        spread = jnp.max(x, initial=-jnp.inf) - low
+        # Of one level all are the minimum; what spreads too far may overflow.
+        all_one = (level == 0) | jnp.isinf(spread)
+        rounding = 1e-6 * (jnp.max(jnp.abs(x), initial=0.0) + level)
+        return jnp.where(all_one, spread, level / 2) + rounding
 
     def _levels(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         low, high = jnp.min(x, initial=jnp.inf), jnp.max(x, initial=-jnp.inf)
-        level = high / self.top - low / self.top
+        level = high / self.top - low / self.top + poison(x)
         # Levels too close for float32 to divide by are one level.
         return low, jnp.where(level < 2.0**-100, level * 0, level)
 

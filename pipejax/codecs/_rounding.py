@@ -20,6 +20,11 @@ from ._codec import Codec
 class Rounding(Codec):
     """A codec that rounds; `rounded` is its `encode`."""
 
+    @property
+    def takes_noise(self) -> bool:
+        """Whether `stochastic` can have it."""
+        return True
+
     def rounded(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
         """The payload of x [n]: to the nearest level, or with noise [n] in [0, 1)."""
         raise NotImplementedError
@@ -95,7 +100,7 @@ def stochastic(codec: Codec, key: jax.Array) -> Stochastic:
     Raises:
       ValueError: for a codec that does not round, or what is no key.
     """
-    if not isinstance(codec, Rounding):
+    if not isinstance(codec, Rounding) or not codec.takes_noise:
         raise ValueError(
             "`codec` must round to levels, as pj.codecs.int8(), int4(), quantize() and"
             f" bf16() do; got {codec}. Leave stochastic out, or take one of these."

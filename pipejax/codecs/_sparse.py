@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ._bits import from_words, to_words
+from ._bits import from_words, poison, to_words
 from ._codec import Codec, Linear
 from ._rounding import check_key
 
@@ -30,8 +30,8 @@ class TopK(Codec):
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
         """Places, then values."""
-        # As integers, magnitudes are in the order they have as floats, NaN the largest.
-        magnitude = lax.bitcast_convert_type(jnp.abs(x), jnp.int32)
+        # NaN among the largest. Of floats, for XLA:CPU sorts all of any other numbers.
+        magnitude = jnp.where(jnp.isnan(x), jnp.inf, jnp.abs(x))
         _, places = lax.top_k(magnitude, count(self.k, x.size))
         payload = [places.astype(jnp.uint32), to_words(x[places], jnp.uint32)]
         return jnp.concatenate(payload), state
@@ -92,7 +92,9 @@ class RandomK(Linear):
     def bound(self, x: jax.Array) -> jax.Array:
         """`|x|`, or what scaling adds where that is more."""
         strata = -(-x.size // count(self.k, x.size))
-        return (max(1, strata - 1) if self.scaled else 1) * (1 + 1e-6) * jnp.abs(x)
+        times = max(1, strata - 1) if self.scaled else 1
+        sent = (strata if self.scaled else 1) * jnp.abs(x)
+        return jnp.where(jnp.isinf(sent), sent, times * (1 + 1e-6) * jnp.abs(x))
 
     def round_sizes(self, n: int) -> tuple[int, ...]:
         """The drawn values; all devices draw the same."""
@@ -108,8 +110,7 @@ class RandomK(Linear):
         rows = jnp.pad(x, (0, k * strata - x.size)).reshape(k, strata)
         places = _drawn(self._seed(state), k, strata)
         values = jnp.take_along_axis(rows, places[:, None], axis=1)[:, 0]
-        unseen = 0 * jnp.max(jnp.abs(x), initial=0.0)
-        return values * (strata if self.scaled else 1) + unseen
+        return values * (strata if self.scaled else 1) + poison(x)
 
     def rebuild(self, state: Any, sums: tuple[jax.Array, ...], n: int) -> jax.Array:
         """Zero where nothing was drawn."""

@@ -95,7 +95,7 @@ def case(algorithm, codec, devices, n, exact=0, dtype="float32"):
 
 # One program for all that is asked of an algorithm with a codec; of those that compile
 # slowly, for one number of devices.
-QUICK = ("int8", "int4", "quantize", "bf16", "fp8", "sign+feedback")
+QUICK = ("int8", "bf16", "sign+feedback")
 GRID = [
     case(a, c, p if a != "hierarchical" else 2 * (p - 1), 1000, exact=3)
     for p in (3, 4)
@@ -164,8 +164,9 @@ def expected(case, vectors, states=None):
         send = reference.Coded(_of(case.codec, case.layout.shapes), each)
     n = case.layout.coded
     x = np.asarray(vectors, np.float32)
-    coded = ref(list(x[:, :n]), send)
-    tail = ref(list(x[:, n:]), reference.Exactly()) if case.layout.exact else x[:, n:]
+    with np.errstate(over="ignore", invalid="ignore"):  # as XLA, which has no warnings
+        coded = ref(list(x[:, :n]), send)
+        tail = ref(list(x[:, n:]), reference.Exactly())
     sums = np.concatenate([coded, tail], axis=1).astype(vectors.dtype)
     return sums, jax.tree.map(lambda *xs: np.stack(xs), *each)
 

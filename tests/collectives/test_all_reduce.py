@@ -1,7 +1,5 @@
 """Every all-reduce: the sum, exact without a codec, its twin's to the bit with one."""
 
-import functools
-
 import jax
 import numpy as np
 import pytest
@@ -127,14 +125,12 @@ FAMILIES = {
     "integers": lambda rng, shape: rng.integers(-100, 100, shape),
     "equal": lambda rng, shape: np.full(shape, rng.normal()),
     "zero": lambda rng, shape: np.zeros(shape),
-    "huge": lambda rng, shape: 1e38 * rng.normal(size=shape),
+    "huge": lambda rng, shape: 5e37 * rng.normal(size=shape),  # sums overflow
 }
-DRAWN = functools.partial(
-    settings, deadline=None, max_examples=max(1, settings.default.max_examples // 3)
-)
 
 
-@DRAWN()
+# The programs are compiled already: thirty cases in CI, fifty times as many in a soak.
+@settings(max_examples=10 * settings.default.max_examples)
 @given(
     each=st.sampled_from(GRID),
     families=st.lists(st.sampled_from(sorted(FAMILIES)), min_size=1, max_size=4),

@@ -226,3 +226,22 @@ def test_model_state_that_is_not_finite_is_skipped_with_its_update(width):
     assert int(state.skipped) == 1
     assert float(state.model_state) == 2
     assert float(state.params) == -4
+
+
+@pytest.mark.parametrize("codec", [None, pj.codecs.int8(), pj.codecs.quantize()])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_one_bad_element_of_many_is_seen(codec, value):
+    """Of 10,000 parameters the gradient of one is not finite, on one device."""
+    all_reduce = pj.collectives.two_shot(codec) if codec else pj.collectives.psum()
+    train = pj.make_train_step(
+        lambda w, batch: jnp.mean(batch @ w),
+        optax.sgd(0.1),
+        mesh=pj.data_mesh(DEVICES),
+        width=1,
+        all_reduce=all_reduce,
+    )
+    batch = np.ones((DEVICES, 10_000), np.float32)
+    batch[1, 7_000] = value
+    state, info = train.step(train.init(jnp.ones(10_000)), batch)
+    assert int(info.skipped) == 1
+    assert (np.asarray(state.params) == 1).all()

@@ -1,6 +1,7 @@
 """Every transform, and a loop that drives one on four devices."""
 
 import functools
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,7 +16,12 @@ HOSTS = ("host", "device")
 KEY = jax.random.key(0)
 # LLVM's optimisations contract multiply-adds, one way in a loop and another outside;
 # without them bits are the same, and compilation takes half the time.
-QUICKLY = {"compiler_options": {"xla_backend_optimization_level": 0}}
+QUICKLY: dict[str, Any] = {
+    "compiler_options": {
+        "xla_backend_optimization_level": 0,
+        "xla_cpu_experimental_ynn_fusion_type": "",
+    }
+}
 
 sign = codecs.error_feedback(codecs.sign(8))
 power_sgd = codecs.error_feedback(codecs.power_sgd(1, KEY))

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,8 +48,15 @@ def test_updates_are_like_gradients_and_traced_once(name):
 def test_scan_is_a_loop(name):
     updates, state = ran(name)
     last, scanned = loop(name).scan(loop(name).init(), GRADIENTS)
-    assert_bits_equal(scanned, updates)
-    assert_bits_equal(last, state)
+    if "power_sgd" not in name:
+        assert_bits_equal((scanned, last), (updates, state))
+        return
+    # XLA multiplies matrices by one kernel in a loop and by another outside, which add
+    # in other orders: 12 products, then 8, the norm of 8, each term rounded twice, and
+    # at most the norm of all gradients so far; in each of three steps.
+    norm = np.linalg.norm(GRADIENTS["nested"][0]["w"])
+    bound = 3 * 2 * (12 + 8 + 8) * 2.0**-24 * norm
+    chex.assert_trees_all_close((scanned, last), (updates, state), rtol=0, atol=bound)
 
 
 @EACH
