@@ -75,6 +75,7 @@ def main(config: Config) -> None:
     if config.child:
         print(json.dumps(measured(config)))
         return
+    jax.config.update("jax_platforms", "cpu")
     found = {
         pages: child(config, extra)
         for pages, extra in {"huge pages": HUGE, "small pages": {}}.items()

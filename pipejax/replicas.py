@@ -6,15 +6,17 @@ from typing import Any
 import jax
 import numpy as np
 
+from .pipeline import PipelinedMeanState
+
 
 def replica_digest(tree: Any) -> dict[int, str]:
     """One digest per device of everything that `tree` claims to replicate.
 
     All replicas apply the same mean of the same iteration, so after any number of
-    steps the digests of all devices are equal, bit for bit. Leaves that are sharded
-    (in-flight gradients differ between devices by design) and leaves that are not
-    `jax.Array` are left out. Copies every replica to the host: a check, not for every
-    step.
+    steps the digests of all devices are equal, bit for bit. Gradients in flight and
+    what codecs keep, which differ between devices by design, leaves that are sharded,
+    and leaves that are not `jax.Array` are left out. Copies every replica to the host:
+    a check, not for every step.
 
     Args:
       tree: pytree of arrays: a `PipelineState`, or parameters alone.
@@ -32,7 +34,7 @@ def replica_digest(tree: Any) -> dict[int, str]:
     """
     replicated = [
         _raw(leaf)
-        for leaf in jax.tree.leaves(tree)
+        for leaf in jax.tree.leaves(tree, is_leaf=_is_own)
         if isinstance(leaf, jax.Array) and leaf.is_fully_replicated
     ]
     if not replicated:
@@ -48,6 +50,11 @@ def replica_digest(tree: Any) -> dict[int, str]:
             digest.update(f"{value.dtype}{value.shape}".encode())
             digest.update(value.tobytes())
     return {device: digest.hexdigest() for device, digest in hashes.items()}
+
+
+def _is_own(node: Any) -> bool:
+    """What each device has for itself, wherever it lies."""
+    return isinstance(node, PipelinedMeanState)
 
 
 def _raw(leaf: jax.Array) -> jax.Array:

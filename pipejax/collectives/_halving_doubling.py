@@ -46,7 +46,7 @@ class HalvingDoubling(ScatterGather):
 
     def all_gather(self, cut: Cut, axis_name: AxisName) -> Stages:
         """Doubles, then gives the last devices the result."""
-        site = Site("owner", self.codec, cut.coded, cut.exact, axis_name)
+        site = cut.site("owner", self.codec, axis_name)
 
         def encode(piece: Parts, states: States) -> tuple[Any, States]:
             owns = lax.axis_index(axis_name) < cut.pieces
@@ -64,7 +64,7 @@ class HalvingDoubling(ScatterGather):
         p, q = axis_size(axis_name), cut.pieces
         if p == q:
             return Stages(())
-        site = Site("fold", self.codec, cut.coded, cut.exact, axis_name, rows=q)
+        site = cut.site("fold", self.codec, axis_name, rows=q)
         pairs = [(rank, rank - q) for rank in range(q, p)]
 
         def encode(rows: Parts, states: States) -> tuple[Any, States]:
@@ -83,7 +83,7 @@ class HalvingDoubling(ScatterGather):
     def _halve(self, cut: Cut, axis_name: AxisName, distance: int) -> Stages:
         """Of [2 d, h] to the sum of one half, [d, h]."""
         name = f"halve {distance}"
-        site = Site(name, self.codec, cut.coded, cut.exact, axis_name, rows=distance)
+        site = cut.site(name, self.codec, axis_name, rows=distance)
 
         def encode(rows: Parts, states: States) -> tuple[Any, States]:
             rank = lax.axis_index(axis_name)

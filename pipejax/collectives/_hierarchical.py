@@ -46,8 +46,9 @@ class Hierarchical(AllReduce):
                 f" does for 1, 2, 4, 8, ... devices, got {devices}. Choose two_shot or"
                 " ring, which take any number."
             )
+        layout = layout._replace(drawing=axis_name)
         cut = Cut.of(layout, devices, self.inner.codec.multiple)
-        piece = Layout(cut.coded, jnp.float32, cut.exact)
+        piece = Layout(cut.coded, jnp.float32, cut.exact, drawing=axis_name)
         return (
             local(cut.rows)
             + renamed(self.inner.reduce_scatter(cut, inside), "inner ")

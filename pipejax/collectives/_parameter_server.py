@@ -32,8 +32,8 @@ class ParameterServer(AllReduce):
         p = axis_size(axis_name)
         codec = whole(self.codec, layout)
         cut = Cut.of(layout, 1, codec.multiple)
-        worker = Site("worker", codec, cut.coded, cut.exact, axis_name)
-        server = Site("server", codec, cut.coded, cut.exact, axis_name)
+        worker = cut.site("worker", codec, axis_name)
+        server = cut.site("server", codec, axis_name)
 
         def encode(vector: jax.Array, states: States) -> tuple[Any, States]:
             payload, states = worker.encode(first(cut.rows(vector)), states)

@@ -37,16 +37,16 @@ class Ring(ScatterGather):
         total = local(lambda rows: (rows, None))
         for hop in range(p - 1):
             name = f"hop {hop}"
-            site = Site(name, self.codec, cut.coded, cut.exact, axis_name)
+            site = cut.site(name, self.codec, axis_name)
             add = _adding(site, axis_name, hop)
             total += Stages((Local(add), _hop(site, axis_name)), (site.init,))
-        last = Site("", self.codec, cut.coded, cut.exact, axis_name)
+        last = cut.site("", self.codec, axis_name)
         return total + local(lambda value: _partial(last, axis_name, p - 1, value))
 
     def all_gather(self, cut: Cut, axis_name: AxisName) -> Stages:
         """p-1 hops of finished pieces; the value is all payloads so far."""
         p = axis_size(axis_name)
-        site = Site("owner", self.codec, cut.coded, cut.exact, axis_name)
+        site = cut.site("owner", self.codec, axis_name)
 
         def encode(piece: Parts, states: States) -> tuple[Any, States]:
             payload, states = site.encode(piece, states)

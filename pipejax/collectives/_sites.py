@@ -65,6 +65,20 @@ class Cut(NamedTuple):
         whole = jnp.concatenate([coded, exact]) if self.layout.exact else coded
         return whole.astype(self.layout.dtype)
 
+    def site(
+        self, name: str, codec: Codec, axis_name: AxisName, rows: int | None = None
+    ) -> "Site":
+        """A place at which pieces are encoded, or so many rows of them at once."""
+        return Site(
+            name=name,
+            codec=codec,
+            coded=self.coded,
+            exact=self.exact,
+            axis_name=axis_name,
+            drawing=self.layout.drawing or axis_name,
+            rows=rows,
+        )
+
     def _padded(self, x: jax.Array, length: int) -> jax.Array:
         x = jnp.pad(x.astype(jnp.float32), (0, self.pieces * length - x.size))
         return x.reshape(self.pieces, length)
@@ -78,7 +92,8 @@ class Site(NamedTuple):
       codec: for the coded part.
       coded: h, elements that it codes.
       exact: t, elements beside them.
-      axis_name: whose devices have random numbers of their own.
+      axis_name: of those that exchange.
+      drawing: axes whose devices have random numbers of their own.
       rows: how many vectors at once, each with its own state; `None` for one.
     """
 
@@ -87,6 +102,7 @@ class Site(NamedTuple):
     coded: int
     exact: int
     axis_name: AxisName
+    drawing: AxisName
     rows: int | None = None
 
     @property
@@ -96,8 +112,8 @@ class Site(NamedTuple):
 
     def init(self) -> States:
         """Its state by its name, or nothing if it has none."""
-        rank = lax.axis_index(self.axis_name).astype(jnp.uint32)
-        place = jnp.uint32(zlib.crc32(self.name.encode()))
+        rank = lax.axis_index(self.drawing).astype(jnp.uint32)
+        place = jnp.uint32(zlib.crc32(f"{self.axis_name} {self.name}".encode()))
         seed = place ^ (rank * jnp.uint32(2654435761))  # Knuth's multiplicative hash
         if self.rows is None:
             state = self.codec.init(self.coded, seed)

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from pipejax.mesh import AxisName
+
 from ._wire import Transfer
 
 # What codecs keep from one vector to the next, by the name of the place of each.
@@ -34,12 +36,15 @@ class Layout(NamedTuple):
       dtype: of all.
       exact: elements after them that travel as float32.
       shapes: of the leaves that the coded ones are; `None` for a piece of them.
+      drawing: axes whose devices draw random numbers of their own; `None` for those
+        that are summed over.
     """
 
     coded: int
     dtype: Any
     exact: int = 0
     shapes: tuple[tuple[int, ...], ...] | None = None
+    drawing: AxisName | None = None
 
 
 class Local(NamedTuple):

@@ -32,8 +32,8 @@ class Tree(AllReduce):
         """Up, then down."""
         codec = whole(self.codec, layout)
         cut = Cut.of(layout, 1, codec.multiple)
-        up = Site("up", codec, cut.coded, cut.exact, axis_name)
-        down = Site("down", codec, cut.coded, cut.exact, axis_name)
+        up = cut.site("up", codec, axis_name)
+        down = cut.site("down", codec, axis_name)
         distances = [1 << i for i in range((axis_size(axis_name) - 1).bit_length())]
         total = Stages((), (up.init, down.init)) + local(lambda x: first(cut.rows(x)))
         for distance in distances:

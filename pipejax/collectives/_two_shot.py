@@ -19,7 +19,7 @@ from pipejax.mesh import AxisName
 
 from ._all_reduce import axis_size, check_codec
 from ._scatter_gather import ScatterGather
-from ._sites import Cut, Parts, Site
+from ._sites import Cut, Parts
 from ._stages import Local, Sent, Stages, States
 from ._wire import Transfer
 
@@ -31,7 +31,7 @@ class TwoShot(ScatterGather):
     def reduce_scatter(self, cut: Cut, axis_name: AxisName) -> Stages:
         """all_to_all, then each device sums what is its own, in rank order."""
         p = axis_size(axis_name)
-        site = Site("scatter", self.codec, cut.coded, cut.exact, axis_name, rows=p)
+        site = cut.site("scatter", self.codec, axis_name, rows=p)
 
         def send(payload: Any) -> Any:
             return lax.all_to_all(payload, axis_name, 0, 0)
@@ -46,7 +46,7 @@ class TwoShot(ScatterGather):
 
     def all_gather(self, cut: Cut, axis_name: AxisName) -> Stages:
         """One `lax.all_gather`."""
-        site = Site("gather", self.codec, cut.coded, cut.exact, axis_name)
+        site = cut.site("gather", self.codec, axis_name)
 
         def send(payload: Any) -> Any:
             return lax.all_gather(payload, axis_name)
