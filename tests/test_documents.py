@@ -11,6 +11,7 @@ import sys
 import pytest
 
 import pipejax as pj
+from experiments import exchange
 
 ROOT = pathlib.Path(__file__).parents[1]
 WITH_CODE = [
@@ -147,7 +148,7 @@ def rows_of_wire():
     ratios = {(x["algorithm"], x["codec"]): x["ratio"] for x in record["rows"]}
     algorithms = list(dict.fromkeys(algorithm for algorithm, _ in ratios))
     yield "| codec | " + " | ".join(algorithms) + " |"
-    for codec in dict.fromkeys(codec for _, codec in ratios):
+    for codec in ("none", *exchange.CODECS):
         found = [ratios.get((algorithm, codec)) for algorithm in algorithms]
         cells = ["" if ratio is None else f"{ratio:.3f}" for ratio in found]
         yield f"| {codec} | " + " | ".join(cells) + " |"

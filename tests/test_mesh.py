@@ -63,3 +63,31 @@ def test_a_step_is_the_same_on_any_mesh_of_four(mesh):
         return train.drain(state).params
 
     assert_bits_equal(run(mesh), run(pj.data_mesh(4)))
+
+
+def test_hosts_and_devices():
+    mesh = pj.data_mesh(6, axis_name=("host", "device"), hosts=2)
+    assert dict(mesh.shape) == {"host": 2, "device": 3}
+    one = pj.data_mesh(4, axis_name=("host", "device"))  # all are of this process
+    assert dict(one.shape) == {"host": 1, "device": 4}
+
+
+@pytest.mark.parametrize("hosts", [0, 3])
+def test_hosts_that_do_not_divide(hosts):
+    message = rf"`hosts` must divide the 4 devices among hosts, got {hosts}"
+    with pytest.raises(ValueError, match=message):
+        pj.data_mesh(4, axis_name=("host", "device"), hosts=hosts)
+
+
+@pytest.mark.parametrize("axis_name", ["data", ("a", "b", "c")])
+def test_hosts_without_two_axes(axis_name):
+    with pytest.raises(ValueError, match=r"`axis_name` must be one name, or two"):
+        pj.data_mesh(4, axis_name=axis_name, hosts=2)
+
+
+def test_train_step_over_an_axis_that_is_not_there():
+    mesh = pj.data_mesh(4, axis_name=("host", "device"), hosts=2)
+    with pytest.raises(ValueError, match=r"`mesh` must have the axis \('host', 'x'\)"):
+        pj.make_train_step(
+            lambda w, x: w, optax.sgd(0.1), mesh=mesh, axis_name=("host", "x")
+        )

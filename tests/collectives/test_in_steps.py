@@ -54,7 +54,7 @@ def trained(train, steps=6):
         state, info = train.step(state, batch)
         infos.append(host(info))
     drained = train.drain(state)
-    assert len(set(pj.replica_digest(drained.params).values())) == 1
+    assert len(set(pj.replica_digest(drained).values())) == 1
     return infos, host(state), host(drained)
 
 
