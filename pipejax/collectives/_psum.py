@@ -1,6 +1,7 @@
 """The backend's own all-reduce."""
 
 import dataclasses
+import functools
 import zlib
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from pipejax.codecs import Codec, Linear
 from pipejax.mesh import AxisName
 
 from ._all_reduce import AllReduce, axis_size, check_codec
+from ._sites import check_kept
 from ._stages import Layout, Local, Sent, Stages, States, local
 from ._tree import whole
 from ._wire import Transfer
@@ -51,6 +53,7 @@ def _rounds(codec: Linear, layout: Layout, axis_name: AxisName) -> Stages:
     def project(round: int) -> Local:
         def run(value: Any, states: States) -> tuple[Any, States]:
             x, exact, sums = value
+            check_kept("psum", states.get("psum", ()), functools.partial(codec.init, n))
             own = codec.project(x, states["psum"], sums)
             last = round == codec.rounds - 1
             sent = jnp.concatenate([own, exact]) if last and layout.exact else own

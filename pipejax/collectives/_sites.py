@@ -1,6 +1,7 @@
 """Where an algorithm encodes: a codec, its state, and what stays exact beside it."""
 
 import zlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -115,11 +116,7 @@ class Site(NamedTuple):
         rank = lax.axis_index(self.drawing).astype(jnp.uint32)
         place = jnp.uint32(zlib.crc32(f"{self.axis_name} {self.name}".encode()))
         seed = place ^ (rank * jnp.uint32(2654435761))  # Knuth's multiplicative hash
-        if self.rows is None:
-            state = self.codec.init(self.coded, seed)
-        else:
-            rows = jnp.arange(self.rows, dtype=jnp.uint32) * jnp.uint32(40503)
-            state = jax.vmap(lambda row: self.codec.init(self.coded, seed ^ row))(rows)
+        state = self._init(seed)
         return {self.name: state} if jax.tree.leaves(state) else {}
 
     def encode(
@@ -133,6 +130,7 @@ class Site(NamedTuple):
           where: bool scalar, whether this device really sends; else its state stays.
         """
         state = states.get(self.name, ())
+        check_kept(self.name, state, self._init)
         encode = self._encode if self.rows is None else jax.vmap(self._encode)
         payload, new = encode(parts, state)
         if not jax.tree.leaves(new):
@@ -144,6 +142,12 @@ class Site(NamedTuple):
     def decode(self, payload: jax.Array) -> Parts:
         """What was sent: one payload, or several along the first axis."""
         return self._decode(payload) if payload.ndim == 1 else self._many(payload)
+
+    def _init(self, seed: jax.Array) -> Any:
+        if self.rows is None:
+            return self.codec.init(self.coded, seed)
+        rows = jnp.arange(self.rows, dtype=jnp.uint32) * jnp.uint32(40503)
+        return jax.vmap(lambda row: self.codec.init(self.coded, seed ^ row))(rows)
 
     def _many(self, payloads: jax.Array) -> Parts:
         return jax.vmap(self._decode)(payloads)
@@ -160,3 +164,20 @@ class Site(NamedTuple):
         if not self.exact:
             return Parts(coded, jnp.zeros(0))
         return Parts(coded, from_words(payload[split:], jnp.float32))
+
+
+def check_kept(name: str, state: Any, init: Callable[[jax.Array], Any]) -> None:
+    """A ValueError unless the state is one that the codec here would have made."""
+    wanted = jax.eval_shape(init, jax.ShapeDtypeStruct((), jnp.uint32))
+    if not jax.tree.leaves(wanted) and not jax.tree.leaves(state):
+        return
+    if _form(state) != _form(wanted):
+        raise ValueError(
+            f"`state` must hold what the codec at {name!r} keeps, {_form(wanted)[1]};"
+            f" got {_form(state)[1]}, of another all-reduce, codec or number of"
+            " devices. Drain it with what made it, then go on from `init`."
+        )
+
+
+def _form(state: Any) -> tuple[Any, list[tuple[int, ...]]]:
+    return jax.tree.structure(state), [leaf.shape for leaf in jax.tree.leaves(state)]

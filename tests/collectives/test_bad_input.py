@@ -13,7 +13,7 @@ from pipejax import codecs, collectives
 from pipejax.collectives import Layout
 from pipejax.mesh import on_mesh
 
-from ..helpers import loss_fn
+from ..helpers import batches, init_params, loss_fn
 from .cases import ALGORITHMS, KEY
 
 HOSTS = ("host", "device")
@@ -175,3 +175,31 @@ def test_a_schedule_inside_a_program():
     message = r"`all_reduce` must be one algorithm inside a program: .*make_train_step"
     with refused(message):
         pj.pipelined_mean("data", all_reduce=both)
+
+
+@pytest.mark.parametrize("executor", ["fused", "host"])
+@pytest.mark.parametrize("before", ["psum", "other block", "other algorithm"])
+@pytest.mark.parametrize("now", ["two_shot", "power_sgd"])
+def test_state_of_another_all_reduce(before, now, executor):
+    key = jax.random.key(0)
+    feedback = pj.codecs.error_feedback
+    made = {
+        "psum": collectives.psum(),
+        "other block": collectives.two_shot(feedback(pj.codecs.int4(64))),
+        "other algorithm": collectives.ring(feedback(pj.codecs.int4(8))),
+        "two_shot": collectives.two_shot(feedback(pj.codecs.int4(8))),
+        "power_sgd": collectives.psum(feedback(pj.codecs.power_sgd(1, key))),
+    }
+    steps = [
+        pj.make_train_step(
+            loss_fn,
+            optax.sgd(0.1),
+            mesh=pj.data_mesh(4),
+            all_reduce=made[name],
+            executor=executor,
+        )
+        for name in (before, now)
+    ]
+    state = steps[0].init(init_params())
+    with pytest.raises(ValueError, match=r"`state` must hold what the codec at"):
+        steps[1].step(state, batches(1)[0])

@@ -1,4 +1,4 @@
-"""Random codecs draw other numbers at every place of every device; linear ones alike."""
+"""Random codecs draw other numbers at every place; those added up unread, alike."""
 
 import jax
 import numpy as np
