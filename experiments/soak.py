@@ -4,7 +4,7 @@ Claim: of more than 10,000 generated cases none breaks what the property tests s
 case of `tests/codecs` is a batch of vectors, one of each family, under one codec.
 
 Command: python -m experiments.soak
-Time: about 8 minutes on 2 cores.
+Time: about 10 minutes on 2 cores.
 Result: experiments/results/soak.json
 """
 

@@ -246,9 +246,10 @@ def _scaled(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _restarted(new: jax.Array, old: jax.Array) -> jax.Array:
-    """Columns of order 1, those of zeros as before: zeros would stay zeros for ever."""
+    """Columns of order 1; as before, what would stay zeros, or not finite, for ever."""
     largest = jnp.max(jnp.abs(new), axis=0, keepdims=True)
-    return jnp.where(largest == 0, old, new / jnp.where(largest == 0, 1.0, largest))
+    good = jnp.isfinite(new).all(axis=0, keepdims=True) & (largest > 0)
+    return jnp.where(good, new / jnp.where(good, largest, 1.0), old)
 
 
 def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
