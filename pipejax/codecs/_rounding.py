@@ -38,8 +38,8 @@ def to_integer(y: jax.Array, noise: jax.Array | None, top: float) -> jax.Array:
     """y, in magnitude at most `top`, to an integer of its own dtype, no larger."""
     if noise is None:
         return jnp.round(y)
-    # In float32 the sum may round up to the next integer.
-    return jnp.minimum(jnp.floor(y + noise.reshape(y.shape)), top)
+    # In float32 the sum may round up to the next integer, and y itself be beyond `top`.
+    return jnp.clip(jnp.floor(y + noise.reshape(y.shape)), -top, top)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -20,6 +20,7 @@ from .conformance import (
     FAMILIES,
     FEEDBACK,
     KEY,
+    MAX,
     PAIRS,
     ROWS,
     SHAPES,
@@ -233,6 +234,16 @@ def test_unbiased(name):
     assert not mean_is_off(name).any()
 
 
+@pytest.mark.parametrize("codec", [c.int8(8), c.int4(8), c.quantize(8), c.bf16()])
+@pytest.mark.parametrize("noise", [0.0, 1 - 2.0**-24])
+def test_stochastic_rounding_stays_within_its_levels(codec, noise):
+    """The largest of a block, times L over itself, may round to more than L."""
+    x = normal(2**16)
+    payload = codec.rounded(jnp.asarray(x), jnp.full(x.size, noise))
+    error = np.abs(np.asarray(codec.decode(payload, x.size)) - x)
+    assert (error <= 2 * np.asarray(codec.bound(x))).all()
+
+
 @pytest.mark.parametrize("name", ["int4", "bf16", "truncate", "random_k 5, unscaled"])
 def test_bias_is_found(name):
     """t is 0.11 b, and what is always rounded the same way has errors of up to b."""
@@ -359,6 +370,17 @@ def test_power_sgd_comes_back_after_less_than_its_rank(before):
     np.testing.assert_allclose(codec.decode(payload, SIZE), poor, atol=1e-6)
     payload, _ = codec.encode(full, state)
     np.testing.assert_allclose(codec.decode(payload, SIZE), full, atol=2e-4)
+
+
+def test_power_sgd_forgets_what_was_not_finite():
+    """A matrix whose products overflow leaves no NaN behind."""
+    codec = c.power_sgd(1, KEY).of(SHAPES[:1])
+    state = codec.init(SIZE, jnp.uint32(0))
+    payload, state = codec.encode(jnp.full(SIZE, MAX), state)
+    assert not np.isfinite(codec.decode(payload, SIZE)).any()
+    x = matrix(1)
+    payload, _ = codec.encode(x, state)
+    np.testing.assert_allclose(codec.decode(payload, SIZE), x, atol=1e-5)
 
 
 def test_power_sgd_sends_what_is_no_matrix_as_it_is():
