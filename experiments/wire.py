@@ -79,12 +79,12 @@ def main(config: Config) -> int:
     return int(bool(wrong))
 
 
-def make(algorithm: str, codec: Any) -> collectives.AllReduce:
+def make(algorithm: Any, codec: Any) -> collectives.AllReduce:
     """As on the command line; hierarchical compresses between hosts."""
     if algorithm == "hierarchical":
         outer = exchange.make_all_reduce("two_shot", codec, feedback=False)
         return collectives.hierarchical(outer=outer)
-    return exchange.make_all_reduce(algorithm, codec, feedback=False)  # type: ignore[arg-type]
+    return exchange.make_all_reduce(algorithm, codec, feedback=False)
 
 
 def row(

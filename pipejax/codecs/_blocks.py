@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pipejax.integers import is_integer
+
 from ._bits import from_words, pack, to_words, unpack
 from ._codec import Codec
 from ._rounding import Rounding, to_integer
@@ -240,11 +242,7 @@ def sign(block: int = 1024) -> Sign:
 
 def check_block(block: int) -> int:
     """`block`, or a ValueError if it is no power of two of at least 8."""
-    try:
-        valid = not isinstance(block, bool) and operator.index(block) >= 8
-    except TypeError:
-        valid = False
-    if not valid or block & (block - 1):
+    if not is_integer(block, 8) or block & (block - 1):
         raise ValueError(
             f"`block` must be a power of two of at least 8, got {block!r}. 64 to 1024"
             " are usual: smaller blocks err less and send more scales."

@@ -10,12 +10,13 @@ backend widens them on the way, as XLA:CPU does with bfloat16, and none rounds t
 - `stochastic`, `error_feedback`: wrappers that repair what rounding and dropping do
 """
 
+import abc
 from typing import Any
 
 import jax
 
 
-class Codec:
+class Codec(abc.ABC):
     """How a vector travels; subclasses are frozen dataclasses.
 
     A subclass gives `size`, `encode`, `decode` and `bound`, and says otherwise where
@@ -68,25 +69,25 @@ class Codec:
         del n, seed
         return ()
 
+    @abc.abstractmethod
     def size(self, n: int) -> int:
         """Bytes of the payload of n elements."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
         """float32 [n] to the payload, unsigned integers of `size(n)` bytes in all.
 
         Returns:
           The payload, and the state for the next vector.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
         """The payload of n elements to float32 [n]."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def bound(self, x: jax.Array) -> jax.Array:
         """The largest `|decode(encode(x)) - x|` there can be: [n], or a scalar."""
-        raise NotImplementedError
 
 
 class Linear(Codec):
@@ -95,22 +96,22 @@ class Linear(Codec):
     All devices must have the same state, so none is seeded by its rank.
     """
 
+    @abc.abstractmethod
     def round_sizes(self, n: int) -> tuple[int, ...]:
         """Elements, float32, that a device adds in each round."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def project(
         self, x: jax.Array, state: Any, sums: tuple[jax.Array, ...]
     ) -> jax.Array:
         """What this device adds in the next round, given the sums of those before."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def rebuild(self, state: Any, sums: tuple[jax.Array, ...], n: int) -> jax.Array:
         """float32 [n] from the sums of all rounds; linear in the last of them."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def settled(
         self, x: jax.Array, state: Any, sums: tuple[jax.Array, ...], own: jax.Array
     ) -> Any:
         """The state for the next vector; `own` is what this device added last."""
-        raise NotImplementedError

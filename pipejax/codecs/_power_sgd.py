@@ -21,6 +21,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pipejax.integers import is_integer
+
 from ._bits import from_words, to_words
 from ._codec import Linear
 from ._rounding import check_key
@@ -207,11 +209,7 @@ def power_sgd(rank: int, key: jax.Array) -> PowerSGD:
       ValueError: for a rank below 1, or what is no key; in use, under an algorithm that
         cuts vectors into parts.
     """
-    try:
-        valid = not isinstance(rank, bool) and operator.index(rank) >= 1
-    except TypeError:
-        valid = False
-    if not valid:
+    if not is_integer(rank, 1):
         raise ValueError(
             f"`rank` must be an integer of at least 1, got {rank!r}. 1, 2 and 4 are"
             " usual."

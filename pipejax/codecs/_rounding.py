@@ -8,6 +8,7 @@ With the two levels around y at floor(y) and floor(y) + 1, in units of their dis
 Reference for the second: Alistarh et al., QSGD, 2017, https://arxiv.org/abs/1610.02132
 """
 
+import abc
 import dataclasses
 from typing import Any
 
@@ -25,9 +26,9 @@ class Rounding(Codec):
         """Whether `stochastic` can have it."""
         return True
 
+    @abc.abstractmethod
     def rounded(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
         """The payload of x [n]: to the nearest level, or with noise [n] in [0, 1)."""
-        raise NotImplementedError
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
         """Rounds to the nearest level."""

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pipejax.integers import is_integer
+
 from ._bits import from_words, poison, to_words
 from ._codec import Codec, Linear
 from ._rounding import check_key
@@ -195,16 +197,12 @@ def check_k(k: int | float) -> int | float:
     """`k`, or a ValueError if it is neither a count nor a share."""
     if isinstance(k, float) and 0 < k < 1:
         return k
-    try:
-        valid = not isinstance(k, bool | float) and operator.index(k) >= 1
-    except TypeError:
-        valid = False
-    if not valid:
+    if isinstance(k, float) or not is_integer(k, 1):
         raise ValueError(
             "`k` must be an integer of at least 1, or a share between 0 and 1 such as"
             f" 0.01; got {k!r}."
         )
-    return operator.index(k)  # type: ignore[arg-type]
+    return operator.index(k)
 
 
 def _drawn(seed: jax.Array, k: int, strata: int) -> jax.Array:

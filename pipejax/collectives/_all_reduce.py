@@ -1,5 +1,6 @@
 """What an all-reduce algorithm is."""
 
+import abc
 import warnings
 from typing import Any
 
@@ -11,7 +12,7 @@ from pipejax.mesh import AxisName, axes
 from ._stages import Layout, Stages, States
 
 
-class AllReduce:
+class AllReduce(abc.ABC):
     """An algorithm: from what is to be summed to the stages that do it.
 
     Subclasses are frozen dataclasses. Called inside `shard_map`.
@@ -22,6 +23,7 @@ class AllReduce:
         """How many mesh axes it must be given; `None` takes one or more as one."""
         return None
 
+    @abc.abstractmethod
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
         """The stages that sum a vector.
 
@@ -29,7 +31,6 @@ class AllReduce:
           layout: of each device's own vector.
           axis_name: the axes of the surrounding `shard_map` to sum over.
         """
-        raise NotImplementedError
 
     def init(self, layout: Layout, axis_name: AxisName) -> States:
         """What its codecs keep, before the first sum; empty without any."""

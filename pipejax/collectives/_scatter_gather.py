@@ -7,6 +7,7 @@ What the owner of a piece sends is what it uses itself, decoded, so that all dev
 with the same bits.
 """
 
+import abc
 import dataclasses
 
 from pipejax.codecs import Codec
@@ -27,13 +28,13 @@ class ScatterGather(AllReduce):
         """How many, and so many devices, the first of them, own one."""
         return devices
 
+    @abc.abstractmethod
     def reduce_scatter(self, cut: Cut, axis_name: AxisName) -> Stages:
         """From a device's own pieces, [pieces, h], to its piece of the sum, [h]."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def all_gather(self, cut: Cut, axis_name: AxisName) -> Stages:
         """From a device's piece, [h], to all of them, [pieces, h]."""
-        raise NotImplementedError
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
         """One half after the other."""

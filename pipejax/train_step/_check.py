@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 from pipejax import buckets
 from pipejax.collectives import AllReduce, Schedule
 from pipejax.collectives._all_reduce import check_axes
+from pipejax.integers import is_integer
 from pipejax.mesh import AxisName, axes
 from pipejax.pipeline import PipelinedMeanState, lengths_of, width_of
 
@@ -22,11 +23,7 @@ from ._state import PipelineState
 
 def check_width(width: int) -> int:
     """`width` as an int of at least 1, else a ValueError."""
-    try:
-        valid = not isinstance(width, bool) and operator.index(width) >= 1
-    except TypeError:
-        valid = False
-    if not valid:
+    if not is_integer(width, 1):
         raise ValueError(
             f"`width` must be an integer of at least 1, got {width!r}. 1 is synchronous"
             " (D-Sync), 2 hides the all-reduce of one step behind the next."
@@ -36,11 +33,7 @@ def check_width(width: int) -> int:
 
 def check_count(name: str, value: int, least: int) -> int:
     """`value` as an int of at least `least`, else a ValueError."""
-    try:
-        valid = not isinstance(value, bool) and operator.index(value) >= least
-    except TypeError:
-        valid = False
-    if not valid:
+    if not is_integer(value, least):
         raise ValueError(
             f"`{name}` must be an integer of at least {least}, got {value!r}."
         )
