@@ -82,9 +82,7 @@ def main(config: Config) -> None:
     }
     report.save(
         config.out,
-        seed=config.seed,
-        mebibytes=config.mebibytes,
-        rounds=config.rounds,
+        **report.settings(config),
         limit="the copy: 1.00",
         pages=found,
     )

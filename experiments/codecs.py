@@ -96,12 +96,7 @@ def main(config: Config) -> dict[str, Any]:
         console.print(str(row), found[str(row)])
     report.save(
         config.out,
-        seed=config.seeds[0],
-        seeds=config.seeds,
-        data=config.data,
-        steps=config.steps,
-        batch_size=config.batch_size,
-        devices=config.cpu_devices,
+        **report.settings(config),
         optimizer="adamw, 1e-3",
         codecs=found,
     )

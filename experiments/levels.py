@@ -95,12 +95,7 @@ def main(config: Config) -> dict[str, Any]:
             }
     report.save(
         config.out,
-        seed=config.seeds[0],
-        seeds=config.seeds,
-        hosts=config.hosts,
-        devices=config.devices,
-        slow=config.slow,
-        fast=config.fast,
+        **report.settings(config),
         rows=rows,
     )
     show(rows)

@@ -1,5 +1,6 @@
 """Result files: a figure, and all that is needed to have it again."""
 
+import dataclasses
 import datetime
 import importlib.metadata
 import json
@@ -32,6 +33,14 @@ def save(path: pathlib.Path, *, seed: int, **figures: Any) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def settings(config: Any) -> dict[str, Any]:
+    """What an experiment was run with, where on this machine aside; and its seed."""
+    found = dataclasses.asdict(config)
+    for place in {"out", "data_dir", "child"} & found.keys():
+        del found[place]
+    return {"seed": found["seeds"][0], **found} if "seeds" in found else found
 
 
 def commit() -> str:

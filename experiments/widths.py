@@ -65,11 +65,7 @@ def main(config: Config) -> dict[str, Any]:
     }
     report.save(
         config.out,
-        seed=config.seeds[0],
-        seeds=config.seeds,
-        data=config.data,
-        steps=config.steps,
-        batch_size=config.batch_size,
+        **report.settings(config),
         learning_rates={name: LEARNING_RATES[name] for name in config.optimizers},
         test_accuracy=rows,
     )

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from hypothesis import strategies as st
 
 from pipejax import codecs as c
 from pipejax.codecs import error_feedback, stochastic
@@ -102,6 +103,18 @@ def compiled(name: str, n: int) -> Programs:
 
 
 MAX = float(np.finfo(np.float32).max)
+# XLA may take a denormal number for zero, wherever it meets one.
+TINY = float(np.finfo(np.float32).smallest_normal)
+EPS = 2.0**-24  # of rounding float32 to the nearest, relative
+
+seeds = st.integers(0, 2**32 - 1)
+exponents = st.floats(-30, 30)
+
+
+def normal(n: int, seed: int = 0) -> np.ndarray:
+    """Float32 [n]."""
+    return np.random.default_rng(seed).normal(size=n).astype(np.float32)
+
 
 # Families of vectors, of order 1 where that can be chosen: f(rng, n).
 FAMILIES = {

@@ -1,0 +1,104 @@
+"""Error feedback conserves, `Delta + e' = e + g`; and which codecs are lost without."""
+
+import hypothesis
+import jax
+import numpy as np
+import pytest
+
+from pipejax import codecs as c
+
+from .conformance import (
+    CODECS,
+    FEEDBACK,
+    KEY,
+    TINY,
+    N,
+    compiled,
+    due,
+    exponents,
+    normal,
+    programs,
+    seeds,
+    vectors,
+)
+
+
+def half_ulp(x):
+    """Half the distance of float32 numbers at x."""
+    return np.spacing(np.abs(x).astype(np.float32)).astype(np.float64) / 2
+
+
+# Those of which `e' = due - Delta` is a float32, so that nothing is rounded:
+# - top_k, random_k: Delta is due, or 0;
+# - truncate: Delta is due without its lower bits, and e' is these;
+# - levels and floats of fewer bits: Delta is 0, or at least half of due and at most
+#   twice, for the nearest level but 0 is off by at most half of itself. The difference
+#   of two such numbers is one (Sterbenz 1974).
+# Not sign, whose Delta is of any size, nor quantize and power_sgd, whose Delta may even
+# have the other sign.
+EXACT = {"bf16", "truncate", "int4", "fp8", "top_k", "random_k"}
+
+
+@pytest.mark.parametrize("name", FEEDBACK)
+@hypothesis.given(exponent=exponents, seed=seeds)
+def test_feedback_conserves(name, exponent, seed):
+    """Operation by operation, for XLA rounds products in sums once, not twice."""
+    codec, state = CODECS[name], programs(name, N).state
+    for step in range(2):
+        x = vectors(N, exponent, seed + step)
+        wanted = due(x, state)
+        payload, state = jax.vmap(codec.encode)(x, state)
+        sent = np.asarray(jax.vmap(lambda p: codec.decode(p, N))(payload))
+        kept = np.isfinite(wanted) & np.isfinite(sent)
+        kept = kept.all(axis=1)
+        lost = wanted[kept].astype(np.float64) - sent[kept]
+        error = np.abs(np.asarray(state.residual)[kept] - lost)
+        # The difference of two float32 numbers, rounded once: half a unit in the last
+        # place of it, which is at most |due| + |Delta|.
+        exact = name.removeprefix("feedback ") in EXACT
+        allowed = TINY if exact else half_ulp(lost) + TINY
+        assert (error <= allowed).all()
+
+
+@pytest.mark.parametrize("name", FEEDBACK)
+def test_what_is_sent_follows_what_is_due(name):
+    """`sum Delta + e = sum g` over 20 steps, as compiled, to rounding."""
+    program, steps = compiled(name, N), 20
+    state = program.state(0)
+    total, rounding = np.zeros(N), np.zeros(N)
+    for step in range(steps):
+        x = normal(N, seed=step)
+        wanted = due(x, state)
+        payload, state = program.encode(x, state)
+        sent = np.asarray(program.decode(payload))
+        total += x.astype(np.float64) - sent
+        # Half a unit for e + g, for Delta, and for their difference. In quantize also
+        # for `q level` inside Delta, which no other number tells the size of: it is at
+        # most the difference of two elements.
+        largest = 2 * np.abs(np.stack([wanted, sent])).max()
+        rounding += 2 * half_ulp(wanted) + half_ulp(sent) + half_ulp(largest)
+    assert (np.abs(total - state.residual) <= rounding).all()
+
+
+@pytest.mark.parametrize(
+    ("codec", "needs"),
+    [
+        (c.cast("float32"), False),
+        (c.bf16(), False),
+        (c.truncate(), True),
+        (c.quantize(1), False),
+        (c.int8(), False),
+        (c.int4(), False),
+        (c.fp8(), False),
+        (c.sign(), True),
+        (c.top_k(1), True),
+        (c.random_k(1, KEY), False),
+        (c.random_k(1, KEY, scaled=False), True),
+        (c.power_sgd(1, KEY), True),
+        (c.stochastic(c.int4(), KEY), False),
+    ],
+)
+def test_who_needs_feedback(codec, needs):
+    assert codec.needs_feedback == needs
+    if not isinstance(codec, c.Linear) or needs:
+        assert not c.error_feedback(codec).needs_feedback

@@ -1,0 +1,42 @@
+"""Linear codecs: the sum of payloads is the payload of the sum."""
+
+import chex
+import jax.numpy as jnp
+import pytest
+
+from ..helpers import assert_bits_equal
+from .conformance import CODECS, EPS, N, normal
+
+LINEAR = [name for name, codec in CODECS.items() if codec.rounds]
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_sums_of_payloads_are_payloads_of_sums(name):
+    codec, x, y = CODECS[name], normal(N, 1), normal(N, 2)
+    state = codec.init(N, jnp.uint32(0))
+    # Products of at most 20 terms, none above 4 |M| |Q|, and two of them added.
+    close = {"rtol": 0, "atol": 64 * EPS * 4 * float(jnp.linalg.norm(x))}
+    sizes = codec.round_sizes(N)
+    assert codec.rounds == len(sizes)
+    sums = ()
+    for size in sizes:
+        a, b, both = (codec.project(v, state, sums) for v in (x, y, x + y))
+        chex.assert_shape([a, b], (size,))
+        chex.assert_trees_all_close(a + b, both, **close)
+        sums = (*sums, a + b)
+    one, other, summed = (
+        codec.rebuild(state, (*sums[:-1], v), N) for v in (a, b, sums[-1])
+    )
+    chex.assert_trees_all_close(one + other, summed, **close)
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_one_device_sums_what_it_would_encode(name):
+    codec, x = CODECS[name], normal(N)
+    state = codec.init(N, jnp.uint32(0))
+    sums = ()
+    for _ in range(codec.rounds):
+        sums = (*sums, codec.project(x, state, sums))
+    payload, after = codec.encode(x, state)
+    assert_bits_equal(codec.rebuild(state, sums, N), codec.decode(payload, N))
+    assert_bits_equal(codec.settled(x, state, sums, sums[-1]), after)
