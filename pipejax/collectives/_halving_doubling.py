@@ -21,10 +21,10 @@ from pipejax.codecs import Codec
 from pipejax.mesh import AxisName
 
 from ._all_reduce import axis_size, check_codec
+from ._permute import among, hand_over, permute
 from ._scatter_gather import ScatterGather
 from ._sites import Cut, Parts, Site
-from ._stages import Local, Sent, Stages, States, local
-from ._wire import Transfer
+from ._stages import Local, Stages, States, local
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +61,11 @@ class HalvingDoubling(ScatterGather):
         return total + _unfold(site, axis_name, cut.pieces) + local(site.decode)
 
     def _fold(self, cut: Cut, axis_name: AxisName) -> Stages:
-        p, q = axis_size(axis_name), cut.pieces
-        if p == q:
+        q = cut.pieces
+        pairs = [(rank, rank - q) for rank in range(q, axis_size(axis_name))]
+        if not pairs:
             return Stages(())
         site = cut.site("fold", self.codec, axis_name, rows=q)
-        pairs = [(rank, rank - q) for rank in range(q, p)]
 
         def encode(rows: Parts, states: States) -> tuple[Any, States]:
             folds = lax.axis_index(axis_name) >= q
@@ -74,10 +74,10 @@ class HalvingDoubling(ScatterGather):
 
         def add(value: Any) -> Parts:
             rows, payload = value
-            given = lax.axis_index(axis_name) < p - q
+            given = among(axis_name, (to for _, to in pairs))
             return _either(given, rows + site.decode(payload), rows)
 
-        sent = _exchange(axis_name, pairs, site.bytes)
+        sent = permute(axis_name, pairs, site.bytes)
         return Stages((Local(encode), sent), (site.init,)) + local(add)
 
     def _halve(self, cut: Cut, axis_name: AxisName, distance: int) -> Stages:
@@ -97,7 +97,7 @@ class HalvingDoubling(ScatterGather):
             own, payload = value
             return own + site.decode(payload)
 
-        sent = _exchange(axis_name, _partners(distance, cut.pieces), site.bytes)
+        sent = permute(axis_name, _partners(distance, cut.pieces), site.bytes)
         return Stages((Local(encode), sent), (site.init,)) + local(add)
 
 
@@ -111,32 +111,15 @@ def _double(site: Site, axis_name: AxisName, distance: int, pieces: int) -> Stag
             [jnp.where(upper, other, own), jnp.where(upper, own, other)]
         )
 
-    sent = _exchange(axis_name, _partners(distance, pieces), distance * site.bytes)
+    sent = permute(axis_name, _partners(distance, pieces), distance * site.bytes)
     return local(lambda payload: (payload, payload)) + Stages((sent,)) + local(join)
 
 
 def _unfold(site: Site, axis_name: AxisName, pieces: int) -> Stages:
-    p = axis_size(axis_name)
-    if p == pieces:
+    pairs = [(rank - pieces, rank) for rank in range(pieces, axis_size(axis_name))]
+    if not pairs:
         return Stages(())
-    pairs = [(rank - pieces, rank) for rank in range(pieces, p)]
-    sent = _exchange(axis_name, pairs, pieces * site.bytes)
-
-    def take(value: Any) -> jax.Array:
-        own, other = value
-        return jnp.where(lax.axis_index(axis_name) >= pieces, other, own)
-
-    return local(lambda payload: (payload, payload)) + Stages((sent,)) + local(take)
-
-
-def _exchange(axis_name: AxisName, pairs: list[tuple[int, int]], size: int) -> Sent:
-    """What is second in the value goes to the partner."""
-
-    def send(value: Any) -> Any:
-        beside, payload = value
-        return beside, lax.ppermute(payload, axis_name, pairs)
-
-    return Sent(send, Transfer("collective-permute", axis_size(axis_name), size))
+    return hand_over(axis_name, pairs, pieces * site.bytes)
 
 
 def _partners(distance: int, pieces: int) -> list[tuple[int, int]]:

@@ -9,16 +9,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from pipejax.codecs import Codec
 from pipejax.mesh import AxisName
 
 from ._all_reduce import AllReduce, axis_size, check_codec
+from ._permute import hand_over, permute
 from ._sites import Cut, Parts, Site
-from ._stages import Layout, Local, Sent, Stages, States, local
+from ._stages import Layout, Local, Stages, States, local
 from ._tree import first, from_root, whole
-from ._wire import Transfer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,29 +44,21 @@ class ParameterServer(AllReduce):
 
         total = Stages((Local(encode),), (worker.init, server.init))
         for rank in range(1, p):
-            total += Stages((_to_server(worker, axis_name, rank),))
+            total += _to_server(worker, axis_name, rank)
         total += local(add) + from_root(server, axis_name)
         for rank in range(1, p):
-            total += Stages((_from_server(server, axis_name, rank),))
+            total += hand_over(axis_name, [(0, rank)], server.bytes)
         return total + local(lambda payload: cut.joined(server.decode(payload[None])))
 
 
-def _to_server(site: Site, axis_name: AxisName, rank: int) -> Sent:
-    def send(payloads: Any) -> Any:
-        return [*payloads, lax.ppermute(payloads[0], axis_name, [(rank, 0)])]
-
-    p = axis_size(axis_name)
-    return Sent(send, Transfer("collective-permute", p, site.bytes))
-
-
-def _from_server(site: Site, axis_name: AxisName, rank: int) -> Sent:
-    def send(payload: jax.Array) -> jax.Array:
-        given = lax.axis_index(axis_name) == rank
-        came = lax.ppermute(payload, axis_name, [(0, rank)])
-        return jnp.where(given, came, payload)
-
-    p = axis_size(axis_name)
-    return Sent(send, Transfer("collective-permute", p, site.bytes))
+def _to_server(site: Site, axis_name: AxisName, rank: int) -> Stages:
+    """One more payload at the end; the first is the device's own."""
+    sent = permute(axis_name, [(rank, 0)], site.bytes)
+    return (
+        local(lambda payloads: (payloads, payloads[0]))
+        + Stages((sent,))
+        + local(lambda value: [*value[0], value[1]])
+    )
 
 
 def parameter_server(codec: Codec | None = None) -> ParameterServer:

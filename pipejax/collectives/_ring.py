@@ -21,10 +21,10 @@ from pipejax.codecs import Codec
 from pipejax.mesh import AxisName
 
 from ._all_reduce import axis_size, check_codec
+from ._permute import permute
 from ._scatter_gather import ScatterGather
 from ._sites import Cut, Parts, Site
 from ._stages import Local, Sent, Stages, States, local
-from ._wire import Transfer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,12 +70,7 @@ class Ring(ScatterGather):
 def _hop(site: Site, axis_name: AxisName) -> Sent:
     p = axis_size(axis_name)
     to_next = [(i, (i + 1) % p) for i in range(p)]
-
-    def send(value: Any) -> Any:
-        beside, payload = value
-        return beside, lax.ppermute(payload, axis_name, to_next)
-
-    return Sent(send, Transfer("collective-permute", p, site.bytes))
+    return permute(axis_name, to_next, site.bytes)
 
 
 def _adding(site: Site, axis_name: AxisName, hop: int) -> Any:

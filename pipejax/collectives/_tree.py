@@ -17,9 +17,9 @@ from pipejax.codecs import Codec
 from pipejax.mesh import AxisName
 
 from ._all_reduce import AllReduce, axis_size, check_codec
+from ._permute import among, hand_over, permute
 from ._sites import Cut, Parts, Site
-from ._stages import Layout, Local, Sent, Stages, States, local
-from ._wire import Transfer
+from ._stages import Layout, Local, Stages, States, local
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,8 @@ class Tree(AllReduce):
             total += _up(up, axis_name, distance)
         total += from_root(down, axis_name)
         for distance in reversed(distances):
-            total += _down(down, axis_name, distance)
+            pairs = _neighbours(axis_name, distance)
+            total += hand_over(axis_name, pairs, down.bytes)
         return total + local(lambda payload: cut.joined(down.decode(payload[None])))
 
 
@@ -66,38 +67,27 @@ def from_root(site: Site, axis_name: AxisName) -> Stages:
 
 def _up(site: Site, axis_name: AxisName, distance: int) -> Stages:
     """Each device sends once in all, so that one site has one state for it."""
-    p = axis_size(axis_name)
-    pairs = [(rank, rank - distance) for rank in range(distance, p, 2 * distance)]
+    pairs = [(high, low) for low, high in _neighbours(axis_name, distance)]
 
     def encode(own: Parts, states: States) -> tuple[Any, States]:
-        sends = lax.axis_index(axis_name) % (2 * distance) == distance
+        sends = among(axis_name, (rank for rank, _ in pairs))
         payload, states = site.encode(own, states, where=sends)
         return (own, payload), states
 
-    def send(value: Any) -> Any:
+    def add(value: Any) -> Parts:
         own, payload = value
-        return own, lax.ppermute(payload, axis_name, pairs)
-
-    def add(value: Any, states: States) -> tuple[Parts, States]:
-        own, payload = value
-        rank = lax.axis_index(axis_name)
-        given = (rank % (2 * distance) == 0) & (rank + distance < p)
+        given = among(axis_name, (to for _, to in pairs))
         sums = own + site.decode(payload)
-        return jax.tree.map(lambda s, o: jnp.where(given, s, o), sums, own), states
+        return jax.tree.map(lambda s, o: jnp.where(given, s, o), sums, own)
 
-    transfer = Transfer("collective-permute", p, site.bytes)
-    return Stages((Local(encode), Sent(send, transfer), Local(add)))
+    sent = permute(axis_name, pairs, site.bytes)
+    return Stages((Local(encode), sent)) + local(add)
 
 
-def _down(site: Site, axis_name: AxisName, distance: int) -> Stages:
-    p = axis_size(axis_name)
-    pairs = [(rank - distance, rank) for rank in range(distance, p, 2 * distance)]
-
-    def send(payload: jax.Array) -> jax.Array:
-        given = lax.axis_index(axis_name) % (2 * distance) == distance
-        return jnp.where(given, lax.ppermute(payload, axis_name, pairs), payload)
-
-    return Stages((Sent(send, Transfer("collective-permute", p, site.bytes)),))
+def _neighbours(axis_name: AxisName, distance: int) -> list[tuple[int, int]]:
+    """Device 0 and the one at this distance, 2 of these further on the next two, ..."""
+    high = range(distance, axis_size(axis_name), 2 * distance)
+    return [(rank - distance, rank) for rank in high]
 
 
 def tree(codec: Codec | None = None) -> Tree:

@@ -1,0 +1,48 @@
+"""Permutes: some devices send, each to one other."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pipejax.mesh import AxisName
+
+from ._all_reduce import axis_size
+from ._stages import Sent, Stages
+from ._wire import Transfer
+
+Pairs = Sequence[tuple[int, int]]  # from, to
+
+
+def among(axis_name: AxisName, ranks: Iterable[int]) -> jax.Array:
+    """Whether this device is one of them, a bool scalar."""
+    return (lax.axis_index(axis_name) == jnp.array([*ranks], jnp.int32)).any()
+
+
+def permute(axis_name: AxisName, pairs: Pairs, size: int) -> Sent:
+    """Of a value `(beside, payload)` the payload: each has what it was sent, or zeros.
+
+    Args:
+      axis_name: of those that exchange.
+      pairs: who sends to whom.
+      size: of a payload, bytes.
+    """
+
+    def send(value: Any) -> Any:
+        beside, payload = value
+        return beside, lax.ppermute(payload, axis_name, pairs)
+
+    return Sent(send, Transfer("collective-permute", axis_size(axis_name), size))
+
+
+def hand_over(axis_name: AxisName, pairs: Pairs, size: int) -> Stages:
+    """A payload to those it is for; who is sent nothing keeps its own."""
+
+    def send(payload: jax.Array) -> jax.Array:
+        came = lax.ppermute(payload, axis_name, pairs)
+        return jnp.where(among(axis_name, (to for _, to in pairs)), came, payload)
+
+    transfer = Transfer("collective-permute", axis_size(axis_name), size)
+    return Stages((Sent(send, transfer),))
