@@ -1,0 +1,10 @@
+"""A cluster on one machine: hosts with links of a chosen rate, and real TCP between.
+
+`python -m experiments.cluster --hosts 4 --rate 500mbit -- python -m my.program`, which
+is joined by `member.join()`.
+"""
+
+from ._network import Network as Network
+from ._network import bits_per_second as bits_per_second
+from ._start import reason_why_not as reason_why_not
+from ._start import start as start

@@ -1,0 +1,97 @@
+"""The first process in a cluster's namespaces: makes the network, runs the hosts."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+
+from . import _network
+from ._environment import environment
+from ._network import Network
+from ._start import cores
+
+# A host is a network and a name of its own. Its command waits until there is a cable.
+_HOST = ("unshare", "--net", "--uts", "sh", "-c", 'echo && read _ && exec "$@"', "sh")
+
+
+def run(network: Network, command: Sequence[str]) -> int:
+    """Runs the command on every host; the exit code of the first that failed, or 0."""
+    _name_hosts(network)
+    _network.switch()
+    hosts = [_host(network, rank, command) for rank in range(network.size)]
+    for host in hosts:
+        assert host.stdin
+        host.stdin.write("go\n")
+        host.stdin.close()
+    readers = [
+        threading.Thread(target=_stream, args=(rank, host), daemon=True)
+        for rank, host in enumerate(hosts)
+    ]
+    for reader in readers:
+        reader.start()
+    failed = _first_failure({host.pid: rank for rank, host in enumerate(hosts)})
+    for reader in readers if failed is None else [readers[failed[0]]]:
+        reader.join(timeout=5)
+    if failed is None:
+        return 0
+    rank, code = failed
+    sys.stderr.write(f"{_network.name(rank)} failed with exit code {code}\n")
+    return code
+
+
+def _name_hosts(network: Network) -> None:
+    """Puts a hosts file in the place of this machine's, in these namespaces."""
+    with tempfile.NamedTemporaryFile("w", suffix=".hosts") as file:
+        file.write(network.hosts_file())
+        file.flush()
+        pathlib.Path(file.name).chmod(0o644)
+        # The mount keeps the file when its name is gone.
+        subprocess.run(["mount", "--bind", file.name, "/etc/hosts"], check=True)
+
+
+def _host(
+    network: Network, rank: int, command: Sequence[str]
+) -> "subprocess.Popen[str]":
+    host = subprocess.Popen(
+        [*_HOST, *command],
+        env={**os.environ, **environment(rank, network.size)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    assert host.stdout
+    host.stdout.readline()  # it is in its namespace
+    _network.connect(rank, host.pid, network.rates[rank])
+    os.sched_setaffinity(host.pid, cores(rank, network.size))
+    return host
+
+
+def _stream(rank: int, host: "subprocess.Popen[str]") -> None:
+    assert host.stdout
+    for line in host.stdout:
+        sys.stdout.write(f"{_network.name(rank)} | {line}")
+        sys.stdout.flush()
+
+
+def _first_failure(ranks: dict[int, int]) -> tuple[int, int] | None:
+    """Waits for all of these processes, or for one that fails: its rank and code."""
+    running = dict(ranks)
+    while running:
+        # As the first process, this one is given others' orphans too.
+        process, status = os.wait()
+        rank = running.pop(process, None)
+        code = os.waitstatus_to_exitcode(status)
+        if rank is not None and code:
+            return rank, code if code > 0 else 128 - code
+    return None
+
+
+if __name__ == "__main__":
+    plan = json.loads(sys.argv[1])
+    sys.exit(run(Network(tuple(plan["rates"])), plan["command"]))

@@ -1,0 +1,86 @@
+"""Starts a cluster, and leaves nothing of it behind.
+
+Its processes live in namespaces of their own, for users, processes, mounts and the
+network. The first process in them dies with this one, whatever kills it, all others die
+with the first, and what has no process left the kernel takes away: switch, cables,
+hosts file. So there is nothing to clean up, neither here nor at the next start.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+from ._network import Network
+
+_APART = (
+    *("setpriv", "--pdeathsig", "KILL", "unshare"),
+    *("--user", "--map-root-user", "--net", "--mount", "--pid", "--uts"),
+    *("--fork", "--kill-child", "--mount-proc"),
+)
+_NEEDED = ("setpriv", "unshare", "nsenter", "ip", "tc", "hostname")
+
+
+def reason_why_not() -> str | None:
+    """Why no cluster can be made here, in one line; `None` if one can."""
+    if missing := [tool for tool in _NEEDED if shutil.which(tool) is None]:
+        return (
+            "An emulated cluster needs Linux with iproute2 and util-linux; there is no"
+            f" {', '.join(missing)} here."
+        )
+    # What is asked of the kernel, and one link that can be limited.
+    trial = (
+        "ip link add name switch type bridge"
+        " && ip link add name one type veth peer name other"
+        " && tc qdisc add dev one root tbf rate 1mbit burst 64kb latency 50ms"
+    )
+    done = subprocess.run(
+        [*_APART, "sh", "-c", trial], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        said = (done.stderr.strip() or "it failed").splitlines()[-1]
+        return f"The kernel allows no network namespaces here: {said}"
+    return None
+
+
+def start(network: Network, command: Sequence[str]) -> int:
+    """Runs a command on every host, and waits for all.
+
+    Args:
+      network: the hosts.
+      command: what each runs, here, in this environment and `_environment`.
+
+    Returns:
+      0, or the exit code of the host that failed first, the others then stopped.
+    """
+    plan = json.dumps({"rates": network.rates, "command": [*command]})
+    inside = [sys.executable, "-m", f"{__package__}._inside", plan]
+    before = signal.signal(signal.SIGTERM, _exit)
+    # Ctrl-C is for this process alone, which then kills all others at once.
+    child = subprocess.Popen(
+        [*_APART, *inside], stdin=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        return child.wait()
+    finally:
+        child.kill()
+        child.wait()
+        signal.signal(signal.SIGTERM, before)
+
+
+def cores(host: int, hosts: int) -> set[int]:
+    """The cores of a host: its share of all, or one that it shares with others."""
+    usable = sorted(os.sched_getaffinity(0))
+    share = len(usable) // hosts
+    if not share:
+        return {usable[host % len(usable)]}
+    return set(usable[host * share : (host + 1) * share])
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    del frame
+    raise SystemExit(128 + number)
