@@ -3,6 +3,7 @@
 from . import codecs as codecs
 from . import collectives as collectives
 from . import overlap as overlap
+from . import timing as timing
 from . import transforms as transforms
 from .executors import compiler_options as compiler_options
 from .mesh import data_mesh as data_mesh

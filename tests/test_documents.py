@@ -19,6 +19,7 @@ WITH_CODE = [
     "docs/getting_started.md",
     "docs/overlap.md",
     "docs/compression.md",
+    "docs/timing.md",
 ]
 
 
@@ -55,7 +56,7 @@ def public():
     """Names in `pj`, and in the modules that it offers."""
     files = {p.stem for p in (ROOT / "pipejax").iterdir()}
     names = {name for name in vars(pj) if not name.startswith("_")} - files
-    for module in ("codecs", "collectives", "overlap", "transforms"):
+    for module in ("codecs", "collectives", "overlap", "timing", "transforms"):
         inside = vars(getattr(pj, module))
         names |= {f"{module}.{name}" for name in inside if not name.startswith("_")}
     return {f"pj.{name}" for name in names}

@@ -1,0 +1,142 @@
+"""How long a training step takes, by how it exchanges gradients.
+
+With `c` compute and `x` exchange:
+
+- synchronous: `c + x`; overlapped with the backward pass, `forward + max(backward, x)`
+- Pipe-SGD: `max(c, x)`: at most 2 times as fast as the first, 4/3 as the second
+
+Reference: Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+from pipejax.integers import is_integer
+
+from ._cluster import Cluster
+from ._exchange import FLOAT32, Duration
+
+
+@dataclasses.dataclass(frozen=True)
+class Compute:
+    """Seconds that a device computes in a step.
+
+    Attributes:
+      forward: pass, with the loss.
+      backward: pass.
+      update: of parameters and optimizer state.
+
+    Raises:
+      ValueError: for one below 0.
+    """
+
+    forward: float
+    backward: float
+    update: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value: Any = getattr(self, field.name)
+            if not 0 <= value < math.inf:
+                raise ValueError(
+                    f"`{field.name}` must be seconds, 0 or more, got {value!r}."
+                )
+
+    @classmethod
+    def of(cls, seconds: float, update: float = 0.0) -> "Compute":
+        """Forward and backward together, the second twice the first."""
+        return cls(seconds / 3, 2 * seconds / 3, update)
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.forward + self.backward + self.update
+
+
+def synchronous(compute: Compute, exchange: Duration) -> float:
+    """D-Sync, or PS-Sync, by whose exchange it is: `c + x`."""
+    return compute.total + exchange.total
+
+
+def overlapped(compute: Compute, exchange: Duration) -> float:
+    """D-Sync at its best, all of it beside the backward pass: `f + max(b, x) + u`.
+
+    No bucket is ready before some of the pass is done, so this is not reached.
+    """
+    beside = max(compute.backward, exchange.total)
+    return compute.forward + beside + compute.update
+
+
+def pipelined(
+    compute: Compute, exchange: Duration, width: int = 2, *, one_core: bool = False
+) -> float:
+    """Pipe-SGD at width K: `c + x` at 1, `max(c, x)` above.
+
+    Two resources, compute and network, are busy at width 2; a larger one helps only
+    against times that vary.
+
+    Args:
+      compute: of a step.
+      exchange: of a gradient.
+      width: K.
+      one_core: whether codec and sums run where the model does, and so add to it.
+
+    Raises:
+      ValueError: for a width below 1.
+    """
+    if not is_integer(width, 1):
+        raise ValueError(f"`width` must be a whole number above 0, got {width!r}.")
+    if width == 1:
+        return synchronous(compute, exchange)
+    also = exchange.computed if one_core else 0.0
+    return max(compute.total + also, exchange.total)
+
+
+def asynchronous(cluster: Cluster, compute: Compute, n: int) -> float:
+    """PS-Async: seconds in which every worker has had one gradient applied.
+
+    A worker pulls n parameters, computes, pushes n gradients, and waits for no other.
+    The server's link carries both of each worker; it adds each gradient.
+
+    `max(c + 2(alpha + n beta), (p - 1) n beta, (p - 1) n gamma)`, the server a worker
+    too. Its gradients are of parameters that other workers have changed since, p-1
+    times on average.
+
+    Args:
+      cluster: with one device a host.
+      compute: of a step.
+      n: elements of a gradient.
+    """
+    size, others = FLOAT32 * n, cluster.hosts - 1
+    alone = compute.total
+    if others:
+        alone += 2 * (cluster.link.latency + size / cluster.link.bandwidth)
+    return max(
+        alone,
+        others * size / cluster.link.bandwidth,
+        others * size / cluster.reduction,
+    )
+
+
+def ceilings(compute: Compute, exchange: Duration) -> dict[str, float]:
+    """The most that pipelining can gain, over each way to be synchronous.
+
+    `(c + x) / max(c, x)`, at most 2; `(f + max(b, x) + u) / max(c, x)`, at most 4/3
+    where the backward pass takes two thirds.
+    """
+    best = pipelined(compute, exchange)
+    return {
+        "synchronous": synchronous(compute, exchange) / best,
+        "overlapped": overlapped(compute, exchange) / best,
+    }
+
+
+def efficiency(alone: float, step: float) -> float:
+    """Of p devices' samples a second, the share of p times those of one: `t_1 / t_p`.
+
+    Args:
+      alone: seconds of a step on one device, which exchanges nothing.
+      step: seconds of a step of all, each with as large a batch.
+    """
+    return alone / step

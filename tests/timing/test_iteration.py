@@ -1,0 +1,66 @@
+"""Step times in closed form."""
+
+import math
+
+import pytest
+
+from pipejax import timing
+from pipejax.timing import Cluster, Compute, Duration, Link
+
+COMPUTE = Compute(1.0, 2.0, 0.5)
+
+
+def exchange(seconds, computed=0.0):
+    return Duration(0.0, seconds - computed, 0.0, computed, 0.0)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0, 2.0, 3.5, 10.0])
+def test_what_hides_what(seconds):
+    comm = exchange(seconds)
+    assert timing.synchronous(COMPUTE, comm) == 3.5 + seconds
+    assert timing.overlapped(COMPUTE, comm) == 1.5 + max(2.0, seconds)
+    assert timing.pipelined(COMPUTE, comm, 1) == 3.5 + seconds
+    assert timing.pipelined(COMPUTE, comm, 2) == max(3.5, seconds)
+    assert timing.pipelined(COMPUTE, comm, 5) == max(3.5, seconds)
+
+
+def test_ceilings():
+    """Twice, and 4/3 where the backward pass is two thirds and nothing else is."""
+    compute = Compute.of(3.0)
+    assert timing.ceilings(compute, exchange(3.0))["synchronous"] == 2
+    assert math.isclose(timing.ceilings(compute, exchange(3.0))["overlapped"], 4 / 3)
+    for seconds in (0.1, 1.0, 2.0, 2.9, 3.1, 4.0, 30.0):
+        found = timing.ceilings(compute, exchange(seconds))
+        assert 1 <= found["overlapped"] <= 4 / 3
+        assert found["overlapped"] <= found["synchronous"] < 2
+
+
+def test_on_one_core_the_codec_is_computed_too():
+    comm = exchange(3.0, computed=1.0)
+    assert timing.pipelined(COMPUTE, comm) == 3.5
+    assert timing.pipelined(COMPUTE, comm, one_core=True) == 4.5
+
+
+def test_asynchronous():
+    """Bound by a worker's own cycle, then by the server's link."""
+    link = Link(0.0, 4e6)
+    assert timing.asynchronous(Cluster(1, link), COMPUTE, 10**6) == 3.5
+    assert timing.asynchronous(Cluster(4, link), COMPUTE, 10**6) == 5.5
+    assert timing.asynchronous(Cluster(9, link), COMPUTE, 10**6) == 8.0
+    slow = Cluster(4, link, reduction=1e6)
+    assert timing.asynchronous(slow, COMPUTE, 10**6) == 12.0
+
+
+def test_efficiency():
+    assert timing.efficiency(3.5, 7.0) == 0.5
+
+
+@pytest.mark.parametrize("width", [0, -1, 1.5, True])
+def test_width(width):
+    with pytest.raises(ValueError, match="`width` must be a whole number above 0"):
+        timing.pipelined(COMPUTE, exchange(1.0), width)
+
+
+def test_seconds():
+    with pytest.raises(ValueError, match="`backward` must be seconds, 0 or more"):
+        Compute(1.0, -1.0)

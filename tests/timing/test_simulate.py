@@ -1,0 +1,144 @@
+"""The simulator: as the closed forms where they hold, and where they do not."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from pipejax import codecs, timing
+from pipejax.timing import FORMS, Cluster, CodecSpeed, Link, Workload
+
+INT8 = codecs.int8()
+
+
+def cluster(hosts, **changes):
+    plain = Cluster(
+        hosts,
+        Link(1e-4, 62.5e6),
+        reduction=4e9,
+        synchronisation=1e-3,
+        codecs={"int8": CodecSpeed(2e9, 3e9)},
+    )
+    return dataclasses.replace(plain, **changes)
+
+
+def exchange_seconds(where, work):
+    counts = timing.flat(where, work.algorithm, work.elements, work.codec)
+    return timing.duration(where, counts, work.speed).total
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 7, 8, 64])
+@pytest.mark.parametrize("algorithm", FORMS)
+@pytest.mark.parametrize("codec", [None, "int8"])
+def test_exchanges_take_what_the_closed_form_says(algorithm, codec, p):
+    """Where hosts are alike; p divides n, for a psum that does not say how it cuts."""
+    if algorithm == "psum" and codec:
+        return
+    work = Workload(0.0, 64 * 64 * 105, algorithm, codec and INT8, codec)
+    found = timing.simulate(cluster(p), work, width=1).exchanged[0].max()
+    wanted = exchange_seconds(cluster(p), work)
+    if algorithm == "tree" and p & (p - 1):
+        # Some leaves have no level below them to wait for: never later, though.
+        assert 0.8 * wanted < found <= wanted
+    else:
+        assert math.isclose(found, wanted, rel_tol=1e-9)
+
+
+def test_a_server_has_two_directions():
+    """It is given the next step's gradients while it still hands out this one's sum."""
+    work = Workload(0.0, 10**6, "parameter_server")
+    found = timing.simulate(cluster(8), work, width=1).step_time
+    assert found < exchange_seconds(cluster(8), work)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("seconds", [0.01, 0.2])
+def test_steps_take_what_the_closed_form_says(width, seconds):
+    """Compute-bound and exchange-bound: `c + x` at width 1, `max(c, x)` above."""
+    work = Workload(seconds, 10**6, "ring")
+    counts = timing.flat(cluster(4), "ring", 10**6)
+    exchange = timing.duration(cluster(4), counts)
+    compute = timing.Compute.of(seconds)
+    found = timing.simulate(cluster(4), work, width, steps=20).step_time
+    assert math.isclose(found, timing.pipelined(compute, exchange, width))
+
+
+def test_a_straggler_sets_the_pace():
+    work = Workload(0.2, 10**5, "ring", slow=(1, 1, 3, 1))
+    found = timing.simulate(cluster(4), work, width=2).step_time
+    assert math.isclose(found, 0.6, rel_tol=1e-6)
+
+
+def test_jitter_is_waited_for_and_width_absorbs_some():
+    """At width 1 all wait for the slowest of each step, at a larger one for less."""
+    work = Workload(0.1, 10**6, "two_shot", jitter=0.3)
+    steps = [timing.simulate(cluster(8), work, k, steps=200) for k in (1, 2, 4)]
+    one, two, four = (found.step_time for found in steps)
+    even = dataclasses.replace(work, jitter=0.0)
+    assert one > timing.simulate(cluster(8), even, 1).step_time
+    assert one > two > four
+    assert four > timing.simulate(cluster(8), even, 4).step_time * (1 - 1e-9)
+
+
+def test_jitter_keeps_the_mean():
+    work = Workload(0.1, 1, jitter=0.5)
+    times = work.compute_times(10_000, 4, np.random.default_rng(0))
+    # The standard deviation is 0.1 sqrt(exp(0.25) - 1) = 0.053, of 40,000 of them.
+    assert abs(times.mean() - 0.1) < 5 * 0.053 / 200
+
+
+def test_devices_share_their_hosts_link():
+    """A two-shot that knows of no hosts: d devices send at once through one link."""
+    inner = Link(0.0, math.inf)
+    where = cluster(4, devices=4, inner=inner, link=Link(0.0, 62.5e6), reduction=1e30)
+    work = Workload(0.0, 16 * 10**4, "two_shot")
+    found = timing.simulate(where, work, 1).step_time
+    wanted = exchange_seconds(where, work)
+    # The closed form has the link busy all the time; here some messages wait for both
+    # ends to be free.
+    assert wanted * (1 - 1e-9) <= found < 2 * wanted
+
+
+def test_thousands_of_workers():
+    """A ring's latency is of 2(p-1) hops, a halving's of 2 log2(p)."""
+    where = cluster(4096, synchronisation=0.0)
+    found = {
+        name: timing.simulate(where, Workload(0.0, 4096, name), 1, steps=2).step_time
+        for name in ("ring", "halving_doubling")
+    }
+    for name, seconds in found.items():
+        assert math.isclose(seconds, exchange_seconds(where, Workload(0, 4096, name)))
+    assert found["ring"] > 250 * found["halving_doubling"]
+
+
+def test_asynchronous_workers_wait_for_nobody_but_the_server():
+    """As the closed form where compute or the server's link is the limit."""
+    where = cluster(8, synchronisation=0.0)
+    for seconds, elements in ((1.0, 10**4), (0.001, 10**6)):
+        work = Workload(seconds, elements)
+        applied = timing.simulate_asynchronous(where, work, steps=100)
+        assert applied.size == 8 * 100
+        wanted = timing.asynchronous(where, timing.Compute.of(seconds), elements)
+        # The first pulls come one after another, before there is anything to push.
+        assert math.isclose(applied[-1] / 100, wanted, rel_tol=0.03)
+
+
+def test_a_straggler_does_not_hold_up_asynchronous_workers():
+    work = Workload(0.1, 10**4, slow=(1, 1, 1, 10))
+    applied = timing.simulate_asynchronous(cluster(4), work, steps=20)
+    assert np.median(applied) < 3.0
+    assert timing.simulate(cluster(4), work, 1).step_time > 1.0
+
+
+@pytest.mark.parametrize(("width", "steps"), [(2, 1), (0, 20)])
+def test_too_few(width, steps):
+    says = f"at least 2 and `width` at least 1, got {steps}, {width}"
+    with pytest.raises(ValueError, match=says):
+        timing.simulate(cluster(2), Workload(0.1, 10), width, steps)
+
+
+def test_slow_is_of_each_device():
+    work = Workload(0.1, 10, slow=(1,))
+    with pytest.raises(ValueError, match="`slow` must have one number for each of 2"):
+        timing.simulate(cluster(2), work, width=2)
