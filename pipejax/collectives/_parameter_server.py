@@ -8,7 +8,6 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from pipejax.codecs import Codec
 from pipejax.mesh import AxisName
@@ -39,8 +38,7 @@ class ParameterServer(AllReduce):
             return [payload], states
 
         def add(payloads: Any) -> Parts:
-            decoded = worker.decode(jnp.stack(payloads))
-            return jax.tree.map(lambda x: x.sum(axis=0), decoded)
+            return worker.decoded_sum(payloads)
 
         total = Stages((Local(encode),), (worker.init, server.init))
         for rank in range(1, p):

@@ -1,0 +1,82 @@
+"""Exchanges measured on a mesh: each alone, all in turn."""
+
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from pipejax.collectives import AllReduce, Layout, psum, run
+from pipejax.mesh import on_mesh
+
+
+class Case(NamedTuple):
+    """An all-reduce of one vector a device.
+
+    Attributes:
+      all_reduce: the algorithm, with its codec.
+      elements: of the vector, float32.
+    """
+
+    all_reduce: AllReduce
+    elements: int
+
+
+def exchange_times(
+    mesh: Mesh, cases: Mapping[str, Case], rounds: int
+) -> dict[str, list[float]]:
+    """Seconds of each, round after round; in each round all run in turn.
+
+    In a run of several processes, all must call it. Before each there is a barrier, so
+    that nobody begins while others are still at the one before.
+
+    Args:
+      mesh: over all of whose axes is summed.
+      cases: what to time, by name.
+      rounds: how often.
+    """
+    programs = {name: _Program(mesh, case) for name, case in cases.items()}
+    barrier = _Program(mesh, Case(psum(), 1))
+    for program in (barrier, *programs.values()):
+        program()  # compile
+    times: dict[str, list[float]] = {name: [] for name in programs}
+    for _ in range(rounds):
+        for name, program in programs.items():
+            barrier()
+            start = time.perf_counter()
+            program()
+            times[name].append(time.perf_counter() - start)
+    return times
+
+
+class _Program:
+    """One case, with its vector and its codecs' states."""
+
+    def __init__(self, mesh: Mesh, case: Case) -> None:
+        axis = mesh.axis_names if len(mesh.axis_names) > 1 else mesh.axis_names[0]
+        n = case.elements
+        layout = Layout(n, jnp.float32, shapes=((n,),))
+        own = P(axis)
+
+        def init() -> Any:
+            return case.all_reduce.init(layout, axis)
+
+        def local(vector: jax.Array, states: Any) -> Any:
+            return run(case.all_reduce(layout, axis), vector, states)
+
+        place = NamedSharding(mesh, own)
+        mine = len(mesh.local_devices) * n
+        vector = np.random.default_rng(jax.process_index()).normal(size=mine)
+        self._vector = jax.make_array_from_process_local_data(
+            place, vector.astype(np.float32)
+        )
+        self._states = jax.jit(on_mesh(init, mesh, (), own))()
+        self._step = jax.jit(on_mesh(local, mesh, (own, own), (P(), own)))
+
+    def __call__(self) -> None:
+        total, self._states = self._step(self._vector, self._states)
+        jax.block_until_ready(total)
