@@ -1,5 +1,11 @@
 """Timing models: how long an exchange and a step take, before they are run."""
 
+from ._calibrate import Fit as Fit
+from ._calibrate import Sample as Sample
+from ._calibrate import as_json as as_json
+from ._calibrate import calibrate as calibrate
+from ._calibrate import fit as fit
+from ._calibrate import from_json as from_json
 from ._cluster import Cluster as Cluster
 from ._cluster import CodecSpeed as CodecSpeed
 from ._cluster import Link as Link
@@ -22,3 +28,5 @@ from ._simulate import Trace as Trace
 from ._simulate import Workload as Workload
 from ._simulate import simulate as simulate
 from ._simulate import simulate_asynchronous as simulate_asynchronous
+from ._stopwatch import Case as Case
+from ._stopwatch import exchange_times as exchange_times

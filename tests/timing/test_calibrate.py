@@ -1,0 +1,108 @@
+"""Speeds fitted to times: found where they are known, refused where they cannot be."""
+
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax import codecs, timing
+from pipejax.timing import Cluster, CodecSpeed, Exchange, Link, Sample
+
+KNOWN = Cluster(
+    4,
+    Link(2e-4, 62.5e6),
+    reduction=4e9,
+    synchronisation=5e-4,
+    codecs={"int8": CodecSpeed(2e9, 3e9)},
+)
+
+
+def samples(noise=0.0, algorithms=("psum", "ring", "tree")):
+    rng = np.random.default_rng(0)
+    found = []
+    for algorithm in algorithms:
+        for n in (2**10, 2**14, 2**18, 2**22):
+            exchange = Exchange(timing.FORMS[algorithm](4, n, None))
+            seconds = timing.duration(KNOWN, exchange).total
+            seconds *= math.exp(noise * rng.normal())
+            found.append(Sample(f"{algorithm} {n}", exchange, seconds))
+    return found
+
+
+def test_what_is_known_is_found():
+    fit = timing.fit(4, samples(), KNOWN.reduction, KNOWN.codecs)
+    np.testing.assert_allclose(fit.errors, 0, atol=1e-9)
+    link, known = fit.cluster.link, KNOWN.link
+    assert math.isclose(link.latency, known.latency, rel_tol=1e-6)
+    assert math.isclose(link.bandwidth, known.bandwidth, rel_tol=1e-6)
+    synchronisation = fit.cluster.synchronisation
+    assert math.isclose(synchronisation, KNOWN.synchronisation, rel_tol=1e-6)
+
+
+def test_noise_moves_it_by_as_much():
+    """5 % on each of 12 samples, of three numbers: within a few of 5 %/sqrt(4)."""
+    fit = timing.fit(4, samples(noise=0.05), KNOWN.reduction)
+    assert abs(fit.cluster.link.bandwidth / KNOWN.link.bandwidth - 1) < 0.1
+    assert np.abs(fit.errors).max() < 0.25
+    assert np.abs(fit.errors).max() > 0.01
+
+
+def test_a_fit_says_what_it_found():
+    text = str(timing.fit(4, samples(), KNOWN.reduction, KNOWN.codecs))
+    assert "latency 200 us, bandwidth 500 Mbit/s, synchronisation 500 us" in text
+    assert "int8: encodes 2.0, decodes 3.0 GB/s of float32" in text
+    assert "ring 4194304" in text
+
+
+@pytest.mark.parametrize("algorithms", [(), ("psum",), ("ring",)])
+def test_samples_that_do_not_tell(algorithms):
+    with pytest.raises(ValueError, match="`samples` must be of several sizes, and of"):
+        timing.fit(4, samples(algorithms=algorithms), KNOWN.reduction)
+
+
+def test_a_cluster_is_written_and_read():
+    for cluster in (KNOWN, Cluster(2, Link(0, 1e9), devices=8, inner=Link(0, 1e11))):
+        text = json.dumps(timing.as_json(cluster))
+        assert timing.from_json(json.loads(text)) == cluster
+
+
+@pytest.mark.parametrize(
+    "record",
+    [{}, [], {"hosts": 2}, {"hosts": 2, "link": {"speed": 1}}, {"hosts": 2, "link": 1}],
+)
+def test_what_is_no_cluster(record):
+    with pytest.raises(ValueError, match="`record` must be a cluster as"):
+        timing.from_json(record)
+
+
+def test_calibration_measures_here():
+    """Every sample once, and a codec's speed; how fast is this machine's business."""
+    fit = timing.calibrate(
+        pj.data_mesh(2), {"int8": codecs.int8()}, sizes=(16, 4096), rounds=2
+    )
+    assert fit.cluster.hosts == 2
+    assert len(fit.samples) == 8
+    assert all(sample.seconds > 0 for sample in fit.samples)
+    assert 0 < fit.cluster.codec("int8").encode < math.inf
+    assert 0 < fit.cluster.reduction < math.inf
+
+
+def test_one_device_exchanges_nothing():
+    with pytest.raises(ValueError, match="`mesh` must have several devices, got one"):
+        timing.calibrate(pj.data_mesh(1))
+
+
+def test_exchange_times_are_of_every_round():
+    case = timing.Case(pj.collectives.two_shot(codecs.int8()), 1000)
+    found = timing.exchange_times(pj.data_mesh(4), {"one": case, "other": case}, 3)
+    assert {name: len(times) for name, times in found.items()} == {"one": 3, "other": 3}
+
+
+def test_over_two_axes():
+    mesh = pj.data_mesh(4, axis_name=("host", "device"), hosts=2)
+    case = timing.Case(pj.collectives.hierarchical(), 100)
+    assert len(timing.exchange_times(mesh, {"it": case}, 1)["it"]) == 1
+    assert jax.device_count() >= 4
