@@ -24,6 +24,9 @@ from ._iteration import efficiency as efficiency
 from ._iteration import overlapped as overlapped
 from ._iteration import pipelined as pipelined
 from ._iteration import synchronous as synchronous
+from ._plan import Choice as Choice
+from ._plan import plan as plan
+from ._plan import scaling as scaling
 from ._simulate import Trace as Trace
 from ._simulate import Workload as Workload
 from ._simulate import simulate as simulate

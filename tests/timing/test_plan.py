@@ -1,0 +1,99 @@
+"""What is planned: what is fastest, and of what is as fast the simplest."""
+
+import dataclasses
+import itertools
+import math
+
+import pytest
+
+from pipejax import codecs, timing
+from pipejax.timing import Cluster, CodecSpeed, Compute, Link
+
+CODECS = {"int8": codecs.int8()}
+CLUSTER = Cluster(
+    4,
+    Link(5e-5, 62.5e6),
+    reduction=4e9,
+    codecs={"int8": CodecSpeed(4e9, 4e9)},
+)
+N = 4_000_000  # 16 MB: a ring takes 384 ms, with int8 about 100
+
+
+def best(compute, **changes):
+    return timing.plan(CLUSTER, N, Compute.of(compute), CODECS, **changes)[0]
+
+
+def test_compute_bound_needs_no_codec():
+    choice = best(0.5)
+    assert (choice.width, choice.codec) == (2, None)
+    assert choice.step == 0.5
+    assert choice.ratio == 1
+    assert "hidden behind compute" in choice.reason
+
+
+def test_wire_bound_is_compressed():
+    choice = best(0.12)
+    assert (choice.width, choice.codec) == (2, "int8")
+    assert choice.step == 0.12
+    assert "to spare" in choice.reason
+
+
+def test_bound_by_the_wire_even_so():
+    choice = best(0.01)
+    assert choice.codec == "int8"
+    assert choice.step == choice.exchange.total > 0.09
+    assert choice.reason.startswith("hides 10.0 ms of an exchange of")
+    assert choice.reason.endswith("wire")
+
+
+def test_a_wider_pipeline_is_not_taken_for_nothing():
+    assert best(0.5, widths=(1, 2, 3)).width == 2
+    alone = dataclasses.replace(CLUSTER, link=Link(0, 1e15), reduction=math.inf)
+    assert timing.plan(alone, N, Compute.of(0.5))[0].width == 1
+
+
+def test_all_are_ranked():
+    found = timing.plan(CLUSTER, N, Compute.of(0.1), CODECS)
+    # Six algorithms, five of them with int8, at two widths.
+    assert len(found) == 2 * (6 + 5)
+    assert len({(c.width, c.algorithm, c.codec) for c in found}) == len(found)
+    steps = [choice.step for choice in found]
+    assert all(b >= a * 0.99 for a, b in itertools.pairwise(steps))
+    assert steps[-1] == max(steps)
+    assert found[-1].algorithm == "parameter_server"
+    assert "waits for the exchange" in found[-1].reason
+
+
+def test_levels_where_there_are_several():
+    """Eight devices behind one link: a two-shot that knows of it sends a seventh."""
+    inner = Link(1e-6, 1e11)
+    many = dataclasses.replace(CLUSTER, devices=8, inner=inner)
+    choice = timing.plan(many, N, Compute.of(0.01), CODECS)[0]
+    assert choice.codec == "int8"
+    two = [
+        c.step
+        for levels in (True, False)
+        for c in timing.plan(many, N, Compute.of(0.01), CODECS)
+        if (c.algorithm, c.codec, c.width, c.levels) == ("two_shot", "int8", 2, levels)
+    ]
+    assert two[0] < two[1] / 6
+    assert str(choice).startswith("width 2")
+
+
+def test_scaling():
+    """Hidden while it is shorter than compute; a ring's latency grows with p."""
+    compute = Compute.of(0.5)
+    choice = best(0.5)
+    curve = timing.scaling(CLUSTER, choice, N, compute)
+    assert list(curve) == [2**i for i in range(13)]
+    assert curve[1] == curve[4] == 1
+    if choice.algorithm in ("psum", "ring"):
+        assert curve[4096] < 1
+    waits = timing.scaling(CLUSTER, choice._replace(width=1), N, compute)
+    assert waits[1] == 1
+    assert all(waits[p] < curve[p] for p in curve if p > 1)
+
+
+def test_a_codec_whose_speed_is_not_known():
+    with pytest.raises(ValueError, match="`codec` must be one of the cluster's"):
+        timing.plan(CLUSTER, N, Compute.of(0.1), {"sign": codecs.sign()})
