@@ -110,7 +110,7 @@ def scaling(
     choice: Choice,
     elements: int,
     compute: Compute,
-    codec: Codec | None = None,
+    codecs: Mapping[str, Codec] | None = None,
     hosts: Sequence[int] = HOSTS,
     *,
     one_core: bool = False,
@@ -122,15 +122,26 @@ def scaling(
       choice: one of `plan`'s.
       elements: of a gradient.
       compute: of a step.
-      codec: that of the choice.
+      codecs: by name, as of `plan`; the choice's own must be there.
       hosts: how many.
       one_core: as of `plan`.
+
+    Raises:
+      ValueError: for a choice whose codec is not given.
     """
+    known: dict[str | None, Codec | None] = dict(
+        [(None, None), *(codecs or {}).items()]
+    )
+    if choice.codec not in known:
+        raise ValueError(
+            f"`codecs` must have the choice's, {choice.codec!r}; got"
+            f" {sorted(codecs or {})}. Give what `plan` was given."
+        )
     curve = {}
     for count in hosts:
         many = dataclasses.replace(cluster, hosts=count)
         make = hierarchical if choice.levels else flat
-        exchange = make(many, choice.algorithm, elements, codec)
+        exchange = make(many, choice.algorithm, elements, known[choice.codec])
         seconds = duration(many, exchange, choice.codec)
         if count * cluster.devices == 1:
             seconds = Duration(0, 0, 0, 0, 0)

@@ -94,6 +94,17 @@ def test_scaling():
     assert all(waits[p] < curve[p] for p in curve if p > 1)
 
 
+def test_scaling_with_a_codec():
+    """Of the same bytes a host, whatever p: what is hidden stays so."""
+    choice = best(0.12)
+    curve = timing.scaling(CLUSTER, choice, N, Compute.of(0.12), CODECS, hosts=(1, 4))
+    assert curve == {1: 1, 4: 1}
+    with pytest.raises(
+        ValueError, match="`codecs` must have the choice's, 'int8'; got"
+    ):
+        timing.scaling(CLUSTER, choice, N, Compute.of(0.12))
+
+
 def test_a_codec_whose_speed_is_not_known():
     with pytest.raises(ValueError, match="`codec` must be one of the cluster's"):
         timing.plan(CLUSTER, N, Compute.of(0.1), {"sign": codecs.sign()})
