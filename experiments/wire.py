@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 import pipejax as pj
-from pipejax import collectives
+from pipejax import codecs, collectives
 from pipejax.mesh import AxisName, on_mesh
 from pipejax.overlap import inspect, topology
 
@@ -42,7 +42,7 @@ class Config:
 
     gpu: str | None = "h100:1x1x4"
     """As `pj.overlap.topology` takes it; none to leave it out."""
-    codecs: tuple[str, ...] = ("none", *exchange.CODECS)
+    codecs: tuple[str, ...] = ("none", *codecs.NAMES)
     """Which."""
     out: pathlib.Path = report.RESULTS / "wire.json"
     """Where the result goes."""
@@ -134,7 +134,7 @@ def show(rows: list[dict[str, Any]]) -> None:
     algorithms = list(dict.fromkeys(row["algorithm"] for row in rows))
     table = Table("codec", *algorithms)
     cells = {(row["algorithm"], row["codec"]): row for row in rows}
-    for codec in ("none", *exchange.CODECS):
+    for codec in ("none", *codecs.NAMES):
         found = (cells.get((algorithm, codec)) for algorithm in algorithms)
         table.add_row(codec, *(f"{x['ratio']:.3f}" if x else "" for x in found))
     Console(width=110).print(table)

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import pipejax as pj
-from experiments import exchange
+from pipejax import codecs
 
 ROOT = pathlib.Path(__file__).parents[1]
 WITH_CODE = [
@@ -149,7 +149,7 @@ def rows_of_wire():
     ratios = {(x["algorithm"], x["codec"]): x["ratio"] for x in record["rows"]}
     algorithms = list(dict.fromkeys(algorithm for algorithm, _ in ratios))
     yield "| codec | " + " | ".join(algorithms) + " |"
-    for codec in ("none", *exchange.CODECS):
+    for codec in ("none", *codecs.NAMES):
         found = [ratios.get((algorithm, codec)) for algorithm in algorithms]
         cells = ["" if ratio is None else f"{ratio:.3f}" for ratio in found]
         yield f"| {codec} | " + " | ".join(cells) + " |"

@@ -24,6 +24,7 @@ from ._iteration import efficiency as efficiency
 from ._iteration import overlapped as overlapped
 from ._iteration import pipelined as pipelined
 from ._iteration import synchronous as synchronous
+from ._picture import picture as picture
 from ._plan import Choice as Choice
 from ._plan import plan as plan
 from ._plan import scaling as scaling

@@ -1,9 +1,10 @@
 """A cluster's speeds, fitted to what was measured on it.
 
 `seconds = messages alpha + wire beta + collectives S + what cores do`, by least squares
-over algorithms and sizes, relative to each time, no speed below 0. What cores do,
-encode, decode and add, is measured apart from the network, on all hosts at once, so
-that those that share a core do.
+of logarithms over algorithms and sizes, so that a millisecond counts as much of ten as
+a second of ten thousand, and an outlier little. What cores do, encode, decode and add,
+is measured apart from the network, on all hosts at once, so that those that share a
+core do.
 """
 
 import dataclasses
@@ -161,19 +162,24 @@ def fit(
     seconds = np.array([sample.seconds for sample in samples])
     added = np.array([c.summed for c in counts]) / reduction
     asked = np.array([(c.messages, c.wire, c.collectives) for c in counts])
-    scaled = asked / seconds[:, None]
-    size = np.abs(scaled).max(axis=0, initial=0)
-    if not size.all() or np.linalg.matrix_rank(scaled / size) < 3:
+    size = asked.max(axis=0, initial=0)
+    if not size.all() or np.linalg.matrix_rank(asked / size) < 3:
         raise ValueError(
             "`samples` must be of several sizes, and of algorithms with different"
             f" numbers of messages and collectives; got {[s.name for s in samples]}."
         )
-    costs, _ = scipy.optimize.nnls(scaled / size, (seconds - added) / seconds)
-    latency, beta, synchronisation = (float(c) for c in costs / size)
-    link = Link(latency, 1 / beta if beta else np.inf)
+
+    def errors(logarithms: np.ndarray) -> np.ndarray:
+        predicted = added + asked @ np.exp(logarithms)
+        return np.log(predicted / seconds)
+
+    # From what it would be if all of the largest one's time were of one kind.
+    start = np.log(seconds.max() / size)
+    found = scipy.optimize.least_squares(errors, start, loss="soft_l1", f_scale=0.1)
+    latency, beta, synchronisation = (float(cost) for cost in np.exp(found.x))
     cluster = Cluster(
         hosts,
-        link,
+        Link(latency, 1 / beta),
         reduction=reduction,
         synchronisation=synchronisation,
         codecs=dict(codecs or {}),

@@ -1,7 +1,4 @@
-"""`pipejax inspect`: what hides a program's communication, on the command line.
-
-Thin: each command reads its arguments and calls one function.
-"""
+"""`pipejax inspect`: what hides a program's communication."""
 # ruff: noqa: T201 - printing is what a command is for.
 
 import argparse
@@ -9,8 +6,7 @@ import importlib
 import json
 import pathlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,32 +15,11 @@ import pipejax as pj
 from pipejax.executors import Fused
 from pipejax.overlap import Report, inspect, timeline, topology
 
-
-class UsageError(Exception):
-    """What the user has to change, in one line."""
+from ._usage import UsageError, in_one_line
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command.
-
-    Args:
-      argv: its arguments; `None` takes those of the process.
-
-    Returns:
-      0, or 1 if the answer is no (`--fail-under`), or 2 if the question is wrong.
-    """
-    parser = argparse.ArgumentParser("pipejax", description=pj.__doc__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_inspect(commands)
-    args = parser.parse_args(argv)
-    try:
-        return args.command(args)
-    except UsageError as error:
-        print(f"pipejax: {error}", file=sys.stderr)
-        return 2
-
-
-def _add_inspect(commands: Any) -> None:
+def add(commands: Any) -> None:
+    """Its arguments."""
     parser = commands.add_parser(
         "inspect",
         help="show which collectives a program hides, and behind what",
@@ -52,7 +27,7 @@ def _add_inspect(commands: Any) -> None:
         " shows which of its collectives run beside compute. Of a train step it shows"
         " the synchronous twin too.",
     )
-    parser.set_defaults(command=run_inspect)
+    parser.set_defaults(command=run)
     parser.add_argument(
         "program",
         metavar="MODULE:FUNCTION",
@@ -70,7 +45,7 @@ def _add_inspect(commands: Any) -> None:
     parser.add_argument("--json", metavar="FILE", help="write all numbers")
 
 
-def run_inspect(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """`pipejax inspect`."""
     least = args.fail_under
     if least is not None and not 0 <= least <= 1:
@@ -79,7 +54,7 @@ def run_inspect(args: argparse.Namespace) -> int:
         # Nothing runs: leave alone what accelerators there are.
         jax.config.update("jax_platforms", "cpu")
     function = _load(args.program)
-    with _in_one_line(ImportError, ValueError):
+    with in_one_line(ImportError, ValueError):
         devices = topology(args.target) if args.target else jax.devices()
     programs, setting = _programs(args.program, function(pj.data_mesh(devices=devices)))
     kind = f"{len(devices)} x {devices[0].device_kind}"
@@ -90,7 +65,7 @@ def run_inspect(args: argparse.Namespace) -> int:
     for title, report in reports.items():
         print(f"\n{title}\n{report}")
     print("\n" + "\n".join(f"{k}: {_in_short(v)}" for k, v in reports.items()))
-    with _in_one_line(ImportError, OSError, ValueError):
+    with in_one_line(ImportError, OSError, ValueError):
         if args.json:
             _write(args.json, setting, reports)
         if args.plot:
@@ -208,16 +183,3 @@ def _words(value: Any) -> str:
     if not isinstance(value, dict):
         return str(value)
     return ", ".join(f"{k}={v!r}" for k, v in value.items()) or "none"
-
-
-@contextmanager
-def _in_one_line(*kinds: type[Exception]) -> Iterator[None]:
-    """Turns these exceptions, whose message says it all, into a line of ours."""
-    try:
-        yield
-    except kinds as error:
-        raise UsageError(str(error)) from error
-
-
-if __name__ == "__main__":
-    sys.exit(main())

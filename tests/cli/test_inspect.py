@@ -11,7 +11,7 @@ import pytest
 
 from pipejax.cli import main
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 PROGRAMS = """
     import jax
     import jax.numpy as jnp

@@ -1,0 +1,31 @@
+"""The command line as a whole."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import pipejax as pj
+
+from . import _calibrate, _inspect, _plan
+from ._usage import UsageError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+      argv: its arguments; `None` takes those of the process.
+
+    Returns:
+      0, or 1 if the answer is no (`--fail-under`), or 2 if the question is wrong.
+    """
+    parser = argparse.ArgumentParser("pipejax", description=pj.__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for command in (_inspect, _calibrate, _plan):
+        command.add(commands)
+    args = parser.parse_args(argv)
+    try:
+        return args.command(args)
+    except UsageError as error:
+        sys.stderr.write(f"pipejax: {error}\n")
+        return 2
