@@ -1,6 +1,7 @@
 """A cluster's speeds, fitted to what was measured on it.
 
-`seconds = messages alpha + wire beta + collectives S + what cores do`, by least squares
+`seconds = messages alpha + (wire + (1/duplex - 1) mutual) beta + collectives S
++ what cores do`, by least squares
 of logarithms over algorithms and sizes, so that a millisecond counts as much of ten as
 a second of ten thousand, and an outlier little. What cores do, encode, decode and add,
 is measured apart from the network, on all hosts at once, so that those that share a
@@ -17,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.optimize
+import scipy.special
 from jax.sharding import Mesh
 
 from pipejax import collectives
@@ -27,7 +29,13 @@ from ._exchange import FLOAT32, FORMS, Algorithm, Exchange, duration
 from ._stopwatch import Case, exchange_times
 
 SIZES = (2**10, 2**14, 2**17, 2**19, 2**21)
-ALGORITHMS: tuple[Algorithm, ...] = ("psum", "ring", "two_shot", "tree")
+ALGORITHMS: tuple[Algorithm, ...] = (
+    "psum",
+    "ring",
+    "two_shot",
+    "halving_doubling",
+    "tree",
+)
 
 
 class Sample(NamedTuple):
@@ -70,7 +78,8 @@ class Fit(NamedTuple):
         link = self.cluster.link
         lines = [
             f"latency {1e6 * link.latency:.0f} us, bandwidth"
-            f" {8e-6 * link.bandwidth:.0f} Mbit/s, synchronisation"
+            f" {8e-6 * link.bandwidth:.0f} Mbit/s"
+            f" ({self.cluster.duplex:.2f} of it both ways at once), synchronisation"
             f" {1e6 * self.cluster.synchronisation:.0f} us, sums"
             f" {1e-9 * self.cluster.reduction:.1f} GB/s",
             *(
@@ -147,7 +156,7 @@ def fit(
     reduction: float,
     codecs: Mapping[str, CodecSpeed] | None = None,
 ) -> Fit:
-    """Latency, bandwidth and synchronisation of a cluster of one device a host.
+    """Latency, bandwidth, duplex and synchronisation of a cluster, one device a host.
 
     Args:
       hosts: how many.
@@ -156,30 +165,39 @@ def fit(
       codecs: how fast they are; kept.
 
     Raises:
-      ValueError: for samples that do not tell the three apart.
+      ValueError: for samples that do not tell these apart.
     """
     counts = [sample.exchange.between for sample in samples]
     seconds = np.array([sample.seconds for sample in samples])
     added = np.array([c.summed for c in counts]) / reduction
-    asked = np.array([(c.messages, c.wire, c.collectives) for c in counts])
+    asked = np.array([(c.messages, c.wire, c.mutual, c.collectives) for c in counts])
+    asked = asked.reshape(-1, 4)
     size = asked.max(axis=0, initial=0)
-    if not size.all() or np.linalg.matrix_rank(asked / size) < 3:
+    if not size.all() or np.linalg.matrix_rank(asked / size) < 4:
         raise ValueError(
             "`samples` must be of several sizes, and of algorithms with different"
-            f" numbers of messages and collectives; got {[s.name for s in samples]}."
+            " numbers of messages, collectives and bytes both ways; got"
+            f" {[s.name for s in samples]}."
         )
 
-    def errors(logarithms: np.ndarray) -> np.ndarray:
-        predicted = added + asked @ np.exp(logarithms)
-        return np.log(predicted / seconds)
+    def costs(x: np.ndarray) -> np.ndarray:
+        """Of each column: all above 0, a mutual byte at most as much as another."""
+        latency, beta, share, synchronisation = x
+        both = np.exp(beta) * scipy.special.expit(share)
+        return np.array([np.exp(latency), np.exp(beta), both, np.exp(synchronisation)])
+
+    def errors(x: np.ndarray) -> np.ndarray:
+        return np.log((added + asked @ costs(x)) / seconds)
 
     # From what it would be if all of the largest one's time were of one kind.
     start = np.log(seconds.max() / size)
+    start[2] = 0.0
     found = scipy.optimize.least_squares(errors, start, loss="soft_l1", f_scale=0.1)
-    latency, beta, synchronisation = (float(cost) for cost in np.exp(found.x))
+    latency, beta, both, synchronisation = (float(cost) for cost in costs(found.x))
     cluster = Cluster(
         hosts,
         Link(latency, 1 / beta),
+        duplex=1 / (1 + both / beta),
         reduction=reduction,
         synchronisation=synchronisation,
         codecs=dict(codecs or {}),

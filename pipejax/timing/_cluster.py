@@ -60,6 +60,9 @@ class Cluster:
       reduction: 1/gamma, bytes of float32 that a device adds to others a second.
       synchronisation: S, seconds that a collective takes beside its messages: to be
         launched, and to wait for the last to come.
+      duplex: of a link's bandwidth in one direction, what is left where two devices
+        send to each other at once; 1/2 if one waits for the other, as with Gloo, whose
+        point-to-point messages are sent before they are received.
       codecs: how fast each is, by a name of the caller's.
 
     Raises:
@@ -72,6 +75,7 @@ class Cluster:
     inner: Link | None = None
     reduction: float = math.inf
     synchronisation: float = 0.0
+    duplex: float = 1.0
     codecs: Mapping[str, CodecSpeed] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -79,6 +83,11 @@ class Cluster:
         _check_count("devices", self.devices)
         _check_speed("reduction", self.reduction)
         _check_seconds("synchronisation", self.synchronisation)
+        if not (_is_number(self.duplex) and 0.5 <= self.duplex <= 1):
+            raise ValueError(
+                f"`duplex` must be from 0.5 to 1, got {self.duplex!r}. 1 is a link"
+                " whose two directions know nothing of each other."
+            )
         if self.devices > 1 and self.inner is None:
             raise ValueError(
                 "`inner` must say what joins the devices of a host, of which there are"

@@ -29,6 +29,7 @@ class Counts(NamedTuple):
     Attributes:
       messages: that wait for the one before.
       wire: bytes through its link, in one direction.
+      mutual: of these, bytes sent to a device that sends as many back meanwhile.
       summed: bytes of float32 added to others.
       encoded: bytes of float32 before they are sent.
       decoded: bytes of float32 out of what was sent.
@@ -37,6 +38,7 @@ class Counts(NamedTuple):
 
     messages: float = 0
     wire: float = 0
+    mutual: float = 0
     summed: float = 0
     encoded: float = 0
     decoded: float = 0
@@ -118,9 +120,10 @@ def duration(
 def _seconds(
     cluster: Cluster, link: Link, counts: Counts, speed: CodecSpeed
 ) -> Duration:
+    waits = counts.mutual * (1 / cluster.duplex - 1)
     return Duration(
         latency=counts.messages * link.latency,
-        wire=counts.wire / link.bandwidth,
+        wire=(counts.wire + waits) / link.bandwidth,
         reduction=counts.summed / cluster.reduction,
         codec=counts.encoded / speed.encode + counts.decoded / speed.decode,
         synchronisation=counts.collectives * cluster.synchronisation,
@@ -161,6 +164,7 @@ def ring(p: int, n: int, codec: Codec | None = None) -> Counts:
     return Counts(
         messages=2 * hops,
         wire=2 * hops * piece.payload,
+        mutual=2 * piece.payload if p == 2 else 0,  # the next is the one before
         summed=hops * piece.bytes,
         encoded=p * piece.coded,
         decoded=(hops + p) * piece.coded,
@@ -174,6 +178,7 @@ def two_shot(p: int, n: int, codec: Codec | None = None) -> Counts:
     return Counts(
         messages=2 * (p - 1),
         wire=2 * (p - 1) * piece.payload,
+        mutual=2 * piece.payload if p % 2 == 0 else 0,  # p/2 ranks on, p/2 back
         summed=(p - 1) * piece.bytes,
         encoded=(p + 1) * piece.coded,
         decoded=2 * p * piece.coded,
@@ -188,6 +193,7 @@ def halving_doubling(p: int, n: int, codec: Codec | None = None) -> Counts:
     whole = Counts(
         messages=2 * steps,
         wire=2 * (q - 1) * piece.payload,
+        mutual=2 * (q - 1) * piece.payload,
         summed=(q - 1) * piece.bytes,
         encoded=q * piece.coded,
         decoded=(2 * q - 1) * piece.coded,
@@ -265,7 +271,12 @@ def flat(
     if cluster.hosts == 1:
         return Exchange(inside=counts)
     share = _crossing(algorithm, cluster.hosts, cluster.devices)
-    return Exchange(between=counts._replace(wire=counts.wire * share))
+    return Exchange(_through_one_link(counts, share))
+
+
+def _through_one_link(counts: Counts, devices: float) -> Counts:
+    """Of a host, for so many of its devices' bytes."""
+    return counts._replace(wire=counts.wire * devices, mutual=counts.mutual * devices)
 
 
 def _crossing(algorithm: Algorithm, hosts: int, devices: int) -> float:
@@ -304,7 +315,7 @@ def hierarchical(
     inside = _form(inner)(cluster.devices, n, None)
     piece = -(-n // cluster.devices)
     between = _form(outer)(cluster.hosts, piece, codec)
-    return Exchange(between._replace(wire=between.wire * cluster.devices), inside)
+    return Exchange(_through_one_link(between, cluster.devices), inside)
 
 
 def per_leaf(

@@ -16,11 +16,12 @@ KNOWN = Cluster(
     Link(2e-4, 62.5e6),
     reduction=4e9,
     synchronisation=5e-4,
+    duplex=0.6,
     codecs={"int8": CodecSpeed(2e9, 3e9)},
 )
 
 
-def samples(noise=0.0, algorithms=("psum", "ring", "tree")):
+def samples(noise=0.0, algorithms=("psum", "ring", "halving_doubling", "tree")):
     rng = np.random.default_rng(0)
     found = []
     for algorithm in algorithms:
@@ -40,24 +41,37 @@ def test_what_is_known_is_found():
     assert math.isclose(link.bandwidth, known.bandwidth, rel_tol=1e-6)
     synchronisation = fit.cluster.synchronisation
     assert math.isclose(synchronisation, KNOWN.synchronisation, rel_tol=1e-6)
+    assert math.isclose(fit.cluster.duplex, 0.6, rel_tol=1e-6)
 
 
 def test_noise_moves_it_by_as_much():
-    """5 % on each of 12 samples, of three numbers: within a few of 5 %/sqrt(4)."""
+    """5 % on each of 16 samples, of four numbers: within a few of 5 %/sqrt(4)."""
     fit = timing.fit(4, samples(noise=0.05), KNOWN.reduction)
     assert abs(fit.cluster.link.bandwidth / KNOWN.link.bandwidth - 1) < 0.1
     assert np.abs(fit.errors).max() < 0.25
     assert np.abs(fit.errors).max() > 0.01
 
 
+def test_a_link_of_two_free_directions_is_found():
+    exchanges = [sample.exchange for sample in samples()]
+    free = Cluster(4, Link(2e-4, 62.5e6), reduction=4e9, synchronisation=5e-4)
+    times = [timing.duration(free, exchange).total for exchange in exchanges]
+    names = [sample.name for sample in samples()]
+    given = [Sample(*row) for row in zip(names, exchanges, times, strict=True)]
+    assert timing.fit(4, given, 4e9).cluster.duplex > 0.98
+
+
 def test_a_fit_says_what_it_found():
     text = str(timing.fit(4, samples(), KNOWN.reduction, KNOWN.codecs))
-    assert "latency 200 us, bandwidth 500 Mbit/s, synchronisation 500 us" in text
+    assert "latency 200 us, bandwidth 500 Mbit/s (0.60 of it both ways" in text
+    assert "synchronisation 500 us" in text
     assert "int8: encodes 2.0, decodes 3.0 GB/s of float32" in text
     assert "ring 4194304" in text
 
 
-@pytest.mark.parametrize("algorithms", [(), ("psum",), ("ring",)])
+@pytest.mark.parametrize(
+    "algorithms", [(), ("psum",), ("ring",), ("psum", "ring", "tree")]
+)
 def test_samples_that_do_not_tell(algorithms):
     with pytest.raises(ValueError, match="`samples` must be of several sizes, and of"):
         timing.fit(4, samples(algorithms=algorithms), KNOWN.reduction)
@@ -84,7 +98,7 @@ def test_calibration_measures_here():
         pj.data_mesh(2), {"int8": codecs.int8()}, sizes=(16, 4096), rounds=2
     )
     assert fit.cluster.hosts == 2
-    assert len(fit.samples) == 8
+    assert len(fit.samples) == 10
     assert all(sample.seconds > 0 for sample in fit.samples)
     assert 0 < fit.cluster.codec("int8").encode < math.inf
     assert 0 < fit.cluster.reduction < math.inf

@@ -140,6 +140,29 @@ def test_what_crosses_where_nobody_knows_of_hosts():
     assert flat(one, "ring", n).between == Counts()
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "p", "factor"),
+    [
+        ("psum", 2, 1),  # the backend's own
+        ("ring", 2, 2),
+        ("ring", 4, 1),
+        ("two_shot", 2, 2),
+        ("two_shot", 4, 4 / 3),
+        ("two_shot", 3, 1),
+        ("halving_doubling", 8, 2),
+        ("tree", 4, 1),
+        ("parameter_server", 4, 1),
+    ],
+)
+def test_where_both_send_to_each_other_a_half_duplex_link_takes_longer(
+    algorithm, p, factor
+):
+    full, half = cluster(p), cluster(p, duplex=0.5)
+    exchange = flat(full, algorithm, 2**10 * 105)
+    found = duration(half, exchange).wire / duration(full, exchange).wire
+    assert math.isclose(found, factor)
+
+
 def test_leaves_one_by_one_cost_a_latency_each():
     """`(L-1) (2(p-1) alpha + S)` more than all in one."""
     sizes = [4096, 64, 1024]
@@ -164,6 +187,8 @@ def test_leaves_one_by_one_cost_a_latency_each():
         (lambda: Cluster(2, SLOW, devices=0), "`devices` must be a whole number"),
         (lambda: Cluster(2, SLOW, devices=2), "`inner` must say what joins the"),
         (lambda: Cluster(2, SLOW, reduction=0), "`reduction` must be bytes a second"),
+        (lambda: Cluster(2, SLOW, duplex=0.4), "`duplex` must be from 0.5 to 1, got"),
+        (lambda: Cluster(2, SLOW, duplex=True), "`duplex` must be from 0.5 to 1"),
         (lambda: Cluster(2, SLOW, synchronisation=-1), "`synchronisation` must be"),
         (lambda: flat(HOSTS, "rings", 4), "`algorithm` must be one of psum, ring"),
         (
