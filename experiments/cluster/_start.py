@@ -59,7 +59,8 @@ def start(network: Network, command: Sequence[str]) -> int:
     """
     plan = json.dumps({"rates": network.rates, "command": [*command]})
     inside = [sys.executable, "-m", f"{__package__}._inside", plan]
-    before = signal.signal(signal.SIGTERM, _exit)
+    ends = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, _exit) for number in ends]
     # Ctrl-C is for this process alone, which then kills all others at once.
     child = subprocess.Popen(
         [*_APART, *inside], stdin=subprocess.DEVNULL, start_new_session=True
@@ -69,7 +70,8 @@ def start(network: Network, command: Sequence[str]) -> int:
     finally:
         child.kill()
         child.wait()
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip(ends, before, strict=True):
+            signal.signal(number, handler)
 
 
 def cores(host: int, hosts: int) -> set[int]:
