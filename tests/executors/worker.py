@@ -5,6 +5,7 @@ Prints one JSON line: what the test reads.
 
 import functools
 import json
+import signal
 import sys
 import time
 
@@ -118,6 +119,8 @@ def delay(executor, seconds):
 
 def interrupted(rank):
     """Rank 1 stops sending; rank 0 waits for it until it is interrupted."""
+    # Where the tests run in the background of a shell, it is ignored, and inherited so.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh())
     state = run(train, 2)
     say("waiting")
