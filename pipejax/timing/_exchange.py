@@ -159,7 +159,7 @@ def psum(p: int, n: int, codec: Codec | None = None) -> Counts:
 
 def ring(p: int, n: int, codec: Codec | None = None) -> Counts:
     """p-1 hops of partial sums and p-1 of sums, a p-th of the vector each."""
-    piece = _Piece.of(n, p, codec)
+    piece = Piece.of(n, p, codec)
     hops = p - 1
     return Counts(
         messages=2 * hops,
@@ -174,7 +174,7 @@ def ring(p: int, n: int, codec: Codec | None = None) -> Counts:
 
 def two_shot(p: int, n: int, codec: Codec | None = None) -> Counts:
     """An all_to_all and an all_gather: as many bytes as a ring, two collectives."""
-    piece = _Piece.of(n, p, codec)
+    piece = Piece.of(n, p, codec)
     return Counts(
         messages=2 * (p - 1),
         wire=2 * (p - 1) * piece.payload,
@@ -189,7 +189,7 @@ def two_shot(p: int, n: int, codec: Codec | None = None) -> Counts:
 def halving_doubling(p: int, n: int, codec: Codec | None = None) -> Counts:
     """Halves, quarters, ... and back; two more of all, where p is no power of 2."""
     q = 1 << (p.bit_length() - 1)
-    piece, steps = _Piece.of(n, q, codec), q.bit_length() - 1
+    piece, steps = Piece.of(n, q, codec), q.bit_length() - 1
     whole = Counts(
         messages=2 * steps,
         wire=2 * (q - 1) * piece.payload,
@@ -214,7 +214,7 @@ def halving_doubling(p: int, n: int, codec: Codec | None = None) -> Counts:
 
 def tree(p: int, n: int, codec: Codec | None = None) -> Counts:
     """Up and down a binomial tree, all of the vector at each level."""
-    whole, levels = _Piece.of(n, 1, codec), (p - 1).bit_length()
+    whole, levels = Piece.of(n, 1, codec), (p - 1).bit_length()
     return Counts(
         messages=2 * levels,
         wire=2 * levels * whole.payload,
@@ -227,7 +227,7 @@ def tree(p: int, n: int, codec: Codec | None = None) -> Counts:
 
 def parameter_server(p: int, n: int, codec: Codec | None = None) -> Counts:
     """Everything over the link of one, which is a worker too; its messages queue."""
-    whole = _Piece.of(n, 1, codec)
+    whole = Piece.of(n, 1, codec)
     return Counts(
         messages=2 if p > 1 else 0,
         wire=2 * (p - 1) * whole.payload,
@@ -331,7 +331,7 @@ def per_leaf(
     return total
 
 
-class _Piece(NamedTuple):
+class Piece(NamedTuple):
     """A part of the vector, with the zeros that a codec's blocks ask for.
 
     Attributes:
@@ -345,7 +345,7 @@ class _Piece(NamedTuple):
     payload: int
 
     @classmethod
-    def of(cls, n: int, pieces: int, codec: Codec | None) -> "_Piece":
+    def of(cls, n: int, pieces: int, codec: Codec | None) -> "Piece":
         multiple = 1 if codec is None else codec.multiple
         elements = multiple * max(1, -(-n // (pieces * multiple)))
         size = FLOAT32 * elements

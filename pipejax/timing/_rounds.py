@@ -12,7 +12,7 @@ import numpy as np
 from pipejax.codecs import Codec
 
 from ._cluster import Cluster
-from ._exchange import Algorithm, _Piece
+from ._exchange import Algorithm, Piece
 
 
 class Round(NamedTuple):
@@ -62,7 +62,7 @@ def rounds(
 
 
 def _ring(p: int, n: int, codec: Codec | None, work: Work) -> Iterator[Round]:
-    piece, every = _Piece.of(n, p, codec), np.arange(p)
+    piece, every = Piece.of(n, p, codec), np.arange(p)
     after = work.decode(piece.coded) + work.add(piece.bytes)
     for _ in range(p - 1):
         before = work.encode(piece.coded)
@@ -71,7 +71,7 @@ def _ring(p: int, n: int, codec: Codec | None, work: Work) -> Iterator[Round]:
 
 
 def _two_shot(p: int, n: int, codec: Codec | None, work: Work) -> Iterator[Round]:
-    piece, every = _Piece.of(n, p, codec), np.arange(p)
+    piece, every = Piece.of(n, p, codec), np.arange(p)
     yield _local(p, before=p * work.encode(piece.coded))
     for distance in range(1, p):
         yield Round(every, (every + distance) % p, piece.payload)
@@ -80,7 +80,7 @@ def _two_shot(p: int, n: int, codec: Codec | None, work: Work) -> Iterator[Round
     yield from _gather(p, piece, work, None)
 
 
-def _gather(p: int, piece: _Piece, work: Work, to: int | None) -> Iterator[Round]:
+def _gather(p: int, piece: Piece, work: Work, to: int | None) -> Iterator[Round]:
     """Each gives its piece to all, directly or passed on to the next."""
     every = np.arange(p)
     yield _local(p, before=work.encode(piece.coded))
@@ -93,7 +93,7 @@ def _halving_doubling(
     p: int, n: int, codec: Codec | None, work: Work
 ) -> Iterator[Round]:
     q = 1 << (p.bit_length() - 1)
-    piece, some, rest = _Piece.of(n, q, codec), np.arange(q), np.arange(q, p)
+    piece, some, rest = Piece.of(n, q, codec), np.arange(q), np.arange(q, p)
     after = work.decode(piece.coded) + work.add(piece.bytes)
     if rest.size:
         before = q * work.encode(piece.coded)
@@ -111,7 +111,7 @@ def _halving_doubling(
 
 
 def _tree(p: int, n: int, codec: Codec | None, work: Work) -> Iterator[Round]:
-    whole = _Piece.of(n, 1, codec)
+    whole = Piece.of(n, 1, codec)
     encode, decode = work.encode(whole.coded), work.decode(whole.coded)
     distances = [1 << i for i in range((p - 1).bit_length())]
     pairs = [(low := np.arange(0, p - d, 2 * d), low + d) for d in distances]
@@ -126,7 +126,7 @@ def _tree(p: int, n: int, codec: Codec | None, work: Work) -> Iterator[Round]:
 def _parameter_server(
     p: int, n: int, codec: Codec | None, work: Work
 ) -> Iterator[Round]:
-    whole, server = _Piece.of(n, 1, codec), np.zeros(1, int)
+    whole, server = Piece.of(n, 1, codec), np.zeros(1, int)
     encode, decode = work.encode(whole.coded), work.decode(whole.coded)
     yield _local(p, before=encode)
     for rank in range(1, p):

@@ -19,7 +19,7 @@ needs_namespaces = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 # Host 0 takes what the others send, 100,000 bytes from each, and each says what its
 # link carried.
 TRANSFER = """
-import os, socket
+import os, socket, time
 from experiments.cluster import member
 rank, hosts = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -36,9 +36,10 @@ else:
     while True:
         try:
             link = socket.create_connection(place)
+            before = member.wire()  # without attempts that came too early
             break
         except ConnectionRefusedError:
-            pass
+            time.sleep(0.2)
     link.sendall(bytes(100_000))
     link.shutdown(socket.SHUT_WR)
     link.recv(1)
