@@ -27,7 +27,7 @@ def test_here(tmp_path, capsys, monkeypatch):
 
 @needs_namespaces
 def test_on_a_cluster(tmp_path):
-    """It finds the rate that the links were given, to a half; it is a busy machine."""
+    """It finds the rate that the links were given, within 3: the machine is busy."""
     out = tmp_path / "cluster.json"
     command = [sys.executable, "-m", "pipejax.cli", "calibrate", "--out", str(out)]
     code, hosts, said = run(
@@ -38,7 +38,7 @@ def test_on_a_cluster(tmp_path):
     found = timing.from_json(json.loads(out.read_text()))
     assert found.hosts == 2
     rate = cluster.bits_per_second("100mbit") / 8
-    assert rate / 2 < found.link.bandwidth < 1.5 * rate
+    assert rate / 3 < found.link.bandwidth < 3 * rate
     assert 0 < found.codec("int8").encode < math.inf
     assert any("measured" in line for line in hosts["host0"])
     assert not any("measured" in line for line in hosts["host1"])
