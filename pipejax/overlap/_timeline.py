@@ -9,6 +9,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from pipejax.picture import new_figure
+
 from ._report import Item, Report, amount
 
 _MATMUL, _OTHER, _HIDDEN, _WAITS = "#3b6ea5", "#c3d3e4", "#4f9d69", "#c8403a"
@@ -29,15 +31,12 @@ def timeline(
     Raises:
       ImportError: without matplotlib.
     """
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.patches import Patch
-    except ImportError:
-        raise ImportError("pip install 'pipejax[demo]'") from None
     several = {reports.program: reports} if isinstance(reports, Report) else reports
     lanes = [_lanes(report) for report in several.values()]
     heights = [(max((lane for _, lane in x), default=-1) + 2) * _LANE for x in lanes]
-    figure = Figure(figsize=(9, sum(heights) + 0.75 * len(heights) + 0.3))
+    figure = new_figure(figsize=(9, sum(heights) + 0.75 * len(heights) + 0.3))
+    from matplotlib.patches import Patch
+
     axes = figure.subplots(len(heights), squeeze=False, height_ratios=heights)[:, 0]
     for axis, (title, report), placed in zip(axes, several.items(), lanes, strict=True):
         _draw(axis, title, report, placed)

@@ -2,15 +2,13 @@
 
 from ._calibrate import Fit as Fit
 from ._calibrate import Sample as Sample
-from ._calibrate import as_json as as_json
 from ._calibrate import calibrate as calibrate
 from ._calibrate import fit as fit
-from ._calibrate import from_json as from_json
 from ._cluster import Cluster as Cluster
 from ._cluster import CodecSpeed as CodecSpeed
 from ._cluster import Link as Link
-from ._exchange import FORMS as FORMS
-from ._exchange import Counts as Counts
+from ._counts import FORMS as FORMS
+from ._counts import Counts as Counts
 from ._exchange import Duration as Duration
 from ._exchange import Exchange as Exchange
 from ._exchange import duration as duration
@@ -28,6 +26,8 @@ from ._picture import picture as picture
 from ._plan import Choice as Choice
 from ._plan import plan as plan
 from ._plan import scaling as scaling
+from ._record import as_json as as_json
+from ._record import from_json as from_json
 from ._simulate import Trace as Trace
 from ._simulate import Workload as Workload
 from ._simulate import simulate as simulate

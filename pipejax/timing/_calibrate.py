@@ -8,7 +8,6 @@ is measured apart from the network, on all hosts at once, so that those that sha
 core do.
 """
 
-import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +24,8 @@ from pipejax import collectives
 from pipejax.codecs import Codec
 
 from ._cluster import Cluster, CodecSpeed, Link
-from ._exchange import FLOAT32, FORMS, Algorithm, Exchange, duration
+from ._counts import FLOAT32, FORMS, Algorithm
+from ._exchange import Exchange, duration
 from ._stopwatch import Case, exchange_times
 
 SIZES = (2**10, 2**14, 2**17, 2**19, 2**21)
@@ -220,34 +220,6 @@ def codec_speed(codec: Codec, elements: int, rounds: int) -> CodecSpeed:
     encode = _median(rounds, jax.jit(codec.encode), x, state)
     decode = _median(rounds, jax.jit(lambda p: codec.decode(p, n)), payload)
     return CodecSpeed(FLOAT32 * n / encode, FLOAT32 * n / decode)
-
-
-def as_json(cluster: Cluster) -> dict[str, Any]:
-    """What `from_json` takes."""
-    return dataclasses.asdict(cluster)
-
-
-def from_json(record: Mapping[str, Any]) -> Cluster:
-    """A cluster from what `as_json` made.
-
-    Raises:
-      ValueError: for a record that is no cluster.
-    """
-    try:
-        fields = dict(record)
-        inner = fields.pop("inner", None)
-        speeds = fields.pop("codecs", {})
-        return Cluster(
-            link=Link(**fields.pop("link")),
-            inner=None if inner is None else Link(**inner),
-            codecs={name: CodecSpeed(**speed) for name, speed in speeds.items()},
-            **fields,
-        )
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(
-            "`record` must be a cluster as `pipejax calibrate` writes it, with hosts"
-            f" and link; got {record!r}: {error}."
-        ) from error
 
 
 def _median(rounds: int, function: Callable[..., Any], *args: Any) -> float:

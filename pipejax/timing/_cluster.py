@@ -24,7 +24,7 @@ class Link:
     bandwidth: float
 
     def __post_init__(self) -> None:
-        _check_seconds("latency", self.latency)
+        check_seconds("latency", self.latency)
         _check_speed("bandwidth", self.bandwidth)
 
 
@@ -82,7 +82,7 @@ class Cluster:
         _check_count("hosts", self.hosts)
         _check_count("devices", self.devices)
         _check_speed("reduction", self.reduction)
-        _check_seconds("synchronisation", self.synchronisation)
+        check_seconds("synchronisation", self.synchronisation)
         if not (_is_number(self.duplex) and 0.5 <= self.duplex <= 1):
             raise ValueError(
                 f"`duplex` must be from 0.5 to 1, got {self.duplex!r}. 1 is a link"
@@ -113,7 +113,7 @@ def _check_count(argument: str, value: Any) -> None:
         )
 
 
-def _check_seconds(argument: str, value: Any) -> None:
+def check_seconds(argument: str, value: Any) -> None:
     if not (_is_number(value) and 0 <= value < math.inf):
         raise ValueError(
             f"`{argument}` must be seconds, 0 or more, got {value!r}. 50 microseconds"

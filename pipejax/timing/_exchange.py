@@ -12,41 +12,13 @@ measured times. The counts are those of `pipejax.collectives`, padding and all.
 Reference: Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619
 """
 
-from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from pipejax.codecs import Codec, Linear
-from pipejax.codecs import cast as cast_to
+from pipejax.codecs import Codec
 
 from ._cluster import Cluster, CodecSpeed, Link
-
-FLOAT32 = 4  # bytes
-
-
-class Counts(NamedTuple):
-    """What happens one after another, at the device that has most of it.
-
-    Attributes:
-      messages: that wait for the one before.
-      wire: bytes through its link, in one direction.
-      mutual: of these, bytes sent to a device that sends as many back meanwhile.
-      summed: bytes of float32 added to others.
-      encoded: bytes of float32 before they are sent.
-      decoded: bytes of float32 out of what was sent.
-      collectives: launched.
-    """
-
-    messages: float = 0
-    wire: float = 0
-    mutual: float = 0
-    summed: float = 0
-    encoded: float = 0
-    decoded: float = 0
-    collectives: float = 0
-
-    def plus(self, other: "Counts") -> "Counts":
-        """Both, one after the other."""
-        return Counts(*(a + b for a, b in zip(self, other, strict=True)))
+from ._counts import Algorithm, Counts, form_of
 
 
 class Exchange(NamedTuple):
@@ -130,124 +102,6 @@ def _seconds(
     )
 
 
-Algorithm = Literal[
-    "psum", "ring", "two_shot", "halving_doubling", "tree", "parameter_server"
-]
-
-
-def psum(p: int, n: int, codec: Codec | None = None) -> Counts:
-    """The backend's own, taken for a ring; under a linear codec, one a round."""
-    if p == 1:
-        return Counts()
-    if isinstance(codec, Linear) and codec.rounds:
-        sizes: tuple[int, ...] = codec.round_sizes(n)
-        done = sum(map(FLOAT32.__mul__, sizes))
-        # Each round reads the whole vector, and so does the end.
-        work = Counts(encoded=FLOAT32 * n * len(sizes), decoded=FLOAT32 * n)
-    else:
-        sizes, done, work = (n,), FLOAT32 * n, Counts()
-    hops = 2 * (p - 1)
-    return work.plus(
-        Counts(
-            messages=hops * len(sizes),
-            wire=hops / p * done,
-            summed=(p - 1) / p * done,
-            collectives=len(sizes),
-        )
-    )
-
-
-def ring(p: int, n: int, codec: Codec | None = None) -> Counts:
-    """p-1 hops of partial sums and p-1 of sums, a p-th of the vector each."""
-    piece = Piece.of(n, p, codec)
-    hops = p - 1
-    return Counts(
-        messages=2 * hops,
-        wire=2 * hops * piece.payload,
-        mutual=2 * piece.payload if p == 2 else 0,  # the next is the one before
-        summed=hops * piece.bytes,
-        encoded=p * piece.coded,
-        decoded=(hops + p) * piece.coded,
-        collectives=2 * hops,
-    )
-
-
-def two_shot(p: int, n: int, codec: Codec | None = None) -> Counts:
-    """An all_to_all and an all_gather: as many bytes as a ring, two collectives."""
-    piece = Piece.of(n, p, codec)
-    return Counts(
-        messages=2 * (p - 1),
-        wire=2 * (p - 1) * piece.payload,
-        mutual=2 * piece.payload if p % 2 == 0 else 0,  # p/2 ranks on, p/2 back
-        summed=(p - 1) * piece.bytes,
-        encoded=(p + 1) * piece.coded,
-        decoded=2 * p * piece.coded,
-        collectives=2 if p > 1 else 0,
-    )
-
-
-def halving_doubling(p: int, n: int, codec: Codec | None = None) -> Counts:
-    """Halves, quarters, ... and back; two more of all, where p is no power of 2."""
-    q = 1 << (p.bit_length() - 1)
-    piece, steps = Piece.of(n, q, codec), q.bit_length() - 1
-    whole = Counts(
-        messages=2 * steps,
-        wire=2 * (q - 1) * piece.payload,
-        mutual=2 * (q - 1) * piece.payload,
-        summed=(q - 1) * piece.bytes,
-        encoded=q * piece.coded,
-        decoded=(2 * q - 1) * piece.coded,
-        collectives=2 * steps,
-    )
-    if p == q:
-        return whole
-    fold = Counts(
-        messages=2,
-        wire=2 * q * piece.payload,
-        summed=q * piece.bytes,
-        encoded=q * piece.coded,
-        decoded=q * piece.coded,
-        collectives=2,
-    )
-    return whole.plus(fold)
-
-
-def tree(p: int, n: int, codec: Codec | None = None) -> Counts:
-    """Up and down a binomial tree, all of the vector at each level."""
-    whole, levels = Piece.of(n, 1, codec), (p - 1).bit_length()
-    return Counts(
-        messages=2 * levels,
-        wire=2 * levels * whole.payload,
-        summed=levels * whole.bytes,
-        encoded=(levels + 1) * whole.coded,
-        decoded=(levels + 1) * whole.coded,
-        collectives=2 * levels,
-    )
-
-
-def parameter_server(p: int, n: int, codec: Codec | None = None) -> Counts:
-    """Everything over the link of one, which is a worker too; its messages queue."""
-    whole = Piece.of(n, 1, codec)
-    return Counts(
-        messages=2 if p > 1 else 0,
-        wire=2 * (p - 1) * whole.payload,
-        summed=(p - 1) * whole.bytes,
-        encoded=2 * whole.coded,
-        decoded=(p + 1) * whole.coded,
-        collectives=2 * (p - 1),
-    )
-
-
-FORMS: dict[Algorithm, Callable[[int, int, Codec | None], Counts]] = {
-    "psum": psum,
-    "ring": ring,
-    "two_shot": two_shot,
-    "halving_doubling": halving_doubling,
-    "tree": tree,
-    "parameter_server": parameter_server,
-}
-
-
 def flat(
     cluster: Cluster, algorithm: Algorithm, n: int, codec: Codec | None = None
 ) -> Exchange:
@@ -265,7 +119,7 @@ def flat(
     Raises:
       ValueError: for an algorithm that is none.
     """
-    counts = _form(algorithm)(cluster.hosts * cluster.devices, n, codec)
+    counts = form_of(algorithm)(cluster.hosts * cluster.devices, n, codec)
     if cluster.devices == 1:
         return Exchange(counts)
     if cluster.hosts == 1:
@@ -312,9 +166,9 @@ def hierarchical(
     Raises:
       ValueError: for an algorithm that is none.
     """
-    inside = _form(inner)(cluster.devices, n, None)
+    inside = form_of(inner)(cluster.devices, n, None)
     piece = -(-n // cluster.devices)
-    between = _form(outer)(cluster.hosts, piece, codec)
+    between = form_of(outer)(cluster.hosts, piece, codec)
     return Exchange(_through_one_link(between, cluster.devices), inside)
 
 
@@ -329,33 +183,3 @@ def per_leaf(
     for n in sizes:
         total = total.plus(flat(cluster, algorithm, n, codec))
     return total
-
-
-class Piece(NamedTuple):
-    """A part of the vector, with the zeros that a codec's blocks ask for.
-
-    Attributes:
-      bytes: of float32.
-      coded: the same, or 0 where nothing is encoded.
-      payload: bytes that travel.
-    """
-
-    bytes: int
-    coded: int
-    payload: int
-
-    @classmethod
-    def of(cls, n: int, pieces: int, codec: Codec | None) -> "Piece":
-        multiple = 1 if codec is None else codec.multiple
-        elements = multiple * max(1, -(-n // (pieces * multiple)))
-        size = FLOAT32 * elements
-        sent = (codec or cast_to("float32")).size(elements)
-        return cls(size, 0 if codec is None else size, sent)
-
-
-def _form(algorithm: Algorithm) -> Callable[[int, int, Codec | None], Counts]:
-    if algorithm not in FORMS:
-        raise ValueError(
-            f"`algorithm` must be one of {', '.join(FORMS)}, got {algorithm!r}."
-        )
-    return FORMS[algorithm]

@@ -9,13 +9,12 @@ Reference: Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619
 """
 
 import dataclasses
-import math
-from typing import Any
 
 from pipejax.integers import is_integer
 
-from ._cluster import Cluster
-from ._exchange import FLOAT32, Duration
+from ._cluster import Cluster, check_seconds
+from ._counts import FLOAT32
+from ._exchange import Duration
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +36,7 @@ class Compute:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value: Any = getattr(self, field.name)
-            if not 0 <= value < math.inf:
-                raise ValueError(
-                    f"`{field.name}` must be seconds, 0 or more, got {value!r}."
-                )
+            check_seconds(field.name, getattr(self, field.name))
 
     @classmethod
     def of(cls, seconds: float, update: float = 0.0) -> "Compute":

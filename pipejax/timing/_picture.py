@@ -3,6 +3,8 @@
 import os
 from collections.abc import Mapping
 
+from pipejax.picture import new_figure
+
 
 def picture(
     curves: Mapping[str, Mapping[int, float]], path: str | os.PathLike[str]
@@ -16,11 +18,7 @@ def picture(
     Raises:
       ImportError: without matplotlib.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("pip install 'pipejax[demo]'") from None
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = new_figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for title, curve in curves.items():
         axes.plot(list(curve), list(curve.values()), marker=".", label=title)

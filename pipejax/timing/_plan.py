@@ -7,15 +7,8 @@ from typing import NamedTuple
 from pipejax.codecs import Codec
 
 from ._cluster import Cluster
-from ._exchange import (
-    FORMS,
-    Algorithm,
-    Duration,
-    Exchange,
-    duration,
-    flat,
-    hierarchical,
-)
+from ._counts import FORMS, Algorithm
+from ._exchange import Duration, Exchange, duration, flat, hierarchical
 from ._iteration import Compute, efficiency, pipelined
 
 HOSTS = tuple(2**i for i in range(13))  # to 4,096

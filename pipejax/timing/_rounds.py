@@ -12,7 +12,7 @@ import numpy as np
 from pipejax.codecs import Codec
 
 from ._cluster import Cluster
-from ._exchange import Algorithm, Piece
+from ._counts import Algorithm, Piece
 
 
 class Round(NamedTuple):

@@ -20,7 +20,8 @@ import numpy as np
 from pipejax.codecs import Codec
 
 from ._cluster import Cluster
-from ._exchange import FLOAT32, Algorithm, flat
+from ._counts import FLOAT32, Algorithm
+from ._exchange import flat
 from ._rounds import Round, Work, rounds
 
 
