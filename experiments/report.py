@@ -3,6 +3,7 @@
 import dataclasses
 import datetime
 import importlib.metadata
+import importlib.util
 import json
 import pathlib
 import platform
@@ -26,7 +27,8 @@ def save(path: pathlib.Path, *, seed: int, **figures: Any) -> None:
         "python": platform.python_version(),
         "versions": {
             name: importlib.metadata.version(name)
-            for name in ("jax", "jaxlib", "flax", "optax", "numpy")
+            for name in ("jax", "jaxlib", "flax", "optax", "numpy", "torch")
+            if importlib.util.find_spec(name)
         },
         "seed": seed,
         **figures,

@@ -16,8 +16,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.typing import DTypeLike
+
+from .concatenate import concatenate
 
 Buckets = dict[str, jax.Array]
 
@@ -62,7 +63,7 @@ def flatten(tree: Any, dtype: DTypeLike | None = None) -> Buckets:
     """
     leaves = jax.tree.leaves(tree)
     return {
-        name: _concatenate([jnp.ravel(leaves[i]).astype(name) for i in members])
+        name: concatenate([jnp.ravel(leaves[i]).astype(name) for i in members])
         for name, members in _members(leaves, dtype).items()
     }
 
@@ -117,27 +118,6 @@ def all_finite(buckets: Buckets, lengths: dict[str, int]) -> jax.Array:
     # NaN on CPUs, https://github.com/openxla/xla/issues/21461
     finite = [jnp.isfinite(buckets[k][:n]).all() for k, n in lengths.items()]
     return jnp.stack(finite).all()
-
-
-def _concatenate(pieces: list[jax.Array]) -> jax.Array:
-    """`jnp.concatenate`, on CPU kept from fusing with what makes the pieces.
-
-    XLA:CPU splits a fused concatenation over its threads element by element, with a
-    branch per element: 1 MB of an MLP's gradients then takes 7 ms on two cores where a
-    copy takes 0.03. A branch of its own, chosen by a value the compiler cannot see
-    through, stays the copy it is.
-    """
-
-    def apart(*pieces: jax.Array) -> jax.Array:
-        always = lax.optimization_barrier(jnp.array(True))
-        backwards = lambda *pieces: jnp.concatenate(pieces[::-1])  # noqa: E731
-        return lax.cond(
-            always, lambda *pieces: jnp.concatenate(pieces), backwards, *pieces
-        )
-
-    return lax.platform_dependent(
-        *pieces, cpu=apart, default=lambda *pieces: jnp.concatenate(pieces)
-    )
 
 
 def _members(leaves: list[Any], dtype: DTypeLike | None) -> dict[str, list[int]]:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from types import FrameType
+from typing import IO
 
 from ._network import Network
 
@@ -47,12 +48,13 @@ def reason_why_not() -> str | None:
     return None
 
 
-def start(network: Network, command: Sequence[str]) -> int:
+def start(network: Network, command: Sequence[str], log: IO[str] | None = None) -> int:
     """Runs a command on every host, and waits for all.
 
     Args:
       network: the hosts.
       command: what each runs, here, in this environment and `_environment`.
+      log: where their output goes; `None` is where this one's goes.
 
     Returns:
       0, or the exit code of the host that failed first, the others then stopped.
@@ -63,7 +65,11 @@ def start(network: Network, command: Sequence[str]) -> int:
     before = [signal.signal(number, _exit) for number in ends]
     # Ctrl-C is for this process alone, which then kills all others at once.
     child = subprocess.Popen(
-        [*_APART, *inside], stdin=subprocess.DEVNULL, start_new_session=True
+        [*_APART, *inside],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log and subprocess.STDOUT,
+        start_new_session=True,
     )
     try:
         return child.wait()

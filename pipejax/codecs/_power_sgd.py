@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pipejax.concatenate import concatenate
 from pipejax.integers import is_integer
 
 from ._bits import from_words, to_words
@@ -141,7 +142,7 @@ class PowerSGD(Linear):
                 length = leaf.stop - leaf.start
                 leaves.append(rest[start : start + length])
                 start += length
-        return jnp.concatenate(leaves)
+        return concatenate(leaves)
 
     def _parted(self, x: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
         """The matrices, and the leaves that are none or too small."""

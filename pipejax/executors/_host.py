@@ -86,7 +86,8 @@ class Host:
             carry = self._apply[age](carry, total, in_flight.filled)
         self._begun.clear()
         self.join()
-        return carry, self._emptied(in_flight)._replace(codec_states=states)
+        bare = in_flight._replace(codec_states={})
+        return carry, self._emptied(bare)._replace(codec_states=states)
 
     def lower(self, carry: Any, in_flight: Any, batch: Any) -> jax.stages.Lowered:
         """The program that computes; it has no collective."""
@@ -204,10 +205,10 @@ class Host:
         mapped = self.setting.on_mesh(local, (P(), P(), own), P())
         return jax.jit(mapped, donate_argnums=(0,) if self.setting.donate else ())
 
-    def _emptied(self, in_flight: PipelinedMeanState) -> PipelinedMeanState:
-        bare = in_flight._replace(codec_states={})
-        places = jax.tree.map(lambda x: x.sharding, bare)
-        return jax.jit(lambda state: emptied(state, {}), out_shardings=places)(bare)
+    @functools.cached_property
+    def _emptied(self) -> jax.stages.Wrapped:
+        own = P(self.setting.axis_name)
+        return jax.jit(self.setting.on_mesh(lambda x: emptied(x, {}), (own,), own))
 
 
 def _identical(a: Any, b: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from ._inspect import inspect as inspect
 from ._measure import Measurement as Measurement
+from ._measure import Silence as Silence
 from ._measure import measure as measure
 from ._report import Collective as Collective
 from ._report import Report as Report

@@ -1,0 +1,92 @@
+"""Every way to train, by the name that tables give it."""
+
+import importlib.util
+import os
+from collections.abc import Callable
+
+import jax
+
+from pipejax import codecs, collectives
+from pipejax.overlap import Silence
+
+from ._method import Method
+from ._parameter_server import AsynchronousServer
+from ._pipejax import Pipejax
+from ._problem import Problem
+
+
+class NotInstalledError(Exception):
+    """A way to train whose library is not installed."""
+
+
+Make = Callable[[Problem], Method]
+RANK = 1  # of PowerSGD, ours and PyTorch's: its fastest
+
+
+def _ours(width: int, all_reduce: Callable[[], collectives.AllReduce]) -> Make:
+    return lambda problem: Pipejax(problem, width, all_reduce())
+
+
+def _ring(codec: str) -> Callable[[], collectives.AllReduce]:
+    """The paper's: compressed at every hop."""
+    return lambda: collectives.ring(codecs.named(codec))
+
+
+def _power_sgd() -> Callable[[], collectives.AllReduce]:
+    def make() -> collectives.AllReduce:
+        codec = codecs.power_sgd(RANK, jax.random.key(0))
+        return collectives.psum(codecs.error_feedback(codec))
+
+    return make
+
+
+def _asynchronous(problem: Problem) -> Method:
+    return AsynchronousServer(problem, _port(1))
+
+
+def _ddp(**hook: object) -> Make:
+    def make(problem: Problem) -> Method:
+        if importlib.util.find_spec("torch") is None:
+            raise NotInstalledError(
+                "PyTorch is not installed: pip install 'pipejax[peers]'"
+            )
+        from ._ddp import DDP
+
+        return DDP(problem, _port(2), **hook)  # type: ignore[arg-type]
+
+    return make
+
+
+def _port(offset: int) -> int:
+    return int(os.environ["MASTER_PORT"]) + offset
+
+
+NAMES: dict[str, Make] = {
+    "compute": _ours(1, Silence),
+    "PS-Sync": _ours(1, collectives.parameter_server),
+    "PS-Async": _asynchronous,
+    "D-Sync": _ours(1, collectives.psum),
+    "D-Sync, truncate": _ours(1, _ring("truncate")),
+    "D-Sync, int8": _ours(1, _ring("int8")),
+    "Pipe-SGD": _ours(2, collectives.psum),
+    "Pipe-SGD, truncate": _ours(2, _ring("truncate")),
+    "Pipe-SGD, int8": _ours(2, _ring("int8")),
+    "Pipe-SGD, int4": _ours(2, _ring("int4")),
+    "Pipe-SGD, PowerSGD": _ours(2, _power_sgd()),
+    "DDP compute": _ddp(hook="silent"),
+    "DDP": _ddp(),
+    "DDP, fp16": _ddp(hook="fp16"),
+    "DDP, PowerSGD": _ddp(hook="power_sgd", rank=RANK),
+}
+
+
+def make(name: str, problem: Problem) -> Method:
+    """One host's part of it; all hosts must call this.
+
+    Raises:
+      ValueError: for a name that none has.
+      NotInstalledError: without the library it needs.
+    """
+    if name not in NAMES:
+        raise ValueError(f"`name` must be one of {', '.join(NAMES)}; got {name!r}.")
+    return NAMES[name](problem)

@@ -1,0 +1,127 @@
+"""PS-Async: a server that applies each gradient as it comes, over plain sockets.
+
+A worker sends a gradient and is sent the parameters; it waits for nobody else. So a
+gradient is of parameters that others have changed since, p - 1 times on average. The
+server is a thread of the first host, which is a worker too, and its link carries the
+gradients and the parameters of all others.
+
+Reference: Dean et al., Large scale distributed deep networks, 2012
+"""
+
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.flatten_util import ravel_pytree
+
+from ._method import Batch, Method
+from ._problem import Problem
+
+PATIENCE = 60.0  # seconds that a worker tries to reach the server
+
+
+class AsynchronousServer(Method):
+    """A worker, and on the first host the server too."""
+
+    def __init__(self, problem: Problem, port: int) -> None:
+        place = os.environ["MASTER_ADDR"], port
+        flat, self._unravel = ravel_pytree(problem.init())
+        self._flat = np.array(flat)  # what the server has sent
+
+        @jax.jit
+        @jax.grad
+        def gradient(flat: Any, batch: Any) -> jax.Array:
+            return problem.loss(self._unravel(flat), batch)
+
+        self._gradient = gradient
+        self._server = None
+        if os.environ["RANK"] == "0":
+            self._server = _Server(flat, problem.optimizer, place)
+        self._link = _connect(place)
+
+    def step(self, batch: Batch) -> None:
+        """Computes, sends the gradient, and waits for what the server made of it."""
+        gradient = np.asarray(self._gradient(self._flat, batch))
+        self._link.sendall(gradient.data.cast("B"))
+        _receive(self._link, self._flat)
+
+    def params(self) -> Any:
+        """As the server last sent them."""
+        return self._unravel(self._flat.copy())
+
+    def close(self) -> None:
+        """Hangs up; the server ends with its last worker."""
+        self._link.close()
+        if self._server is not None:
+            self._server.close()
+
+
+class _Server:
+    """Parameters and optimizer state; a thread for each worker."""
+
+    def __init__(
+        self, flat: jax.Array, tx: optax.GradientTransformation, place: tuple[str, int]
+    ) -> None:
+        self._params, self._state = flat, tx.init(flat)
+        self._lock = threading.Lock()
+
+        @jax.jit
+        def apply(params: Any, state: Any, gradient: Any) -> Any:
+            updates, state = tx.update(gradient, state, params)
+            return optax.apply_updates(params, updates), state
+
+        self._apply = apply
+        self._socket = socket.create_server(place)
+        self._threads = [
+            threading.Thread(target=self._serve, daemon=True)
+            for _ in range(int(os.environ["WORLD_SIZE"]))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _serve(self) -> None:
+        """One worker, to its end."""
+        worker, _ = self._socket.accept()
+        gradient = np.empty(self._params.shape, np.float32)
+        with worker:
+            while _receive(worker, gradient):
+                with self._lock:
+                    params, state = self._apply(self._params, self._state, gradient)
+                    # JAX may still read `gradient`, which the next one overwrites.
+                    self._params, self._state = jax.block_until_ready((params, state))
+                worker.sendall(np.asarray(params).data.cast("B"))
+
+    def close(self) -> None:
+        for thread in self._threads:
+            thread.join()
+        self._socket.close()
+
+
+def _connect(place: tuple[str, int]) -> socket.socket:
+    give_up = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return socket.create_connection(place)
+        except ConnectionRefusedError:  # the server is not there yet
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.1)
+
+
+def _receive(link: socket.socket, into: np.ndarray) -> bool:
+    """Fills the array; whether there was anything before the other end hung up."""
+    view = into.data.cast("B")
+    done = 0
+    while done < len(view):
+        got = link.recv_into(view[done:])
+        if got == 0:
+            if done:
+                raise ConnectionError(f"hung up after {done} of {len(view)} bytes")
+            return False
+        done += got
+    return True

@@ -1,0 +1,50 @@
+"""D-Sync, PS-Sync and Pipe-SGD: `pj.make_train_step` with a width and an all-reduce."""
+
+from typing import Any
+
+import jax
+
+import pipejax as pj
+from pipejax.collectives import AllReduce
+
+from ._method import Batch, Method
+from ._problem import Problem
+
+
+class Pipejax(Method):
+    """A train step of this library, over all hosts."""
+
+    def __init__(self, problem: Problem, width: int, all_reduce: AllReduce) -> None:
+        self.width = width
+        self.train = pj.make_train_step(
+            problem.loss,
+            problem.optimizer,
+            mesh=pj.data_mesh(),
+            width=width,
+            all_reduce=all_reduce,
+            donate=True,
+        )
+        self.state = self.train.init(problem.init())
+
+    def step(self, batch: Batch) -> None:
+        """Dispatches it; with the host executor, waits for the sum that is due."""
+        self.state, _ = self.train.step(self.state, self.placed(batch))
+
+    def wait(self) -> None:
+        """Until the state is there; reductions in flight go on."""
+        jax.block_until_ready(self.state)
+
+    def finish(self) -> None:
+        """Drains."""
+        self.state = jax.block_until_ready(self.train.drain(self.state))
+
+    def params(self) -> Any:
+        """Without what is in flight."""
+        return jax.tree.map(lambda x: x.addressable_data(0), self.state.params)
+
+    def placed(self, batch: Batch) -> Any:
+        """The global batch, of which this host has its share."""
+        place = self.train.setting.data
+        return jax.tree.map(
+            lambda x: jax.make_array_from_process_local_data(place, x), batch
+        )

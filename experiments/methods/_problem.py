@@ -1,0 +1,74 @@
+"""What is to be learned: a classifier of images, from the same start for everyone."""
+
+import dataclasses
+import functools
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+
+from experiments import models
+
+from ._method import Batch
+
+Model = Literal["mlp", "wide_mlp", "cnn", "resnet18"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A model, its images, and AdamW."""
+
+    model: Model = "wide_mlp"
+    """Of `experiments.models`; wide_mlp has 16 MB of gradients."""
+    batch_size: int = 64
+    """Examples of each host in a step."""
+    learning_rate: float = 1e-3
+    """Of AdamW."""
+    weight_decay: float = 1e-4
+    """Decoupled."""
+    seed: int = 0
+    """Of the parameters and the order of the data."""
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Of MNIST for the MLPs, of CIFAR-10 for the others."""
+        return (28, 28, 1) if self.model.endswith("mlp") else (32, 32, 3)
+
+    @functools.cached_property
+    def net(self) -> nn.Module:
+        """The Flax module."""
+        return models.build(self.model, num_classes=10)
+
+    def init(self) -> Any:
+        """The parameters at the start."""
+        image = jnp.zeros((1, *self.image_shape))
+        return self.net.init(jax.random.key(self.seed), image, train=False)["params"]
+
+    @property
+    def elements(self) -> int:
+        """Parameters."""
+        shapes = jax.tree.leaves(jax.eval_shape(self.init))
+        return sum(math.prod(leaf.shape) for leaf in shapes)
+
+    def loss(self, params: Any, batch: Any) -> jax.Array:
+        """Cross entropy, a mean over the examples."""
+        logits: Any = self.net.apply({"params": params}, batch["image"], train=True)
+        return optax.softmax_cross_entropy_with_integer_labels(
+            logits, batch["label"]
+        ).mean()
+
+    @property
+    def optimizer(self) -> optax.GradientTransformation:
+        """AdamW."""
+        return optax.adamw(self.learning_rate, weight_decay=self.weight_decay)
+
+    def random_batch(self, host: int) -> Batch:
+        """A batch in which there is nothing to learn, for a clock."""
+        rng = np.random.default_rng((self.seed, host))
+        images = rng.normal(size=(self.batch_size, *self.image_shape))
+        labels = rng.integers(10, size=self.batch_size)
+        return {"image": images.astype(np.float32), "label": labels.astype(np.int32)}

@@ -1,0 +1,134 @@
+"""Ways to train, timed side by side on the hosts of a cluster; runs on each of them.
+
+In every round each way takes its turn: from a barrier, a step that fills its pipeline,
+then some steps against the clock, until the slowest host has its parameters. Bytes are
+those that the hosts' links counted.
+
+Command: python -m experiments.cluster --hosts 4 --rate 500mbit -- \\
+         python -m experiments.side_by_side --methods D-Sync Pipe-SGD
+Time: about 10 seconds, and methods x rounds x steps.
+"""
+
+import dataclasses
+import json
+import pathlib
+import statistics
+import time
+from typing import Any
+
+import tyro
+
+import pipejax as pj
+
+from . import methods
+from .cluster import member
+from .methods import Method, Problem
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What is timed."""
+
+    problem: Problem = dataclasses.field(default_factory=Problem)
+    """What is trained."""
+    methods: tuple[str, ...] = ("compute", "D-Sync", "Pipe-SGD", "Pipe-SGD, int8")
+    """Names, as of `experiments.methods`."""
+    rounds: int = 5
+    """In each, all take their turn."""
+    steps: int = 3
+    """Of each in a turn."""
+    measured: tuple[str, ...] = ("Pipe-SGD", "Pipe-SGD, int8")
+    """Of these also compute, exchange and step, in turn, by `pj.overlap.measure`."""
+    out: pathlib.Path | None = None
+    """Where the first host writes its figures; by default it prints them."""
+
+
+def main(config: Config) -> None:
+    """Times all; the first host says what came out."""
+    rank = member.join()
+    batch = config.problem.random_batch(rank)
+    found, missing = {}, {}
+    for name in config.methods:
+        try:
+            found[name] = methods.make(name, config.problem)
+        except methods.NotInstalledError as error:
+            missing[name] = str(error)
+    figures: dict[str, Any] = {
+        "elements": config.problem.elements,
+        "methods": timed(found, batch, config.rounds, config.steps),
+        "missing": missing,
+        "measured": {
+            name: measured(found[name], batch, config)
+            for name in config.measured
+            if name in found
+        },
+    }
+    for method in found.values():
+        method.close()
+    if rank == 0:
+        text = json.dumps(figures, indent=2) + "\n"
+        if config.out is None:
+            print(text)
+        else:
+            config.out.write_text(text)
+
+
+def timed(
+    found: dict[str, Method], batch: Any, rounds: int, steps: int
+) -> dict[str, Any]:
+    """Seconds a step, round by round, and bytes over the busiest link in one."""
+    for method in found.values():
+        turn(method, batch, 1)  # compile
+    seconds: dict[str, list[float]] = {name: [] for name in found}
+    carried: dict[str, list[float]] = {name: [] for name in found}
+    for _ in range(rounds):
+        for name, method in found.items():
+            taken, sent = turn(method, batch, steps)
+            seconds[name].append(taken)
+            carried[name].append(sent)
+    return {
+        name: {
+            "seconds": methods.slowest(seconds[name]),
+            "wire_bytes": statistics.median(methods.slowest(carried[name])),
+        }
+        for name in found
+    }
+
+
+def turn(method: Method, batch: Any, steps: int) -> tuple[float, float]:
+    """Seconds of a step on this host, and bytes over its link, in the busier way."""
+    methods.barrier()  # not later: what is in flight is on another thread
+    before = member.wire()
+    filling = method.width - 1 or 1
+    for _ in range(filling):
+        method.step(batch)
+    method.wait()
+    start = time.perf_counter()
+    for _ in range(steps):
+        method.step(batch)
+    method.wait()
+    seconds = (time.perf_counter() - start) / steps
+    method.finish()
+    methods.barrier()
+    carried = member.wire().since(before)
+    # A pipeline begins with a sum of zeros for each step of delay.
+    return seconds, max(carried) / (method.width - 1 + filling + steps)
+
+
+def measured(method: Any, batch: Any, config: Config) -> dict[str, Any]:
+    """What `pj.overlap.measure` says, of the slowest host."""
+    found = pj.overlap.measure(
+        method.train,
+        method.state,
+        method.placed(batch),
+        rounds=config.rounds,
+        steps=config.steps,
+    )
+    slowest = pj.overlap.Measurement(
+        *(tuple(methods.slowest([*values])) for values in found)
+    )
+    return {**slowest._asdict(), "ratio": slowest.ratio}
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))

@@ -1,0 +1,251 @@
+"""Pipe-SGD against what users run today: step times over real TCP, on four hosts.
+
+Claims, of the ratio of step times in one run: Pipe-SGD takes at most 1.05 times the
+longer of compute and exchange, 1.15 times with 8 bits. The best of it is at least 5.4
+times as fast as a synchronous parameter server and 3.2 times as D-Sync at some rate;
+where exchange and compute are as long, without a codec, 1.8 times as D-Sync, and ahead
+of PyTorch's DDP. It is never slower than DDP's best hook.
+
+Hosts are network namespaces on this machine (`experiments.cluster`), and share its
+cores, of which the kernel's network takes its part too. Beside each step time stands
+its limit, the longer of its framework's compute and of its bytes over the link's rate.
+
+Command: python -m experiments.speedup
+Time: about an hour on 2 cores.
+Result: experiments/results/speedup.json, docs/speedup.png
+"""
+
+import dataclasses
+import json
+import pathlib
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+import pipejax as pj
+from pipejax.picture import new_figure
+
+from . import cluster, methods, report
+from .methods import Problem
+
+HOSTS = 4
+
+
+class Cell(NamedTuple):
+    """One model on one network.
+
+    Attributes:
+      problem: the model and each host's batch.
+      rate: of the links.
+      measured: of which methods compute and exchange are timed beside the step.
+    """
+
+    problem: Problem
+    rate: str
+    measured: tuple[str, ...] = ()
+
+
+PIPELINED = ("Pipe-SGD", "Pipe-SGD, int8")
+WIDE, LARGE = Problem("wide_mlp", 512), Problem("wide_mlp", 1536)
+CELLS = (
+    Cell(WIDE, "500mbit", PIPELINED),
+    Cell(WIDE, "200mbit", PIPELINED),
+    Cell(WIDE, "100mbit"),
+    Cell(LARGE, "200mbit", PIPELINED),  # exchange and compute are as long
+    Cell(WIDE, "1gbit", PIPELINED),
+    Cell(Problem("mlp", 256), "100mbit"),
+    Cell(Problem("cnn", 32), "100mbit"),
+    Cell(Problem("resnet18", 4), "500mbit"),
+    Cell(Problem("cnn", 32), "20mbit"),
+    Cell(Problem("mlp", 256), "20mbit"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """How long to measure, and what."""
+
+    rounds: int = 5
+    """In each, every method has its turn."""
+    steps: int = 1
+    """Of a turn, against the clock."""
+    methods: tuple[str, ...] = tuple(methods.NAMES)
+    """Which."""
+    cells: tuple[int, ...] = tuple(range(len(CELLS)))
+    """Numbers of those to measure."""
+    out: pathlib.Path = report.RESULTS / "speedup.json"
+    """Where the result goes."""
+    plot: pathlib.Path = pathlib.Path("docs/speedup.png")
+    """Where the picture goes."""
+
+
+def main(config: Config) -> int:
+    """Measures cell by cell, prints tables, writes result and picture."""
+    if why := cluster.reason_why_not():
+        sys.stderr.write(why + "\n")
+        return 2
+    cells = []
+    for number in config.cells:
+        cells.append(measured(CELLS[number], config))
+        show(cells[-1])
+        report.save(config.out, seed=0, hosts=HOSTS, cells=cells)
+    picture(cells, config.plot)
+    return 0
+
+
+def measured(cell: Cell, config: Config) -> dict[str, Any]:
+    """One cluster, on which all methods take turns."""
+    figures = on_hosts(
+        cell,
+        *("--rounds", str(config.rounds), "--steps", str(config.steps)),
+        *("--methods", *config.methods),
+    )
+    return {
+        "problem": dataclasses.asdict(cell.problem),
+        "rate": cell.rate,
+        **figures,
+        "rows": rows(figures["methods"], cluster.bits_per_second(cell.rate) / 8),
+    }
+
+
+def on_hosts(cell: Cell, *flags: str, log: Any = None) -> dict[str, Any]:
+    """What `experiments.side_by_side` finds on a cluster; raises if it fails there."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = pathlib.Path(folder) / "figures.json"
+        problem = dataclasses.asdict(cell.problem)
+        settings = [
+            argument
+            for name, value in problem.items()
+            for argument in (f"--problem.{name.replace('_', '-')}", str(value))
+        ]
+        command = [
+            *(sys.executable, "-m", "experiments.side_by_side", *settings, *flags),
+            *("--out", str(out), "--measured", *cell.measured),
+        ]
+        code = cluster.start(cluster.Network.of(HOSTS, (cell.rate,)), command, log)
+        if code:
+            raise RuntimeError(f"The cluster ended with exit code {code}.")
+        return json.loads(out.read_text())
+
+
+def rows(found: dict[str, Any], bandwidth: float) -> dict[str, Any]:
+    """Of each method: medians, the limit, and ratios round by round."""
+    table = {}
+    for name, figures in found.items():
+        own = "DDP compute" if name.startswith("DDP") else "compute"
+        compute = statistics.median(found[own]["seconds"])
+        wire = figures["wire_bytes"] / bandwidth
+        limit = max(compute, wire)
+        step = statistics.median(figures["seconds"])
+        table[name] = {
+            "step": step,
+            "wire": wire,
+            "limit": limit,
+            "ratio_to_limit": step / limit,
+            "faster_than": {
+                other: ratios(found[other]["seconds"], figures["seconds"])
+                for other in ("PS-Sync", "PS-Async", "D-Sync", *_ddp(found))
+                if other in found
+            },
+        }
+    return table
+
+
+def ratios(slow: Sequence[float], fast: Sequence[float]) -> list[float]:
+    """Quartiles of the ratio, each round by itself."""
+    each = [a / b for a, b in zip(slow, fast, strict=True)]
+    return statistics.quantiles(each, n=4, method="inclusive")
+
+
+def _ddp(found: dict[str, Any]) -> list[str]:
+    return [n for n in found if n.startswith("DDP") and n != "DDP compute"]
+
+
+def show(cell: dict[str, Any]) -> None:
+    """Prints the table of one cell, and the most that pipelining can gain in it."""
+    problem, found = cell["problem"], cell["rows"]
+    compared = list(found["compute"]["faster_than"])
+    table = Table(
+        *("", "step, ms", "wire, ms", "limit, ms", "step / limit"),
+        *(f"over {name}" for name in compared),
+        title=f"{problem['model']}, batch {problem['batch_size']}, {cell['rate']}",
+    )
+    for name, row in found.items():
+        table.add_row(
+            name,
+            *(f"{1e3 * row[key]:.0f}" for key in ("step", "wire", "limit")),
+            f"{row['ratio_to_limit']:.2f}",
+            *(f"{row['faster_than'][other][1]:.2f}" for other in compared),
+        )
+    console = Console(width=150)
+    console.print(table)
+    if "D-Sync" in found:
+        compute, wire = found["compute"]["step"], found["D-Sync"]["wire"]
+        exchange = pj.timing.Duration(0, wire, 0, 0, 0)
+        most = pj.timing.ceilings(pj.timing.Compute.of(compute), exchange)
+        console.print(
+            f"Pipelining alone gains at most {most['synchronous']:.2f} over D-Sync,"
+            f" {most['overlapped']:.2f} over D-Sync beside the backward pass."
+        )
+    for name, times in cell["measured"].items():
+        low, middle, high = statistics.quantiles(times["ratio"], n=4)
+        console.print(
+            f"{name}: step / max(compute, exchange) {middle:.2f} ({low:.2f} -"
+            f" {high:.2f}), floor 1.00"
+        )
+    for name, why in cell["missing"].items():
+        console.print(f"{name}: {why}")
+
+
+DRAWN = {
+    "PS-Sync": "tab:gray",
+    "PS-Async": "tab:olive",
+    "D-Sync": "tab:red",
+    "DDP": "tab:orange",
+    "DDP, PowerSGD": "tab:brown",
+    "Pipe-SGD": "tab:blue",
+    "Pipe-SGD, int8": "tab:green",
+    "compute": "black",
+}
+
+
+def picture(cells: list[dict[str, Any]], path: pathlib.Path) -> None:
+    """Step times by the links' rate, a panel for each model."""
+    panels: dict[str, list[dict[str, Any]]] = {}
+    for cell in cells:
+        problem = cell["problem"]
+        title = f"{problem['model']}, batch {problem['batch_size']}"
+        panels.setdefault(title, []).append(cell)
+    figure = new_figure(figsize=(3.2 * len(panels), 4), layout="constrained")
+    for number, (title, group) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(1, len(panels), number)
+        for name, color in DRAWN.items():
+            points = sorted(
+                (cluster.bits_per_second(cell["rate"]) / 1e6, cell["rows"][name])
+                for cell in group
+                if name in cell["rows"]
+            )
+            axes.plot(
+                [rate for rate, _ in points],
+                [1e3 * row["step"] for _, row in points],
+                color=color,
+                marker="o",
+                linestyle="--" if name == "compute" else "-",
+                label=name,
+            )
+        axes.set(xscale="log", yscale="log", title=title, xlabel="Mbit/s")
+        axes.grid(alpha=0.3, which="both")
+        if number == 1:
+            axes.set_ylabel("milliseconds a step")
+            axes.legend(fontsize="small")
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    sys.exit(main(tyro.cli(Config, description=__doc__)))
