@@ -101,8 +101,9 @@ def connect(host: int, process: int, rate: str) -> None:
 
 def _limit(interface: str, rate: str, inside: tuple[str, ...] = ()) -> None:
     """A token bucket: what leaves by this interface, at most so fast."""
-    # What goes at once after a pause: of 1 ms, but ten packets at least.
-    burst = max(2**14, int(bits_per_second(rate) / 8 * 1e-3))
+    # What goes at once after a pause, as from the queue of a network card: of 4 ms. With
+    # less, what the kernel is too late for while the hosts compute would be lost.
+    burst = max(2**14, int(bits_per_second(rate) / 8 * 4e-3))
     bucket = ("tbf", "rate", rate, "burst", str(burst), "latency", "50ms")
     _run(*inside, "tc", "qdisc", "add", "dev", interface, "root", *bucket)
     # Packets that a network card would cut up must fit into the bucket, or the kernel

@@ -35,7 +35,7 @@ class AsynchronousServer(Method):
 
         @jax.jit
         @jax.grad
-        def gradient(flat: Any, batch: Any) -> jax.Array:
+        def gradient(flat: Any, batch: Any) -> Any:
             return problem.loss(self._unravel(flat), batch)
 
         self._gradient = gradient

@@ -3,7 +3,6 @@
 
 import argparse
 import json
-import os
 import pathlib
 from typing import Any
 
@@ -12,6 +11,7 @@ import jax
 import pipejax as pj
 from pipejax import codecs, timing
 
+from ._join import join
 from ._usage import UsageError, in_one_line
 
 
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"`--rounds` must be at least 1, got {args.rounds}")
     with in_one_line(ValueError):
         chosen = {name: codecs.named(name) for name in args.codecs}
-    _join()
+    join()
     with in_one_line(ValueError):
         fit = timing.calibrate(pj.data_mesh(), chosen, rounds=args.rounds)
     if jax.process_index() == 0:
@@ -53,13 +53,3 @@ def run(args: argparse.Namespace) -> int:
             with in_one_line(OSError):
                 pathlib.Path(args.out).write_text(text)
     return 0
-
-
-def _join() -> None:
-    """Joins the processes that torchrun's variables speak of, if there are several."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        jax.distributed.initialize(
-            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
-            int(os.environ["WORLD_SIZE"]),
-            int(os.environ["RANK"]),
-        )

@@ -53,7 +53,7 @@ class HalvingDoubling(ScatterGather):
             payload, states = site.encode(piece, states, where=owns)
             return payload[None], states
 
-        total = Stages((Local(encode),), (site.init,))
+        total = Stages((Local(encode, encodes=True),), (site.init,))
         distance = 1
         while distance < cut.pieces:
             total += _double(site, axis_name, distance, cut.pieces)
@@ -78,7 +78,7 @@ class HalvingDoubling(ScatterGather):
             return _either(given, rows + site.decode(payload), rows)
 
         sent = permute(axis_name, pairs, site.bytes)
-        return Stages((Local(encode), sent), (site.init,)) + local(add)
+        return Stages((Local(encode, encodes=True), sent), (site.init,)) + local(add)
 
     def _halve(self, cut: Cut, axis_name: AxisName, distance: int) -> Stages:
         """Of [2 d, h] to the sum of one half, [d, h]."""
@@ -98,7 +98,7 @@ class HalvingDoubling(ScatterGather):
             return own + site.decode(payload)
 
         sent = permute(axis_name, _partners(distance, cut.pieces), site.bytes)
-        return Stages((Local(encode), sent), (site.init,)) + local(add)
+        return Stages((Local(encode, encodes=True), sent), (site.init,)) + local(add)
 
 
 def _double(site: Site, axis_name: AxisName, distance: int, pieces: int) -> Stages:

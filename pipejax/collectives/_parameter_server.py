@@ -40,7 +40,7 @@ class ParameterServer(AllReduce):
         def add(payloads: Any) -> Parts:
             return worker.decoded_sum(payloads)
 
-        total = Stages((Local(encode),), (worker.init, server.init))
+        total = Stages((Local(encode, encodes=True),), (worker.init, server.init))
         for rank in range(1, p):
             total += _to_server(worker, axis_name, rank)
         total += local(add) + from_root(server, axis_name)

@@ -59,7 +59,7 @@ def _rounds(codec: Linear, layout: Layout, axis_name: AxisName) -> Stages:
             sent = jnp.concatenate([own, exact]) if last and layout.exact else own
             return (sent, (x, exact, sums, own)), states
 
-        return Local(run)
+        return Local(run, encodes=True)
 
     def send(value: Any) -> Any:
         sent, (x, exact, sums, own) = value

@@ -36,12 +36,11 @@ class Ring(ScatterGather):
         p = axis_size(axis_name)
         total = local(lambda rows: (rows, None))
         for hop in range(p - 1):
-            name = f"hop {hop}"
-            site = cut.site(name, self.codec, axis_name)
-            add = _adding(site, axis_name, hop)
-            total += Stages((Local(add), _hop(site, axis_name)), (site.init,))
+            site = cut.site(f"hop {hop}", self.codec, axis_name)
+            links = (Local(_encoding(site), encodes=True), _hop(site, axis_name))
+            total += _adding(site, axis_name, hop) + Stages(links, (site.init,))
         last = cut.site("", self.codec, axis_name)
-        return total + local(lambda value: _partial(last, axis_name, p - 1, value))
+        return total + _adding(last, axis_name, p - 1) + local(lambda value: value[1])
 
     def all_gather(self, cut: Cut, axis_name: AxisName) -> Stages:
         """p-1 hops of finished pieces; the value is all payloads so far."""
@@ -64,7 +63,7 @@ class Ring(ScatterGather):
 
         hop = local(keep) + Stages((_hop(site, axis_name),))
         hops = sum((hop for _ in range(p - 1)), Stages(()))
-        return Stages((Local(encode),), (site.init,)) + hops + local(read)
+        return Stages((Local(encode, encodes=True),), (site.init,)) + hops + local(read)
 
 
 def _hop(site: Site, axis_name: AxisName) -> Sent:
@@ -73,26 +72,29 @@ def _hop(site: Site, axis_name: AxisName) -> Sent:
     return permute(axis_name, to_next, site.bytes)
 
 
-def _adding(site: Site, axis_name: AxisName, hop: int) -> Any:
-    def add(value: Any, states: States) -> tuple[Any, States]:
-        rows, _ = value
-        partial = _partial(site, axis_name, hop, value)
-        payload, states = site.encode(partial, states)
-        return (rows, payload), states
-
-    return add
-
-
-def _partial(site: Site, axis_name: AxisName, hop: int, value: Any) -> Parts:
-    """What has come so far, and this device's own of the same piece.
+def _adding(site: Site, axis_name: AxisName, hop: int) -> Stages:
+    """Of what has come so far, and this device's own of the same piece, the sum.
 
     Before hop h device i holds piece i - h - 1: at the end, after p - 1 hops, piece i.
     """
-    rows, payload = value
-    p = axis_size(axis_name)
-    piece = (lax.axis_index(axis_name) - hop - 1) % p
-    own = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, piece, 0, False), rows)
-    return own if payload is None else own + site.decode(payload)
+
+    def add(value: Any) -> Any:
+        rows, payload = value
+        p = axis_size(axis_name)
+        piece = (lax.axis_index(axis_name) - hop - 1) % p
+        own = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, piece, 0, False), rows)
+        return rows, own if payload is None else own + site.decode(payload)
+
+    return local(add)
+
+
+def _encoding(site: Site) -> Any:
+    def encode(value: Any, states: States) -> tuple[Any, States]:
+        rows, partial = value
+        payload, states = site.encode(partial, states)
+        return (rows, payload), states
+
+    return encode
 
 
 def ring(codec: Codec | None = None) -> Ring:

@@ -14,7 +14,7 @@ all-reduce is a reduce-scatter and an all-gather.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -48,9 +48,15 @@ class Layout(NamedTuple):
 
 
 class Local(NamedTuple):
-    """Work without a collective, `(value, states)` to the same."""
+    """Work without a collective, `(value, states)` to the same.
+
+    Attributes:
+      run: it.
+      encodes: whether it makes what is sent next, and does nothing else.
+    """
 
     run: Callable[[Any, States], tuple[Any, States]]
+    encodes: bool = False
 
 
 class Sent(NamedTuple):
@@ -91,12 +97,12 @@ class Stages:
     @property
     def stages(self) -> tuple[Stage, ...]:
         """Each takes what the one before returned, the first `(vector, states)`."""
-        return tuple(_joined(links) for links in self._groups()[:-1])
+        return tuple(joined(links) for links in self._groups()[:-1])
 
     @property
     def finish(self) -> Stage:
         """From what the last returned to `(sum, states)`."""
-        return _joined(self._groups()[-1])
+        return joined(self._groups()[-1])
 
     def _groups(self) -> list[list[Link]]:
         """The links, a new group after each collective."""
@@ -108,7 +114,9 @@ class Stages:
         return groups
 
 
-def _joined(links: list[Link]) -> Stage:
+def joined(links: Sequence[Link]) -> Stage:
+    """Links in order, as one."""
+
     def stage(carry: tuple[Any, States]) -> tuple[Any, States]:
         value, states = carry
         for link in links:
@@ -142,7 +150,7 @@ def renamed(stages: Stages, prefix: str) -> Stages:
             value, mine = link.run(value, mine)
             return value, states | {prefix + name: x for name, x in mine.items()}
 
-        return Local(run)
+        return link._replace(run=run)
 
     def init() -> States:
         return {prefix + name: x for name, x in stages.init().items()}

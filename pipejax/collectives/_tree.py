@@ -62,7 +62,7 @@ def from_root(site: Site, axis_name: AxisName) -> Stages:
         root = lax.axis_index(axis_name) == 0
         return site.encode(total, states, where=root)
 
-    return Stages((Local(encode),))
+    return Stages((Local(encode, encodes=True),))
 
 
 def _up(site: Site, axis_name: AxisName, distance: int) -> Stages:
@@ -81,7 +81,7 @@ def _up(site: Site, axis_name: AxisName, distance: int) -> Stages:
         return jax.tree.map(lambda s, o: jnp.where(given, s, o), sums, own)
 
     sent = permute(axis_name, pairs, site.bytes)
-    return Stages((Local(encode), sent)) + local(add)
+    return Stages((Local(encode, encodes=True), sent)) + local(add)
 
 
 def _neighbours(axis_name: AxisName, distance: int) -> list[tuple[int, int]]:

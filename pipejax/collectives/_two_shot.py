@@ -40,7 +40,8 @@ class TwoShot(ScatterGather):
 
         transfer = Transfer("all-to-all", p, site.bytes)
         return Stages(
-            (Local(site.encode), Sent(send, transfer), Local(add)), (site.init,)
+            (Local(site.encode, encodes=True), Sent(send, transfer), Local(add)),
+            (site.init,),
         )
 
     def all_gather(self, cut: Cut, axis_name: AxisName) -> Stages:
@@ -55,7 +56,8 @@ class TwoShot(ScatterGather):
 
         transfer = Transfer("all-gather", axis_size(axis_name), site.bytes)
         return Stages(
-            (Local(site.encode), Sent(send, transfer), Local(read)), (site.init,)
+            (Local(site.encode, encodes=True), Sent(send, transfer), Local(read)),
+            (site.init,),
         )
 
 

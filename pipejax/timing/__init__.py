@@ -9,6 +9,7 @@ from ._cluster import CodecSpeed as CodecSpeed
 from ._cluster import Link as Link
 from ._counts import FORMS as FORMS
 from ._counts import Counts as Counts
+from ._counts import compatible as compatible
 from ._exchange import Duration as Duration
 from ._exchange import Exchange as Exchange
 from ._exchange import duration as duration
@@ -23,9 +24,12 @@ from ._iteration import overlapped as overlapped
 from ._iteration import pipelined as pipelined
 from ._iteration import synchronous as synchronous
 from ._picture import picture as picture
+from ._picture import profile_picture as profile_picture
 from ._plan import Choice as Choice
 from ._plan import plan as plan
 from ._plan import scaling as scaling
+from ._profile import Profile as Profile
+from ._profile import profile as profile
 from ._record import as_json as as_json
 from ._record import from_json as from_json
 from ._simulate import Trace as Trace

@@ -172,6 +172,16 @@ def form_of(algorithm: Algorithm) -> Callable[[int, int, Codec | None], Counts]:
     return FORMS[algorithm]
 
 
+def compatible(algorithm: Algorithm, codec: Codec | None) -> bool:
+    """Whether there is such a pair: psum adds what it is given, unread.
+
+    Args:
+      algorithm: its name.
+      codec: or `None`, which goes with all.
+    """
+    return algorithm != "psum" or codec is None or codec.rounds > 0
+
+
 class Piece(NamedTuple):
     """A part of the vector, with the zeros that a codec's blocks ask for.
 

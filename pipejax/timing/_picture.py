@@ -1,9 +1,11 @@
-"""Scaling as a picture: efficiency by the number of hosts."""
+"""Pictures: efficiency by the number of hosts, and where an all-reduce's time goes."""
 
 import os
 from collections.abc import Mapping
 
 from pipejax.picture import new_figure
+
+from ._profile import Profile
 
 
 def picture(
@@ -28,4 +30,39 @@ def picture(
     axes.set_ylabel("throughput of p hosts / p times that of one")
     axes.grid(alpha=0.3)
     axes.legend(loc="lower left")
+    figure.savefig(path)
+
+
+def profile_picture(
+    profiles: Mapping[str, Profile],
+    path: str | os.PathLike[str],
+    limits: Mapping[str, float] | None = None,
+) -> None:
+    """Draws each all-reduce as a bar of its phases, a mark at its limit.
+
+    Args:
+      profiles: what `profile` returned.
+      path: of the picture; its ending says in which format.
+      limits: seconds that its bytes take on the wire, by the same names.
+
+    Raises:
+      ImportError: without matplotlib.
+    """
+    height = 1.2 + 0.3 * len(profiles)
+    figure = new_figure(figsize=(8, height), layout="constrained")
+    axes = figure.subplots()
+    places = range(len(profiles))
+    left = [0.0] * len(profiles)
+    for phase in Profile._fields:
+        widths = [1e3 * getattr(profile, phase) for profile in profiles.values()]
+        axes.barh(places, widths, left=left, label=phase)
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    for place, name in enumerate(profiles):
+        if limits and name in limits:
+            edge = 1e3 * limits[name]
+            axes.plot([edge, edge], [place - 0.4, place + 0.4], color="black")
+    axes.set_yticks(places, list(profiles))
+    axes.invert_yaxis()
+    axes.set_xlabel("milliseconds" + (", black: bytes on the wire" if limits else ""))
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.0 + 0.9 / height), ncols=7)
     figure.savefig(path)

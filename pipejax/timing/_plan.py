@@ -7,7 +7,7 @@ from typing import NamedTuple
 from pipejax.codecs import Codec
 
 from ._cluster import Cluster
-from ._counts import FORMS, Algorithm
+from ._counts import FORMS, Algorithm, compatible
 from ._exchange import Duration, Exchange, duration, flat, hierarchical
 from ._iteration import Compute, efficiency, pipelined
 
@@ -91,7 +91,7 @@ def plan(
         _choice(cluster, algorithm, name, exchange, compute, width, levels, one_core)
         for name, codec in [(None, None), *(codecs or {}).items()]
         for algorithm in FORMS
-        if _goes(algorithm, codec)
+        if compatible(algorithm, codec)
         for levels, exchange in _exchanges(cluster, algorithm, elements, codec)
         for width in widths
     ]
@@ -150,11 +150,6 @@ def _exchanges(
     if cluster.devices > 1 and cluster.hosts > 1:
         found.append((True, hierarchical(cluster, algorithm, elements, codec)))
     return found
-
-
-def _goes(algorithm: Algorithm, codec: Codec | None) -> bool:
-    """Whether there is such a pair: psum adds what it is given, unread."""
-    return algorithm != "psum" or codec is None or codec.rounds > 0
 
 
 def _choice(

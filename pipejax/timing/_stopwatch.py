@@ -11,7 +11,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax.collectives import AllReduce, Layout, psum, run
+from pipejax.collectives import AllReduce, Layout, Stages, psum, run
 from pipejax.mesh import on_mesh
 
 
@@ -40,8 +40,8 @@ def exchange_times(
       cases: what to time, by name.
       rounds: how often.
     """
-    programs = {name: _Program(mesh, case) for name, case in cases.items()}
-    barrier = _Program(mesh, Case(psum(), 1))
+    programs = {name: Program(mesh, case) for name, case in cases.items()}
+    barrier = Program(mesh, Case(psum(), 1))
     for program in (barrier, *programs.values()):
         program()  # compile
     times: dict[str, list[float]] = {name: [] for name in programs}
@@ -61,30 +61,40 @@ def _slowest(times: dict[str, list[float]]) -> dict[str, list[float]]:
     return dict(zip(times, every.max(axis=0).tolist(), strict=True))
 
 
-class _Program:
-    """One case, with its vector and its codecs' states."""
+class Program:
+    """One case, with its vector and its codecs' states.
+
+    Attributes:
+      axis: or axes, over which is summed.
+      vector: all devices' own, one after another.
+      states: of the codecs, likewise.
+    """
 
     def __init__(self, mesh: Mesh, case: Case) -> None:
-        axis = mesh.axis_names if len(mesh.axis_names) > 1 else mesh.axis_names[0]
+        self.axis = mesh.axis_names if len(mesh.axis_names) > 1 else mesh.axis_names[0]
         n = case.elements
-        layout = Layout(n, jnp.float32, shapes=((n,),))
-        own = P(axis)
+        self._case, self._layout = case, Layout(n, jnp.float32, shapes=((n,),))
+        own = P(self.axis)
 
         def init() -> Any:
-            return case.all_reduce.init(layout, axis)
+            return self.stages().init()
 
         def local(vector: jax.Array, states: Any) -> Any:
-            return run(case.all_reduce(layout, axis), vector, states)
+            return run(self.stages(), vector, states)
 
         place = NamedSharding(mesh, own)
         mine = len(mesh.local_devices) * n
         vector = np.random.default_rng(jax.process_index()).normal(size=mine)
-        self._vector = jax.make_array_from_process_local_data(
+        self.vector = jax.make_array_from_process_local_data(
             place, vector.astype(np.float32)
         )
-        self._states = jax.jit(on_mesh(init, mesh, (), own))()
+        self.states = jax.jit(on_mesh(init, mesh, (), own))()
         self._step = jax.jit(on_mesh(local, mesh, (own, own), (P(), own)))
 
+    def stages(self) -> Stages:
+        """Of its all-reduce, inside `shard_map`."""
+        return self._case.all_reduce(self._layout, self.axis)
+
     def __call__(self) -> None:
-        total, self._states = self._step(self._vector, self._states)
+        total, self.states = self._step(self.vector, self.states)
         jax.block_until_ready(total)

@@ -1,0 +1,113 @@
+"""`pipejax profile-allreduce`: where the time of an all-reduce goes."""
+# ruff: noqa: T201 - printing is what a command is for.
+
+import argparse
+import json
+import pathlib
+from typing import Any
+
+import jax
+
+import pipejax as pj
+from pipejax import codecs, collectives, timing
+
+from ._join import join
+from ._usage import UsageError, in_one_line
+
+NONE = "none"
+
+
+def add(commands: Any) -> None:
+    """Its arguments."""
+    parser = commands.add_parser(
+        "profile-allreduce",
+        help="take all-reduces apart: encode, wait, exchange, add, decode",
+        description="Runs the links of each all-reduce one by one, with a barrier"
+        " before each collective, and prints what each kind of them takes. Run it on"
+        " every host, as the training itself is run: where RANK, WORLD_SIZE,"
+        " MASTER_ADDR and MASTER_PORT are set, as by torchrun, it joins them.",
+    )
+    parser.set_defaults(command=run)
+    parser.add_argument(
+        "--algorithms",
+        nargs="+",
+        default=list(timing.FORMS),
+        choices=list(timing.FORMS),
+        help="which",
+    )
+    parser.add_argument(
+        "--codecs",
+        nargs="+",
+        default=[NONE, "int8"],
+        metavar="NAME",
+        help=f"with each of these, of {NONE}, {', '.join(codecs.NAMES)}",
+    )
+    parser.add_argument(
+        "--elements", type=int, default=2**22, help="of the vector, float32"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="of all, medians count")
+    parser.add_argument(
+        "--bandwidth",
+        type=float,
+        metavar="BITS",
+        help="of a host's link, a second: prints the time on the wire beside",
+    )
+    parser.add_argument("--out", metavar="FILE", help="write the seconds as JSON")
+    parser.add_argument("--plot", metavar="PNG", help="draw them as stacked bars")
+
+
+def run(args: argparse.Namespace) -> int:
+    """`pipejax profile-allreduce`."""
+    for name in ("elements", "rounds", "bandwidth"):
+        value = getattr(args, name)
+        if value is not None and not value > 0:
+            raise UsageError(f"`--{name}` must be above 0, got {value}")
+    with in_one_line(ValueError):
+        chosen = _chosen(args.algorithms, args.codecs)
+    join()
+    mesh = pj.data_mesh()
+    cases = {
+        name: timing.Case(getattr(collectives, algorithm)(codec), args.elements)
+        for name, (algorithm, codec) in chosen.items()
+    }
+    with in_one_line(ValueError):
+        profiles = timing.profile(mesh, cases, args.rounds)
+    if jax.process_index() == 0:
+        limits = {
+            name: timing.FORMS[algorithm](mesh.size, args.elements, codec).wire
+            * (8 / args.bandwidth)
+            for name, (algorithm, codec) in chosen.items()
+            if args.bandwidth
+        }
+        _print(profiles, limits)
+        with in_one_line(ImportError, OSError, ValueError):
+            if args.out:
+                rows = {name: each._asdict() for name, each in profiles.items()}
+                text = json.dumps(rows, indent=2) + "\n"
+                pathlib.Path(args.out).write_text(text)
+            if args.plot:
+                timing.profile_picture(profiles, args.plot, limits)
+    return 0
+
+
+def _chosen(algorithms: list[str], names: list[str]) -> dict[str, tuple[Any, Any]]:
+    """Algorithm and codec of each pair that there is."""
+    found = {
+        name: None if name == NONE else codecs.named(name)
+        for name in dict.fromkeys(names)
+    }
+    return {
+        f"{algorithm}, {name}": (algorithm, codec)
+        for algorithm in algorithms
+        for name, codec in found.items()
+        if timing.compatible(algorithm, codec)
+    }
+
+
+def _print(profiles: dict[str, timing.Profile], limits: dict[str, float]) -> None:
+    width = max(len(name) for name in profiles) + 2
+    columns = [*timing.Profile._fields, "total", *(["wire"] if limits else [])]
+    print(f"{'ms':<{width}}" + "".join(f"{name:>11}" for name in columns))
+    for name, each in profiles.items():
+        seconds = [*each, each.total, *([limits[name]] if limits else [])]
+        print(f"{name:<{width}}" + "".join(f"{1e3 * x:11.2f}" for x in seconds))

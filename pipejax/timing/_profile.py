@@ -1,0 +1,165 @@
+"""An all-reduce taken apart: where its time goes, measured.
+
+Its links run one by one, each a program of its own, and before each collective the
+devices meet at a barrier: the time there is spent on waiting for others, the time after
+it on the wire. What the same links take of a vector of one element is neither: it is
+the launch of programs and messages.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from pipejax.collectives import Stages, psum
+from pipejax.collectives._stages import Link, Sent, joined
+from pipejax.mesh import on_mesh
+
+from ._stopwatch import Case, Program
+
+
+class Profile(NamedTuple):
+    """Seconds of an all-reduce by what they are spent on, means over processes.
+
+    Attributes:
+      encode: making what is sent.
+      wait: for other devices, before each collective.
+      first: exchange: the reduce-scatter, or up a tree; all of `psum`.
+      reduction: decoding what came and adding it.
+      second: exchange: the all-gather, or down a tree.
+      decode: making the vector from what came last.
+      launch: programs and messages, however short.
+    """
+
+    encode: float
+    wait: float
+    first: float
+    reduction: float
+    second: float
+    decode: float
+    launch: float
+
+    @property
+    def total(self) -> float:
+        """All of it; as one program it may take less."""
+        return sum(self)
+
+
+def profile(mesh: Mesh, cases: Mapping[str, Case], rounds: int) -> dict[str, Profile]:
+    """Takes each all-reduce apart; in a run of several processes, all must call this.
+
+    Args:
+      mesh: over all of whose axes is summed.
+      cases: what to take apart, by name.
+      rounds: how often; in each all run in turn, and medians count.
+
+    Raises:
+      ValueError: for a mesh of one device, which exchanges nothing.
+    """
+    if mesh.size == 1:
+        raise ValueError(
+            "`mesh` must have several devices, got one. Run this on every host, after"
+            " jax.distributed.initialize()."
+        )
+    barrier = Program(mesh, Case(psum(), 1))
+    chains = {
+        name: (_Chain(mesh, case), _Chain(mesh, case._replace(elements=1)))
+        for name, case in cases.items()
+    }
+    runs: dict[str, list[Any]] = {name: [] for name in cases}
+    for number in range(rounds + 1):
+        for name, pair in chains.items():
+            times = [chain(barrier) for chain in pair]
+            if number:  # the first has compiled
+                runs[name].append(times)
+    return {name: _profile(np.array(times)) for name, times in runs.items()}
+
+
+PHASES = Profile._fields[:-1]
+
+
+def _profile(times: np.ndarray) -> Profile:
+    """Of [rounds, long and short, phases] on this process."""
+    every = multihost_utils.process_allgather(times).reshape(-1, *times.shape)
+    whole, short = np.median(every.mean(axis=0), axis=0)
+    launch = np.minimum(whole, short)
+    launch[PHASES.index("wait")] = 0  # of a short one as much
+    return Profile(*(whole - launch).tolist(), launch=float(launch.sum()))
+
+
+class _Chain:
+    """The links of an all-reduce as programs, with a vector and the codecs' states."""
+
+    def __init__(self, mesh: Mesh, case: Case) -> None:
+        self._whole = Program(mesh, case)
+        self._states, own = self._whole.states, P(self._whole.axis)
+        self._programs = []
+        for number, phase in enumerate(self._phases(mesh)):
+
+            def link(carry: Any, number: int = number) -> Any:
+                return joined(_grouped(self._whole.stages())[number][1])(carry)
+
+            program = jax.jit(on_mesh(link, mesh, (own,), own), donate_argnums=0)
+            self._programs.append((phase, program))
+        self._copy = jax.jit(lambda x: jax.tree.map(lambda leaf: leaf + 0, x))
+
+    def __call__(self, barrier: Callable[[], None]) -> list[float]:
+        """Seconds of each phase on this process."""
+        taken = dict.fromkeys(PHASES, 0.0)
+        carry = jax.block_until_ready(self._copy((self._whole.vector, self._states)))
+        barrier()
+        meeting = _seconds(barrier)
+        for phase, program in self._programs:
+            if phase in ("first", "second"):
+                taken["wait"] += max(0.0, _seconds(barrier) - meeting)
+            start = time.perf_counter()
+            carry = jax.block_until_ready(program(carry))
+            taken[phase] += time.perf_counter() - start
+        _, self._states = carry
+        return list(taken.values())
+
+    def _phases(self, mesh: Mesh) -> list[str]:
+        found: list[str] = []
+
+        def local() -> None:
+            found.extend(phase for phase, _ in _grouped(self._whole.stages()))
+
+        jax.eval_shape(on_mesh(local, mesh, (), P()))
+        return found
+
+
+def _seconds(function: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def _grouped(stages: Stages) -> list[tuple[str, list[Link]]]:
+    """Links with their phase; neighbours of one phase, collectives aside, together."""
+    groups: list[tuple[str, list[Link]]] = []
+    for phase, link in zip(phases(stages), stages.links, strict=True):
+        if groups and groups[-1][0] == phase and not isinstance(link, Sent):
+            groups[-1][1].append(link)
+        else:
+            groups.append((phase, [link]))
+    return groups
+
+
+def phases(stages: Stages) -> list[str]:
+    """Of each link, what it is there for."""
+    sent = [i for i, link in enumerate(stages.links) if isinstance(link, Sent)]
+    middle = sent[(len(sent) - 1) // 2]
+    found = []
+    for i, link in enumerate(stages.links):
+        if isinstance(link, Sent):
+            found.append("first" if i <= middle else "second")
+        elif link.encodes or i < sent[0]:
+            found.append("encode")
+        else:
+            found.append("decode" if i > sent[-1] else "reduction")
+    return found
