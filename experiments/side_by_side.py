@@ -10,7 +10,6 @@ Time: about 10 seconds, and methods x rounds x steps.
 """
 
 import dataclasses
-import json
 import pathlib
 import statistics
 import time
@@ -66,11 +65,7 @@ def main(config: Config) -> None:
     for method in found.values():
         method.close()
     if rank == 0:
-        text = json.dumps(figures, indent=2) + "\n"
-        if config.out is None:
-            print(text)
-        else:
-            config.out.write_text(text)
+        member.answer(figures, config.out)
 
 
 def timed(
@@ -88,8 +83,8 @@ def timed(
             carried[name].append(sent)
     return {
         name: {
-            "seconds": methods.slowest(seconds[name]),
-            "wire_bytes": statistics.median(methods.slowest(carried[name])),
+            "seconds": member.largest(seconds[name]),
+            "wire_bytes": statistics.median(member.largest(carried[name])),
         }
         for name in found
     }
@@ -97,7 +92,7 @@ def timed(
 
 def turn(method: Method, batch: Any, steps: int) -> tuple[float, float]:
     """Seconds of a step on this host, and bytes over its link, in the busier way."""
-    methods.barrier()  # not later: what is in flight is on another thread
+    member.barrier()  # not later: what is in flight is on another thread
     before = member.wire()
     filling = method.width - 1 or 1
     for _ in range(filling):
@@ -109,7 +104,7 @@ def turn(method: Method, batch: Any, steps: int) -> tuple[float, float]:
     method.wait()
     seconds = (time.perf_counter() - start) / steps
     method.finish()
-    methods.barrier()
+    member.barrier()
     carried = member.wire().since(before)
     # A pipeline begins with a sum of zeros for each step of delay.
     return seconds, max(carried) / (method.width - 1 + filling + steps)
@@ -125,7 +120,7 @@ def measured(method: Any, batch: Any, config: Config) -> dict[str, Any]:
         steps=config.steps,
     )
     slowest = pj.overlap.Measurement(
-        *(tuple(methods.slowest([*values])) for values in found)
+        *(tuple(member.largest([*values])) for values in found)
     )
     return {**slowest._asdict(), "ratio": slowest.ratio}
 

@@ -16,11 +16,9 @@ Result: experiments/results/speedup.json, docs/speedup.png
 """
 
 import dataclasses
-import json
 import pathlib
 import statistics
 import sys
-import tempfile
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -101,10 +99,14 @@ def main(config: Config) -> int:
 
 def measured(cell: Cell, config: Config) -> dict[str, Any]:
     """One cluster, on which all methods take turns."""
-    figures = on_hosts(
-        cell,
-        *("--rounds", str(config.rounds), "--steps", str(config.steps)),
-        *("--methods", *config.methods),
+    figures = cluster.ask(
+        cluster.Network.of(HOSTS, (cell.rate,)),
+        "experiments.side_by_side",
+        [
+            *cell.problem.flags(),
+            *("--rounds", str(config.rounds), "--steps", str(config.steps)),
+            *("--methods", *config.methods, "--measured", *cell.measured),
+        ],
     )
     return {
         "problem": dataclasses.asdict(cell.problem),
@@ -112,26 +114,6 @@ def measured(cell: Cell, config: Config) -> dict[str, Any]:
         **figures,
         "rows": rows(figures["methods"], cluster.bits_per_second(cell.rate) / 8),
     }
-
-
-def on_hosts(cell: Cell, *flags: str, log: Any = None) -> dict[str, Any]:
-    """What `experiments.side_by_side` finds on a cluster; raises if it fails there."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = pathlib.Path(folder) / "figures.json"
-        problem = dataclasses.asdict(cell.problem)
-        settings = [
-            argument
-            for name, value in problem.items()
-            for argument in (f"--problem.{name.replace('_', '-')}", str(value))
-        ]
-        command = [
-            *(sys.executable, "-m", "experiments.side_by_side", *settings, *flags),
-            *("--out", str(out), "--measured", *cell.measured),
-        ]
-        code = cluster.start(cluster.Network.of(HOSTS, (cell.rate,)), command, log)
-        if code:
-            raise RuntimeError(f"The cluster ended with exit code {code}.")
-        return json.loads(out.read_text())
 
 
 def rows(found: dict[str, Any], bandwidth: float) -> dict[str, Any]:

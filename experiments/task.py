@@ -70,8 +70,10 @@ def make_test(model: nn.Module) -> Callable[..., dict[str, float]]:
             ]
         )
 
-    def test(state: pj.PipelineState, batches: Iterable[Any]) -> dict[str, float]:
-        total = sum(sums(state.params, state.model_state, batch) for batch in batches)
+    def test(
+        params: Any, batches: Iterable[Any], model_state: Any = None
+    ) -> dict[str, float]:
+        total = sum(sums(params, model_state, batch) for batch in batches)
         loss, hits, count = (float(x) for x in total)
         return {"test_loss": loss / count, "test_accuracy": hits / count}
 

@@ -187,7 +187,7 @@ def _build(config: Config, dataset: data.Dataset) -> tuple[Any, Any, Any]:
 
     def test(state: pj.PipelineState) -> dict[str, float]:
         batches = data.test_batches(dataset, batch_size=min(512, len(dataset.test)))
-        return evaluate(state, batches)
+        return evaluate(state.params, batches, state.model_state)
 
     return train, state, test
 

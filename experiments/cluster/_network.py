@@ -101,8 +101,8 @@ def connect(host: int, process: int, rate: str) -> None:
 
 def _limit(interface: str, rate: str, inside: tuple[str, ...] = ()) -> None:
     """A token bucket: what leaves by this interface, at most so fast."""
-    # What goes at once after a pause, as from the queue of a network card: of 4 ms. With
-    # less, what the kernel is too late for while the hosts compute would be lost.
+    # What goes at once after a pause, as from the queue of a network card: of 4 ms.
+    # With less, what the kernel is too late for while hosts compute would be lost.
     burst = max(2**14, int(bits_per_second(rate) / 8 * 4e-3))
     bucket = ("tbf", "rate", rate, "burst", str(burst), "latency", "50ms")
     _run(*inside, "tc", "qdisc", "add", "dev", interface, "root", *bucket)

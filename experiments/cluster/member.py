@@ -1,10 +1,14 @@
-"""What a program on one of the hosts asks: to be joined, and what its link carried."""
+"""What a program on one of the hosts needs: to join, to read its link, to answer."""
 
+import json
 import os
 import pathlib
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from ._network import INTERFACE, SUBNET
 
@@ -27,6 +31,26 @@ def join() -> int:
         rank,
     )
     return rank
+
+
+def barrier() -> None:
+    """Waits until every host is here; nothing else may be in flight."""
+    multihost_utils.sync_global_devices("member")
+
+
+def largest(values: Sequence[float]) -> list[float]:
+    """Of all hosts, value by value; the same on each of them."""
+    every = multihost_utils.process_allgather(np.array(values, np.float64))
+    return every.reshape(jax.process_count(), -1).max(axis=0).tolist()
+
+
+def answer(figures: Any, out: pathlib.Path | None) -> None:
+    """Writes JSON where `cluster.ask` looks for it, or prints it."""
+    text = json.dumps(figures, indent=2)
+    if out is None:
+        print(text)
+    else:
+        out.write_text(text + "\n")
 
 
 class Counters(NamedTuple):

@@ -10,5 +10,3 @@ from ._named import NotInstalledError as NotInstalledError
 from ._named import make as make
 from ._pipejax import Pipejax as Pipejax
 from ._problem import Problem as Problem
-from ._synchronous import barrier as barrier
-from ._synchronous import slowest as slowest

@@ -30,15 +30,14 @@ class AsynchronousServer(Method):
 
     def __init__(self, problem: Problem, port: int) -> None:
         place = os.environ["MASTER_ADDR"], port
-        flat, self._unravel = ravel_pytree(problem.init())
+        flat, unravel = ravel_pytree(problem.init())
+        self._unravel: Any = unravel
         self._flat = np.array(flat)  # what the server has sent
 
-        @jax.jit
-        @jax.grad
-        def gradient(flat: Any, batch: Any) -> Any:
+        def loss(flat: Any, batch: Any) -> jax.Array:
             return problem.loss(self._unravel(flat), batch)
 
-        self._gradient = gradient
+        self._gradient = jax.jit(jax.grad(loss))
         self._server = None
         if os.environ["RANK"] == "0":
             self._server = _Server(flat, problem.optimizer, place)

@@ -43,6 +43,14 @@ class Problem:
         """The Flax module."""
         return models.build(self.model, num_classes=10)
 
+    def flags(self, prefix: str = "--problem.") -> list[str]:
+        """For a command line that has a problem."""
+        return [
+            argument
+            for name, value in dataclasses.asdict(self).items()
+            for argument in (prefix + name.replace("_", "-"), str(value))
+        ]
+
     def init(self) -> Any:
         """The parameters at the start."""
         image = jnp.zeros((1, *self.image_shape))

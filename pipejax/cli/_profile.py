@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _chosen(algorithms: list[str], names: list[str]) -> dict[str, tuple[Any, Any]]:
+def _chosen(algorithms: list[Any], names: list[str]) -> dict[str, tuple[Any, Any]]:
     """Algorithm and codec of each pair that there is."""
     found = {
         name: None if name == NONE else codecs.named(name)

@@ -89,7 +89,8 @@ def _profile(times: np.ndarray) -> Profile:
     whole, short = np.median(every.mean(axis=0), axis=0)
     launch = np.minimum(whole, short)
     launch[PHASES.index("wait")] = 0  # of a short one as much
-    return Profile(*(whole - launch).tolist(), launch=float(launch.sum()))
+    seconds = dict(zip(PHASES, (whole - launch).tolist(), strict=True))
+    return Profile(**seconds, launch=float(launch.sum()))
 
 
 class _Chain:

@@ -1,0 +1,187 @@
+"""Exchange times predicted and measured: hosts x rates x algorithms x codecs.
+
+Claim: of what `pipejax calibrate` has measured of a cluster, exchanges of vectors of
+its sizes without a codec and each codec alone, `pj.timing` predicts every algorithm
+under every codec with a median error of at most 10 %, and at most 25 % at worst.
+
+Hosts are network namespaces on this machine (`experiments.cluster`), and share cores.
+
+Command: python -m experiments.prediction
+Time: about 40 minutes on 2 cores.
+Result: experiments/results/prediction.json, docs/prediction.png
+"""
+
+import dataclasses
+import itertools
+import pathlib
+import statistics
+import sys
+from typing import Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+import pipejax as pj
+from pipejax import codecs, collectives, timing
+from pipejax.picture import new_figure
+
+from . import cluster, report
+from .cluster import member
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What is predicted and measured."""
+
+    hosts: tuple[int, ...] = (2, 4, 8)
+    """Numbers of them."""
+    rates: tuple[str, ...] = ("100mbit", "300mbit", "1gbit")
+    """Of their links."""
+    codecs: tuple[str, ...] = ("truncate", "int8", "int4", "sign")
+    """Beside none."""
+    elements: int = 2**20
+    """Of the vectors."""
+    rounds: int = 5
+    """Of each; medians count."""
+    on_host: bool = False
+    """Measure here, on a host of a cluster: how this program calls itself."""
+    out: pathlib.Path = report.RESULTS / "prediction.json"
+    """Where the result goes."""
+    plot: pathlib.Path = pathlib.Path("docs/prediction.png")
+    """Where the picture goes."""
+
+
+def main(config: Config) -> int:
+    """Asks one cluster after another; prints the table, writes result and picture."""
+    if config.on_host:
+        return measure(config)
+    if why := cluster.reason_why_not():
+        sys.stderr.write(why + "\n")
+        return 2
+    cells = []
+    for hosts, rate in itertools.product(config.hosts, config.rates):
+        flags = [
+            *("--on-host", "--codecs", *config.codecs),
+            *("--elements", str(config.elements), "--rounds", str(config.rounds)),
+        ]
+        network = cluster.Network.of(hosts, (rate,))
+        found = cluster.ask(network, "experiments.prediction", flags)
+        cells.append({"hosts": hosts, "rate": rate, **found})
+        show(cells[-1])
+        errors = [abs(error(row)) for cell in cells for row in cell["rows"].values()]
+        summary = {"median": statistics.median(errors), "worst": max(errors)}
+        report.save(
+            config.out,
+            seed=0,
+            elements=config.elements,
+            absolute_error=summary,
+            cells=cells,
+        )
+    Console().print(
+        f"all: median {summary['median']:.0%}, worst {summary['worst']:.0%}"
+    )
+    picture(cells, config.plot)
+    return 0
+
+
+def measure(config: Config) -> int:
+    """Calibrates, then times every pair; the first host answers."""
+    rank = member.join()
+    mesh = pj.data_mesh()
+    chosen = {name: codecs.named(name) for name in config.codecs}
+    fit = timing.calibrate(mesh, chosen, rounds=config.rounds)
+    pairs = {
+        f"{algorithm}, {name or 'all bits'}": (algorithm, name)
+        for algorithm in timing.FORMS
+        for name in (None, *chosen)
+        if timing.compatible(algorithm, chosen.get(name or ""))
+    }
+    times = timing.exchange_times(
+        mesh,
+        {
+            title: timing.Case(
+                getattr(collectives, algorithm)(chosen.get(name or "")),
+                config.elements,
+            )
+            for title, (algorithm, name) in pairs.items()
+        },
+        config.rounds,
+    )
+    rows = {}
+    for title, (algorithm, name) in pairs.items():
+        codec = chosen.get(name or "")
+        exchange = timing.flat(fit.cluster, algorithm, config.elements, codec)
+        predicted = timing.duration(fit.cluster, exchange, name)
+        rows[title] = {
+            "measured": times[title],
+            "predicted": predicted.total,
+            "parts": predicted._asdict(),
+        }
+    if rank == 0:
+        figures = {"cluster": timing.as_json(fit.cluster), "rows": rows}
+        member.answer(figures, config.out)
+    return 0
+
+
+def error(row: dict[str, Any]) -> float:
+    """`predicted / measured - 1`, by the median of the rounds."""
+    return row["predicted"] / statistics.median(row["measured"]) - 1
+
+
+def show(cell: dict[str, Any]) -> None:
+    """Prints one cluster's table."""
+    table = Table(
+        *("", "measured, ms", "(least - greatest)", "predicted, ms", "error"),
+        title=f"{cell['hosts']} hosts, {cell['rate']}",
+    )
+    for title, row in cell["rows"].items():
+        low, middle, high = (
+            1e3 * f(row["measured"]) for f in (min, statistics.median, max)
+        )
+        table.add_row(
+            title,
+            f"{middle:.1f}",
+            f"{low:.1f} - {high:.1f}",
+            f"{1e3 * row['predicted']:.1f}",
+            f"{error(row):+.0%}",
+        )
+    Console().print(table)
+
+
+def picture(cells: list[dict[str, Any]], path: pathlib.Path) -> None:
+    """Predicted against measured, a color for each number of hosts."""
+    figure = new_figure(figsize=(5, 5), layout="constrained")
+    axes = figure.subplots()
+    for hosts in dict.fromkeys(cell["hosts"] for cell in cells):
+        rows = [
+            row
+            for cell in cells
+            if cell["hosts"] == hosts
+            for row in cell["rows"].values()
+        ]
+        axes.scatter(
+            [statistics.median(row["measured"]) for row in rows],
+            [row["predicted"] for row in rows],
+            s=12,
+            label=f"{hosts} hosts",
+        )
+    low, high = axes.get_xlim()
+    low = max(low, 1e-3)
+    axes.plot([low, high], [low, high], color="black", linewidth=1)
+    axes.fill_between(
+        [low, high], [low * 0.75, high * 0.75], [low * 1.25, high * 1.25], alpha=0.15
+    )
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="measured, seconds",
+        ylabel="predicted, seconds (band: 25 %)",
+    )
+    axes.grid(alpha=0.3, which="both")
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    sys.exit(main(tyro.cli(Config, description=__doc__)))

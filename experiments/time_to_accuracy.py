@@ -1,0 +1,246 @@
+"""Test accuracy against wall-clock time, on four hosts with real TCP between.
+
+Claim: Pipe-SGD with 8 bits reaches the accuracy of synchronous training, within 0.3
+points in the end, and any accuracy on the way sooner than D-Sync, a parameter server
+and PyTorch's DDP. Three seeds.
+
+MNIST, an MLP; CIFAR-10, re-encoded as JPEG where that is what there is, a small CNN;
+AdamW, the same steps for everyone, of the same batches. Parameters are copied at even
+intervals and tested when the run is over, so that the clock sees nothing but training.
+
+Command: python -m experiments.time_to_accuracy --data-dir ~/tensorflow_datasets
+Time: about two hours on 2 cores.
+Result: experiments/results/time_to_accuracy.json, docs/time_to_accuracy.png
+"""
+
+import dataclasses
+import pathlib
+import statistics
+import sys
+import time
+from typing import Any
+
+import jax
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from pipejax.picture import new_figure
+
+from . import cluster, data, methods, report, task
+from .cluster import member
+from .methods import Problem
+
+HOSTS = 4
+METHODS = (
+    "PS-Sync",
+    "PS-Async",
+    "D-Sync",
+    "D-Sync, int8",
+    "Pipe-SGD",
+    "Pipe-SGD, truncate",
+    "Pipe-SGD, int8",
+    "Pipe-SGD, PowerSGD",
+    "DDP",
+    "DDP, PowerSGD",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Race:
+    """One data set, model and network."""
+
+    problem: Problem = dataclasses.field(default_factory=lambda: Problem("mlp", 64))
+    """Model, each host's batch, optimizer."""
+    data: str = "mnist"
+    """A TFDS name."""
+    rate: str = "100mbit"
+    """Of the links."""
+    steps: int = 1000
+    """Of every method."""
+
+
+RACES = (
+    Race(),
+    Race(Problem("cnn", 16), "cifar10_jpeg", "100mbit", 1500),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The races and the seeds."""
+
+    races: tuple[int, ...] = (0, 1)
+    """Numbers of those to run: MNIST, CIFAR-10."""
+    methods: tuple[str, ...] = METHODS
+    """Which."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Of parameters and order of the data."""
+    data_dir: pathlib.Path | None = None
+    """Where TFDS data sets lie; by default TFDS's own folder."""
+    tests: int = 25
+    """In a run, the last at its end."""
+    steps: int | None = None
+    """Of every method; by default each race's own."""
+    on_host: int | None = None
+    """Run this race here, on a host of a cluster: how this program calls itself."""
+    out: pathlib.Path = report.RESULTS / "time_to_accuracy.json"
+    """Where the result goes."""
+    plot: pathlib.Path = pathlib.Path("docs/time_to_accuracy.png")
+    """Where the picture goes."""
+
+
+def main(config: Config) -> int:
+    """Runs race after race, seed after seed; prints, writes, draws."""
+    if config.on_host is not None:
+        return run(config)
+    if why := cluster.reason_why_not():
+        sys.stderr.write(why + "\n")
+        return 2
+    found = []
+    for number in config.races:
+        found.append({**dataclasses.asdict(RACES[number]), "runs": {}})
+        for seed in config.seeds:
+            found[-1]["runs"][str(seed)] = on_hosts(config, number, seed)
+            show(found[-1])
+            settings = {"seeds": config.seeds, "steps": config.steps}
+            report.save(
+                config.out, seed=config.seeds[0], hosts=HOSTS, **settings, races=found
+            )
+    picture(found, config.plot)
+    return 0
+
+
+def on_hosts(config: Config, number: int, seed: int) -> Any:
+    """One seed of all methods on a cluster."""
+    flags = [
+        *("--on-host", str(number), "--seeds", str(seed)),
+        *("--methods", *config.methods, "--tests", str(config.tests)),
+        *(() if config.data_dir is None else ("--data-dir", str(config.data_dir))),
+        *(() if config.steps is None else ("--steps", str(config.steps))),
+    ]
+    network = cluster.Network.of(HOSTS, (RACES[number].rate,))
+    return cluster.ask(network, "experiments.time_to_accuracy", flags)
+
+
+def run(config: Config) -> int:
+    """Trains by every method in turn; the first host tests what it copied."""
+    assert config.on_host is not None
+    race, (seed,) = RACES[config.on_host], config.seeds
+    race = dataclasses.replace(
+        race,
+        problem=dataclasses.replace(race.problem, seed=seed),
+        steps=config.steps or race.steps,
+    )
+    rank = member.join()
+    dataset = data.load(race.data, data_dir=config.data_dir)
+    test = task.make_test(race.problem.net)
+    figures: dict[str, Any] = {}
+    for name in config.methods:
+        try:
+            method = methods.make(name, race.problem)
+        except methods.NotInstalledError as error:
+            figures[name] = {"missing": str(error)}
+            continue
+        seconds, copies = trained(method, race, dataset, config.tests)
+        method.close()
+        if rank == 0:
+            found = [
+                test(params, data.test_batches(dataset, batch_size=500))
+                for params in copies
+            ]
+            accuracy = [each["test_accuracy"] for each in found]
+            figures[name] = {"seconds": seconds, "accuracy": accuracy}
+    member.barrier()
+    if rank == 0:
+        member.answer(figures, config.out)
+    return 0
+
+
+def trained(
+    method: methods.Method, race: Race, dataset: data.Dataset, tests: int
+) -> tuple[list[float], list[Any]]:
+    """Seconds of training at even intervals, and the parameters then."""
+    batches = data.train_batches(
+        dataset,
+        batch_size=race.problem.batch_size * HOSTS,
+        seed=race.problem.seed,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+    )
+    every = race.steps // tests
+    seconds, copies = [], []
+    member.barrier()
+    start = None
+    for step in range(1, race.steps + 1):
+        method.step(next(batches))
+        if start is None:  # the first step has compiled
+            method.wait()
+            start = time.perf_counter()
+        if step == race.steps:
+            method.finish()
+        if step % every == 0 or step == race.steps:
+            copies.append(jax.device_get(method.params()))
+            seconds.append(time.perf_counter() - start)
+    return seconds, copies
+
+
+def show(race: dict[str, Any]) -> None:
+    """Final accuracies, and how soon each was as good as the least of them."""
+    runs = list(race["runs"].values())
+    names = [name for name, row in runs[0].items() if "seconds" in row]
+    finals = {n: [run[n]["accuracy"][-1] for run in runs] for n in names}
+    goal = 0.995 * min(map(statistics.mean, finals.values()))
+    table = Table(
+        *("", "final accuracy", "least - greatest", "seconds in all"),
+        f"seconds to {goal:.1%}",
+        title=f"{race['data']}, {race['rate']}, {len(runs)} seeds",
+    )
+    for name in names:
+        took = [when for run in runs if (when := first(run[name], goal)) is not None]
+        table.add_row(
+            name,
+            f"{statistics.mean(finals[name]):.1%}",
+            f"{min(finals[name]):.1%} - {max(finals[name]):.1%}",
+            f"{statistics.mean(run[name]['seconds'][-1] for run in runs):.0f}",
+            "-" if len(took) < len(runs) else f"{statistics.mean(took):.0f}",
+        )
+    Console(width=110).print(table)
+
+
+def first(row: dict[str, Any], goal: float) -> float | None:
+    """When the test accuracy first was so high."""
+    for seconds, accuracy in zip(row["seconds"], row["accuracy"], strict=True):
+        if accuracy >= goal:
+            return seconds
+    return None
+
+
+def picture(races: list[dict[str, Any]], path: pathlib.Path) -> None:
+    """Accuracy over seconds, a line a method and seed, a panel a race."""
+    figure = new_figure(figsize=(6 * len(races), 4.5), layout="constrained")
+    for number, race in enumerate(races, 1):
+        axes = figure.add_subplot(1, len(races), number)
+        for seed, run in enumerate(race["runs"].values()):
+            for place, (name, row) in enumerate(run.items()):
+                if "seconds" in row:
+                    axes.plot(
+                        row["seconds"],
+                        row["accuracy"],
+                        color=f"C{place}",
+                        linewidth=1,
+                        label=None if seed else name,
+                    )
+        axes.set(
+            xscale="log",
+            xlabel="seconds",
+            ylabel="test accuracy",
+            title=f"{race['data']}, {race['rate']}",
+        )
+        axes.grid(alpha=0.3, which="both")
+        axes.legend(fontsize="small")
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    sys.exit(main(tyro.cli(Config, description=__doc__)))

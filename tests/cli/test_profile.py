@@ -1,0 +1,38 @@
+"""`pipejax profile-allreduce`."""
+
+import json
+
+import pytest
+
+from pipejax.cli import main
+
+SMALL = ("--elements", "1000", "--rounds", "1")
+
+
+def test_here(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    out, plot = tmp_path / "profile.json", tmp_path / "profile.png"
+    flags = ("--algorithms", "psum", "two_shot", "--bandwidth", "8e6")
+    files = ("--out", str(out), "--plot", str(plot))
+    assert main(["profile-allreduce", *SMALL, *flags, *files]) == 0
+    # psum adds what it is given, and so has no row with int8.
+    rows = json.loads(out.read_text())
+    assert list(rows) == ["psum, none", "two_shot, none", "two_shot, int8"]
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["ms", *rows["psum, none"], "total", "wire"]
+    # 2 (8 - 1)/8 of 4,000 bytes at 1 MB/s.
+    assert lines[0].split()[-1] == "7.00"
+    assert plot.exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--rounds", "0"], "pipejax: `--rounds` must be above 0, got 0"),
+        (["--bandwidth", "-1"], "pipejax: `--bandwidth` must be above 0, got -1.0"),
+        (["--codecs", "int9"], "pipejax: `name` must be one of bf16, truncate"),
+    ],
+)
+def test_refusals(capsys, flags, says):
+    assert main(["profile-allreduce", *flags]) == 2
+    assert capsys.readouterr().err.startswith(says)

@@ -1,0 +1,83 @@
+"""Ways to train: what a parameter server applies, and that PyTorch has our models."""
+
+import socket
+
+import chex
+import jax
+import numpy as np
+import optax
+import pytest
+
+from experiments import methods
+from experiments.methods import Problem
+from experiments.methods._parameter_server import AsynchronousServer
+
+PROBLEM = Problem("mlp", batch_size=8)
+
+
+@pytest.fixture
+def port(monkeypatch):
+    """A free one, and the environment of two hosts that are both here."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        free = probe.getsockname()[1]
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    return free
+
+
+def test_a_server_applies_each_gradient_as_it_comes(port, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    first = AsynchronousServer(PROBLEM, port)
+    monkeypatch.setenv("RANK", "1")
+    second = AsynchronousServer(PROBLEM, port)
+    batches = [PROBLEM.random_batch(host) for host in (0, 1)]
+
+    gradient = jax.jit(jax.grad(PROBLEM.loss))
+    tx, params = PROBLEM.optimizer, PROBLEM.init()
+    state = tx.init(params)
+    known = [params, params]  # what each worker was last sent
+    for host in (0, 1, 0, 1):
+        (first, second)[host].step(batches[host])
+        # Of the parameters that this worker has, not of those the server has.
+        stale = gradient(known[host], batches[host])
+        updates, state = tx.update(stale, state, params)
+        params = known[host] = optax.apply_updates(params, updates)
+    for worker, wanted in zip((first, second), known, strict=True):
+        chex.assert_trees_all_close(worker.params(), wanted, rtol=1e-4, atol=1e-6)
+    second.close()
+    first.close()
+
+
+@pytest.mark.parametrize("model", ["mlp", "wide_mlp", "cnn", "resnet18"])
+def test_pytorch_has_the_same_models(model):
+    torch = pytest.importorskip("torch")
+    from experiments.methods import _ddp
+
+    problem = Problem(model, batch_size=2)
+    params, images = problem.init(), problem.random_batch(0)["image"]
+    # As it is a block of ResNet begins as its shortcut: scales of 0 hide its branch.
+    params = jax.tree.map(lambda x: x + 0.01, params)
+    module = _ddp._MODELS[model](problem.image_shape)
+    _ddp._load(module, params)
+    wanted = problem.net.apply({"params": params}, images, train=False)
+    with torch.no_grad():
+        got = module(torch.from_numpy(images)).numpy()
+    np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-3)
+    jax.tree.map(np.testing.assert_array_equal, _ddp._flax_params(module), params)
+
+
+def test_without_pytorch(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(methods.NotInstalledError, match=r"pip install 'pipejax\[peers"):
+        methods.make("DDP", PROBLEM)
+
+
+def test_a_name_that_none_has():
+    with pytest.raises(ValueError, match="`name` must be one of compute, PS-Sync"):
+        methods.make("Pipe", PROBLEM)
+
+
+def test_flags_make_the_problem_again():
+    flags = Problem("cnn", 4, seed=3).flags()
+    assert flags[:4] == ["--problem.model", "cnn", "--problem.batch-size", "4"]
+    assert Problem("wide_mlp").elements == 4_093_450
