@@ -18,7 +18,6 @@ Result: experiments/results/speedup.json, docs/speedup.png
 import dataclasses
 import pathlib
 import statistics
-import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -83,18 +82,14 @@ class Config:
     """Where the picture goes."""
 
 
-def main(config: Config) -> int:
+def main(config: Config) -> None:
     """Measures cell by cell, prints tables, writes result and picture."""
-    if why := cluster.reason_why_not():
-        sys.stderr.write(why + "\n")
-        return 2
     cells = []
     for number in config.cells:
         cells.append(measured(CELLS[number], config))
         show(cells[-1])
         report.save(config.out, seed=0, hosts=HOSTS, cells=cells)
     picture(cells, config.plot)
-    return 0
 
 
 def measured(cell: Cell, config: Config) -> dict[str, Any]:
@@ -230,4 +225,4 @@ def picture(cells: list[dict[str, Any]], path: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(tyro.cli(Config, description=__doc__)))
+    main(tyro.cli(Config, description=__doc__))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 from ._network import Network
-from ._start import start
+from ._start import reason_why_not, start
 
 
 def ask(
@@ -23,8 +23,11 @@ def ask(
       log: where their output goes; `None` is where this one's goes.
 
     Raises:
+      SystemExit: where no cluster can be made, saying why.
       RuntimeError: if one of the hosts fails.
     """
+    if why := reason_why_not():
+        sys.exit(why)
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "answer.json"
         command = [sys.executable, "-m", module, *arguments, "--out", str(out)]

@@ -26,7 +26,7 @@ from pipejax.codecs import Codec
 from ._cluster import Cluster, CodecSpeed, Link
 from ._counts import FLOAT32, FORMS, Algorithm
 from ._exchange import Exchange, duration
-from ._stopwatch import Case, exchange_times
+from ._stopwatch import Case, check_several, exchange_times
 
 SIZES = (2**10, 2**14, 2**17, 2**19, 2**21)
 ALGORITHMS: tuple[Algorithm, ...] = (
@@ -119,11 +119,7 @@ def calibrate(
     Raises:
       ValueError: for a mesh of one device, which exchanges nothing.
     """
-    if mesh.size == 1:
-        raise ValueError(
-            "`mesh` must have several devices, got one. Run this on every host, after"
-            " jax.distributed.initialize()."
-        )
+    check_several(mesh)
     cases = {
         f"{algorithm} {n}": (algorithm, n) for algorithm in ALGORITHMS for n in sizes
     }

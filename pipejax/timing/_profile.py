@@ -20,7 +20,7 @@ from pipejax.collectives import Stages, psum
 from pipejax.collectives._stages import Link, Sent, joined
 from pipejax.mesh import on_mesh
 
-from ._stopwatch import Case, Program
+from ._stopwatch import Case, Program, check_several
 
 
 class Profile(NamedTuple):
@@ -61,11 +61,7 @@ def profile(mesh: Mesh, cases: Mapping[str, Case], rounds: int) -> dict[str, Pro
     Raises:
       ValueError: for a mesh of one device, which exchanges nothing.
     """
-    if mesh.size == 1:
-        raise ValueError(
-            "`mesh` must have several devices, got one. Run this on every host, after"
-            " jax.distributed.initialize()."
-        )
+    check_several(mesh)
     barrier = Program(mesh, Case(psum(), 1))
     chains = {
         name: (_Chain(mesh, case), _Chain(mesh, case._replace(elements=1)))

@@ -54,6 +54,15 @@ def exchange_times(
     return _slowest(times)
 
 
+def check_several(mesh: Mesh) -> None:
+    """A ValueError for a mesh of one device, which exchanges nothing."""
+    if mesh.size == 1:
+        raise ValueError(
+            "`mesh` must have several devices, got one. Run this on every host, after"
+            " jax.distributed.initialize()."
+        )
+
+
 def _slowest(times: dict[str, list[float]]) -> dict[str, list[float]]:
     """Of all processes: one that has sent its last is not done before the others."""
     own = np.array([*times.values()])
