@@ -75,9 +75,8 @@ def main(config: Config) -> None:
             absolute_error=summary,
             cells=cells,
         )
-    Console().print(
-        f"all: median {summary['median']:.0%}, worst {summary['worst']:.0%}"
-    )
+    median, worst = summary.values()
+    Console().print(f"all: median error {median:.0%}, worst {worst:.0%}")
     picture(cells, config.plot)
 
 

@@ -49,12 +49,12 @@ class Cell(NamedTuple):
 
 
 PIPELINED = ("Pipe-SGD", "Pipe-SGD, int8")
-WIDE, LARGE = Problem("wide_mlp", 512), Problem("wide_mlp", 1536)
+WIDE, LARGE = Problem("wide_mlp", 512), Problem("wide_mlp", 2816)
 CELLS = (
     Cell(WIDE, "500mbit", PIPELINED),
     Cell(WIDE, "200mbit", PIPELINED),
     Cell(WIDE, "100mbit"),
-    Cell(LARGE, "200mbit", PIPELINED),  # exchange and compute are as long
+    Cell(LARGE, "100mbit", PIPELINED),  # exchange and compute are as long
     Cell(WIDE, "1gbit", PIPELINED),
     Cell(Problem("mlp", 256), "100mbit"),
     Cell(Problem("cnn", 32), "100mbit"),

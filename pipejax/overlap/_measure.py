@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+from jax.experimental import multihost_utils
 
 from pipejax.collectives import AllReduce, Layout, Stages
 from pipejax.executors import make_reduce
@@ -103,6 +104,8 @@ def measure(
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
+            # Nobody is to wait, in a reduction, for who is still at the one before.
+            multihost_utils.sync_global_devices("pipejax.overlap.measure")
             times[name].append(run())
     return Measurement(**{name: tuple(values) for name, values in times.items()})
 
