@@ -1,4 +1,4 @@
-# make demo   set up, train digits with and without the pipeline, show table and curves
+# make demo   set up, train digits with and without the pipeline, time steps on four hosts
 # make test   set up, then lint, types, tests and README, on each Python there is
 # make check  the same three commands as CONTRIBUTING, on .venv alone
 # make soak   property tests on more than 10,000 generated cases, about 10 minutes

@@ -61,6 +61,7 @@ def main(config: Config) -> None:
     if config.devices:
         measure(config)
         return
+    jax.config.update("jax_platforms", "cpu")
     cells: list[dict[str, Any]] = []
     for hosts, devices in [*((hosts, 1) for hosts in config.hosts), (4, 2)]:
         flags = [

@@ -81,7 +81,7 @@ def _times(out: pathlib.Path, console: Console) -> Table:
         )
     found = speedup.rows(figures["methods"], cluster.bits_per_second(rate) / 8)
     table = Table(title="Of a step, medians of 5 rounds; limit: compute or wire")
-    columns = ("", "ms", "least - greatest", "MB sent", "limit, ms", "over D-Sync")
+    columns = ("", "ms", "least - greatest", "MB sent", "limit, ms", "times D-Sync")
     for column in columns:
         table.add_column(column)
     for name, row in found.items():

@@ -17,6 +17,7 @@ import pathlib
 import statistics
 from typing import Any
 
+import jax
 import tyro
 from rich.console import Console
 from rich.table import Table
@@ -56,6 +57,7 @@ def main(config: Config) -> None:
     if config.on_host:
         measure(config)
         return
+    jax.config.update("jax_platforms", "cpu")
     cells = []
     for hosts, rate in itertools.product(config.hosts, config.rates):
         flags = [

@@ -21,6 +21,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import tyro
 from rich.console import Console
 from rich.table import Table
@@ -84,6 +85,7 @@ class Config:
 
 def main(config: Config) -> None:
     """Measures cell by cell, prints tables, writes result and picture."""
+    jax.config.update("jax_platforms", "cpu")
     cells = []
     for number in config.cells:
         cells.append(measured(CELLS[number], config))
