@@ -188,6 +188,23 @@ def rows_of_codec_speed():
         yield f"| {name} | " + " | ".join(cells) + " |"
 
 
+def rows_of_allreduce_profile():
+    """Of four hosts by phase; then as one program over its bytes' time, by hosts."""
+    cells = {
+        (c["hosts"], c["devices"]): c for c in result("allreduce_profile")["cells"]
+    }
+    for place in ((4, 1), (4, 2)):
+        for name, row in cells[place]["rows"].items():
+            seconds = [*row["phases"].values(), row["as_one_program"], row["wire"]]
+            numbers = (f"{1e3 * x:.0f}" for x in seconds)
+            yield f"| {name}{' *' * (place == (4, 2))} | " + " | ".join(numbers) + " |"
+    for name in cells[4, 1]["rows"]:
+        found = [cells[hosts, 1]["rows"][name] for hosts in (2, 4, 8)]
+        times = [(row["as_one_program"], row["wire"]) for row in found]
+        numbers = (f"{1e3 * x:.0f} | {x / wire:.2f}" for x, wire in times)
+        yield f"| {name} | " + " | ".join(numbers) + " |"
+
+
 @pytest.mark.parametrize(
     ("path", "rows"),
     [
@@ -198,6 +215,7 @@ def rows_of_codec_speed():
         ("docs/compression.md", rows_of_codecs),
         ("docs/compression.md", rows_of_levels),
         ("docs/compression.md", rows_of_codec_speed),
+        ("docs/timing.md", rows_of_allreduce_profile),
     ],
 )
 def test_figures_are_those_of_the_result_files(path, rows):

@@ -48,8 +48,8 @@ def profile_picture(
     Raises:
       ImportError: without matplotlib.
     """
-    height = 1.2 + 0.3 * len(profiles)
-    figure = new_figure(figsize=(8, height), layout="constrained")
+    size = (9, 1.2 + 0.3 * len(profiles))
+    figure = new_figure(figsize=size, layout="constrained")
     axes = figure.subplots()
     places = range(len(profiles))
     left = [0.0] * len(profiles)
@@ -64,5 +64,5 @@ def profile_picture(
     axes.set_yticks(places, list(profiles))
     axes.invert_yaxis()
     axes.set_xlabel("milliseconds" + (", black: bytes on the wire" if limits else ""))
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.0 + 0.9 / height), ncols=7)
+    figure.legend(loc="outside upper center", ncols=len(Profile._fields))
     figure.savefig(path)

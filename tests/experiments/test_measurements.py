@@ -108,7 +108,10 @@ def test_demo(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["overhead", "widths", "codecs", "codec_speed", "levels", "wire", "soak"],
+    [
+        *("overhead", "widths", "codecs", "codec_speed", "levels", "wire", "soak"),
+        "allreduce_profile",
+    ],
 )
 def test_committed_results_can_be_had_again(name):
     record = json.loads((RESULTS / f"{name}.json").read_text())
