@@ -1,6 +1,6 @@
 """Exchange times predicted and measured: hosts x rates x algorithms x codecs.
 
-Claim: of what `pipejax calibrate` has measured of a cluster, exchanges of vectors of
+Bar: of what `pipejax calibrate` has measured of a cluster, exchanges of vectors of
 its sizes without a codec and each codec alone, `pj.timing` predicts every algorithm
 under every codec with a median error of at most 10 %, and at most 25 % at worst.
 

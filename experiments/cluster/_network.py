@@ -107,7 +107,7 @@ def _limit(interface: str, rate: str, inside: tuple[str, ...] = ()) -> None:
     bucket = ("tbf", "rate", rate, "burst", str(burst), "latency", "50ms")
     _run(*inside, "tc", "qdisc", "add", "dev", interface, "root", *bucket)
     # Packets that a network card would cut up must fit into the bucket, or the kernel
-    # cuts them up, on the hosts' cores: that takes longer than 500 Mbit/s do.
+    # cuts them up, on the hosts' cores.
     whole = str(min(2**16, burst // 2))
     _run(*inside, "ip", "link", "set", interface, "gso_max_size", whole)
 

@@ -26,9 +26,7 @@ Hook = Literal["none", "fp16", "power_sgd", "silent"]
 class DDP(Method):
     """A model in PyTorch, its gradients averaged while it computes them."""
 
-    def __init__(
-        self, problem: Problem, port: int, hook: Hook = "none", rank: int = 1
-    ) -> None:
+    def __init__(self, problem: Problem, port: int, hook: Hook, rank: int) -> None:
         _join(port)
         self._own = _MODELS[problem.model](problem.image_shape)
         _load(self._own, problem.init())

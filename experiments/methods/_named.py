@@ -3,6 +3,7 @@
 import importlib.util
 import os
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -44,7 +45,7 @@ def _asynchronous(problem: Problem) -> Method:
     return AsynchronousServer(problem, _port(1))
 
 
-def _ddp(**hook: object) -> Make:
+def _ddp(hook: Any = "none") -> Make:
     def make(problem: Problem) -> Method:
         if importlib.util.find_spec("torch") is None:
             raise NotInstalledError(
@@ -52,7 +53,7 @@ def _ddp(**hook: object) -> Make:
             )
         from ._ddp import DDP
 
-        return DDP(problem, _port(2), **hook)  # type: ignore[arg-type]
+        return DDP(problem, _port(2), hook, RANK)
 
     return make
 
@@ -73,10 +74,10 @@ NAMES: dict[str, Make] = {
     "Pipe-SGD, int8": _ours(2, _ring("int8")),
     "Pipe-SGD, int4": _ours(2, _ring("int4")),
     "Pipe-SGD, PowerSGD": _ours(2, _power_sgd()),
-    "DDP compute": _ddp(hook="silent"),
+    "DDP compute": _ddp("silent"),
     "DDP": _ddp(),
-    "DDP, fp16": _ddp(hook="fp16"),
-    "DDP, PowerSGD": _ddp(hook="power_sgd", rank=RANK),
+    "DDP, fp16": _ddp("fp16"),
+    "DDP, PowerSGD": _ddp("power_sgd"),
 }
 
 

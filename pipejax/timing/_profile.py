@@ -6,11 +6,13 @@ it on the wire. What the same links take of a vector of one element is neither: 
 the launch of programs and messages.
 """
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
@@ -50,6 +52,9 @@ class Profile(NamedTuple):
         return sum(self)
 
 
+PHASES = Profile._fields[:-1]
+
+
 def profile(mesh: Mesh, cases: Mapping[str, Case], rounds: int) -> dict[str, Profile]:
     """Takes each all-reduce apart; in a run of several processes, all must call this.
 
@@ -76,9 +81,6 @@ def profile(mesh: Mesh, cases: Mapping[str, Case], rounds: int) -> dict[str, Pro
     return {name: _profile(np.array(times)) for name, times in runs.items()}
 
 
-PHASES = Profile._fields[:-1]
-
-
 def _profile(times: np.ndarray) -> Profile:
     """Of [rounds, long and short, phases] on this process."""
     every = multihost_utils.process_allgather(times).reshape(-1, *times.shape)
@@ -103,7 +105,7 @@ class _Chain:
 
             program = jax.jit(on_mesh(link, mesh, (own,), own), donate_argnums=0)
             self._programs.append((phase, program))
-        self._copy = jax.jit(lambda x: jax.tree.map(lambda leaf: leaf + 0, x))
+        self._copy = jax.jit(functools.partial(jax.tree.map, jnp.copy))
 
     def __call__(self, barrier: Callable[[], None]) -> list[float]:
         """Seconds of each phase on this process."""
