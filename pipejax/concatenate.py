@@ -1,6 +1,7 @@
 """Long vectors put together at the speed of a copy."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,3 +27,9 @@ def concatenate(pieces: Sequence[jax.Array]) -> jax.Array:
     return lax.platform_dependent(
         *pieces, cpu=apart, default=lambda *pieces: jnp.concatenate(pieces)
     )
+
+
+def joined(tree: Any) -> jax.Array:
+    """The leaves of a pytree, one after another, as one vector."""
+    leaves = [jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)]
+    return leaves[0] if len(leaves) == 1 else concatenate(leaves)

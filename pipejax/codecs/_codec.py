@@ -56,6 +56,14 @@ class Codec(abc.ABC):
         del shapes
         return self
 
+    def leaves(self, x: jax.Array) -> Any:
+        """x as the arrays that the rounds of a linear codec take; by default itself.
+
+        Returns:
+          A pytree whose leaves, one after another, are x.
+        """
+        return x
+
     def init(self, n: int, seed: jax.Array) -> Any:
         """The state before the first vector of n elements: arrays, none of them scalar.
 
@@ -93,7 +101,8 @@ class Codec(abc.ABC):
 class Linear(Codec):
     """A codec whose payloads can be summed: `C(x) + C(y) = C(x + y)`, round by round.
 
-    All devices must have the same state, so none is seeded by its rank.
+    All devices must have the same state, so none is seeded by its rank. The rounds take
+    a vector as its `leaves`, and give one so.
     """
 
     @abc.abstractmethod
@@ -102,16 +111,16 @@ class Linear(Codec):
 
     @abc.abstractmethod
     def project(
-        self, x: jax.Array, state: Any, sums: tuple[jax.Array, ...]
+        self, leaves: Any, state: Any, sums: tuple[jax.Array, ...]
     ) -> jax.Array:
         """What this device adds in the next round, given the sums of those before."""
 
     @abc.abstractmethod
-    def rebuild(self, state: Any, sums: tuple[jax.Array, ...], n: int) -> jax.Array:
-        """float32 [n] from the sums of all rounds; linear in the last of them."""
+    def rebuild(self, state: Any, sums: tuple[jax.Array, ...], n: int) -> Any:
+        """Leaves of float32 [n] from the sums of all rounds; linear in the last."""
 
     @abc.abstractmethod
     def settled(
-        self, x: jax.Array, state: Any, sums: tuple[jax.Array, ...], own: jax.Array
+        self, leaves: Any, state: Any, sums: tuple[jax.Array, ...], own: jax.Array
     ) -> Any:
         """The state for the next vector; `own` is what this device added last."""

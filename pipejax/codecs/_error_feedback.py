@@ -19,7 +19,10 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
+
+from pipejax.concatenate import joined
 
 from ._codec import Codec, Linear
 from ._sparse import RandomK
@@ -29,11 +32,11 @@ class ErrorFeedbackState(NamedTuple):
     """What the codec has lost so far, and its own state.
 
     Attributes:
-      residual: e, float32 [n].
+      residual: e, float32 [n], as the codec's `leaves`.
       codec: of the codec inside.
     """
 
-    residual: jax.Array
+    residual: Any
     codec: Any
 
 
@@ -57,9 +60,14 @@ class ErrorFeedback(Linear):
         """The same for these leaves."""
         return ErrorFeedback(self.codec.of(shapes))
 
+    def leaves(self, x: jax.Array) -> Any:
+        """As of the codec inside."""
+        return self.codec.leaves(x)
+
     def init(self, n: int, seed: jax.Array) -> ErrorFeedbackState:
         """Nothing lost yet."""
-        return ErrorFeedbackState(jnp.zeros(n), self.codec.init(n, seed))
+        nothing = self.codec.leaves(jnp.zeros(n))
+        return ErrorFeedbackState(nothing, self.codec.init(n, seed))
 
     def size(self, n: int) -> int:
         """As of the codec inside."""
@@ -67,13 +75,13 @@ class ErrorFeedback(Linear):
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
         """The payload of what is due, and what that loses."""
-        due = x + state.residual
+        due = x + joined(state.residual)
         payload, inner = self.codec.encode(due, state.codec)
         # Of the payload that is sent, decoded as others decode it: XLA would compute
         # both anew here, and round elsewhere.
         payload = lax.optimization_barrier(payload)
         sent = lax.optimization_barrier(self.codec.decode(payload, x.size))
-        lost = due - sent
+        lost = self.codec.leaves(due - sent)
         return payload, ErrorFeedbackState(lost, inner)
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
@@ -89,23 +97,25 @@ class ErrorFeedback(Linear):
         return self._linear.round_sizes(n)
 
     def project(
-        self, x: jax.Array, state: Any, sums: tuple[jax.Array, ...]
+        self, leaves: Any, state: Any, sums: tuple[jax.Array, ...]
     ) -> jax.Array:
         """Of what is due."""
-        return self._linear.project(x + state.residual, state.codec, sums)
+        due = optax.tree.add(leaves, state.residual)
+        return self._linear.project(due, state.codec, sums)
 
-    def rebuild(self, state: Any, sums: tuple[jax.Array, ...], n: int) -> jax.Array:
+    def rebuild(self, state: Any, sums: tuple[jax.Array, ...], n: int) -> Any:
         """As the codec inside."""
         return self._linear.rebuild(state.codec, sums, n)
 
     def settled(
-        self, x: jax.Array, state: Any, sums: tuple[jax.Array, ...], own: jax.Array
+        self, leaves: Any, state: Any, sums: tuple[jax.Array, ...], own: jax.Array
     ) -> Any:
         """What this device's own part of the sum has lost."""
-        due = x + state.residual
-        sent = self._linear.rebuild(state.codec, (*sums[:-1], own), x.size)
+        due = optax.tree.add(leaves, state.residual)
+        size = optax.tree.size(leaves)
+        sent = self._linear.rebuild(state.codec, (*sums[:-1], own), size)
         inner = self._linear.settled(due, state.codec, sums, own)
-        return ErrorFeedbackState(due - sent, inner)
+        return ErrorFeedbackState(optax.tree.sub(due, sent), inner)
 
     @property
     def _linear(self) -> Linear:

@@ -103,10 +103,11 @@ class RandomK(Linear):
         return (count(self.k, n),)
 
     def project(
-        self, x: jax.Array, state: Any, sums: tuple[jax.Array, ...]
+        self, leaves: Any, state: Any, sums: tuple[jax.Array, ...]
     ) -> jax.Array:
         """The drawn values; none of them finite if one element is not."""
         del sums
+        x: jax.Array = leaves
         k = count(self.k, x.size)
         strata = -(-x.size // k)
         rows = jnp.pad(x, (0, k * strata - x.size)).reshape(k, strata)
@@ -114,15 +115,15 @@ class RandomK(Linear):
         values = jnp.take_along_axis(rows, places[:, None], axis=1)[:, 0]
         return values * (strata if self.scaled else 1) + poison(x)
 
-    def rebuild(self, state: Any, sums: tuple[jax.Array, ...], n: int) -> jax.Array:
+    def rebuild(self, state: Any, sums: tuple[jax.Array, ...], n: int) -> Any:
         """Zero where nothing was drawn."""
         return self._placed(self._seed(state), sums[0], n)
 
     def settled(
-        self, x: jax.Array, state: Any, sums: tuple[jax.Array, ...], own: jax.Array
+        self, leaves: Any, state: Any, sums: tuple[jax.Array, ...], own: jax.Array
     ) -> Any:
         """The next key."""
-        del x, sums, own
+        del leaves, sums, own
         return self._next(state)
 
     def _placed(self, seed: jax.Array, values: jax.Array, n: int) -> jax.Array:

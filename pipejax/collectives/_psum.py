@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pipejax.codecs import Codec, Linear
+from pipejax.concatenate import joined
 from pipejax.mesh import AxisName
 
 from ._all_reduce import AllReduce, axis_size, check_codec
@@ -48,31 +49,31 @@ def _rounds(codec: Linear, layout: Layout, axis_name: AxisName) -> Stages:
 
     def begin(vector: jax.Array) -> Any:
         vector = vector.astype(jnp.float32)
-        return vector[:n], vector[n:], ()
+        return codec.leaves(vector[:n]), vector[n:], ()
 
     def project(round: int) -> Local:
         def run(value: Any, states: States) -> tuple[Any, States]:
-            x, exact, sums = value
+            leaves, exact, sums = value
             check_kept("psum", states.get("psum", ()), functools.partial(codec.init, n))
-            own = codec.project(x, states["psum"], sums)
+            own = codec.project(leaves, states["psum"], sums)
             last = round == codec.rounds - 1
             sent = jnp.concatenate([own, exact]) if last and layout.exact else own
-            return (sent, (x, exact, sums, own)), states
+            return (sent, (leaves, exact, sums, own)), states
 
         return Local(run, encodes=True)
 
     def send(value: Any) -> Any:
-        sent, (x, exact, sums, own) = value
+        sent, (leaves, exact, sums, own) = value
         total = lax.psum(sent, axis_name)
         exact = total[own.size :] if total.size > own.size else exact
-        return x, exact, (*sums, total[: own.size]), own
+        return leaves, exact, (*sums, total[: own.size]), own
 
     def finish(value: Any, states: States) -> tuple[jax.Array, States]:
-        x, exact, sums, own = value
+        leaves, exact, sums, own = value
         state = states["psum"]
         total = codec.rebuild(state, sums, n)
-        whole = jnp.concatenate([total, exact]) if layout.exact else total
-        states = {**states, "psum": codec.settled(x, state, sums, own)}
+        whole = joined((total, exact) if layout.exact else total)
+        states = {**states, "psum": codec.settled(leaves, state, sums, own)}
         return whole.astype(layout.dtype), states
 
     p = axis_size(axis_name)

@@ -160,4 +160,13 @@ def vectors(n: int, exponent: float, seed: int) -> np.ndarray:
 
 def due(x: jax.Array, state: Any) -> np.ndarray:
     """What encoding x is about: x, and with error feedback what is left over."""
-    return np.asarray(x + state.residual if hasattr(state, "residual") else x)
+    return np.asarray(
+        x + jnp.asarray(residual(state, x)) if hasattr(state, "residual") else x
+    )
+
+
+def residual(state: Any, x: jax.Array) -> np.ndarray:
+    """What is left over, laid out as x."""
+    leaves = jax.tree.leaves(state.residual)
+    rows = [np.asarray(leaf).reshape(*x.shape[:-1], -1) for leaf in leaves]
+    return np.concatenate(rows, axis=-1)

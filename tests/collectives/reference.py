@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from pipejax.concatenate import joined
+
 # A multiplication and an addition in one loop are contracted, and round once less, by
 # LLVM's optimisations and in YNNPACK's kernels. Without both, bits depend on the
 # algorithm alone, not on what XLA puts into one loop.
@@ -170,14 +172,16 @@ class Coded:
         return np.asarray(decode(payload, n))[: len(block)]
 
     def project(self, device, block, sums):
-        return np.asarray(self._linear("project")(block, self._own(device), sums))
+        leaves = self.codec.leaves(block)
+        return np.asarray(self._linear("project")(leaves, self._own(device), sums))
 
     def rebuild(self, device, sums, n):
         rebuild = self._linear("rebuild", static_argnums=2)
-        return np.asarray(rebuild(self._own(device), sums, n))
+        return np.asarray(joined(rebuild(self._own(device), sums, n)))
 
     def settle(self, device, block, sums, own):
-        settled = self._linear("settled")(block, self._own(device), sums, own)
+        leaves = self.codec.leaves(block)
+        settled = self._linear("settled")(leaves, self._own(device), sums, own)
         self.states[self.devices[device]][self.prefix + "psum"] = settled
 
     def _own(self, device):

@@ -33,8 +33,12 @@ def residuals(each, states):
     """For every device and place its residual, as a vector of all the elements."""
     p, n = cuts(each), each.layout.coded
     for place, state in states.items():
-        for device, residual in enumerate(np.asarray(state.residual, np.float64)):
-            rows = residual.reshape(-1, residual.shape[-1])
+        leaves = jax.tree.leaves(state.residual)
+        for device in range(each.devices):
+            own = [np.asarray(leaf[device], np.float64) for leaf in leaves]
+            if len(own) > 1:  # of a codec that works on the leaves
+                own = [np.concatenate([x.reshape(-1) for x in own])]
+            rows = own[0].reshape(-1, own[0].shape[-1])
             whole = np.zeros((p, rows.shape[1]))
             for piece, row in zip(pieces(place, device)(p), rows, strict=True):
                 if piece < p:  # of halving-doubling the last devices own none

@@ -120,7 +120,7 @@ def test_by_copy_over_other_devices(name):
 
 def residuals(state):
     sites = state.in_flight.codec_states["float32"].values()
-    return [np.asarray(site.residual) for site in sites]
+    return jax.tree.map(np.asarray, jax.tree.leaves([s.residual for s in sites]))
 
 
 def poisoned(at, steps):

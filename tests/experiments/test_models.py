@@ -200,7 +200,7 @@ def test_mlp_learns_digits():
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("vgg", {}, "unknown model 'vgg'; choose from mlp, cnn, resnet18"),
+        ("vgg", {}, "unknown model 'vgg'; choose from mlp, wide_mlp, cnn, resnet18"),
         ("resnet18", {"norm": "layer"}, "unknown `norm` 'layer'; .* group, batch"),
         ("mlp", {"num_classes": 0}, "`num_classes` must be positive; got 0; pass"),
         ("mlp", {"dropout": 1.0}, r"`dropout` must lie in \[0, 1\); got 1.0; use"),
