@@ -53,7 +53,7 @@ class Config:
     out: pathlib.Path = report.RESULTS / "allreduce_profile.json"
     """Where the result goes."""
     plot: pathlib.Path = pathlib.Path("docs/allreduce_profile.png")
-    """Where the picture goes: of 4 hosts."""
+    """Where the picture goes."""
 
 
 def main(config: Config) -> None:
@@ -77,12 +77,7 @@ def main(config: Config) -> None:
         show(cells[-1])
         settings = {"rate": config.rate, "elements": config.elements}
         report.save(config.out, seed=0, **settings, cells=cells)
-    drawn = max(cells, key=lambda cell: (cell["hosts"] == 4, cell["devices"] == 1))
-    timing.profile_picture(
-        {n: timing.Profile(**row["phases"]) for n, row in drawn["rows"].items()},
-        config.plot,
-        {n: row["wire"] for n, row in drawn["rows"].items()},
-    )
+    picture(cells, config.plot)
 
 
 def algorithms(devices: int, codec: codecs.Codec | None) -> dict[str, AllReduce]:
@@ -141,6 +136,20 @@ def show(cell: dict[str, Any]) -> None:
         seconds = [*row["phases"].values(), total, row["as_one_program"], row["wire"]]
         table.add_row(name, *(f"{1e3 * x:.1f}" for x in seconds))
     Console(width=130).print(table)
+
+
+def picture(cells: list[dict[str, Any]], path: pathlib.Path) -> None:
+    """Stacked bars of every number of hosts, side by side."""
+    panels = [
+        timing.Panel(
+            f"{cell['hosts']} hosts",
+            {n: timing.Profile(**row["phases"]) for n, row in cell["rows"].items()},
+            {n: row["wire"] for n, row in cell["rows"].items()},
+        )
+        for cell in cells
+        if cell["devices"] == 1
+    ]
+    timing.profile_picture(panels, path)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ class Config:
 
     hosts: tuple[int, ...] = (2, 4, 8)
     """Numbers of them."""
-    rates: tuple[str, ...] = ("100mbit", "300mbit", "1gbit")
+    rates: tuple[str, ...] = ("50mbit", "150mbit", "500mbit")
     """Of their links."""
     codecs: tuple[str, ...] = ("truncate", "int8", "int4", "sign")
     """Beside none."""
@@ -116,7 +116,11 @@ def measure(config: Config) -> None:
             "parts": predicted._asdict(),
         }
     if rank == 0:
-        figures = {"cluster": timing.as_json(fit.cluster), "rows": rows}
+        figures = {
+            "cluster": timing.as_json(fit.cluster),
+            "samples": {sample.name: sample.seconds for sample in fit.samples},
+            "rows": rows,
+        }
         member.answer(figures, config.out)
 
 

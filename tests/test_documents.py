@@ -205,12 +205,36 @@ def rows_of_allreduce_profile():
         yield f"| {name} | " + " | ".join(numbers) + " |"
 
 
+def rows_of_speedup():
+    """A row a model and rate: milliseconds a step; the best against others."""
+    for cell in result("speedup")["cells"]:
+        found, problem = cell["rows"], cell["problem"]
+
+        def best(start, found=found):
+            names = [name for name in found if name.startswith(start)]
+            return min(names, key=lambda name: found[name]["step"])
+
+        hook, ours = best("DDP, "), best("Pipe-SGD")
+        steps = [found["compute"]["step"], found["D-Sync"]["wire"]]
+        names = ("PS-Sync", "D-Sync", "DDP", hook, "Pipe-SGD", ours)
+        steps += [found[name]["step"] for name in names]
+        cells = [f"{1e3 * x:,.0f}" for x in steps]
+        cells[5] += f" ({hook.removeprefix('DDP, ')})"
+        cells[7] += f" ({ours.removeprefix('Pipe-SGD, ')})"
+        for other in ("PS-Sync", "D-Sync", hook):
+            low, middle, high = found[ours]["faster_than"][other]
+            cells.append(f"{middle:.2f} ({low:.2f}-{high:.2f})")
+        title = f"{problem['model']}, {problem['batch_size']}, {cell['rate']}"
+        yield f"| {title} | " + " | ".join(cells) + " |"
+
+
 @pytest.mark.parametrize(
     ("path", "rows"),
     [
         ("README.md", rows_of_widths),
         ("README.md", rows_of_overhead),
         ("README.md", rows_of_overlap),
+        ("README.md", rows_of_speedup),
         ("docs/compression.md", rows_of_wire),
         ("docs/compression.md", rows_of_codecs),
         ("docs/compression.md", rows_of_levels),

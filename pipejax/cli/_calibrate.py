@@ -4,6 +4,7 @@
 import argparse
 import json
 import pathlib
+import statistics
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import pipejax as pj
 from pipejax import codecs, timing
 
 from ._join import join
+from ._program import load, types
 from ._usage import UsageError, in_one_line
 
 
@@ -35,21 +37,48 @@ def add(commands: Any) -> None:
         help=f"whose speed to measure, of {', '.join(codecs.NAMES)}",
     )
     parser.add_argument("--rounds", type=int, default=7, help="of all, medians count")
+    parser.add_argument(
+        "--model",
+        metavar="MODULE:FUNCTION",
+        help="measure what a step computes, too: a function of a mesh that returns"
+        " (train, state, batch), as for `pipejax inspect`, with arrays",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """`pipejax calibrate`."""
-    if args.rounds < 1:
-        raise UsageError(f"`--rounds` must be at least 1, got {args.rounds}")
+    least = 2 if args.model else 1
+    if args.rounds < least:
+        raise UsageError(f"`--rounds` must be at least {least}, got {args.rounds}")
     with in_one_line(ValueError):
         chosen = {name: codecs.named(name) for name in args.codecs}
     join()
+    mesh = pj.data_mesh()
+    given = _given(args.model, load(args.model)(mesh)) if args.model else None
     with in_one_line(ValueError):
-        fit = timing.calibrate(pj.data_mesh(), chosen, rounds=args.rounds)
+        fit = timing.calibrate(mesh, chosen, rounds=args.rounds)
+    measured = given and pj.overlap.measure(*given, rounds=args.rounds, steps=1)
     if jax.process_index() == 0:
         print(fit)
+        if given and measured:
+            compute = 1e3 * statistics.median(measured.compute)
+            elements = sum(x.size for x in jax.tree.leaves(given[1].params))
+            print(f"model: --elements {elements} --compute-ms {compute:.3f}")
         if args.out:
             text = json.dumps(timing.as_json(fit.cluster), indent=2) + "\n"
             with in_one_line(OSError):
                 pathlib.Path(args.out).write_text(text)
     return 0
+
+
+def _given(name: str, returned: Any) -> tuple[pj.TrainStep, pj.PipelineState, Any]:
+    """Train step, state and batch; a usage error for anything else."""
+    match returned:
+        case (pj.TrainStep(), pj.PipelineState() as state, batch):
+            leaves = jax.tree.leaves((state, batch))
+            if not any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
+                return returned
+    raise UsageError(
+        f"{name} must return (train, state, batch) with a pj.TrainStep and arrays, got"
+        f" {types(returned)}"
+    )

@@ -2,11 +2,9 @@
 # ruff: noqa: T201 - printing is what a command is for.
 
 import argparse
-import importlib
 import json
 import pathlib
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,6 +13,7 @@ import pipejax as pj
 from pipejax.executors import Fused
 from pipejax.overlap import Report, inspect, timeline, topology
 
+from ._program import load, types
 from ._usage import UsageError, in_one_line
 
 
@@ -53,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if args.target:
         # Nothing runs: leave alone what accelerators there are.
         jax.config.update("jax_platforms", "cpu")
-    function = _load(args.program)
+    function = load(args.program)
     with in_one_line(ImportError, ValueError):
         devices = topology(args.target) if args.target else jax.devices()
     programs, setting = _programs(args.program, function(pj.data_mesh(devices=devices)))
@@ -73,32 +72,6 @@ def run(args: argparse.Namespace) -> int:
     return _verdict(title, report, least)
 
 
-def _load(name: str) -> Callable[[Any], Any]:
-    """The function called `MODULE:FUNCTION`."""
-    where, _, attribute = name.rpartition(":")
-    if not where or not attribute:
-        raise UsageError(f"the program must be MODULE:FUNCTION, got {name!r}")
-    file = pathlib.Path(where)
-    is_file = file.suffix == ".py"
-    if is_file and not file.is_file():
-        raise UsageError(f"there is no file {where!r}")
-    folder = str(file.resolve().parent if is_file else pathlib.Path.cwd())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        module = importlib.import_module(file.stem if is_file else where)
-    except ModuleNotFoundError as error:
-        if not f"{where}.".startswith(f"{error.name}."):
-            raise  # One that the module itself imports.
-        raise UsageError(
-            f"there is no module {where!r}, neither in this folder nor installed"
-        ) from error
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        raise UsageError(f"{where!r} has no function {attribute!r}")
-    return function
-
-
 def _programs(
     name: str, returned: Any
 ) -> tuple[dict[str, tuple[Any, ...]], dict[str, Any]]:
@@ -109,12 +82,12 @@ def _programs(
             return {"program": parts}, {}
         raise UsageError(
             f"{name} must return (train, state, batch) with a pj.TrainStep, or (jitted"
-            f" function, *args); got {_types(returned)}"
+            f" function, *args); got {types(returned)}"
         )
     if len(parts) != 3 or not isinstance(parts[1], pj.PipelineState):
         raise UsageError(
             f"{name} must return (train, state, batch), the state as train.init or"
-            f" jax.eval_shape(train.init, params) has it; got {_types(returned)}"
+            f" jax.eval_shape(train.init, params) has it; got {types(returned)}"
         )
     train, state, batch = parts
     executor = train.executor
@@ -129,12 +102,6 @@ def _programs(
     if train.width > 1:
         programs[f"pipelined (K={train.width})"] = parts
     return programs, setting
-
-
-def _types(returned: Any) -> str:
-    parts = returned if isinstance(returned, tuple) else (returned,)
-    names = ", ".join(type(part).__name__ for part in parts)
-    return f"({names})" if isinstance(returned, tuple) else names
 
 
 def _inspected(program: Any, *args: Any) -> Report:

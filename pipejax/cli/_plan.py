@@ -1,4 +1,4 @@
-"""`pipejax plan`: which width, algorithm and codec, and how long a step should take."""
+"""`pipejax plan`: which width, algorithm, codec and buckets, and how long a step is."""
 # ruff: noqa: T201 - printing is what a command is for.
 
 import argparse
@@ -15,7 +15,7 @@ def add(commands: Any) -> None:
     """Its arguments."""
     parser = commands.add_parser(
         "plan",
-        help="rank widths, algorithms and codecs by the step time they should have",
+        help="rank widths, algorithms, codecs and buckets by the step time to expect",
         description="Predicts the step time of every way to train a model on a cluster,"
         " the best first, with the reason and the most that pipelining can gain.",
     )
@@ -63,10 +63,10 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.plot:
         curves = {
-            _title(choice): timing.scaling(
-                cluster, choice, args.elements, compute, known, one_core=args.one_core
+            str(way): timing.scaling(
+                cluster, way, args.elements, compute, known, one_core=args.one_core
             )
-            for choice in (best, *_synchronous(ranked))
+            for way in (best.way, *_synchronous(ranked))
         }
         with in_one_line(ImportError, OSError, ValueError):
             timing.picture(curves, args.plot)
@@ -78,12 +78,8 @@ def _read(path: str) -> timing.Cluster:
         return timing.from_json(json.loads(pathlib.Path(path).read_text()))
 
 
-def _synchronous(ranked: list[timing.Choice]) -> list[timing.Choice]:
+def _synchronous(ranked: list[timing.Choice]) -> list[timing.Way]:
     """What stands beside the best: the best that waits, and that with all bits."""
-    waits = [choice for choice in ranked if choice.width == 1]
-    plain = next(choice for choice in waits if choice.codec is None)
+    waits = [choice.way for choice in ranked if choice.way.width == 1]
+    plain = next(way for way in waits if way.codec is None)
     return list(dict.fromkeys([waits[0], plain]))
-
-
-def _title(choice: timing.Choice) -> str:
-    return f"width {choice.width}, {choice.algorithm}, {choice.codec or 'all bits'}"

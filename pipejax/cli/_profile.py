@@ -86,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
                 text = json.dumps(rows, indent=2) + "\n"
                 pathlib.Path(args.out).write_text(text)
             if args.plot:
-                timing.profile_picture(profiles, args.plot, limits)
+                panel = timing.Panel(f"{mesh.size} devices", profiles, limits)
+                timing.profile_picture([panel], args.plot)
     return 0
 
 

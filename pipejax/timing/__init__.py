@@ -18,14 +18,17 @@ from ._exchange import hierarchical as hierarchical
 from ._exchange import per_leaf as per_leaf
 from ._iteration import Compute as Compute
 from ._iteration import asynchronous as asynchronous
+from ._iteration import bucketed as bucketed
 from ._iteration import ceilings as ceilings
 from ._iteration import efficiency as efficiency
 from ._iteration import overlapped as overlapped
 from ._iteration import pipelined as pipelined
 from ._iteration import synchronous as synchronous
+from ._picture import Panel as Panel
 from ._picture import picture as picture
 from ._picture import profile_picture as profile_picture
 from ._plan import Choice as Choice
+from ._plan import Way as Way
 from ._plan import plan as plan
 from ._plan import scaling as scaling
 from ._profile import Profile as Profile

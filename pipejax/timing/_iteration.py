@@ -3,6 +3,7 @@
 With `c` compute and `x` exchange:
 
 - synchronous: `c + x`; overlapped with the backward pass, `forward + max(backward, x)`
+  at best, and a little more with buckets
 - Pipe-SGD: `max(c, x)`: at most 2 times as fast as the first, 4/3 as the second
 
 Reference: Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619
@@ -61,6 +62,28 @@ def overlapped(compute: Compute, exchange: Duration) -> float:
     """
     beside = max(compute.backward, exchange.total)
     return compute.forward + beside + compute.update
+
+
+def bucketed(compute: Compute, exchange: Duration, buckets: int) -> float:
+    """D-Sync with B buckets, each exchanged as soon as the backward pass has made it.
+
+    `f + max(b / B + B x, b + x) + u`: either the link is never idle after the first is
+    there, or the last waits for nothing but itself. `B = 1` is `synchronous`.
+
+    Args:
+      compute: of a step; its backward pass makes a B-th of the gradient in a B-th of
+        its time.
+      exchange: of one bucket.
+      buckets: B.
+
+    Raises:
+      ValueError: for fewer than one.
+    """
+    if not is_integer(buckets, 1):
+        raise ValueError(f"`buckets` must be a whole number above 0, got {buckets!r}.")
+    busy = compute.backward / buckets + buckets * exchange.total
+    last = compute.backward + exchange.total
+    return compute.forward + max(busy, last) + compute.update
 
 
 def pipelined(

@@ -1,7 +1,8 @@
 """Pictures: efficiency by the number of hosts, and where an all-reduce's time goes."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from pipejax.picture import new_figure
 
@@ -33,24 +34,44 @@ def picture(
     figure.savefig(path)
 
 
-def profile_picture(
-    profiles: Mapping[str, Profile],
-    path: str | os.PathLike[str],
-    limits: Mapping[str, float] | None = None,
-) -> None:
+class Panel(NamedTuple):
+    """What `profile` returned of one cluster.
+
+    Attributes:
+      title: of it.
+      profiles: by name, the same names in all panels.
+      limits: seconds that the bytes take on the wire, by name.
+    """
+
+    title: str
+    profiles: Mapping[str, Profile]
+    limits: Mapping[str, float]
+
+
+def profile_picture(panels: Sequence[Panel], path: str | os.PathLike[str]) -> None:
     """Draws each all-reduce as a bar of its phases, a mark at its limit.
 
     Args:
-      profiles: what `profile` returned.
+      panels: side by side.
       path: of the picture; its ending says in which format.
-      limits: seconds that its bytes take on the wire, by the same names.
 
     Raises:
       ImportError: without matplotlib.
     """
-    size = (9, 1.2 + 0.3 * len(profiles))
+    rows = max(len(panel.profiles) for panel in panels)
+    size = (3 + 5 * len(panels), 1.2 + 0.3 * rows)
     figure = new_figure(figsize=size, layout="constrained")
-    axes = figure.subplots()
+    every = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for panel, axes in zip(panels, every, strict=True):
+        _draw(panel, axes)
+    every[0].invert_yaxis()
+    handles, labels = every[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+    figure.savefig(path)
+
+
+def _draw(panel: Panel, axes: Any) -> None:
+    profiles, limits = panel.profiles, panel.limits
     places = range(len(profiles))
     left = [0.0] * len(profiles)
     for phase in Profile._fields:
@@ -58,11 +79,9 @@ def profile_picture(
         axes.barh(places, widths, left=left, label=phase)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     for place, name in enumerate(profiles):
-        if limits and name in limits:
+        if name in limits:
             edge = 1e3 * limits[name]
             axes.plot([edge, edge], [place - 0.4, place + 0.4], color="black")
     axes.set_yticks(places, list(profiles))
-    axes.invert_yaxis()
+    axes.set_title(panel.title)
     axes.set_xlabel("milliseconds" + (", black: bytes on the wire" if limits else ""))
-    figure.legend(loc="outside upper center", ncols=len(Profile._fields))
-    figure.savefig(path)

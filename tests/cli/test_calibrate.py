@@ -25,6 +25,58 @@ def test_here(tmp_path, capsys, monkeypatch):
     assert "psum 2097152" in printed
 
 
+MODEL = """
+import jax
+import jax.numpy as jnp
+import optax
+
+import pipejax as pj
+
+
+def loss_fn(w, batch):
+    return jnp.mean((batch @ w) ** 2)
+
+
+def step(mesh):
+    train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=mesh)
+    return train, train.init(jnp.ones((16, 3))), jnp.ones((64, 16))
+
+
+def shapes(mesh):
+    return jax.eval_shape(lambda: 0), *step(mesh)[1:]
+
+
+def no_arrays(mesh):
+    train, state, _ = step(mesh)
+    return train, state, jax.ShapeDtypeStruct((64, 16), jnp.float32)
+"""
+
+
+def calibrate_model(tmp_path, function, *flags):
+    path = tmp_path / "calibrated_model.py"
+    path.write_text(MODEL)
+    model = ["--model", f"{path}:{function}"]
+    return main(["calibrate", "--rounds", "2", "--codecs", *model, *flags])
+
+
+def test_what_a_model_computes(tmp_path, capsys, monkeypatch):
+    """The line can be given to `pipejax plan` as it is."""
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    out = str(tmp_path / "cluster.json")
+    assert calibrate_model(tmp_path, "step", "--out", out) == 0
+    name, *flags = capsys.readouterr().out.splitlines()[-1].split()
+    assert (name, flags[:3]) == ("model:", ["--elements", "48", "--compute-ms"])
+    assert float(flags[3]) > 0
+    assert main(["plan", out, *flags]) == 0
+
+
+@pytest.mark.parametrize("function", ["shapes", "no_arrays"])
+def test_what_is_no_model(tmp_path, capsys, function):
+    assert calibrate_model(tmp_path, function) == 2
+    said = capsys.readouterr().err
+    assert "must return (train, state, batch) with a pj.TrainStep and arrays" in said
+
+
 @needs_namespaces
 def test_on_a_cluster(tmp_path):
     """It finds the rate that the links were given, within 3: the machine is busy."""
@@ -48,6 +100,11 @@ def test_on_a_cluster(tmp_path):
     ("flags", "says"),
     [
         (["--rounds", "0"], "pipejax: `--rounds` must be at least 1, got 0"),
+        (
+            ["--rounds", "1", "--model", "m:f"],
+            "pipejax: `--rounds` must be at least 2, got 1",
+        ),
+        (["--model", "gone:f"], "pipejax: there is no module 'gone'"),
         (["--codecs", "int9"], "pipejax: `name` must be one of bf16, truncate"),
     ],
 )

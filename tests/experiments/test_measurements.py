@@ -110,7 +110,7 @@ def test_demo(tmp_path):
     "name",
     [
         *("overhead", "widths", "codecs", "codec_speed", "levels", "wire", "soak"),
-        "allreduce_profile",
+        *("allreduce_profile", "speedup"),
     ],
 )
 def test_committed_results_can_be_had_again(name):

@@ -24,6 +24,29 @@ def test_what_hides_what(seconds):
     assert timing.pipelined(COMPUTE, comm, 5) == max(3.5, seconds)
 
 
+@pytest.mark.parametrize("seconds", [0.001, 0.01, 0.03])
+@pytest.mark.parametrize("buckets", [1, 2, 5, 32])
+def test_buckets_one_after_another(buckets, seconds):
+    """As played through: a bucket goes when it is made and the link is free."""
+    compute, bucket = Compute(0.1, 0.2, 0.03), Duration(0, seconds, 0, 0, 0)
+    free = 0.0
+    for made in range(1, buckets + 1):
+        ready = compute.forward + compute.backward * made / buckets
+        free = max(free, ready) + seconds
+    found = timing.bucketed(compute, bucket, buckets)
+    assert found == pytest.approx(free + compute.update)
+    if buckets == 1:
+        assert found == pytest.approx(timing.synchronous(compute, bucket))
+    whole = Duration(0, buckets * seconds, 0, 0, 0)
+    assert found >= timing.overlapped(compute, whole)
+
+
+@pytest.mark.parametrize("buckets", [0, 1.5, True])
+def test_numbers_of_buckets(buckets):
+    with pytest.raises(ValueError, match="`buckets` must be a whole number above 0"):
+        timing.bucketed(Compute.of(0.1), Duration(0, 0, 0, 0, 0), buckets)
+
+
 def test_ceilings():
     """Twice, and 4/3 where the backward pass is two thirds and nothing else is."""
     compute = Compute.of(3.0)

@@ -25,7 +25,7 @@ def best(compute, **changes):
 
 def test_compute_bound_needs_no_codec():
     choice = best(0.5)
-    assert (choice.width, choice.codec) == (2, None)
+    assert (choice.way.width, choice.way.codec) == (2, None)
     assert choice.step == 0.5
     assert choice.ratio == 1
     assert "hidden behind compute" in choice.reason
@@ -33,35 +33,50 @@ def test_compute_bound_needs_no_codec():
 
 def test_wire_bound_is_compressed():
     choice = best(0.12)
-    assert (choice.width, choice.codec) == (2, "int8")
+    assert (choice.way.width, choice.way.codec) == (2, "int8")
     assert choice.step == 0.12
     assert "to spare" in choice.reason
 
 
 def test_bound_by_the_wire_even_so():
     choice = best(0.01)
-    assert choice.codec == "int8"
+    assert choice.way.codec == "int8"
     assert choice.step == choice.exchange.total > 0.09
     assert choice.reason.startswith("hides 10.0 ms of an exchange of")
     assert choice.reason.endswith("wire")
 
 
 def test_a_wider_pipeline_is_not_taken_for_nothing():
-    assert best(0.5, widths=(1, 2, 3)).width == 2
+    assert best(0.5, widths=(1, 2, 3)).way.width == 2
     alone = dataclasses.replace(CLUSTER, link=Link(0, 1e15), reduction=math.inf)
-    assert timing.plan(alone, N, Compute.of(0.5))[0].width == 1
+    assert timing.plan(alone, N, Compute.of(0.5))[0].way == timing.Way(1, "psum")
 
 
 def test_all_are_ranked():
     found = timing.plan(CLUSTER, N, Compute.of(0.1), CODECS)
-    # Six algorithms, five of them with int8, at two widths.
-    assert len(found) == 2 * (6 + 5)
-    assert len({(c.width, c.algorithm, c.codec) for c in found}) == len(found)
+    # Six algorithms, five of them with int8, at two widths, the first in 1, 4, 16.
+    assert len(found) == (3 + 1) * (6 + 5)
+    assert len({choice.way for choice in found}) == len(found)
     steps = [choice.step for choice in found]
     assert all(b >= a * 0.99 for a, b in itertools.pairwise(steps))
     assert steps[-1] == max(steps)
-    assert found[-1].algorithm == "parameter_server"
-    assert "waits for the exchange" in found[-1].reason
+    assert found[-1].way.algorithm == "parameter_server"
+    assert found[-1].reason.startswith("waits 1548.1 ms for an exchange of 1548.1 ms")
+
+
+def test_buckets_beside_the_backward_pass():
+    """A synchronous step without a codec, of 0.3 s: 0.2 s of it backward, 0.1 left."""
+    found = timing.plan(CLUSTER, N, Compute.of(0.3), widths=(1,), buckets=(1, 64))
+    assert found[0].way.buckets == 64
+    alone, compute = found[0].way._replace(buckets=1), Compute.of(0.3)
+    (plain,) = (choice for choice in found if choice.way == alone)
+    ideal = timing.overlapped(compute, plain.exchange)
+    assert ideal < found[0].step < ideal + 0.2 / 64 + 64 * 6 * 5e-5
+    assert plain.step == pytest.approx(timing.synchronous(compute, plain.exchange))
+    assert "the rest beside the backward pass" in found[0].reason
+    assert "beside" not in plain.reason
+    wide = timing.plan(CLUSTER, N, compute, widths=(2, 3))
+    assert {choice.way.buckets for choice in wide} == {1}
 
 
 def test_levels_where_there_are_several():
@@ -69,12 +84,12 @@ def test_levels_where_there_are_several():
     inner = Link(1e-6, 1e11)
     many = dataclasses.replace(CLUSTER, devices=8, inner=inner)
     choice = timing.plan(many, N, Compute.of(0.01), CODECS)[0]
-    assert choice.codec == "int8"
+    assert choice.way.codec == "int8"
     two = [
         c.step
         for levels in (True, False)
         for c in timing.plan(many, N, Compute.of(0.01), CODECS)
-        if (c.algorithm, c.codec, c.width, c.levels) == ("two_shot", "int8", 2, levels)
+        if c.way == (2, "two_shot", "int8", levels, 1)
     ]
     assert two[0] < two[1] / 6
     assert str(choice).startswith("width 2")
@@ -84,25 +99,25 @@ def test_scaling():
     """Hidden while it is shorter than compute; a ring's latency grows with p."""
     compute = Compute.of(0.5)
     choice = best(0.5)
-    curve = timing.scaling(CLUSTER, choice, N, compute)
+    curve = timing.scaling(CLUSTER, choice.way, N, compute)
     assert list(curve) == [2**i for i in range(13)]
     assert curve[1] == curve[4] == 1
-    if choice.algorithm in ("psum", "ring"):
+    if choice.way.algorithm in ("psum", "ring"):
         assert curve[4096] < 1
-    waits = timing.scaling(CLUSTER, choice._replace(width=1), N, compute)
+    waits = timing.scaling(CLUSTER, choice.way._replace(width=1), N, compute)
     assert waits[1] == 1
     assert all(waits[p] < curve[p] for p in curve if p > 1)
 
 
 def test_scaling_with_a_codec():
     """Of the same bytes a host, whatever p: what is hidden stays so."""
-    choice = best(0.12)
-    curve = timing.scaling(CLUSTER, choice, N, Compute.of(0.12), CODECS, hosts=(1, 4))
+    way, compute = best(0.12).way, Compute.of(0.12)
+    curve = timing.scaling(CLUSTER, way, N, compute, CODECS, hosts=(1, 4))
     assert curve == {1: 1, 4: 1}
     with pytest.raises(
-        ValueError, match="`codecs` must have the choice's, 'int8'; got"
+        ValueError, match="`codecs` must have that of the way, 'int8'; got"
     ):
-        timing.scaling(CLUSTER, choice, N, Compute.of(0.12))
+        timing.scaling(CLUSTER, way, N, compute)
 
 
 def test_a_codec_whose_speed_is_not_known():

@@ -75,7 +75,8 @@ def test_a_profile():
 def test_a_picture(tmp_path):
     each = timing.Profile(*(0.001 * i for i in range(7)))
     path = tmp_path / "profile.png"
-    timing.profile_picture({"ring": each, "tree": each}, path, {"ring": 0.01})
+    panel = timing.Panel("4 hosts", {"ring": each, "tree": each}, {"ring": 0.01})
+    timing.profile_picture([panel, panel._replace(limits={})], path)
     assert path.read_bytes().startswith(b"\x89PNG")
 
 

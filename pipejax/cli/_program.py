@@ -1,0 +1,42 @@
+"""Programs that a command line names, `MODULE:FUNCTION`."""
+
+import importlib
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ._usage import UsageError
+
+
+def load(name: str) -> Callable[[Any], Any]:
+    """The function called `MODULE:FUNCTION`."""
+    where, _, attribute = name.rpartition(":")
+    if not where or not attribute:
+        raise UsageError(f"the program must be MODULE:FUNCTION, got {name!r}")
+    file = pathlib.Path(where)
+    is_file = file.suffix == ".py"
+    if is_file and not file.is_file():
+        raise UsageError(f"there is no file {where!r}")
+    folder = str(file.resolve().parent if is_file else pathlib.Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(file.stem if is_file else where)
+    except ModuleNotFoundError as error:
+        if not f"{where}.".startswith(f"{error.name}."):
+            raise  # One that the module itself imports.
+        raise UsageError(
+            f"there is no module {where!r}, neither in this folder nor installed"
+        ) from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        raise UsageError(f"{where!r} has no function {attribute!r}")
+    return function
+
+
+def types(returned: Any) -> str:
+    """Of what a function returned, for a message."""
+    parts = returned if isinstance(returned, tuple) else (returned,)
+    names = ", ".join(type(part).__name__ for part in parts)
+    return f"({names})" if isinstance(returned, tuple) else names
