@@ -8,6 +8,8 @@ import statistics
 from typing import Any
 
 import jax
+import optax
+from jax.sharding import Mesh
 
 import pipejax as pj
 from pipejax import codecs, timing
@@ -54,21 +56,28 @@ def run(args: argparse.Namespace) -> int:
         chosen = {name: codecs.named(name) for name in args.codecs}
     join()
     mesh = pj.data_mesh()
-    given = _given(args.model, load(args.model)(mesh)) if args.model else None
+    # First, since it is the user's code: if it fails, nothing measured is lost.
+    model = _measured(args.model, mesh, args.rounds) if args.model else None
     with in_one_line(ValueError):
         fit = timing.calibrate(mesh, chosen, rounds=args.rounds)
-    measured = given and pj.overlap.measure(*given, rounds=args.rounds, steps=1)
     if jax.process_index() == 0:
         print(fit)
-        if given and measured:
-            compute = 1e3 * statistics.median(measured.compute)
-            elements = sum(x.size for x in jax.tree.leaves(given[1].params))
-            print(f"model: --elements {elements} --compute-ms {compute:.3f}")
+        if model:
+            print(model)
         if args.out:
             text = json.dumps(timing.as_json(fit.cluster), indent=2) + "\n"
             with in_one_line(OSError):
                 pathlib.Path(args.out).write_text(text)
     return 0
+
+
+def _measured(name: str, mesh: Mesh, rounds: int) -> str:
+    """What a step computes, as the flags of `pipejax plan`."""
+    train, state, batch = _given(name, load(name)(mesh))
+    times = pj.overlap.measure(train, state, batch, rounds=rounds, steps=1)
+    compute = 1e3 * statistics.median(times.compute)
+    elements = optax.tree.size(state.params)
+    return f"model: --elements {elements} --compute-ms {compute:.3f}"
 
 
 def _given(name: str, returned: Any) -> tuple[pj.TrainStep, pj.PipelineState, Any]:
