@@ -52,7 +52,7 @@ class Hierarchical(AllReduce):
         return (
             local(cut.rows)
             + renamed(self.inner.reduce_scatter(cut, inside), "inner ")
-            + local(jnp.concatenate)
+            + local(lambda x: jnp.concatenate([x.coded, x.exact]))
             + renamed(self.outer(piece, between), "outer ")
             + local(lambda x: Parts(x[: cut.coded], x[cut.coded :]))
             + renamed(self.inner.all_gather(cut, inside), "inner ")

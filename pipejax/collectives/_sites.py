@@ -1,5 +1,6 @@
 """Where an algorithm encodes: a codec, its state, and what stays exact beside it."""
 
+import dataclasses
 import functools
 import operator
 import zlib
@@ -17,7 +18,9 @@ from pipejax.mesh import AxisName
 from ._stages import Layout, States
 
 
-class Parts(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Parts:
     """A vector or a piece of one, as float32.
 
     Attributes:
@@ -28,7 +31,7 @@ class Parts(NamedTuple):
     coded: jax.Array
     exact: jax.Array
 
-    def __add__(self, other: "Parts") -> "Parts":  # type: ignore[override]
+    def __add__(self, other: "Parts") -> "Parts":
         return Parts(self.coded + other.coded, self.exact + other.exact)
 
 

@@ -12,10 +12,10 @@ had of a text:
 - a loop its trip count times, a conditional its largest branch
 """
 
+import dataclasses
 import functools
 import math
 import re
-from typing import NamedTuple
 
 from ._hlo import COLLECTIVES, Computation, Instruction, Module, Shape
 
@@ -44,7 +44,8 @@ _LIBRARY = re.compile(
 )
 
 
-class Work(NamedTuple):
+@dataclasses.dataclass(frozen=True, order=True)
+class Work:
     """What is to be done.
 
     Attributes:
@@ -57,7 +58,7 @@ class Work(NamedTuple):
     matmuls: int = 0
     operations: int = 0
 
-    def __add__(self, other: "Work") -> "Work":  # type: ignore[override]
+    def __add__(self, other: "Work") -> "Work":
         return Work(
             self.flops + other.flops,
             self.matmuls + other.matmuls,
@@ -102,7 +103,7 @@ class Counter:
         # The body of a fusion, or of what runs asynchronously, is no kernel of its own.
         inner = sum(map(self.whole, op.calls), Work())
         free = op.opcode in _FREE or op.opcode.endswith("-start")
-        return inner._replace(operations=int(inner.matmuls > 0 or not free))
+        return dataclasses.replace(inner, operations=int(inner.matmuls > 0 or not free))
 
     def whole(self, name: str) -> Work:
         """The work of the computation of this name."""
