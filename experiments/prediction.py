@@ -7,7 +7,7 @@ under every codec with a median error of at most 10 %, and at most 25 % at worst
 Hosts are network namespaces on this machine (`experiments.cluster`), and share cores.
 
 Command: python -m experiments.prediction
-Time: about 40 minutes on 2 cores.
+Time: about an hour on 2 cores.
 Result: experiments/results/prediction.json, docs/prediction.png
 """
 
@@ -36,12 +36,12 @@ class Config:
 
     hosts: tuple[int, ...] = (2, 4, 8)
     """Numbers of them."""
-    rates: tuple[str, ...] = ("50mbit", "150mbit", "500mbit")
+    rates: tuple[str, ...] = ("100mbit", "200mbit", "500mbit")
     """Of their links."""
     codecs: tuple[str, ...] = ("truncate", "int8", "int4", "sign")
     """Beside none."""
-    elements: int = 2**20
-    """Of the vectors."""
+    elements: int = 2**22
+    """Of the vectors, float32: 16 MB of them."""
     rounds: int = 5
     """Of each; medians count."""
     on_host: bool = False
@@ -68,8 +68,7 @@ def main(config: Config) -> None:
         found = cluster.ask(network, "experiments.prediction", flags)
         cells.append({"hosts": hosts, "rate": rate, **found})
         show(cells[-1])
-        errors = [abs(error(row)) for cell in cells for row in cell["rows"].values()]
-        summary = {"median": statistics.median(errors), "worst": max(errors)}
+        summary = dict(zip(("median", "worst"), errors(cells), strict=True))
         report.save(
             config.out,
             seed=0,
@@ -118,7 +117,7 @@ def measure(config: Config) -> None:
     if rank == 0:
         figures = {
             "cluster": timing.as_json(fit.cluster),
-            "samples": {sample.name: sample.seconds for sample in fit.samples},
+            "samples": {sample.name: sample.times for sample in fit.samples},
             "rows": rows,
         }
         member.answer(figures, config.out)
@@ -127,6 +126,29 @@ def measure(config: Config) -> None:
 def error(row: dict[str, Any]) -> float:
     """`predicted / measured - 1`, by the median of the rounds."""
     return row["predicted"] / statistics.median(row["measured"]) - 1
+
+
+def errors(cells: list[dict[str, Any]]) -> tuple[float, float]:
+    """The median of the errors without their signs, and the worst."""
+    found = [abs(error(row)) for cell in cells for row in cell["rows"].values()]
+    return statistics.median(found), max(found)
+
+
+def rows(cells: list[dict[str, Any]]) -> list[list[str]]:
+    """Titles; of each pair the measured milliseconds and the error; those in all."""
+    table = [["", *(f"{cell['hosts']} hosts, {cell['rate']}" for cell in cells)]]
+    for title in cells[0]["rows"]:
+        found = [cell["rows"][title] for cell in cells]
+        table.append(
+            [title]
+            + [
+                f"{1e3 * statistics.median(row['measured']):,.0f} ({error(row):+.0%})"
+                for row in found
+            ]
+        )
+    found = [errors([cell]) for cell in cells]
+    table.append(["median, worst", *(f"{m:.0%}, {worst:.0%}" for m, worst in found)])
+    return table
 
 
 def show(cell: dict[str, Any]) -> None:

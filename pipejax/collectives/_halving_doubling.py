@@ -75,7 +75,8 @@ class HalvingDoubling(ScatterGather):
         def add(value: Any) -> Parts:
             rows, payload = value
             given = among(axis_name, (to for _, to in pairs))
-            return _either(given, rows + site.decode(payload), rows)
+            sums = rows + site.decode(payload)
+            return jax.tree.map(lambda s, r: jnp.where(given, s, r), sums, rows)
 
         sent = permute(axis_name, pairs, site.bytes)
         return Stages((Local(encode, encodes=True), sent), (site.init,)) + local(add)
@@ -87,9 +88,9 @@ class HalvingDoubling(ScatterGather):
 
         def encode(rows: Parts, states: States) -> tuple[Any, States]:
             rank = lax.axis_index(axis_name)
-            low, high = _halves(rows, distance)
-            upper = rank & distance > 0
-            own, others = _either(upper, high, low), _either(upper, low, high)
+            upper = rank & distance  # 0, or where the upper half begins
+            own = _part(rows, upper, distance)
+            others = _part(rows, distance - upper, distance)
             payload, states = site.encode(others, states, where=rank < cut.pieces)
             return (own, payload), states
 
@@ -126,15 +127,10 @@ def _partners(distance: int, pieces: int) -> list[tuple[int, int]]:
     return [(rank, rank ^ distance) for rank in range(pieces)]
 
 
-def _halves(rows: Parts, middle: int) -> tuple[Parts, Parts]:
-    return (
-        jax.tree.map(lambda x: x[:middle], rows),
-        jax.tree.map(lambda x: x[middle:], rows),
-    )
-
-
-def _either(predicate: jax.Array, yes: Parts, no: Parts) -> Parts:
-    return jax.tree.map(lambda y, n: jnp.where(predicate, y, n), yes, no)
+def _part(rows: Parts, start: jax.Array, count: int) -> Parts:
+    # Not a choice of two slices: in one program, XLA:CPU then computes both of every
+    # level again for each element of the last.
+    return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, count), rows)
 
 
 def halving_doubling(codec: Codec | None = None) -> HalvingDoubling:

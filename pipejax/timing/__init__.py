@@ -7,6 +7,7 @@ from ._calibrate import fit as fit
 from ._cluster import Cluster as Cluster
 from ._cluster import CodecSpeed as CodecSpeed
 from ._cluster import Link as Link
+from ._cluster import Shares as Shares
 from ._counts import FORMS as FORMS
 from ._counts import Counts as Counts
 from ._counts import compatible as compatible

@@ -1,34 +1,35 @@
 """A cluster's speeds, fitted to what was measured on it.
 
-`seconds = messages alpha + (wire + (1/duplex - 1) mutual) beta + collectives S
-+ what cores do`, by least squares
-of logarithms over algorithms and sizes, so that a millisecond counts as much of ten as
-a second of ten thousand, and an outlier little. What cores do, encode, decode and add,
-is measured apart from the network, on all hosts at once, so that those that share a
-core do.
+`seconds = messages alpha + (wire + (1/share - 1) bytes that share) beta
++ collectives S + what cores do`, with a share for each kind of exchange
+(`pj.timing.Shares`), by least squares of logarithms over algorithms and sizes: a
+millisecond counts as much of ten as a second of ten thousand, a time that varied from
+round to round less than one that did not, and an outlier little. What cores do, encode,
+decode and add, is measured apart from the network, on all hosts at once, so that those
+that share a core do.
 """
 
+import dataclasses
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.optimize
-import scipy.special
 from jax.sharding import Mesh
 
 from pipejax import collectives
 from pipejax.codecs import Codec
 
-from ._cluster import Cluster, CodecSpeed, Link
+from ._cluster import Cluster, CodecSpeed, Link, Shares
 from ._counts import FLOAT32, FORMS, Algorithm
 from ._exchange import Exchange, duration
-from ._stopwatch import Case, check_several, exchange_times
+from ._stopwatch import Case, check_several, exchange_times, in_turn
 
-SIZES = (2**10, 2**14, 2**17, 2**19, 2**21)
+SIZES = (2**12, 2**16, 2**18, 2**20, 2**21)
 ALGORITHMS: tuple[Algorithm, ...] = (
     "psum",
     "ring",
@@ -36,6 +37,9 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     "halving_doubling",
     "tree",
 )
+COSTS = ("messages", "collectives", "wire", "paired", "shifted", "shuffled")
+# The relative error of a model of so few numbers, beside that of what is measured.
+MODEL = 0.05
 
 
 class Sample(NamedTuple):
@@ -44,12 +48,22 @@ class Sample(NamedTuple):
     Attributes:
       name: of it.
       exchange: what it asks.
-      seconds: that it took.
+      times: seconds that it took, by round.
     """
 
     name: str
     exchange: Exchange
-    seconds: float
+    times: tuple[float, ...]
+
+    @property
+    def seconds(self) -> float:
+        """The median of the times."""
+        return statistics.median(self.times)
+
+    @property
+    def spread(self) -> float:
+        """Of the times' logarithms, the standard deviation; 0 of a single one."""
+        return float(np.std(np.log(self.times)))
 
 
 class Fit(NamedTuple):
@@ -75,11 +89,11 @@ class Fit(NamedTuple):
         return tuple(seconds / sample.seconds - 1 for seconds, sample in pairs)
 
     def __str__(self) -> str:
-        link = self.cluster.link
+        link, shares = self.cluster.link, dataclasses.asdict(self.cluster.shares)
+        parts = ", ".join(f"{share:.2f} of it {name}" for name, share in shares.items())
         lines = [
             f"latency {1e6 * link.latency:.0f} us, bandwidth"
-            f" {8e-6 * link.bandwidth:.0f} Mbit/s"
-            f" ({self.cluster.duplex:.2f} of it both ways at once), synchronisation"
+            f" {8e-6 * link.bandwidth:.0f} Mbit/s ({parts}), synchronisation"
             f" {1e6 * self.cluster.synchronisation:.0f} us, sums"
             f" {1e-9 * self.cluster.reduction:.1f} GB/s",
             *(
@@ -135,15 +149,11 @@ def calibrate(
         Sample(
             name,
             Exchange(FORMS[algorithm](mesh.size, n, None)),
-            statistics.median(times[name]),
+            tuple(times[name]),
         )
         for name, (algorithm, n) in cases.items()
     )
-    speeds = {
-        name: codec_speed(codec, max(sizes), rounds)
-        for name, codec in (codecs or {}).items()
-    }
-    return fit(mesh.size, samples, reduction_speed(max(sizes), rounds), speeds)
+    return fit(mesh.size, samples, *core_speeds(mesh, codecs or {}, max(sizes), rounds))
 
 
 def fit(
@@ -152,7 +162,9 @@ def fit(
     reduction: float,
     codecs: Mapping[str, CodecSpeed] | None = None,
 ) -> Fit:
-    """Latency, bandwidth, duplex and synchronisation of a cluster, one device a host.
+    """Latency, bandwidth, shares and synchronisation of a cluster, one device a host.
+
+    A kind of exchange that no sample is of has all of the bandwidth.
 
     Args:
       hosts: how many.
@@ -163,13 +175,16 @@ def fit(
     Raises:
       ValueError: for samples that do not tell these apart.
     """
-    counts = [sample.exchange.between for sample in samples]
     seconds = np.array([sample.seconds for sample in samples])
+    sigma = np.hypot(MODEL, [sample.spread for sample in samples])
+    counts = [sample.exchange.between for sample in samples]
     added = np.array([c.summed for c in counts]) / reduction
-    asked = np.array([(c.messages, c.wire, c.mutual, c.collectives) for c in counts])
-    asked = asked.reshape(-1, 4)
+    asked = np.array([[getattr(c, name) for name in COSTS] for c in counts])
+    asked = asked.reshape(-1, len(COSTS))
     size = asked.max(axis=0, initial=0)
-    if not size.all() or np.linalg.matrix_rank(asked / size) < 4:
+    seen = np.flatnonzero(size)
+    rank = np.linalg.matrix_rank(asked[:, seen] / size[seen])
+    if rank < seen.size or not size[:3].all():
         raise ValueError(
             "`samples` must be of several sizes, and of algorithms with different"
             " numbers of messages, collectives and bytes both ways; got"
@@ -177,23 +192,24 @@ def fit(
         )
 
     def costs(x: np.ndarray) -> np.ndarray:
-        """Of each column: all above 0, a mutual byte at most as much as another."""
-        latency, beta, share, synchronisation = x
-        both = np.exp(beta) * scipy.special.expit(share)
-        return np.array([np.exp(latency), np.exp(beta), both, np.exp(synchronisation)])
+        """Of each of COSTS, above 0; of the last three, beside the byte's own."""
+        cost = np.zeros(len(COSTS))
+        cost[seen] = np.exp(x)
+        cost[3:] *= cost[2]
+        return cost
 
     def errors(x: np.ndarray) -> np.ndarray:
-        return np.log((added + asked @ costs(x)) / seconds)
+        return np.log((added + asked @ costs(x)) / seconds) / sigma
 
     # From what it would be if all of the largest one's time were of one kind.
-    start = np.log(seconds.max() / size)
-    start[2] = 0.0
-    found = scipy.optimize.least_squares(errors, start, loss="soft_l1", f_scale=0.1)
-    latency, beta, both, synchronisation = (float(cost) for cost in costs(found.x))
+    start = np.log(seconds.max() / size[seen])
+    start[3:] = 0.0
+    found = scipy.optimize.least_squares(errors, start, loss="soft_l1", f_scale=2)
+    latency, synchronisation, beta, *waits = (float(cost) for cost in costs(found.x))
     cluster = Cluster(
         hosts,
         Link(latency, 1 / beta),
-        duplex=1 / (1 + both / beta),
+        shares=Shares(*(beta / (beta + wait) for wait in waits)),
         reduction=reduction,
         synchronisation=synchronisation,
         codecs=dict(codecs or {}),
@@ -201,28 +217,30 @@ def fit(
     return Fit(cluster, tuple(samples))
 
 
-def reduction_speed(elements: int, rounds: int) -> float:
-    """Bytes of float32 that this device adds to others a second."""
+def core_speeds(
+    mesh: Mesh, codecs: Mapping[str, Codec], elements: int, rounds: int
+) -> tuple[float, dict[str, CodecSpeed]]:
+    """Bytes of float32 a second that are added, and that each codec reads and makes.
+
+    By a device of each host, all hosts at once; of vectors of about so many elements.
+    """
     x = jnp.arange(elements, dtype=jnp.float32)
-    return FLOAT32 * elements / _median(rounds, jax.jit(jnp.add), x, x)
+    work = {"add": _call(jnp.add, x, x)}
+    for name, codec in codecs.items():
+        n = codec.multiple * max(1, elements // codec.multiple)
+        x = jax.random.normal(jax.random.key(0), (n,))
+        state = codec.init(n, jnp.uint32(0))
+        payload, _ = codec.encode(x, state)
+        work[f"encode {name}"] = _call(codec.encode, x, state)
+        work[f"decode {name}"] = _call(partial(codec.decode, n=n), payload)
+    times = in_turn(mesh, work, rounds)
+    speed = {key: FLOAT32 * elements / statistics.median(t) for key, t in times.items()}
+    return speed["add"], {
+        name: CodecSpeed(speed[f"encode {name}"], speed[f"decode {name}"])
+        for name in codecs
+    }
 
 
-def codec_speed(codec: Codec, elements: int, rounds: int) -> CodecSpeed:
-    """How fast this device encodes and decodes vectors of about so many elements."""
-    n = codec.multiple * max(1, elements // codec.multiple)
-    x = jax.random.normal(jax.random.key(0), (n,))
-    state = codec.init(n, jnp.uint32(0))
-    payload, _ = codec.encode(x, state)
-    encode = _median(rounds, jax.jit(codec.encode), x, state)
-    decode = _median(rounds, jax.jit(lambda p: codec.decode(p, n)), payload)
-    return CodecSpeed(FLOAT32 * n / encode, FLOAT32 * n / decode)
-
-
-def _median(rounds: int, function: Callable[..., Any], *args: Any) -> float:
-    jax.block_until_ready(function(*args))  # compile
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        jax.block_until_ready(function(*args))
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+def _call(function: Callable[..., Any], *args: Any) -> Callable[[], Any]:
+    compiled = jax.jit(function)
+    return lambda: jax.block_until_ready(compiled(*args))

@@ -49,6 +49,36 @@ class CodecSpeed:
 
 
 @dataclasses.dataclass(frozen=True)
+class Shares:
+    """Of a link's bandwidth in one direction, what devices get that also receive.
+
+    All 1 where the two directions know nothing of each other. Gloo, behind JAX on CPUs,
+    sends a message before it receives one, so that pairs come to 1/2.
+
+    Attributes:
+      pair: two devices send to each other.
+      shift: each sends to the next and receives from the one before.
+      shuffle: each sends to all others, an all-to-all.
+
+    Raises:
+      ValueError: for a share that is not above 0 and at most 1.
+    """
+
+    pair: float = 1.0
+    shift: float = 1.0
+    shuffle: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, share in dataclasses.asdict(self).items():
+            if not (_is_number(share) and 0 < share <= 1):
+                raise ValueError(
+                    f"`{name}` must be a share of the bandwidth, above 0 and at most"
+                    f" 1, got {share!r}. 1 is a link whose two directions know nothing"
+                    " of each other."
+                )
+
+
+@dataclasses.dataclass(frozen=True)
 class Cluster:
     """Hosts, what joins them, and what their devices do with bytes.
 
@@ -60,9 +90,7 @@ class Cluster:
       reduction: 1/gamma, bytes of float32 that a device adds to others a second.
       synchronisation: S, seconds that a collective takes beside its messages: to be
         launched, and to wait for the last to come.
-      duplex: of a link's bandwidth in one direction, what is left where two devices
-        send to each other at once; 1/2 if one waits for the other, as with Gloo, whose
-        point-to-point messages are sent before they are received.
+      shares: of a link's bandwidth, by who sends to whom.
       codecs: how fast each is, by a name of the caller's.
 
     Raises:
@@ -75,7 +103,7 @@ class Cluster:
     inner: Link | None = None
     reduction: float = math.inf
     synchronisation: float = 0.0
-    duplex: float = 1.0
+    shares: Shares = dataclasses.field(default_factory=Shares)
     codecs: Mapping[str, CodecSpeed] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -83,11 +111,6 @@ class Cluster:
         _check_count("devices", self.devices)
         _check_speed("reduction", self.reduction)
         check_seconds("synchronisation", self.synchronisation)
-        if not (_is_number(self.duplex) and 0.5 <= self.duplex <= 1):
-            raise ValueError(
-                f"`duplex` must be from 0.5 to 1, got {self.duplex!r}. 1 is a link"
-                " whose two directions know nothing of each other."
-            )
         if self.devices > 1 and self.inner is None:
             raise ValueError(
                 "`inner` must say what joins the devices of a host, of which there are"

@@ -26,7 +26,9 @@ class Counts(NamedTuple):
     Attributes:
       messages: that wait for the one before.
       wire: bytes through its link, in one direction.
-      mutual: of these, bytes sent to a device that sends as many back meanwhile.
+      paired: of these, bytes sent to a device that sends as many back meanwhile.
+      shifted: of these, bytes sent to one device while as many come from another.
+      shuffled: of these, bytes of an all-to-all.
       summed: bytes of float32 added to others.
       encoded: bytes of float32 before they are sent.
       decoded: bytes of float32 out of what was sent.
@@ -35,7 +37,9 @@ class Counts(NamedTuple):
 
     messages: float = 0
     wire: float = 0
-    mutual: float = 0
+    paired: float = 0
+    shifted: float = 0
+    shuffled: float = 0
     summed: float = 0
     encoded: float = 0
     decoded: float = 0
@@ -77,10 +81,12 @@ def ring(p: int, n: int, codec: Codec | None = None) -> Counts:
     """p-1 hops of partial sums and p-1 of sums, a p-th of the vector each."""
     piece = Piece.of(n, p, codec)
     hops = p - 1
+    wire = 2 * hops * piece.payload
     return Counts(
         messages=2 * hops,
-        wire=2 * hops * piece.payload,
-        mutual=2 * piece.payload if p == 2 else 0,  # the next is the one before
+        wire=wire,
+        paired=wire if p == 2 else 0,  # the next is the one before
+        shifted=wire if p > 2 else 0,
         summed=hops * piece.bytes,
         encoded=p * piece.coded,
         decoded=(hops + p) * piece.coded,
@@ -94,7 +100,7 @@ def two_shot(p: int, n: int, codec: Codec | None = None) -> Counts:
     return Counts(
         messages=2 * (p - 1),
         wire=2 * (p - 1) * piece.payload,
-        mutual=2 * piece.payload if p % 2 == 0 else 0,  # p/2 ranks on, p/2 back
+        shuffled=(p - 1) * piece.payload,
         summed=(p - 1) * piece.bytes,
         encoded=(p + 1) * piece.coded,
         decoded=2 * p * piece.coded,
@@ -109,7 +115,7 @@ def halving_doubling(p: int, n: int, codec: Codec | None = None) -> Counts:
     whole = Counts(
         messages=2 * steps,
         wire=2 * (q - 1) * piece.payload,
-        mutual=2 * (q - 1) * piece.payload,
+        paired=2 * (q - 1) * piece.payload,
         summed=(q - 1) * piece.bytes,
         encoded=q * piece.coded,
         decoded=(2 * q - 1) * piece.coded,

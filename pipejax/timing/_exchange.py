@@ -92,7 +92,12 @@ def duration(
 def _seconds(
     cluster: Cluster, link: Link, counts: Counts, speed: CodecSpeed
 ) -> Duration:
-    waits = counts.mutual * (1 / cluster.duplex - 1)
+    shares = cluster.shares
+    waits = (
+        counts.paired * (1 / shares.pair - 1)
+        + counts.shifted * (1 / shares.shift - 1)
+        + counts.shuffled * (1 / shares.shuffle - 1)
+    )
     return Duration(
         latency=counts.messages * link.latency,
         wire=(counts.wire + waits) / link.bandwidth,
@@ -130,7 +135,12 @@ def flat(
 
 def _through_one_link(counts: Counts, devices: float) -> Counts:
     """Of a host, for so many of its devices' bytes."""
-    return counts._replace(wire=counts.wire * devices, mutual=counts.mutual * devices)
+    return counts._replace(
+        wire=counts.wire * devices,
+        paired=counts.paired * devices,
+        shifted=counts.shifted * devices,
+        shuffled=counts.shuffled * devices,
+    )
 
 
 def _crossing(algorithm: Algorithm, hosts: int, devices: int) -> float:

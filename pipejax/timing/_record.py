@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ._cluster import Cluster, CodecSpeed, Link
+from ._cluster import Cluster, CodecSpeed, Link, Shares
 
 
 def as_json(cluster: Cluster) -> dict[str, Any]:
@@ -25,6 +25,7 @@ def from_json(record: Mapping[str, Any]) -> Cluster:
         return Cluster(
             link=Link(**fields.pop("link")),
             inner=None if inner is None else Link(**inner),
+            shares=Shares(**fields.pop("shares", {})),
             codecs={name: CodecSpeed(**speed) for name, speed in speeds.items()},
             **fields,
         )

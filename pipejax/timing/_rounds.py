@@ -5,14 +5,16 @@ many with one message each.
 """
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from pipejax.codecs import Codec
 
-from ._cluster import Cluster
+from ._cluster import Cluster, Shares
 from ._counts import Algorithm, Piece
+
+Kind = Literal["stream", "pair", "shift", "shuffle"]
 
 
 class Round(NamedTuple):
@@ -22,6 +24,7 @@ class Round(NamedTuple):
       senders: ranks [m].
       receivers: of each, ranks [m].
       bytes: of each.
+      kind: who sends to whom, as `pj.timing.Shares` has it; a stream has all of a link.
       before: seconds that a sender works for it.
       after: seconds that a receiver then works on it.
     """
@@ -29,8 +32,13 @@ class Round(NamedTuple):
     senders: np.ndarray
     receivers: np.ndarray
     bytes: float
+    kind: Kind = "stream"
     before: float = 0.0
     after: float = 0.0
+
+    def share(self, shares: Shares) -> float:
+        """Of a link's bandwidth."""
+        return 1.0 if self.kind == "stream" else getattr(shares, self.kind)
 
 
 class Work(NamedTuple):
@@ -61,31 +69,36 @@ def rounds(
     return _ROUNDS[algorithm](p, n, codec, work)
 
 
+def _psum(p: int, n: int, codec: Codec | None, work: Work) -> Iterator[Round]:
+    return _hops(p, Piece.of(n, p, codec), work, "stream")
+
+
 def _ring(p: int, n: int, codec: Codec | None, work: Work) -> Iterator[Round]:
-    piece, every = Piece.of(n, p, codec), np.arange(p)
+    kind: Kind = "pair" if p == 2 else "shift"
+    return _hops(p, Piece.of(n, p, codec), work, kind)
+
+
+def _hops(p: int, piece: Piece, work: Work, kind: Kind) -> Iterator[Round]:
+    every = np.arange(p)
+    before = work.encode(piece.coded)
     after = work.decode(piece.coded) + work.add(piece.bytes)
     for _ in range(p - 1):
-        before = work.encode(piece.coded)
-        yield Round(every, (every + 1) % p, piece.payload, before, after)
-    yield from _gather(p, piece, work, 1)
+        yield Round(every, (every + 1) % p, piece.payload, kind, before, after)
+    yield _local(p, before=before)
+    for _ in range(p - 1):
+        yield Round(every, (every + 1) % p, piece.payload, kind)
+    yield _local(p, before=p * work.decode(piece.coded))
 
 
 def _two_shot(p: int, n: int, codec: Codec | None, work: Work) -> Iterator[Round]:
     piece, every = Piece.of(n, p, codec), np.arange(p)
     yield _local(p, before=p * work.encode(piece.coded))
     for distance in range(1, p):
-        yield Round(every, (every + distance) % p, piece.payload)
+        yield Round(every, (every + distance) % p, piece.payload, "shuffle")
     sums = p * work.decode(piece.coded) + (p - 1) * work.add(piece.bytes)
-    yield _local(p, before=sums)
-    yield from _gather(p, piece, work, None)
-
-
-def _gather(p: int, piece: Piece, work: Work, to: int | None) -> Iterator[Round]:
-    """Each gives its piece to all, directly or passed on to the next."""
-    every = np.arange(p)
-    yield _local(p, before=work.encode(piece.coded))
+    yield _local(p, before=sums + work.encode(piece.coded))
     for distance in range(1, p):
-        yield Round(every, (every + (to or distance)) % p, piece.payload)
+        yield Round(every, (every + distance) % p, piece.payload)
     yield _local(p, before=p * work.decode(piece.coded))
 
 
@@ -97,14 +110,14 @@ def _halving_doubling(
     after = work.decode(piece.coded) + work.add(piece.bytes)
     if rest.size:
         before = q * work.encode(piece.coded)
-        yield Round(rest, rest - q, q * piece.payload, before, q * after)
+        yield Round(rest, rest - q, q * piece.payload, "stream", before, q * after)
     distances = [1 << i for i in range(q.bit_length() - 1)]
     for d in reversed(distances):
         before = d * work.encode(piece.coded)
-        yield Round(some, some ^ d, d * piece.payload, before, d * after)
+        yield Round(some, some ^ d, d * piece.payload, "pair", before, d * after)
     yield _local(p, before=work.encode(piece.coded))
     for d in distances:
-        yield Round(some, some ^ d, d * piece.payload)
+        yield Round(some, some ^ d, d * piece.payload, "pair")
     if rest.size:
         yield Round(rest - q, rest, q * piece.payload)
     yield _local(p, before=q * work.decode(piece.coded))
@@ -115,8 +128,9 @@ def _tree(p: int, n: int, codec: Codec | None, work: Work) -> Iterator[Round]:
     encode, decode = work.encode(whole.coded), work.decode(whole.coded)
     distances = [1 << i for i in range((p - 1).bit_length())]
     pairs = [(low := np.arange(0, p - d, 2 * d), low + d) for d in distances]
+    after = decode + work.add(whole.bytes)
     for low, high in pairs:
-        yield Round(high, low, whole.payload, encode, decode + work.add(whole.bytes))
+        yield Round(high, low, whole.payload, "stream", encode, after)
     yield _local(p, before=encode)
     for low, high in reversed(pairs):
         yield Round(low, high, whole.payload)
@@ -139,11 +153,11 @@ def _parameter_server(
 
 def _local(p: int, before: float) -> Round:
     """Work of the first p devices, and no message."""
-    return Round(np.arange(p), np.zeros(0, int), 0.0, before)
+    return Round(np.arange(p), np.zeros(0, int), 0.0, before=before)
 
 
 _ROUNDS: dict[Algorithm, Callable[[int, int, Codec | None, Work], Iterator[Round]]] = {
-    "psum": _ring,
+    "psum": _psum,
     "ring": _ring,
     "two_shot": _two_shot,
     "halving_doubling": _halving_doubling,

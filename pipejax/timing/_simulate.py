@@ -181,24 +181,22 @@ class Network:
         link, inner = self._cluster.link, self._cluster.inner
         sources, targets = self._host[one.senders], self._host[one.receivers]
         outside = sources != targets
-        back = np.full(self._cluster.hosts * self._cluster.devices, -1)
-        back[one.senders] = one.receivers
-        slower = np.where(back[one.receivers] == one.senders, self._cluster.duplex, 1)
-        wire = one.bytes / link.bandwidth / slower
+        share = one.share(self._cluster.shares)
+        wire = one.bytes / link.bandwidth / share
         arrived = np.empty_like(ready)
         if inner is not None:
-            arrived[:] = ready + inner.latency + one.bytes / inner.bandwidth
+            arrived[:] = ready + inner.latency + one.bytes / inner.bandwidth / share
         where = np.flatnonzero(outside)
         if self._cluster.devices == 1:
             source, target = sources[where], targets[where]
             begin = np.maximum(self._out[source], self._in[target])
-            done = np.maximum(begin, ready[where]) + wire[where]
+            done = np.maximum(begin, ready[where]) + wire
             self._out[source] = self._in[target] = done
             arrived[where] = done + link.latency
             return arrived
         for i in where[np.argsort(ready[where], kind="stable")]:
             source, target = sources[i], targets[i]
-            done = max(ready[i], self._out[source], self._in[target]) + wire[i]
+            done = max(ready[i], self._out[source], self._in[target]) + wire
             self._out[source] = self._in[target] = done
             arrived[i] = done + link.latency
         return arrived

@@ -1,7 +1,7 @@
-"""Exchanges measured on a mesh: each alone, all in turn."""
+"""Programs measured on a mesh: each alone, all in turn."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -32,8 +32,7 @@ def exchange_times(
 ) -> dict[str, list[float]]:
     """Seconds until all devices are done, by round; in each round all run in turn.
 
-    In a run of several processes, all must call it. Before each there is a barrier, so
-    that nobody begins while others are still at the one before.
+    In a run of several processes, all must call it.
 
     Args:
       mesh: over all of whose axes is summed.
@@ -41,9 +40,21 @@ def exchange_times(
       rounds: how often.
     """
     programs = {name: Program(mesh, case) for name, case in cases.items()}
+    return in_turn(mesh, programs, rounds)
+
+
+def in_turn(
+    mesh: Mesh, programs: Mapping[str, Callable[[], Any]], rounds: int
+) -> dict[str, list[float]]:
+    """Seconds of what returns when it is done: until it is on all processes, by round.
+
+    Each is called once before. Before each turn there is a barrier, so that nobody
+    begins while others are still at the one before, and all that share a core do.
+    """
     barrier = Program(mesh, Case(psum(), 1))
-    for program in (barrier, *programs.values()):
-        program()  # compile
+    barrier()  # compiles
+    for program in programs.values():
+        program()
     times: dict[str, list[float]] = {name: [] for name in programs}
     for _ in range(rounds):
         for name, program in programs.items():

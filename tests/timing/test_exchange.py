@@ -19,6 +19,7 @@ from pipejax.timing import (
     CodecSpeed,
     Counts,
     Link,
+    Shares,
     duration,
     flat,
     hierarchical,
@@ -144,22 +145,20 @@ def test_what_crosses_where_nobody_knows_of_hosts():
     ("algorithm", "p", "factor"),
     [
         ("psum", 2, 1),  # the backend's own
-        ("ring", 2, 2),
-        ("ring", 4, 1),
-        ("two_shot", 2, 2),
-        ("two_shot", 4, 4 / 3),
-        ("two_shot", 3, 1),
+        ("ring", 2, 2),  # the next is the one before
+        ("ring", 4, 1.25),
+        ("two_shot", 2, 2.5),
+        ("two_shot", 3, 2.5),  # half of it four times, half as it is
         ("halving_doubling", 8, 2),
+        ("halving_doubling", 5, 10 / 7),  # of 14 payloads 8 to and from the fifth
         ("tree", 4, 1),
         ("parameter_server", 4, 1),
     ],
 )
-def test_where_both_send_to_each_other_a_half_duplex_link_takes_longer(
-    algorithm, p, factor
-):
-    full, half = cluster(p), cluster(p, duplex=0.5)
-    exchange = flat(full, algorithm, 2**10 * 105)
-    found = duration(half, exchange).wire / duration(full, exchange).wire
+def test_who_sends_and_receives_at_once_has_a_share_of_the_link(algorithm, p, factor):
+    exchange = flat(cluster(p), algorithm, 2**10 * 105)
+    some = cluster(p, shares=Shares(pair=1 / 2, shift=4 / 5, shuffle=1 / 4))
+    found = duration(some, exchange).wire / duration(cluster(p), exchange).wire
     assert math.isclose(found, factor)
 
 
@@ -187,8 +186,9 @@ def test_leaves_one_by_one_cost_a_latency_each():
         (lambda: Cluster(2, SLOW, devices=0), "`devices` must be a whole number"),
         (lambda: Cluster(2, SLOW, devices=2), "`inner` must say what joins the"),
         (lambda: Cluster(2, SLOW, reduction=0), "`reduction` must be bytes a second"),
-        (lambda: Cluster(2, SLOW, duplex=0.4), "`duplex` must be from 0.5 to 1, got"),
-        (lambda: Cluster(2, SLOW, duplex=True), "`duplex` must be from 0.5 to 1"),
+        (lambda: Shares(pair=0), "`pair` must be a share of the bandwidth, above 0"),
+        (lambda: Shares(shift=1.1), "`shift` must be a share of the bandwidth"),
+        (lambda: Shares(shuffle=True), "`shuffle` must be a share of the bandwidth"),
         (lambda: Cluster(2, SLOW, synchronisation=-1), "`synchronisation` must be"),
         (lambda: flat(HOSTS, "rings", 4), "`algorithm` must be one of psum, ring"),
         (

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pipejax import codecs, timing
-from pipejax.timing import FORMS, Cluster, CodecSpeed, Link, Workload
+from pipejax.timing import FORMS, Cluster, CodecSpeed, Link, Shares, Workload
 
 INT8 = codecs.int8()
 
@@ -31,15 +31,13 @@ def exchange_seconds(where, work):
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 7, 8, 64])
 @pytest.mark.parametrize("algorithm", FORMS)
 @pytest.mark.parametrize("codec", [None, "int8"])
-@pytest.mark.parametrize("duplex", [1.0, 0.5])
-def test_exchanges_take_what_the_closed_form_says(algorithm, codec, p, duplex):
+@pytest.mark.parametrize("shares", [Shares(), Shares(0.5, 0.8, 0.7)])
+def test_exchanges_take_what_the_closed_form_says(algorithm, codec, p, shares):
     """Where hosts are alike; p divides n, for a psum that does not say how it cuts."""
     if algorithm == "psum" and codec:
         return
     work = Workload(0.0, 64 * 64 * 105, algorithm, codec and INT8, codec)
-    if algorithm == "psum" and p == 2 and duplex < 1:
-        return  # simulated as a ring of ours, which a backend's need not be
-    where = cluster(p, duplex=duplex)
+    where = cluster(p, shares=shares)
     found = timing.simulate(where, work, width=1).exchanged[0].max()
     wanted = exchange_seconds(where, work)
     if algorithm == "tree" and p & (p - 1):
