@@ -5,8 +5,10 @@ points in the end, and any accuracy on the way sooner than D-Sync, a parameter s
 and PyTorch's DDP. Three seeds.
 
 MNIST, an MLP; CIFAR-10, re-encoded as JPEG where that is what there is, a small CNN;
-AdamW, the same steps for everyone, of the same batches. Parameters are copied at even
-intervals and tested when the run is over, so that the clock sees nothing but training.
+AdamW, its learning rate along a cosine to 0, the same steps for everyone, of the same
+batches. Parameters are copied at even intervals and tested when the run is over, so
+that the clock sees nothing but training. The first host's worker copies them; with
+PS-Async it sits beside the server and is done first, and the last copy is when all are.
 
 Command: python -m experiments.time_to_accuracy --data-dir ~/tensorflow_datasets
 Time: about two hours on 2 cores.
@@ -117,11 +119,9 @@ def run(config: Config) -> None:
     """Trains by every method in turn; the first host tests what it copied."""
     assert config.on_host is not None
     race, (seed,) = RACES[config.on_host], config.seeds
-    race = dataclasses.replace(
-        race,
-        problem=dataclasses.replace(race.problem, seed=seed),
-        steps=config.steps or race.steps,
-    )
+    steps = config.steps or race.steps
+    problem = dataclasses.replace(race.problem, seed=seed, steps=steps)
+    race = dataclasses.replace(race, problem=problem, steps=steps)
     rank = member.join()
     dataset = data.load(race.data, data_dir=config.data_dir)
     test = task.make_test(race.problem.net)
@@ -168,6 +168,7 @@ def trained(
             start = time.perf_counter()
         if step == race.steps:
             method.finish()
+            member.barrier()  # for PS-Async, whose workers wait for nobody
         if step % every == 0 or step == race.steps:
             copies.append(jax.device_get(method.params()))
             seconds.append(time.perf_counter() - start)

@@ -52,6 +52,11 @@ class DDP(Method):
             weight_decay=problem.weight_decay,
             fused=True,
         )
+        self._schedule: Any = None
+        if problem.steps is not None:
+            self._schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
+                self._optimizer, problem.steps
+            )
 
     def step(self, batch: Batch) -> None:
         """Forward, backward with the exchange beside it, update."""
@@ -67,6 +72,8 @@ class DDP(Method):
     def _descend(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         functional.cross_entropy(self._model(images), labels).backward()
         self._optimizer.step()
+        if self._schedule is not None:
+            self._schedule.step()
 
     def params(self) -> Any:
         """By Flax's names and in its layouts."""

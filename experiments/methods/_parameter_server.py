@@ -8,6 +8,7 @@ gradients and the parameters of all others.
 Reference: Dean et al., Large scale distributed deep networks, 2012
 """
 
+import dataclasses
 import os
 import socket
 import threading
@@ -40,6 +41,9 @@ class AsynchronousServer(Method):
         self._gradient = jax.jit(jax.grad(loss))
         self._server = None
         if os.environ["RANK"] == "0":
+            if problem.steps is not None:  # of each worker
+                updates = problem.steps * int(os.environ["WORLD_SIZE"])
+                problem = dataclasses.replace(problem, steps=updates)
             self._server = _Server(flat, problem.optimizer, place)
         self._link = _connect(place)
 
@@ -50,7 +54,9 @@ class AsynchronousServer(Method):
         _receive(self._link, self._flat)
 
     def params(self) -> Any:
-        """As the server last sent them."""
+        """The server's, where it is here; elsewhere as it last sent them."""
+        if self._server is not None:
+            return self._unravel(self._server.params)
         return self._unravel(self._flat.copy())
 
     def close(self) -> None:
@@ -94,6 +100,11 @@ class _Server:
                     # JAX may still read `gradient`, which the next one overwrites.
                     self._params, self._state = jax.block_until_ready((params, state))
                 worker.sendall(np.asarray(params).data.cast("B"))
+
+    @property
+    def params(self) -> jax.Array:
+        """After the last gradient that came."""
+        return self._params
 
     def close(self) -> None:
         for thread in self._threads:

@@ -27,7 +27,9 @@ class Problem:
     batch_size: int = 64
     """Examples of each host in a step."""
     learning_rate: float = 1e-3
-    """Of AdamW."""
+    """Of AdamW, at the start."""
+    steps: int | None = None
+    """In which it falls to 0 along half a cosine; by default it stays."""
     weight_decay: float = 1e-4
     """Decoupled."""
     seed: int = 0
@@ -72,7 +74,10 @@ class Problem:
     @property
     def optimizer(self) -> optax.GradientTransformation:
         """AdamW."""
-        return optax.adamw(self.learning_rate, weight_decay=self.weight_decay)
+        rate: optax.ScalarOrSchedule = self.learning_rate
+        if self.steps is not None:
+            rate = optax.cosine_decay_schedule(rate, self.steps)
+        return optax.adamw(rate, weight_decay=self.weight_decay)
 
     def random_batch(self, host: int) -> Batch:
         """A batch in which there is nothing to learn, for a clock."""

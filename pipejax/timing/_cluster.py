@@ -52,8 +52,8 @@ class CodecSpeed:
 class Shares:
     """Of a link's bandwidth in one direction, what devices get that also receive.
 
-    All 1 where the two directions know nothing of each other. Gloo, behind JAX on CPUs,
-    sends a message before it receives one, so that pairs come to 1/2.
+    All 1 where the two directions know nothing of each other. With Gloo, behind JAX on
+    CPUs, of a pair one waits for the other: some 1/2.
 
     Attributes:
       pair: two devices send to each other.

@@ -42,10 +42,22 @@ def test_a_server_applies_each_gradient_as_it_comes(port, monkeypatch):
         stale = gradient(known[host], batches[host])
         updates, state = tx.update(stale, state, params)
         params = known[host] = optax.apply_updates(params, updates)
-    for worker, wanted in zip((first, second), known, strict=True):
-        chex.assert_trees_all_close(worker.params(), wanted, rtol=1e-4, atol=1e-6)
+    for worker in (first, second):  # beside the server, and the last to be sent them
+        chex.assert_trees_all_close(worker.params(), params, rtol=1e-4, atol=1e-6)
     second.close()
     first.close()
+
+
+def test_the_learning_rate_falls_to_zero():
+    tx = Problem("mlp", steps=4).optimizer
+    params = gradient = {"w": np.ones(3, np.float32)}
+    state, sizes = tx.init(params), []
+    for _ in range(5):
+        updates, state = tx.update(gradient, state, params)
+        sizes.append(float(np.abs(updates["w"]).max()))
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[2] == pytest.approx(sizes[0] / 2, rel=1e-3)  # half of the way
+    assert sizes[4] == 0
 
 
 @pytest.mark.parametrize("model", ["mlp", "wide_mlp", "cnn", "resnet18"])
