@@ -21,10 +21,17 @@ class Pipejax(Method):
             problem.optimizer,
             mesh=pj.data_mesh(),
             width=width,
+            warmup_steps=(warmup := problem.warmup if width > 1 else 0),
             all_reduce=all_reduce,
             donate=True,
         )
         self.state = self.train.init(problem.init())
+        if warmup:  # a second program, to be compiled before anybody's clock runs
+            batch = problem.random_batch(jax.process_index())
+            for _ in range(warmup + 1):
+                self.step(batch)
+            self.finish()
+            self.state = self.train.init(problem.init())
 
     def step(self, batch: Batch) -> None:
         """Dispatches it; with the host executor, waits for the sum that is due."""

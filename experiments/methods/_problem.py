@@ -32,6 +32,8 @@ class Problem:
     """In which it falls to 0 along half a cosine; by default it stays."""
     weight_decay: float = 1e-4
     """Decoupled."""
+    warmup: int = 0
+    """Steps with which Pipe-SGD begins, synchronously."""
     seed: int = 0
     """Of the parameters and the order of the data."""
 
