@@ -65,8 +65,8 @@ def main(config: Config) -> None:
             *("--elements", str(config.elements), "--rounds", str(config.rounds)),
         ]
         network = cluster.Network.of(hosts, (rate,))
-        found = cluster.ask(network, "experiments.prediction", flags)
-        cells.append({"hosts": hosts, "rate": rate, **found})
+        answer = cluster.ask(network, "experiments.prediction", flags)
+        cells.append({"hosts": hosts, "rate": rate, **answer})
         show(cells[-1])
         summary = dict(zip(("median", "worst"), errors(cells), strict=True))
         report.save(
@@ -76,6 +76,8 @@ def main(config: Config) -> None:
             absolute_error=summary,
             cells=cells,
         )
+    table = report.table("measured, ms (error)", rows(cells))
+    Console(width=30 + 24 * len(cells)).print(table)
     median, worst = summary.values()
     Console().print(f"all: median error {median:.0%}, worst {worst:.0%}")
     picture(cells, config.plot)

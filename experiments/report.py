@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 import jax
+from rich.table import Table
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 
@@ -35,6 +36,15 @@ def save(path: pathlib.Path, *, seed: int, **figures: Any) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def table(title: str, rows: list[list[str]]) -> Table:
+    """To be printed; the first row is of the columns' titles."""
+    titles, *found = rows
+    printed = Table(*titles, title=title)
+    for row in found:
+        printed.add_row(*row)
+    return printed
 
 
 def settings(config: Any) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from typing import Any
 import jax
 import tyro
 from rich.console import Console
-from rich.table import Table
 
 from pipejax.picture import new_figure
 
@@ -205,12 +204,8 @@ def rows(race: dict[str, Any]) -> list[list[str]]:
 
 def show(race: dict[str, Any]) -> None:
     """Prints what a race came to so far."""
-    titles, *found = rows(race)
-    name = f"{race['data']}, {race['rate']}, {len(race['runs'])} seeds"
-    table = Table(*titles, title=name)
-    for row in found:
-        table.add_row(*row)
-    Console(width=110).print(table)
+    title = f"{race['data']}, {race['rate']}, {len(race['runs'])} seeds"
+    Console(width=110).print(report.table(title, rows(race)))
 
 
 def first(row: dict[str, Any], goal: float) -> float | None:

@@ -225,7 +225,7 @@ def core_speeds(
     By a device of each host, all hosts at once; of vectors of about so many elements.
     """
     x = jnp.arange(elements, dtype=jnp.float32)
-    work = {"add": _call(jnp.add, x, x)}
+    work, sizes = {"add": _call(jnp.add, x, x)}, {"add": elements}
     for name, codec in codecs.items():
         n = codec.multiple * max(1, elements // codec.multiple)
         x = jax.random.normal(jax.random.key(0), (n,))
@@ -233,8 +233,9 @@ def core_speeds(
         payload, _ = codec.encode(x, state)
         work[f"encode {name}"] = _call(codec.encode, x, state)
         work[f"decode {name}"] = _call(partial(codec.decode, n=n), payload)
+        sizes |= {f"encode {name}": n, f"decode {name}": n}
     times = in_turn(mesh, work, rounds)
-    speed = {key: FLOAT32 * elements / statistics.median(t) for key, t in times.items()}
+    speed = {k: FLOAT32 * n / statistics.median(times[k]) for k, n in sizes.items()}
     return speed["add"], {
         name: CodecSpeed(speed[f"encode {name}"], speed[f"decode {name}"])
         for name in codecs

@@ -83,13 +83,13 @@ def test_on_a_cluster(tmp_path):
     out = tmp_path / "cluster.json"
     command = [sys.executable, "-m", "pipejax.cli", "calibrate", "--out", str(out)]
     code, hosts, said = run(
-        *("--hosts", "2", "--rate", "200mbit"),
+        *("--hosts", "2", "--rate", "100mbit"),
         command=[*command, "--rounds", "3", "--codecs", "int8"],
     )
     assert code == 0, (said, hosts)
     found = timing.from_json(json.loads(out.read_text()))
     assert found.hosts == 2
-    rate = cluster.bits_per_second("200mbit") / 8
+    rate = cluster.bits_per_second("100mbit") / 8
     assert rate / 3 < found.link.bandwidth < 3 * rate
     assert 0 < found.codec("int8").encode < math.inf
     assert any("measured" in line for line in hosts["host0"])
