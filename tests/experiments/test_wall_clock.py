@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from experiments import speedup
+from experiments import report, speedup, time_to_accuracy
 
 from .test_cluster import needs_namespaces, run
 from .test_data import REAL
@@ -106,13 +106,29 @@ def test_time_to_accuracy(tmp_path):
     names = ("PS-Async", "D-Sync", "Pipe-SGD, int8", "DDP")
     printed = experiment(
         "time_to_accuracy",
-        *("--races", "0", "--seeds", "0", "--steps", "20", "--tests", "2"),
+        *("--seeds", "0", "--steps", "20", "--tests", "2"),
         *("--methods", *names, "--data-dir", str(REAL)),
         *("--out", str(out), "--plot", str(plot)),
     )
     assert "final accuracy" in printed
-    runs = json.loads(out.read_text())["races"][0]["runs"]["0"]
+    runs = json.loads(out.read_text())["runs"]["0"]
     for name in names[:3]:
         assert runs[name]["seconds"] == sorted(runs[name]["seconds"])
         assert runs[name]["accuracy"][-1] > 0.3
     assert plot.exists()
+
+
+def test_a_race_that_was_broken_off_goes_on(tmp_path, monkeypatch):
+    """With the seeds it has, if they are of the same commit and settings."""
+    out, runs = tmp_path / "race.json", {"0": {"D-Sync": {}}}
+    settings = {"steps": 20, "methods": ("D-Sync",)}
+    assert time_to_accuracy.begun(out, settings) == {}
+    monkeypatch.setattr(report, "commit", lambda: "one")
+    report.save(out, seed=0, **settings, runs=runs)
+    assert time_to_accuracy.begun(out, settings) == runs
+    assert time_to_accuracy.begun(out, {**settings, "steps": 21}) == {}
+    monkeypatch.setattr(report, "commit", lambda: "two")
+    assert time_to_accuracy.begun(out, settings) == {}
+    monkeypatch.setattr(report, "commit", lambda: "one-dirty")
+    report.save(out, seed=0, **settings, runs=runs)
+    assert time_to_accuracy.begun(out, settings) == {}
