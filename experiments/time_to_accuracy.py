@@ -240,7 +240,7 @@ def first(row: dict[str, Any], goal: float) -> float | None:
 
 
 def picture(race: dict[str, Any], path: pathlib.Path) -> None:
-    """Accuracy over seconds, a line a method and seed."""
+    """Test error over seconds, a line a method and seed."""
     figure = new_figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot()
     for seed, run in enumerate(race["runs"].values()):
@@ -248,15 +248,16 @@ def picture(race: dict[str, Any], path: pathlib.Path) -> None:
             if "seconds" in row:
                 axes.plot(
                     row["seconds"],
-                    row["accuracy"],
+                    [1 - accuracy for accuracy in row["accuracy"]],
                     color=f"C{place}",
                     linewidth=1,
                     label=None if seed else name,
                 )
     axes.set(
         xscale="log",
+        yscale="log",
         xlabel="seconds",
-        ylabel="test accuracy",
+        ylabel="test error",
         title=f"{race['data']}, {race['rate']}",
     )
     axes.grid(alpha=0.3, which="both")

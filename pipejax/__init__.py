@@ -2,7 +2,10 @@
 
 from . import codecs as codecs
 from . import collectives as collectives
+from . import corrections as corrections
 from . import overlap as overlap
+from . import problems as problems
+from . import stability as stability
 from . import timing as timing
 from . import transforms as transforms
 from .executors import compiler_options as compiler_options

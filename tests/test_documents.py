@@ -11,6 +11,7 @@ import sys
 import pytest
 
 import pipejax as pj
+from experiments import time_to_accuracy
 from pipejax import codecs
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -52,11 +53,17 @@ def documented():
     return set(re.findall(r"^\| `([\w.]+)`", (ROOT / "docs/api.md").read_text(), re.M))
 
 
+MODULES = [
+    *("codecs", "collectives", "corrections", "overlap"),
+    *("problems", "stability", "timing", "transforms"),
+]
+
+
 def public():
     """Names in `pj`, and in the modules that it offers."""
     files = {p.stem for p in (ROOT / "pipejax").iterdir()}
     names = {name for name in vars(pj) if not name.startswith("_")} - files
-    for module in ("codecs", "collectives", "overlap", "timing", "transforms"):
+    for module in MODULES:
         inside = vars(getattr(pj, module))
         names |= {f"{module}.{name}" for name in inside if not name.startswith("_")}
     return {f"pj.{name}" for name in names}
@@ -228,6 +235,12 @@ def rows_of_speedup():
         yield f"| {title} | " + " | ".join(cells) + " |"
 
 
+def rows_of_time_to_accuracy():
+    for path in (ROOT / "experiments/results").glob("time_to_accuracy_*.json"):
+        for cells in time_to_accuracy.rows(json.loads(path.read_text())):
+            yield f"| {' | '.join(cells)} |"
+
+
 @pytest.mark.parametrize(
     ("path", "rows"),
     [
@@ -235,6 +248,7 @@ def rows_of_speedup():
         ("README.md", rows_of_overhead),
         ("README.md", rows_of_overlap),
         ("README.md", rows_of_speedup),
+        ("README.md", rows_of_time_to_accuracy),
         ("docs/compression.md", rows_of_wire),
         ("docs/compression.md", rows_of_codecs),
         ("docs/compression.md", rows_of_levels),

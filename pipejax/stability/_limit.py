@@ -1,0 +1,164 @@
+"""The largest stable curvature or learning rate, by the roots of a polynomial.
+
+A root leaves the unit circle at curvature `lambda` where `p(z) + lambda q(z) = 0` with
+`|z| = 1`, so where `-p(z) / q(z)` is real. On the circle the conjugate of `p(z)` is
+`p(1 / z)`, and "is real" is a polynomial's being zero:
+
+  `p(z) q(1/z) - p(1/z) q(z) = 0`
+
+Its roots on the circle give every curvature at which stability may change; the first at
+which it does is the limit. No search, no tolerance on the answer.
+"""
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import optax
+from scipy.optimize import newton
+
+from pipejax.train_step import check_width
+
+from ._linear import linear_update
+from ._loop import Loop, loop
+
+Optimizer = Callable[[float], optax.GradientTransformation]
+
+
+def spectral_radius(
+    tx: optax.GradientTransformation, width: int, curvature: float
+) -> float:
+    """By what factor a step at most multiplies the distance to the optimum, in the end.
+
+    Of `w[t] = w[t-1] - u(g[t-K])`, `g[t] = curvature w[t]`: the largest absolute root
+    of the characteristic polynomial.
+
+    Args:
+      tx: a linear Optax transformation.
+      width: pipeline width K.
+      curvature: second derivative of the loss, at least 0.
+
+    Returns:
+      Below 1 the recursion converges, above it diverges.
+
+    Raises:
+      ValueError: if `tx` is not linear, or another argument breaks its rule.
+
+    >>> import optax, pipejax as pj
+    >>> f"{pj.stability.spectral_radius(optax.sgd(0.1), 2, curvature=5.0):.3f}"
+    '0.707'
+    """
+    if not curvature >= 0:
+        raise ValueError(
+            f"`curvature` must be a number of at least 0, got {curvature!r}. A"
+            " direction that curves down has no optimum to be stable about."
+        )
+    return _radius(loop(linear_update(tx), check_width(width)), curvature)
+
+
+def max_curvature(tx: optax.GradientTransformation, width: int) -> float:
+    """The curvature below which every quadratic is stable at this width.
+
+    Args:
+      tx: a linear Optax transformation, its learning rate included.
+      width: pipeline width K.
+
+    Returns:
+      The limit of the largest eigenvalue of the Hessian; infinite if there is none, 0
+      if no curvature is stable.
+
+    Raises:
+      ValueError: if `tx` is not linear, or `width` is not at least 1.
+
+    >>> import optax, pipejax as pj
+    >>> tx = optax.sgd(0.1, momentum=0.9)
+    >>> for width in (1, 2, 3):
+    ...     print(f"{pj.stability.max_curvature(tx, width):.2f}")
+    38.00
+    1.00
+    0.51
+    """
+    return _limit(loop(linear_update(tx), check_width(width)))
+
+
+def max_learning_rate(
+    optimizer: Optimizer, width: int, *, curvature: float = 1.0
+) -> float:
+    """The learning rate below which a loss of this curvature is stable at this width.
+
+    For SGD `2 sin(pi / (4 K - 2)) / curvature`; for heavy-ball `2 (1 + mu) / curvature`
+    at K=1 and `(1 - mu) / curvature` at K=2.
+
+    Args:
+      optimizer: from a learning rate to a linear Optax transformation whose updates are
+        proportional to it: `functools.partial(optax.sgd, momentum=0.9)`.
+      width: pipeline width K.
+      curvature: the largest eigenvalue of the loss's Hessian, above 0. That of a
+        network grows in training until it meets the limit (Cohen et al. 2021,
+        https://arxiv.org/abs/2103.00065): measure it, or compare two widths at 1.
+
+    Returns:
+      The limit, in the units of `optimizer`'s argument.
+
+    Raises:
+      ValueError: if `optimizer` is not linear or not proportional to its learning rate,
+        or another argument breaks its rule.
+
+    >>> import functools, optax, pipejax as pj
+    >>> momentum = functools.partial(optax.sgd, momentum=0.9)
+    >>> for width in (1, 2):
+    ...     print(f"{pj.stability.max_learning_rate(momentum, width):.2f}")
+    3.80
+    0.10
+    """
+    if not curvature > 0:
+        raise ValueError(
+            f"`curvature` must be a number above 0, got {curvature!r}: the largest"
+            " eigenvalue of the loss's Hessian, or 1 to compare widths."
+        )
+    limit, half = (max_curvature(optimizer(rate), width) for rate in (1.0, 0.5))
+    if not np.isclose(half, 2 * limit, rtol=1e-6):
+        raise ValueError(
+            "`optimizer` must give updates proportional to its learning rate; got one"
+            f" stable up to curvature {limit:.6g} at 1 and {half:.6g} at 0.5. Ask"
+            " pj.stability.max_curvature about the transformation itself."
+        )
+    return limit / curvature
+
+
+def _limit(of: Loop) -> float:
+    edges = [0.0, *_crossings(of)]
+    # Between two edges stability is the same, so one point tells of all.
+    between = [(low + high) / 2 for low, high in itertools.pairwise(edges)]
+    beyond = 2 * edges[-1] + 1
+    for low, point in zip(edges, [*between, beyond], strict=True):
+        if _radius(of, point) > 1:
+            return low
+    return np.inf
+
+
+def _crossings(of: Loop) -> list[float]:
+    """Every curvature above 0 at which a root is on the unit circle, ascending."""
+    p, q = of.polynomials()
+
+    def imaginary(angle: float) -> float:
+        z = np.exp(1j * angle)
+        return float(np.imag(np.polyval(p, z) * np.conj(np.polyval(q, z))))
+
+    roots = np.roots(np.polysub(np.polymul(p, q[::-1]), np.polymul(p[::-1], q)))
+    # Roots that lie close together are found to few digits: they are polished below.
+    # One too many, from off the circle, adds an edge at which nothing changes.
+    angles = np.abs(np.angle(roots[np.abs(np.abs(roots) - 1) < 1e-2]))
+    inner = angles[(angles > 1e-6) & (angles < np.pi - 1e-6)]
+    polished = [newton(imaginary, x, x1=x * (1 + 1e-4), disp=False) for x in inner]
+    z = np.append(np.exp(1j * np.array(polished)), -1)
+    numerator, denominator = np.polyval(p, z), np.polyval(q, z)
+    meets = np.abs(denominator) > 1e-12
+    curvatures = np.sort(np.real(-numerator[meets] / denominator[meets]))
+    # A root and its conjugate give one edge, twice.
+    apart = np.diff(curvatures, prepend=0.0) > 1e-6 * np.abs(curvatures)
+    return [float(x) for x in curvatures[apart & (curvatures > 1e-9)]]
+
+
+def _radius(of: Loop, curvature: float) -> float:
+    return float(np.abs(np.linalg.eigvals(of.matrix(curvature))).max())

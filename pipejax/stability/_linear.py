@@ -1,0 +1,97 @@
+"""An optimizer as a linear system, found by asking it.
+
+SGD, momentum, Nesterov, averages and filters of gradients, decoupled weight decay: of
+one parameter w, with g its gradient and s the floating leaves of the state, each is
+
+  `(s', w') = A (s, w) + b g`
+
+- SGD: no s; `w' = w - eta g`
+- heavy-ball: `m' = mu m + g`, `w' = w - eta (mu m + g)`
+
+Adam is not: it divides by what the gradients were.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.flatten_util import ravel_pytree
+
+_LATER = (
+    2**20
+)  # steps, after which bias corrections are over and schedules at their end
+
+
+class LinearUpdate(NamedTuple):
+    """`(s', w') = state (s, w) + gradient g`, for one parameter.
+
+    Attributes:
+      state: float64 [n + 1, n + 1], of the n numbers of the state and, last, w.
+      gradient: float64 [n + 1].
+    """
+
+    state: np.ndarray
+    gradient: np.ndarray
+
+
+def linear_update(tx: optax.GradientTransformation) -> LinearUpdate:
+    """The matrices of `tx`, from its derivatives.
+
+    Counters are set to a million steps.
+
+    Raises:
+      ValueError: if `tx` is not linear in state, parameter and gradient.
+    """
+    with jax.enable_x64(True):
+        w = jnp.zeros((), jnp.float64)
+        first, rebuild = _floating(tx.init(w))
+
+        def respond(x: jax.Array) -> jax.Array:
+            update, after = tx.update(x[-1], rebuild(x[:-2]), x[-2])
+            return jnp.concatenate([_floating(after)[0], (x[-2] + update)[None]])
+
+        points = np.random.default_rng(0).normal(size=(2, first.size + 2))
+        matrix, other = (np.asarray(jax.jacfwd(respond)(x)) for x in points)
+        at_point = np.asarray(respond(jnp.asarray(points[0])))
+    if not (_close(matrix, other) and _close(matrix @ points[0], at_point)):
+        raise ValueError(
+            "`tx` must be linear in its gradients, as SGD with momentum is; got one"
+            " that is not. Of Adam take the first moment alone,"
+            " optax.chain(optax.ema(b1, debias=False), optax.scale(-learning_rate)),"
+            " and the curvature of the loss over the square root of the second."
+        )
+    return LinearUpdate(matrix[:, :-1], matrix[:, -1])
+
+
+def _floating(state: Any) -> tuple[jax.Array, Any]:
+    """The floating leaves as one vector, and what puts such a vector back."""
+    leaves, structure = jax.tree.flatten(state)
+    floating = [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
+    vector, unravel = ravel_pytree(
+        [x for x, chosen in zip(leaves, floating, strict=True) if chosen]
+    )
+
+    def rebuild(vector: jax.Array) -> Any:
+        values = iter(unravel(vector.astype(vector_dtype)))
+        return jax.tree.unflatten(
+            structure,
+            [
+                next(values) if chosen else _later(x)
+                for x, chosen in zip(leaves, floating, strict=True)
+            ],
+        )
+
+    vector_dtype = vector.dtype
+    return vector.astype(jnp.float64), rebuild
+
+
+def _later(leaf: jax.Array) -> jax.Array:
+    """A counter, at a million."""
+    counts = jnp.issubdtype(leaf.dtype, jnp.integer)
+    return jnp.full_like(leaf, _LATER) if counts else leaf
+
+
+def _close(a: np.ndarray, b: np.ndarray) -> bool:
+    return bool(np.allclose(a, b, rtol=1e-5, atol=1e-7))

@@ -1,0 +1,74 @@
+"""The recursion of width K on a quadratic, as one matrix.
+
+With `lambda` the curvature, w the distance to the optimum, s the optimizer's state and
+`q` the K-1 gradients in flight, one step is `x' = (F + lambda G H) x` of
+`x = (s, w, q)`: `H x` is where the gradient is taken, `G` where it enters the queue.
+Since one number enters in one place, the characteristic polynomial is a straight line
+in the curvature, `p(z) + lambda q(z)`:
+
+- SGD, K=1: `z - 1 + eta lambda`
+- SGD, K=2: `z (z - 1) + eta lambda`
+- heavy-ball, K=2: `z (z - 1) (z - mu) + eta lambda z`
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ._linear import LinearUpdate
+
+
+class Loop(NamedTuple):
+    """`x' = (transition + curvature * enters * taken_at) x`, see above.
+
+    Attributes:
+      transition: F, [n, n].
+      enters: G, [n].
+      taken_at: H, [n].
+    """
+
+    transition: np.ndarray
+    enters: np.ndarray
+    taken_at: np.ndarray
+
+    def matrix(self, curvature: float) -> np.ndarray:
+        """One step at this curvature."""
+        return self.transition + curvature * np.outer(self.enters, self.taken_at)
+
+    def polynomials(self) -> tuple[np.ndarray, np.ndarray]:
+        """p and q of `p(z) + curvature q(z)`, of one length, highest power first."""
+        p = characteristic(self.transition)
+        return p, characteristic(self.matrix(1.0)) - p
+
+
+def loop(update: LinearUpdate, width: int) -> Loop:
+    """The loop of an optimizer at a width."""
+    inner, waiting = len(update.gradient), width - 1
+    size = inner + waiting
+    transition, enters, taken_at = (
+        np.zeros((size, size)),
+        np.zeros(size),
+        np.zeros(size),
+    )
+    transition[:inner, :inner] = update.state
+    taken_at[inner - 1] = 1
+    if waiting:
+        transition[:inner, inner] = update.gradient
+        transition[inner:-1, inner + 1 :] = np.eye(waiting - 1)
+        enters[-1] = 1
+    else:
+        enters[:] = update.gradient
+    return Loop(transition, enters, taken_at)
+
+
+def characteristic(matrix: np.ndarray) -> np.ndarray:
+    """The coefficients of `det(z - matrix)`, by Faddeev and LeVerrier.
+
+    From the matrix's own entries: eigenvalues that coincide, as those of a queue do,
+    lose half their digits.
+    """
+    coefficients, adjugate = [1.0], np.zeros_like(matrix)
+    for k in range(1, len(matrix) + 1):
+        adjugate = matrix @ adjugate + coefficients[-1] * np.eye(len(matrix))
+        coefficients.append(-float(np.trace(matrix @ adjugate)) / k)
+    return np.array(coefficients)

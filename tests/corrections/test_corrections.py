@@ -1,0 +1,173 @@
+"""Corrections as transformations: what they do to a sequence of gradients."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pipejax as pj
+from pipejax import corrections
+from pipejax.stability import max_learning_rate
+
+from ..helpers import assert_bits_equal, batches, init_params, loss_fn
+
+TREE = {"a": jnp.array([1.0, -2.0]), "b": jnp.array(3.0)}
+
+BY_WIDTH = {
+    "average": corrections.average_gradients,
+    "extrapolate": lambda width: corrections.extrapolate_updates(width - 1),
+    "staleness": corrections.scale_by_staleness,
+    "compensate": corrections.delay_compensation,
+}
+
+
+def outputs(tx, gradients, params=None):
+    """What `tx` makes of each gradient, applied to the parameters as it goes."""
+    params = jnp.float32(0) if params is None else params
+    state, found = tx.init(params), []
+    for gradient in gradients:
+        update, state = tx.update(jnp.float32(gradient), state, params)
+        params = params + update
+        found.append(float(update))
+    return found
+
+
+def test_average_is_over_what_there_is():
+    tx = corrections.average_gradients(3)
+    assert outputs(tx, [3, 6, 9, 12, 0]) == [3, 4.5, 6, 9, 7]
+
+
+def test_average_of_one_is_the_gradient():
+    assert outputs(corrections.average_gradients(1), [3, 6]) == [3, 6]
+
+
+def test_extrapolation_adds_what_the_guess_got_wrong():
+    tx = corrections.extrapolate_updates(2)
+    # d + 2 (d - the one before), 0 at first.
+    assert outputs(tx, [1, 1, 4, 0]) == [3, 1, 10, -8]
+
+
+def test_extrapolation_by_none_changes_nothing():
+    assert outputs(corrections.extrapolate_updates(0), [1, -5]) == [1, -5]
+
+
+def test_unextrapolated_parameters_are_those_of_the_plain_recursion():
+    """The parameters in the loop are `steps` updates ahead of the plain ones."""
+    tx = optax.chain(optax.sgd(0.1), corrections.extrapolate_updates(1.5))
+    x = y = TREE
+    state = tx.init(y)
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        g = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape)), TREE)
+        updates, state = tx.update(g, state, y)
+        y = optax.apply_updates(y, updates)
+        x = jax.tree.map(lambda x, g: x - 0.1 * g, x, g)
+        plain = corrections.unextrapolated(state, y)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), plain, x)
+        last = jax.tree.map(lambda x, g: x - 1.5 * 0.1 * g, x, g)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), y, last)
+
+
+def test_staleness_divides_by_the_width():
+    assert outputs(corrections.scale_by_staleness(4), [8, -4]) == [2, -1]
+
+
+def test_compensation_carries_a_gradient_of_a_known_curvature_over():
+    """With `g * g` for curvature: what the step adds is strength g^2 (w - v) / |g|."""
+    tx = corrections.delay_compensation(2, strength=0.5, decay=0.0, eps=1e-20)
+    state = tx.init(jnp.float32(1.0))
+    # The first gradient was taken where it is applied, the next one update earlier.
+    first, state = tx.update(jnp.float32(2.0), state, jnp.float32(1.0))
+    assert float(first) == 2.0
+    second, state = tx.update(jnp.float32(2.0), state, jnp.float32(4.0))
+    assert float(second) == pytest.approx(2.0 + 0.5 * 2.0 * (4.0 - 1.0), rel=1e-5)
+    third, state = tx.update(jnp.float32(-3.0), state, jnp.float32(5.0))
+    assert float(third) == pytest.approx(-3.0 + 0.5 * 3.0 * (5.0 - 4.0), rel=1e-5)
+
+
+def test_compensation_without_delay_changes_nothing():
+    tx = corrections.delay_compensation(1)
+    assert outputs(tx, [1, -5], jnp.float32(2)) == [1, -5]
+
+
+@pytest.mark.parametrize("name", BY_WIDTH)
+def test_state_keeps_its_form_and_a_train_step_takes_it(name):
+    tx = BY_WIDTH[name](2)
+    state = tx.init(TREE)
+    _, after = tx.update(TREE, state, TREE)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    assert [x.dtype for x in jax.tree.leaves(after)] == [
+        x.dtype for x in jax.tree.leaves(state)
+    ]
+    chained = optax.chain(tx, optax.sgd(0.05))
+    train = pj.make_train_step(loss_fn, chained, mesh=pj.data_mesh(2))
+    state = train.init(init_params())
+    for batch in batches(5):
+        state, info = train.step(state, batch)
+    assert np.isfinite(info.loss)
+
+
+@pytest.mark.parametrize("name", BY_WIDTH)
+def test_without_delay_nothing_is_corrected(name):
+    tx, params = BY_WIDTH[name](1), TREE
+    state = tx.init(params)
+    for scale in (1.0, -0.3):
+        gradient = jax.tree.map(lambda x, s=scale: s * x, TREE)
+        updates, state = tx.update(gradient, state, params)
+        assert_bits_equal(updates, gradient)
+        params = optax.apply_updates(params, updates)
+
+
+def predicted(steps):
+    return lambda rate: optax.chain(
+        optax.sgd(rate, momentum=0.9), corrections.extrapolate_updates(steps)
+    )
+
+
+def test_prediction_gives_back_part_of_the_stability():
+    """From 0.1 at width 2 to 0.27, of 3.8 at width 1."""
+    assert max_learning_rate(predicted(0), 2) == pytest.approx(0.1, rel=1e-5)
+    assert max_learning_rate(predicted(1), 2) == pytest.approx(0.270, rel=5e-3)
+
+
+def test_prediction_costs_plain_sgd_stability():
+    def family(rate):
+        return optax.chain(optax.sgd(rate), corrections.extrapolate_updates(1))
+
+    assert max_learning_rate(family, 2) == pytest.approx(0.618, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: corrections.average_gradients(0), "`count` must be an integer"),
+        (lambda: corrections.extrapolate_updates(-1), "`steps` must be a number of at"),
+        (lambda: corrections.scale_by_staleness(0), "`width` must be an integer"),
+        (lambda: corrections.delay_compensation(0), "`width` must be an integer"),
+        (
+            lambda: corrections.delay_compensation(2, strength=-1.0),
+            "`strength` must be a number of at least 0",
+        ),
+        (
+            lambda: corrections.delay_compensation(2, decay=1.0),
+            "`decay` must lie in",
+        ),
+        (lambda: corrections.delay_compensation(2, eps=0.0), "`eps` must be a number"),
+        (
+            lambda: corrections.unextrapolated(optax.sgd(0.1).init(TREE), TREE),
+            "must hold one ExtrapolateUpdatesState, got 0",
+        ),
+    ],
+)
+def test_bad_input_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_compensation_asks_for_parameters():
+    tx = corrections.delay_compensation(2)
+    with pytest.raises(ValueError, match="`params` must be given"):
+        tx.update(TREE, tx.init(TREE))

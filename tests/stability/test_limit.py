@@ -1,0 +1,177 @@
+"""Limits of stability: closed forms, and the real train step on a quadratic."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+
+import pipejax as pj
+from pipejax.stability import max_curvature, max_learning_rate, spectral_radius
+
+sgd = optax.sgd
+heavy_ball = functools.partial(optax.sgd, momentum=0.9)
+gentle = functools.partial(optax.sgd, momentum=0.5)
+nesterov = functools.partial(optax.sgd, momentum=0.9, nesterov=True)
+
+
+def averaged(rate):
+    return optax.chain(optax.ema(0.9, debias=True), optax.scale(-rate))
+
+
+def decayed(rate):
+    return optax.chain(optax.add_decayed_weights(0.5), optax.sgd(rate))
+
+
+FAMILIES = {
+    "sgd": sgd,
+    "momentum 0.5": gentle,
+    "momentum 0.9": heavy_ball,
+    "nesterov": nesterov,
+    "average": averaged,
+}
+
+
+@pytest.mark.parametrize("width", range(1, 9))
+def test_sgd_has_a_closed_form(width):
+    # z^(K-1) (z - 1) = -x on the circle: roots leave it at the angle pi / (2 K - 1).
+    expected = 2 * np.sin(np.pi / (4 * width - 2))
+    assert max_learning_rate(sgd, width) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
+def test_heavy_ball_has_closed_forms(momentum):
+    family = functools.partial(optax.sgd, momentum=momentum)
+    assert max_learning_rate(family, 1) == pytest.approx(2 * (1 + momentum), rel=1e-6)
+    assert max_learning_rate(family, 2) == pytest.approx(1 - momentum, rel=1e-6)
+
+
+def test_nesterov_has_a_closed_form():
+    # At z = -1: 2 (1 + mu) = x (1 + 2 mu).
+    expected = 2 * 1.9 / 2.8
+    assert max_learning_rate(nesterov, 1) == pytest.approx(expected, rel=1e-6)
+    assert max_learning_rate(nesterov, 2) == pytest.approx(0.253, rel=2e-3)
+
+
+def test_curvature_and_learning_rate_trade_one_to_one():
+    assert max_learning_rate(heavy_ball, 2, curvature=20.0) == pytest.approx(0.005)
+    assert max_curvature(heavy_ball(0.005), 2) == pytest.approx(20.0, rel=1e-5)
+
+
+def test_weight_decay_is_curvature():
+    # w - eta (g + 0.5 w) is stable up to eta (lambda + 0.5) = 2.
+    assert max_curvature(decayed(0.1), 1) == pytest.approx(19.5)
+
+
+def test_no_step_is_always_stable():
+    assert max_curvature(optax.sgd(0.0), 2) == np.inf
+
+
+def test_a_step_uphill_never_is():
+    assert max_curvature(optax.sgd(-0.1), 2) == 0.0
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_radius_is_one_at_the_limit(name, width):
+    family = FAMILIES[name]
+    limit = max_curvature(family(1.0), width)
+    below, at, above = (
+        spectral_radius(family(1.0), width, factor * limit)
+        for factor in (0.99, 1.0, 1.01)
+    )
+    assert below < 1 < above
+    assert at == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_train_step_is_stable_to_the_third_digit(name, width):
+    """A thousandth below the limit a real run shrinks, a thousandth above it grows."""
+    tx = FAMILIES[name](0.1)
+    limit = max_curvature(tx, width)
+    below, above = growth(tx, width, [0.999 * limit, 1.001 * limit])
+    assert below < 0 < above
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_radius_is_the_rate_of_a_run(width):
+    tx = heavy_ball(0.1)
+    curvature = 0.7 * max_curvature(tx, width)
+    (rate,) = growth(tx, width, [curvature])
+    # Both windows hold some ten periods, of which a part is cut off.
+    expected = np.log(spectral_radius(tx, width, curvature))
+    assert rate == pytest.approx(expected, rel=0.05)
+
+
+def growth(tx, width, curvatures):
+    """Logarithm of what a step multiplies the parameter by, at each curvature.
+
+    By the root mean square of the second and the last quarter of a run: a short one, or
+    if that hardly changes anything a long one, in which others would underflow.
+    """
+
+    def loss_fn(w, batch):
+        return 0.5 * jnp.mean(batch) * w**2
+
+    train = pj.make_train_step(
+        loss_fn, tx, mesh=pj.data_mesh(1), width=width, executor="fused"
+    )
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def run(curvature, steps):
+        def step(state, _):
+            return train.step(state, curvature[None])[0], state.params
+
+        return lax.scan(step, train.init(jnp.float32(1)), length=steps)[1]
+
+    rates = []
+    for curvature in curvatures:
+        for steps in (400, 20_000):
+            path = np.asarray(run(jnp.float32(curvature), steps), np.float64)
+            size = np.sqrt(np.mean(path.reshape(4, -1) ** 2, axis=1))
+            change = np.log(size[3] / size[1])
+            if abs(change) > 1:
+                break
+        rates.append(change / (steps / 2))
+    return rates
+
+
+@pytest.mark.parametrize("tx", [optax.adam(1e-3), optax.sign_sgd(0.1)])
+def test_what_is_not_linear_is_refused(tx):
+    with pytest.raises(ValueError, match="must be linear in its gradients"):
+        max_curvature(tx, 2)
+
+
+def test_what_is_not_proportional_is_refused():
+    with pytest.raises(ValueError, match="proportional to its learning rate"):
+        max_learning_rate(lambda rate: optax.sgd(0.1 + rate), 2)
+
+
+@pytest.mark.parametrize("curvature", [0.0, -1.0, float("nan")])
+def test_curvature_must_be_above_zero(curvature):
+    with pytest.raises(ValueError, match="`curvature` must be a number above 0"):
+        max_learning_rate(sgd, 2, curvature=curvature)
+
+
+@pytest.mark.parametrize("curvature", [-1.0, float("nan")])
+def test_curvature_must_not_be_negative(curvature):
+    with pytest.raises(ValueError, match="`curvature` must be a number of at least 0"):
+        spectral_radius(optax.sgd(0.1), 2, curvature)
+
+
+def test_width_must_be_one_or_more():
+    with pytest.raises(ValueError, match="`width` must be an integer of at least 1"):
+        max_curvature(optax.sgd(0.1), 0)
+
+
+def test_picture_draws_a_line_a_width():
+    pytest.importorskip("matplotlib")
+    families = {"heavy-ball": optax.sgd, "Nesterov": lambda r, m: optax.sgd(r, m, True)}
+    figure = pj.stability.picture(families, widths=(1, 2))
+    assert [len(axes.lines) for axes in figure.axes] == [2, 2]
+    heavy = figure.axes[0].lines[1]
+    np.testing.assert_allclose(heavy.get_ydata(), 1 - heavy.get_xdata(), rtol=1e-4)
