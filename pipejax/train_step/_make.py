@@ -38,7 +38,7 @@ def make_train_step(
     axis_name: AxisName = "data",
     donate: bool = False,
     all_reduce: AllReduce | Schedule = PSUM,
-    weight_prediction: bool = True,
+    weight_prediction: bool = False,
     executor: Literal["auto", "fused", "host"] = "auto",
 ) -> TrainStep:
     """Makes a data-parallel train step of pipeline width K.
