@@ -93,7 +93,7 @@ class Fused:
         halves.check_state(carry, in_flight)
         before, arrived = in_flight.codec_states, has_arrived(in_flight)
         if self.setting.width == 1:
-            fresh, kept = halves.compute(carry, batch)
+            fresh, kept = halves.compute(carry, in_flight, batch)
             form = self.setting.form(carry, fresh)
             total, after = summed(self.setting.reductions(form), fresh, before)
         else:
@@ -105,6 +105,7 @@ class Fused:
                 before,
                 halves.compute,
                 carry,
+                in_flight,
                 batch,
             )
         halves.check_message(kept, in_flight)

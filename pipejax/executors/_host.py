@@ -64,7 +64,7 @@ class Host:
         _check_concrete(carry)
         self._raise_failures()
         halves.check_state(carry, share := self._share(in_flight))
-        fresh, kept = self._compute(carry, batch)
+        fresh, kept = self._compute(carry, _bare(in_flight), batch)
         halves.check_message(kept, share)
         pending = (*in_flight.pending, fresh)
         # All but the first were begun in the steps before, if they were ours.
@@ -86,13 +86,11 @@ class Host:
             carry = self._apply[age](carry, total, in_flight.filled)
         self._begun.clear()
         self.join()
-        bare = in_flight._replace(codec_states={})
-        return carry, self._emptied(bare)._replace(codec_states=states)
+        return carry, self._emptied(_bare(in_flight))._replace(codec_states=states)
 
     def lower(self, carry: Any, in_flight: Any, batch: Any) -> jax.stages.Lowered:
         """The program that computes; it has no collective."""
-        del in_flight
-        return self._compute.lower(carry, batch)
+        return self._compute.lower(carry, _bare(in_flight), batch)
 
     def join(self) -> None:
         """Waits for all reductions that have begun; what they sum stays in flight."""
@@ -174,9 +172,9 @@ class Host:
 
     @functools.cached_property
     def _compute(self) -> jax.stages.Wrapped:
-        compute, axis = self.setting.halves.compute, self.setting.axis_name
-        mapped = self.setting.on_mesh(compute, (P(), P(axis)), (P(axis), P()))
-        return jax.jit(mapped, in_shardings=(None, self.setting.data))
+        compute, own = self.setting.halves.compute, P(self.setting.axis_name)
+        mapped = self.setting.on_mesh(compute, (P(), own, own), (own, P()))
+        return jax.jit(mapped, in_shardings=(None, None, self.setting.data))
 
     @functools.cached_property
     def _update(self) -> jax.stages.Wrapped:
@@ -215,6 +213,11 @@ def _identical(a: Any, b: Any) -> bool:
     """Whether they are the same arrays, not only equal ones."""
     leaves, others = jax.tree.leaves(a), jax.tree.leaves(b)
     return len(leaves) == len(others) and all(map(operator.is_, leaves, others))
+
+
+def _bare(in_flight: PipelinedMeanState) -> PipelinedMeanState:
+    """Without the codecs' states, which may lie elsewhere."""
+    return in_flight._replace(codec_states={})
 
 
 def _first(filled: jax.Array) -> int:

@@ -20,7 +20,9 @@ from pipejax.pipeline import PipelinedMeanState
 class Halves(Protocol):
     """One device's part of a step, before and after the sum over devices."""
 
-    def compute(self, carry: Any, batch: Any) -> tuple[Buckets, Any]:
+    def compute(
+        self, carry: Any, in_flight: PipelinedMeanState, batch: Any
+    ) -> tuple[Buckets, Any]:
         """This device's buckets, and what `update` will need."""
         ...
 

@@ -1,6 +1,7 @@
 """One device's part of a step, in two halves.
 
-1. compute: gradient, loss, metrics and change of model state of this batch, as buckets
+1. compute: gradient, loss, metrics and change of model state of this batch, as buckets,
+   at the parameters as they are, or where this device expects them to be
 2. update: the mean of the buckets that are due, applied
 
 Between them stands the sum over devices, which needs neither: who runs it, and beside
@@ -20,7 +21,7 @@ from pipejax.buckets import Buckets, Form
 from pipejax.collectives import Layout
 from pipejax.mesh import AxisName
 from pipejax.message import MessageForm
-from pipejax.pipeline import PipelinedMeanState
+from pipejax.pipeline import PipelinedMeanState, arrivals
 
 from ._check import check_lengths, check_room
 from ._gradient import Loss, empty_message, local_message
@@ -38,11 +39,15 @@ class Halves:
     compute_dtype: DTypeLike | None
     reduce_dtype: DTypeLike | None
     axis_name: AxisName
+    weight_prediction: bool
 
-    def compute(self, carry: Carry, batch: Any) -> tuple[Buckets, Kept]:
+    def compute(
+        self, carry: Carry, in_flight: PipelinedMeanState, batch: Any
+    ) -> tuple[Buckets, Kept]:
         """This device's buckets, and what `update` will need."""
         rng, key = self._split_rng(carry.rng)
-        message, after = self.message(carry.params, carry.model_state, key, batch)
+        at = self.predicted(carry, in_flight) if self.weight_prediction else carry
+        message, after = self.message(at.params, at.model_state, key, batch)
         fresh = buckets.flatten(message, self.reduce_dtype)
         return fresh, Kept(after, rng, carry.step + 1, Form.of(message))
 
@@ -51,16 +56,19 @@ class Halves:
     ) -> tuple[Carry, StepInfo]:
         """Applies the mean that is due, if it has `arrived` and is finite."""
         carry = carry._replace(rng=kept.rng, step=kept.step)
-        return apply_message(
-            self.tx,
-            carry,
-            total,
-            kept.form.tree,
-            kept.model_state,
-            arrived,
-            axis_name=self.axis_name,
-            reduce_dtype=self.reduce_dtype,
-        )
+        devices = lax.axis_size(self.axis_name)
+        return self._applied(carry, kept, total, devices, arrived)
+
+    def predicted(self, carry: Carry, in_flight: PipelinedMeanState) -> Carry:
+        """The carry as it will be, as far as this device can know.
+
+        What is in flight is applied in its order, this device's own gradients in place
+        of the means, which are not there yet. Nobody else learns of it.
+        """
+        queue = zip(in_flight.pending, arrivals(in_flight), strict=True)
+        for own, arrived in queue:
+            carry, _ = self._applied(carry, self.idle(carry), own, 1, arrived)
+        return carry
 
     def idle(self, carry: Carry) -> Kept:
         """What `update` needs where no batch was computed: while draining."""
@@ -100,6 +108,21 @@ class Halves:
             key,
             microbatches=self.microbatches,
             compute_dtype=self.compute_dtype,
+        )
+
+    def _applied(
+        self, carry: Carry, kept: Kept, total: Buckets, devices: int, arrived: jax.Array
+    ) -> tuple[Carry, StepInfo]:
+        """`total`, a sum over so many devices, applied."""
+        return apply_message(
+            self.tx,
+            carry,
+            total,
+            kept.form.tree,
+            kept.model_state,
+            arrived,
+            devices=devices,
+            reduce_dtype=self.reduce_dtype,
         )
 
     def _split_rng(self, rng: Any) -> tuple[Any, Any]:

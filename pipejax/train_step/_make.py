@@ -38,6 +38,7 @@ def make_train_step(
     axis_name: AxisName = "data",
     donate: bool = False,
     all_reduce: AllReduce | Schedule = PSUM,
+    weight_prediction: bool = False,
     executor: Literal["auto", "fused", "host"] = "auto",
 ) -> TrainStep:
     """Makes a data-parallel train step of pipeline width K.
@@ -98,6 +99,7 @@ def make_train_step(
         compute_dtype=check_floating("compute_dtype", compute_dtype),
         reduce_dtype=check_floating("reduce_dtype", reduce_dtype),
         axis_name=axis_name,
+        weight_prediction=weight_prediction,
     )
     schedule = check_all_reduce(all_reduce, axis_name)
     setting = Setting(

@@ -26,7 +26,7 @@ from pipejax import buckets
 from pipejax.collectives import Schedule, Transfer
 from pipejax.executors import Executor, Setting, choose
 from pipejax.mesh import AxisName
-from pipejax.pipeline import empty_pipeline
+from pipejax.pipeline import PipelinedMeanState, empty_pipeline
 
 from ._check import (
     check_batch,
@@ -193,14 +193,16 @@ class TrainStep:
         """
         found: list[Transfer] = []
 
-        def local(carry: Carry, batch: Any) -> None:
-            fresh, _ = self.halves.compute(carry, batch)
+        def local(carry: Carry, in_flight: PipelinedMeanState, batch: Any) -> None:
+            fresh, _ = self.halves.compute(carry, in_flight, batch)
             form = self.setting.form(carry, fresh)
             for stages in self.setting.reductions(form).values():
                 found.extend(stages.transfers)
 
-        local = self.setting.on_mesh(local, (P(), P(self.axis_name)), P())
-        jax.eval_shape(local, Carry.of(state), batch)
+        own = P(self.axis_name)
+        local = self.setting.on_mesh(local, (P(), own, own), P())
+        in_flight = state.in_flight._replace(codec_states={})
+        jax.eval_shape(local, Carry.of(state), in_flight, batch)
         return tuple(found)
 
     def codec_states(self, like: PipelineState | Carry) -> Any:

@@ -17,7 +17,6 @@ from jax.typing import DTypeLike
 
 from pipejax import buckets
 from pipejax.buckets import Buckets
-from pipejax.mesh import AxisName
 
 from ._gradient import moved
 from ._state import Carry, Message, StepInfo
@@ -31,7 +30,7 @@ def apply_message(
     after: Any,
     arrived: jax.Array,
     *,
-    axis_name: AxisName,
+    devices: int,
     reduce_dtype: DTypeLike | None,
 ) -> tuple[Carry, StepInfo]:
     """Applies the mean of one iteration's messages if it has arrived and is finite.
@@ -47,7 +46,7 @@ def apply_message(
       after: model state as this device's loss left it; its non-floating leaves advance
         whether or not there is an update.
       arrived: bool scalar, whether `total` is real or only the pipeline's zeros.
-      axis_name: the axis it was summed over.
+      devices: how many it was summed over.
       reduce_dtype: the dtype it was summed in.
 
     Returns:
@@ -57,7 +56,7 @@ def apply_message(
     finite = buckets.all_finite(total, checked)
     applied = arrived & finite
     summed = buckets.unflatten(total, like, reduce_dtype)
-    mean = partial(jax.tree.map, lambda x: x / lax.axis_size(axis_name))
+    mean = partial(jax.tree.map, lambda x: x / devices)
 
     def update() -> Any:
         # Divided here, where it fuses with the optimizer's own arithmetic, rather than
