@@ -34,7 +34,18 @@ def _compiled(loss_fn, tx):
     return jax.jit(jax.grad(loss_fn)), jax.jit(update)
 
 
-def pipe_sgd(loss_fn, tx, params, batches, *, workers, width, warmup_steps=0, drain):
+def pipe_sgd(
+    loss_fn,
+    tx,
+    params,
+    batches,
+    *,
+    workers,
+    width,
+    warmup_steps=0,
+    drain,
+    predict=False,
+):
     """Parameters after every step, and after the drain if there is one.
 
     Args:
@@ -46,6 +57,8 @@ def pipe_sgd(loss_fn, tx, params, batches, *, workers, width, warmup_steps=0, dr
       width: K.
       warmup_steps: D-Sync steps before the pipeline starts.
       drain: whether to apply what is in flight at the end.
+      predict: whether each worker takes its gradient where its own gradients in flight
+        would lead.
 
     Returns:
       A list of parameter pytrees.
@@ -54,13 +67,18 @@ def pipe_sgd(loss_fn, tx, params, batches, *, workers, width, warmup_steps=0, dr
     opt_state = tx.init(params)
     w, history, in_flight = params, [], []
     for t, batch in enumerate(batches):
-        shares = split(batch, workers)
-        in_flight.append(mean([jax.tree.map(np.asarray, grad(w, b)) for b in shares]))
+        fresh = []
+        for i, share in enumerate(split(batch, workers)):
+            at, state = w, opt_state
+            for each in in_flight if predict else []:
+                at, state = update(each[i], state, at)
+            fresh.append(jax.tree.map(np.asarray, grad(at, share)))
+        in_flight.append(fresh)
         if t < warmup_steps or len(in_flight) == width:
-            w, opt_state = update(in_flight.pop(0), opt_state, w)
+            w, opt_state = update(mean(in_flight.pop(0)), opt_state, w)
         history.append(w)
     if drain:
-        for g in in_flight:
-            w, opt_state = update(g, opt_state, w)
+        for each in in_flight:
+            w, opt_state = update(mean(each), opt_state, w)
         history.append(w)
     return history

@@ -40,6 +40,13 @@ def check_count(name: str, value: int, least: int) -> int:
     return operator.index(value)
 
 
+def check_flag(name: str, value: bool) -> bool:
+    """`value`, or a ValueError if it is not a bool."""
+    if not isinstance(value, bool):
+        raise ValueError(f"`{name}` must be True or False, got {value!r}.")
+    return value
+
+
 def check_floating(name: str, dtype: DTypeLike | None) -> DTypeLike | None:
     """`dtype`, or a ValueError if it is not a floating one."""
     if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):

@@ -63,7 +63,12 @@ class Halves:
         """The carry as it will be, as far as this device can know.
 
         What is in flight is applied in its order, this device's own gradients in place
-        of the means, which are not there yet. Nobody else learns of it.
+        of the means, which are not there yet. Nobody else learns of it: the next step
+        begins from the means again, so what was guessed wrong does not add up.
+
+        Of the devices' guesses the mean is exact where updates are linear. For
+        predictions from the optimizer's momentum alone see
+        `pj.corrections.extrapolate_updates`.
         """
         queue = zip(in_flight.pending, arrivals(in_flight), strict=True)
         for own, arrived in queue:

@@ -15,6 +15,7 @@ from ._check import (
     check_all_reduce,
     check_count,
     check_executor,
+    check_flag,
     check_floating,
     check_mesh,
     check_tx,
@@ -72,6 +73,11 @@ def make_train_step(
         `pj.collectives.psum()`, the backend's own; `two_shot(pj.codecs.int8())` sends
         a quarter of the bytes. `pj.collectives.scheduled` begins with one and goes on
         with another. Loss, metrics and model state travel uncompressed.
+      weight_prediction: take each gradient not at the parameters as they are but where
+        this device's own gradients in flight, in place of the means that are not there
+        yet, would lead. On a quadratic a linear optimizer then takes synchronous steps,
+        noise and all; on one device any does. It costs `width - 1` updates a step and
+        sends nothing.
       executor: `"fused"` runs a step as one program, `"host"` sums on a thread beside
         it; `"auto"` takes what hides communication on these devices, and says which
         and why in `train.executor`.
@@ -99,7 +105,7 @@ def make_train_step(
         compute_dtype=check_floating("compute_dtype", compute_dtype),
         reduce_dtype=check_floating("reduce_dtype", reduce_dtype),
         axis_name=axis_name,
-        weight_prediction=weight_prediction,
+        weight_prediction=check_flag("weight_prediction", weight_prediction),
     )
     schedule = check_all_reduce(all_reduce, axis_name)
     setting = Setting(

@@ -1,0 +1,164 @@
+"""Gradients taken where a device's own gradients in flight would lead."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pipejax as pj
+from pipejax import problems
+
+from ..helpers import OPTIMIZERS, assert_bits_equal, batches, init_params, loss_fn
+from ..reference import pipe_sgd
+
+STEPS = 9
+
+
+def drained(data, tx, *, loss=loss_fn, params=None, **settings):
+    """Parameters after a run and its drain."""
+    train = pj.make_train_step(loss, tx, **settings)
+    state = train.init(init_params() if params is None else params)
+    for batch in data:
+        state, _ = train.step(state, batch)
+    return train.drain(state).params
+
+
+@pytest.mark.parametrize("executor", ["fused", "host"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("width", [2, 4])
+def test_one_device_predicts_what_comes(width, name, executor):
+    """Its own gradient is the mean: pipelined training is synchronous training."""
+    run = functools.partial(
+        drained, batches(STEPS), OPTIMIZERS[name], mesh=pj.data_mesh(1)
+    )
+    ahead = run(width=width, weight_prediction=True, executor=executor)
+    synchronous = run(width=1, executor=executor)
+    if name != "clip+adamw":
+        assert_bits_equal(ahead, synchronous)
+        return
+    # A norm is summed in the order of the program it is part of, and the prediction is
+    # part of another one: an ulp in each update.
+    chex.assert_trees_all_close(ahead, synchronous, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 3])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("width", [2, 3])
+def test_recursion(width, name, warmup_steps):
+    """As written down without this library; rounding as in `test_exactness`."""
+    tx, data = OPTIMIZERS[name], batches(STEPS)
+    got = drained(
+        data,
+        tx,
+        mesh=pj.data_mesh(4),
+        width=width,
+        warmup_steps=warmup_steps,
+        weight_prediction=True,
+    )
+    expected = pipe_sgd(
+        loss_fn,
+        tx,
+        init_params(),
+        data,
+        workers=4,
+        width=width,
+        warmup_steps=warmup_steps,
+        drain=True,
+        predict=True,
+    )[-1]
+    chex.assert_trees_all_close(got, expected, rtol=0, atol=4e-6)
+
+
+@pytest.mark.parametrize("tx", [optax.sgd(0.02, momentum=0.9), optax.sgd(0.1)])
+@pytest.mark.parametrize("width", [2, 3, 4])
+def test_on_a_quadratic_it_takes_synchronous_steps(width, tx):
+    """Noise and all: the mean of gradients is the gradient at the mean.
+
+    A learning rate at which the plain pipeline diverges, so that it does not pass by
+    being close to everything.
+    """
+    problem = problems.quadratic([1.0, 10.0], noise=1.0)
+    rng = np.random.default_rng(0)
+    data = [problem.batch(rng.integers(0, problem.size, 16)) for _ in range(60)]
+    start = np.zeros(2, np.float32)
+    run = functools.partial(
+        drained, data, tx, loss=problem.loss_fn, params=start, mesh=pj.data_mesh(4)
+    )
+    synchronous = run(width=1)
+    np.testing.assert_allclose(
+        run(width=width, weight_prediction=True), synchronous, rtol=1e-4, atol=1e-5
+    )
+    assert np.abs(run(width=width) - synchronous).max() > 0.1
+
+
+@pytest.mark.parametrize("width", [2, 3])
+def test_executors_agree_to_the_bit(width):
+    run = functools.partial(
+        drained,
+        batches(STEPS),
+        OPTIMIZERS["clip+adamw"],
+        mesh=pj.data_mesh(4),
+        width=width,
+        weight_prediction=True,
+    )
+    assert_bits_equal(run(executor="fused"), run(executor="host"))
+
+
+def test_replicas_stay_the_same_and_sends_no_more():
+    settings = dict(mesh=pj.data_mesh(4), width=2)
+    plain = pj.make_train_step(loss_fn, optax.adam(1e-2), **settings)
+    ahead = pj.make_train_step(
+        loss_fn, optax.adam(1e-2), **settings, weight_prediction=True
+    )
+    state, data = ahead.init(init_params()), batches(5)
+    for batch in data:
+        state, _ = ahead.step(state, batch)
+    assert len(set(pj.replica_digest(state).values())) == 1
+    assert ahead.transfers(state, data[0]) == plain.transfers(state, data[0])
+
+
+def test_a_gradient_that_is_not_finite_is_not_followed():
+    """Else a device would compute at NaN, and what it sends would be NaN for ever."""
+    train = pj.make_train_step(
+        loss_fn, optax.adam(1e-2), mesh=pj.data_mesh(2), weight_prediction=True
+    )
+    state, data = train.init(init_params()), batches(8)
+    data[2]["x"][0, 0] = np.nan
+    skipped = []
+    for batch in data:
+        state, info = train.step(state, batch)
+        skipped.append(int(info.skipped))
+    assert skipped == [0, 0, 0, 1, 1, 1, 1, 1]
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
+
+
+def test_model_state_is_predicted_with_the_parameters():
+    """A running mean of what goes in; one device knows it to the bit."""
+
+    def loss(params, batch, *, model_state):
+        after = 0.9 * model_state + 0.1 * batch["x"].mean()
+        return loss_fn(params, batch) + after * 0, pj.Aux(model_state=after)
+
+    def run(**settings):
+        train = pj.make_train_step(
+            loss, optax.sgd(0.1), mesh=pj.data_mesh(1), **settings
+        )
+        state = train.init(init_params(), model_state=jnp.float32(0))
+        for batch in batches(STEPS):
+            state, _ = train.step(state, batch)
+        return train.drain(state).model_state
+
+    ahead = run(width=3, weight_prediction=True)
+    np.testing.assert_allclose(ahead, run(width=1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", ["own", 1, None])
+def test_weight_prediction_is_yes_or_no(value):
+    with pytest.raises(ValueError, match="`weight_prediction` must be True or False"):
+        pj.make_train_step(
+            loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(1), weight_prediction=value
+        )
