@@ -105,11 +105,12 @@ def main(config: Config) -> None:
         **dataclasses.asdict(race_of(config)),
     }
     runs = begun(out, settings)
+    race = {**settings, "runs": runs}
     for seed in config.seeds:
         runs[str(seed)] = runs.get(str(seed)) or on_hosts(config, seed)
-        report.save(out, seed=config.seeds[0], **settings, runs=runs)
-        show(found := json.loads(out.read_text()))
-    picture(found, config.plot or pathlib.Path(f"docs/{name}.png"))
+        report.save(out, seed=config.seeds[0], **race)
+        show(race)
+    picture(race, config.plot or pathlib.Path(f"docs/{name}.png"))
 
 
 def race_of(config: Config) -> Race:
@@ -151,6 +152,8 @@ def run(config: Config) -> None:
     rank = member.join()
     dataset = data.load(race.data, data_dir=config.data_dir)
     test = task.make_test(problem.net)
+    images = list(data.test_batches(dataset, batch_size=_BATCH)) if rank == 0 else []
+    some = images[: race.glance // _BATCH]
     figures: dict[str, Any] = {}
     for name in race.methods:
         try:
@@ -161,8 +164,6 @@ def run(config: Config) -> None:
         seconds, copies = trained(method, race, seed, dataset, config.tests)
         method.close()
         if rank == 0:
-            images = list(data.test_batches(dataset, batch_size=_BATCH))
-            some = images[: race.glance // _BATCH]
             accuracy = [test(params, some)["test_accuracy"] for params in copies[:-1]]
             accuracy.append(test(copies[-1], images)["test_accuracy"])
             figures[name] = {"seconds": seconds, "accuracy": accuracy}

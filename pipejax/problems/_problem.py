@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -40,7 +41,7 @@ class Problem:
         """n, the number of examples."""
         return int(jax.tree.leaves(self.examples)[0].shape[0])
 
-    @property
+    @functools.cached_property
     def minimum(self) -> float:
         """F at the optimum."""
         return self.value(self.optimum)

@@ -6,8 +6,8 @@ A root leaves the unit circle at curvature `lambda` where `p(z) + lambda q(z) = 
 
   `p(z) q(1/z) - p(1/z) q(z) = 0`
 
-Its roots on the circle give every curvature at which stability may change; the first at
-which it does is the limit. No search, no tolerance on the answer.
+Its roots on the circle, polished, give every curvature at which stability may change;
+the first at which it does is the limit. No grid is searched, so none is missed.
 """
 
 import itertools
@@ -92,7 +92,8 @@ def max_learning_rate(
     Args:
       optimizer: from a learning rate to a linear Optax transformation whose updates are
         proportional to it: `functools.partial(optax.sgd, momentum=0.9)`.
-      width: pipeline width K.
+      width: pipeline width K. With `weight_prediction=True` a wider pipeline has the
+        limit of width 1.
       curvature: the largest eigenvalue of the loss's Hessian, above 0. That of a
         network grows in training until it meets the limit (Cohen et al. 2021,
         https://arxiv.org/abs/2103.00065): measure it, or compare two widths at 1.

@@ -19,9 +19,8 @@ import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 
-_LATER = (
-    2**20
-)  # steps, after which bias corrections are over and schedules at their end
+# Steps, after which bias corrections are over and schedules at their end.
+_LATER = 2**20
 
 
 class LinearUpdate(NamedTuple):
@@ -73,17 +72,16 @@ def _floating(state: Any) -> tuple[jax.Array, Any]:
         [x for x, chosen in zip(leaves, floating, strict=True) if chosen]
     )
 
-    def rebuild(vector: jax.Array) -> Any:
-        values = iter(unravel(vector.astype(vector_dtype)))
+    def rebuild(values: jax.Array) -> Any:
+        given = iter(unravel(values.astype(vector.dtype)))
         return jax.tree.unflatten(
             structure,
             [
-                next(values) if chosen else _later(x)
+                next(given) if chosen else _later(x)
                 for x, chosen in zip(leaves, floating, strict=True)
             ],
         )
 
-    vector_dtype = vector.dtype
     return vector.astype(jnp.float64), rebuild
 
 
