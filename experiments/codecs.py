@@ -7,7 +7,8 @@ it makes worse.
 
 Two-shot all-reduce over four devices; what is linear (PowerSGD, random k) or
 uncompressed by psum. AdamW 1e-3, as of the uncompressed run: nothing is tuned for a
-codec. Bytes are what a device sends in a step.
+codec, and the delay is plain, without weight prediction. Bytes are what a device sends
+in a step.
 
 Command: python -m experiments.codecs --data-dir ~/tensorflow_datasets
 Time: about an hour on 2 cores.
@@ -115,6 +116,7 @@ def run(config: Config, row: Row, width: int, seed: int) -> dict[str, Any]:
                 data_dir=config.data_dir,
                 weight_decay=0.0,
                 width=width,
+                weight_prediction=False,
                 all_reduce="psum" if linear else "two_shot",
                 codec=row.codec,
                 feedback=row.feedback,

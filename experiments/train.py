@@ -48,6 +48,8 @@ class Config:
     """Dropout rate of mlp and cnn."""
     width: int = 2
     """Pipeline width K: 1 is synchronous, 2 is Pipe-SGD."""
+    weight_prediction: bool = True
+    """Take gradients where those in flight would lead."""
     warmup_steps: int = 0
     """Synchronous steps before the pipeline starts."""
     microbatches: int = 1
@@ -166,6 +168,7 @@ def _build(config: Config, dataset: data.Dataset) -> tuple[Any, Any, Any]:
         mesh=pj.data_mesh(config.devices),
         width=config.width,
         warmup_steps=config.warmup_steps,
+        weight_prediction=config.weight_prediction,
         microbatches=config.microbatches,
         compute_dtype=_other_than_float32(config.compute_dtype),
         reduce_dtype=_other_than_float32(config.reduce_dtype),

@@ -89,6 +89,7 @@ def accuracy(
             learning_rate=LEARNING_RATES[optimizer],
             weight_decay=0.0,
             width=width,
+            weight_prediction=False,
             seed=seed,
             steps=config.steps,
             batch_size=config.batch_size,

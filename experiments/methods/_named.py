@@ -24,8 +24,10 @@ Make = Callable[[Problem], Method]
 RANK = 1  # of PowerSGD, ours and PyTorch's: its fastest
 
 
-def _ours(width: int, all_reduce: Callable[[], collectives.AllReduce]) -> Make:
-    return lambda problem: Pipejax(problem, width, all_reduce())
+def _ours(
+    width: int, all_reduce: Callable[[], collectives.AllReduce], **settings: Any
+) -> Make:
+    return lambda problem: Pipejax(problem, width, all_reduce(), **settings)
 
 
 def _ring(codec: str) -> Callable[[], collectives.AllReduce]:
@@ -70,6 +72,7 @@ NAMES: dict[str, Make] = {
     "D-Sync, truncate": _ours(1, _ring("truncate")),
     "D-Sync, int8": _ours(1, _ring("int8")),
     "Pipe-SGD": _ours(2, collectives.psum),
+    "Pipe-SGD, plain": _ours(2, collectives.psum, weight_prediction=False),
     "Pipe-SGD, truncate": _ours(2, _ring("truncate")),
     "Pipe-SGD, int8": _ours(2, _ring("int8")),
     "Pipe-SGD, int4": _ours(2, _ring("int4")),

@@ -14,7 +14,14 @@ from ._problem import Problem
 class Pipejax(Method):
     """A train step of this library, over all hosts."""
 
-    def __init__(self, problem: Problem, width: int, all_reduce: AllReduce) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        width: int,
+        all_reduce: AllReduce,
+        *,
+        weight_prediction: bool = True,
+    ) -> None:
         self.width = width
         self.train = pj.make_train_step(
             problem.loss,
@@ -23,6 +30,7 @@ class Pipejax(Method):
             width=width,
             warmup_steps=(warmup := problem.warmup if width > 1 else 0),
             all_reduce=all_reduce,
+            weight_prediction=weight_prediction,
             donate=True,
         )
         self.state = self.train.init(problem.init())

@@ -92,8 +92,8 @@ def max_learning_rate(
     Args:
       optimizer: from a learning rate to a linear Optax transformation whose updates are
         proportional to it: `functools.partial(optax.sgd, momentum=0.9)`.
-      width: pipeline width K. With `weight_prediction=True` a wider pipeline has the
-        limit of width 1.
+      width: pipeline width K, of a plain delay. With the weight prediction that is
+        `pj.make_train_step`'s default a wider pipeline has the limit of width 1.
       curvature: the largest eigenvalue of the loss's Hessian, above 0. That of a
         network grows in training until it meets the limit (Cohen et al. 2021,
         https://arxiv.org/abs/2103.00065): measure it, or compare two widths at 1.

@@ -39,18 +39,20 @@ def make_train_step(
     axis_name: AxisName = "data",
     donate: bool = False,
     all_reduce: AllReduce | Schedule = PSUM,
-    weight_prediction: bool = False,
+    weight_prediction: bool = True,
     executor: Literal["auto", "fused", "host"] = "auto",
 ) -> TrainStep:
     """Makes a data-parallel train step of pipeline width K.
 
     With `w` the parameters, `u` the update of `tx`, `g` the mean gradient over devices:
 
-      `w[t] = w[t-1] - u(g[t-K])`,  `g[t] = 1/p sum_i grad f_i(w[t])`
+      `w[t] = w[t-1] - u(g[t-K])`,  `g[t] = 1/p sum_i grad f_i(v_i[t])`
 
-    `width=1` is synchronous data-parallel SGD. At `width=2` the all-reduce of one
-    step's gradients runs while the next step computes; wider pipelines only absorb
-    jitter.
+    where `v_i[t]` is `w[t]` with device i's own K-1 gradients in flight applied to it
+    (`weight_prediction`), so that a gradient is not taken where the parameters were but
+    about where they will be. `width=1` is synchronous data-parallel SGD. At `width=2`
+    the all-reduce of one step's gradients runs while the next step computes; wider
+    pipelines only absorb jitter.
 
     Args:
       loss_fn: `loss_fn(params, batch) -> scalar`, a mean over the examples it is given.
@@ -73,11 +75,12 @@ def make_train_step(
         `pj.collectives.psum()`, the backend's own; `two_shot(pj.codecs.int8())` sends
         a quarter of the bytes. `pj.collectives.scheduled` begins with one and goes on
         with another. Loss, metrics and model state travel uncompressed.
-      weight_prediction: take each gradient not at the parameters as they are but where
-        this device's own gradients in flight, in place of the means that are not there
-        yet, would lead. On a quadratic a linear optimizer then takes synchronous steps,
-        noise and all; on one device any does. It costs `width - 1` updates a step and
-        sends nothing.
+      weight_prediction: take each gradient where this device's own gradients in flight,
+        in place of the means that are not there yet, would lead. On a quadratic a
+        linear optimizer then takes synchronous steps, noise and all; on one device any
+        does. It changes nothing in `tx`, costs `width - 1` updates a step and sends
+        nothing. False takes it at the parameters as they are, `v_i[t] = w[t]`, the
+        paper's recursion, which loses SGD with momentum most of its stability.
       executor: `"fused"` runs a step as one program, `"host"` sums on a thread beside
         it; `"auto"` takes what hides communication on these devices, and says which
         and why in `train.executor`.
@@ -95,8 +98,8 @@ def make_train_step(
     >>> state = train.init(jnp.array(1.0))
     >>> for _ in range(3):
     ...     state, info = train.step(state, jnp.zeros(4))
-    >>> print(f"{state.params:.2f}")  # 1, 1 - 0.1, then 0.9 - 0.1 * grad(1.0)
-    0.80
+    >>> print(f"{state.params:.2f}")  # 1, 0.9, 0.9**2: synchronous steps, one behind
+    0.81
     """
     halves = Halves(
         loss_fn=loss_fn,

@@ -80,8 +80,8 @@ class StepInfo(NamedTuple):
     """What one step reports. It travelled with the gradients, and lags as they do.
 
     Attributes:
-      loss: mean loss over the global batch of `width - 1` steps ago; NaN while nothing
-        has arrived.
+      loss: mean loss over the global batch of `width - 1` steps ago, where gradients of
+        it were taken; NaN while nothing has arrived.
       metrics: the same mean of the metrics that the loss function returned.
       applied: bool, whether this step changed the parameters.
       skipped: int32, updates skipped so far because a reduced gradient was not finite.

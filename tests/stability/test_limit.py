@@ -118,7 +118,12 @@ def growth(tx, width, curvatures):
         return 0.5 * jnp.mean(batch) * w**2
 
     train = pj.make_train_step(
-        loss_fn, tx, mesh=pj.data_mesh(1), width=width, executor="fused"
+        loss_fn,
+        tx,
+        mesh=pj.data_mesh(1),
+        width=width,
+        weight_prediction=False,
+        executor="fused",
     )
 
     @functools.partial(jax.jit, static_argnums=1)

@@ -53,6 +53,7 @@ def test_recursion(width, devices, name, warmup_steps):
         mesh=pj.data_mesh(devices),
         width=width,
         warmup_steps=warmup_steps,
+        weight_prediction=False,
     )
     got = trajectory(train, batches(STEPS))
     expected = reference(name, devices, width, warmup_steps)
@@ -158,7 +159,11 @@ def test_pipeline_refills_after_a_drain():
 def test_metrics_are_those_of_the_gradient_applied():
     width, data = 3, batches(8)
     train = pj.make_train_step(
-        loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(4), width=width
+        loss_fn,
+        optax.sgd(0.1),
+        mesh=pj.data_mesh(4),
+        width=width,
+        weight_prediction=False,
     )
     state, computed, reported = train.init(init_params()), [], []
     for batch in data:

@@ -3,6 +3,7 @@
 import functools
 import re
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,7 +48,7 @@ def test_model_state_obeys_the_recursion(width):
     """`s[t] = s[t-1] + mean d[t-K]`: small integers over powers of two, so exact."""
     rng = np.random.default_rng(0)
     data = rng.integers(0, 16, size=(6, 4 * DEVICES)).astype(np.float32)
-    train = make(averaging, width=width)
+    train = make(averaging, width=width, weight_prediction=False)
     state = train.init(np.float32(1), model_state=np.float32(8))
     states, _ = run(train, state, data)
     got = [s.model_state for s in [*states, train.drain(states[-1])]]
@@ -168,7 +169,9 @@ def reporting(params, batch):
 @pytest.mark.parametrize("width", [1, 3])
 def test_metrics_are_means_and_lag(width, microbatches):
     data = batches(6)
-    train = make(reporting, width=width, microbatches=microbatches)
+    train = make(
+        reporting, width=width, microbatches=microbatches, weight_prediction=False
+    )
     state = train.init(init_params(), batch=data[0])
     states, infos = run(train, state, data)
     late = width - 1
@@ -364,7 +367,13 @@ def test_optimizers_of_other_kinds(name):
     states, _ = run(train, train.init(init_params()), data)
     got = [s.params for s in [*states, train.drain(states[-1])]]
     reference = functools.partial(pipe_sgd, loss_fn, tx, init_params(), data)
-    assert_bits_equal(got, reference(workers=1, width=width, drain=True))
+    expected = reference(workers=1, width=width, drain=True, predict=True)
+    if name != "muon":
+        assert_bits_equal(got, expected)
+        return
+    # Matrix products are summed in the order of the program they are part of, and the
+    # prediction is part of another one: an ulp in each update.
+    chex.assert_trees_all_close(got, expected, rtol=0, atol=1e-6)
 
 
 def test_multi_steps_as_it_is():

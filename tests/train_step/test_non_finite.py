@@ -71,6 +71,7 @@ def make(name, width, warmup_steps=0, reduce_dtype=None):
         width=width,
         warmup_steps=warmup_steps,
         reduce_dtype=reduce_dtype,
+        weight_prediction=False,
     )
 
 

@@ -35,7 +35,7 @@ def test_one_device_predicts_what_comes(width, name, executor):
     run = functools.partial(
         drained, batches(STEPS), OPTIMIZERS[name], mesh=pj.data_mesh(1)
     )
-    ahead = run(width=width, weight_prediction=True, executor=executor)
+    ahead = run(width=width, executor=executor)
     synchronous = run(width=1, executor=executor)
     if name != "clip+adamw":
         assert_bits_equal(ahead, synchronous)
@@ -57,7 +57,6 @@ def test_recursion(width, name, warmup_steps):
         mesh=pj.data_mesh(4),
         width=width,
         warmup_steps=warmup_steps,
-        weight_prediction=True,
     )
     expected = pipe_sgd(
         loss_fn,
@@ -89,10 +88,9 @@ def test_on_a_quadratic_it_takes_synchronous_steps(width, tx):
         drained, data, tx, loss=problem.loss_fn, params=start, mesh=pj.data_mesh(4)
     )
     synchronous = run(width=1)
-    np.testing.assert_allclose(
-        run(width=width, weight_prediction=True), synchronous, rtol=1e-4, atol=1e-5
-    )
-    assert np.abs(run(width=width) - synchronous).max() > 0.1
+    np.testing.assert_allclose(run(width=width), synchronous, rtol=1e-4, atol=1e-5)
+    plain = run(width=width, weight_prediction=False)
+    assert np.abs(plain - synchronous).max() > 0.1
 
 
 @pytest.mark.parametrize("width", [2, 3])
@@ -103,16 +101,15 @@ def test_executors_agree_to_the_bit(width):
         OPTIMIZERS["clip+adamw"],
         mesh=pj.data_mesh(4),
         width=width,
-        weight_prediction=True,
     )
     assert_bits_equal(run(executor="fused"), run(executor="host"))
 
 
 def test_replicas_stay_the_same_and_sends_no_more():
     settings = dict(mesh=pj.data_mesh(4), width=2)
-    plain = pj.make_train_step(loss_fn, optax.adam(1e-2), **settings)
-    ahead = pj.make_train_step(
-        loss_fn, optax.adam(1e-2), **settings, weight_prediction=True
+    ahead = pj.make_train_step(loss_fn, optax.adam(1e-2), **settings)
+    plain = pj.make_train_step(
+        loss_fn, optax.adam(1e-2), **settings, weight_prediction=False
     )
     state, data = ahead.init(init_params()), batches(5)
     for batch in data:
@@ -123,9 +120,7 @@ def test_replicas_stay_the_same_and_sends_no_more():
 
 def test_a_gradient_that_is_not_finite_is_not_followed():
     """Else a device would compute at NaN, and what it sends would be NaN for ever."""
-    train = pj.make_train_step(
-        loss_fn, optax.adam(1e-2), mesh=pj.data_mesh(2), weight_prediction=True
-    )
+    train = pj.make_train_step(loss_fn, optax.adam(1e-2), mesh=pj.data_mesh(2))
     state, data = train.init(init_params()), batches(8)
     data[2]["x"][0, 0] = np.nan
     skipped = []
@@ -152,7 +147,7 @@ def test_model_state_is_predicted_with_the_parameters():
             state, _ = train.step(state, batch)
         return train.drain(state).model_state
 
-    ahead = run(width=3, weight_prediction=True)
+    ahead = run(width=3)
     np.testing.assert_allclose(ahead, run(width=1), rtol=1e-6)
 
 

@@ -56,7 +56,12 @@ def by_hand(tx, mesh, axis_name):
 
 def by_train_step(width, all_reduce, **settings):
     train = pj.make_train_step(
-        loss_fn, optax.sgd(0.1), width=width, all_reduce=all_reduce, **settings
+        loss_fn,
+        optax.sgd(0.1),
+        width=width,
+        all_reduce=all_reduce,
+        weight_prediction=False,
+        **settings,
     )
     state, out = train.init(init_params()), []
     for batch in batches(STEPS):

@@ -93,7 +93,13 @@ class Loop:
 @functools.cache
 def expected(width, tx=optax.sgd(0.1)):  # noqa: B008
     """Parameters of `make_train_step` after every step and the drain."""
-    train = pj.make_train_step(loss_fn, tx, mesh=pj.data_mesh(DEVICES), width=width)
+    train = pj.make_train_step(
+        loss_fn,
+        tx,
+        mesh=pj.data_mesh(DEVICES),
+        width=width,
+        weight_prediction=False,
+    )
     state, out = train.init(init_params()), []
     for batch in batches(STEPS):
         state, _ = train.step(state, batch)
