@@ -56,15 +56,28 @@ def settings(config: Any) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit this runs from, marked if there are changes beside it."""
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-        cwd=pathlib.Path(__file__).parent,
+    """The commit this runs from, marked if code differs from it, or text.
+
+    Results and pictures are what runs write: they do not count.
+    """
+    name = _git("rev-parse", "--short=12", "HEAD")
+    written = (":!experiments/results", ":!docs/*.png")
+    changed = _git("status", "--porcelain", "--untracked-files=no", ":/", *written)
+    if not name:
+        return "unknown (not a git checkout)"
+    return f"{name}-dirty" if changed else name
+
+
+def _git(*arguments: str) -> str:
+    """What git prints; nothing where it fails."""
+    done = subprocess.run(
+        ["git", *arguments],
+        cwd=pathlib.Path(__file__).parents[1],
         capture_output=True,
         text=True,
         check=False,
     )
-    return described.stdout.strip() or "unknown (not a git checkout)"
+    return done.stdout.strip()
 
 
 def _module_and_arguments() -> list[str]:

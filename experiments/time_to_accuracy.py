@@ -252,7 +252,8 @@ def picture(race: dict[str, Any], path: pathlib.Path) -> None:
                 axes.plot(
                     row["seconds"],
                     [1 - accuracy for accuracy in row["accuracy"]],
-                    color=f"C{place}",
+                    color=f"C{place % 10}",
+                    linestyle="-" if place < 10 else "--",
                     linewidth=1,
                     label=None if seed else name,
                 )

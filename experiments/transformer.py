@@ -100,10 +100,28 @@ def loss_fn(config: Config) -> Callable[[Params, jax.Array], jax.Array]:
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[1:])
         return jnp.mean(losses)
 
-    def loss(params: Params, tokens: jax.Array) -> jax.Array:
+    return _mean_of(sequence)
+
+
+def accuracy_fn(config: Config) -> Callable[[Params, jax.Array], jax.Array]:
+    """The share of tokens that the likeliest one is, as `loss_fn`."""
+
+    def sequence(params: Params, tokens: jax.Array) -> jax.Array:
+        guesses = jnp.argmax(_logits(params, tokens[:-1], config), axis=-1)
+        return jnp.mean(guesses == tokens[1:])
+
+    return _mean_of(sequence)
+
+
+def _mean_of(
+    sequence: Callable[[Params, jax.Array], jax.Array],
+) -> Callable[[Params, jax.Array], jax.Array]:
+    """Over sequences [B, T + 1], of what is known of one."""
+
+    def mean(params: Params, tokens: jax.Array) -> jax.Array:
         return jnp.mean(jax.vmap(sequence, in_axes=(None, 0))(params, tokens))
 
-    return loss
+    return mean
 
 
 def _logits(params: Params, tokens: jax.Array, config: Config) -> jax.Array:

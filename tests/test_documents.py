@@ -1,5 +1,6 @@
 """README and docs: their code runs, their names exist, all public names are there."""
 
+import functools
 import importlib
 import json
 import pathlib
@@ -8,6 +9,7 @@ import statistics
 import subprocess
 import sys
 
+import optax
 import pytest
 
 import pipejax as pj
@@ -21,6 +23,7 @@ WITH_CODE = [
     "docs/overlap.md",
     "docs/compression.md",
     "docs/timing.md",
+    "docs/convergence.md",
 ]
 
 
@@ -235,6 +238,39 @@ def rows_of_speedup():
         yield f"| {title} | " + " | ".join(cells) + " |"
 
 
+HEAVY_BALL = functools.partial(optax.sgd, momentum=0.9)
+STABILITY = {
+    "SGD": lambda width: optax.sgd,
+    "heavy-ball, 0.5": lambda width: functools.partial(optax.sgd, momentum=0.5),
+    "heavy-ball, 0.9": lambda width: HEAVY_BALL,
+    "Nesterov, 0.9": lambda width: functools.partial(HEAVY_BALL, nesterov=True),
+    "`extrapolate_updates`": lambda width: (
+        lambda rate: optax.chain(
+            HEAVY_BALL(rate), pj.corrections.extrapolate_updates(width - 1)
+        )
+    ),
+    "`average_gradients`": lambda width: (
+        lambda rate: optax.chain(
+            pj.corrections.average_gradients(width), HEAVY_BALL(rate)
+        )
+    ),
+    "`delay_robust`": lambda width: (
+        lambda rate: optax.chain(
+            HEAVY_BALL(rate), pj.corrections.delay_robust(0.9, width)
+        )
+    ),
+}
+
+
+def rows_of_stability():
+    for name, family in STABILITY.items():
+        limits = [
+            pj.stability.max_learning_rate(family(width), width)
+            for width in (1, 2, 3, 4)
+        ]
+        yield f"| {name} | " + " | ".join(f"{x:.3g}" for x in limits) + " |"
+
+
 def words_on_8_bits():
     """What 8 bits, at the accuracy of all bits, gain where they gain most."""
     for cell in result("speedup")["cells"]:
@@ -247,6 +283,25 @@ def words_on_8_bits():
                 f"{server:.1f} times as fast as PS-Sync and {ring:.1f} times as fast as"
                 " D-Sync"
             )
+
+
+def words_on_seconds():
+    """What Pipe-SGD takes of the time of D-Sync and DDP."""
+    cifar, mnist = (took(f"time_to_accuracy_{name}") for name in ("cifar10", "mnist"))
+    rows = [cifar[name] for name in ("Pipe-SGD", "Pipe-SGD, int8")]
+    all_bits, coded = ([row / cifar[n] for n in ("D-Sync", "DDP")] for row in rows)
+    yield "in {:.2f} of the time of the one and {:.2f} of the other".format(*all_bits)
+    yield "with 8 bits likewise, in {:.2f} and {:.2f}".format(*coded)
+    yield f"in {mnist['Pipe-SGD, int8'] / mnist['D-Sync']:.2f} of D-Sync's time"
+
+
+def took(name):
+    """Seconds in all, means over seeds, by method."""
+    runs = list(result(name)["runs"].values())
+    return {
+        method: statistics.mean(run[method]["seconds"][-1] for run in runs)
+        for method in runs[0]
+    }
 
 
 def rows_of_time_to_accuracy():
@@ -264,11 +319,13 @@ def rows_of_time_to_accuracy():
         ("README.md", rows_of_speedup),
         ("README.md", rows_of_time_to_accuracy),
         ("README.md", words_on_8_bits),
+        ("README.md", words_on_seconds),
         ("docs/compression.md", rows_of_wire),
         ("docs/compression.md", rows_of_codecs),
         ("docs/compression.md", rows_of_levels),
         ("docs/compression.md", rows_of_codec_speed),
         ("docs/timing.md", rows_of_allreduce_profile),
+        ("docs/convergence.md", rows_of_stability),
     ],
 )
 def test_figures_are_those_of_the_result_files(path, rows):

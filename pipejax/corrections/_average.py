@@ -53,10 +53,13 @@ def average_gradients(count: int) -> optax.GradientTransformation:
         del params
         all_of_them = (*state.earlier, updates)
 
-        def mean(*gradients: jax.Array) -> Any:
-            return sum(gradients) / (state.seen + 1).astype(gradients[0].dtype)
+        # Bounded here too: who looks at an optimizer late in a run sets its counters.
+        seen = jnp.minimum(state.seen, count - 1)
 
-        after = jnp.minimum(state.seen + 1, count - 1)
+        def mean(*gradients: jax.Array) -> Any:
+            return sum(gradients) / (seen + 1).astype(gradients[0].dtype)
+
+        after = jnp.minimum(seen + 1, count - 1)
         averaged = jax.tree.map(mean, *all_of_them)
         return averaged, AverageGradientsState(all_of_them[1:], after)
 

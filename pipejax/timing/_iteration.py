@@ -4,7 +4,8 @@ With `c` compute and `x` exchange:
 
 - synchronous: `c + x`; overlapped with the backward pass, `forward + max(backward, x)`
   at best, and a little more with buckets
-- Pipe-SGD: `max(c, x)`: at most 2 times as fast as the first, 4/3 as the second
+- Pipe-SGD: `max(c, x)`: at most 2 times as fast as the first, 4/3 as the second; its
+  weight prediction adds an update to `c`
 
 Reference: Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619
 """
@@ -87,9 +88,14 @@ def bucketed(compute: Compute, exchange: Duration, buckets: int) -> float:
 
 
 def pipelined(
-    compute: Compute, exchange: Duration, width: int = 2, *, one_core: bool = False
+    compute: Compute,
+    exchange: Duration,
+    width: int = 2,
+    *,
+    weight_prediction: bool = True,
+    one_core: bool = False,
 ) -> float:
-    """Pipe-SGD at width K: `c + x` at 1, `max(c, x)` above.
+    """Pipe-SGD at width K: `c + x` at 1, `max(c + (K - 1) u, x)` above.
 
     Two resources, compute and network, are busy at width 2; a larger one helps only
     against times that vary.
@@ -98,6 +104,8 @@ def pipelined(
       compute: of a step.
       exchange: of a gradient.
       width: K.
+      weight_prediction: whether each step also looks K - 1 updates ahead, which is
+        `pj.make_train_step`'s default; without it `max(c, x)`.
       one_core: whether codec and sums run where the model does, and so add to it.
 
     Raises:
@@ -108,7 +116,8 @@ def pipelined(
     if width == 1:
         return synchronous(compute, exchange)
     also = exchange.computed if one_core else 0.0
-    return max(compute.total + also, exchange.total)
+    ahead = (width - 1) * compute.update if weight_prediction else 0.0
+    return max(compute.total + ahead + also, exchange.total)
 
 
 def asynchronous(cluster: Cluster, compute: Compute, n: int) -> float:
@@ -143,7 +152,7 @@ def ceilings(compute: Compute, exchange: Duration) -> dict[str, float]:
     `(c + x) / max(c, x)`, at most 2; `(f + max(b, x) + u) / max(c, x)`, at most 4/3
     where the backward pass takes two thirds.
     """
-    best = pipelined(compute, exchange)
+    best = max(compute.total, exchange.total)
     return {
         "synchronous": synchronous(compute, exchange) / best,
         "overlapped": overlapped(compute, exchange) / best,

@@ -20,8 +20,10 @@ def test_what_hides_what(seconds):
     assert timing.synchronous(COMPUTE, comm) == 3.5 + seconds
     assert timing.overlapped(COMPUTE, comm) == 1.5 + max(2.0, seconds)
     assert timing.pipelined(COMPUTE, comm, 1) == 3.5 + seconds
-    assert timing.pipelined(COMPUTE, comm, 2) == max(3.5, seconds)
-    assert timing.pipelined(COMPUTE, comm, 5) == max(3.5, seconds)
+    assert timing.pipelined(COMPUTE, comm, 2) == max(4.0, seconds)
+    assert timing.pipelined(COMPUTE, comm, 5) == max(5.5, seconds)
+    plain = timing.pipelined(COMPUTE, comm, 5, weight_prediction=False)
+    assert plain == max(3.5, seconds)
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.01, 0.03])
@@ -60,8 +62,8 @@ def test_ceilings():
 
 def test_on_one_core_the_codec_is_computed_too():
     comm = exchange(3.0, computed=1.0)
-    assert timing.pipelined(COMPUTE, comm) == 3.5
-    assert timing.pipelined(COMPUTE, comm, one_core=True) == 4.5
+    assert timing.pipelined(COMPUTE, comm) == 4.0
+    assert timing.pipelined(COMPUTE, comm, one_core=True) == 5.0
 
 
 def test_asynchronous():

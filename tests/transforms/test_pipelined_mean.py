@@ -45,9 +45,12 @@ def chained(width, tx):
 
 
 class Loop:
-    """A Flax loop as people have it, but for the line in its `optax.chain`."""
+    """A Flax loop as people have it, but for the line in its `optax.chain`.
 
-    def __init__(self, tx, *, check_vma=False):
+    With `ahead`, what follows that line, another: gradients are taken ahead.
+    """
+
+    def __init__(self, tx, *, check_vma=False, ahead=None):
         def create(params):
             return TrainState.create(apply_fn=NET.apply, params=params, tx=tx)
 
@@ -55,6 +58,8 @@ class Loop:
             params = state.params
             if check_vma:
                 params = lax.pcast(params, "data", to="varying")
+            if ahead is not None:
+                params = pj.predicted_params(ahead, state.opt_state, params)
             return state.apply_gradients(grads=jax.grad(loss_fn)(params, batch))
 
         def drain(state):
@@ -91,14 +96,14 @@ class Loop:
 
 
 @functools.cache
-def expected(width, tx=optax.sgd(0.1)):  # noqa: B008
+def expected(width, tx=optax.sgd(0.1), weight_prediction=False):  # noqa: B008
     """Parameters of `make_train_step` after every step and the drain."""
     train = pj.make_train_step(
         loss_fn,
         tx,
         mesh=pj.data_mesh(DEVICES),
         width=width,
-        weight_prediction=False,
+        weight_prediction=weight_prediction,
     )
     state, out = train.init(init_params()), []
     for batch in batches(STEPS):
@@ -315,3 +320,41 @@ def test_exactly_one_trace():
 
     delayed(optax.GradientTransformation(tx.init, update), rank_coded(4))
     assert len(traced) == 1
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("inner", [optax.sgd(0.1), optax.sgd(0.05, momentum=0.9)])
+def test_gradients_taken_ahead_equal_those_of_make_train_step(inner, width, check_vma):
+    loop = Loop(chained(width, inner), check_vma=check_vma, ahead=inner)
+    states = loop.run(width)
+    wanted = expected(width, inner, weight_prediction=True)
+    got = [s.params for s in states[:STEPS]]  # a zero gradient moves momentum
+    chex.assert_trees_all_close(got, wanted[:STEPS], rtol=0, atol=1e-6)
+
+
+def test_an_optimizer_that_counts_is_predicted_from_its_first_gradient_on():
+    """Held still at the start by Optax's mask, as without prediction."""
+    width, adamw = 3, optax.adamw(1e-2)
+    inner = optax.conditionally_mask(adamw, lambda step: step >= width - 1)
+    states = Loop(chained(width, inner), ahead=inner).run(width)
+    wanted = expected(width, adamw, weight_prediction=True)
+    got = [s.params for s in states[:STEPS]]
+    chex.assert_trees_all_close(got, wanted[:STEPS], rtol=0, atol=1e-5)
+
+
+def test_a_chain_of_several_is_given_as_one():
+    parts = (optax.clip_by_global_norm(0.3), optax.sgd(0.1))
+    tx = optax.chain(pj.pipelined_mean("data", width=2), *parts)
+    states = Loop(tx, ahead=optax.chain(*parts)).run(2)
+    wanted = expected(2, optax.chain(*parts), weight_prediction=True)
+    got = [s.params for s in states[:STEPS]]
+    chex.assert_trees_all_close(got, wanted[:STEPS], rtol=0, atol=1e-6)
+
+
+def test_prediction_wants_the_state_of_a_chain():
+    tx = optax.sgd(0.1)
+    with pytest.raises(
+        ValueError, match="`opt_state` must be the state of a chain that"
+    ):
+        pj.predicted_params(tx, tx.init(init_params()), init_params())

@@ -1,0 +1,1 @@
+"""The theory of delayed gradients, on problems whose optimum is known."""

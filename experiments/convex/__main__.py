@@ -1,0 +1,179 @@
+"""The theory of delayed gradients, measured on problems whose optimum is known.
+
+Claims, all of a plain delay, `weight_prediction=False`, by the real train step:
+
+- regret never exceeds the bounds of Langford, Smola and Zinkevich; against an adversary
+  it grows as they do, like sqrt(K T) for convex and like K log(T / K) for strongly
+  convex losses; where examples come by chance it grows with K more slowly
+- of smooth losses by chance the delay is gone from the excess in the end
+- a delay that is drawn is stable to about the same rate as one of the same mean that is
+  fixed, or less
+- a codec that rounds to many levels costs nothing at any width; error feedback, itself
+  a delay, gives back the less the longer the pipeline
+
+Command: python -m experiments.convex --data-dir ~/tensorflow_datasets
+Time: about ten minutes on 2 cores.
+Result: experiments/results/convex.json, docs/convex.png
+"""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+import tyro
+from rich.console import Console
+
+from experiments import report
+from pipejax import problems
+from pipejax.picture import new_figure
+
+from . import _codecs, _random, _real, _regret, _smooth
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What is run."""
+
+    widths: tuple[int, ...] = (1, 2, 4, 8, 16)
+    """Of the pipeline."""
+    log2_steps: int = 14
+    """Of the longest runs."""
+    data: tuple[str, ...] = ("digits", "mnist", "cifar10_jpeg")
+    """For softmax regression."""
+    data_dir: pathlib.Path | None = None
+    """Where TFDS data sets lie; by default TFDS's own folder."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Of the order of examples."""
+    out: pathlib.Path = report.RESULTS / "convex.json"
+    """Where the result goes."""
+    plot: pathlib.Path = pathlib.Path("docs/convex.png")
+    """Where the picture goes."""
+
+
+def main(config: Config) -> dict[str, Any]:
+    """Runs all parts; prints, writes, draws."""
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", _codecs.DEVICES)
+    result = run_all(config)
+    report.save(config.out, **report.settings(config), **result)
+    show(result)
+    picture(result, config.plot)
+    return result
+
+
+def run_all(config: Config) -> dict[str, Any]:
+    """Every part's figures."""
+    times = 2 ** np.arange(8, config.log2_steps + 1)
+    logistic = some_logistic()
+    steps = 2 ** (config.log2_steps - 2)
+    return {
+        "times": times.tolist(),
+        "regret": {
+            name: _regret.measured(game, config.widths, times, config.seeds)
+            for name, game in _regret.games().items()
+        },
+        "smooth": _smooth.excess_of_averages(
+            logistic, config.widths, times, config.seeds
+        ),
+        "rates": list(RATES),
+        "random": _random.by_rate(
+            logistic, config.widths[1:], RATES, steps, config.seeds
+        ),
+        "codecs": _codecs.excess(logistic, (1, 2, 4), 0.2, steps, config.seeds),
+        "softmax": {
+            name: _real.excess(
+                _real.softmax(name, config.data_dir),
+                config.widths,
+                times[times <= steps],
+                config.seeds,
+            )
+            for name in config.data
+        },
+    }
+
+
+RATES = tuple(0.05 * 2**i for i in range(8))
+
+
+def some_logistic() -> problems.Problem:
+    """Of features of unequal size, so that not all directions learn alike."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(256, 64)) * np.geomspace(1.0, 0.1, 64)
+    y = np.where(x @ rng.normal(size=64) + rng.normal(size=256) > 0, 1, -1)
+    return problems.logistic(x, y, l2=1e-2)
+
+
+def regret_rows(result: dict[str, Any]) -> list[list[str]]:
+    """Titles, then a game a row: how regret grows, and how near the bound it comes."""
+    table = [["losses", "grows with T like", "with K like", "of the bound at most"]]
+    for name, game in result["regret"].items():
+        widths = game["widths"].values()
+        powers = [row["slope in T"] for row in widths]
+        worst = max(row["worst of the bound"] for row in widths)
+        table.append(
+            [
+                name,
+                f"T^{min(powers):.2f} to T^{max(powers):.2f}",
+                f"K^{game['slope in K']:.2f}",
+                f"{worst:.2f}",
+            ]
+        )
+    return table
+
+
+def width_rows(rows: dict[str, Any], title: str) -> list[list[str]]:
+    """Titles, then a row a name: numbers by width, beside the first row's first."""
+    first = next(iter(next(iter(rows.values())).values()))
+    columns = list(next(iter(rows.values())))
+    return [
+        [title, *(f"K={width}" for width in columns)],
+        *(
+            [name, *(f"{value / first:.2f}" for value in row.values())]
+            for name, row in rows.items()
+        ),
+    ]
+
+
+def show(result: dict[str, Any]) -> None:
+    """Prints the tables."""
+    console = Console(width=110)
+    console.print(report.table("regret", regret_rows(result)))
+    console.print(report.table("excess", width_rows(result["codecs"], "codec")))
+
+
+def picture(result: dict[str, Any], path: pathlib.Path) -> None:
+    """Regret beside its bounds; excess of smooth losses; fixed and random delays."""
+    figure = new_figure(figsize=(13, 8), layout="constrained")
+    panels = figure.subplots(2, 3).ravel()
+    times = np.array(result["times"])
+    names = ("adversary, lines", "adversary, parabolas", "absolute loss")
+    for axes, name in zip(panels, names, strict=False):
+        for place, (width, row) in enumerate(result["regret"][name]["widths"].items()):
+            regret, bound = np.array(row["regret"]), np.array(row["bound"])
+            axes.loglog(times, regret / times, color=f"C{place}", label=f"K={width}")
+            axes.loglog(times, bound / times, "--", color=f"C{place}", linewidth=0.8)
+        axes.set(title=f"regret / T: {name}; dashed, the bound", xlabel="T")
+    of_smooth = result["smooth"]
+    for width, row in of_smooth.items():
+        panels[3].semilogx(times, np.array(row) / of_smooth["1"], label=f"K={width}")
+    panels[3].set(title="smooth losses: excess over that of K=1", xlabel="T")
+    for place, (name, row) in enumerate(result["random"].items()):
+        style = "-" if name.startswith("fixed") else ":"
+        panels[4].loglog(
+            result["rates"], row, style, color=f"C{place // 2}", label=name
+        )
+    panels[4].set(title="excess: a fixed and a random delay", xlabel="learning rate")
+    for name, rows in result["softmax"].items():
+        for width, row in rows.items():
+            panels[5].loglog(times[: len(row)], row, label=f"{name}, K={width}")
+    panels[5].set(title="softmax regression: excess", xlabel="steps")
+    for axes in panels:
+        axes.grid(alpha=0.3, which="both")
+        axes.legend(fontsize="x-small")
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))

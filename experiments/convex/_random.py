@@ -1,0 +1,75 @@
+"""A delay that is drawn, as an asynchronous parameter server's, beside a fixed one.
+
+Of p workers each takes a gradient at the parameters it was last sent; whose arrives
+next is chance. A gradient is then p - 1 updates old on average, as in a pipeline of
+width p, but often 0, and sometimes 5 p.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from pipejax import problems
+
+from ._run import epochs, observed
+
+
+def asynchronous(
+    problem: problems.Problem,
+    tx: optax.GradientTransformation,
+    workers: int,
+    batches: Any,
+    seed: int,
+) -> np.ndarray:
+    """The parameters before each update of a server with so many workers, [T, d]."""
+    steps = jax.tree.leaves(batches)[0].shape[0]
+    order = np.random.default_rng(seed).integers(workers, size=steps)
+    start = jnp.zeros(problem.optimum.shape, jnp.float32)
+
+    @jax.jit
+    def run(batches: Any, order: Any) -> Any:
+        def step(carry: Any, arriving: Any) -> Any:
+            w, held, opt_state = carry
+            batch, who = arriving
+            gradient = jax.grad(problem.loss_fn)(held[who], batch)
+            updates, opt_state = tx.update(gradient, opt_state, w)
+            after = optax.apply_updates(w, updates)
+            return (after, held.at[who].set(after), opt_state), w
+
+        held = jnp.tile(start, (workers, 1))
+        return lax.scan(step, (start, held, tx.init(start)), (batches, order))[1]
+
+    return np.asarray(run(batches, jnp.asarray(order)))
+
+
+def by_rate(
+    problem: problems.Problem,
+    widths: tuple[int, ...],
+    rates: tuple[float, ...],
+    steps: int,
+    seeds: tuple[int, ...],
+) -> dict[str, Any]:
+    """Excess of the last tenth's mean loss, by learning rate, fixed beside random."""
+    start = np.zeros(problem.optimum.shape)
+    rows: dict[str, Any] = {}
+    for width in widths:
+        for kind in ("fixed", "random"):
+            found = []
+            for rate in rates:
+                tx = optax.sgd(rate)
+                ends = []
+                for seed in seeds:
+                    batches = epochs(problem, steps, 8, seed)
+                    if kind == "fixed":
+                        args = problem.loss_fn, tx, width, start, batches
+                        path = observed(*args, look=lambda w, _: w)
+                    else:
+                        path = asynchronous(problem, tx, width, batches, seed)
+                    ends += [problem.excess(w) for w in path[-steps // 10 :: 20]]
+                found.append(float(np.mean(ends)))
+            rows[f"{kind}, {width}"] = found
+    return rows

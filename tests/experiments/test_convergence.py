@@ -1,0 +1,128 @@
+"""The convergence experiment, small: what it runs, tunes, keeps and goes on with."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import convergence, learning
+
+SMALL = dict(
+    optimizers=("momentum",),
+    methods=("K=2", "K=2, own gradients", "K=3, last update"),
+    factors=(1.0,),
+    seeds=(0,),
+    cpu_devices=4,
+    steps=50,
+)
+
+
+@pytest.fixture
+def config(tmp_path):
+    (tmp_path / "text.txt").write_text("to be or not to be, that is\n" * 100)
+    return convergence.Config(
+        **SMALL,
+        tasks=("digits", "shakespeare"),
+        text=tmp_path / "text.txt",
+        out=tmp_path / "convergence.json",
+        plot=tmp_path / "convergence.png",
+    )
+
+
+def test_all_is_run_once_and_taken_up_again(config, monkeypatch):
+    result = convergence.run_all(config)
+    methods = [run["method"] for run in result["runs"] if run["task"] == "digits"]
+    swept = len(convergence.OPTIMIZERS["momentum"].rates)
+    # The tuned synchronous run is one of the sweep.
+    assert methods == ["K=1"] * swept + list(SMALL["methods"])
+    assert all(len(run["losses"]) == 25 for run in result["runs"])
+    assert all(run["commit"] for run in result["runs"])
+    convergence.picture(result, config.plot)
+    assert config.plot.stat().st_size > 10_000
+
+    written = json.loads(config.out.read_text())
+    config.out.write_text(json.dumps(written | {"runs": written["runs"][:-1]}))
+    trained = []
+
+    def train(task, run, devices):
+        trained.append(run)
+        return written["runs"][-1]
+
+    monkeypatch.setattr(convergence, "train", train)
+    convergence.run_all(config)
+    (again,) = trained
+    assert again.items() <= written["runs"][-1].items()
+
+
+def test_runs_of_other_settings_are_not_taken_up(config):
+    runs = {"cpu_devices": 4, "steps": 7, "runs": []}
+    config.out.write_text(json.dumps(runs))
+    with pytest.raises(ValueError, match="has runs of other settings"):
+        convergence.run_all(config)
+    assert json.loads(config.out.read_text()) == runs
+
+
+def test_the_rate_is_that_of_the_least_synchronous_loss():
+    runs = [
+        convergence.key("digits", "momentum", rate, "K=1", 0) | {"test_loss": loss}
+        for rate, loss in ((0.0125, 2.0), (0.025, 1.0), (0.05, 1.5), (0.1, None))
+    ]
+    assert convergence.tuned_rate("digits", "momentum", 0, runs) == 0.025
+
+
+def test_rows_are_means_and_say_what_diverged():
+    def run(method, seed, loss, accuracy):
+        ends = {"test_loss": loss, "test_accuracy": accuracy}
+        return convergence.key("digits", "momentum", 0.1, method, seed) | ends
+
+    runs = [
+        *(run("K=1", 0, 0.5, 0.9), run("K=1", 1, 0.7, 0.8)),
+        *(run("K=2", 0, None, 0.1), run("K=2", 1, 0.9, 0.7)),
+    ]
+    result = {"runs": runs, "seeds": [0, 1], "factors": [1.0]}
+    _, synchronous, plain = convergence.rows(result)
+    assert synchronous[3:] == [
+        "K=1",
+        "0.6000 (0.5000-0.7000)",
+        "0.8500 (0.8000-0.9000)",
+        "2",
+    ]
+    assert plain[3:] == ["K=2", "diverged", "0.4000 (0.1000-0.7000)", "2"]
+
+
+@pytest.mark.parametrize("method", convergence.METHODS)
+@pytest.mark.parametrize("optimizer", convergence.OPTIMIZERS)
+def test_every_method_fits_every_optimizer(method, optimizer):
+    tx = convergence.METHODS[method].corrected(
+        convergence.OPTIMIZERS[optimizer], lambda count: 0.1
+    )
+    params = {"matrix": jnp.ones((2, 3)), "bias": jnp.ones(3)}
+    updates, _ = tx.update(params, tx.init(params), params)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(updates))
+
+
+def test_text_for_tests_is_its_last_tenth(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("ab" * 900 + "cd" * 100)
+    task = learning.characters(path, batch_size=8, steps=10)
+    batch = next(task.batches(0))
+    assert batch.shape == (8, 65)
+    assert batch.max() == 1, "of four letters the last two are only in the last tenth"
+    # From 1,800 on, windows that share no more than their ends.
+    held_out = np.resize([2, 3], 200)[np.arange(0, 192, 64)[:, None] + np.arange(65)]
+    params = task.init(0)
+    loss = float(task.loss(params, held_out))
+    assert task.test(params)["test_loss"] == pytest.approx(loss, rel=1e-5)
+
+
+def test_a_missing_text_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no text at"):
+        learning.characters(tmp_path / "none.txt", batch_size=8, steps=10)
+
+
+def test_the_learning_rate_rises_and_falls_to_zero():
+    task = learning.Task(100, None, None, None, None)
+    rates = [float(task.schedule(0.5)(step)) for step in (0, 10, 55, 100)]
+    assert rates == pytest.approx([0, 0.5, 0.25, 0], abs=1e-6)

@@ -1,0 +1,131 @@
+"""The theory of delayed gradients, small: bounds hold, and growth is as it says."""
+
+import json
+
+import numpy as np
+import optax
+import pytest
+
+from experiments.convex import __main__ as convex
+from experiments.convex import _codecs, _random, _real, _regret, _run, _smooth
+from pipejax import problems
+
+WIDTHS = (1, 2, 4, 8)
+TIMES = 2 ** np.arange(8, 13)
+
+
+@pytest.fixture(scope="module")
+def regrets():
+    return {
+        name: _regret.measured(game, WIDTHS, TIMES, seeds=(0, 1))
+        for name, game in _regret.games().items()
+    }
+
+
+def test_no_bound_is_crossed(regrets):
+    for game in regrets.values():
+        assert all(row["worst of the bound"] < 1 for row in game["widths"].values())
+
+
+def test_against_coin_tosses_regret_is_what_nobody_can_avoid(regrets):
+    """`sqrt(2 K T / pi)`, for coins that the learner hears of too late.
+
+    A mean of 128 games, each a half-normal variable and, of the learner's own guesses,
+    a normal one not larger: deviation `sqrt(pi/2 - 1 + pi/2) / sqrt(128)` = 0.13 of
+    the mean, of which 4 are allowed.
+    """
+    for width, row in regrets["adversary, lines"]["widths"].items():
+        least = np.sqrt(2 * int(width) * TIMES / np.pi)
+        np.testing.assert_allclose(row["regret"], least, rtol=0.52)
+
+
+def test_against_an_adversary_regret_grows_like_the_root_of_both(regrets):
+    """`R ~ sqrt(K T)`: 0.13 more or less at one end of a factor 4 is 0.1 of slope."""
+    game = regrets["adversary, lines"]
+    slopes = [row["slope in T"] for row in game["widths"].values()]
+    np.testing.assert_allclose([*slopes, game["slope in K"]], 0.5, atol=0.2)
+
+
+def test_strongly_convex_regret_grows_like_a_logarithm(regrets):
+    """`R = K/2 log(T/K)` and what the first block costs: differences, in octaves."""
+    for width, row in regrets["adversary, parabolas"]["widths"].items():
+        octaves = np.diff(row["regret"]) / (int(width) / 2 * np.log(2))
+        assert octaves.mean() == pytest.approx(1.0, abs=0.3)
+
+
+def test_by_chance_a_delay_costs_less_than_against_an_adversary(regrets):
+    assert regrets["absolute loss"]["slope in K"] < 0.4
+    assert regrets["ridge"]["slope in K"] < 0.8
+
+
+def test_of_smooth_losses_the_delay_is_gone_in_the_end():
+    rows = _smooth.excess_of_averages(convex.some_logistic(), (1, 8), TIMES, (0, 1))
+    behind = np.array(rows["8"]) / np.array(rows["1"])
+    assert behind[0] > behind[-1]
+    assert behind[-1] < 1.05
+
+
+def test_one_asynchronous_worker_is_synchronous():
+    problem, tx = convex.some_logistic(), optax.sgd(0.1)
+    batches = _run.epochs(problem, 20, 4, seed=0)
+    start = np.zeros(problem.optimum.shape)
+    path = _run.observed(problem.loss_fn, tx, 1, start, batches, look=lambda w, _: w)
+    alone = _random.asynchronous(problem, tx, 1, batches, seed=0)
+    np.testing.assert_allclose(alone, path, rtol=1e-5, atol=1e-7)
+
+
+def test_asynchronous_workers_use_what_they_were_last_sent():
+    """On a quadratic without noise, written out."""
+    problem = problems.quadratic([1.0, 2.0], noise=0.0)
+    batches = problem.batch(np.zeros((12, 1), int))
+    path = _random.asynchronous(problem, optax.sgd(0.1), 3, batches, seed=5)
+    curvature = np.asarray(
+        [problem.value(problem.optimum + e) - problem.minimum for e in np.eye(2)]
+    )
+    assert curvature.sum() == pytest.approx(1.5)  # half the trace
+    order = np.random.default_rng(5).integers(3, size=12)
+    w, held, expected = np.zeros(2), np.zeros((3, 2)), []
+    gradient = _gradient(problem)
+    for who in order:
+        expected.append(w)
+        w = w - 0.1 * gradient(held[who])
+        held[who] = w
+    np.testing.assert_allclose(path, expected, rtol=1e-4, atol=1e-6)
+
+
+def _gradient(problem):
+    """Of a quadratic, from its values at a distance."""
+
+    def gradient(w):
+        return np.array(
+            [(problem.value(w + e) - problem.value(w - e)) / 2 for e in np.eye(2)]
+        )
+
+    return gradient
+
+
+def test_rounding_to_many_levels_costs_nothing_and_dropping_does():
+    rows = _codecs.excess(convex.some_logistic(), (1, 2), 0.2, 1024, (0,))
+    for width in ("1", "2"):
+        exact = rows["all bits"][width]
+        assert rows["int8"][width] == pytest.approx(exact, rel=0.1)
+        assert rows["top 10 %"][width] > 1.5 * exact
+        assert rows["top 10 %, fed back"][width] < rows["top 10 %"][width]
+
+
+def test_pooled_images_are_means():
+    images = np.arange(32.0).reshape(1, 4, 4, 2)
+    np.testing.assert_array_equal(
+        _real.pooled(images, 4)[0, 0, 0], images.mean((0, 1, 2))
+    )
+
+
+def test_all_parts_and_their_picture(tmp_path):
+    config = convex.Config(
+        widths=(1, 2, 4), log2_steps=11, data=("digits",), seeds=(0,)
+    )
+    found = json.loads(json.dumps(convex.run_all(config)))  # as it is written down
+    assert found["softmax"]["digits"].keys() == {"1", "2", "4"}
+    convex.show(found)
+    convex.picture(found, path := tmp_path / "convex.png")
+    assert path.stat().st_size > 10_000
