@@ -82,4 +82,5 @@ def _git(*arguments: str) -> str:
 
 def _module_and_arguments() -> list[str]:
     spec = sys.modules["__main__"].__spec__
-    return [spec.name if spec else sys.argv[0], *sys.argv[1:]]
+    name = spec.name.removesuffix(".__main__") if spec else sys.argv[0]
+    return [name, *sys.argv[1:]]

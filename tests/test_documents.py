@@ -14,6 +14,7 @@ import pytest
 
 import pipejax as pj
 from experiments import time_to_accuracy
+from experiments.convex import __main__ as convex
 from pipejax import codecs
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -271,6 +272,15 @@ def rows_of_stability():
         yield f"| {name} | " + " | ".join(f"{x:.3g}" for x in limits) + " |"
 
 
+def rows_of_convex():
+    found = result("convex")
+    for rows in (
+        convex.regret_rows(found)[1:],
+        convex.width_rows(found["codecs"], "codec")[1:],
+    ):
+        yield from (f"| {' | '.join(cells)} |" for cells in rows)
+
+
 def words_on_8_bits():
     """What 8 bits, at the accuracy of all bits, gain where they gain most."""
     for cell in result("speedup")["cells"]:
@@ -326,6 +336,7 @@ def rows_of_time_to_accuracy():
         ("docs/compression.md", rows_of_codec_speed),
         ("docs/timing.md", rows_of_allreduce_profile),
         ("docs/convergence.md", rows_of_stability),
+        ("docs/convergence.md", rows_of_convex),
     ],
 )
 def test_figures_are_those_of_the_result_files(path, rows):
