@@ -15,7 +15,7 @@ server and is done first, and the last copy is when all are.
 Command: python -m experiments.time_to_accuracy [--race cifar10]
          --data-dir ~/tensorflow_datasets
          A run that was broken off goes on with the seeds that its result lacks.
-Time: on 2 cores 50 minutes, of CIFAR-10 two hours and ten minutes.
+Time: on 2 cores 35 to 50 minutes, of CIFAR-10 one to two hours.
 Result: experiments/results/time_to_accuracy_mnist.json and _cifar10.json,
         docs/time_to_accuracy_mnist.png and _cifar10.png
 """

@@ -13,26 +13,29 @@ import optax
 import pipejax as pj
 from pipejax import codecs, collectives, problems
 
-from ._run import epochs, observed
+from ._run import epochs, left, path
 
 DEVICES = 4
 BLOCK = 64  # elements that share a scale: a problem has few
 
 
+CODECS = {
+    "truncate": codecs.truncate(),
+    "int8": codecs.int8(BLOCK),
+    "int4": codecs.int4(BLOCK),
+    "int4, fed back": codecs.error_feedback(codecs.int4(BLOCK)),
+    "sign, fed back": codecs.error_feedback(codecs.sign(BLOCK)),
+    "top 10 %": codecs.top_k(0.1),
+    "top 10 %, fed back": codecs.error_feedback(codecs.top_k(0.1)),
+}
+
+
 def all_reduces() -> dict[str, collectives.AllReduce]:
     """How gradients are summed, by name."""
-    kept = codecs.error_feedback
-    coded = {
-        "truncate": codecs.truncate(),
-        "int8": codecs.int8(BLOCK),
-        "int4": codecs.int4(BLOCK),
-        "int4, fed back": kept(codecs.int4(BLOCK)),
-        "sign, fed back": kept(codecs.sign(BLOCK)),
-        "top 10 %": codecs.top_k(0.1),
-        "top 10 %, fed back": kept(codecs.top_k(0.1)),
-    }
-    made = {name: collectives.two_shot(codec) for name, codec in coded.items()}
-    return {"all bits": collectives.psum(), **made}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # biased, as is meant
+        coded = {name: collectives.two_shot(codec) for name, codec in CODECS.items()}
+    return {"all bits": collectives.psum(), **coded}
 
 
 def excess(
@@ -43,41 +46,20 @@ def excess(
     seeds: tuple[int, ...],
 ) -> dict[str, Any]:
     """Mean excess of the last tenth of the steps, a row a codec, a column a width."""
-    start = np.zeros(problem.optimum.shape)
-    rows = {}
-    warnings.simplefilter("ignore", UserWarning)  # that a codec is biased, as meant
+    rows: dict[str, Any] = {}
     for name, all_reduce in all_reduces().items():
-        rows[name] = {
-            str(width): float(
-                np.mean(
-                    [
-                        _end(problem, all_reduce, width, rate, steps, start, seed)
-                        for seed in seeds
-                    ]
+        settings = {"mesh": pj.data_mesh(DEVICES), "all_reduce": all_reduce}
+        rows[name] = {}
+        for width in widths:
+            runs = (
+                path(
+                    problem,
+                    optax.sgd(rate),
+                    width,
+                    epochs(problem, steps, 4 * DEVICES, seed),
+                    **settings,
                 )
+                for seed in seeds
             )
-            for width in widths
-        }
+            rows[name][str(width)] = float(np.mean([left(problem, r) for r in runs]))
     return rows
-
-
-def _end(
-    problem: problems.Problem,
-    all_reduce: collectives.AllReduce,
-    width: int,
-    rate: float,
-    steps: int,
-    start: np.ndarray,
-    seed: int,
-) -> float:
-    path = observed(
-        problem.loss_fn,
-        optax.sgd(rate),
-        width,
-        start,
-        epochs(problem, steps, 4 * DEVICES, seed),
-        look=lambda w, _: w,
-        mesh=pj.data_mesh(DEVICES),
-        all_reduce=all_reduce,
-    )
-    return float(np.mean([problem.excess(w) for w in path[-steps // 10 :: 20]]))

@@ -15,7 +15,7 @@ from jax import lax
 
 from pipejax import problems
 
-from ._run import epochs, observed
+from ._run import epochs, left, path
 
 
 def asynchronous(
@@ -54,22 +54,20 @@ def by_rate(
     seeds: tuple[int, ...],
 ) -> dict[str, Any]:
     """Excess of the last tenth's mean loss, by learning rate, fixed beside random."""
-    start = np.zeros(problem.optimum.shape)
     rows: dict[str, Any] = {}
     for width in widths:
-        for kind in ("fixed", "random"):
-            found = []
-            for rate in rates:
-                tx = optax.sgd(rate)
-                ends = []
-                for seed in seeds:
-                    batches = epochs(problem, steps, 8, seed)
-                    if kind == "fixed":
-                        args = problem.loss_fn, tx, width, start, batches
-                        path = observed(*args, look=lambda w, _: w)
-                    else:
-                        path = asynchronous(problem, tx, width, batches, seed)
-                    ends += [problem.excess(w) for w in path[-steps // 10 :: 20]]
-                found.append(float(np.mean(ends)))
-            rows[f"{kind}, {width}"] = found
+        fixed, drawn = [], []
+        for rate in rates:
+            tx, ends = optax.sgd(rate), []
+            for seed in seeds:
+                batches = epochs(problem, steps, 8, seed)
+                runs = (
+                    path(problem, tx, width, batches),
+                    asynchronous(problem, tx, width, batches, seed),
+                )
+                ends.append([left(problem, run) for run in runs])
+            of_fixed, of_drawn = np.mean(ends, axis=0).tolist()
+            fixed.append(of_fixed)
+            drawn.append(of_drawn)
+        rows |= {f"fixed, {width}": fixed, f"random, {width}": drawn}
     return rows

@@ -15,12 +15,12 @@ import pipejax as pj
 from experiments import data
 from pipejax import problems
 
-from ._run import epochs, observed
+from ._codecs import DEVICES
+from ._run import epochs, path
 
 POOLED = {"digits": 1, "mnist": 2, "cifar10_jpeg": 4}
 L2 = 1e-3
 EXAMPLES = 10_000  # of a data set at most
-DEVICES = 4
 
 
 def softmax(name: str, data_dir: pathlib.Path | None) -> problems.Problem:
@@ -54,20 +54,13 @@ def excess(
     rate = 0.25 * pj.stability.max_learning_rate(
         optax.sgd, max(widths), curvature=problem.smoothness
     )
-    start = np.zeros(problem.optimum.shape)
     rows: dict[str, Any] = {}
     for width in widths:
         ends = []
         for seed in seeds:
-            path = observed(
-                problem.loss_fn,
-                optax.sgd(rate),
-                width,
-                start,
-                epochs(problem, int(times[-1]), 64, seed),
-                look=lambda w, _: w,
-                mesh=pj.data_mesh(DEVICES),
-            )
-            ends.append([problem.excess(path[time - 1]) for time in times])
+            batches = epochs(problem, int(times[-1]), 64, seed)
+            settings = {"mesh": pj.data_mesh(DEVICES)}
+            run = path(problem, optax.sgd(rate), width, batches, **settings)
+            ends.append([problem.excess(run[time - 1]) for time in times])
         rows[str(width)] = np.mean(ends, axis=0).tolist()
     return rows

@@ -58,6 +58,24 @@ def observed(
     return np.asarray(run(train.init(jnp.asarray(start, jnp.float32)), batches))
 
 
+def path(
+    problem: problems.Problem,
+    tx: optax.GradientTransformation,
+    width: int,
+    batches: Any,
+    **settings: Any,
+) -> np.ndarray:
+    """The parameters before each step, from 0, [T, ...]."""
+    start = np.zeros(problem.optimum.shape)
+    args = problem.loss_fn, tx, width, start, batches
+    return observed(*args, look=lambda w, _: w, **settings)
+
+
+def left(problem: problems.Problem, path: np.ndarray) -> float:
+    """Mean excess over the last tenth of a path, every 20th step of it."""
+    return float(np.mean([problem.excess(w) for w in path[-len(path) // 10 :: 20]]))
+
+
 def epochs(problem: problems.Problem, steps: int, size: int, seed: int) -> Any:
     """Batches [steps, size, ...], each epoch in an order of its own."""
     rng = np.random.default_rng(seed)

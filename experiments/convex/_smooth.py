@@ -16,7 +16,7 @@ import optax
 
 from pipejax import problems
 
-from ._run import epochs, observed
+from ._run import epochs, path
 
 
 def excess_of_averages(
@@ -38,11 +38,8 @@ def excess_of_averages(
         found = []
         for seed in seeds:
             batches = epochs(problem, int(times[-1]), 1, seed)
-            start = np.zeros(problem.optimum.shape)
-            path = observed(
-                problem.loss_fn, tx, width, start, batches, look=lambda w, _: w
-            ).astype(np.float64)
-            means = np.cumsum(path, axis=0)[times - 1] / times[:, None]
+            run = path(problem, tx, width, batches).astype(np.float64)
+            means = np.cumsum(run, axis=0)[times - 1] / times[:, None]
             found.append([problem.excess(w) for w in means])
         rows[str(width)] = np.mean(found, axis=0).tolist()
     return rows

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import convergence, learning
+from experiments import learning
+from experiments.convergence import __main__ as convergence
 
 SMALL = dict(
     optimizers=("momentum",),

@@ -1,7 +1,5 @@
 """The theory of delayed gradients, small: bounds hold, and growth is as it says."""
 
-import json
-
 import numpy as np
 import optax
 import pytest
@@ -68,8 +66,7 @@ def test_of_smooth_losses_the_delay_is_gone_in_the_end():
 def test_one_asynchronous_worker_is_synchronous():
     problem, tx = convex.some_logistic(), optax.sgd(0.1)
     batches = _run.epochs(problem, 20, 4, seed=0)
-    start = np.zeros(problem.optimum.shape)
-    path = _run.observed(problem.loss_fn, tx, 1, start, batches, look=lambda w, _: w)
+    path = _run.path(problem, tx, 1, batches)
     alone = _random.asynchronous(problem, tx, 1, batches, seed=0)
     np.testing.assert_allclose(alone, path, rtol=1e-5, atol=1e-7)
 
@@ -118,14 +115,3 @@ def test_pooled_images_are_means():
     np.testing.assert_array_equal(
         _real.pooled(images, 4)[0, 0, 0], images.mean((0, 1, 2))
     )
-
-
-def test_all_parts_and_their_picture(tmp_path):
-    config = convex.Config(
-        widths=(1, 2, 4), log2_steps=11, data=("digits",), seeds=(0,)
-    )
-    found = json.loads(json.dumps(convex.run_all(config)))  # as it is written down
-    assert found["softmax"]["digits"].keys() == {"1", "2", "4"}
-    convex.show(found)
-    convex.picture(found, path := tmp_path / "convex.png")
-    assert path.stat().st_size > 10_000

@@ -48,6 +48,28 @@ def test_widths(tmp_path):
     assert record["command"].startswith("python -m experiments.widths --data digits")
 
 
+def test_convex(tmp_path):
+    out, plot = tmp_path / "convex.json", tmp_path / "convex.png"
+    size = ("--widths", "1", "2", "4", "--log2-steps", "11", "--seeds", "0")
+    files = ("--out", str(out), "--plot", str(plot))
+    printed = experiment("convex", *size, "--data", "digits", *files)
+    assert "adversary, lines" in printed
+    record = json.loads(out.read_text())
+    assert record["command"].startswith("python -m experiments.convex --widths")
+    assert record["softmax"]["digits"].keys() == {"1", "2", "4"}
+    assert plot.stat().st_size > 10_000
+
+
+def test_convergence(tmp_path):
+    out, plot = tmp_path / "convergence.json", tmp_path / "convergence.png"
+    grid = ("--tasks", "digits", "--optimizers", "adamw", "--methods", "K=2")
+    size = ("--seeds", "0", "--factors", "1.0", "--steps", "30")
+    files = ("--out", str(out), "--plot", str(plot))
+    assert "K=2" in experiment("convergence", *grid, *size, *files)
+    assert json.loads(out.read_text())["runs"][-1]["method"] == "K=2"
+    assert plot.stat().st_size > 10_000
+
+
 def test_codecs(tmp_path):
     out = tmp_path / "codecs.json"
     grid = ("--data", "digits", "--rows", "none", "sign, fed back", "power_sgd")

@@ -1,0 +1,1 @@
+"""How a delay changes what is learned, and what corrects it."""

@@ -1,0 +1,192 @@
+"""How a delay changes what is learned, and what corrects it.
+
+Claim: with `weight_prediction`, a pipeline of width 2 ends where synchronous training
+does, for SGD with momentum, AdamW and Muon, the learning rate tuned for synchronous
+training and then left alone; also at twice that, where synchronous training still
+learns. A plain delay does not.
+
+Three tasks (`experiments.learning`), four virtual devices, the real train step, equal
+steps, the same batches, no synchronous warm-up. First the learning rate: that of the
+sweep, a factor 2 apart, whose synchronous run of the first seed ends with the least
+test loss. Then every method at it; a plain delay and the default also at twice that.
+
+Command: python -m experiments.convergence --text tinyshakespeare.txt
+         A run that was broken off goes on where it was.
+Time: on 2 cores eight hours, nearly half of it Muon's.
+Result: experiments/results/convergence.json, docs/convergence.png
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import tyro
+from rich.console import Console
+
+import pipejax as pj
+from experiments import data, learning, report
+from pipejax import corrections
+
+from ._contenders import METHODS, OPTIMIZERS, TWICE
+from ._runs import Run, found, key, tuned_rate
+from ._show import picture, rows
+
+TASKS = ("mnist", "cifar10", "shakespeare")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What is run."""
+
+    tasks: tuple[str, ...] = TASKS
+    """Of `experiments.learning`."""
+    optimizers: tuple[str, ...] = tuple(OPTIMIZERS)
+    """Which."""
+    methods: tuple[str, ...] = tuple(METHODS)
+    """Which, besides synchronous training."""
+    factors: tuple[float, ...] = (1.0, 2.0)
+    """Times the tuned learning rate."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Of parameters and batches."""
+    steps: int | None = None
+    """Of every run; by default the task's own."""
+    data_dir: pathlib.Path | None = None
+    """Where TFDS data sets lie; by default TFDS's own folder."""
+    text: pathlib.Path = pathlib.Path("tinyshakespeare.txt")
+    """What the transformer reads."""
+    cpu_devices: int = 4
+    """Virtual devices."""
+    out: pathlib.Path = report.RESULTS / "convergence.json"
+    """Where the result goes, and what was there is taken up."""
+    plot: pathlib.Path = pathlib.Path("docs/convergence.png")
+    """Where the picture goes."""
+
+
+def main(config: Config) -> dict[str, Any]:
+    """Runs what is not there yet; prints the table, draws."""
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", config.cpu_devices)
+    result = run_all(config)
+    Console(width=120).print(report.table("test loss, accuracy", rows(result)))
+    picture(result, config.plot)
+    return result
+
+
+def run_all(config: Config) -> dict[str, Any]:
+    """Runs what is not there yet, writing each run down."""
+    runs = begun(config)
+    for name in config.tasks:
+        task = make_task(name, config)
+        for optimizer in config.optimizers:
+            for run in itertools.chain(
+                sweep(name, optimizer, config), grid(name, optimizer, config, runs)
+            ):
+                if found(runs, run) is None:
+                    runs.append(run | train(task, run, config.cpu_devices))
+                    record(config, runs)
+    return record(config, runs)
+
+
+def make_task(name: str, config: Config) -> learning.Task:
+    """A task by name."""
+    if name == "shakespeare":
+        task = learning.characters(config.text, batch_size=16, steps=2000)
+    elif name == "cifar10":
+        dataset = data.load("cifar10_jpeg", data_dir=config.data_dir)
+        task = learning.classifier("cnn", dataset, batch_size=64, steps=1500)
+    else:
+        dataset = data.load(name, data_dir=config.data_dir)
+        task = learning.classifier("mlp", dataset, batch_size=256, steps=1500)
+    return dataclasses.replace(task, steps=config.steps or task.steps)
+
+
+def sweep(task: str, optimizer: str, config: Config) -> Iterator[Run]:
+    """The runs that tune the learning rate."""
+    for rate in OPTIMIZERS[optimizer].rates:
+        yield key(task, optimizer, rate, "K=1", config.seeds[0])
+
+
+def grid(task: str, optimizer: str, config: Config, runs: list[Run]) -> Iterator[Run]:
+    """The runs that are compared."""
+    tuned = tuned_rate(task, optimizer, config.seeds[0], runs)
+    methods = ("K=1", *(name for name in config.methods if name != "K=1"))
+    for factor, name, seed in itertools.product(config.factors, methods, config.seeds):
+        if factor == 1 or name in TWICE:
+            yield key(task, optimizer, factor * tuned, name, seed)
+
+
+def train(task: learning.Task, run: Run, devices: int) -> Run:
+    """How a run ends, and its training loss on the way."""
+    how, seed = METHODS[run["method"]], run["seed"]
+    tx = how.corrected(OPTIMIZERS[run["optimizer"]], task.schedule(run["rate"]))
+    step = pj.make_train_step(
+        task.loss,
+        tx,
+        mesh=pj.data_mesh(devices),
+        width=how.width,
+        weight_prediction=how.weight_prediction,
+        executor="fused",
+    )
+    state = step.init(task.init(seed))
+    losses = []
+    for _, batch in zip(range(task.steps), task.batches(seed), strict=False):
+        state, info = step.step(state, batch)
+        losses.append(info.loss)
+    state = step.drain(state)
+    params = state.params
+    if how.extrapolates:
+        params = corrections.unextrapolated(state.opt_state, params)
+    reported = np.array(losses)[how.width - 1 :]  # before, nothing has arrived
+    means = [float(np.mean(part)) for part in np.array_split(reported, 25)]
+    end = {**task.test(jax.device_get(params)), "skipped": int(state.skipped)}
+    print(run, end, flush=True)
+    return {
+        **{name: finite(value) for name, value in end.items()},
+        "losses": [finite(loss) for loss in means],
+        "commit": report.commit(),
+    }
+
+
+def finite(value: float) -> float | None:
+    """None for what is not: JSON has no NaN."""
+    return value if math.isfinite(value) else None
+
+
+def begun(config: Config) -> list[Run]:
+    """The runs of a result that was broken off; each knows its commit."""
+    if not config.out.exists():
+        return []
+    before, now = json.loads(config.out.read_text()), settings(config)
+    if not now.items() <= before.items():
+        raise ValueError(
+            f"{config.out} has runs of other settings than {now}: give another --out,"
+            " or remove it"
+        )
+    return before["runs"]
+
+
+def settings(config: Config) -> dict[str, Any]:
+    """What all runs of a result have in common."""
+    return {"cpu_devices": config.cpu_devices, "steps": config.steps}
+
+
+def record(config: Config, runs: list[Run]) -> dict[str, Any]:
+    """Writes down what has been run."""
+    result = {
+        **settings(config),
+        "factors": list(config.factors),
+        "seeds": list(config.seeds),
+        "runs": runs,
+    }
+    report.save(config.out, seed=config.seeds[0], **result)
+    return result
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))

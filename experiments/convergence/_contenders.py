@@ -1,0 +1,107 @@
+"""Optimizers as a user would have tuned them, and what there is against a delay."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import optax
+
+from pipejax import corrections
+
+
+def octaves(least: float, count: int) -> tuple[float, ...]:
+    """Each twice the one before."""
+    return tuple(least * 2**i for i in range(count))
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """What a user would have tuned."""
+
+    make: Callable[[optax.Schedule], optax.GradientTransformation]
+    """From a learning rate."""
+    momentum: float
+    """Decay of its average of gradients."""
+    rates: tuple[float, ...]
+    """The sweep."""
+
+
+OPTIMIZERS = {
+    "momentum": Optimizer(
+        functools.partial(optax.sgd, momentum=0.9), 0.9, octaves(0.0125, 6)
+    ),
+    "adamw": Optimizer(optax.adamw, 0.9, octaves(0.0005, 5)),
+    # Updates as large as AdamW's (Liu et al. 2025, https://arxiv.org/abs/2502.16982).
+    "muon": Optimizer(
+        functools.partial(optax.contrib.muon, consistent_rms=0.2),
+        0.95,
+        octaves(0.0005, 6),
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A pipeline of some width, and how its delay is corrected."""
+
+    width: int
+    """Of the pipeline."""
+    weight_prediction: bool = False
+    """Of `pj.make_train_step`."""
+    before: Callable[[float], optax.GradientTransformation] | None = None
+    """From the optimizer's momentum to what the gradient goes through first."""
+    after: Callable[[float], optax.GradientTransformation] | None = None
+    """To what the optimizer's update goes through."""
+    extrapolates: bool = False
+    """Whether `after` leaves the parameters ahead of those to be tested."""
+
+    def corrected(
+        self, optimizer: Optimizer, rate: optax.Schedule
+    ) -> optax.GradientTransformation:
+        """The optimizer with its correction."""
+        made = [
+            correction(optimizer.momentum) if correction else optax.identity()
+            for correction in (self.before, self.after)
+        ]
+        return optax.chain(made[0], optimizer.make(rate), made[1])
+
+
+def predictions_of(width: int) -> dict[str, Method]:
+    """What does best against a delay, and a plain one."""
+    return {
+        "": Method(width),
+        ", own gradients": Method(width, weight_prediction=True),
+        ", last update": Method(
+            width,
+            after=lambda _: corrections.extrapolate_updates(width - 1),
+            extrapolates=True,
+        ),
+        ", robust": Method(
+            width, after=lambda momentum: corrections.delay_robust(momentum, width)
+        ),
+    }
+
+
+def others_of(width: int) -> dict[str, Method]:
+    """What else there is."""
+    return {
+        ", average": Method(
+            width, before=lambda _: corrections.average_gradients(width)
+        ),
+        ", scaled": Method(
+            width, after=lambda _: corrections.scale_by_staleness(width)
+        ),
+        ", DC-ASGD": Method(
+            width, before=lambda _: corrections.delay_compensation(width)
+        ),
+    }
+
+
+METHODS = {
+    "K=1": Method(1),
+    **{f"K=2{name}": method for name, method in predictions_of(2).items()},
+    **{f"K=2{name}": method for name, method in others_of(2).items()},
+    **{f"K=3{name}": method for name, method in predictions_of(3).items()},
+}
+# At twice the tuned rate: plain, and the default.
+TWICE = ("K=1", "K=2", "K=2, own gradients", "K=3", "K=3, own gradients")
