@@ -50,7 +50,7 @@ def table(title: str, rows: list[list[str]]) -> Table:
 def settings(config: Any) -> dict[str, Any]:
     """What an experiment was run with, where on this machine aside; and its seed."""
     found = dataclasses.asdict(config)
-    for place in {"out", "plot", "data_dir", "child"} & found.keys():
+    for place in {"out", "plot", "stability_plot", "data_dir", "child"} & found.keys():
         del found[place]
     return {"seed": found["seeds"][0], **found} if "seeds" in found else found
 

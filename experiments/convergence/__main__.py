@@ -35,7 +35,7 @@ from pipejax import corrections
 
 from ._contenders import METHODS, OPTIMIZERS, TWICE
 from ._runs import Run, found, key, tuned_rate
-from ._show import picture, rows
+from ._show import losses, picture, rows
 
 TASKS = ("mnist", "cifar10", "shakespeare")
 
@@ -73,7 +73,8 @@ def main(config: Config) -> dict[str, Any]:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", config.cpu_devices)
     result = run_all(config)
-    Console(width=120).print(report.table("test loss, accuracy", rows(result)))
+    Console(width=160).print(report.table("beside K=1", rows(result)))
+    Console(width=160).print(report.table("test loss", losses(result)))
     picture(result, config.plot)
     return result
 

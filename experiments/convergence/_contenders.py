@@ -69,8 +69,8 @@ class Method:
 def predictions_of(width: int) -> dict[str, Method]:
     """What does best against a delay, and a plain one."""
     return {
-        "": Method(width),
-        ", own gradients": Method(width, weight_prediction=True),
+        ", plain": Method(width),
+        ", predicted": Method(width, weight_prediction=True),
         ", last update": Method(
             width,
             after=lambda _: corrections.extrapolate_updates(width - 1),
@@ -104,4 +104,4 @@ METHODS = {
     **{f"K=3{name}": method for name, method in predictions_of(3).items()},
 }
 # At twice the tuned rate: plain, and the default.
-TWICE = ("K=1", "K=2", "K=2, own gradients", "K=3", "K=3, own gradients")
+TWICE = ("K=1", "K=2, plain", "K=2, predicted", "K=3, plain", "K=3, predicted")

@@ -1,43 +1,116 @@
-"""Runs as a table and as a picture."""
+"""Runs as tables and as a picture."""
 
 import itertools
 import math
 import pathlib
 import statistics
+from collections.abc import Iterator
 from typing import Any
 
 from pipejax.picture import new_figure
 
-from ._contenders import METHODS
+from ._contenders import METHODS, TWICE
 from ._runs import Run, of_seeds, pairs, tuned_rate
 
-DRAWN = ("K=1", "K=2", "K=2, own gradients", "K=3, own gradients", "K=2, robust")
+DRAWN = ("K=1", "K=2, plain", "K=2, predicted", "K=3, predicted", "K=2, robust")
+# How far from synchronous training the default may end: of one of the two, at K=2.
+NATS, POINTS = 0.01, 0.2
 
 
 def rows(result: dict[str, Any]) -> list[list[str]]:
-    """Titles, then a task, optimizer, factor and method a row, means over seeds."""
-    table = [["task", "optimizer", "rate", "method", "loss", "accuracy", "seeds"]]
-    runs, seeds = result["runs"], result["seeds"]
-    for task, optimizer in pairs(runs):
-        tuned = tuned_rate(task, optimizer, seeds[0], runs)
-        for factor, method in itertools.product(result["factors"], METHODS):
-            if ends := of_seeds(result, task, optimizer, factor * tuned, method):
-                rate = f"{factor * tuned:g}"
-                cells = [
-                    mean_and_range(ends, name)
-                    for name in ("test_loss", "test_accuracy")
-                ]
-                table.append([task, optimizer, rate, method, *cells, str(len(ends))])
+    """Beside synchronous training: plain delays and the default, at every rate.
+
+    A cell is the change of test loss in nats and of test accuracy in points, mean and
+    standard error over seeds that have the same parameters and batches at first; a star
+    where it misses `NATS` and `POINTS`, or twice that at K=3.
+    """
+    delayed = [name for name in TWICE if name != "K=1"]
+    table = [["task", "optimizer", "rate", "K=1", *delayed]]
+    for task, optimizer, rate in compared(result):
+        synchronous = of_seeds(result, task, optimizer, rate, "K=1")
+        if not synchronous:
+            continue
+        cells = [loss_and_accuracy(synchronous)]
+        for name in delayed:
+            runs = of_seeds(result, task, optimizer, rate, name)
+            cells.append(change(runs, synchronous, METHODS[name].width))
+        table.append([task, optimizer, f"{rate:g}", *cells])
     return table
 
 
-def mean_and_range(runs: list[Run], name: str) -> str:
-    """Of the seeds: `0.064 (0.062-0.067)`; or that it diverged."""
-    values = [run[name] for run in runs]
-    if None in values:
+def losses(result: dict[str, Any]) -> list[list[str]]:
+    """Of every method the test loss at the tuned rate, mean over seeds."""
+    table = [["task", "optimizer", *METHODS]]
+    for task, optimizer in pairs(result["runs"]):
+        rate = tuned_rate(task, optimizer, result["seeds"][0], result["runs"])
+        runs = [of_seeds(result, task, optimizer, rate, name) for name in METHODS]
+        table.append([task, optimizer, *map(loss, runs)])
+    return table
+
+
+def compared(result: dict[str, Any]) -> Iterator[tuple[str, str, float]]:
+    """Tasks, optimizers and learning rates at which methods were compared."""
+    for (task, optimizer), factor in itertools.product(
+        pairs(result["runs"]), result["factors"]
+    ):
+        tuned = tuned_rate(task, optimizer, result["seeds"][0], result["runs"])
+        yield task, optimizer, factor * tuned
+
+
+def loss_and_accuracy(runs: list[Run]) -> str:
+    """`0.0513, 98.4 %`, means; or that one diverged."""
+    if diverged(runs):
         return "diverged"
-    mean, least, most = (of(values) for of in (statistics.mean, min, max))
-    return f"{mean:.4f} ({least:.4f}-{most:.4f})"
+    return f"{loss(runs)}, {100 * mean(runs, 'test_accuracy'):.1f} %"
+
+
+def loss(runs: list[Run]) -> str:
+    """Its mean; empty where there is none."""
+    if not runs:
+        return ""
+    return "diverged" if diverged(runs) else f"{mean(runs, 'test_loss'):.4f}"
+
+
+def change(runs: list[Run], synchronous: list[Run], width: int) -> str:
+    """`+0.0012 ± 0.0004, -0.03 ± 0.02`; see `rows`."""
+    if not runs:
+        return ""
+    if diverged(runs) or diverged(synchronous):
+        return "diverged"
+    nats = differences(runs, synchronous, "test_loss")
+    points = [100 * x for x in differences(runs, synchronous, "test_accuracy")]
+    allowed = (width - 1) * (1 + 1e-9)  # as much as the bar is within it
+    within = (
+        statistics.mean(nats) <= allowed * NATS
+        or statistics.mean(points) >= -allowed * POINTS
+    )
+    of_nats, of_points = spread(nats, 4), spread(points, 2)
+    return f"{of_nats}, {of_points}{'' if within else ' *'}"
+
+
+def differences(runs: list[Run], others: list[Run], name: str) -> list[float]:
+    """Seed by seed, as far as both have been run."""
+    before = {run["seed"]: run[name] for run in others}
+    return [run[name] - before[run["seed"]] for run in runs if run["seed"] in before]
+
+
+def spread(values: list[float], digits: int) -> str:
+    """`+1.23 ± 0.45`: mean and its standard error, where there are two or more."""
+    middle = f"{statistics.mean(values):+.{digits}f}"
+    if len(values) < 2:
+        return middle
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return f"{middle} ± {error:.{digits}f}"
+
+
+def diverged(runs: list[Run]) -> bool:
+    """Whether one ended with no finite loss, or worse than a blind guess."""
+    return any(run["test_loss"] is None or run["test_loss"] > 4.2 for run in runs)
+
+
+def mean(runs: list[Run], name: str) -> float:
+    """Over the seeds."""
+    return statistics.mean(run[name] for run in runs)
 
 
 def picture(result: dict[str, Any], path: pathlib.Path) -> None:
@@ -55,9 +128,9 @@ def picture(result: dict[str, Any], path: pathlib.Path) -> None:
             for number, run in enumerate(
                 of_seeds(result, task, optimizer, rate, method)
             ):
-                losses = [math.nan if x is None else x for x in run["losses"]]
+                on_the_way = [math.nan if x is None else x for x in run["losses"]]
                 label = None if number else method
-                axes.plot(losses, color=f"C{place}", linewidth=1, label=label)
+                axes.plot(on_the_way, color=f"C{place}", linewidth=1, label=label)
         axes.set(title=f"{task}, {optimizer}, {rate:g}", yscale="log")
         axes.grid(alpha=0.3, which="both")
     for axes in panels[:, 0]:

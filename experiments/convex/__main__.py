@@ -13,7 +13,7 @@ Claims, all of a plain delay, `weight_prediction=False`, by the real train step:
 
 Command: python -m experiments.convex --data-dir ~/tensorflow_datasets
 Time: about three minutes on 2 cores.
-Result: experiments/results/convex.json, docs/convex.png
+Result: experiments/results/convex.json, docs/convex.png, docs/stability.png
 """
 
 import dataclasses
@@ -22,11 +22,12 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 import tyro
 from rich.console import Console
 
 from experiments import report
-from pipejax import problems
+from pipejax import corrections, problems, stability
 from pipejax.picture import new_figure
 
 from . import _codecs, _random, _real, _regret, _smooth
@@ -50,6 +51,8 @@ class Config:
     """Where the result goes."""
     plot: pathlib.Path = pathlib.Path("docs/convex.png")
     """Where the picture goes."""
+    stability_plot: pathlib.Path = pathlib.Path("docs/stability.png")
+    """Where that of the stable learning rates goes."""
 
 
 def main(config: Config) -> dict[str, Any]:
@@ -60,6 +63,7 @@ def main(config: Config) -> dict[str, Any]:
     report.save(config.out, **report.settings(config), **result)
     show(result)
     picture(result, config.plot)
+    stability.picture(FAMILIES).savefig(config.stability_plot, dpi=110)
     return result
 
 
@@ -95,6 +99,37 @@ def run_all(config: Config) -> dict[str, Any]:
 
 
 RATES = tuple(0.05 * 2**i for i in range(8))
+
+
+def heavy_ball(
+    learning_rate: float, momentum: float, *, width: int
+) -> optax.GradientTransformation:
+    """Whatever the width."""
+    del width
+    return optax.sgd(learning_rate, momentum)
+
+
+def extrapolated(
+    learning_rate: float, momentum: float, *, width: int
+) -> optax.GradientTransformation:
+    """Heavy-ball, its last update repeated for what is in flight."""
+    correction = corrections.extrapolate_updates(width - 1)
+    return optax.chain(optax.sgd(learning_rate, momentum), correction)
+
+
+def delay_robust(
+    learning_rate: float, momentum: float, *, width: int
+) -> optax.GradientTransformation:
+    """Heavy-ball, its momentum replaced."""
+    correction = corrections.delay_robust(momentum, width)
+    return optax.chain(optax.sgd(learning_rate, momentum), correction)
+
+
+FAMILIES = {
+    "heavy-ball": heavy_ball,
+    "heavy-ball, extrapolate_updates": extrapolated,
+    "heavy-ball, delay_robust": delay_robust,
+}
 
 
 def some_logistic() -> problems.Problem:

@@ -1,7 +1,7 @@
 """The stable region of momentum and learning rate, a panel a family of optimizers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import optax
@@ -10,7 +10,16 @@ from pipejax.picture import new_figure
 
 from ._limit import max_learning_rate
 
-Family = Callable[[float, float], optax.GradientTransformation]
+
+class Family(Protocol):
+    """Optimizers of a learning rate, a momentum and the width they are made for."""
+
+    def __call__(
+        self, learning_rate: float, momentum: float, *, width: int
+    ) -> optax.GradientTransformation:
+        """One of them, linear in its gradients."""
+        ...
+
 
 _MOMENTA = np.linspace(0.0, 0.99, 100)
 
@@ -21,8 +30,8 @@ def picture(
     """Draws for each momentum the largest stable learning rate times curvature.
 
     Args:
-      families: by name, from learning rate and momentum to a linear transformation:
-        `{"heavy-ball": optax.sgd}`.
+      families: by name; what a correction needs of the width is given by keyword:
+        `{"heavy-ball": lambda rate, momentum, width: optax.sgd(rate, momentum)}`.
       widths: pipeline widths, a line each; below its line a width is stable.
 
     Returns:
@@ -46,6 +55,6 @@ def picture(
 
 def _limits(family: Family, width: int) -> list[float]:
     def at(momentum: float) -> Callable[[float], optax.GradientTransformation]:
-        return lambda rate: family(rate, momentum)
+        return lambda rate: family(rate, momentum, width=width)
 
-    return [max_learning_rate(at(float(m)), width) for m in _MOMENTA]
+    return [max_learning_rate(at(momentum), width) for momentum in _MOMENTA.tolist()]

@@ -12,7 +12,7 @@ from experiments.convergence import __main__ as convergence
 
 SMALL = dict(
     optimizers=("momentum",),
-    methods=("K=2", "K=2, own gradients", "K=3, last update"),
+    methods=("K=2, plain", "K=2, predicted", "K=3, last update"),
     factors=(1.0,),
     seeds=(0,),
     cpu_devices=4,
@@ -73,24 +73,45 @@ def test_the_rate_is_that_of_the_least_synchronous_loss():
     assert convergence.tuned_rate("digits", "momentum", 0, runs) == 0.025
 
 
-def test_rows_are_means_and_say_what_diverged():
-    def run(method, seed, loss, accuracy):
-        ends = {"test_loss": loss, "test_accuracy": accuracy}
-        return convergence.key("digits", "momentum", 0.1, method, seed) | ends
+def run(method, seed, loss, accuracy):
+    ends = {"test_loss": loss, "test_accuracy": accuracy}
+    return convergence.key("digits", "momentum", 0.1, method, seed) | ends
 
-    runs = [
+
+RESULT = {
+    "runs": [
         *(run("K=1", 0, 0.5, 0.9), run("K=1", 1, 0.7, 0.8)),
-        *(run("K=2", 0, None, 0.1), run("K=2", 1, 0.9, 0.7)),
-    ]
-    result = {"runs": runs, "seeds": [0, 1], "factors": [1.0]}
-    _, synchronous, plain = convergence.rows(result)
-    assert synchronous[3:] == [
-        "K=1",
-        "0.6000 (0.5000-0.7000)",
-        "0.8500 (0.8000-0.9000)",
-        "2",
-    ]
-    assert plain[3:] == ["K=2", "diverged", "0.4000 (0.1000-0.7000)", "2"]
+        *(run("K=2, plain", 0, None, 0.1), run("K=2, plain", 1, 0.9, 0.7)),
+        *(run("K=2, predicted", 0, 0.52, 0.9), run("K=2, predicted", 1, 0.7, 0.796)),
+        *(run("K=3, plain", 0, 0.52, 0.89), run("K=3, plain", 1, 0.74, 0.795)),
+        *(run("K=3, predicted", 0, 0.52, 0.89), run("K=3, predicted", 1, 0.72, 0.8)),
+    ],
+    "seeds": [0, 1],
+    "factors": [1.0],
+}
+
+
+def test_rows_are_changes_seed_by_seed_and_say_what_diverged_and_what_misses():
+    titles, row = convergence.rows(RESULT)
+    assert dict(zip(titles, row, strict=True)) == {
+        "task": "digits",
+        "optimizer": "momentum",
+        "rate": "0.1",
+        "K=1": "0.6000, 85.0 %",
+        "K=2, plain": "diverged",
+        # K=2 may lose 0.2 points or 0.01 nats, K=3 twice that.
+        "K=2, predicted": "+0.0100 ± 0.0100, -0.20 ± 0.20",
+        "K=3, plain": "+0.0300 ± 0.0100, -0.75 ± 0.25 *",
+        "K=3, predicted": "+0.0200 ± 0.0000, -0.50 ± 0.50",
+    }
+
+
+def test_losses_are_means_of_every_method_that_was_run():
+    titles, row = convergence.losses(RESULT)
+    found = dict(zip(titles, row, strict=True))
+    assert found["K=1"] == "0.6000"
+    assert found["K=2, plain"] == "diverged"
+    assert found["K=2, DC-ASGD"] == ""
 
 
 @pytest.mark.parametrize("method", convergence.METHODS)

@@ -62,11 +62,11 @@ def test_convex(tmp_path):
 
 def test_convergence(tmp_path):
     out, plot = tmp_path / "convergence.json", tmp_path / "convergence.png"
-    grid = ("--tasks", "digits", "--optimizers", "adamw", "--methods", "K=2")
+    grid = ("--tasks", "digits", "--optimizers", "adamw", "--methods", "K=2, plain")
     size = ("--seeds", "0", "--factors", "1.0", "--steps", "30")
     files = ("--out", str(out), "--plot", str(plot))
-    assert "K=2" in experiment("convergence", *grid, *size, *files)
-    assert json.loads(out.read_text())["runs"][-1]["method"] == "K=2"
+    assert "K=2, plain" in experiment("convergence", *grid, *size, *files)
+    assert json.loads(out.read_text())["runs"][-1]["method"] == "K=2, plain"
     assert plot.stat().st_size > 10_000
 
 

@@ -175,7 +175,10 @@ def test_width_must_be_one_or_more():
 
 def test_picture_draws_a_line_a_width():
     pytest.importorskip("matplotlib")
-    families = {"heavy-ball": optax.sgd, "Nesterov": lambda r, m: optax.sgd(r, m, True)}
+    families = {
+        "heavy-ball": lambda rate, momentum, width: optax.sgd(rate, momentum),
+        "Nesterov": lambda rate, momentum, width: optax.sgd(rate, momentum, True),
+    }
     figure = pj.stability.picture(families, widths=(1, 2))
     assert [len(axes.lines) for axes in figure.axes] == [2, 2]
     heavy = figure.axes[0].lines[1]

@@ -1,0 +1,295 @@
+"""Figures in README and docs are those of the result files."""
+
+import functools
+import json
+import pathlib
+import statistics
+
+import optax
+import pytest
+
+import pipejax as pj
+from experiments import time_to_accuracy
+from experiments.convex import __main__ as convex
+from pipejax import codecs
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def result(name):
+    return json.loads((ROOT / f"experiments/results/{name}.json").read_text())
+
+
+def rows_of_widths():
+    record = result("widths")
+    for name, values in record["test_accuracy"].items():
+        summary = (statistics.mean(values), min(values), max(values))
+        middle, least, most = (f"{100 * x:.1f} %" for x in summary)
+        yield f"| {name} | {middle} | {least} | {most} |"
+
+
+def rows_of_overhead():
+    record = result("overhead")
+    for case, variants in record["models"].items():
+        cells = []
+        for name in ("width 1", "width 2", "by hand, skipping"):
+            low, middle, high = variants[name]["ratio"].values()
+            cells.append(f"{middle:.2f} ({low:.2f}-{high:.2f})")
+        yield (
+            f"| {case} | {variants['by hand']['ms_per_step']:.1f} | "
+            + " | ".join(cells)
+            + " |"
+        )
+
+
+def rows_of_overlap():
+    """On GPUs the least and greatest over targets; on TPUs one row each."""
+    covered = {
+        (cell["model"], cell["target"], cell["program"]): cell["covered"]
+        for name in ("overlap", "overlap_tpu")
+        for cell in result(name)["cells"]
+    }
+    models = list(dict.fromkeys(model for model, _, _ in covered))
+    targets = list(dict.fromkeys(target for _, target, _ in covered))
+    gpus = [target for target in targets if not target.startswith("tpu")]
+    by_hand = ("D-Sync", "D-Sync by hand", "D-Sync by hand, defaults")
+    programs = [("pipelined",), ("two-shot",), by_hand]
+    programs += [("naive, defaults",), ("negative control",)]
+    for model in models:
+        cells = []
+        for best_of in programs:
+            values = [max(covered[model, gpu, p] for p in best_of) for gpu in gpus]
+            cells.append(f"{min(values):.2f} - {max(values):.2f}")
+        yield f"| {model} | " + " | ".join(cells) + " |"
+    for target in targets:
+        if target not in gpus:
+            values = [covered[model, target, "pipelined"] for model in models]
+            yield f"| {target} | " + " | ".join(f"{x:.2f}" for x in values) + " |"
+
+
+def rows_of_wire():
+    record = result("wire")
+    assert all(row["same"] for row in record["rows"])
+    ratios = {(x["algorithm"], x["codec"]): x["ratio"] for x in record["rows"]}
+    algorithms = list(dict.fromkeys(algorithm for algorithm, _ in ratios))
+    yield "| codec | " + " | ".join(algorithms) + " |"
+    for codec in ("none", *codecs.NAMES):
+        found = [ratios.get((algorithm, codec)) for algorithm in algorithms]
+        cells = ["" if ratio is None else f"{ratio:.3f}" for ratio in found]
+        yield f"| {codec} | " + " | ".join(cells) + " |"
+
+
+def rows_of_codecs():
+    rows = result("codecs")["codecs"]
+    most = rows["none"]["bytes_sent"]
+    for name, row in rows.items():
+        cells = [f"{row['bytes_sent']:,.0f}", f"{row['bytes_sent'] / most:.3f}"]
+        for width in ("width 1", "width 2"):
+            values = [100 * x for x in row[width]]
+            low, high = min(values), max(values)
+            cells.append(f"{statistics.mean(values):.1f} ({low:.1f} - {high:.1f})")
+        yield f"| {name} | " + " | ".join(cells) + " |"
+
+
+def rows_of_levels():
+    for name, row in result("levels")["rows"].items():
+        between, inside = row["bytes_between_hosts"], row["bytes_inside"]
+        yield (
+            f"| {name} | {row['error']:.4f} | {between / 1e3:.0f} | {inside / 1e3:.0f}"
+            f" | {1e6 * row['seconds']:.0f} |"
+        )
+
+
+def rows_of_codec_speed():
+    pages = result("codec_speed")["pages"]
+    names = [n.removesuffix(", both") for n in pages["huge pages"] if "both" in n]
+    for name in names:
+        cells = [
+            f"{rows[f'{name}, {way}']['speed of the copy']:.2f}"
+            for rows in pages.values()
+            for way in ("encode", "decode", "both")
+        ]
+        yield f"| {name} | " + " | ".join(cells) + " |"
+
+
+def rows_of_allreduce_profile():
+    """Of four hosts by phase; then as one program over its bytes' time, by hosts."""
+    cells = {
+        (c["hosts"], c["devices"]): c for c in result("allreduce_profile")["cells"]
+    }
+    for place in ((4, 1), (4, 2)):
+        for name, row in cells[place]["rows"].items():
+            seconds = [*row["phases"].values(), row["as_one_program"], row["wire"]]
+            numbers = (f"{1e3 * x:.0f}" for x in seconds)
+            yield f"| {name}{' *' * (place == (4, 2))} | " + " | ".join(numbers) + " |"
+    for name in cells[4, 1]["rows"]:
+        found = [cells[hosts, 1]["rows"][name] for hosts in (2, 4, 8)]
+        times = [(row["as_one_program"], row["wire"]) for row in found]
+        numbers = (f"{1e3 * x:.0f} | {x / wire:.2f}" for x, wire in times)
+        yield f"| {name} | " + " | ".join(numbers) + " |"
+
+
+def rows_of_speedup():
+    """A row a model and rate: milliseconds a step; the best against others."""
+    for cell in result("speedup")["cells"]:
+        found, problem = cell["rows"], cell["problem"]
+
+        def best(start, found=found):
+            names = [name for name in found if name.startswith(start)]
+            return min(names, key=lambda name: found[name]["step"])
+
+        hook, ours = best("DDP, "), best("Pipe-SGD")
+        steps = [found["compute"]["step"], found["D-Sync"]["wire"]]
+        names = ("PS-Sync", "D-Sync", "DDP", hook, "Pipe-SGD", ours)
+        steps += [found[name]["step"] for name in names]
+        cells = [f"{1e3 * x:,.0f}" for x in steps]
+        cells[5] += f" ({hook.removeprefix('DDP, ')})"
+        cells[7] += f" ({ours.removeprefix('Pipe-SGD, ')})"
+        for other in ("PS-Sync", "D-Sync", hook):
+            low, middle, high = found[ours]["faster_than"][other]
+            cells.append(f"{middle:.2f} ({low:.2f}-{high:.2f})")
+        title = f"{problem['model']}, {problem['batch_size']}, {cell['rate']}"
+        yield f"| {title} | " + " | ".join(cells) + " |"
+
+
+HEAVY_BALL = functools.partial(optax.sgd, momentum=0.9)
+STABILITY = {
+    "SGD": lambda width: optax.sgd,
+    "heavy-ball, 0.5": lambda width: functools.partial(optax.sgd, momentum=0.5),
+    "heavy-ball, 0.9": lambda width: HEAVY_BALL,
+    "Nesterov, 0.9": lambda width: functools.partial(HEAVY_BALL, nesterov=True),
+    "`extrapolate_updates`": lambda width: (
+        lambda rate: optax.chain(
+            HEAVY_BALL(rate), pj.corrections.extrapolate_updates(width - 1)
+        )
+    ),
+    "`average_gradients`": lambda width: (
+        lambda rate: optax.chain(
+            pj.corrections.average_gradients(width), HEAVY_BALL(rate)
+        )
+    ),
+    "`delay_robust`": lambda width: (
+        lambda rate: optax.chain(
+            HEAVY_BALL(rate), pj.corrections.delay_robust(0.9, width)
+        )
+    ),
+}
+
+
+def rows_of_stability():
+    for name, family in STABILITY.items():
+        limits = [
+            pj.stability.max_learning_rate(family(width), width)
+            for width in (1, 2, 3, 4)
+        ]
+        yield f"| {name} | " + " | ".join(f"{x:.3g}" for x in limits) + " |"
+
+
+def rows_of_convex():
+    found = result("convex")
+    for rows in (
+        convex.regret_rows(found)[1:],
+        convex.width_rows(found["codecs"], "codec")[1:],
+    ):
+        yield from (f"| {' | '.join(cells)} |" for cells in rows)
+
+
+def words_on_8_bits():
+    """What 8 bits, at the accuracy of all bits, gain on MNIST and where most."""
+    mnist = took("time_to_accuracy_mnist")
+    yield f"in {mnist['Pipe-SGD, int8'] / mnist['D-Sync']:.2f} of D-Sync's time"
+    for cell in result("speedup")["cells"]:
+        problem, rows = cell["problem"], cell["rows"]
+        model = problem["model"], problem["batch_size"], cell["rate"]
+        if model == ("wide_mlp", 512, "100mbit"):
+            faster = rows["Pipe-SGD, int8"]["faster_than"]
+            server, ring = (faster[name][1] for name in ("PS-Sync", "D-Sync"))
+            yield (
+                f"{server:.1f} times as fast as PS-Sync and {ring:.1f} times as fast as"
+                " D-Sync"
+            )
+
+
+def words_on_the_race():
+    """Of CIFAR-10: what Pipe-SGD takes of others' time, what a plain delay costs."""
+    race = "time_to_accuracy_cifar10"
+    seconds, accuracy = took(race), ends(race)
+    rows = [seconds[name] for name in ("Pipe-SGD", "Pipe-SGD, int8")]
+    all_bits, coded = ([row / seconds[n] for n in ("D-Sync", "DDP")] for row in rows)
+    yield "in {:.2f} of the time of the one and {:.2f} of the other".format(*all_bits)
+    yield "with 8 bits likewise, in {:.2f} and {:.2f}".format(*coded)
+    lost = 100 * (accuracy["D-Sync"] - accuracy["Pipe-SGD, plain"])
+    yield f"A plain delay ends {lost:.1f} points below"
+
+
+def words_on_power_sgd():
+    """What it costs on MNIST."""
+    accuracy = ends("time_to_accuracy_mnist")
+    ours, ddp = (
+        100 * (accuracy["D-Sync"] - accuracy[f"{name}, PowerSGD"])
+        for name in ("Pipe-SGD", "DDP")
+    )
+    yield f"costs Pipe-SGD {ours:.1f} points and DDP {ddp:.1f}"
+
+
+def ends(name):
+    """Final accuracies, means over seeds, by method."""
+    return of_methods(name, "accuracy")
+
+
+def took(name):
+    """Seconds in all, means over seeds, by method."""
+    return of_methods(name, "seconds")
+
+
+def of_methods(name, what):
+    runs = list(result(name)["runs"].values())
+    return {
+        method: statistics.mean(run[method][what][-1] for run in runs)
+        for method in runs[0]
+    }
+
+
+def rows_of_time_to_accuracy(race):
+    for cells in time_to_accuracy.rows(result(f"time_to_accuracy_{race}")):
+        yield f"| {' | '.join(cells)} |"
+
+
+rows_of_cifar10 = functools.partial(rows_of_time_to_accuracy, "cifar10")
+rows_of_mnist = functools.partial(rows_of_time_to_accuracy, "mnist")
+
+
+@pytest.mark.parametrize(
+    ("path", "rows"),
+    [
+        ("README.md", rows_of_cifar10),
+        ("README.md", words_on_the_race),
+        ("README.md", rows_of_speedup),
+        ("docs/speed.md", rows_of_mnist),
+        ("docs/speed.md", words_on_power_sgd),
+        ("docs/speed.md", words_on_8_bits),
+        ("docs/speed.md", rows_of_overhead),
+        ("docs/overlap.md", rows_of_overlap),
+        ("docs/convergence.md", rows_of_widths),
+        ("docs/compression.md", rows_of_wire),
+        ("docs/compression.md", rows_of_codecs),
+        ("docs/compression.md", rows_of_levels),
+        ("docs/compression.md", rows_of_codec_speed),
+        ("docs/timing.md", rows_of_allreduce_profile),
+        ("docs/convergence.md", rows_of_stability),
+        ("docs/convergence.md", rows_of_convex),
+    ],
+)
+def test_figures_are_those_of_the_result_files(path, rows):
+    text = (ROOT / path).read_text()
+    for row in rows():
+        assert row in text
+
+
+def test_convex_delays_are_gone_in_the_end():
+    """The document's 3 % of smooth losses, and 2 % of softmax regression."""
+    found = result("convex")
+    bounds = [(found["smooth"], 0.03)]
+    bounds += [(rows, 0.02) for rows in found["softmax"].values()]
+    for rows, bound in bounds:
+        assert all(abs(row[-1] / rows["1"][-1] - 1) < bound for row in rows.values())
