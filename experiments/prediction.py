@@ -15,6 +15,7 @@ import dataclasses
 import itertools
 import pathlib
 import statistics
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -76,10 +77,7 @@ def main(config: Config) -> None:
             absolute_error=summary,
             cells=cells,
         )
-    table = report.table("measured, ms (error)", rows(cells))
-    Console(width=30 + 24 * len(cells)).print(table)
-    median, worst = summary.values()
-    Console().print(f"all: median error {median:.0%}, worst {worst:.0%}")
+    Console().print(report.table("median and worst error", rows(cells)))
     picture(cells, config.plot)
 
 
@@ -130,26 +128,29 @@ def error(row: dict[str, Any]) -> float:
     return row["predicted"] / statistics.median(row["measured"]) - 1
 
 
-def errors(cells: list[dict[str, Any]]) -> tuple[float, float]:
-    """The median of the errors without their signs, and the worst."""
-    found = [abs(error(row)) for cell in cells for row in cell["rows"].values()]
+def errors(
+    cells: list[dict[str, Any]], titles: Collection[str] | None = None
+) -> tuple[float, float]:
+    """The median of the errors without their signs, and the worst; of some rows."""
+    found = [
+        abs(error(row))
+        for cell in cells
+        for title, row in cell["rows"].items()
+        if titles is None or title in titles
+    ]
     return statistics.median(found), max(found)
 
 
 def rows(cells: list[dict[str, Any]]) -> list[list[str]]:
-    """Titles; of each pair the measured milliseconds and the error; those in all."""
-    table = [["", *(f"{cell['hosts']} hosts, {cell['rate']}" for cell in cells)]]
-    for title in cells[0]["rows"]:
-        found = [cell["rows"][title] for cell in cells]
-        table.append(
-            [title]
-            + [
-                f"{1e3 * statistics.median(row['measured']):,.0f} ({error(row):+.0%})"
-                for row in found
-            ]
-        )
-    found = [errors([cell]) for cell in cells]
-    table.append(["median, worst", *(f"{m:.0%}, {worst:.0%}" for m, worst in found)])
+    """Titles; median and worst error of each algorithm, codec and all, by hosts."""
+    hosts = list(dict.fromkeys(cell["hosts"] for cell in cells))
+    parts = [title.split(", ") for title in cells[0]["rows"]]
+    kinds = dict.fromkeys(itertools.chain(*zip(*parts, strict=True)))
+    table = [["", *(f"{count} hosts" for count in hosts)]]
+    for kind in (*kinds, "all"):
+        chosen = [", ".join(x) for x in parts if kind in (*x, "all")]
+        found = [errors([c for c in cells if c["hosts"] == n], chosen) for n in hosts]
+        table.append([kind, *(f"{m:.0%}, {worst:.0%}" for m, worst in found)])
     return table
 
 
@@ -190,8 +191,7 @@ def picture(cells: list[dict[str, Any]], path: pathlib.Path) -> None:
             s=12,
             label=f"{hosts} hosts",
         )
-    low, high = axes.get_xlim()
-    low = max(low, 1e-3)
+    low, high = axes.dataLim.intervalx
     axes.plot([low, high], [low, high], color="black", linewidth=1)
     axes.fill_between(
         [low, high], [low * 0.75, high * 0.75], [low * 1.25, high * 1.25], alpha=0.15

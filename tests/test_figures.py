@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import pipejax as pj
-from experiments import time_to_accuracy
+from experiments import prediction, time_to_accuracy
 from experiments.convex import __main__ as convex
 from pipejax import codecs
 
@@ -127,6 +127,25 @@ def rows_of_allreduce_profile():
         times = [(row["as_one_program"], row["wire"]) for row in found]
         numbers = (f"{1e3 * x:.0f} | {x / wire:.2f}" for x, wire in times)
         yield f"| {name} | " + " | ".join(numbers) + " |"
+
+
+def rows_of_prediction():
+    cells = result("prediction")["cells"]
+    for row in prediction.rows(cells)[1:]:
+        yield f"| {' | '.join(row)} |"
+    off = [
+        (cell["hosts"], "sign" in title)
+        for cell in cells
+        for title, row in cell["rows"].items()
+        if abs(prediction.error(row)) > 0.25
+    ]
+    pairs = off.count((2, False))
+    signs = sum(sign for _, sign in off)
+    count = sum(len(cell["rows"]) for cell in cells)
+    yield f"{len(off)} of {count} are off by more than 25 %"
+    yield f"{pairs} of these"
+    yield f"{signs} are of `sign`"
+    yield f"the other {len(off) - pairs - signs} "
 
 
 def rows_of_speedup():
@@ -276,6 +295,7 @@ rows_of_mnist = functools.partial(rows_of_time_to_accuracy, "mnist")
         ("docs/compression.md", rows_of_levels),
         ("docs/compression.md", rows_of_codec_speed),
         ("docs/timing.md", rows_of_allreduce_profile),
+        ("docs/timing.md", rows_of_prediction),
         ("docs/convergence.md", rows_of_stability),
         ("docs/convergence.md", rows_of_convex),
     ],

@@ -75,7 +75,7 @@ def test_prediction(tmp_path):
     size = ("--hosts", "2", "--rates", "1gbit", "--elements", "65536", "--rounds", "1")
     files = ("--out", str(out), "--plot", str(plot))
     printed = experiment("prediction", *size, "--codecs", "int8", *files)
-    assert "all: median error" in printed
+    assert "median and worst error" in printed
     (cell,) = json.loads(out.read_text())["cells"]
     assert len(cell["rows"]) == 11  # six algorithms; but psum with int8
     for row in cell["rows"].values():
