@@ -2,10 +2,10 @@
 
 Bar: at width 1 and 2 a step takes at most 1.03 times a hand-written one. It is met
 where compute is large beside the parameters, as in the CNN, and not by the MLP: what
-pipejax adds (a bucket written and read, a check that it is finite) grows with the
-parameters, not with the batch. The limit is 1.00: the compute is the same, one device
-has nobody to talk to. Beside it stands the step by hand that also skips non-finite
-gradients, by `optax.apply_if_finite`.
+pipejax adds (a bucket written and read, a check that it is finite, at width 2 the
+weight prediction's update) grows with the parameters, not with the batch. The limit is
+1.00: the compute is the same, one device has nobody to talk to. Beside it stands the
+step by hand that also skips non-finite gradients, by `optax.apply_if_finite`.
 
 Command: python -m experiments.overhead
 Time: about 3 minutes on 2 cores.

@@ -19,23 +19,20 @@ Result: experiments/results/convergence.json, docs/convergence.png
 import dataclasses
 import itertools
 import json
-import math
 import pathlib
 from collections.abc import Iterator
 from typing import Any
 
 import jax
-import numpy as np
 import tyro
 from rich.console import Console
 
-import pipejax as pj
 from experiments import data, learning, report
-from pipejax import corrections
 
 from ._contenders import METHODS, OPTIMIZERS, TWICE
 from ._runs import Run, found, key, tuned_rate
 from ._show import losses, picture, rows
+from ._train import train
 
 TASKS = ("mnist", "cifar10", "shakespeare")
 
@@ -89,7 +86,16 @@ def run_all(config: Config) -> dict[str, Any]:
                 sweep(name, optimizer, config), grid(name, optimizer, config, runs)
             ):
                 if found(runs, run) is None:
-                    runs.append(run | train(task, run, config.cpu_devices))
+                    ended = train(
+                        task,
+                        METHODS[run["method"]],
+                        OPTIMIZERS[run["optimizer"]],
+                        rate=run["rate"],
+                        seed=run["seed"],
+                        devices=config.cpu_devices,
+                    )
+                    print(run, ended["test_loss"], ended["test_accuracy"], flush=True)
+                    runs.append(run | ended | {"commit": report.commit()})
                     record(config, runs)
     return record(config, runs)
 
@@ -120,43 +126,6 @@ def grid(task: str, optimizer: str, config: Config, runs: list[Run]) -> Iterator
     for factor, name, seed in itertools.product(config.factors, methods, config.seeds):
         if factor == 1 or name in TWICE:
             yield key(task, optimizer, factor * tuned, name, seed)
-
-
-def train(task: learning.Task, run: Run, devices: int) -> Run:
-    """How a run ends, and its training loss on the way."""
-    how, seed = METHODS[run["method"]], run["seed"]
-    tx = how.corrected(OPTIMIZERS[run["optimizer"]], task.schedule(run["rate"]))
-    step = pj.make_train_step(
-        task.loss,
-        tx,
-        mesh=pj.data_mesh(devices),
-        width=how.width,
-        weight_prediction=how.weight_prediction,
-        executor="fused",
-    )
-    state = step.init(task.init(seed))
-    losses = []
-    for _, batch in zip(range(task.steps), task.batches(seed), strict=False):
-        state, info = step.step(state, batch)
-        losses.append(info.loss)
-    state = step.drain(state)
-    params = state.params
-    if how.extrapolates:
-        params = corrections.unextrapolated(state.opt_state, params)
-    reported = np.array(losses)[how.width - 1 :]  # before, nothing has arrived
-    means = [float(np.mean(part)) for part in np.array_split(reported, 25)]
-    end = {**task.test(jax.device_get(params)), "skipped": int(state.skipped)}
-    print(run, end, flush=True)
-    return {
-        **{name: finite(value) for name, value in end.items()},
-        "losses": [finite(loss) for loss in means],
-        "commit": report.commit(),
-    }
-
-
-def finite(value: float) -> float | None:
-    """None for what is not: JSON has no NaN."""
-    return value if math.isfinite(value) else None
 
 
 def begun(config: Config) -> list[Run]:

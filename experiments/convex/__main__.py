@@ -210,6 +210,7 @@ def picture(result: dict[str, Any], path: pathlib.Path) -> None:
     for axes in panels:
         axes.grid(alpha=0.3, which="both")
         axes.legend(fontsize="x-small")
+    panels[5].legend(fontsize="xx-small", loc="lower left", ncols=3)
     figure.savefig(path, dpi=110)
 
 

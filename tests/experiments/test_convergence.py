@@ -47,14 +47,16 @@ def test_all_is_run_once_and_taken_up_again(config, monkeypatch):
     config.out.write_text(json.dumps(written | {"runs": written["runs"][:-1]}))
     trained = []
 
-    def train(task, run, devices):
-        trained.append(run)
-        return written["runs"][-1]
+    last = written["runs"][-1]
+
+    def train(task, how, optimizer, *, rate, seed, devices):
+        trained.append((how, rate, seed))
+        return last
 
     monkeypatch.setattr(convergence, "train", train)
     convergence.run_all(config)
-    (again,) = trained
-    assert again.items() <= written["runs"][-1].items()
+    how = convergence.METHODS[last["method"]]
+    assert trained == [(how, last["rate"], last["seed"])]
 
 
 def test_runs_of_other_settings_are_not_taken_up(config):

@@ -70,6 +70,15 @@ def test_convergence(tmp_path):
     assert plot.stat().st_size > 10_000
 
 
+def test_delay_robust(tmp_path):
+    out = tmp_path / "delay_robust.json"
+    grid = ("--shares", "0.2", "--averaged", "0.02", "--widths", "2", "--seeds", "0")
+    size = ("--data", "digits", "--optimizers", "adamw", "--steps", "20")
+    assert "0.2, 0.02" in experiment("delay_robust", *grid, *size, "--out", str(out))
+    (row,) = json.loads(out.read_text())["test_loss"].values()
+    assert row.keys() == {"synchronous", "rule", "0.2, 0.02"}
+
+
 def test_codecs(tmp_path):
     out = tmp_path / "codecs.json"
     grid = ("--data", "digits", "--rows", "none", "sign, fed back", "power_sgd")

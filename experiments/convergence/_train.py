@@ -1,0 +1,55 @@
+"""One run by the real train step."""
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+import pipejax as pj
+from experiments import learning
+from pipejax import corrections
+
+from ._contenders import Method, Optimizer
+
+
+def train(
+    task: learning.Task,
+    how: Method,
+    optimizer: Optimizer,
+    *,
+    rate: float,
+    seed: int,
+    devices: int,
+) -> dict[str, Any]:
+    """How a run ends, and its training loss on the way, means of 25 parts."""
+    tx = how.corrected(optimizer, task.schedule(rate))
+    step = pj.make_train_step(
+        task.loss,
+        tx,
+        mesh=pj.data_mesh(devices),
+        width=how.width,
+        weight_prediction=how.weight_prediction,
+        executor="fused",
+    )
+    state = step.init(task.init(seed))
+    losses = []
+    for _, batch in zip(range(task.steps), task.batches(seed), strict=False):
+        state, info = step.step(state, batch)
+        losses.append(info.loss)
+    state = step.drain(state)
+    params = state.params
+    if how.extrapolates:
+        params = corrections.unextrapolated(state.opt_state, params)
+    reported = np.array(losses)[how.width - 1 :]  # before, nothing has arrived
+    means = [float(np.mean(part)) for part in np.array_split(reported, 25)]
+    end = {**task.test(jax.device_get(params)), "skipped": int(state.skipped)}
+    return {
+        **{name: finite(value) for name, value in end.items()},
+        "losses": [finite(loss) for loss in means],
+    }
+
+
+def finite(value: float) -> float | None:
+    """None for what is not: JSON has no NaN."""
+    return value if math.isfinite(value) else None
