@@ -3,6 +3,7 @@
 from . import codecs as codecs
 from . import collectives as collectives
 from . import corrections as corrections
+from . import launch as launch
 from . import overlap as overlap
 from . import problems as problems
 from . import stability as stability

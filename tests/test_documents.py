@@ -51,7 +51,7 @@ def documented():
 
 
 MODULES = [
-    *("codecs", "collectives", "corrections", "overlap"),
+    *("codecs", "collectives", "corrections", "launch", "overlap"),
     *("problems", "stability", "timing", "transforms"),
 ]
 

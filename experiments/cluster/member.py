@@ -10,6 +10,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from pipejax import launch
+
 from ._network import INTERFACE, SUBNET
 
 
@@ -24,13 +26,8 @@ def join() -> int:
             "This runs on the hosts of a cluster: python -m experiments.cluster --hosts"
             " 4 --rate 500mbit -- python -m ..."
         )
-    rank = int(os.environ["RANK"])
-    jax.distributed.initialize(
-        f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
-        int(os.environ["WORLD_SIZE"]),
-        rank,
-    )
-    return rank
+    place = launch.initialize()
+    return place.rank if place else 0
 
 
 def barrier() -> None:

@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 import pipejax as pj
 from pipejax import codecs, timing
 
-from ._join import join
 from ._program import load, types
 from ._usage import UsageError, in_one_line
 
@@ -26,8 +25,7 @@ def add(commands: Any) -> None:
         help="measure latency, bandwidth and codecs of a cluster",
         description="Times exchanges of several sizes between all processes, fits the"
         " cluster's speeds, and prints what was measured beside what the fit predicts."
-        " Run it on every host, as the training itself is run: where RANK, WORLD_SIZE,"
-        " MASTER_ADDR and MASTER_PORT are set, as by torchrun, it joins them.",
+        " Run it on every host, started as the training itself is.",
     )
     parser.set_defaults(command=run)
     parser.add_argument("--out", metavar="FILE", help="write the cluster as JSON")
@@ -54,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"`--rounds` must be at least {least}, got {args.rounds}")
     with in_one_line(ValueError):
         chosen = {name: codecs.named(name) for name in args.codecs}
-    join()
+        pj.launch.initialize()
     mesh = pj.data_mesh()
     # First, since it is the user's code: if it fails, nothing measured is lost.
     model = _measured(args.model, mesh, args.rounds) if args.model else None

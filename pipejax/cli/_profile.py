@@ -11,7 +11,6 @@ import jax
 import pipejax as pj
 from pipejax import codecs, collectives, timing
 
-from ._join import join
 from ._usage import UsageError, in_one_line
 
 NONE = "none"
@@ -24,8 +23,7 @@ def add(commands: Any) -> None:
         help="take all-reduces apart: encode, wait, exchange, add, decode",
         description="Runs the links of each all-reduce one by one, with a barrier"
         " before each collective, and prints what each kind of them takes. Run it on"
-        " every host, as the training itself is run: where RANK, WORLD_SIZE,"
-        " MASTER_ADDR and MASTER_PORT are set, as by torchrun, it joins them.",
+        " every host, started as the training itself is.",
     )
     parser.set_defaults(command=run)
     parser.add_argument(
@@ -64,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"`--{name}` must be above 0, got {value}")
     with in_one_line(ValueError):
         chosen = _chosen(args.algorithms, args.codecs)
-    join()
+        pj.launch.initialize()
     mesh = pj.data_mesh()
     cases = {
         name: timing.Case(getattr(collectives, algorithm)(codec), args.elements)

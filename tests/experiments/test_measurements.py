@@ -51,13 +51,15 @@ def test_widths(tmp_path):
 def test_convex(tmp_path):
     out, plot = tmp_path / "convex.json", tmp_path / "convex.png"
     size = ("--widths", "1", "2", "4", "--log2-steps", "11", "--seeds", "0")
-    files = ("--out", str(out), "--plot", str(plot))
+    stable = tmp_path / "stability.png"
+    files = ("--out", str(out), "--plot", str(plot), "--stability-plot", str(stable))
     printed = experiment("convex", *size, "--data", "digits", *files)
     assert "adversary, lines" in printed
     record = json.loads(out.read_text())
     assert record["command"].startswith("python -m experiments.convex --widths")
     assert record["softmax"]["digits"].keys() == {"1", "2", "4"}
     assert plot.stat().st_size > 10_000
+    assert stable.stat().st_size > 10_000
 
 
 def test_convergence(tmp_path):

@@ -1,0 +1,5 @@
+"""From one process to many hosts: who started it, and how they join."""
+
+from ._detect import detect as detect
+from ._initialize import initialize as initialize
+from ._place import Place as Place

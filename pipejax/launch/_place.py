@@ -1,0 +1,50 @@
+"""Where a process stands among all that train together."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Which of how many, and where they meet.
+
+    Attributes:
+      launcher: who said so: "torchrun", "Slurm", ...
+      coordinator: `host:port`, at which process 0 waits for the others.
+      processes: how many.
+      rank: which of them this is, from 0.
+      devices: numbers of this process's accelerators among those that it sees; `None`
+        is all.
+
+    Raises:
+      ValueError: for an address without a port, or a rank that there is not.
+    """
+
+    launcher: str
+    coordinator: str
+    processes: int
+    rank: int
+    devices: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        host, _, port = self.coordinator.rpartition(":")
+        if not (host and port.isdecimal() and 0 < int(port) < 2**16):
+            raise ValueError(
+                f"`coordinator` must be host:port, got {self.coordinator!r}"
+                f" ({self.launcher}). Give an address of the host of process 0 that all"
+                " others reach, and a port that is free there."
+            )
+        if not 0 <= self.rank < self.processes:
+            raise ValueError(
+                f"`rank` must lie in [0, {self.processes}), the number of processes;"
+                f" got {self.rank} ({self.launcher})."
+            )
+
+    @property
+    def host(self) -> str:
+        """Of the coordinator."""
+        return self.coordinator.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """Of the coordinator."""
+        return int(self.coordinator.rpartition(":")[2])

@@ -1,0 +1,150 @@
+"""What launchers leave in the environment, and what is made of it."""
+
+import pytest
+
+from pipejax import launch
+from pipejax.cli import main
+
+OWN = {
+    "JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234",
+    "JAX_NUM_PROCESSES": "4",
+    "JAX_PROCESS_ID": "3",
+}
+TORCHRUN = {
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "1234",
+    "WORLD_SIZE": "4",
+    "RANK": "3",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+}
+SLURM = {
+    "SLURM_JOB_ID": "4096",
+    "SLURM_STEP_NODELIST": "gpu[07,09-12]",
+    "SLURM_NTASKS": "7",
+    "SLURM_PROCID": "4",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2),3",
+}
+OPEN_MPI = {
+    "OMPI_MCA_orte_hnp_uri": "8192.0;tcp://10.0.0.1,10.1.0.1:34911",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+SLURM_PLACE = ("Slurm", "gpu07:61440", 7, 4)
+OWN_PLACE = ("JAX_NUM_PROCESSES", "10.0.0.1:1234", 4, 3)
+TORCHRUN_PLACE = ("torchrun", "10.0.0.1:1234", 4, 3)
+
+
+@pytest.fixture
+def environ(monkeypatch):
+    """Sets variables, where there is no other launcher's."""
+    known = [*OWN, *TORCHRUN, *SLURM, *OPEN_MPI, "PMI_SIZE", "PMIX_RANK"]
+    known += ["CUDA_VISIBLE_DEVICES", "JAX_LOCAL_DEVICE_IDS", "TORCHELASTIC_RUN_ID"]
+    known += ["SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "KUBERNETES_SERVICE_HOST"]
+    for name in known:
+        monkeypatch.delenv(name, raising=False)
+
+    def set_all(variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return set_all
+
+
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [
+        (OWN, (*OWN_PLACE, None)),
+        (OWN | {"JAX_LOCAL_DEVICE_IDS": "2,3"}, (*OWN_PLACE, (2, 3))),
+        (TORCHRUN, (*TORCHRUN_PLACE, (1,))),
+        (
+            TORCHRUN | {"MASTER_ADDR": "fe80::1"},
+            ("torchrun", "[fe80::1]:1234", 4, 3, (1,)),
+        ),
+        # Alone on its host, a process drives all that it sees.
+        (
+            TORCHRUN | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+            (*TORCHRUN_PLACE, None),
+        ),
+        (TORCHRUN | {"CUDA_VISIBLE_DEVICES": "1"}, (*TORCHRUN_PLACE, None)),
+        (TORCHRUN | {"CUDA_VISIBLE_DEVICES": "2,3"}, (*TORCHRUN_PLACE, (1,))),
+        (TORCHRUN | {"JAX_LOCAL_DEVICE_IDS": "0"}, (*TORCHRUN_PLACE, (0,))),
+        (SLURM, (*SLURM_PLACE, (0,))),
+        # `--gpus-per-task`: each sees its own alone, as number 0.
+        (SLURM | {"SLURM_GPUS_PER_TASK": "2"}, (*SLURM_PLACE, None)),
+        (SLURM | {"SLURM_TRES_PER_TASK": "cpu=2,gres/gpu=1"}, (*SLURM_PLACE, None)),
+        (SLURM | {"SLURM_TRES_PER_TASK": "cpu=2"}, (*SLURM_PLACE, (0,))),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x2),1"}, (*SLURM_PLACE, None)),
+        (SLURM | {"CUDA_VISIBLE_DEVICES": "0"}, (*SLURM_PLACE, None)),
+        # Not of a step: a batch script.
+        ({k: v for k, v in SLURM.items() if "STEP" not in k}, None),
+        (OPEN_MPI, ("Open MPI", "10.0.0.1:61442", 4, 3, (1,))),
+        (
+            OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
+            ("Open MPI", "10.0.0.1:61442", 4, 3, None),
+        ),
+        # An address by hand goes with what is detected.
+        (
+            SLURM | {"JAX_COORDINATOR_ADDRESS": "ib07:99"},
+            ("Slurm", "ib07:99", 7, 4, (0,)),
+        ),
+        # One launcher under another.
+        (SLURM | TORCHRUN | {"TORCHELASTIC_RUN_ID": "1"}, (*TORCHRUN_PLACE, (1,))),
+        ({}, None),
+    ],
+)
+def test_a_launcher_is_told_by_its_variables(environ, variables, place):
+    environ(variables)
+    assert launch.detect() == (place and launch.Place(*place))
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (
+            {k: v for k, v in OWN.items() if k != "JAX_PROCESS_ID"},
+            "JAX_PROCESS_ID must be set where JAX_COORDINATOR_ADDRESS, JAX_NUM",
+        ),
+        (
+            {k: v for k, v in TORCHRUN.items() if k != "MASTER_ADDR"},
+            "MASTER_ADDR must be set where MASTER_PORT",
+        ),
+        (TORCHRUN | {"RANK": "one"}, "RANK must be a whole number .* got 'one'"),
+        (TORCHRUN | {"RANK": "4"}, r"`rank` must lie in \[0, 4\)"),
+        (OWN | {"JAX_COORDINATOR_ADDRESS": "host"}, "`coordinator` must be host:port"),
+        (
+            SLURM | TORCHRUN,
+            "torchrun says that this is process 3 of 4, and Slurm's SLURM_PROCID=4 and",
+        ),
+        (
+            {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"},
+            "mpi4py",
+        ),
+    ],
+)
+def test_what_says_nothing_or_two_things_is_refused(environ, variables, message):
+    environ(variables)
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        launch.detect()
+
+
+@pytest.mark.parametrize("given", [("host:1",), ("host:1", 2), (None, 2, 0)])
+def test_arguments_come_together_or_not_at_all(environ, given):
+    environ(OWN)
+    with pytest.raises(ValueError, match="must be given together, or none"):
+        launch.initialize(*given)
+
+
+def test_without_a_launcher_nothing_is_done(environ):
+    environ({})
+    assert launch.initialize() is None
+
+
+def test_the_command_line_says_what_is_wrong_in_one_line(environ, capsys):
+    environ(TORCHRUN | {"RANK": "4"})
+    assert main(["calibrate"]) == 2
+    assert capsys.readouterr().err.startswith("pipejax: `rank` must lie in [0, 4)")
