@@ -71,7 +71,8 @@ def main(config: Config) -> dict[str, Any]:
             name: losses(task, how, optimizer, config)
             for name, how in contenders(width, config)
         }
-    report.save(config.out, **report.settings(config), rates=RATES, test_loss=found)
+        settings = report.settings(config)
+        report.save(config.out, **settings, rates=RATES, test_loss=found)
     Console().print(report.table("test loss", rows(found)))
     return found
 

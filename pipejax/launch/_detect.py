@@ -134,12 +134,12 @@ def _ask_jax(environ: Environment, method: str | None, timeout: float) -> Any:
 
 
 def _name(environ: Environment) -> str:
-    """Of what JAX has detected; it asks Open MPI before Slurm."""
+    """Of what JAX has detected; it asks Open MPI first, and srun may set PMIx's too."""
     names = {
         "OMPI_COMM_WORLD_RANK": "Open MPI",
+        "SLURM_PROCID": "Slurm",
         "PMIX_RANK": "MPI",
         "PMI_RANK": "MPI",
-        "SLURM_PROCID": "Slurm",
         "KUBERNETES_SERVICE_HOST": "Kubernetes",
     }
     return next((name for key, name in names.items() if key in environ), "TPU")

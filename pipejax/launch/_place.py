@@ -38,13 +38,3 @@ class Place:
                 f"`rank` must lie in [0, {self.processes}), the number of processes;"
                 f" got {self.rank} ({self.launcher})."
             )
-
-    @property
-    def host(self) -> str:
-        """Of the coordinator."""
-        return self.coordinator.rpartition(":")[0].strip("[]")
-
-    @property
-    def port(self) -> int:
-        """Of the coordinator."""
-        return int(self.coordinator.rpartition(":")[2])

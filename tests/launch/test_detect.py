@@ -80,6 +80,8 @@ def environ(monkeypatch):
         (SLURM | {"SLURM_TRES_PER_TASK": "cpu=2"}, (*SLURM_PLACE, (0,))),
         (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x2),1"}, (*SLURM_PLACE, None)),
         (SLURM | {"CUDA_VISIBLE_DEVICES": "0"}, (*SLURM_PLACE, None)),
+        # `srun --mpi=pmix`
+        (SLURM | {"PMIX_RANK": "4"}, (*SLURM_PLACE, (0,))),
         # Not of a step: a batch script.
         ({k: v for k, v in SLURM.items() if "STEP" not in k}, None),
         (OPEN_MPI, ("Open MPI", "10.0.0.1:61442", 4, 3, (1,))),
