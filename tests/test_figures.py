@@ -129,6 +129,29 @@ def rows_of_allreduce_profile():
         yield f"| {name} | " + " | ".join(numbers) + " |"
 
 
+def words_on_the_profile():
+    cells = {
+        (c["hosts"], c["devices"]): c["rows"]
+        for c in result("allreduce_profile")["cells"]
+    }
+    server, psum = (
+        cells[8, 1][name]["as_one_program"]
+        for name in ("parameter_server, none", "psum, none")
+    )
+    yield f"with eight hosts it takes {server / psum:.1f} times as long"
+    pairs = [cells[2, 1][f"{name}, none"] for name in ("ring", "two_shot")]
+    pairs += [cells[hosts, 1]["halving_doubling, none"] for hosts in (2, 4, 8)]
+    times = [row["as_one_program"] / row["wire"] for row in pairs]
+    yield f"come to {min(times):.1f} to {max(times):.1f} times the wire"
+    ring = cells[4, 1]["ring, int8"]
+    phases = ring["phases"]
+    cores = sum(phases[name] for name in ("encode", "reduction", "decode"))
+    shares = (x / ring["as_one_program"] for x in (cores, phases["launch"]))
+    yield "are {:.0%} of the int8 ring on four hosts, launches {:.0%}".format(
+        *shares
+    ).replace("%", " %")
+
+
 def rows_of_prediction():
     cells = result("prediction")["cells"]
     for row in prediction.rows(cells)[1:]:
@@ -317,6 +340,7 @@ rows_of_mnist = functools.partial(rows_of_time_to_accuracy, "mnist")
         ("docs/compression.md", rows_of_levels),
         ("docs/compression.md", rows_of_codec_speed),
         ("docs/timing.md", rows_of_allreduce_profile),
+        ("docs/timing.md", words_on_the_profile),
         ("docs/timing.md", rows_of_prediction),
         ("docs/convergence.md", rows_of_stability),
         ("docs/convergence.md", rows_of_convex),
