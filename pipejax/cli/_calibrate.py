@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     least = 2 if args.model else 1
     if args.rounds < least:
         raise UsageError(f"`--rounds` must be at least {least}, got {args.rounds}")
-    with in_one_line(ValueError):
+    with in_one_line(ValueError, pj.launch.RollCallError):
         chosen = {name: codecs.named(name) for name in args.codecs}
         pj.launch.initialize()
     mesh = pj.data_mesh()

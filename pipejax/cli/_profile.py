@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         value = getattr(args, name)
         if value is not None and not value > 0:
             raise UsageError(f"`--{name}` must be above 0, got {value}")
-    with in_one_line(ValueError):
+    with in_one_line(ValueError, pj.launch.RollCallError):
         chosen = _chosen(args.algorithms, args.codecs)
         pj.launch.initialize()
     mesh = pj.data_mesh()

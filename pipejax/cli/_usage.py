@@ -5,12 +5,12 @@ from contextlib import contextmanager
 
 
 class UsageError(Exception):
-    """What it is, in one line."""
+    """What it is, in a line, or a line for each of many."""
 
 
 @contextmanager
 def in_one_line(*kinds: type[Exception]) -> Iterator[None]:
-    """Turns these exceptions, whose message says it all, into a line of ours."""
+    """Turns these exceptions, whose message says it all, into what we print."""
     try:
         yield
     except kinds as error:

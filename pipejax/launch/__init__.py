@@ -3,3 +3,4 @@
 from ._detect import detect as detect
 from ._initialize import initialize as initialize
 from ._place import Place as Place
+from ._roll_call import RollCallError as RollCallError
