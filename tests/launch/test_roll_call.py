@@ -16,12 +16,12 @@ import pytest
 from pipejax import launch
 from pipejax.launch import _initialize, _record, _roll_call
 
+from .helpers import free_port
+
 
 @pytest.fixture
 def port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+    return free_port()
 
 
 def record(rank, processes=3, **changes):

@@ -1,0 +1,99 @@
+"""Ends a job that stands still, and says whose fault it is."""
+
+import contextlib
+import time
+import traceback
+from collections.abc import Iterator
+from types import TracebackType
+
+import jax
+
+# JAX has no public way to its key-value store.
+from jax._src import distributed
+
+from ._board import Board
+from ._patrol import PERIOD, Patrol, Progress, end
+
+
+class Watchdog:
+    """Ends all processes of a job soon after one of them dies or stands still.
+
+    Every second each process says, through the key-value store of JAX's runtime, that
+    it is alive, at which step, and since when. Process 0 judges all of them, and all
+    others whether process 0 still speaks. Once someone is at fault every process prints
+    who, on which host, at which step and where in its program, and exits with status
+    75, `pj.launch.FAULT`, a few seconds after the limit.
+
+    Nobody is at fault while a process compiles, writes or reads a checkpoint, or is
+    inside of `pause`. An exception that leaves the block is a fault too: it is named on
+    all processes, where otherwise they would wait for the failed one for minutes.
+    Leaving in good order waits for the others. One process alone is not watched.
+
+    What it cannot do: say where a process was that died or is stopped; end one that is
+    stopped; speak where process 0 dies, since JAX aborts all others at once. `pipejax
+    launch` does the last two.
+
+    Args:
+      limit: seconds without a step, or without a word, that are too many.
+
+    Raises:
+      ValueError: for a limit of less than ten seconds.
+
+    >>> with Watchdog(limit=60.0) as watchdog:
+    ...     for number in range(3):
+    ...         watchdog.step(number)
+    """
+
+    def __init__(self, limit: float = 60.0) -> None:
+        if not limit >= 10 * PERIOD:
+            raise ValueError(
+                f"`limit` must be at least {10 * PERIOD:g}, in seconds, since every"
+                f" process is heard each {PERIOD:g} s; got {limit!r}."
+            )
+        self._limit = limit
+        self._progress = Progress()
+        self._patrol: Patrol | None = None
+
+    def step(self, number: int) -> None:
+        """Says that this process begins a step."""
+        self._progress.step = number
+        self._progress.since = time.monotonic()
+
+    @contextlib.contextmanager
+    def pause(self, what: str) -> Iterator[None]:
+        """Lets nobody be at fault while this process is at an evaluation, say."""
+        before, self._progress.busy = self._progress.busy, what
+        try:
+            yield
+        finally:
+            self._progress.busy = before
+            self._progress.since = time.monotonic()
+
+    def __enter__(self) -> "Watchdog":
+        self._progress.since = time.monotonic()
+        client = distributed.global_state.client
+        if client is not None and jax.process_count() > 1:
+            rank, processes = jax.process_index(), jax.process_count()
+            self._patrol = Patrol(
+                Board(client), rank, processes, self._limit, self._progress, end
+            )
+            self._patrol.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._patrol is None:
+            return
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            self._progress.finished = True
+        else:
+            if not self._patrol.ending:  # and this is not what came of that
+                traceback.print_exception(kind, error, trace)
+            self._progress.since = time.monotonic()
+            self._progress.failed = traceback.format_exception_only(error)[-1].strip()
+        # After a failure it does not come back: the patrol ends the process.
+        self._patrol.over.wait()

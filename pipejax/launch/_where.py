@@ -1,0 +1,48 @@
+"""Where in its program a process is, told from outside of its main thread."""
+
+import pathlib
+import sys
+import threading
+import traceback
+from typing import NamedTuple
+
+import jax
+
+_PIPEJAX = pathlib.Path(__file__).parents[1]
+_JAX = pathlib.Path(jax.__file__).parent
+# At these a process may be for any time.
+_BUSY = {
+    _JAX / "_src" / "compiler.py": "compiling",
+    _PIPEJAX / "checkpoint.py": "a checkpoint",
+}
+_DEEPEST = 12
+"""Frames of a stack that are shown, the innermost."""
+
+
+class Where(NamedTuple):
+    """A place in a program.
+
+    Attributes:
+      busy: what of `_BUSY` it is inside of; empty if none.
+      waits: whether it has called into JAX or pipejax, and not come back.
+      stack: the innermost frames, as in a traceback.
+    """
+
+    busy: str
+    waits: bool
+    stack: str
+
+
+def main_thread() -> Where:
+    """Where this process's main thread is now."""
+    frame = sys._current_frames()[threading.main_thread().ident or 0]
+    return of(traceback.extract_stack(frame))
+
+
+def of(stack: list[traceback.FrameSummary]) -> Where:
+    """What files it has gone through, outermost first."""
+    files = [pathlib.Path(each.filename) for each in stack]
+    busy = next((_BUSY[file] for file in reversed(files) if file in _BUSY), "")
+    libraries = {_JAX, _JAX.parent / "jaxlib", _PIPEJAX}
+    waits = bool(libraries & set(files[-1].parents))
+    return Where(busy, waits, "".join(traceback.format_list(stack[-_DEEPEST:])))

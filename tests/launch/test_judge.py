@@ -1,0 +1,86 @@
+"""Whose fault it is, by every rule."""
+
+import dataclasses
+
+import pytest
+
+from pipejax.launch._judge import GRACE, Beat, Seen, judge
+
+LIMIT = 60.0
+
+
+def seen(rank, age=0.5, **changes):
+    """A process in its third step, which waits for others."""
+    beat = Beat(rank, f"host{rank}", count=9, step=3, since=1.0, waits=True)
+    return Seen(dataclasses.replace(beat, **changes), age)
+
+
+def stuck(rank, **changes):
+    return seen(rank, **({"since": LIMIT + 1} | changes))
+
+
+@pytest.mark.parametrize(
+    "fine",
+    [
+        [seen(0), seen(1)],
+        [stuck(0), seen(1)],
+        [stuck(0), stuck(1, busy="compiling")],
+        [stuck(0), stuck(1, waits=False, busy="an evaluation")],
+        [seen(0), seen(1, age=LIMIT - 1)],
+        # Who has left in good order need not say anything, nor go on.
+        [seen(0), seen(1, age=999.0, finished=True)],
+        [seen(0), stuck(1, finished=True)],
+        [seen(0, finished=True), seen(1, finished=True)],
+        # Somebody may be silent soon, because of whom it failed.
+        [seen(0), seen(1, failed="Gloo", since=GRACE)],
+    ],
+)
+def test_nobody_is_at_fault(fine):
+    assert judge(fine, (), LIMIT) == ""
+
+
+@pytest.mark.parametrize(
+    ("bad", "verdict"),
+    [
+        (
+            [seen(0), seen(1, age=LIMIT + 1)],
+            "process 1 on host1 has said nothing for 61 s, last at step 3",
+        ),
+        # Whose connection is closed fails, because of whoever closed it.
+        (
+            [seen(0, failed="Gloo"), seen(1, age=GRACE + 1)],
+            "process 1 on host1 has said nothing for 6 s, last at step 3",
+        ),
+        (
+            [
+                seen(0, failed="Gloo", since=2 * GRACE + 1),
+                seen(1, failed="KeyError: 'x'", since=2 * GRACE + 2),
+            ],
+            "process 1 on host1 failed at step 3: KeyError: 'x'",
+        ),
+        (
+            [stuck(0), stuck(1, waits=False, stack="  in load\n"), stuck(2)],
+            "process 1 on host1 has made no progress for 61 s, at step 3; it is at\n"
+            "  in load\n",
+        ),
+        # All wait: for the one that is behind.
+        (
+            [stuck(0), stuck(1, step=2, stack="  in wait\n"), stuck(2)],
+            "process 1 on host1 has made no progress for 61 s, at step 2; it is at\n"
+            "  in wait\n",
+        ),
+    ],
+)
+def test_who_is_at_fault(bad, verdict):
+    assert judge(bad, (), LIMIT).startswith(verdict)
+
+
+def test_one_that_never_came_to_be_watched():
+    verdict = "process 2, 3 has not come as far as its watchdog"
+    assert judge([stuck(0), stuck(1)], {3, 2}, LIMIT) == verdict
+    assert judge([stuck(0), seen(1)], {3, 2}, LIMIT) == ""
+
+
+def test_a_beat_is_what_was_written():
+    beat = Beat(1, "host", count=3, since=0.5, failed='a "quoted"\nline')
+    assert Beat.from_json(beat.to_json()) == beat

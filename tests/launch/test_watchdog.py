@@ -1,0 +1,221 @@
+"""Jobs with a fault: who names it, how they end, and when nobody is to blame."""
+
+import concurrent.futures
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+
+import jax
+import pytest
+
+from pipejax import launch
+from pipejax.launch import _patrol, _where
+from pipejax.launch._board import Board
+
+from .helpers import free_port
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture
+def run():
+    """Runs a job of three with a fault; what each printed, and its exit status."""
+    running = []
+
+    def run_all(fault, faulty=1):
+        port = free_port()
+        for rank in range(3):
+            command = [sys.executable, "-m", "tests.launch.watched", str(rank), "3"]
+            running.append(
+                subprocess.Popen(
+                    [*command, str(port), str(faulty), fault],
+                    cwd=ROOT,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+        others = [each for rank, each in enumerate(running) if rank != faulty]
+        for each in others:
+            each.wait(timeout=240)
+        running[faulty].send_signal(signal.SIGCONT)
+        if fault == "stopped":
+            running[faulty].kill()
+        return [(each.communicate()[0], each.returncode) for each in running]
+
+    yield run_all
+    for each in running:
+        each.kill()
+        each.wait()
+        each.stdout.close()
+
+
+def test_one_that_is_killed_is_named_by_all_others(run):
+    ended = run("killed")
+    assert ended[1][1] == -signal.SIGKILL
+    for said, status in (ended[0], ended[2]):
+        assert status == launch.FAULT
+        assert re.search(r"ended: process 1 on \S+ has said nothing for \d+ s", said)
+
+
+def test_one_that_is_lost_is_named_with_where_it_is(run):
+    for said, status in run("lost"):
+        assert status == launch.FAULT
+        assert "has made no progress for 10 s, at step 5" in said
+        assert re.search(r'watched.py", line \d+, in lost\n', said)
+
+
+def test_one_that_raises_ends_all_others(run):
+    for said, status in run("raises"):
+        assert status == launch.FAULT
+        assert re.search(r"1 on \S+ failed at step 5: KeyError: 'label'", said)
+
+
+def test_where_process_0_stands_still_all_others_say_so(run):
+    for said, status in run("stopped", faulty=0)[1:]:
+        assert status == launch.FAULT
+        assert "process 0, which holds JAX's key-value store, could not be reac" in said
+
+
+def test_a_pause_longer_than_the_limit_is_no_fault(run):
+    assert [said.splitlines()[-1] for said, _ in run("slow")] == ["done"] * 3
+
+
+def test_one_process_alone_is_not_watched():
+    threads = threading.active_count()
+    with launch.Watchdog(limit=10.0) as watchdog:
+        watchdog.step(0)
+        assert threading.active_count() == threads
+
+
+@pytest.mark.parametrize("limit", [9.9, -1.0, float("nan")])
+def test_a_limit_too_short_to_hear_anyone(limit):
+    with pytest.raises(ValueError, match="`limit` must be at least 10, in seconds"):
+        launch.Watchdog(limit)
+
+
+class Store:
+    """A key-value store without a runtime; it may be cut off."""
+
+    def __init__(self):
+        self.texts = {}
+        self.cut_off = False
+
+    def key_value_set(self, name, text, allow_overwrite):
+        assert allow_overwrite
+        if self.cut_off:
+            raise jax.errors.JaxRuntimeError("UNAVAILABLE")
+        self.texts[name] = text
+
+    def key_value_dir_get(self, folder):
+        return [item for item in self.texts.items() if item[0].startswith(folder)]
+
+
+@pytest.fixture
+def patrols(monkeypatch):
+    """Two of them in one process, and what they would have ended it with."""
+    monkeypatch.setattr(_patrol, "PERIOD", 0.02)
+    started, verdicts = [], {}
+
+    def start(limit=0.5):
+        store = Store()
+        for rank in range(2):
+            progress = _patrol.Progress(since=time.monotonic())
+            patrol = _patrol.Patrol(
+                Board(store), rank, 2, limit, progress, verdicts.setdefault
+            )
+            patrol.start()
+            started.append((patrol, progress))
+        return store, started, verdicts
+
+    yield start
+    for patrol, progress in started:
+        progress.finished = True
+        store_of(patrol).cut_off = False
+    for patrol, _ in started:
+        assert patrol.over.wait(10)
+
+
+def store_of(patrol):
+    return patrol._board.client
+
+
+def until(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_all_that_leave_in_good_order_leave_together(patrols):
+    _, ((first, here), (second, there)), verdicts = patrols(limit=20.0)
+    here.finished = True
+    assert not first.over.wait(0.3)
+    there.finished = True
+    assert first.over.wait(10)
+    assert second.over.wait(10)
+    assert verdicts == {}
+
+
+def test_a_compilation_is_no_fault_nor_the_time_right_after_it(patrols, monkeypatch):
+    monkeypatch.setattr(
+        _where, "main_thread", lambda: _where.Where("compiling", True, "")
+    )
+    _, started, verdicts = patrols()
+    time.sleep(1.0)
+    monkeypatch.setattr(_where, "main_thread", lambda: _where.Where("", True, ""))
+    time.sleep(0.2)
+    assert verdicts == {}
+    assert all(not patrol.ending for patrol, _ in started)
+
+
+def test_both_say_the_same(patrols):
+    _, _, verdicts = patrols()
+    until(lambda: len(verdicts) == 2)
+    assert len(set(verdicts.values())) == 1
+    assert "has made no progress for" in verdicts[0]
+
+
+def test_one_that_is_cut_off_says_so(patrols):
+    store, ((_, here), (_, there)), verdicts = patrols()
+    here.busy = there.busy = "an evaluation"
+    store.cut_off = True
+    until(lambda: 1 in verdicts)
+    assert "could not be reached from process 1 on" in verdicts[1]
+
+
+def looked_at():
+    """Where the main thread is, as another sees it."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(_where.main_thread).result()
+
+
+def test_a_program_of_ones_own_neither_waits_nor_is_busy():
+    where = looked_at()
+    assert (where.busy, where.waits) == ("", False)
+    assert "in test_a_program_of_ones_own_neither_waits" in where.stack
+
+
+def test_a_compilation_is_busy(monkeypatch):
+    found = []
+
+    def compiled(*_, **__):
+        found.append(looked_at())
+        raise KeyError
+
+    monkeypatch.setattr(jax._src.compiler, "backend_compile_and_load", compiled)
+    with pytest.raises(KeyError):
+        jax.jit(lambda x: x + 1)(1.0)
+    assert found[0].busy == "compiling"
+
+
+def test_whoever_has_called_into_jax_waits(monkeypatch):
+    frame = traceback.FrameSummary(jax.monitoring.__file__, 1, "wait")
+    mine = traceback.FrameSummary(__file__, 1, "train")
+    assert _where.of([mine, frame]).waits
+    assert not _where.of([frame, mine]).waits

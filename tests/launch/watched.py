@@ -1,0 +1,54 @@
+"""One of several processes that take steps together, and the fault that it provokes."""
+
+import os
+import signal
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import multihost_utils
+
+from pipejax import launch
+
+LIMIT = 10.0
+STEPS = 12
+FAULTY = 5
+"""The step at which it happens."""
+
+
+def lost():
+    """Where a stack is to show it."""
+    time.sleep(600)
+
+
+def provoke(fault, watchdog):
+    """Whatever it is called."""
+    if fault == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if fault == "raises":
+        raise KeyError("label")
+    if fault == "lost":
+        lost()
+    if fault == "slow":
+        with watchdog.pause("an evaluation"):
+            time.sleep(1.5 * LIMIT)
+
+
+def main(rank, processes, port, faulty, fault):
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    launch.initialize(f"127.0.0.1:{port}", processes, rank, timeout=120)
+    with launch.Watchdog(LIMIT) as watchdog:
+        for number in range(STEPS):
+            watchdog.step(number)
+            if number == FAULTY and rank == faulty:
+                provoke(fault, watchdog)
+            multihost_utils.process_allgather(jnp.ones(3))
+            time.sleep(0.1)
+    sys.stdout.write("done\n")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:5]), sys.argv[5])
