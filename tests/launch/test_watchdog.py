@@ -66,7 +66,7 @@ def test_one_that_is_killed_is_named_by_all_others(run):
 def test_one_that_is_lost_is_named_with_where_it_is(run):
     for said, status in run("lost"):
         assert status == launch.FAULT
-        assert "has made no progress for 10 s, at step 5" in said
+        assert re.search(r"has made no progress for 1\d s, at step 5", said)
         assert re.search(r'watched.py", line \d+, in lost\n', said)
 
 
