@@ -81,7 +81,10 @@ def start(network: Network, command: Sequence[str], log: IO[str] | None = None) 
 
 
 def cores(host: int, hosts: int) -> set[int]:
-    """The cores of a host: its share of all, or one that it shares with others."""
+    """The cores of a host: its share of all, or one that it shares with others.
+
+    As `pipejax launch` has it; a cluster starts without JAX.
+    """
     usable = sorted(os.sched_getaffinity(0))
     share = len(usable) // hosts
     if not share:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pipejax as pj
 
-from . import _calibrate, _inspect, _plan, _profile
+from . import _calibrate, _inspect, _launch, _plan, _profile
 from ._usage import UsageError
 
 
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser("pipejax", description=pj.__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (_inspect, _calibrate, _plan, _profile):
+    for command in (_inspect, _launch, _calibrate, _plan, _profile):
         command.add(commands)
     args = parser.parse_args(argv)
     try:

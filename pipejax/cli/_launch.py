@@ -1,0 +1,151 @@
+"""`pipejax launch`: one process for each accelerator, or for some cores each."""
+
+import argparse
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+from pipejax import launch
+from pipejax.launch import _share, _supervise
+
+from ._usage import UsageError, in_one_line
+
+
+def add(commands: Any) -> None:
+    """Its arguments."""
+    parser = commands.add_parser(
+        "launch",
+        help="start a program once for each GPU, or some cores each, and watch it",
+        description="Starts the command that follows -- once for each process, tells"
+        " each its place (pipejax.launch.initialize finds it), shows what all print"
+        " behind their ranks, and ends all when one fails. Under torchrun, srun, mpirun"
+        " or Kubernetes it watches the one process that these start.",
+    )
+    parser.set_defaults(command=run)
+    parser.add_argument(
+        "--processes",
+        type=int,
+        metavar="N",
+        help="on this host; by default one for each NVIDIA GPU",
+    )
+    parser.add_argument("--hosts", type=int, default=1, help="that run this command")
+    parser.add_argument("--host", type=int, default=0, help="which this is, from 0")
+    parser.add_argument(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="of host 0; by default a free port of this host, which must be the only",
+    )
+    parser.add_argument(
+        "--max-restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="times that all are started again after a failure",
+    )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="that the others have to end, to save for example, before they are killed",
+    )
+    parser.add_argument("program", nargs="+", metavar="-- COMMAND", help="what is run")
+
+
+def run(args: argparse.Namespace) -> int:
+    """`pipejax launch`."""
+    for name, least in (("processes", 1), ("max_restarts", 0), ("grace", 0)):
+        value = getattr(args, name)
+        if value is not None and not value >= least:
+            option = name.replace("_", "-")
+            raise UsageError(f"`--{option}` must be at least {least}, got {value}")
+    _starts(args)  # what is wrong with the arguments is said here
+    return _supervise.guarded(lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> int:
+    for attempt in range(args.max_restarts + 1):
+        starts, coordinator = _starts(args)
+        ended = _supervise.supervise(starts, args.grace)
+        if ended.told is not None:
+            return 128 + ended.told if ended.code else 0
+        if ended.first is None:
+            return 0
+        failed = starts[ended.first]
+        aborted = ended.code == -signal.SIGABRT and not _answers(coordinator)
+        _say(f"process {failed.name} was the first to fail: {_how(ended.code)}")
+        if aborted:
+            _say(
+                f"JAX has aborted it: process 0, at {coordinator}, is gone. Look there."
+            )
+        _say("its last lines:\n" + "".join(ended.lines).rstrip())
+        if attempt < args.max_restarts:
+            _say(f"starting again, {attempt + 1} of {args.max_restarts} times")
+    if aborted:
+        return launch.FAULT
+    return ended.code if ended.code > 0 else 128 - ended.code
+
+
+def _starts(args: argparse.Namespace) -> tuple[list[_supervise.Start], str]:
+    """What is to be started here, and where process 0 waits."""
+    with in_one_line(ValueError):
+        place = None if args.processes else launch.detect()
+        if place is not None:
+            start = _supervise.Start(str(place.rank), args.program, os.environ)
+            return [start], place.coordinator
+        job, on_gpus = _job(args)
+    starts = []
+    for local in range(job.processes):
+        variables = _share.environment(job, local, on_gpus)
+        cores = None if on_gpus else _share.cores(local, job.processes)
+        name, environ = str(job.rank(local)), {**variables, **os.environ}
+        environ |= {key: variables[key] for key in variables if key.startswith("JAX_")}
+        starts.append(_supervise.Start(name, args.program, environ, cores))
+    return starts, job.coordinator
+
+
+def _job(args: argparse.Namespace) -> tuple[_share.Job, bool]:
+    gpus = 0 if os.environ.get("JAX_PLATFORMS") == "cpu" else _share.gpus(os.environ)
+    processes = args.processes or gpus
+    if not processes:
+        raise UsageError(
+            "`--processes` must be given where there are no NVIDIA GPUs: on CPU each"
+            " gets its share of the cores"
+        )
+    if args.hosts > 1 and args.coordinator is None:
+        raise UsageError(
+            "`--coordinator` must be given with more than one host: an address of host"
+            " 0 that all others reach, and a port that is free there"
+        )
+    coordinator = args.coordinator or f"127.0.0.1:{_free_port()}"
+    return _share.Job(processes, args.hosts, args.host, coordinator), gpus > 0
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def _answers(address: str) -> bool:
+    """Whether anything listens there."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _how(code: int) -> str:
+    if code > 0:
+        return f"exit status {code}"
+    return f"ended by {signal.Signals(-code).name}"
+
+
+def _say(what: str) -> None:
+    sys.stdout.flush()
+    sys.stderr.write(f"pipejax: {what}\n")
+    sys.stderr.flush()

@@ -1,0 +1,188 @@
+"""Starts processes, shows what they print, and leaves none behind."""
+
+import contextlib
+import ctypes
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+_TAIL = 20
+"""Lines of the first that failed, kept to be shown again."""
+_PERIOD = 0.1
+"""Seconds between two looks at what has ended."""
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """A process to be started.
+
+    Attributes:
+      name: what stands before each line that it prints.
+      command: what it runs.
+      environment: its variables, all of them.
+      cores: those that it may use; `None` is all.
+    """
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    cores: set[int] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How processes ended.
+
+    Attributes:
+      first: which of them failed first; `None` if none did.
+      code: its exit status, negative for a signal that ended it; 0 without one.
+      lines: the last that it printed.
+      told: the signal by which this process was told to end them, or `None`.
+    """
+
+    first: int | None
+    code: int
+    lines: Sequence[str]
+    told: int | None
+
+
+def guarded(work: Callable[[], int]) -> int:
+    """What `work` returns, done in a child that cleans up whatever ends this process.
+
+    Only a signal tells a process that its parent was killed, and `work` has to be there
+    to receive it. What it starts is killed in turn if that is what is killed.
+    """
+    child = os.fork()
+    if child == 0:
+        _die_with_parent(signal.SIGTERM)
+        os._exit(work())
+    with _handled(lambda number: os.kill(child, number)):
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return code if code >= 0 else 128 - code
+
+
+def supervise(starts: Sequence[Start], grace: float) -> Ended:
+    """Runs all until they have ended, or one has failed.
+
+    Then the others have `grace` seconds to end by themselves, are sent SIGTERM, and are
+    killed after `grace` seconds more, with all that they have started. SIGINT and
+    SIGTERM are passed on at once; otherwise they have the effect of a failure.
+    """
+    received: list[int] = []
+    children: list[subprocess.Popen[str]] = []
+    with _handled(received.append):
+        try:
+            for start in starts:
+                children.append(_started(start))
+            shown = [
+                _show(start.name, child)
+                for start, child in zip(starts, children, strict=True)
+            ]
+            first = _first_failure(children, received)
+            for number in (*received[:1], None, signal.SIGTERM):
+                if number is not None:
+                    _send(children, number)
+                if _wait(children, grace):
+                    break
+        finally:
+            _send(children, signal.SIGKILL)
+            codes = [child.wait() for child in children]
+    for reader, _ in shown:
+        reader.join(timeout=2.0)  # whoever else has the pipe may keep it open
+    told = received[0] if received else None
+    if first is None:
+        return Ended(None, max(codes, key=abs), (), told)
+    return Ended(first, codes[first], tuple(shown[first][1]), told)
+
+
+def _started(start: Start) -> "subprocess.Popen[str]":
+    def prepare() -> None:
+        _die_with_parent(signal.SIGKILL)
+        if start.cores is not None:
+            os.sched_setaffinity(0, start.cores)
+
+    return subprocess.Popen(
+        start.command,
+        env=dict(start.environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # a group, to which whatever it starts belongs
+        preexec_fn=prepare,
+    )
+
+
+def _show(
+    name: str, child: "subprocess.Popen[str]"
+) -> tuple[threading.Thread, deque[str]]:
+    """Prints what it prints, each line behind its name, and keeps the last."""
+    lines: deque[str] = deque(maxlen=_TAIL)
+
+    def read() -> None:
+        for line in child.stdout or ():
+            lines.append(line)
+            sys.stdout.write(f"[{name}] {line}")
+            sys.stdout.flush()
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    return reader, lines
+
+
+def _first_failure(
+    children: Sequence["subprocess.Popen[str]"], received: list[int]
+) -> int | None:
+    """Which failed first; `None` once all have ended well, or a signal has come."""
+    while not received:
+        codes = [child.poll() for child in children]
+        if failed := [place for place, code in enumerate(codes) if code]:
+            return failed[0]
+        if None not in codes:
+            break
+        time.sleep(_PERIOD)
+    return None
+
+
+def _wait(children: Sequence["subprocess.Popen[str]"], seconds: float) -> bool:
+    """Whether all have ended within this time."""
+    until = time.monotonic() + seconds
+    while any(child.poll() is None for child in children):
+        if time.monotonic() > until:
+            return False
+        time.sleep(_PERIOD)
+    return True
+
+
+def _send(children: Sequence["subprocess.Popen[str]"], number: int) -> None:
+    """To each and all that it has started."""
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, number)
+
+
+@contextlib.contextmanager
+def _handled(handle: Callable[[int], object]) -> Iterator[None]:
+    """Calls `handle` with the number of SIGINT or SIGTERM, as long as this lasts."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [
+        signal.signal(number, lambda number, _: handle(number)) for number in numbers
+    ]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _die_with_parent(number: int) -> None:
+    """Has the kernel send this process a signal when its parent ends (Linux)."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)

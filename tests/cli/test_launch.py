@@ -1,0 +1,192 @@
+"""`pipejax launch`, as a user would start it, of programs without JAX."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from pipejax import launch
+from pipejax.cli import main
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a program, and returns the command that runs it."""
+
+    def written(text):
+        path = tmp_path / "program.py"
+        path.write_text("import os, pathlib, signal, subprocess, sys, time\n")
+        with path.open("a") as file:
+            file.write(textwrap.dedent(text))
+        return ["--", sys.executable, str(path)]
+
+    return written
+
+
+@pytest.fixture
+def begin(tmp_path):
+    """Starts `pipejax launch` in a folder of its own; nothing outlives the test."""
+    begun = []
+
+    def started(*arguments, **environ):
+        command = [sys.executable, "-m", "pipejax.cli", "launch", *arguments]
+        begun.append(
+            subprocess.Popen(
+                command,
+                cwd=tmp_path,
+                env={**os.environ, "JAX_PLATFORMS": "cpu", **environ},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return begun[-1]
+
+    yield started
+    for each in begun:
+        each.kill()
+        each.communicate()
+
+
+def alive(pid):
+    """Whether it runs, and is not merely waited for."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def numbers(folder, count):
+    """Process numbers that programs have written, once so many have."""
+    until(lambda: len(list(folder.glob("pid*"))) == count)
+    return [int(path.name[3:]) for path in folder.glob("pid*")]
+
+
+FAMILY = """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = subprocess.Popen(["sleep", "600"])
+    for pid in os.getpid(), child.pid:
+        pathlib.Path(f"pid{pid}").touch()
+    if "fails" in sys.argv and os.environ["JAX_PROCESS_ID"] == "1":
+        time.sleep(1)
+        sys.exit(3)
+    child.wait()
+"""
+
+
+def test_each_is_told_its_place_and_printed_behind_its_rank(begin, write, monkeypatch):
+    monkeypatch.delenv("NPROC", raising=False)  # what a user has set stays
+    program = write("""
+        names = "COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID"
+        print(*(os.environ["JAX_" + name] for name in names))
+        print(len(os.sched_getaffinity(0)), os.environ["NPROC"])
+    """)
+    given = ("--processes", "2", "--hosts", "3", "--host", "1")
+    out, errors = begin(*given, "--coordinator", "node0:99", *program).communicate()
+    usable = len(os.sched_getaffinity(0))
+    share = max(1, usable // 2)
+    assert sorted(out.splitlines()) == sorted(
+        f"[{rank}] {line}"
+        for rank in (2, 3)
+        for line in (f"node0:99 6 {rank}", f"{share} {max(2, share)}")
+    )
+    assert "pipejax:" not in errors
+
+
+def test_the_first_that_fails_is_named_and_all_that_was_started_is_gone(
+    begin, write, tmp_path
+):
+    started = begin("--processes", "2", "--grace", "0.5", *write(FAMILY), "fails")
+    _, errors = started.communicate(timeout=120)
+    assert started.returncode == 3
+    assert "pipejax: process 1 was the first to fail: exit status 3\n" in errors
+    assert not any(map(alive, numbers(tmp_path, 4)))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_whatever_ends_it_all_that_was_started_is_gone(begin, write, tmp_path, number):
+    started = begin("--processes", "2", "--grace", "0.5", *write(FAMILY))
+    pids = numbers(tmp_path, 4)
+    assert all(map(alive, pids))
+    started.send_signal(number)
+    started.wait()
+    until(lambda: not any(map(alive, pids)))
+    if number != signal.SIGKILL:
+        assert started.returncode == 128 + number
+
+
+def test_programs_that_save_when_told_to_end_end_well(begin, write, tmp_path):
+    program = write("""
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("saved")))
+        pathlib.Path(f"pid{os.getpid()}").touch()
+        time.sleep(600)
+    """)
+    started = begin("--processes", "2", *program)
+    numbers(tmp_path, 2)
+    started.send_signal(signal.SIGTERM)
+    out, _ = started.communicate(timeout=60)
+    assert started.returncode == 0
+    assert sorted(out.splitlines()) == ["[0] saved", "[1] saved"]
+
+
+def test_a_job_is_started_again_as_often_as_allowed(begin, write):
+    program = write("""
+        path = pathlib.Path("pid" + os.environ["JAX_PROCESS_ID"])
+        before = len(path.read_text()) if path.exists() else 0
+        path.write_text("x" * (before + 1))
+        print("attempt", before)
+        sys.exit(7 if before < 2 else 0)
+    """)
+    once = begin("--processes", "1", "--max-restarts", "1", *program)
+    _, errors = once.communicate(timeout=120)
+    assert once.returncode == 7
+    assert errors.count("its last lines:\nattempt") == 2
+    assert "starting again, 1 of 1 times" in errors
+    again = begin("--processes", "1", "--max-restarts", "1", *program)
+    assert again.communicate(timeout=120)[0] == "[0] attempt 2\n"
+    assert again.returncode == 0
+
+
+def test_what_jax_aborts_because_process_0_is_gone_is_said_so(begin, write):
+    given = ("--processes", "1", "--hosts", "2", "--host", "1")
+    where = ("--coordinator", "127.0.0.1:9")  # discard: nobody listens
+    started = begin(*given, *where, *write("os.abort()"))
+    _, errors = started.communicate(timeout=60)
+    assert "JAX has aborted it: process 0, at 127.0.0.1:9, is gone." in errors
+    assert started.returncode == launch.FAULT
+
+
+def test_under_another_launcher_one_process_is_watched(begin, write):
+    program = write("print(os.environ['RANK'], os.environ.get('JAX_PROCESS_ID'))")
+    variables = {"RANK": "3", "WORLD_SIZE": "4"}
+    variables |= {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "99"}
+    assert begin(*program, **variables).communicate()[0] == "[3] 3 None\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "`--processes` must be given where there are no NVIDIA GPUs"),
+        (["--processes", "0"], "`--processes` must be at least 1, got 0"),
+        (["--processes", "1", "--grace", "nan"], "`--grace` must be at least 0, got n"),
+        (["--processes", "1", "--hosts", "2"], "`--coordinator` must be given with"),
+        (["--processes", "1", "--host", "1"], r"`host` must lie in [0, 1)"),
+        (["--processes", "1", "--max-restarts", "-1"], "`--max-restarts` must be at"),
+    ],
+)
+def test_what_cannot_be_started_is_refused(arguments, message, capsys, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert main(["launch", *arguments, "--", "true"]) == 2
+    assert message in capsys.readouterr().err

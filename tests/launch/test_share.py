@@ -1,0 +1,33 @@
+"""What each process of a host is given."""
+
+import os
+
+import pytest
+
+from pipejax.launch import _share
+
+
+def test_a_process_for_each_gpu():
+    assert _share.gpus({"CUDA_VISIBLE_DEVICES": "0,2,5"}) == 3
+    assert _share.gpus({"CUDA_VISIBLE_DEVICES": ""}) == 0
+    job = _share.Job(4, 2, 1, "node0:99")
+    variables = _share.environment(job, 2, on_gpus=True)
+    assert variables["JAX_PROCESS_ID"] == "6"
+    assert variables["JAX_LOCAL_DEVICE_IDS"] == "2"
+    assert "NPROC" not in variables
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, 6), (2, 3), (4, 1), (6, 1), (9, 1)])
+def test_cores_are_shared_out(monkeypatch, count, size):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(10, 16)))
+    shares = [_share.cores(local, count) for local in range(count)]
+    assert all(len(share) == size for share in shares)
+    assert len(set().union(*shares)) == min(6, size * count)
+    variables = _share.environment(_share.Job(count, 1, 0, "host:1"), 0, on_gpus=False)
+    assert variables["NPROC"] == str(max(2, size))
+
+
+@pytest.mark.parametrize("counts", [(0, 1, 0), (1, 0, 0), (1, 2, 2), (1, 2, -1)])
+def test_a_job_of_impossible_counts(counts):
+    with pytest.raises(ValueError, match=r"`(processes|hosts|host)` must"):
+        _share.Job(*counts, "host:1")
