@@ -18,6 +18,7 @@ WITH_CODE = [
     "docs/compression.md",
     "docs/timing.md",
     "docs/convergence.md",
+    "docs/many_hosts.md",
 ]
 
 
