@@ -63,20 +63,20 @@ def initialize(
         _log.info("no launcher found: one process")
         return None
     _log.info("process %d of %d (%s)", place.rank, place.processes, place.launcher)
-    if place.processes > 1:
-        bind = bind or os.environ.get(_BIND, place.coordinator)
-        mine = _record.of_this_process(place, config or {})
-        hosts = _roll_call.call(place, mine, bind=bind, timeout=timeout)
-        jax.distributed.initialize(
-            place.coordinator,
-            place.processes,
-            place.rank,
-            local_device_ids=devices or place.devices,
-            cluster_detection_method="deactivate",
-            initialization_timeout=max(10, int(until - time.monotonic())),
-            coordinator_bind_address=bind,
-        )
-        check_devices(hosts)
+    bind = bind or os.environ.get(_BIND, place.coordinator)
+    mine = _record.of_this_process(place, config or {})
+    hosts = _roll_call.call(place, mine, bind=bind, timeout=timeout)
+    # One process too: so it has the runtime's notice of a signal to end.
+    jax.distributed.initialize(
+        place.coordinator,
+        place.processes,
+        place.rank,
+        local_device_ids=devices or place.devices,
+        cluster_detection_method="deactivate",
+        initialization_timeout=max(10, int(until - time.monotonic())),
+        coordinator_bind_address=bind,
+    )
+    check_devices(hosts)
     return place
 
 

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import dataclasses
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -73,7 +74,8 @@ def supervise(starts: Sequence[Start], grace: float) -> Ended:
 
     Then the others have `grace` seconds to end by themselves, are sent SIGTERM, and are
     killed after `grace` seconds more, with all that they have started. SIGINT and
-    SIGTERM are passed on at once; otherwise they have the effect of a failure.
+    SIGTERM are passed on at once; otherwise they have the effect of a failure. One that
+    is stopped, as by SIGSTOP, for `grace` seconds is killed: it would never fail.
     """
     received: list[int] = []
     children: list[subprocess.Popen[str]] = []
@@ -85,7 +87,7 @@ def supervise(starts: Sequence[Start], grace: float) -> Ended:
                 _show(start.name, child)
                 for start, child in zip(starts, children, strict=True)
             ]
-            first = _first_failure(children, received)
+            first = _first_failure(children, received, grace)
             for number in (*received[:1], None, signal.SIGTERM):
                 if number is not None:
                     _send(children, number)
@@ -139,10 +141,16 @@ def _show(
 
 
 def _first_failure(
-    children: Sequence["subprocess.Popen[str]"], received: list[int]
+    children: Sequence["subprocess.Popen[str]"], received: list[int], grace: float
 ) -> int | None:
     """Which failed first; `None` once all have ended well, or a signal has come."""
+    running = [time.monotonic()] * len(children)
     while not received:
+        for place, child in enumerate(children):
+            if not _is_stopped(child.pid):
+                running[place] = time.monotonic()
+            elif time.monotonic() - running[place] > grace:
+                child.kill()
         codes = [child.poll() for child in children]
         if failed := [place for place, code in enumerate(codes) if code]:
             return failed[0]
@@ -150,6 +158,15 @@ def _first_failure(
             break
         time.sleep(_PERIOD)
     return None
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether it waits for SIGCONT; one that a debugger holds does not."""
+    try:
+        said = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except OSError:  # it has ended
+        return False
+    return said.rpartition(")")[2].split()[0] == "T"
 
 
 def _wait(children: Sequence["subprocess.Popen[str]"], seconds: float) -> bool:

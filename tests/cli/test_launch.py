@@ -141,6 +141,18 @@ def test_programs_that_save_when_told_to_end_end_well(begin, write, tmp_path):
     assert sorted(out.splitlines()) == ["[0] saved", "[1] saved"]
 
 
+def test_one_that_is_stopped_is_killed(begin, write):
+    program = write("""
+        if os.environ["JAX_PROCESS_ID"] == "1":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(600)
+    """)
+    started = begin("--processes", "2", "--grace", "1", *program)
+    _, errors = started.communicate(timeout=60)
+    assert "process 1 was the first to fail: ended by SIGKILL" in errors
+    assert started.returncode == 128 + signal.SIGKILL
+
+
 def test_a_job_is_started_again_as_often_as_allowed(begin, write):
     program = write("""
         path = pathlib.Path("pid" + os.environ["JAX_PROCESS_ID"])
