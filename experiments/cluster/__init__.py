@@ -5,6 +5,7 @@ is joined by `member.join()`.
 """
 
 from ._ask import ask as ask
+from ._network import INTERFACE as INTERFACE
 from ._network import Network as Network
 from ._network import bits_per_second as bits_per_second
 from ._start import reason_why_not as reason_why_not

@@ -80,7 +80,8 @@ def _run(args: argparse.Namespace) -> int:
             _say(
                 f"JAX has aborted it: process 0, at {coordinator}, is gone. Look there."
             )
-        _say("its last lines:\n" + "".join(ended.lines).rstrip())
+        if len(starts) > 1:  # where others have printed since
+            _say("its last lines:\n" + "".join(ended.lines).rstrip())
         if attempt < args.max_restarts:
             _say(f"starting again, {attempt + 1} of {args.max_restarts} times")
     if aborted:

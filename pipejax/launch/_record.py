@@ -66,9 +66,9 @@ class Record:
         Raises:
           ValueError: for anything else.
         """
-        read = json.loads(line)
+        read = parsed(line)
         kinds = {field.name: field.type for field in dataclasses.fields(cls)}
-        if not isinstance(read, dict) or read.keys() != kinds.keys():
+        if read.keys() != kinds.keys():
             raise ValueError("no record of a process")
         for name, kind in kinds.items():
             value = read[name]
@@ -78,6 +78,17 @@ class Record:
             ):
                 raise ValueError(f"no record of a process: {name}")
         return cls(**read)
+
+
+def parsed(line: bytes) -> dict[str, Any]:
+    """A JSON object; ValueError for anything else."""
+    try:
+        read = json.loads(line)
+    except ValueError as error:
+        raise ValueError("what is said there is no JSON") from error
+    if not isinstance(read, dict):
+        raise ValueError("what is said there is no JSON object")
+    return read
 
 
 def of_this_process(place: Place, config: Mapping[str, Any]) -> Record:

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ._place import Place
-from ._record import Record, differences
+from ._record import Record, differences, parsed
 
 _log = logging.getLogger("pipejax")
 
@@ -52,9 +52,9 @@ class Answer:
     @classmethod
     def from_json(cls, line: bytes) -> "Answer":
         """What `to_json` has written; ValueError for anything else."""
-        read = json.loads(line)
-        if not isinstance(read, dict) or read.keys() != {"reasons", "hosts"}:
-            raise ValueError("no answer of process 0")
+        read = parsed(line)
+        if read.keys() != {"reasons", "hosts"}:
+            raise ValueError("what is said there is not said by process 0")
         return cls(*(list(map(str, read[name])) for name in ("reasons", "hosts")))
 
 
@@ -164,30 +164,27 @@ def _enrolled(
 
 
 def _report(place: Place, mine: Record, until: float, timeout: float) -> Answer:
-    try:
-        connection = _connected(place, until)
-    except OSError as error:
-        host = place.coordinator.rpartition(":")[0].strip("[]")
-        unreached = (
-            f"process {mine} could not reach process 0 at {place.coordinator} within"
-            f" {timeout:g} s ({error})"
-        )
-        return Answer([unreached, *_loopback(host, mine)])
-    try:
-        return _told(connection, mine, until)
-    except (OSError, ValueError) as error:
-        untold = (
-            f"process {mine} reached {place.coordinator} and was told nothing there"
-            f" ({error}): process 0 has ended, or the job has begun without this"
-            " process, or the port is another program's"
-        )
-        return Answer([untold])
+    """Asks until it is told: at first process 0 may be one that is about to end."""
+    while True:
+        try:
+            return _told(place, mine, until)
+        except (OSError, ValueError) as error:
+            if time.monotonic() + _AGAIN < until:
+                time.sleep(_AGAIN)
+                continue
+            untold = (
+                f"process {mine} could not reach process 0 at {place.coordinator}"
+                f" within {timeout:g} s ({error}): it is not there, or the job has"
+                " begun without this process, or the port is another program's"
+            )
+            host = place.coordinator.rpartition(":")[0].strip("[]")
+            return Answer([untold, *_loopback(host, mine)])
 
 
 def _second(place: Place, mine: Record, bind: str, until: float) -> Answer:
     """To a process 0 whose port is taken, perhaps by another process 0 of its job."""
     try:
-        return _told(_connected(place, until), mine, until)
+        return _told(place, mine, until)
     except (OSError, ValueError):
         taken = (
             f"process {mine} cannot listen at {bind}: the port is another program's,"
@@ -196,9 +193,11 @@ def _second(place: Place, mine: Record, bind: str, until: float) -> Answer:
         return Answer([taken])
 
 
-def _told(connection: socket.socket, mine: Record, until: float) -> Answer:
+def _told(place: Place, mine: Record, until: float) -> Answer:
     """What process 0 says once it knows."""
-    with connection:
+    host, _, port = place.coordinator.rpartition(":")
+    left = max(_AGAIN, until - time.monotonic())
+    with socket.create_connection((host.strip("[]"), int(port)), left) as connection:
         connection.sendall(mine.to_json())
         # It has the same limit, and then what it says takes its way.
         patience = max(0.0, until - time.monotonic()) + 2 * _PATIENCE
@@ -229,19 +228,6 @@ def _unbound(bind: str, mine: Record, error: OSError) -> str:
     )
 
 
-def _connected(place: Place, until: float) -> socket.socket:
-    """A connection to the coordinator, tried again until there is one."""
-    host, _, port = place.coordinator.rpartition(":")
-    while True:
-        left = max(_AGAIN, until - time.monotonic())
-        try:
-            return socket.create_connection((host.strip("[]"), int(port)), left)
-        except OSError:
-            if time.monotonic() + _AGAIN >= until:
-                raise
-            time.sleep(_AGAIN)
-
-
 def _line(connection: socket.socket, patience: float) -> bytes:
     """What comes before the end of a line.
 
@@ -255,7 +241,9 @@ def _line(connection: socket.socket, patience: float) -> bytes:
         part = connection.recv(65536)
         read += part
         if not part or len(read) > _LONGEST:
-            raise ValueError("the connection ended" if not part else "too long a line")
+            raise ValueError(
+                "the connection has ended" if not part else "too long a line"
+            )
     return bytes(read)
 
 

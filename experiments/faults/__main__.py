@@ -1,0 +1,170 @@
+"""Fifty jobs on four hosts, in each a fault of chance: named, and nothing lost.
+
+Claim: whatever happens to a process, its link or its disk, whichever it is and at
+whatever step, all other processes say what it was; and started again by `pipejax
+launch` the job ends with the same parameters, bit for bit, as one that was left alone.
+
+Digits and an MLP, width 2, eight bits with error feedback, the host executor, a
+checkpoint every five steps, a watchdog of ten seconds. A slow link is no fault: there
+nobody may be ended.
+
+Command: python -m experiments.faults
+Time: about an hour on 2 cores.
+Result: experiments/results/faults.json
+"""
+
+import dataclasses
+import functools
+import pathlib
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import numpy as np
+import tyro
+from rich.console import Console
+
+from experiments import cluster, report
+
+from .provoke import Kind
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The jobs."""
+
+    runs: int = 50
+    """With a fault, beside one without."""
+    kinds: tuple[Kind, ...] = tuple(kind for kind in get_args(Kind) if kind != "none")
+    """Of faults, in turn."""
+    hosts: int = 4
+    """With a process each."""
+    rate: str = "200mbit"
+    """Of their links."""
+    steps: int = 40
+    """Of a job."""
+    every: int = 5
+    """Steps from a checkpoint to the next."""
+    limit: float = 10.0
+    """Seconds of the watchdog."""
+    seed: int = 0
+    """Of what happens when to whom."""
+    out: pathlib.Path = report.RESULTS / "faults.json"
+    """Where the result goes."""
+
+
+def main(config: Config) -> list[dict[str, Any]]:
+    """Runs all, prints the table, writes the result file after each."""
+    if why := cluster.reason_why_not():
+        sys.exit(why)
+    alone = digests(job(config, "none", 0, 0)[0])
+    if len(alone) != config.hosts or len(set(alone)) != 1:
+        raise RuntimeError(f"a job without a fault did not end alike: {alone}")
+    outcomes = []
+    for kind, rank, step in faults(config):
+        outcome = run(config, kind, rank, step, alone)
+        sys.stdout.write(f"{outcome}\n")
+        outcomes.append(outcome)
+        report.save(config.out, **report.settings(config), outcomes=outcomes)
+    Console(width=120).print(report.table("faults", rows(outcomes)))
+    return outcomes
+
+
+def faults(config: Config) -> Iterator[tuple[Kind, int, int]]:
+    """What happens to whom, and when; not before the first checkpoint is begun."""
+    rng = np.random.default_rng(config.seed)
+    for number in range(config.runs):
+        kind = config.kinds[number % len(config.kinds)]
+        yield (
+            kind,
+            int(rng.integers(config.hosts)),
+            int(rng.integers(config.every, config.steps)),
+        )
+
+
+def run(
+    config: Config, kind: Kind, rank: int, step: int, alone: list[str]
+) -> dict[str, Any]:
+    """One job with a fault, and whether it went as it should."""
+    said, seconds = job(config, kind, rank, step)
+    verdict = expected(kind, rank)
+    hosts = range(config.hosts)
+    others = hosts if kind == "disk full" else [each for each in hosts if each != rank]
+    found = [re.search(verdict, said[host]) for host in others]
+    silent = [int(each[1]) for each in found if each and each.re.groups]
+    ended = any("this job is ended" in text for text in said.values())
+    return {
+        "fault": kind,
+        "rank": rank,
+        "step": step,
+        "named": not ended if kind == "slow" else all(found),
+        "said_after_s": max(silent, default=None),
+        "same_bits": digests(said) == alone,
+        "seconds": round(seconds, 1),
+    }
+
+
+def job(
+    config: Config, kind: Kind, rank: int, step: int
+) -> tuple[dict[int, str], float]:
+    """What every host has printed, by its number, and how long it took."""
+    network = cluster.Network.of(config.hosts, (config.rate,))
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as log:
+        program = [sys.executable, "-m", f"{__package__}.program", "--folder", folder]
+        for name in ("steps", "every", "limit"):
+            program += [f"--{name}", str(getattr(config, name))]
+        program += ["--fault", kind, "--rank", str(rank), "--at", str(step)]
+        launch = [sys.executable, "-m", "pipejax.cli", "launch"]
+        launch += ["--max-restarts", "3", "--grace", str(config.limit), "--"]
+        begun = time.monotonic()
+        cluster.start(network, [*launch, *program], log)
+        seconds = time.monotonic() - begun
+        log.seek(0)
+        lines = log.readlines()
+    said = {
+        host: "".join(line for line in lines if line.startswith(f"host{host} |"))
+        for host in range(config.hosts)
+    }
+    return said, seconds
+
+
+def expected(kind: Kind, rank: int) -> str:
+    """What all others are to say; the seconds that it took, where they say so."""
+    if kind == "disk full":
+        return r"process \d on host\d failed at step \d+: .*(?:No space|EXHAUSTED)"
+    if rank:
+        return rf"process {rank} on host{rank} has said nothing for (\d+) s"
+    if kind == "killed":
+        return r"JAX has aborted it: process 0, at \S+, is gone"
+    return r"process 0, .* could not be reached from process \d on host\d for (\d+) s"
+
+
+def digests(said: dict[int, str]) -> list[str]:
+    """Of every host's parameters, as far as it came to the end."""
+    found = [re.search(r"digest (\w+)", text) for text in said.values()]
+    return [each[1] for each in found if each]
+
+
+def rows(outcomes: list[dict[str, Any]]) -> list[list[str]]:
+    """Titles, then a kind of fault a row."""
+    table = [["fault", "jobs", "named by all others", "after, at most", "same bits"]]
+    for kind in dict.fromkeys(outcome["fault"] for outcome in outcomes):
+        of_kind = [outcome for outcome in outcomes if outcome["fault"] == kind]
+        count = functools.partial(sum_of, of_kind)
+        after = [x["said_after_s"] for x in of_kind if x["said_after_s"] is not None]
+        latest = f"{max(after)} s" if after else ""
+        row = [kind, len(of_kind), count("named"), latest, count("same_bits")]
+        table.append([str(each) for each in row])
+    return table
+
+
+def sum_of(outcomes: list[dict[str, Any]], name: str) -> int:
+    """In how many of them this is so."""
+    return sum(bool(outcome[name]) for outcome in outcomes)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))

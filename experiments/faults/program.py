@@ -1,0 +1,106 @@
+"""What runs on every host: digits learned, checkpoints, a watchdog, and one fault.
+
+The fault happens in the first attempt: a file says that it has. Each process ends with
+a line that has the digest of its parameters.
+"""
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import tyro
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
+from experiments import data, learning
+from pipejax import checkpoint, codecs, collectives
+
+from . import provoke
+
+BATCH = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A run."""
+
+    folder: pathlib.Path
+    """Of checkpoints, which all hosts see."""
+    steps: int = 40
+    """In all."""
+    every: int = 5
+    """Steps from a checkpoint to the next."""
+    limit: float = 10.0
+    """Seconds of the watchdog."""
+    fault: provoke.Kind = "none"
+    """What happens."""
+    rank: int = 1
+    """To whom."""
+    at: int = 12
+    """In which step."""
+
+
+def main(config: Config) -> None:
+    """Trains to the end, from wherever it was left."""
+    if config.fault == "disk full" and os.environ["RANK"] == "0":
+        provoke.small_disk(config.folder)
+    pj.launch.initialize(timeout=90.0, config=dataclasses.asdict(config))
+    rank = jax.process_index()
+    dataset = data.load("digits")
+    task = learning.classifier("mlp", dataset, batch_size=BATCH, steps=config.steps)
+    train = pj.make_train_step(
+        task.loss,
+        optax.sgd(0.05, momentum=0.9),
+        mesh=pj.data_mesh(),
+        all_reduce=collectives.two_shot(codecs.error_feedback(codecs.int8())),
+    )
+    batches = data.train_batches(
+        dataset,
+        batch_size=BATCH,
+        seed=0,
+        process_index=rank,
+        process_count=jax.process_count(),
+    )
+    state = train.init(task.init(0))
+    with (
+        pj.launch.Watchdog(config.limit) as watchdog,
+        checkpoint.manager(config.folder / "checkpoints") as manager,
+    ):
+        if manager.latest_step() is not None:
+            state, extras, _ = checkpoint.restore(manager, train, state)
+            batches.set_state(extras["batches"])
+        for number in range(int(state.step), config.steps):
+            watchdog.step(number)
+            if (config.rank, config.at) == (rank, number):
+                provoke.once(config.fault, config.folder)
+            state, _ = train.step(state, placed(next(batches), train))
+            if (number + 1) % config.every == 0:
+                train.executor.join()  # Orbax has collectives of its own
+                checkpoint.save(manager, state, {"batches": batches.get_state()})
+        params = train.drain(state).params
+    sys.stdout.write(f"digest {digest(params)}\n")
+
+
+def placed(batch: Any, train: pj.TrainStep) -> Any:
+    """This process's share of a batch, among those of all others."""
+    sharding = NamedSharding(train.mesh, P("data"))
+    return jax.tree.map(
+        lambda leaf: jax.make_array_from_process_local_data(sharding, leaf), batch
+    )
+
+
+def digest(params: Any) -> str:
+    """Of every bit."""
+    leaves = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params)]
+    return hashlib.sha256(b"".join(leaves)).hexdigest()[:16]
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))

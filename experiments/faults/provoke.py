@@ -1,0 +1,78 @@
+"""Faults, as a process does them to itself and to its host."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+from collections.abc import Callable
+from typing import Literal
+
+from experiments.cluster import INTERFACE
+
+Kind = Literal["none", "killed", "stopped", "cut off", "slow", "disk full"]
+
+_CUT_OFF = 30
+"""Seconds."""
+_SLOW = "200kbit"
+_FILLER = "filler"
+
+
+def small_disk(folder: pathlib.Path) -> None:
+    """Has a disk of its own there, with room for some checkpoints, or makes room."""
+    if folder.is_mount():
+        (folder / _FILLER).unlink(missing_ok=True)
+    else:
+        disk = ("-t", "tmpfs", "-o", "size=64m", "tmpfs")
+        subprocess.run(["mount", *disk, str(folder)], check=True)
+
+
+def once(kind: Kind, folder: pathlib.Path) -> None:
+    """Does it, unless it was done before."""
+    done = folder / "provoked"
+    if kind == "none" or done.exists():
+        return
+    done.touch()
+    _KINDS[kind](folder)
+
+
+def _killed(_: pathlib.Path) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stopped(_: pathlib.Path) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _cut_off(_: pathlib.Path) -> None:
+    _for_a_while(
+        f"ip link set {INTERFACE} down", f"ip link set {INTERFACE} up", _CUT_OFF
+    )
+
+
+def _slow(_: pathlib.Path) -> None:
+    limit = f"tc qdisc change dev {INTERFACE} root tbf burst 16kb latency 50ms rate"
+    _for_a_while(f"{limit} {_SLOW}", f"{limit} 200mbit", _CUT_OFF)
+
+
+def _disk_full(folder: pathlib.Path) -> None:
+    with contextlib.suppress(OSError), (folder / _FILLER).open("wb") as file:
+        while True:
+            file.write(bytes(2**16))
+            file.flush()
+
+
+def _for_a_while(begin: str, end: str, seconds: int) -> None:
+    # In a session of its own: it goes on when this process is ended.
+    subprocess.Popen(
+        ["sh", "-c", f"{begin}; sleep {seconds}; {end}"], start_new_session=True
+    )
+
+
+_KINDS: dict[str, Callable[[pathlib.Path], None]] = {
+    "killed": _killed,
+    "stopped": _stopped,
+    "cut off": _cut_off,
+    "slow": _slow,
+    "disk full": _disk_full,
+}

@@ -1,0 +1,73 @@
+"""The experiment with faults, small: a real job, and how outcomes are read."""
+
+import json
+
+import pytest
+
+from experiments import cluster
+from experiments.faults import __main__ as faults
+
+WHY_NOT = cluster.reason_why_not()
+
+
+@pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+def test_a_job_whose_process_is_killed_ends_with_the_same_bits(tmp_path):
+    out = tmp_path / "faults.json"
+    config = faults.Config(
+        runs=1, hosts=2, steps=9, every=3, kinds=("killed",), seed=1, out=out
+    )
+    (fault,) = faults.faults(config)
+    assert fault[:2] == ("killed", 0), "the seed was chosen for the coordinator's death"
+    (outcome,) = faults.main(config)
+    assert outcome["named"]
+    assert outcome["same_bits"]
+    assert json.loads(out.read_text())["outcomes"] == [outcome]
+
+
+def test_faults_are_of_every_kind_and_after_the_first_checkpoint():
+    config = faults.Config()
+    found = list(faults.faults(config))
+    assert len(found) == 50
+    assert {kind for kind, _, _ in found} == set(config.kinds)
+    assert {rank for _, rank, _ in found} == set(range(4))
+    assert all(5 <= step < 40 for _, _, step in found)
+
+
+SILENT = "process 2 on host2 has said nothing for 12 s, last at step 4"
+GONE = "JAX has aborted it: process 0, at 10.77.0.1:29500, is gone. Look there."
+CUT_OFF = (
+    "process 0, which holds JAX's key-value store, could not be reached from process 1"
+    " on host1 for 11 s"
+)
+FULL = "process 0 on host0 failed at step 19: OSError: [Errno 28] No space left"
+END = "pipejax: this job is ended: "
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "said", "named", "after"),
+    [
+        ("killed", 2, END + SILENT, True, 12),
+        ("killed", 1, END + SILENT, False, None),  # somebody else
+        ("killed", 0, GONE, True, None),
+        ("stopped", 0, END + CUT_OFF, True, 11),
+        ("disk full", 1, END + FULL, True, None),
+        ("slow", 1, "", True, None),
+        ("slow", 1, END + SILENT, False, None),  # a false alarm
+    ],
+)
+def test_what_is_to_be_said(monkeypatch, kind, rank, said, named, after):
+    everyone = dict.fromkeys(range(4), f"{said}\ndigest 12ab\n")
+    monkeypatch.setattr(faults, "job", lambda *_: (everyone, 60.0))
+    outcome = faults.run(faults.Config(), kind, rank, 17, ["12ab"] * 4)
+    assert (outcome["named"], outcome["said_after_s"]) == (named, after)
+    assert outcome["same_bits"]
+    titles, row = faults.rows([outcome])
+    assert titles[0] == "fault"
+    assert row == [kind, "1", str(int(named)), f"{after} s" if after else "", "1"]
+
+
+def test_other_bits_are_no_success(monkeypatch):
+    ended = {0: "digest 12ab\n", 1: "digest 34cd\n"}
+    monkeypatch.setattr(faults, "job", lambda *_: (ended, 60.0))
+    config = faults.Config(hosts=2)
+    assert not faults.run(config, "slow", 1, 9, ["12ab"] * 2)["same_bits"]
