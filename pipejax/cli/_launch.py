@@ -8,9 +8,11 @@ import sys
 from typing import Any
 
 from pipejax import launch
-from pipejax.launch import _share, _supervise
+from pipejax.launch import _recipes, _share, _supervise
 
 from ._usage import UsageError, in_one_line
+
+DEFAULTS = {"max_restarts": 0, "grace": 30.0}
 
 
 def add(commands: Any) -> None:
@@ -40,29 +42,66 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--max-restarts",
         type=int,
-        default=0,
+        default=DEFAULTS["max_restarts"],
         metavar="N",
         help="times that all are started again after a failure",
     )
     parser.add_argument(
         "--grace",
         type=float,
-        default=30.0,
+        default=DEFAULTS["grace"],
         metavar="SECONDS",
         help="that the others have to end, to save for example, before they are killed",
+    )
+    parser.add_argument(
+        "--print",
+        choices=list(_recipes.BY_NAME),
+        dest="recipe",
+        help="start nothing: print how one of these starts the program",
+    )
+    parser.add_argument(
+        "--gpus",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of each process, for --print; 0 on CPU",
     )
     parser.add_argument("program", nargs="+", metavar="-- COMMAND", help="what is run")
 
 
 def run(args: argparse.Namespace) -> int:
     """`pipejax launch`."""
-    for name, least in (("processes", 1), ("max_restarts", 0), ("grace", 0)):
+    for name, least in (
+        ("processes", 1),
+        ("hosts", 1),
+        ("max_restarts", 0),
+        ("grace", 0),
+        ("gpus", 0),
+    ):
         value = getattr(args, name)
         if value is not None and not value >= least:
             option = name.replace("_", "-")
             raise UsageError(f"`--{option}` must be at least {least}, got {value}")
+    if args.recipe:
+        return _print(args)
     _starts(args)  # what is wrong with the arguments is said here
     return _supervise.guarded(lambda: _run(args))
+
+
+def _print(args: argparse.Namespace) -> int:
+    if args.processes is None:
+        raise UsageError("`--processes` must be given with `--print`: of each host")
+    options = [
+        text
+        for name in ("max_restarts", "grace")
+        if (value := getattr(args, name)) != DEFAULTS[name]
+        for text in (f"--{name.replace('_', '-')}", str(value))
+    ]
+    recipe = _recipes.Recipe(
+        args.program, args.hosts, args.processes, args.gpus, options, args.grace
+    )
+    sys.stdout.write(_recipes.BY_NAME[args.recipe](recipe))
+    return 0
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -4,7 +4,8 @@ The first of these that is there:
 
 1. variables of one's own, and of `pipejax launch`: `JAX_COORDINATOR_ADDRESS`,
    `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID`
-2. torchrun: `MASTER_ADDR`, `MASTER_PORT`, `WORLD_SIZE`, `RANK`
+2. torchrun: `MASTER_ADDR`, `MASTER_PORT`, `WORLD_SIZE`, `RANK`; the port after that
+   one where torchrun itself listens there
 3. what JAX itself detects: Slurm, Open MPI, Kubernetes Jobs and JobSets, TPUs of
    Google's clouds
 4. another MPI, through mpi4py
@@ -98,9 +99,12 @@ def _torchrun(environ: Environment) -> Place | None:
             None if here is None else _number("LOCAL_WORLD_SIZE", here),
             environ,
         )
+    # torchrun's agent listens at that port itself, for a store of its own.
+    taken = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    number = _number("MASTER_PORT", port) + taken
     return Place(
         "torchrun",
-        f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+        f"[{host}]:{number}" if ":" in host else f"{host}:{number}",
         _number("WORLD_SIZE", processes),
         _number("RANK", rank),
         devices,

@@ -44,6 +44,7 @@ def environ(monkeypatch):
     """Sets variables, where there is no other launcher's."""
     known = [*OWN, *TORCHRUN, *SLURM, *OPEN_MPI, "PMI_SIZE", "PMIX_RANK"]
     known += ["CUDA_VISIBLE_DEVICES", "JAX_LOCAL_DEVICE_IDS", "TORCHELASTIC_RUN_ID"]
+    known += ["TORCHELASTIC_USE_AGENT_STORE"]
     known += ["SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "KUBERNETES_SERVICE_HOST"]
     for name in known:
         monkeypatch.delenv(name, raising=False)
@@ -64,6 +65,10 @@ def environ(monkeypatch):
         (
             TORCHRUN | {"MASTER_ADDR": "fe80::1"},
             ("torchrun", "[fe80::1]:1234", 4, 3, (1,)),
+        ),
+        (
+            TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"},
+            ("torchrun", "10.0.0.1:1235", 4, 3, (1,)),
         ),
         # Alone on its host, a process drives all that it sees.
         (

@@ -1,0 +1,124 @@
+"""Slurm, Open MPI and torchrun, for real, by the recipes that are printed."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from pipejax.cli import main
+
+ROOT = pathlib.Path(__file__).parents[2]
+PROGRAM = [sys.executable, "-m", "tests.launch.placed"]
+APART = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+# Where `pipejax` is, and torchrun.
+PATH = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
+
+
+def needs(*tools):
+    missing = [tool for tool in tools if shutil.which(tool, path=PATH) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"no {', '.join(missing)} here")
+
+
+@pytest.fixture
+def recipe(capsys):
+    """What `pipejax launch --print` prints, for two processes of this machine's CPU."""
+
+    def printed(name, *arguments, program=PROGRAM):
+        command = ["launch", "--print", name, "--gpus", "0", *arguments]
+        assert main([*command, "--", *program]) == 0
+        return capsys.readouterr().out
+
+    return printed
+
+
+def said(command):
+    """The lines of two processes, in the order of their ranks."""
+    found = {name: value for name, value in os.environ.items() if "JAX_" not in name}
+    environ = {
+        **found,
+        "JAX_PLATFORMS": "cpu",
+        "PATH": PATH,
+        # As root, and with more processes than cores.
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    }
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return sorted(line for line in done.stdout.splitlines() if " of " in line)
+
+
+@needs("mpirun")
+def test_open_mpi(recipe):
+    command = recipe("mpi", "--processes", "2")
+    assert said(["sh", "-c", command]) == [
+        "[0] Open MPI: 0 of 2",
+        "[1] Open MPI: 1 of 2",
+    ]
+
+
+@needs("torchrun")
+def test_torchrun(recipe):
+    command = recipe("torchrun", "--processes", "2")
+    assert said(["sh", "-c", command]) == [
+        "[0] torchrun: 0 of 2",
+        "[1] torchrun: 1 of 2",
+    ]
+
+
+@needs("slurmctld", "slurmd", "srun", "unshare")
+@pytest.mark.skipif(os.geteuid() != 0, reason="slurmctld must be started by root")
+def test_slurm(recipe, tmp_path):
+    script = tmp_path / "job.sh"
+    script.write_text(recipe("slurm", "--processes", "1", "--hosts", "2"))
+    start = pathlib.Path(__file__).with_name("slurm.sh")
+    assert said([*APART, "sh", str(start), str(tmp_path), str(script)]) == [
+        "[0] Slurm: 0 of 2",
+        "[1] Slurm: 1 of 2",
+    ]
+
+
+def test_kubernetes(recipe):
+    yaml = pytest.importorskip("yaml")
+    arguments = ("--processes", "4", "--hosts", "2", "--gpus", "1", "--grace", "90")
+    program = ["sh", "-c", 'echo "$(hostname)": 1']
+    job = yaml.safe_load(recipe("kubernetes", *arguments, program=program))
+    assert (job["apiVersion"], job["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    (hosts,) = job["spec"]["replicatedJobs"]
+    spec = hosts["template"]["spec"]
+    assert (spec["parallelism"], spec["completions"]) == (2, 2)
+    pod = spec["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] == 90
+    (container,) = pod["containers"]
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": "4"}}
+    command = container["command"]
+    assert command[:2] == ["pipejax", "launch"]
+    # Pods are named after the set, its job, the job's number and their own.
+    name = f"{job['metadata']['name']}-{hosts['name']}-0-0.{job['metadata']['name']}"
+    assert command[command.index("--coordinator") + 1].split(":") == [name, "29500"]
+    # Its own variable is replaced, and the program's own text is not.
+    assert command[command.index("--host") + 1] == f"$({container['env'][0]['name']})"
+    assert command[-1] == 'echo "$$(hostname)": 1'
+
+
+@pytest.mark.parametrize("name", ["slurm", "mpi", "torchrun", "kubernetes"])
+def test_options_are_passed_on(recipe, name):
+    text = recipe(name, "--processes", "2", "--max-restarts", "4", "--grace", "60")
+    assert "--max-restarts" in text
+    assert "60" in text
+
+
+def test_processes_must_be_given(capsys):
+    assert main(["launch", "--print", "slurm", "--", "true"]) == 2
+    assert "`--processes` must be given with `--print`" in capsys.readouterr().err
