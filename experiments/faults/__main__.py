@@ -29,6 +29,7 @@ from rich.console import Console
 
 from experiments import cluster, report
 
+from .printed import printed
 from .provoke import Kind
 
 
@@ -112,7 +113,7 @@ def job(
 ) -> tuple[dict[int, str], float]:
     """What every host has printed, by its number, and how long it took."""
     network = cluster.Network.of(config.hosts, (config.rate,))
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as log:
+    with tempfile.TemporaryDirectory() as folder:
         program = [sys.executable, "-m", f"{__package__}.program", "--folder", folder]
         for name in ("steps", "every", "limit"):
             program += [f"--{name}", str(getattr(config, name))]
@@ -120,15 +121,8 @@ def job(
         launch = [sys.executable, "-m", "pipejax.cli", "launch"]
         launch += ["--max-restarts", "3", "--grace", str(config.limit), "--"]
         begun = time.monotonic()
-        cluster.start(network, [*launch, *program], log)
-        seconds = time.monotonic() - begun
-        log.seek(0)
-        lines = log.readlines()
-    said = {
-        host: "".join(line for line in lines if line.startswith(f"host{host} |"))
-        for host in range(config.hosts)
-    }
-    return said, seconds
+        said = printed(network, [*launch, *program])
+        return said, time.monotonic() - begun
 
 
 def expected(kind: Kind, rank: int) -> str:

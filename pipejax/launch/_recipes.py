@@ -82,8 +82,7 @@ def kubernetes(recipe: Recipe) -> str:
     # Of a program's own, $(NAME) is not for Kubernetes to replace.
     command += [each.replace("$(", "$$(") for each in recipe.program]
     gpus = recipe.processes * recipe.gpus
-    limits = f'                limits: {{nvidia.com/gpu: "{gpus}"}}\n' if gpus else ""
-    resources = f"              resources:\n{limits}" if gpus else ""
+    limits = f'{{nvidia.com/gpu: "{gpus}"}}' if gpus else "{}"
     return f"""\
 apiVersion: jobset.x-k8s.io/v1alpha2
 kind: JobSet
@@ -116,7 +115,9 @@ spec:
                     fieldPath: {_INDEX}
               ports:
               - containerPort: 29500
-{resources}"""
+              resources:
+                limits: {limits}
+"""
 
 
 BY_NAME: dict[str, Callable[[Recipe], str]] = {

@@ -3,7 +3,6 @@
 import json
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 
@@ -13,6 +12,7 @@ import pytest
 import pipejax as pj
 
 from ..helpers import batches, init_params, loss_fn
+from ..launch.helpers import free_port
 from .worker import SECONDS, bits, exchanges
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -24,9 +24,7 @@ def start():
     running = []
 
     def start_both(task):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         for rank in (0, 1):
             command = [sys.executable, "-m", "tests.executors.worker", task]
             running.append(

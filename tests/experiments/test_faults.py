@@ -6,6 +6,7 @@ import pytest
 
 from experiments import cluster
 from experiments.faults import __main__ as faults
+from experiments.faults import start
 
 WHY_NOT = cluster.reason_why_not()
 
@@ -71,3 +72,19 @@ def test_other_bits_are_no_success(monkeypatch):
     monkeypatch.setattr(faults, "job", lambda *_: (ended, 60.0))
     config = faults.Config(hosts=2)
     assert not faults.run(config, "slow", 1, 9, ["12ab"] * 2)["same_bits"]
+
+
+@pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+def test_a_start_with_something_wrong_is_refused_by_all_and_at_once(tmp_path):
+    out = tmp_path / "start.json"
+    config = start.Config(
+        faults=("none", "another configuration"), hosts=2, timeout=10.0, out=out
+    )
+    found = start.main(config)
+    assert json.loads(out.read_text())["found"] == found
+    assert [told["said"] for told in found["none"]] == ["", ""]
+    _, begins, refused = start.rows(found, 2)
+    assert begins == ["none", "0 of 2", "", "nothing: the job begins"]
+    assert refused[:2] == ["another configuration", "2 of 2"]
+    assert "config learning_rate differs: '0.1' in 0 on host0" in refused[3]
+    assert all(told["seconds"] < config.timeout for told in found["none"])

@@ -1,0 +1,87 @@
+"""Jobs on four hosts that cannot start: who says what, and how soon.
+
+Claim: whatever is wrong, every process that came says so, in a line that names who and
+where, within ten seconds of the chosen timeout; what shows once all have come, at once.
+
+Command: python -m experiments.faults.start
+Time: five minutes, most of it waiting.
+Result: experiments/results/faults_start.json
+"""
+
+import dataclasses
+import json
+import pathlib
+import sys
+from typing import Any
+
+import tyro
+from rich.console import Console
+
+from experiments import cluster, report
+
+from .joining import FAULTS
+from .printed import printed
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The starts."""
+
+    faults: tuple[str, ...] = tuple(FAULTS)
+    """Of `experiments.faults.joining`."""
+    hosts: int = 4
+    """With a process each."""
+    rate: str = "200mbit"
+    """Of their links."""
+    timeout: float = 15.0
+    """Seconds, of `pj.launch.initialize`."""
+    seed: int = 0
+    """Nothing here is left to chance."""
+    out: pathlib.Path = report.RESULTS / "faults_start.json"
+    """Where the result goes."""
+
+
+def main(config: Config) -> dict[str, Any]:
+    """Provokes each, prints the table, writes the result file."""
+    if why := cluster.reason_why_not():
+        sys.exit(why)
+    found = {fault: started(fault, config) for fault in config.faults}
+    report.save(config.out, **report.settings(config), found=found)
+    Console(width=160).print(report.table("start", rows(found, config.hosts)))
+    return found
+
+
+def started(fault: str, config: Config) -> list[dict[str, Any]]:
+    """What each that came was told, and after how many seconds; with its host."""
+    command = [sys.executable, "-m", f"{__package__}.joining", "--fault", fault]
+    command += ["--timeout", str(config.timeout)]
+    network = cluster.Network.of(config.hosts, (config.rate,))
+    return [
+        {"host": host} | json.loads(line)
+        for host, text in printed(network, command).items()
+        for line in text.splitlines()
+        if line.startswith('{"said"')
+    ]
+
+
+def rows(found: dict[str, list[dict[str, Any]]], hosts: int) -> list[list[str]]:
+    """Titles, then a fault a row: how many say it, how soon, what most say last."""
+    table = [["what is wrong", "said by", "after, at most", "what is said"]]
+    for fault, each in found.items():
+        reasons = [told["said"].split("\n- ")[1:] for told in each if told["said"]]
+        last = [lines[-1] for lines in reasons]
+        most = max(last, key=last.count, default="nothing: the job begins")
+        latest = max((told["seconds"] for told in each if told["said"]), default=None)
+        table.append(
+            [
+                fault,
+                f"{len(last)} of {hosts}",
+                "" if latest is None else f"{latest:.0f} s",
+                most,
+            ]
+        )
+    return table
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))
