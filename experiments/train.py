@@ -1,7 +1,7 @@
 """Trains an image classifier with Pipe-SGD: any width, any of four data sets and more.
 
 Claim: with AdamW, width 2 reaches the accuracy of synchronous training, width 1
-(`experiments.widths` has three seeds of it).
+(`experiments.convergence` has three seeds of it).
 
 Command: python -m experiments.train --cpu-devices 4
          python -m experiments.train --data mnist --data-dir ~/tensorflow_datasets

@@ -10,6 +10,7 @@ import pytest
 
 import pipejax as pj
 from experiments import prediction, time_to_accuracy
+from experiments.convergence import __main__ as convergence
 from experiments.convex import __main__ as convex
 from pipejax import codecs
 
@@ -20,12 +21,11 @@ def result(name):
     return json.loads((ROOT / f"experiments/results/{name}.json").read_text())
 
 
-def rows_of_widths():
-    record = result("widths")
-    for name, values in record["test_accuracy"].items():
-        summary = (statistics.mean(values), min(values), max(values))
-        middle, least, most = (f"{100 * x:.1f} %" for x in summary)
-        yield f"| {name} | {middle} | {least} | {most} |"
+def rows_of_convergence():
+    """What has been run in every cell."""
+    for cells in convergence.rows(result("convergence")):
+        if all(cells):
+            yield f"| {' | '.join(cells)} |"
 
 
 def rows_of_overhead():
@@ -334,7 +334,7 @@ rows_of_mnist = functools.partial(rows_of_time_to_accuracy, "mnist")
         ("docs/speed.md", words_on_8_bits),
         ("docs/speed.md", rows_of_overhead),
         ("docs/overlap.md", rows_of_overlap),
-        ("docs/convergence.md", rows_of_widths),
+        ("docs/convergence.md", rows_of_convergence),
         ("docs/compression.md", rows_of_wire),
         ("docs/compression.md", rows_of_codecs),
         ("docs/compression.md", rows_of_levels),

@@ -36,18 +36,6 @@ def test_overhead(tmp_path):
     assert {"width 1", "width 2", "by hand, skipping"} < rows.keys()
 
 
-def test_widths(tmp_path):
-    out = tmp_path / "widths.json"
-    grid = ("--data", "digits", "--widths", "1", "2", "--seeds", "0", "1")
-    length = ("--steps", "20", "--batch-size", "64")
-    printed = experiment("widths", *grid, *length, "--out", str(out))
-    assert "adamw, width 2" in printed
-    record = json.loads(out.read_text())
-    assert len(record["test_accuracy"]["momentum, width 2"]) == 2
-    assert record["commit"]
-    assert record["command"].startswith("python -m experiments.widths --data digits")
-
-
 def test_convex(tmp_path):
     out, plot = tmp_path / "convex.json", tmp_path / "convex.png"
     size = ("--widths", "1", "2", "4", "--log2-steps", "11", "--seeds", "0")
