@@ -64,9 +64,8 @@ def _disk_full(folder: pathlib.Path) -> None:
 
 def _for_a_while(begin: str, end: str, seconds: int) -> None:
     # In a session of its own: it goes on when this process is ended.
-    subprocess.Popen(
-        ["sh", "-c", f"{begin}; sleep {seconds}; {end}"], start_new_session=True
-    )
+    subprocess.run(begin.split(), check=True)
+    subprocess.Popen(["sh", "-c", f"sleep {seconds}; {end}"], start_new_session=True)
 
 
 _KINDS: dict[str, Callable[[pathlib.Path], None]] = {

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -84,6 +85,8 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"`--{option}` must be at least {least}, got {value}")
     if args.recipe:
         return _print(args)
+    if shutil.which(args.program[0]) is None:
+        raise UsageError(f"there is no program {args.program[0]!r} to be run")
     _starts(args)  # what is wrong with the arguments is said here
     return _supervise.guarded(lambda: _run(args))
 
@@ -113,7 +116,11 @@ def _run(args: argparse.Namespace) -> int:
         if ended.first is None:
             return 0
         failed = starts[ended.first]
-        aborted = ended.code == -signal.SIGABRT and not _answers(coordinator)
+        aborted = (
+            ended.code == -signal.SIGABRT
+            and all(start.name != "0" for start in starts)  # else it is not elsewhere
+            and not _answers(coordinator)
+        )
         _say(f"process {failed.name} was the first to fail: {_how(ended.code)}")
         if aborted:
             _say(

@@ -28,6 +28,7 @@ import jax
 from jax._src.clusters import ClusterEnv
 
 from ._place import Place
+from ._share import LAUNCHED
 
 Environment = Mapping[str, str]
 
@@ -174,9 +175,11 @@ def _chosen(environ: Environment) -> tuple[int, ...] | None:
 def _check_agreement(found: Place, environ: Environment) -> None:
     """That no variables are left over from somewhere else.
 
-    One launcher may be started by another: torchrun says so, and is believed.
+    One launcher may be started by another: torchrun and `pipejax launch` say so.
     """
     if "TORCHELASTIC_RUN_ID" in environ and found.launcher == "torchrun":
+        return
+    if LAUNCHED in environ and found.launcher == _OWN[1]:
         return
     said = {
         "torchrun's variables": ("WORLD_SIZE", "RANK"),

@@ -91,7 +91,11 @@ class Patrol:
         self.over.set()
 
     def _look(self) -> None:
+        looked = time.monotonic()
         while not self.over.wait(PERIOD):
+            if time.monotonic() - looked > GRACE:
+                self._forgive()  # it was this process that was held up
+            looked = time.monotonic()
             # Where a thread never lets go of the interpreter, this one stops as well.
             faulthandler.dump_traceback_later(2 * self._limit, exit=True)
             cut_off = time.monotonic() - self._contact
@@ -137,11 +141,20 @@ class Patrol:
             if before is None or before[0].count != beat.count:
                 self._newest[beat.rank] = beat, time.monotonic()
 
+    def _forgive(self) -> None:
+        self._contact = time.monotonic()
+        for rank, (beat, _) in self._newest.copy().items():
+            self._newest[rank] = beat, self._contact
+
     def _judged(self) -> str:
         now = time.monotonic()
-        seen = [Seen(beat, now - heard) for beat, heard in self._newest.values()]
+        seen = [Seen(beat, now - heard) for beat, heard in self._newest.copy().values()]
         if self._rank:  # after process 0 has had its turn
-            return silence(seen, self._limit + GRACE)
+            limit, mine = self._limit + GRACE, self._progress
+            waits = not (mine.busy or mine.finished) and now - mine.since > limit
+            if not seen and waits:
+                return "process 0 has not come as far as its watchdog"
+            return silence(seen, limit)
         absent = set(range(self._processes)) - self._newest.keys()
         return judge(seen, absent, self._limit)
 

@@ -79,8 +79,8 @@ def kubernetes(recipe: Recipe) -> str:
         "train-hosts-0-0.train:29500",
     )
     command = ["pipejax", "launch", *place, *meeting, *recipe.options, "--"]
-    # Of a program's own, $(NAME) is not for Kubernetes to replace.
-    command += [each.replace("$(", "$$(") for each in recipe.program]
+    # A dollar of the program's own is not for Kubernetes to read.
+    command += [each.replace("$", "$$") for each in recipe.program]
     gpus = recipe.processes * recipe.gpus
     limits = f'{{nvidia.com/gpu: "{gpus}"}}' if gpus else "{}"
     return f"""\

@@ -84,7 +84,7 @@ def parsed(line: bytes) -> dict[str, Any]:
     """A JSON object; ValueError for anything else."""
     try:
         read = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError("what is said there is no JSON") from error
     if not isinstance(read, dict):
         raise ValueError("what is said there is no JSON object")

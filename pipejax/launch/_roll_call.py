@@ -104,6 +104,11 @@ def faults(records: Sequence[Record], timeout: float) -> list[str]:
     for rank in (rank for rank, times in came.items() if times > 1):
         hosts = ", ".join(each.host for each in records if each.rank == rank)
         lines.append(f"process {rank} came {came[rank]} times, from {hosts}")
+    lines += [
+        f"process {record} is none of {expected}"
+        for record in records
+        if record.processes == expected and not 0 <= record.rank < expected
+    ]
     missing = [str(rank) for rank in range(expected) if rank not in came]
     if missing and len(records) < expected:
         lines.append(
@@ -159,6 +164,7 @@ def _enrolled(
         try:
             came[connection] = Record.from_json(_line(connection, _PATIENCE))
         except (OSError, ValueError) as error:
+            connection.close()
             _log.warning("someone who is no process of this job came: %s", error)
     return came
 

@@ -5,6 +5,9 @@ import os
 import pathlib
 from collections.abc import Mapping
 
+LAUNCHED = "PIPEJAX_LAUNCHED"
+"""The variable that says that a place was given by `pipejax launch`."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Job:
@@ -71,6 +74,7 @@ def environment(job: Job, local: int, on_gpus: bool) -> dict[str, str]:
         "JAX_NUM_PROCESSES": str(job.hosts * job.processes),
         "JAX_PROCESS_ID": str(job.rank(local)),
         "PYTHONUNBUFFERED": "1",
+        LAUNCHED: "1",
     }
     if on_gpus:
         return place | {"JAX_LOCAL_DEVICE_IDS": str(local)}

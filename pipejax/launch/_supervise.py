@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -18,6 +19,7 @@ _TAIL = 20
 _PERIOD = 0.1
 """Seconds between two looks at what has ended."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +65,13 @@ def guarded(work: Callable[[], int]) -> int:
     child = os.fork()
     if child == 0:
         _die_with_parent(signal.SIGTERM)
-        os._exit(work())
+        code = 1
+        try:
+            code = work()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
     with _handled(lambda number: os.kill(child, number)):
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return code if code >= 0 else 128 - code
@@ -73,8 +81,8 @@ def supervise(starts: Sequence[Start], grace: float) -> Ended:
     """Runs all until they have ended, or one has failed.
 
     Then the others have `grace` seconds to end by themselves, are sent SIGTERM, and are
-    killed after `grace` seconds more, with all that they have started. SIGINT and
-    SIGTERM are passed on at once; otherwise they have the effect of a failure. One that
+    killed after `grace` seconds more, with all that they have started. A signal
+    to end is passed on at once; then all have `grace` seconds, and are killed. One that
     is stopped, as by SIGSTOP, for `grace` seconds is killed: it would never fail.
     """
     received: list[int] = []
@@ -88,7 +96,7 @@ def supervise(starts: Sequence[Start], grace: float) -> Ended:
                 for start, child in zip(starts, children, strict=True)
             ]
             first = _first_failure(children, received, grace)
-            for number in (*received[:1], None, signal.SIGTERM):
+            for number in received[:1] or (None, signal.SIGTERM):
                 if number is not None:
                     _send(children, number)
                 if _wait(children, grace):
@@ -132,8 +140,10 @@ def _show(
     def read() -> None:
         for line in child.stdout or ():
             lines.append(line)
-            sys.stdout.write(f"[{name}] {line}")
-            sys.stdout.flush()
+            # Read on where nobody takes it: the process would wait for that.
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.write(f"[{name}] {line}")
+                sys.stdout.flush()
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
@@ -188,8 +198,9 @@ def _send(children: Sequence["subprocess.Popen[str]"], number: int) -> None:
 
 @contextlib.contextmanager
 def _handled(handle: Callable[[int], object]) -> Iterator[None]:
-    """Calls `handle` with the number of SIGINT or SIGTERM, as long as this lasts."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    """Calls `handle` with the number of a signal to end, as long as this lasts."""
+    # With nohup, SIGHUP is ignored and stays so.
+    numbers = [each for each in _ENDS if signal.getsignal(each) != signal.SIG_IGN]
     before = [
         signal.signal(number, lambda number, _: handle(number)) for number in numbers
     ]

@@ -14,6 +14,9 @@ from jax._src import distributed
 from ._board import Board
 from ._patrol import PERIOD, Patrol, Progress, end
 
+_LONGEST = 80.0
+"""Seconds; JAX's own heartbeat is given up after 100."""
+
 
 class Watchdog:
     """Ends all processes of a job soon after one of them dies or stands still.
@@ -37,7 +40,7 @@ class Watchdog:
       limit: seconds without a step, or without a word, that are too many.
 
     Raises:
-      ValueError: for a limit of less than ten seconds.
+      ValueError: for a limit of less than 10 or more than 80 seconds.
 
     >>> with Watchdog(limit=60.0) as watchdog:
     ...     for number in range(3):
@@ -45,10 +48,12 @@ class Watchdog:
     """
 
     def __init__(self, limit: float = 60.0) -> None:
-        if not limit >= 10 * PERIOD:
+        if not 10 * PERIOD <= limit <= _LONGEST:
             raise ValueError(
-                f"`limit` must be at least {10 * PERIOD:g}, in seconds, since every"
-                f" process is heard each {PERIOD:g} s; got {limit!r}."
+                f"`limit` must lie in [{10 * PERIOD:g}, {_LONGEST:g}] seconds, since"
+                f" every process is heard each {PERIOD:g} s, and JAX's runtime aborts"
+                f" all after 100 s without a sign of one; got {limit!r}. What takes"
+                " longer goes inside of `pause`."
             )
         self._limit = limit
         self._progress = Progress()

@@ -2,6 +2,7 @@
 
 import pathlib
 import sys
+import sysconfig
 import threading
 import traceback
 from typing import NamedTuple
@@ -12,9 +13,12 @@ _PIPEJAX = pathlib.Path(__file__).parents[1]
 _JAX = pathlib.Path(jax.__file__).parent
 # At these a process may be for any time.
 _BUSY = {
+    _JAX / "_src" / "interpreters" / "partial_eval.py": "tracing",
+    _JAX / "_src" / "interpreters" / "mlir.py": "lowering",
     _JAX / "_src" / "compiler.py": "compiling",
     _PIPEJAX / "checkpoint.py": "a checkpoint",
 }
+_LIBRARY = pathlib.Path(sysconfig.get_path("stdlib"))
 _DEEPEST = 12
 """Frames of a stack that are shown, the innermost."""
 
@@ -43,6 +47,14 @@ def of(stack: list[traceback.FrameSummary]) -> Where:
     """What files it has gone through, outermost first."""
     files = [pathlib.Path(each.filename) for each in stack]
     busy = next((_BUSY[file] for file in reversed(files) if file in _BUSY), "")
+    if not busy and any({"orbax", "checkpoint"} <= {*file.parts} for file in files):
+        busy = "a checkpoint"
+    # Who waits for a thread of JAX's or pipejax's is in Python's own library.
+    called = [file for file in files if not _of_python(file)]
     libraries = {_JAX, _JAX.parent / "jaxlib", _PIPEJAX}
-    waits = bool(libraries & set(files[-1].parents))
+    waits = bool(called) and bool(libraries & set(called[-1].parents))
     return Where(busy, waits, "".join(traceback.format_list(stack[-_DEEPEST:])))
+
+
+def _of_python(file: pathlib.Path) -> bool:
+    return _LIBRARY in file.parents and "site-packages" not in file.parts

@@ -164,7 +164,7 @@ def test_a_job_is_started_again_as_often_as_allowed(begin, write):
     once = begin("--processes", "1", "--max-restarts", "1", *program)
     _, errors = once.communicate(timeout=120)
     assert once.returncode == 7
-    assert errors.count("its last lines:\nattempt") == 2
+    assert errors.count("process 0 was the first to fail: exit status 7") == 2
     assert "starting again, 1 of 1 times" in errors
     again = begin("--processes", "1", "--max-restarts", "1", *program)
     assert again.communicate(timeout=120)[0] == "[0] attempt 2\n"
@@ -174,6 +174,9 @@ def test_a_job_is_started_again_as_often_as_allowed(begin, write):
 def test_what_jax_aborts_because_process_0_is_gone_is_said_so(begin, write):
     given = ("--processes", "1", "--hosts", "2", "--host", "1")
     where = ("--coordinator", "127.0.0.1:9")  # discard: nobody listens
+    here = begin("--processes", "1", *write("os.abort()"))
+    assert "JAX has aborted it" not in here.communicate(timeout=60)[1]
+    assert here.returncode == 128 + signal.SIGABRT
     started = begin(*given, *where, *write("os.abort()"))
     _, errors = started.communicate(timeout=60)
     assert "JAX has aborted it: process 0, at 127.0.0.1:9, is gone." in errors
@@ -195,6 +198,7 @@ def test_under_another_launcher_one_process_is_watched(begin, write):
         (["--processes", "1", "--grace", "nan"], "`--grace` must be at least 0, got n"),
         (["--processes", "1", "--hosts", "2"], "`--coordinator` must be given with"),
         (["--processes", "1", "--host", "1"], r"`host` must lie in [0, 1)"),
+        (["--processes", "1", "--", "nosuchprogram"], "there is no program 'nosuchp"),
         (["--processes", "1", "--max-restarts", "-1"], "`--max-restarts` must be at"),
     ],
 )

@@ -6,6 +6,12 @@ import jax
 
 from pipejax import launch
 
-place = launch.initialize(timeout=120)
-said = f"{place.launcher}: {jax.process_index()} of {jax.process_count()}"
-sys.stdout.write(said + "\n")
+
+def main():
+    place = launch.initialize(timeout=120)
+    rank, count = jax.process_index(), jax.process_count()
+    sys.stdout.write(f"{place.launcher}: {rank} of {count}\n")
+
+
+if __name__ == "__main__":
+    main()

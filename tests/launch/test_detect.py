@@ -100,6 +100,7 @@ def environ(monkeypatch):
             ("Slurm", "ib07:99", 7, 4, (0,)),
         ),
         # One launcher under another.
+        (SLURM | OWN | {"PIPEJAX_LAUNCHED": "1"}, (*OWN_PLACE, None)),
         (SLURM | TORCHRUN | {"TORCHELASTIC_RUN_ID": "1"}, (*TORCHRUN_PLACE, (1,))),
         ({}, None),
     ],

@@ -1,6 +1,7 @@
 """Jobs with a fault: who names it, how they end, and when nobody is to blame."""
 
 import concurrent.futures
+import faulthandler
 import pathlib
 import re
 import signal
@@ -93,9 +94,9 @@ def test_one_process_alone_is_not_watched():
         assert threading.active_count() == threads
 
 
-@pytest.mark.parametrize("limit", [9.9, -1.0, float("nan")])
-def test_a_limit_too_short_to_hear_anyone(limit):
-    with pytest.raises(ValueError, match="`limit` must be at least 10, in seconds"):
+@pytest.mark.parametrize("limit", [9.9, -1.0, float("nan"), 80.1])
+def test_a_limit_too_short_to_hear_anyone_or_longer_than_jax_waits(limit):
+    with pytest.raises(ValueError, match=r"`limit` must lie in \[10, 80\] seconds"):
         launch.Watchdog(limit)
 
 
@@ -120,6 +121,8 @@ class Store:
 def patrols(monkeypatch):
     """Two of them in one process, and what they would have ended it with."""
     monkeypatch.setattr(_patrol, "PERIOD", 0.02)
+    # It would end the tests.
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
     started, verdicts = [], {}
 
     def start(limit=0.5):
@@ -218,4 +221,7 @@ def test_whoever_has_called_into_jax_waits(monkeypatch):
     frame = traceback.FrameSummary(jax.monitoring.__file__, 1, "wait")
     mine = traceback.FrameSummary(__file__, 1, "train")
     assert _where.of([mine, frame]).waits
+    thread = traceback.FrameSummary(threading.__file__, 1, "wait")
+    assert _where.of([mine, frame, thread]).waits
+    assert not _where.of([frame, mine, thread]).waits
     assert not _where.of([frame, mine]).waits
