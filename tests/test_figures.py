@@ -12,6 +12,7 @@ import pipejax as pj
 from experiments import prediction, time_to_accuracy
 from experiments.convergence import __main__ as convergence
 from experiments.convex import __main__ as convex
+from experiments.faults import start
 from pipejax import codecs
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -19,6 +20,12 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 def result(name):
     return json.loads((ROOT / f"experiments/results/{name}.json").read_text())
+
+
+def rows_of_starts():
+    record = result("faults_start")
+    for cells in start.rows(record["found"], record["hosts"]):
+        yield f"| {' | '.join(cells)} |"
 
 
 def rows_of_convergence():
@@ -335,6 +342,7 @@ rows_of_mnist = functools.partial(rows_of_time_to_accuracy, "mnist")
         ("docs/speed.md", rows_of_overhead),
         ("docs/overlap.md", rows_of_overlap),
         ("docs/convergence.md", rows_of_convergence),
+        ("docs/many_hosts.md", rows_of_starts),
         ("docs/compression.md", rows_of_wire),
         ("docs/compression.md", rows_of_codecs),
         ("docs/compression.md", rows_of_levels),
