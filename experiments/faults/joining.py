@@ -93,8 +93,8 @@ def _loopback(rank: int) -> None:
 
 def _port_taken(rank: int) -> None:
     if rank == 0:
-        taken = socket.create_server(("", int(os.environ["MASTER_PORT"])))
-        _open.append(taken)
+        # Detached, it stays open as long as the process runs.
+        socket.create_server(("", int(os.environ["MASTER_PORT"]))).detach()
 
 
 def _another_host(rank: int) -> None:
@@ -102,7 +102,6 @@ def _another_host(rank: int) -> None:
     os.environ["MASTER_ADDR"] = os.environ["MASTER_ADDR"].rpartition(".")[0] + ".2"
 
 
-_open: list[socket.socket] = []
 FAULTS: dict[str, Callable[[int], None]] = {
     "none": _none,
     "a process does not come": _absent,

@@ -13,8 +13,6 @@ from pipejax.launch import _recipes, _share, _supervise
 
 from ._usage import UsageError, in_one_line
 
-DEFAULTS = {"max_restarts": 0, "grace": 30.0}
-
 
 def add(commands: Any) -> None:
     """Its arguments."""
@@ -43,14 +41,14 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--max-restarts",
         type=int,
-        default=DEFAULTS["max_restarts"],
+        default=0,
         metavar="N",
         help="times that all are started again after a failure",
     )
     parser.add_argument(
         "--grace",
         type=float,
-        default=DEFAULTS["grace"],
+        default=30.0,
         metavar="SECONDS",
         help="that the others have to end, to save for example, before they are killed",
     )
@@ -94,14 +92,13 @@ def run(args: argparse.Namespace) -> int:
 def _print(args: argparse.Namespace) -> int:
     if args.processes is None:
         raise UsageError("`--processes` must be given with `--print`: of each host")
-    options = [
-        text
-        for name in ("max_restarts", "grace")
-        if (value := getattr(args, name)) != DEFAULTS[name]
-        for text in (f"--{name.replace('_', '-')}", str(value))
-    ]
     recipe = _recipes.Recipe(
-        args.program, args.hosts, args.processes, args.gpus, options, args.grace
+        args.program,
+        args.hosts,
+        args.processes,
+        args.gpus,
+        args.max_restarts,
+        args.grace,
     )
     sys.stdout.write(_recipes.BY_NAME[args.recipe](recipe))
     return 0

@@ -17,7 +17,7 @@ class Recipe:
       hosts: how many.
       processes: of each host.
       gpus: of each process; 0 for a job on CPU.
-      options: of `pipejax launch`.
+      max_restarts: times that all are started again after a failure.
       grace: seconds to save, between the notice of an end and the end.
     """
 
@@ -25,8 +25,14 @@ class Recipe:
     hosts: int
     processes: int
     gpus: int
-    options: Sequence[str]
+    max_restarts: int
     grace: float
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Of `pipejax launch`."""
+        grace = f"{self.grace:g}"
+        return ("--max-restarts", str(self.max_restarts), "--grace", grace)
 
     @property
     def watched(self) -> str:
@@ -90,7 +96,7 @@ metadata:
   name: train
 spec:
   failurePolicy:
-    maxRestarts: 3
+    maxRestarts: {recipe.max_restarts}
   replicatedJobs:
   - name: hosts
     replicas: 1

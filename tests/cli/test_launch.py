@@ -115,7 +115,9 @@ def test_the_first_that_fails_is_named_and_all_that_was_started_is_gone(
     assert not any(map(alive, numbers(tmp_path, 4)))
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+)
 def test_whatever_ends_it_all_that_was_started_is_gone(begin, write, tmp_path, number):
     started = begin("--processes", "2", "--grace", "0.5", *write(FAMILY))
     pids = numbers(tmp_path, 4)
@@ -139,6 +141,13 @@ def test_programs_that_save_when_told_to_end_end_well(begin, write, tmp_path):
     out, _ = started.communicate(timeout=60)
     assert started.returncode == 0
     assert sorted(out.splitlines()) == ["[0] saved", "[1] saved"]
+
+
+def test_it_goes_on_where_nobody_reads_what_it_prints(begin, write):
+    started = begin("--processes", "1", *write("print('line\\n' * 100_000)"))
+    started.stdout.readline()
+    started.stdout.close()
+    assert started.wait(timeout=60) == 0
 
 
 def test_one_that_is_stopped_is_killed(begin, write):

@@ -116,7 +116,7 @@ def test_kubernetes(recipe):
 def test_options_are_passed_on(recipe, name):
     text = recipe(name, "--processes", "2", "--max-restarts", "4", "--grace", "60")
     given = text.replace('", "', " ")  # as JSON has them
-    assert "--max-restarts 4 --grace 60.0 --" in given
+    assert "--max-restarts 4 --grace 60 --" in given
 
 
 def test_processes_must_be_given(capsys):

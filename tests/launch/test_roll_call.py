@@ -149,6 +149,7 @@ def test_an_address_of_another_host(port):
     [
         b"GET / HTTP/1.1\r\n\r\n",
         b"[]\n",
+        b"[" * 200_000 + b"\n",
         b'{"rank": 1}\n',
         record(1).to_json().replace(b'"rank": 1', b'"rank": "1"'),
         record(1).to_json().replace(b'"abc"', b"[1]"),

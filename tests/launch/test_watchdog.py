@@ -17,6 +17,7 @@ import pytest
 from pipejax import launch
 from pipejax.launch import _patrol, _where
 from pipejax.launch._board import Board
+from pipejax.launch._judge import Beat
 
 from .helpers import free_port
 
@@ -182,6 +183,21 @@ def test_both_say_the_same(patrols):
     until(lambda: len(verdicts) == 2)
     assert len(set(verdicts.values())) == 1
     assert "has made no progress for" in verdicts[0]
+
+
+def test_a_process_0_that_never_comes_is_named(monkeypatch):
+    monkeypatch.setattr(_patrol, "PERIOD", 0.02)
+    monkeypatch.setattr(_patrol, "GRACE", 0.5)
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
+    progress, verdicts = _patrol.Progress(since=time.monotonic()), {}
+    board = Board(Store())
+    patrol = _patrol.Patrol(board, 1, 2, 0.5, progress, verdicts.setdefault)
+    patrol.start()
+    until(lambda: verdicts)
+    assert verdicts[1] == "process 0 has not come as far as its watchdog"
+    progress.finished = True
+    board.post(Beat(0, "host0", finished=True, over=True))
+    assert patrol.over.wait(10)
 
 
 def test_one_that_is_cut_off_says_so(patrols):
