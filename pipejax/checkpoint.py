@@ -2,9 +2,8 @@
 
 - same width, same number of devices: every bit comes back, gradients in flight
   included, and the run ends as if it had never stopped
-- another number of devices: there is no row of `pending` for each of them, so what is
-  in flight is averaged, shared out and applied (drained) before the run goes on; what
-  codecs kept (residuals, keys, warm starts) begins anew
+- another number of devices: what each had for itself is handed on (`reshard`), and what
+  is in flight applied (drained) before the run goes on
 - another width: refused
 
 Nothing is written half: Orbax writes beside the checkpoint and renames at the end, so a
@@ -23,6 +22,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from .pipeline import width_of
+from .reshard import Spread, reshard, shapes_on
 from .train_step import PipelineState, TrainStep
 
 _log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Restored(NamedTuple):
       state: to go on from.
       extras: what `save` was given beside the state.
       drained: whether gradients in flight had to be applied, for the number of devices
-        has changed. What codecs kept has then begun anew, at width 1 too.
+        has changed.
     """
 
     state: PipelineState
@@ -81,7 +81,7 @@ def save(
     """
     meta = {
         "width": width_of(state.in_flight),
-        "devices": state.in_flight.filled.shape[0],
+        "spread": Spread.of(state)._asdict(),
     }
     # A copy: on CPU Orbax would otherwise read, after this returns, from memory that a
     # donating step may already be overwriting.
@@ -132,27 +132,27 @@ def restore(
             f" {meta['width']}, `train.drain(state)`, and go on from `train.init("
             "state.params, opt_state=state.opt_state)` of the other."
         )
-    devices = train.setting.devices
-    saved_shapes = _saved_shapes(manager, step)
-    target = _target(train, like, meta["devices"], saved_shapes)
-    _check_same_form(manager, saved_shapes, target)
+    before, now = Spread(**meta["spread"]), Spread.now(train, like)
+    form = like if before == now else shapes_on(train, like, before)
+    target = _target(train, form, own=before == now)
+    _check_same_form(manager, _saved_shapes(manager, step), target)
     saved = manager.restore(
         step,
         args=ocp.args.Composite(
             state=ocp.args.StandardRestore(target), extras=ocp.args.JsonRestore()
         ),
     )
-    state = _rebuilt(saved["state"], like)
-    if meta["devices"] != devices:
-        state = _reshared(state, meta["devices"], train)
-        if jax.tree.leaves(state.in_flight.codec_states):
-            _log.warning("checkpoint of other devices: what codecs kept begins anew")
-    moved = meta["devices"] != devices and train.width > 1
+    state = _rebuilt(saved["state"], form)
+    if before != now:
+        state = reshard(train, state, before)
+        if before.axes:
+            _log.warning("checkpoint: what codecs had yet to send is handed on")
+    moved = before.devices != now.devices and train.width > 1
     if moved:
         _log.warning(
             "checkpoint of %d devices on %d: gradients in flight are applied first",
-            meta["devices"],
-            devices,
+            before.devices,
+            now.devices,
         )
         state = train.drain(state)
     return Restored(state, saved["extras"], moved)
@@ -169,24 +169,19 @@ def _saved_shapes(manager: ocp.CheckpointManager, step: int) -> Shapes:
 
 
 def _target(
-    train: TrainStep, like: PipelineState, devices: int, saved: Shapes
+    train: TrainStep, form: PipelineState, *, own: bool
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shape and place of every leaf: on each device its own part, if as many now."""
-    now = train.setting.devices
+    """Shape and place of every leaf: what is a device's own on it, or all on each."""
     target = {}
-    shapes = jax.eval_shape(lambda tree: jax.tree.map(_data, tree), like)
+    shapes = jax.eval_shape(lambda tree: jax.tree.map(_data, tree), form)
     for name, leaf in _named(shapes).items():
-        shape, mesh = leaf.shape, train.mesh
-        own = name.startswith("in_flight.")
+        mesh, spec = train.mesh, P()
         if name.startswith("in_flight.codec_states."):
             mesh = train.executor.reduction_mesh
-            if devices != now and name in saved:
-                shape, _ = saved[name]  # to be left aside
-        elif own:
-            shape = (leaf.shape[0] // now * devices,)
-        spec = P(train.axis_name) if own and devices == now else P()
+        if name.startswith("in_flight.") and own:
+            spec = P(train.axis_name)
         target[name] = jax.ShapeDtypeStruct(
-            shape, leaf.dtype, sharding=NamedSharding(mesh, spec)
+            leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec)
         )
     return target
 
@@ -226,24 +221,6 @@ def _named(state: Any) -> dict[str, Any]:
         jax.tree_util.keystr(path, simple=True, separator="."): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(state)
     }
-
-
-def _reshared(state: PipelineState, before: int, train: TrainStep) -> PipelineState:
-    """Gradients in flight of `before` devices on those of `train`.
-
-    Every device is given the mean as its own gradient, so that means are unchanged.
-    """
-    now = train.setting.devices
-
-    def shared_out(leaf: jax.Array) -> np.ndarray:
-        mean = np.mean(np.reshape(leaf, (before, -1)), axis=0).astype(leaf.dtype)
-        return np.tile(mean, now)
-
-    own = NamedSharding(train.mesh, P(train.axis_name))
-    bare = state.in_flight._replace(codec_states={})
-    in_flight = jax.device_put(jax.tree.map(shared_out, bare), own)
-    states = train.codec_states(state)
-    return state._replace(in_flight=in_flight._replace(codec_states=states))
 
 
 def _is_key(leaf: Any) -> bool:

@@ -14,6 +14,10 @@ from jax.sharding import Mesh
 AxisName = str | tuple[str, ...]
 
 
+class Rows(str):
+    """The name of an axis of `jax.vmap`: what devices would do, done on one."""
+
+
 def axes(axis_name: AxisName) -> tuple[str, ...]:
     """The names, one or more."""
     return (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)

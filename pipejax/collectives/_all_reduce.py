@@ -1,6 +1,7 @@
 """What an all-reduce algorithm is."""
 
 import abc
+import dataclasses
 import warnings
 from typing import Any
 
@@ -12,10 +13,11 @@ from pipejax.mesh import AxisName, axes
 from ._stages import Layout, Stages, States
 
 
+@dataclasses.dataclass(frozen=True)
 class AllReduce(abc.ABC):
     """An algorithm: from what is to be summed to the stages that do it.
 
-    Subclasses are frozen dataclasses. Called inside `shard_map`.
+    Called inside `shard_map`.
     """
 
     @property

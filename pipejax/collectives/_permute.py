@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pipejax.mesh import AxisName
+from pipejax.mesh import AxisName, Rows
 
 from ._all_reduce import axis_size
 from ._stages import Sent, Stages
@@ -32,7 +32,7 @@ def permute(axis_name: AxisName, pairs: Pairs, size: int) -> Sent:
 
     def send(value: Any) -> Any:
         beside, payload = value
-        return beside, lax.ppermute(payload, axis_name, pairs)
+        return beside, _sent(payload, axis_name, pairs)
 
     return Sent(send, Transfer("collective-permute", axis_size(axis_name), size))
 
@@ -41,8 +41,19 @@ def hand_over(axis_name: AxisName, pairs: Pairs, size: int) -> Stages:
     """A payload to those it is for; who is sent nothing keeps its own."""
 
     def send(payload: jax.Array) -> jax.Array:
-        came = lax.ppermute(payload, axis_name, pairs)
+        came = _sent(payload, axis_name, pairs)
         return jnp.where(among(axis_name, (to for _, to in pairs)), came, payload)
 
     transfer = Transfer("collective-permute", axis_size(axis_name), size)
     return Stages((Sent(send, transfer),))
+
+
+def _sent(payload: jax.Array, axis_name: AxisName, pairs: Pairs) -> jax.Array:
+    if not isinstance(axis_name, Rows):
+        return lax.ppermute(payload, axis_name, pairs)
+    # There `lax.ppermute` wants everybody to send.
+    sources = jnp.zeros(axis_size(axis_name), jnp.int32)
+    for source, to in pairs:
+        sources = sources.at[to].set(source)
+    came = lax.all_gather(payload, axis_name)[sources[lax.axis_index(axis_name)]]
+    return jnp.where(among(axis_name, (to for _, to in pairs)), came, 0)

@@ -26,6 +26,7 @@ from pipejax import buckets
 from pipejax.collectives import Schedule, Transfer
 from pipejax.executors import Executor, Setting, choose
 from pipejax.mesh import AxisName
+from pipejax.message import MessageForm
 from pipejax.pipeline import PipelinedMeanState, empty_pipeline
 
 from ._check import (
@@ -205,15 +206,23 @@ class TrainStep:
         jax.eval_shape(local, Carry.of(state), in_flight, batch)
         return tuple(found)
 
+    def message_form(self, like: PipelineState | Carry) -> MessageForm:
+        """What buckets of gradients hold.
+
+        Args:
+          like: a state, or its shapes, for its parameters and model state.
+        """
+        lengths = buckets.sizes(like.params, self.halves.reduce_dtype)
+        return self.halves.message_form(Carry.of(like), lengths)
+
     def codec_states(self, like: PipelineState | Carry) -> Any:
         """What codecs keep, before the first step: of all phases, side by side.
 
         Args:
           like: a state, or its shapes, for its parameters and model state.
         """
-        lengths = buckets.sizes(like.params, self.halves.reduce_dtype)
-        form = self.halves.message_form(Carry.of(like), lengths)
-        states: dict[str, Any] = {name: {} for name in lengths}
+        form = self.message_form(like)
+        states: dict[str, Any] = {name: {} for name, _ in form.layouts}
         for phase in self.phases:
             setting = phase.setting.at(phase.executor.reduction_mesh)
             for name, more in setting.codec_states(form).items():

@@ -1,4 +1,4 @@
-"""One of two processes over Gloo: `python -m tests.executors.worker TASK RANK PORT`.
+"""One of several processes over Gloo: `python -m tests.executors.worker TASK ...`.
 
 Prints one JSON line: what the test reads.
 """
@@ -16,18 +16,18 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
-from pipejax import codecs, collectives
+from pipejax import checkpoint, codecs, collectives
 
 from ..helpers import batches, init_params, loss_fn
 
 SECONDS = 0.25  # what a step computes, and what its communication takes
 
 
-def main(task, rank, port):
+def main(task, rank, processes, port, *folder):
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 1)
-    jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank)
-    say(json.dumps(TASKS[task](rank)))
+    jax.distributed.initialize(f"127.0.0.1:{port}", processes, rank)
+    say(json.dumps(TASKS[task](*folder or [rank])))
 
 
 def say(line):
@@ -35,15 +35,21 @@ def say(line):
     sys.stdout.flush()
 
 
-def run(train, steps, state=None):
-    """The final state, drained; each process gives its half of every batch."""
+def run(train, steps, state=None, *, drained=True):
+    """The final state; each process gives its share of every batch."""
     state = train.init(init_params()) if state is None else state
     place = NamedSharding(train.mesh, P("data"))
+    rank, processes = jax.process_index(), jax.process_count()
     for batch in batches(steps):
-        mine = jax.tree.map(lambda x: np.split(x, 2)[jax.process_index()], batch)
+        mine = jax.tree.map(lambda x: np.split(x, processes)[rank], batch)
         share = functools.partial(jax.make_array_from_process_local_data, place)
         state, _ = train.step(state, jax.tree.map(share, mine))
-    return train.drain(state)
+    return train.drain(state) if drained else state
+
+
+def in_rank_order(processes):
+    """Of two a sum has one order; of more, Gloo has an order of its own."""
+    return collectives.psum() if processes == 2 else collectives.two_shot()
 
 
 def exact(rank):
@@ -51,32 +57,63 @@ def exact(rank):
     out = {}
     for width in (1, 2, 3):
         train = pj.make_train_step(
-            loss_fn, optax.adamw(1e-2), mesh=pj.data_mesh(), width=width
+            loss_fn,
+            optax.adamw(1e-2),
+            mesh=pj.data_mesh(),
+            width=width,
+            all_reduce=in_rank_order(jax.process_count()),
         )
         out[str(width)] = bits(run(train, 6).params)
     executor = train.executor
     return {"executor": executor.name, "reason": executor.reason, "params": out}
 
 
-def exchanges():
+def exchanges(processes):
     """Algorithms with codecs that have a state; made once there are devices."""
     key = jax.random.key(0)
+    low_rank = codecs.error_feedback(codecs.power_sgd(1, key))
+    whole = collectives.psum if processes == 2 else collectives.tree
     return {
         "two_shot": collectives.two_shot(codecs.error_feedback(codecs.int4(8))),
         "ring": collectives.ring(codecs.stochastic(codecs.int8(8), key)),
-        "psum": collectives.psum(codecs.error_feedback(codecs.power_sgd(1, key))),
+        "low rank": whole(low_rank),
     }
 
 
 def coded(rank):
     """The bits of the parameters under each of them, at width 2."""
     out = {}
-    for name, all_reduce in exchanges().items():
+    for name, all_reduce in exchanges(jax.process_count()).items():
         train = pj.make_train_step(
             loss_fn, optax.adamw(1e-2), mesh=pj.data_mesh(), all_reduce=all_reduce
         )
         out[name] = bits(run(train, 6).params)
     return out
+
+
+def fed_back(devices):
+    """A train step whose state has residuals, and gradients in flight."""
+    all_reduce = collectives.two_shot(codecs.error_feedback(codecs.int4(8)))
+    return pj.make_train_step(
+        loss_fn, optax.adamw(1e-2), mesh=pj.data_mesh(devices), all_reduce=all_reduce
+    )
+
+
+def saved(folder):
+    """Four steps, then a checkpoint."""
+    train = fed_back(jax.device_count())
+    state = run(train, 4, drained=False)
+    train.executor.join()
+    with checkpoint.manager(folder) as manager:
+        checkpoint.save(manager, state)
+
+
+def restored(folder):
+    """From a checkpoint, four steps more: the bits of the parameters."""
+    train = fed_back(jax.device_count())
+    with checkpoint.manager(folder) as manager:
+        state = checkpoint.restore(manager, train, train.init(init_params())).state
+    return bits(run(train, 4, state).params)
 
 
 def bits(params):
@@ -129,7 +166,15 @@ def interrupted(rank):
     run(train, 2, state)
 
 
-TASKS = {"exact": exact, "coded": coded, "late": late, "interrupted": interrupted}
+TASKS = {
+    "exact": exact,
+    "coded": coded,
+    "saved": saved,
+    "restored": restored,
+    "late": late,
+    "interrupted": interrupted,
+}
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    task, rank, processes, port, *folder = sys.argv[1:]
+    main(task, int(rank), int(processes), int(port), *folder)

@@ -133,7 +133,9 @@ def test_committed_results_can_be_had_again(path):
     record = json.loads(path.read_text())
     command, experiment = record["command"].split(maxsplit=3)[:3][::2]
     assert command == "python"
-    assert path.stem.startswith(experiment.removeprefix("experiments.").replace(".", "_"))
+    assert path.stem.startswith(
+        experiment.removeprefix("experiments.").replace(".", "_")
+    )
     assert importlib.util.find_spec(experiment)
     assert "/" not in record["command"], "a place on somebody's machine"
     assert {"commit", "date", "device", "python", "versions", "seed"} <= record.keys()

@@ -1,4 +1,4 @@
-"""Two processes over Gloo, started as a user would start two hosts."""
+"""Several processes over Gloo, started as a user would start hosts."""
 
 import json
 import pathlib
@@ -10,26 +10,27 @@ import optax
 import pytest
 
 import pipejax as pj
+from pipejax import checkpoint
 
 from ..helpers import batches, init_params, loss_fn
 from ..launch.helpers import free_port
-from .worker import SECONDS, bits, exchanges
+from .worker import SECONDS, bits, exchanges, fed_back, in_rank_order, run
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture
 def start():
-    """Starts both processes of a task; none outlives the test."""
+    """Starts the processes of a task; none outlives the test."""
     running = []
 
-    def start_both(task):
+    def start_all(task, processes=2, *folder):
         port = free_port()
-        for rank in (0, 1):
+        for rank in range(processes):
             command = [sys.executable, "-m", "tests.executors.worker", task]
             running.append(
                 subprocess.Popen(
-                    [*command, str(rank), str(port)],
+                    [*command, *map(str, (rank, processes, port, *folder))],
                     cwd=ROOT,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -38,7 +39,7 @@ def start():
             )
         return running
 
-    yield start_both
+    yield start_all
     for process in running:
         process.kill()
         process.communicate()
@@ -53,15 +54,20 @@ def results(processes):
     return out
 
 
-def test_same_bits_as_one_process(start):
-    """The host executor is chosen, and says why; both ranks agree, at three widths."""
-    first, second = results(start("exact"))
-    assert first == second
+@pytest.mark.parametrize("processes", [2, 4])
+def test_same_bits_as_one_process(start, processes):
+    """The host executor is chosen, and says why; all ranks agree, at three widths."""
+    first, *others = results(start("exact", processes))
+    assert all(other == first for other in others)
     assert first["executor"] == "host"
-    assert "2 processes on CPU" in first["reason"]
+    assert f"{processes} processes on CPU" in first["reason"]
     for width in (1, 2, 3):
         train = pj.make_train_step(
-            loss_fn, optax.adamw(1e-2), mesh=pj.data_mesh(2), width=width
+            loss_fn,
+            optax.adamw(1e-2),
+            mesh=pj.data_mesh(processes),
+            width=width,
+            all_reduce=in_rank_order(processes),
         )
         state = train.init(init_params())
         for batch in batches(6):
@@ -69,18 +75,49 @@ def test_same_bits_as_one_process(start):
         assert bits(train.drain(state).params) == first["params"][str(width)]
 
 
-def test_same_bits_as_one_process_with_codecs(start):
+@pytest.mark.parametrize("processes", [2, 4])
+def test_same_bits_as_one_process_with_codecs(start, processes):
     """Residuals, keys and warm starts are each process's own, as each device's."""
-    first, second = results(start("coded"))
-    assert first == second
-    for name, all_reduce in exchanges().items():
+    first, *others = results(start("coded", processes))
+    assert all(other == first for other in others)
+    for name, all_reduce in exchanges(processes).items():
         train = pj.make_train_step(
-            loss_fn, optax.adamw(1e-2), mesh=pj.data_mesh(2), all_reduce=all_reduce
+            loss_fn,
+            optax.adamw(1e-2),
+            mesh=pj.data_mesh(processes),
+            all_reduce=all_reduce,
         )
         state = train.init(init_params())
         for batch in batches(6):
             state, _ = train.step(state, batch)
         assert bits(train.drain(state).params) == first[name]
+
+
+def test_checkpoint_of_two_processes_goes_on_in_one(start, tmp_path):
+    assert results(start("saved", 2, tmp_path)) == [None, None]
+    alone = tmp_path / "alone"
+    state = run(train := fed_back(2), 4, drained=False)
+    with checkpoint.manager(alone) as manager:
+        checkpoint.save(manager, state)
+    state = run(train, 4, state)
+    assert goes_on(tmp_path, 2) == goes_on(alone, 2) == bits(state.params)
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_checkpoint_of_one_process_goes_on_in_two(start, tmp_path, devices):
+    """Of as many devices, and of twice as many, whose residuals are handed on."""
+    with checkpoint.manager(tmp_path) as manager:
+        checkpoint.save(manager, run(fed_back(devices), 4, drained=False))
+    first, second = results(start("restored", 2, tmp_path))
+    assert first == second == goes_on(tmp_path, 2)
+
+
+def goes_on(folder, devices):
+    """The same in this process."""
+    train = fed_back(devices)
+    with checkpoint.manager(folder) as manager:
+        state = checkpoint.restore(manager, train, train.init(init_params())).state
+    return bits(run(train, 4, state).params)
 
 
 def test_takes_the_longer_of_compute_and_communication(start):

@@ -1,0 +1,89 @@
+"""All of a vector, or nothing: for what codecs have kept, not for gradients.
+
+Under error feedback the one leaves nothing to be sent later, and the other everything.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pipejax.concatenate import joined
+
+from ._bits import from_words, to_words
+from ._codec import Codec, Linear
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Passing(Linear):
+    """In place of a codec: vectors are cut and laid out as for that.
+
+    Attributes:
+      codec: that.
+      passes: whether all is sent; else nothing is.
+    """
+
+    codec: Codec
+    passes: bool
+
+    @property
+    def multiple(self) -> int:
+        """As of the codec."""
+        return self.codec.multiple
+
+    @property
+    def rounds(self) -> int:
+        """One, where the codec has any."""
+        return min(1, self.codec.rounds)
+
+    def of(self, shapes: tuple[tuple[int, ...], ...]) -> "Passing":
+        """The same for these leaves."""
+        return Passing(self.codec.of(shapes), self.passes)
+
+    def leaves(self, x: jax.Array) -> Any:
+        """As of the codec."""
+        return self.codec.leaves(x)
+
+    def size(self, n: int) -> int:
+        """4 bytes an element."""
+        return 4 * n
+
+    def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
+        """All bits of x, or of zeros."""
+        return to_words(self._sent(x), jnp.uint32), state
+
+    def decode(self, payload: jax.Array, n: int) -> jax.Array:
+        """What was sent."""
+        del n
+        return from_words(payload, jnp.float32)
+
+    def bound(self, x: jax.Array) -> jax.Array:
+        """Nothing is lost, or x."""
+        return jnp.zeros_like(x) if self.passes else jnp.abs(x)
+
+    def round_sizes(self, n: int) -> tuple[int, ...]:
+        """All."""
+        return (n,)
+
+    def project(
+        self, leaves: Any, state: Any, sums: tuple[jax.Array, ...]
+    ) -> jax.Array:
+        """All, or zeros."""
+        del state, sums
+        return self._sent(joined(leaves))
+
+    def rebuild(self, state: Any, sums: tuple[jax.Array, ...], n: int) -> Any:
+        """The sum."""
+        del state, n
+        return self.codec.leaves(sums[0])
+
+    def settled(
+        self, leaves: Any, state: Any, sums: tuple[jax.Array, ...], own: jax.Array
+    ) -> Any:
+        """It keeps nothing."""
+        del leaves, sums, own
+        return state
+
+    def _sent(self, x: jax.Array) -> jax.Array:
+        return x if self.passes else jnp.zeros_like(x)

@@ -1,0 +1,98 @@
+"""What error feedback has yet to send, as one vector, and back.
+
+It lies where an algorithm encodes, in pieces that depend on the algorithm and on the
+number of devices. The algorithm itself knows where:
+
+- given zeros, with codecs that send all they have, it sums whatever was kept
+- given a vector, with codecs that send nothing, it keeps that
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pipejax.codecs import Codec, ErrorFeedbackState
+from pipejax.codecs._error_feedback import ErrorFeedback
+from pipejax.codecs._passing import Passing
+from pipejax.mesh import AxisName
+
+from ._all_reduce import AllReduce
+from ._stages import Layout, Stages, States, run
+
+
+def owed(
+    all_reduce: AllReduce, layout: Layout, axis_name: AxisName, states: States
+) -> jax.Array:
+    """The sum over devices of what they have yet to send.
+
+    Args:
+      all_reduce: which has kept it.
+      layout: of the vectors it sums.
+      axis_name: over which axes.
+      states: each device's own.
+
+    Returns:
+      float32 [coded], the same on all devices.
+    """
+    stages = _passing(all_reduce, layout, axis_name, passes=True)
+    # Each device's own: of what all share, vmap exchanges nothing, or the wrong thing.
+    zeros = jnp.full(layout.coded, 0.0 * lax.axis_index(axis_name))
+    total, _ = run(stages, zeros, stages.init() | _residuals(states))
+    return total
+
+
+def owing(
+    all_reduce: AllReduce,
+    layout: Layout,
+    axis_name: AxisName,
+    states: States,
+    vector: jax.Array,
+) -> States:
+    """The states, with a vector to be sent by this device and nothing else.
+
+    Args:
+      all_reduce: which is to send it.
+      layout: of the vectors it sums.
+      axis_name: over which axes.
+      states: this device's own, whose keys and warm starts stay.
+      vector: float32 [coded].
+    """
+    stages = _passing(all_reduce, layout, axis_name, passes=False)
+    _, kept = run(stages, vector, stages.init())
+    new = {
+        name: states[name]._replace(residual=residual.residual)
+        for name, residual in _residuals(kept).items()
+    }
+    return states | new
+
+
+def _passing(
+    all_reduce: AllReduce, layout: Layout, axis_name: AxisName, *, passes: bool
+) -> Stages:
+    """The algorithm in float32, its codecs under feedback sending all or nothing."""
+
+    def change(part: Any) -> Any:
+        if isinstance(part, ErrorFeedback):
+            return ErrorFeedback(Passing(part.codec, passes))
+        if isinstance(part, Codec):
+            return Passing(part, passes=True)
+        if isinstance(part, AllReduce):
+            names = [field.name for field in dataclasses.fields(part)]
+            parts = {name: change(getattr(part, name)) for name in names}
+            return dataclasses.replace(part, **parts)
+        return part
+
+    float32 = layout._replace(dtype=jnp.float32, exact=0)
+    return change(all_reduce)(float32, axis_name)
+
+
+def _residuals(states: States) -> States:
+    """Of the states those of feedback, without what the codecs inside keep."""
+    return {
+        name: state._replace(codec=())
+        for name, state in states.items()
+        if isinstance(state, ErrorFeedbackState)
+    }

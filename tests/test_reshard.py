@@ -1,0 +1,144 @@
+"""From one number of devices to another nothing that was to be sent is lost."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pipejax as pj
+from pipejax import codecs, collectives
+from pipejax.reshard import Spread, reshard, shapes_on, sums_owed
+
+from .helpers import batches
+
+KEY = jax.random.key(0)
+SIGN = codecs.error_feedback(codecs.sign(8))
+ALL_REDUCES = {
+    "two_shot": collectives.two_shot(SIGN),
+    "ring": collectives.ring(SIGN),
+    "halving_doubling": collectives.halving_doubling(SIGN),
+    "tree": collectives.tree(SIGN),
+    "parameter_server": collectives.parameter_server(SIGN),
+    "tree, power_sgd": collectives.tree(
+        codecs.error_feedback(codecs.power_sgd(1, KEY))
+    ),
+    "psum, power_sgd": collectives.psum(
+        codecs.error_feedback(codecs.power_sgd(1, KEY))
+    ),
+    "ring, stochastic": collectives.ring(
+        codecs.error_feedback(codecs.stochastic(codecs.int4(8), KEY))
+    ),
+    "scheduled": collectives.scheduled(
+        [collectives.ring(SIGN), collectives.two_shot(SIGN)], [2]
+    ),
+}
+HIERARCHICAL = {
+    "outer": collectives.hierarchical(outer=collectives.two_shot(SIGN)),
+    "both": collectives.hierarchical(
+        collectives.two_shot(SIGN), collectives.halving_doubling(SIGN)
+    ),
+    "inner": collectives.hierarchical(collectives.ring(SIGN)),
+}
+
+
+RATE = 0.5
+
+
+def linear(params, batch):
+    """Its gradient is the batch's alone, wherever the parameters are."""
+    product = jnp.einsum("bi,ij,bj->b", batch["x"], params["w"], batch["y"])
+    half = batch["y"] * params["half"][None, :].astype(jnp.float32)
+    return jnp.mean(product + half.sum(1))
+
+
+def params():
+    return {"w": jnp.zeros((5, 3)), "half": jnp.zeros(3, jnp.bfloat16)}
+
+
+def train_step(all_reduce, devices, hosts=None):
+    axis_name = "data" if hosts is None else ("host", "device")
+    return pj.make_train_step(
+        linear,
+        optax.sgd(RATE),
+        mesh=pj.data_mesh(devices, axis_name=axis_name, hosts=hosts),
+        axis_name=axis_name,
+        all_reduce=all_reduce,
+        width=1,
+    )
+
+
+def run(train, state, data):
+    for batch in data:
+        state, _ = train.step(state, batch)
+    return state
+
+
+def moved(train, state):
+    """As by a checkpoint."""
+    before = Spread.of(state)
+    like = jax.eval_shape(lambda: train.init(params()))
+    shapes = shapes_on(train, like, before)
+    chex.assert_trees_all_equal_shapes_and_dtypes(shapes, state)
+    return reshard(train, jax.tree.map(np.asarray, state), before)
+
+
+def owed(train, state):
+    """What devices have yet to send, and what that adds to means in the end."""
+    on, form = Spread.of(state), train.message_form(state)
+    sums = [
+        sums_owed(phase, form, train.axis_name, on, state.in_flight.codec_states)
+        for phase in train.schedule.phases
+    ]
+    return {k: sum(np.array(x[k]) for x in sums) / on.devices for k in sums[0]}
+
+
+def sent(state):
+    """What means have been so far, added up."""
+    return -np.array(state.params["w"]).reshape(-1) / RATE
+
+
+def due(data):
+    """What they would have been without a codec."""
+    means = [np.einsum("bi,bj->ij", x["x"], x["y"]) / len(x["x"]) for x in data]
+    return sum(means).reshape(-1)
+
+
+GRID = [
+    *[(x, (4, None), (3, None)) for x in ALL_REDUCES],
+    *[(x, (1, None), (4, None)) for x in ALL_REDUCES],
+    *[(x, (4, 2), (4, 4)) for x in HIERARCHICAL],
+    *[(x, (6, 3), (2, 1)) for x in HIERARCHICAL],
+]
+
+
+@pytest.mark.parametrize(("name", "before", "now"), GRID)
+def test_what_was_due_is_sent_or_owed(name, before, now):
+    all_reduce = (ALL_REDUCES | HIERARCHICAL)[name]
+    data = batches(8, size=24)
+    first, second = train_step(all_reduce, *before), train_step(all_reduce, *now)
+    state = run(first, first.init(params()), data[:4])
+    kept = owed(first, state)
+    # Some 10 sums of numbers below 10, rounded at every one.
+    close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
+    close(sent(state) + kept["float32"], due(data[:4]))
+    assert np.abs(kept["float32"]).max() > 1e-2, "nothing to hand on"
+    state = moved(second, state)
+    jax.tree.map(close, owed(second, state), kept)
+    state = run(second, state, data[4:])
+    close(sent(state) + owed(second, state)["float32"], due(data))
+
+
+def test_a_codec_without_feedback_beside_loses_nothing_of_it():
+    all_reduce = collectives.hierarchical(
+        collectives.two_shot(codecs.int4(8)), collectives.two_shot(SIGN)
+    )
+    first, second = train_step(all_reduce, 4, 2), train_step(all_reduce, 2, 2)
+    state = run(first, first.init(params()), batches(4, size=24))
+    kept = owed(first, state)
+    assert np.abs(kept["float32"]).max() > 1e-2, "nothing to hand on"
+    close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
+    jax.tree.map(close, owed(second, moved(second, state)), kept)
