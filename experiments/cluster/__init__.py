@@ -8,5 +8,6 @@ from ._ask import ask as ask
 from ._network import INTERFACE as INTERFACE
 from ._network import Network as Network
 from ._network import bits_per_second as bits_per_second
+from ._network import bucket as bucket
 from ._start import reason_why_not as reason_why_not
 from ._start import start as start

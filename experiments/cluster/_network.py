@@ -99,16 +99,23 @@ def connect(host: int, process: int, rate: str) -> None:
     _run(*inside, "ip", "link", "set", INTERFACE, "up")
 
 
-def _limit(interface: str, rate: str, inside: tuple[str, ...] = ()) -> None:
-    """A token bucket: what leaves by this interface, at most so fast."""
+def bucket(rate: str) -> tuple[str, ...]:
+    """What limits a link, as `tc qdisc` takes it: a token bucket."""
+    return ("tbf", "rate", rate, "burst", str(_burst(rate)), "latency", "50ms")
+
+
+def _burst(rate: str) -> int:
     # What goes at once after a pause, as from the queue of a network card: of 4 ms.
     # With less, what the kernel is too late for while hosts compute would be lost.
-    burst = max(2**14, int(bits_per_second(rate) / 8 * 4e-3))
-    bucket = ("tbf", "rate", rate, "burst", str(burst), "latency", "50ms")
-    _run(*inside, "tc", "qdisc", "add", "dev", interface, "root", *bucket)
+    return max(2**14, int(bits_per_second(rate) / 8 * 4e-3))
+
+
+def _limit(interface: str, rate: str, inside: tuple[str, ...] = ()) -> None:
+    """What leaves by this interface, at most so fast."""
+    _run(*inside, "tc", "qdisc", "add", "dev", interface, "root", *bucket(rate))
     # Packets that a network card would cut up must fit into the bucket, or the kernel
     # cuts them up, on the hosts' cores.
-    whole = str(min(2**16, burst // 2))
+    whole = str(min(2**16, _burst(rate) // 2))
     _run(*inside, "ip", "link", "set", interface, "gso_max_size", whole)
 
 

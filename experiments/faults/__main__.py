@@ -115,7 +115,7 @@ def job(
     network = cluster.Network.of(config.hosts, (config.rate,))
     with tempfile.TemporaryDirectory() as folder:
         program = [sys.executable, "-m", f"{__package__}.program", "--folder", folder]
-        for name in ("steps", "every", "limit"):
+        for name in ("steps", "every", "limit", "rate"):
             program += [f"--{name}", str(getattr(config, name))]
         program += ["--fault", kind, "--rank", str(rank), "--at", str(step)]
         launch = [sys.executable, "-m", "pipejax.cli", "launch"]

@@ -39,6 +39,8 @@ class Config:
     """Steps from a checkpoint to the next."""
     limit: float = 10.0
     """Seconds of the watchdog."""
+    rate: str = "200mbit"
+    """Of the link."""
     fault: provoke.Kind = "none"
     """What happens."""
     rank: int = 1
@@ -79,7 +81,7 @@ def main(config: Config) -> None:
         for number in range(int(state.step), config.steps):
             watchdog.step(number)
             if (config.rank, config.at) == (rank, number):
-                provoke.once(config.fault, config.folder)
+                provoke.once(config.fault, config.folder, config.rate)
             state, _ = train.step(state, placed(next(batches), train))
             if (number + 1) % config.every == 0:
                 train.executor.join()  # Orbax has collectives of its own

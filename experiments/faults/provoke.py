@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable
 from typing import Literal
 
-from experiments.cluster import INTERFACE
+from experiments.cluster import INTERFACE, bucket
 
 Kind = Literal["none", "killed", "stopped", "cut off", "slow", "disk full"]
 
@@ -27,35 +27,41 @@ def small_disk(folder: pathlib.Path) -> None:
         subprocess.run(["mount", *disk, str(folder)], check=True)
 
 
-def once(kind: Kind, folder: pathlib.Path) -> None:
-    """Does it, unless it was done before."""
+def once(kind: Kind, folder: pathlib.Path, rate: str) -> None:
+    """Does it, unless it was done before, on a host whose link is of this rate."""
     done = folder / "provoked"
     if kind == "none" or done.exists():
         return
     done.touch()
-    _KINDS[kind](folder)
+    _KINDS[kind](folder, rate)
 
 
-def _killed(_: pathlib.Path) -> None:
+def _killed(folder: pathlib.Path, rate: str) -> None:
+    del folder, rate
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _stopped(_: pathlib.Path) -> None:
+def _stopped(folder: pathlib.Path, rate: str) -> None:
+    del folder, rate
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def _cut_off(_: pathlib.Path) -> None:
+def _cut_off(folder: pathlib.Path, rate: str) -> None:
+    del folder, rate
     _for_a_while(
         f"ip link set {INTERFACE} down", f"ip link set {INTERFACE} up", _CUT_OFF
     )
 
 
-def _slow(_: pathlib.Path) -> None:
-    limit = f"tc qdisc change dev {INTERFACE} root tbf burst 16kb latency 50ms rate"
-    _for_a_while(f"{limit} {_SLOW}", f"{limit} 200mbit", _CUT_OFF)
+def _slow(folder: pathlib.Path, rate: str) -> None:
+    del folder
+    change = ("tc", "qdisc", "change", "dev", INTERFACE, "root")
+    slow, fast = (" ".join((*change, *bucket(each))) for each in (_SLOW, rate))
+    _for_a_while(slow, fast, _CUT_OFF)
 
 
-def _disk_full(folder: pathlib.Path) -> None:
+def _disk_full(folder: pathlib.Path, rate: str) -> None:
+    del rate
     with contextlib.suppress(OSError), (folder / _FILLER).open("wb") as file:
         while True:
             file.write(bytes(2**16))
@@ -68,7 +74,7 @@ def _for_a_while(begin: str, end: str, seconds: int) -> None:
     subprocess.Popen(["sh", "-c", f"sleep {seconds}; {end}"], start_new_session=True)
 
 
-_KINDS: dict[str, Callable[[pathlib.Path], None]] = {
+_KINDS: dict[str, Callable[[pathlib.Path, str], None]] = {
     "killed": _killed,
     "stopped": _stopped,
     "cut off": _cut_off,

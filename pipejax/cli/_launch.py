@@ -100,7 +100,8 @@ def _print(args: argparse.Namespace) -> int:
         args.max_restarts,
         args.grace,
     )
-    sys.stdout.write(_recipes.BY_NAME[args.recipe](recipe))
+    with in_one_line(ValueError):
+        sys.stdout.write(_recipes.BY_NAME[args.recipe](recipe))
     return 0
 
 
@@ -139,18 +140,18 @@ def _starts(args: argparse.Namespace) -> tuple[list[_supervise.Start], str]:
         if place is not None:
             start = _supervise.Start(str(place.rank), args.program, os.environ)
             return [start], place.coordinator
-        job, on_gpus = _job(args)
+        job, gpus = _job(args)
+        given = [_share.environment(job, i, gpus) for i in range(job.processes)]
     starts = []
-    for local in range(job.processes):
-        variables = _share.environment(job, local, on_gpus)
-        cores = None if on_gpus else _share.cores(local, job.processes)
+    for local, variables in enumerate(given):
+        cores = None if gpus else _share.cores(local, job.processes)
         name, environ = str(job.rank(local)), {**variables, **os.environ}
         environ |= {key: variables[key] for key in variables if key.startswith("JAX_")}
         starts.append(_supervise.Start(name, args.program, environ, cores))
     return starts, job.coordinator
 
 
-def _job(args: argparse.Namespace) -> tuple[_share.Job, bool]:
+def _job(args: argparse.Namespace) -> tuple[_share.Job, int]:
     gpus = 0 if os.environ.get("JAX_PLATFORMS") == "cpu" else _share.gpus(os.environ)
     processes = args.processes or gpus
     if not processes:
@@ -164,7 +165,7 @@ def _job(args: argparse.Namespace) -> tuple[_share.Job, bool]:
             " 0 that all others reach, and a port that is free there"
         )
     coordinator = args.coordinator or f"127.0.0.1:{_free_port()}"
-    return _share.Job(processes, args.hosts, args.host, coordinator), gpus > 0
+    return _share.Job(processes, args.hosts, args.host, coordinator), gpus
 
 
 def _free_port() -> int:

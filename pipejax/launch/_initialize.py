@@ -12,6 +12,7 @@ import jax
 from . import _record, _roll_call
 from ._detect import detect
 from ._place import Place
+from ._watchdog import HEARTBEAT
 
 _log = logging.getLogger("pipejax")
 
@@ -27,6 +28,7 @@ def initialize(
     bind: str | None = None,
     config: Mapping[str, Any] | None = None,
     timeout: float = 300.0,
+    heartbeat: float = HEARTBEAT,
 ) -> Place | None:
     """Joins this process to the others of its job, as its launcher says.
 
@@ -47,16 +49,20 @@ def initialize(
         address; by default the variable JAX_COORDINATOR_BIND_ADDRESS, or that address.
       config: by name, what else must be the same everywhere, compared as text.
       timeout: seconds to wait for the others.
+      heartbeat: seconds without a sign of a process after which JAX's runtime aborts
+        all; a `pj.launch.Watchdog` names who is silent before that.
 
     Returns:
       Where this process stands; `None` without a launcher, and nothing was done.
 
     Raises:
       ValueError: for some of the three arguments without the others, or variables that
-        say nothing, or two things.
+        say nothing, or two things; for a heartbeat of less than a second.
       RollCallError: on every process, with what is wrong and where, if one does not
         come, or comes twice, or differs.
     """
+    if not heartbeat >= 1:
+        raise ValueError(f"`heartbeat` must be at least 1 second, got {heartbeat!r}.")
     until = time.monotonic() + timeout
     place = _given(coordinator, processes, rank) or detect(timeout)
     if place is None:
@@ -73,6 +79,7 @@ def initialize(
         place.rank,
         local_device_ids=devices or place.devices,
         cluster_detection_method="deactivate",
+        heartbeat_timeout_seconds=int(heartbeat),
         initialization_timeout=max(10, int(until - time.monotonic())),
         coordinator_bind_address=bind,
     )

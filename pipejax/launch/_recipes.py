@@ -59,6 +59,7 @@ def slurm(recipe: Recipe) -> str:
 
 def mpi(recipe: Recipe) -> str:
     """A command of Open MPI."""
+    _check_one_gpu(recipe)
     count = recipe.hosts * recipe.processes
     hosts = "--hostfile hosts.txt " if recipe.hosts > 1 else ""
     place = f"--map-by ppr:{recipe.processes}:node --bind-to none"
@@ -67,11 +68,22 @@ def mpi(recipe: Recipe) -> str:
 
 def torchrun(recipe: Recipe) -> str:
     """A command for each host."""
+    _check_one_gpu(recipe)
     hosts = f"--nnodes {recipe.hosts} --nproc-per-node {recipe.processes}"
     meeting = "--rdzv-backend c10d --rdzv-endpoint HOST0:29500"
     if recipe.hosts == 1:
         meeting = "--standalone"
     return f"torchrun {hosts} {meeting} --no-python {recipe.watched}\n"
+
+
+def _check_one_gpu(recipe: Recipe) -> None:
+    """Of a host with several processes these launchers share out nothing."""
+    if recipe.gpus > 1 and recipe.processes > 1:
+        raise ValueError(
+            "`--gpus` must be 1 for each of several processes under Open MPI and"
+            f" torchrun, which share out no GPUs; got {recipe.gpus}. Give one process"
+            " all of its host, or print another recipe."
+        )
 
 
 def kubernetes(recipe: Recipe) -> str:

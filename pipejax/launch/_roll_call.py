@@ -12,25 +12,20 @@ import dataclasses
 import errno
 import ipaddress
 import json
-import logging
 import socket
 import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
+from ._enrol import LONGEST, Enrolment
 from ._place import Place
 from ._record import Record, differences, parsed
 
-_log = logging.getLogger("pipejax")
-
-_LONGEST = 2**22
-"""Bytes of a line."""
 _PATIENCE = 5.0
 """Seconds that a line may take once there is a connection."""
 _AGAIN = 0.2
 """Seconds after which an address that does not answer is tried again."""
-_REPORT = 15.0
-"""Seconds without anyone after which process 0 says whom it is waiting for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +86,16 @@ def call(place: Place, mine: Record, *, bind: str, timeout: float) -> list[str]:
     return answer.hosts
 
 
-def faults(records: Sequence[Record], timeout: float) -> list[str]:
-    """What is wrong with those who came, process 0 first, a line each."""
+def faults(
+    records: Sequence[Record], left: Sequence[Record], timeout: float
+) -> list[str]:
+    """What is wrong with those who came, process 0 first, a line each.
+
+    Args:
+      records: of those who are there.
+      left: of those who were.
+      timeout: that all had, in seconds.
+    """
     expected = records[0].processes
     came = Counter(record.rank for record in records)
     lines = [
@@ -110,6 +113,11 @@ def faults(records: Sequence[Record], timeout: float) -> list[str]:
             f"process {', '.join(missing)} did not come within {timeout:g} s; there are"
             f" {', '.join(map(str, records))}"
         )
+        lines += [
+            f"process {record} came, and left again"
+            for record in left
+            if record.rank not in came
+        ]
     return lines + differences(records)
 
 
@@ -117,51 +125,24 @@ def _listen(
     place: Place, mine: Record, bind: str, until: float, timeout: float
 ) -> Answer:
     try:
-        server = _bound(bind)
+        server = _bound(bind, until)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             return _second(place, mine, bind, until)
         return Answer([_unbound(bind, mine, error)])
-    with contextlib.ExitStack() as connections, server:
-        came = _enrolled(server, place.processes - 1, until, connections)
-        records = [mine, *came.values()]
-        reasons = faults(records, timeout)
+    with server, Enrolment(server) as enrolment:
+        enrolment.wait(place.processes - 1, until)
+        records = [mine, *enrolment.came.values()]
+        reasons = faults(records, enrolment.left, timeout)
         if len(records) < place.processes:
             reasons += _loopback(server.getsockname()[0], mine)
-        reasons += [
-            f"process {record} left before all had come"
-            for connection, record in came.items()
-            if _has_left(connection)
-        ]
         by_rank = sorted(records, key=lambda record: record.rank)
         answer = Answer(reasons, [] if reasons else [each.host for each in by_rank])
-        for connection in came:
+        for connection in enrolment.came:
+            connection.settimeout(_PATIENCE)
             with contextlib.suppress(OSError):  # it has left since
                 connection.sendall(answer.to_json())
     return answer
-
-
-def _enrolled(
-    server: socket.socket,
-    others: int,
-    until: float,
-    connections: contextlib.ExitStack,
-) -> dict[socket.socket, Record]:
-    """Who came, in whatever order, until all have or it is too late."""
-    came: dict[socket.socket, Record] = {}
-    while len(came) < others and (left := until - time.monotonic()) > 0:
-        server.settimeout(min(left, _REPORT))
-        try:
-            connection = connections.enter_context(server.accept()[0])
-        except TimeoutError:
-            _log.info("%d of %d others have come", len(came), others)
-            continue
-        try:
-            came[connection] = Record.from_json(_line(connection, _PATIENCE))
-        except (OSError, ValueError) as error:
-            connection.close()
-            _log.warning("someone who is no process of this job came: %s", error)
-    return came
 
 
 def _report(place: Place, mine: Record, until: float, timeout: float) -> Answer:
@@ -205,11 +186,9 @@ def _told(place: Place, mine: Record, until: float) -> Answer:
         return Answer.from_json(_line(connection, patience))
 
 
-def _bound(address: str) -> socket.socket:
+def _bound(address: str, until: float) -> socket.socket:
     host, _, port = address.rpartition(":")
-    family, kind, protocol, _, where = socket.getaddrinfo(
-        host.strip("[]"), int(port), type=socket.SOCK_STREAM
-    )[0]
+    family, kind, protocol, _, where = _found(host.strip("[]"), int(port), until)
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.socket(family, kind, protocol))
         # JAX's service listens at the same port as soon as this is over.
@@ -218,6 +197,17 @@ def _bound(address: str) -> socket.socket:
         server.listen(1024)
         stack.pop_all()
     return server
+
+
+def _found(host: str, port: int, until: float) -> Any:
+    """Of a name; that of a pod is known only some time after it has begun."""
+    while True:
+        try:
+            return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        except socket.gaierror:
+            if time.monotonic() + _AGAIN > until:
+                raise
+            time.sleep(_AGAIN)
 
 
 def _unbound(bind: str, mine: Record, error: OSError) -> str:
@@ -241,24 +231,11 @@ def _line(connection: socket.socket, patience: float) -> bytes:
         connection.settimeout(max(0.001, until - time.monotonic()))
         part = connection.recv(65536)
         read += part
-        if not part or len(read) > _LONGEST:
+        if not part or len(read) > LONGEST:
             raise ValueError(
                 "the connection has ended" if not part else "too long a line"
             )
     return bytes(read)
-
-
-def _has_left(connection: socket.socket) -> bool:
-    """Whether whoever waits for an answer has closed, or died."""
-    connection.setblocking(False)
-    try:
-        return not connection.recv(1)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    finally:
-        connection.setblocking(True)
 
 
 def _loopback(address: str, mine: Record) -> list[str]:

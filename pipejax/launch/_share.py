@@ -67,8 +67,23 @@ def cores(local: int, processes: int) -> set[int]:
     return set(usable[local * share : (local + 1) * share])
 
 
-def environment(job: Job, local: int, on_gpus: bool) -> dict[str, str]:
-    """Variables of a process; on CPU such as suit its cores."""
+def accelerators(local: int, processes: int, there: int) -> range:
+    """The numbers of a process's GPUs: its share of those that are there.
+
+    Raises:
+      ValueError: for more processes than GPUs.
+    """
+    share = there // processes
+    if not share:
+        raise ValueError(
+            f"`processes` must be at most the {there} GPUs of this host, got"
+            f" {processes}. On CPU, set JAX_PLATFORMS=cpu."
+        )
+    return range(local * share, (local + 1) * share)
+
+
+def environment(job: Job, local: int, gpus: int) -> dict[str, str]:
+    """Variables of a process: its GPUs, or without any what suits its cores."""
     place = {
         "JAX_COORDINATOR_ADDRESS": job.coordinator,
         "JAX_NUM_PROCESSES": str(job.hosts * job.processes),
@@ -76,8 +91,9 @@ def environment(job: Job, local: int, on_gpus: bool) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         LAUNCHED: "1",
     }
-    if on_gpus:
-        return place | {"JAX_LOCAL_DEVICE_IDS": str(local)}
+    if gpus:
+        own = accelerators(local, job.processes, gpus)
+        return place | {"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, own))}
     return place | cpu_environment(len(cores(local, job.processes)))
 
 

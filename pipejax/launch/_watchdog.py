@@ -14,8 +14,10 @@ from jax._src import distributed
 from ._board import Board
 from ._patrol import PERIOD, Patrol, Progress, end
 
-_LONGEST = 80.0
-"""Seconds; JAX's own heartbeat is given up after 100."""
+HEARTBEAT = 100.0
+"""Seconds without a sign of a process after which JAX's runtime aborts all."""
+_SOONER = 20.0
+"""Seconds before that in which who is silent is still named everywhere."""
 
 
 class Watchdog:
@@ -38,22 +40,26 @@ class Watchdog:
 
     Args:
       limit: seconds without a step, or without a word, that are too many.
+      heartbeat: as `initialize` was given it; a limit above 80 needs a longer one.
 
     Raises:
-      ValueError: for a limit of less than 10 or more than 80 seconds.
+      ValueError: for a limit of less than 10 seconds, or less than 20 below the
+        heartbeat.
 
     >>> with Watchdog(limit=60.0) as watchdog:
     ...     for number in range(3):
     ...         watchdog.step(number)
     """
 
-    def __init__(self, limit: float = 60.0) -> None:
-        if not 10 * PERIOD <= limit <= _LONGEST:
+    def __init__(self, limit: float = 60.0, *, heartbeat: float = HEARTBEAT) -> None:
+        least, most = 10 * PERIOD, heartbeat - _SOONER
+        if not least <= limit <= most:
             raise ValueError(
-                f"`limit` must lie in [{10 * PERIOD:g}, {_LONGEST:g}] seconds, since"
-                f" every process is heard each {PERIOD:g} s, and JAX's runtime aborts"
-                f" all after 100 s without a sign of one; got {limit!r}. What takes"
-                " longer goes inside of `pause`."
+                f"`limit` must lie in [{least:g}, {most:g}] seconds, since every"
+                f" process is heard each {PERIOD:g} s, and JAX's runtime aborts all"
+                f" after {heartbeat:g} s without a sign of one; got {limit!r}. What"
+                " takes longer goes inside of `pause`; or give `initialize` and this a"
+                " longer `heartbeat`."
             )
         self._limit = limit
         self._progress = Progress()

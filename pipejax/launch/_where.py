@@ -5,6 +5,7 @@ import sys
 import sysconfig
 import threading
 import traceback
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -29,21 +30,28 @@ class Where(NamedTuple):
     Attributes:
       busy: what of `_BUSY` it is inside of; empty if none.
       waits: whether it has called into JAX or pipejax, and not come back.
-      stack: the innermost frames, as in a traceback.
+      frames: outermost first.
     """
 
     busy: str
     waits: bool
-    stack: str
+    frames: Sequence[traceback.FrameSummary]
+
+    @property
+    def stack(self) -> str:
+        """The innermost frames, as in a traceback, with their lines of code."""
+        return "".join(traceback.format_list(self.frames[-_DEEPEST:]))
 
 
 def main_thread() -> Where:
     """Where this process's main thread is now."""
     frame = sys._current_frames()[threading.main_thread().ident or 0]
-    return of(traceback.extract_stack(frame))
+    # Without their lines, which would be read from files every second.
+    walk = reversed(list(traceback.walk_stack(frame)))
+    return of(traceback.StackSummary.extract(walk, lookup_lines=False))
 
 
-def of(stack: list[traceback.FrameSummary]) -> Where:
+def of(stack: Sequence[traceback.FrameSummary]) -> Where:
     """What files it has gone through, outermost first."""
     files = [pathlib.Path(each.filename) for each in stack]
     busy = next((_BUSY[file] for file in reversed(files) if file in _BUSY), "")
@@ -53,7 +61,7 @@ def of(stack: list[traceback.FrameSummary]) -> Where:
     called = [file for file in files if not _of_python(file)]
     libraries = {_JAX, _JAX.parent / "jaxlib", _PIPEJAX}
     waits = bool(called) and bool(libraries & set(called[-1].parents))
-    return Where(busy, waits, "".join(traceback.format_list(stack[-_DEEPEST:])))
+    return Where(busy, waits, stack)
 
 
 def _of_python(file: pathlib.Path) -> bool:

@@ -6,7 +6,10 @@ import shutil
 import subprocess
 import sys
 
+import jsonschema
+import kubernetes_validate
 import pytest
+import yaml
 
 from pipejax.cli import main
 
@@ -89,12 +92,56 @@ def test_slurm(recipe, tmp_path):
     ]
 
 
+def only(required, **optional):
+    """The schema of an object with these properties and no others."""
+    return {
+        "type": "object",
+        "required": list(required),
+        "properties": required | optional,
+        "additionalProperties": False,
+    }
+
+
+def of_a_job_set(job):
+    """What of a JobSet is used, by its definition; the template is one of a Job.
+
+    https://github.com/kubernetes-sigs/jobset, config/components/crd/bases, v1alpha2
+    """
+    hosts = only(
+        {"name": {"type": "string"}, "template": job}, replicas={"type": "integer"}
+    )
+    spec = only(
+        {"replicatedJobs": {"type": "array", "items": hosts}},
+        failurePolicy=only({}, maxRestarts={"type": "integer"}),
+    )
+    return only(
+        {
+            "apiVersion": {"const": "jobset.x-k8s.io/v1alpha2"},
+            "kind": {"const": "JobSet"},
+            "metadata": only({"name": {"type": "string", "maxLength": 63}}),
+            "spec": spec,
+        }
+    )
+
+
+@pytest.mark.parametrize("gpus", ["0", "2"])
+def test_kubernetes_takes_it(recipe, gpus):
+    arguments = ("--processes", "4", "--hosts", "2", "--gpus", gpus)
+    found = yaml.safe_load(recipe("kubernetes", *arguments))
+    jsonschema.validate(found, of_a_job_set({"type": "object"}))
+    (hosts,) = found["spec"]["replicatedJobs"]
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "train-hosts"}}
+    job |= hosts["template"]
+    kubernetes_validate.validate(job, "1.33", strict=True)
+    job["spec"]["completionsMode"] = job["spec"].pop("completionMode")
+    with pytest.raises(kubernetes_validate.ValidationError, match="completionsMode"):
+        kubernetes_validate.validate(job, "1.33", strict=True)
+
+
 def test_kubernetes(recipe):
-    yaml = pytest.importorskip("yaml")
     arguments = ("--processes", "4", "--hosts", "2", "--gpus", "1", "--grace", "90")
     program = ["sh", "-c", 'echo "$(hostname)": 1']
     job = yaml.safe_load(recipe("kubernetes", *arguments, program=program))
-    assert (job["apiVersion"], job["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     (hosts,) = job["spec"]["replicatedJobs"]
     spec = hosts["template"]["spec"]
     assert (spec["parallelism"], spec["completions"]) == (2, 2)
@@ -117,6 +164,14 @@ def test_options_are_passed_on(recipe, name):
     text = recipe(name, "--processes", "2", "--max-restarts", "4", "--grace", "60")
     given = text.replace('", "', " ")  # as JSON has them
     assert "--max-restarts 4 --grace 60 --" in given
+
+
+@pytest.mark.parametrize("name", ["mpi", "torchrun"])
+def test_several_gpus_for_each_of_several_processes(capsys, name):
+    command = ["launch", "--print", name, "--gpus", "2", "--processes"]
+    assert main([*command, "2", "--", "true"]) == 2
+    assert "`--gpus` must be 1 for each of several processes" in capsys.readouterr().err
+    assert main([*command, "1", "--", "true"]) == 0
 
 
 def test_processes_must_be_given(capsys):

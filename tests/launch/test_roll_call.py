@@ -160,28 +160,69 @@ def test_a_stranger_disturbs_nobody(port, said):
     """A scanner of ports, say: what it sends is read as JSON, and not as ours."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         first = pool.submit(outcomes, port, [record(0, 2)])
-        while True:
-            with contextlib.suppress(ConnectionRefusedError):
-                stranger = socket.create_connection(("127.0.0.1", port))
-                break
-        with stranger:
+        with connected(port) as stranger:
             stranger.sendall(said)
         assert outcomes(port, [record(1, 2)]) == [["host0", "host1"]]
         assert first.result() == [["host0", "host1"]]
 
 
+def visit(port, said):
+    """Comes, says that, and leaves."""
+    with connected(port) as visitor:
+        visitor.sendall(said)
+
+
+def connected(port):
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):
+            return socket.create_connection(("127.0.0.1", port))
+
+
 def test_who_leaves_before_all_have_come_is_named(port):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        first = pool.submit(outcomes, port, [record(0)])
-        while True:
-            with contextlib.suppress(ConnectionRefusedError):
-                leaver = socket.create_connection(("127.0.0.1", port))
-                break
-        leaver.sendall(record(1).to_json())
-        leaver.close()
-        outcomes(port, [record(2)])
+        first = pool.submit(outcomes, port, [record(0)], timeout=2.0)
+        visit(port, record(1).to_json())
+        outcomes(port, [record(2)], timeout=2.0)
         (told,) = first.result()
-    assert told.endswith("\n- process 1 on host1 left before all had come")
+    assert "\n- process 1 did not come within 2 s; there are 0 on" in told
+    assert "\n- process 1 on host1 came, and left again\n" in told
+
+
+def test_who_has_left_may_come_again(port):
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(outcomes, port, [record(0)])
+        visit(port, record(1).to_json())
+        assert (
+            outcomes(port, [record(1), record(2)]) == [["host0", "host1", "host2"]] * 2
+        )
+        assert first.result() == [["host0", "host1", "host2"]]
+
+
+def test_the_silent_keep_nobody_waiting(port):
+    """As many as would take minutes, one after another."""
+    with (
+        contextlib.ExitStack() as silent,
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+    ):
+        first = pool.submit(outcomes, port, [record(0, 2)])
+        for _ in range(50):
+            silent.enter_context(connected(port))
+        assert outcomes(port, [record(1, 2)]) == [["host0", "host1"]]
+        assert first.result() == [["host0", "host1"]]
+
+
+def test_a_name_that_is_not_known_yet(port, monkeypatch):
+    known = socket.getaddrinfo
+    missing = iter(range(3))
+
+    def late(host, *args, **kwargs):
+        if host == "localhost" and next(missing, None) is not None:
+            raise socket.gaierror(socket.EAI_NONAME, "not known")
+        return known(host, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", late)
+    assert outcomes(port, [record(0, 1)], bind=f"localhost:{port}") == [["host0"]]
+    assert next(missing, None) is None
 
 
 def test_a_record_is_of_versions_settings_config_and_own_sources(monkeypatch):

@@ -11,10 +11,18 @@ def test_a_process_for_each_gpu():
     assert _share.gpus({"CUDA_VISIBLE_DEVICES": "0,2,5"}) == 3
     assert _share.gpus({"CUDA_VISIBLE_DEVICES": ""}) == 0
     job = _share.Job(4, 2, 1, "node0:99")
-    variables = _share.environment(job, 2, on_gpus=True)
+    variables = _share.environment(job, 2, gpus=4)
     assert variables["JAX_PROCESS_ID"] == "6"
     assert variables["JAX_LOCAL_DEVICE_IDS"] == "2"
     assert "NPROC" not in variables
+
+
+def test_gpus_are_shared_out():
+    assert list(_share.accelerators(1, 3, 8)) == [2, 3]
+    variables = _share.environment(_share.Job(2, 1, 0, "host:1"), 1, gpus=4)
+    assert variables["JAX_LOCAL_DEVICE_IDS"] == "2,3"
+    with pytest.raises(ValueError, match="`processes` must be at most the 4 GPUs"):
+        _share.accelerators(0, 5, 4)
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 6), (2, 3), (4, 1), (6, 1), (9, 1)])
@@ -23,7 +31,7 @@ def test_cores_are_shared_out(monkeypatch, count, size):
     shares = [_share.cores(local, count) for local in range(count)]
     assert all(len(share) == size for share in shares)
     assert len(set().union(*shares)) == min(6, size * count)
-    variables = _share.environment(_share.Job(count, 1, 0, "host:1"), 0, on_gpus=False)
+    variables = _share.environment(_share.Job(count, 1, 0, "host:1"), 0, gpus=0)
     assert variables["NPROC"] == str(max(2, size))
 
 

@@ -101,6 +101,20 @@ def test_a_limit_too_short_to_hear_anyone_or_longer_than_jax_waits(limit):
         launch.Watchdog(limit)
 
 
+def test_a_longer_heartbeat_allows_a_longer_limit(monkeypatch):
+    given = {}
+    monkeypatch.setattr(
+        jax.distributed, "initialize", lambda *_, **options: given.update(options)
+    )
+    launch.initialize(f"127.0.0.1:{free_port()}", 1, 0, heartbeat=600.0)
+    assert given["heartbeat_timeout_seconds"] == 600
+    launch.Watchdog(580.0, heartbeat=600.0)
+    with pytest.raises(ValueError, match=r"`limit` must lie in \[10, 580\] seconds"):
+        launch.Watchdog(581.0, heartbeat=600.0)
+    with pytest.raises(ValueError, match="`heartbeat` must be at least 1 second"):
+        launch.initialize(heartbeat=0.5)
+
+
 class Store:
     """A key-value store without a runtime; it may be cut off."""
 
@@ -168,11 +182,11 @@ def test_all_that_leave_in_good_order_leave_together(patrols):
 
 def test_a_compilation_is_no_fault_nor_the_time_right_after_it(patrols, monkeypatch):
     monkeypatch.setattr(
-        _where, "main_thread", lambda: _where.Where("compiling", True, "")
+        _where, "main_thread", lambda: _where.Where("compiling", True, ())
     )
     _, started, verdicts = patrols()
     time.sleep(1.0)
-    monkeypatch.setattr(_where, "main_thread", lambda: _where.Where("", True, ""))
+    monkeypatch.setattr(_where, "main_thread", lambda: _where.Where("", True, ()))
     time.sleep(0.2)
     assert verdicts == {}
     assert all(not patrol.ending for patrol, _ in started)
