@@ -1,11 +1,12 @@
 """What runs on every host: digits learned, checkpoints, a watchdog, and one fault.
 
 The fault happens in the first attempt: a file says that it has. Each process ends with
-a line that has the digest of its parameters.
+a line that has the digest of its parameters; on the way it may keep a diary.
 """
 
 import dataclasses
 import hashlib
+import json
 import os
 import pathlib
 import sys
@@ -47,6 +48,8 @@ class Config:
     """To whom."""
     at: int = 12
     """In which step."""
+    diary: int = 0
+    """Steps from an entry to the next; 0 for none."""
 
 
 def main(config: Config) -> None:
@@ -86,8 +89,22 @@ def main(config: Config) -> None:
             if (number + 1) % config.every == 0:
                 train.executor.join()  # Orbax has collectives of its own
                 checkpoint.save(manager, state, {"batches": batches.get_state()})
+            if config.diary and (number + 1) % config.diary == 0:
+                sys.stdout.write(f"{json.dumps(entry(number + 1, state.params))}\n")
         params = train.drain(state).params
     sys.stdout.write(f"digest {digest(params)}\n")
+
+
+def entry(step: int, params: Any) -> dict[str, Any]:
+    """What this process has grown to, and what it has learned."""
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "step": step,
+        "memory": pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
+        "threads": len(list(pathlib.Path("/proc/self/task").iterdir())),
+        "arrays": len(jax.live_arrays()),
+        "digest": digest(params),
+    }
 
 
 def placed(batch: Any, train: pj.TrainStep) -> Any:

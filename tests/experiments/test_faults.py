@@ -6,7 +6,7 @@ import pytest
 
 from experiments import cluster
 from experiments.faults import __main__ as faults
-from experiments.faults import start
+from experiments.faults import endurance, start
 
 WHY_NOT = cluster.reason_why_not()
 
@@ -88,3 +88,37 @@ def test_a_start_with_something_wrong_is_refused_by_all_and_at_once(tmp_path):
     assert refused[:2] == ["another configuration", "2 of 2"]
     assert "config learning_rate differs: '0.1' in 0 on host0" in refused[3]
     assert all(told["seconds"] < config.timeout for told in found["none"])
+
+
+@pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+def test_a_diary_of_every_host(tmp_path):
+    config = endurance.Config(
+        steps=40,
+        every=20,
+        diary=2,
+        hosts=2,
+        out=tmp_path / "out.json",
+        plot=tmp_path / "out.png",
+    )
+    diaries = endurance.main(config)
+    assert [entry["step"] for entry in diaries[1]] == list(range(2, 41, 2))
+    table = endurance.rows(diaries)
+    assert [row[1] for row in table[1:]] == ["20 of 20 times"] * 2
+    assert json.loads(config.out.read_text())["diaries"] == diaries
+    assert config.plot.stat().st_size > 10_000
+
+
+def test_drift_and_growth_are_seen():
+    first = [
+        {"step": step, "memory": 100.0, "threads": 9, "arrays": 30, "digest": "a"}
+        for step in range(100, 1100, 100)
+    ]
+    second = [
+        entry
+        | {"memory": 100 + entry["step"] / 500, "threads": 9 + (entry["step"] > 500)}
+        for entry in first
+    ]
+    second[-1] |= {"digest": "b"}
+    _, *table = endurance.rows([first, second])
+    assert table[0][1:] == ["10 of 10 times", "100", "100", "+0.00", "9", "30"]
+    assert table[1][1:] == ["9 of 10 times", "100", "102", "+2.00", "9-10", "30"]
