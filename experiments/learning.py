@@ -3,7 +3,9 @@
 - mnist: the MLP of 784-256-256-10, batches of 256
 - cifar10: the CNN of 582,026 parameters, batches of 64; the data set is a JPEG copy
 - shakespeare: a transformer of two layers and 410,368 parameters that predicts the next
-  of 65 characters from up to 64; 1,024 predictions a batch; the last tenth is for tests
+  of 65 characters from up to 64; 1,024 predictions a batch; the last tenth is for tests.
+  Gradients are clipped to norm 1, as usual for transformers: without that SGD with
+  momentum ends anywhere between 1.9 and 2.3 nats, synchronous as it is, by the seed
 
 A tenth of the steps into it, the learning rate has risen to its peak; from there it
 falls to 0 along half a cosine.
@@ -41,6 +43,10 @@ class Task:
     """Those of a seed, for ever."""
     test: Callable[[Params], dict[str, float]]
     """`test_loss` in nats and `test_accuracy`, on what was not learned from."""
+    clip: optax.GradientTransformation = dataclasses.field(
+        default_factory=optax.identity
+    )
+    """What gradients go through before an optimizer has them."""
 
     def schedule(self, peak: float) -> optax.Schedule:
         """Of the learning rate, over a run."""
@@ -121,4 +127,4 @@ def characters(path: pathlib.Path, *, batch_size: int, steps: int) -> Task:
     def init(seed: int) -> Params:
         return transformer.init(jax.random.key(seed), config)
 
-    return Task(steps, init, loss, batches, test)
+    return Task(steps, init, loss, batches, test, optax.clip_by_global_norm(1.0))

@@ -28,7 +28,7 @@ class Optimizer:
 
 OPTIMIZERS = {
     "momentum": Optimizer(
-        functools.partial(optax.sgd, momentum=0.9), 0.9, octaves(0.0125, 6)
+        functools.partial(optax.sgd, momentum=0.9), 0.9, octaves(0.0125, 7)
     ),
     "adamw": Optimizer(optax.adamw, 0.9, octaves(0.0005, 5)),
     # Updates as large as AdamW's (Liu et al. 2025, https://arxiv.org/abs/2502.16982).
@@ -56,14 +56,17 @@ class Method:
     """Whether `after` leaves the parameters ahead of those to be tested."""
 
     def corrected(
-        self, optimizer: Optimizer, rate: optax.Schedule
+        self,
+        optimizer: Optimizer,
+        rate: optax.Schedule,
+        clip: optax.GradientTransformation,
     ) -> optax.GradientTransformation:
-        """The optimizer with its correction."""
+        """The optimizer with its correction, and with clipping as a part of it."""
         made = [
             correction(optimizer.momentum) if correction else optax.identity()
             for correction in (self.before, self.after)
         ]
-        return optax.chain(made[0], optimizer.make(rate), made[1])
+        return optax.chain(made[0], clip, optimizer.make(rate), made[1])
 
 
 def predictions_of(width: int) -> dict[str, Method]:

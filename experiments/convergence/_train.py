@@ -23,7 +23,7 @@ def train(
     devices: int,
 ) -> dict[str, Any]:
     """How a run ends, and its training loss on the way, means of 25 parts."""
-    tx = how.corrected(optimizer, task.schedule(rate))
+    tx = how.corrected(optimizer, task.schedule(rate), task.clip)
     step = pj.make_train_step(
         task.loss,
         tx,
