@@ -3,9 +3,9 @@
 - mnist: the MLP of 784-256-256-10, batches of 256
 - cifar10: the CNN of 582,026 parameters, batches of 64; the data set is a JPEG copy
 - shakespeare: a transformer of two layers and 410,368 parameters that predicts the next
-  of 65 characters from up to 64; 1,024 predictions a batch; the last tenth is for tests.
-  Gradients are clipped to norm 1, as usual for transformers: without that SGD with
-  momentum ends anywhere between 1.9 and 2.3 nats, synchronous as it is, by the seed
+  of 65 characters from up to 64; 1,024 predictions a batch; the last tenth is for
+  tests. Gradients are clipped to norm 1, as usual for transformers: without that SGD
+  with momentum ends anywhere between 1.9 and 2.3 nats, synchronous as it is, by seed
 
 A tenth of the steps into it, the learning rate has risen to its peak; from there it
 falls to 0 along half a cosine.

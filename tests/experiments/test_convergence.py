@@ -5,6 +5,7 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from experiments import learning
@@ -120,7 +121,9 @@ def test_losses_are_means_of_every_method_that_was_run():
 @pytest.mark.parametrize("optimizer", convergence.OPTIMIZERS)
 def test_every_method_fits_every_optimizer(method, optimizer):
     tx = convergence.METHODS[method].corrected(
-        convergence.OPTIMIZERS[optimizer], lambda count: 0.1
+        convergence.OPTIMIZERS[optimizer],
+        lambda count: 0.1,
+        optax.clip_by_global_norm(1.0),
     )
     params = {"matrix": jnp.ones((2, 3)), "bias": jnp.ones(3)}
     updates, _ = tx.update(params, tx.init(params), params)
@@ -133,6 +136,9 @@ def test_text_for_tests_is_its_last_tenth(tmp_path):
     task = learning.characters(path, batch_size=8, steps=10)
     batch = next(task.batches(0))
     assert batch.shape == (8, 65)
+    long = {"w": jnp.full(4, 3.0)}
+    clipped, _ = task.clip.update(long, task.clip.init(long))
+    assert jnp.linalg.norm(clipped["w"]) == pytest.approx(1.0)
     assert batch.max() == 1, "of four letters the last two are only in the last tenth"
     # From 1,800 on, windows that share no more than their ends.
     held_out = np.resize([2, 3], 200)[np.arange(0, 192, 64)[:, None] + np.arange(65)]
