@@ -1,6 +1,8 @@
 # make demo   set up, train digits with and without the pipeline, time steps on four hosts
 # make test   set up, then lint, types, tests and README, on each Python there is
 # make check  the same three commands as CONTRIBUTING, on .venv alone
+# make convergence  all that docs/convergence.md shows, anew; TEXT=tinyshakespeare.txt is
+#             Karpathy's, 1.1 MB; a day on 2 cores, and goes on where it was broken off
 # make soak   property tests on more than 10,000 generated cases, about 10 minutes
 
 SHELL := /bin/bash
@@ -18,7 +20,9 @@ OTHER_PYTHON ?= $(shell \
     done; \
   done)
 
-.PHONY: demo test check test-other soak clean
+TEXT ?= tinyshakespeare.txt
+
+.PHONY: demo test check test-other convergence soak clean
 
 demo: .venv/ready-demo
 	.venv/bin/python -m experiments.demo
@@ -32,6 +36,12 @@ check: .venv/ready-dev
 
 test-other: .venv-other/ready-dev check
 	.venv-other/bin/pytest -n 2
+
+convergence: .venv/ready-demo
+	@test -f "$(TEXT)" || { echo "There is no $(TEXT): say where it is, TEXT=..."; exit 1; }
+	.venv/bin/python -m experiments.convex
+	.venv/bin/python -m experiments.convergence --text "$(TEXT)"
+	.venv/bin/python -m experiments.delay_robust
 
 soak: .venv/ready-dev
 	.venv/bin/pytest tests/codecs tests/collectives --hypothesis-profile=soak

@@ -132,9 +132,16 @@ def restore(
             f" {meta['width']}, `train.drain(state)`, and go on from `train.init("
             "state.params, opt_state=state.opt_state)` of the other."
         )
+    if "spread" not in meta:
+        raise ValueError(
+            f"the checkpoint in {manager.directory} must be of this version of pipejax,"
+            " and is of one before 0.1.0. Go on with that, or begin anew from its"
+            " parameters."
+        )
     before, now = Spread(**meta["spread"]), Spread.now(train, like)
-    form = like if before == now else shapes_on(train, like, before)
-    target = _target(train, form, own=before == now)
+    same = before.same_as(now, train)
+    form = like if same else shapes_on(train, like, before)
+    target = _target(train, form, own=same)
     _check_same_form(manager, _saved_shapes(manager, step), target)
     saved = manager.restore(
         step,
@@ -143,10 +150,13 @@ def restore(
         ),
     )
     state = _rebuilt(saved["state"], form)
-    if before != now:
+    if not same:
         state = reshard(train, state, before)
-        if before.axes:
-            _log.warning("checkpoint: what codecs had yet to send is handed on")
+        if before.kept is not None:
+            _log.warning(
+                "checkpoint of other devices: of what codecs kept, that which is yet to"
+                " be sent is handed on, keys and warm starts begin anew"
+            )
     moved = before.devices != now.devices and train.width > 1
     if moved:
         _log.warning(

@@ -5,8 +5,9 @@
 - what error feedback has yet to send, e: from p devices to p', each given an equal
   share of `p'/p sum e`, so that what it adds to a mean in the end, `sum e / p`, is the
   same
-- keys and warm starts of codecs begin anew: what they are does not change what is sent
-  on average
+- keys and warm starts of codecs begin anew
+
+All that the old devices had lies on every new one for a moment.
 """
 
 import math
@@ -15,8 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from .buckets import Buckets
@@ -32,25 +32,39 @@ class Spread(NamedTuple):
 
     Attributes:
       devices: that share the data.
-      axes: of the mesh on which codecs keep what they keep, by name; none without any.
+      kept: extents above 1, by name and in order, of the data's axes on the mesh on
+        which codecs keep what they keep; `None` where they keep nothing.
     """
 
     devices: int
-    axes: dict[str, int]
+    kept: dict[str, int] | None
 
     @classmethod
     def of(cls, state: PipelineState) -> "Spread":
         """That of a state, not of its shapes."""
+        devices = state.in_flight.filled.shape[0]
         kept = jax.tree.leaves(state.in_flight.codec_states)
-        mesh = kept[0].sharding.mesh.shape if kept else {}
-        return cls(state.in_flight.filled.shape[0], dict(mesh))
+        if not kept:
+            return cls(devices, None)
+        sharding = kept[0].sharding
+        names = axes(sharding.spec[0]) if sharding.spec else ()
+        return cls(devices, _above_one(sharding.mesh, names))
 
     @classmethod
     def now(cls, train: TrainStep, like: PipelineState) -> "Spread":
         """That of the states of `train`, or of their shapes."""
-        kept = jax.tree.leaves(like.in_flight.codec_states)
-        mesh = train.executor.reduction_mesh.shape if kept else {}
-        return cls(train.setting.devices, dict(mesh))
+        devices = train.setting.devices
+        if not jax.tree.leaves(like.in_flight.codec_states):
+            return cls(devices, None)
+        names = axes(train.axis_name)
+        return cls(devices, _above_one(train.executor.reduction_mesh, names))
+
+    def same_as(self, other: "Spread", train: TrainStep) -> bool:
+        """Whether what lies on one is laid out as on the other."""
+        if self.devices != other.devices or None in (self.kept, other.kept):
+            return self == other
+        phases, name = train.schedule.phases, train.axis_name
+        return all(_mapped(x, name, self) == _mapped(x, name, other) for x in phases)
 
 
 def shapes_on(train: TrainStep, like: PipelineState, spread: Spread) -> PipelineState:
@@ -79,15 +93,21 @@ def reshard(train: TrainStep, state: PipelineState, before: Spread) -> PipelineS
       before: of those.
     """
     states, form = train.codec_states(state), train.message_form(state)
-    for all_reduce in train.schedule.phases if before.axes else ():
+    for all_reduce in train.schedule.phases if before.kept is not None else ():
         old = state.in_flight.codec_states
         sums = sums_owed(all_reduce, form, train.axis_name, before, old)
         states = _handed_on(all_reduce, form, train, before.devices, sums, states)
     in_flight, now = state.in_flight._replace(codec_states={}), train.setting.devices
-    if now != before.devices:
-        in_flight = jax.tree.map(lambda x: _shared(x, before.devices, now), in_flight)
+
+    def shared_out(leaf: jax.Array) -> jax.Array:
+        if now == before.devices:
+            return leaf
+        mean = leaf.reshape(before.devices, -1).mean(axis=0).astype(leaf.dtype)
+        return jnp.tile(mean, now)
+
     own = NamedSharding(train.mesh, P(train.axis_name))
-    in_flight = jax.device_put(in_flight, own)._replace(codec_states=states)
+    spread = jax.jit(lambda tree: jax.tree.map(shared_out, tree), out_shardings=own)
+    in_flight = spread(in_flight)._replace(codec_states=states)
     return state._replace(in_flight=in_flight)
 
 
@@ -142,21 +162,23 @@ def _handed_on(
     return jax.jit(setting.on_mesh(local, (own, P()), own))(states, sums)
 
 
-def _shared(leaf: jax.Array, before: int, now: int) -> np.ndarray:
-    """The mean of each device's own, for each."""
-    mean = np.mean(np.reshape(leaf, (before, -1)), axis=0).astype(leaf.dtype)
-    return np.tile(mean, now)
+def _above_one(mesh: Mesh, names: tuple[str, ...]) -> dict[str, int]:
+    return {name: mesh.shape[name] for name in names if mesh.shape[name] > 1}
 
 
 def _mapped(
     all_reduce: AllReduce, axis_name: AxisName, spread: Spread
 ) -> tuple[AxisName, tuple[int, ...]]:
-    """Axes of these sizes; as one where the algorithm does not tell them apart."""
-    names = tuple(map(Rows, axes(axis_name)))
-    sizes = tuple(spread.axes.get(name, 1) for name in names)
+    """Axes and their extents; one axis where the algorithm does not tell them apart."""
+    names, kept = tuple(map(Rows, axes(axis_name))), spread.kept or {}
     if all_reduce.axes is None:
-        return names[0], (math.prod(sizes),)
-    return names, sizes
+        return names[0], (math.prod(kept.values()),)
+    if not kept.keys() <= set(names):
+        raise ValueError(
+            f"`train` must have the axes {tuple(kept)} of the checkpoint, whose"
+            f" all-reduce tells them apart; got {axis_name!r}. Name them alike."
+        )
+    return names, tuple(kept.get(name, 1) for name in names)
 
 
 def _in_rows(

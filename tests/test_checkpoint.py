@@ -1,5 +1,7 @@
 """What comes back from a checkpoint: every bit, or a drained state, or a refusal."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -124,6 +126,16 @@ def test_other_model_is_refused(manager):
         checkpoint.restore(manager, train, like)
 
 
+def test_one_of_an_earlier_version_is_refused(manager):
+    train = train_step()
+    checkpoint.save(manager, init(train))
+    manager.wait_until_finished()
+    (meta,) = manager.directory.glob("*/meta/metadata")
+    meta.write_text(json.dumps({"width": 2, "devices": 4}))
+    with pytest.raises(ValueError, match=r"must be of this version of pipejax"):
+        checkpoint.restore(manager, train, init(train))
+
+
 def test_no_checkpoint(manager):
     train = train_step()
     with pytest.raises(FileNotFoundError, match="`manager` must have a checkpoint"):
@@ -164,7 +176,7 @@ def test_what_codecs_keep_is_handed_on(manager, caplog, width):
     checkpoint.save(manager, state)
     manager.wait_until_finished()
     restored = checkpoint.restore(manager, other, init(other))
-    assert "what codecs had yet to send is handed on" in caplog.text
+    assert "yet to be sent is handed on" in caplog.text
     expected = reshard.reshard(other, *everywhere(state))
     assert_bits_equal(host(restored.state), host(other.drain(expected)))
     assert any(x.any() for x in residuals(restored.state))

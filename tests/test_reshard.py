@@ -59,7 +59,7 @@ def params():
     return {"w": jnp.zeros((5, 3)), "half": jnp.zeros(3, jnp.bfloat16)}
 
 
-def train_step(all_reduce, devices, hosts=None):
+def train_step(all_reduce, devices, hosts=None, width=1):
     axis_name = "data" if hosts is None else ("host", "device")
     return pj.make_train_step(
         linear,
@@ -67,7 +67,7 @@ def train_step(all_reduce, devices, hosts=None):
         mesh=pj.data_mesh(devices, axis_name=axis_name, hosts=hosts),
         axis_name=axis_name,
         all_reduce=all_reduce,
-        width=1,
+        width=width,
     )
 
 
@@ -142,3 +142,50 @@ def test_a_codec_without_feedback_beside_loses_nothing_of_it():
     assert np.abs(kept["float32"]).max() > 1e-2, "nothing to hand on"
     close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
     jax.tree.map(close, owed(second, moved(second, state)), kept)
+
+
+def on(mesh, axis_name, name="ring, stochastic"):
+    """A train step there, and a state after some steps."""
+    train = pj.make_train_step(
+        linear,
+        optax.sgd(RATE),
+        mesh=mesh,
+        axis_name=axis_name,
+        all_reduce=ALL_REDUCES["ring, stochastic"]
+        if all_reduce is None
+        else all_reduce,
+    )
+    return train, run(train, train.init(params()), batches(3, size=24))
+
+
+@pytest.mark.parametrize("axis_name", ["batch", ("host", "device"), "beside"])
+def test_axes_of_other_names_are_no_other_devices(axis_name):
+    _, state = on(pj.data_mesh(4), "data")
+    mesh = pj.data_mesh(4, axis_name=axis_name)
+    if axis_name == "beside":
+        devices = np.array(jax.devices()[:8]).reshape(4, 2)
+        mesh = jax.sharding.Mesh(devices, ("beside", "model"))
+    train, other = on(mesh, axis_name)
+    assert Spread.of(state).same_as(Spread.of(other), train)
+    assert Spread.of(other) == Spread.now(train, other)
+
+
+def test_axes_that_an_all_reduce_tells_apart_keep_their_names():
+    before, now = ("a", "b"), ("host", "device")
+    _, state = on(pj.data_mesh(4, axis_name=before, hosts=2), before, "outer")
+    train, other = on(pj.data_mesh(4, axis_name=now, hosts=2), now, "outer")
+    with pytest.raises(ValueError, match=r"`train` must have the axes \('a', 'b'\)"):
+        Spread.of(state).same_as(Spread.of(other), train)
+
+
+def test_what_is_not_finite_stays_so_and_is_skipped():
+    first, second = (
+        train_step(ALL_REDUCES["two_shot"], 4, width=2),
+        train_step(ALL_REDUCES["two_shot"], 2, width=2),
+    )
+    bad = batches(1, size=24)[0]
+    bad["x"][0, 0] = np.nan
+    state = run(first, first.init(params()), [*batches(2, size=24), bad])
+    drained = second.drain(moved(second, state))
+    assert int(drained.skipped) == 1
+    assert np.isfinite(drained.params["w"]).all()

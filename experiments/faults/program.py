@@ -48,6 +48,8 @@ class Config:
     """To whom."""
     at: int = 12
     """In which step."""
+    seed: int = 0
+    """Of parameters and batches."""
     diary: int = 0
     """Steps from an entry to the next; 0 for none."""
 
@@ -69,11 +71,11 @@ def main(config: Config) -> None:
     batches = data.train_batches(
         dataset,
         batch_size=BATCH,
-        seed=0,
+        seed=config.seed,
         process_index=rank,
         process_count=jax.process_count(),
     )
-    state = train.init(task.init(0))
+    state = train.init(task.init(config.seed))
     with (
         pj.launch.Watchdog(config.limit) as watchdog,
         checkpoint.manager(config.folder / "checkpoints") as manager,

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from pipejax.mesh import AxisName, Rows
@@ -52,8 +53,9 @@ def _sent(payload: jax.Array, axis_name: AxisName, pairs: Pairs) -> jax.Array:
     if not isinstance(axis_name, Rows):
         return lax.ppermute(payload, axis_name, pairs)
     # There `lax.ppermute` wants everybody to send.
-    sources = jnp.zeros(axis_size(axis_name), jnp.int32)
+    sources = np.zeros(axis_size(axis_name), np.int32)
     for source, to in pairs:
-        sources = sources.at[to].set(source)
-    came = lax.all_gather(payload, axis_name)[sources[lax.axis_index(axis_name)]]
+        sources[to] = source
+    mine = jnp.asarray(sources)[lax.axis_index(axis_name)]
+    came = lax.all_gather(payload, axis_name)[mine]
     return jnp.where(among(axis_name, (to for _, to in pairs)), came, 0)

@@ -12,7 +12,7 @@ import jax
 from . import _record, _roll_call
 from ._detect import detect
 from ._place import Place
-from ._watchdog import HEARTBEAT
+from ._watchdog import HEARTBEAT, check_heartbeat
 
 _log = logging.getLogger("pipejax")
 
@@ -57,12 +57,11 @@ def initialize(
 
     Raises:
       ValueError: for some of the three arguments without the others, or variables that
-        say nothing, or two things; for a heartbeat of less than a second.
+        say nothing, or two things; for a heartbeat of less than 30.
       RollCallError: on every process, with what is wrong and where, if one does not
         come, or comes twice, or differs.
     """
-    if not heartbeat >= 1:
-        raise ValueError(f"`heartbeat` must be at least 1 second, got {heartbeat!r}.")
+    check_heartbeat(heartbeat)
     until = time.monotonic() + timeout
     place = _given(coordinator, processes, rank) or detect(timeout)
     if place is None:

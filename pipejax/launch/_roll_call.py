@@ -18,12 +18,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ._enrol import LONGEST, Enrolment
+from ._enrol import LONGEST, PATIENCE, Enrolment
 from ._place import Place
 from ._record import Record, differences, parsed
 
-_PATIENCE = 5.0
-"""Seconds that a line may take once there is a connection."""
 _AGAIN = 0.2
 """Seconds after which an address that does not answer is tried again."""
 
@@ -133,13 +131,13 @@ def _listen(
     with server, Enrolment(server) as enrolment:
         enrolment.wait(place.processes - 1, until)
         records = [mine, *enrolment.came.values()]
-        reasons = faults(records, enrolment.left, timeout)
+        reasons = faults(records, [*enrolment.left.values()], timeout)
         if len(records) < place.processes:
             reasons += _loopback(server.getsockname()[0], mine)
         by_rank = sorted(records, key=lambda record: record.rank)
         answer = Answer(reasons, [] if reasons else [each.host for each in by_rank])
         for connection in enrolment.came:
-            connection.settimeout(_PATIENCE)
+            connection.settimeout(PATIENCE)
             with contextlib.suppress(OSError):  # it has left since
                 connection.sendall(answer.to_json())
     return answer
@@ -182,7 +180,7 @@ def _told(place: Place, mine: Record, until: float) -> Answer:
     with socket.create_connection((host.strip("[]"), int(port)), left) as connection:
         connection.sendall(mine.to_json())
         # It has the same limit, and then what it says takes its way.
-        patience = max(0.0, until - time.monotonic()) + 2 * _PATIENCE
+        patience = max(0.0, until - time.monotonic()) + 2 * PATIENCE
         return Answer.from_json(_line(connection, patience))
 
 

@@ -71,13 +71,13 @@ def accelerators(local: int, processes: int, there: int) -> range:
     """The numbers of a process's GPUs: its share of those that are there.
 
     Raises:
-      ValueError: for more processes than GPUs.
+      ValueError: for processes among which they do not divide.
     """
-    share = there // processes
-    if not share:
+    share, left = divmod(there, processes)
+    if left or not share:
         raise ValueError(
-            f"`processes` must be at most the {there} GPUs of this host, got"
-            f" {processes}. On CPU, set JAX_PLATFORMS=cpu."
+            f"`processes` must divide the {there} GPUs of this host, got {processes}."
+            " Show it others by CUDA_VISIBLE_DEVICES, or none by JAX_PLATFORMS=cpu."
         )
     return range(local * share, (local + 1) * share)
 

@@ -18,6 +18,17 @@ HEARTBEAT = 100.0
 """Seconds without a sign of a process after which JAX's runtime aborts all."""
 _SOONER = 20.0
 """Seconds before that in which who is silent is still named everywhere."""
+_LEAST = 10 * PERIOD
+
+
+def check_heartbeat(seconds: float) -> float:
+    """`seconds`, if a limit fits below it and it ends, else a ValueError."""
+    if not _LEAST + _SOONER <= seconds <= 1e6:
+        raise ValueError(
+            f"`heartbeat` must lie in [{_LEAST + _SOONER:g}, 1e6] seconds, got"
+            f" {seconds!r}. {HEARTBEAT:g} is JAX's own."
+        )
+    return seconds
 
 
 class Watchdog:
@@ -44,7 +55,7 @@ class Watchdog:
 
     Raises:
       ValueError: for a limit of less than 10 seconds, or less than 20 below the
-        heartbeat.
+        heartbeat; for a heartbeat of less than 30.
 
     >>> with Watchdog(limit=60.0) as watchdog:
     ...     for number in range(3):
@@ -52,10 +63,10 @@ class Watchdog:
     """
 
     def __init__(self, limit: float = 60.0, *, heartbeat: float = HEARTBEAT) -> None:
-        least, most = 10 * PERIOD, heartbeat - _SOONER
-        if not least <= limit <= most:
+        most = check_heartbeat(heartbeat) - _SOONER
+        if not _LEAST <= limit <= most:
             raise ValueError(
-                f"`limit` must lie in [{least:g}, {most:g}] seconds, since every"
+                f"`limit` must lie in [{_LEAST:g}, {most:g}] seconds, since every"
                 f" process is heard each {PERIOD:g} s, and JAX's runtime aborts all"
                 f" after {heartbeat:g} s without a sign of one; got {limit!r}. What"
                 " takes longer goes inside of `pause`; or give `initialize` and this a"

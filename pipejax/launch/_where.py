@@ -47,8 +47,9 @@ def main_thread() -> Where:
     """Where this process's main thread is now."""
     frame = sys._current_frames()[threading.main_thread().ident or 0]
     # Without their lines, which would be read from files every second.
-    walk = reversed(list(traceback.walk_stack(frame)))
-    return of(traceback.StackSummary.extract(walk, lookup_lines=False))
+    walk = traceback.walk_stack(frame)
+    stack = traceback.StackSummary.extract(walk, lookup_lines=False)
+    return of(stack[::-1])
 
 
 def of(stack: Sequence[traceback.FrameSummary]) -> Where:

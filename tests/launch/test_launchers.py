@@ -102,14 +102,13 @@ def only(required, **optional):
     }
 
 
-def of_a_job_set(job):
-    """What of a JobSet is used, by its definition; the template is one of a Job.
+def of_a_job_set():
+    """What of a JobSet is used, read from its definition; the template is of a Job.
 
     https://github.com/kubernetes-sigs/jobset, config/components/crd/bases, v1alpha2
     """
-    hosts = only(
-        {"name": {"type": "string"}, "template": job}, replicas={"type": "integer"}
-    )
+    required = {"name": {"type": "string"}, "template": {"type": "object"}}
+    hosts = only(required, replicas={"type": "integer"})
     spec = only(
         {"replicatedJobs": {"type": "array", "items": hosts}},
         failurePolicy=only({}, maxRestarts={"type": "integer"}),
@@ -128,7 +127,7 @@ def of_a_job_set(job):
 def test_kubernetes_takes_it(recipe, gpus):
     arguments = ("--processes", "4", "--hosts", "2", "--gpus", gpus)
     found = yaml.safe_load(recipe("kubernetes", *arguments))
-    jsonschema.validate(found, of_a_job_set({"type": "object"}))
+    jsonschema.validate(found, of_a_job_set())
     (hosts,) = found["spec"]["replicatedJobs"]
     job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "train-hosts"}}
     job |= hosts["template"]

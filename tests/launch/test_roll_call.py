@@ -3,7 +3,9 @@
 import concurrent.futures
 import contextlib
 import dataclasses
+import os
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -207,6 +209,40 @@ def test_the_silent_keep_nobody_waiting(port):
         first = pool.submit(outcomes, port, [record(0, 2)])
         for _ in range(50):
             silent.enter_context(connected(port))
+        assert outcomes(port, [record(1, 2)]) == [["host0", "host1"]]
+        assert first.result() == [["host0", "host1"]]
+
+
+STRANGERS = """
+import socket, sys
+
+address = "127.0.0.1", int(sys.argv[1])
+input()
+connections = [socket.create_connection(address) for _ in range(40)]
+print("here", flush=True)
+input()
+"""
+
+
+def test_more_strangers_than_there_may_be_files(port):
+    """Whoever is silent is shown out again, and the others let in."""
+    threads = concurrent.futures.ThreadPoolExecutor(2)
+    with contextlib.ExitStack() as stack, threads as pool:
+        strangers = subprocess.Popen(
+            [sys.executable, "-c", STRANGERS, str(port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+        )
+        stack.callback(strangers.communicate)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        first = pool.submit(outcomes, port, [record(0, 2)])
+        connected(port).close()
+        files = len(os.listdir("/proc/self/fd")) + 12
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, limits[1]))
+        strangers.stdin.write(b"go\n")
+        assert strangers.stdout.readline() == b"here\n"
         assert outcomes(port, [record(1, 2)]) == [["host0", "host1"]]
         assert first.result() == [["host0", "host1"]]
 

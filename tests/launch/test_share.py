@@ -18,11 +18,12 @@ def test_a_process_for_each_gpu():
 
 
 def test_gpus_are_shared_out():
-    assert list(_share.accelerators(1, 3, 8)) == [2, 3]
+    assert list(_share.accelerators(1, 3, 6)) == [2, 3]
     variables = _share.environment(_share.Job(2, 1, 0, "host:1"), 1, gpus=4)
     assert variables["JAX_LOCAL_DEVICE_IDS"] == "2,3"
-    with pytest.raises(ValueError, match="`processes` must be at most the 4 GPUs"):
-        _share.accelerators(0, 5, 4)
+    for processes in (3, 5):
+        with pytest.raises(ValueError, match="`processes` must divide the 4 GPUs"):
+            _share.accelerators(0, processes, 4)
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 6), (2, 3), (4, 1), (6, 1), (9, 1)])

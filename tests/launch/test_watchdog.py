@@ -111,8 +111,10 @@ def test_a_longer_heartbeat_allows_a_longer_limit(monkeypatch):
     launch.Watchdog(580.0, heartbeat=600.0)
     with pytest.raises(ValueError, match=r"`limit` must lie in \[10, 580\] seconds"):
         launch.Watchdog(581.0, heartbeat=600.0)
-    with pytest.raises(ValueError, match="`heartbeat` must be at least 1 second"):
-        launch.initialize(heartbeat=0.5)
+    for heartbeat in (25.0, float("inf"), float("nan")):
+        for use in (launch.initialize, launch.Watchdog):
+            with pytest.raises(ValueError, match=r"`heartbeat` must lie in \[30, 1e"):
+                use(heartbeat=heartbeat)
 
 
 class Store:
