@@ -151,9 +151,7 @@ def on(mesh, axis_name, name="ring, stochastic"):
         optax.sgd(RATE),
         mesh=mesh,
         axis_name=axis_name,
-        all_reduce=ALL_REDUCES["ring, stochastic"]
-        if all_reduce is None
-        else all_reduce,
+        all_reduce=(ALL_REDUCES | HIERARCHICAL)[name],
     )
     return train, run(train, train.init(params()), batches(3, size=24))
 
