@@ -32,6 +32,8 @@ def write(tmp_path):
 def begin(tmp_path):
     """Starts `pipejax launch` in a folder of its own; nothing outlives the test."""
     begun = []
+    # Where the tests run in the background of a shell, it is ignored, and inherited so.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def started(*arguments, **environ):
         command = [sys.executable, "-m", "pipejax.cli", "launch", *arguments]
@@ -48,6 +50,7 @@ def begin(tmp_path):
         return begun[-1]
 
     yield started
+    signal.signal(signal.SIGINT, before)
     for each in begun:
         each.kill()
         each.communicate()
