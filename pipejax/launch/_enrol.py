@@ -4,6 +4,7 @@ One thread hears all connections at once: nobody waits for somebody else's line.
 leaves again, for it has died, may come again.
 """
 
+import functools
 import logging
 import selectors
 import socket
@@ -44,7 +45,7 @@ class Enrolment:
         self._server = server
         self._selector = selectors.DefaultSelector()
         server.setblocking(False)
-        self._selector.register(server, selectors.EVENT_READ)
+        self._selector.register(server, selectors.EVENT_READ, self._accept)
 
     def __enter__(self) -> "Enrolment":
         return self
@@ -64,10 +65,7 @@ class Enrolment:
             if complete and not heard:
                 return
             for key, _ in heard:
-                if key.fileobj is self._server:
-                    self._accept()
-                else:
-                    self._hear(key.fileobj)  # type: ignore[arg-type]
+                key.data()
             self._refuse_silent()
             if time.monotonic() - reported > _REPORT:
                 _log.info("%d of %d others have come", len(self.came), others)
@@ -84,7 +82,8 @@ class Enrolment:
                 time.sleep(0.1)
             return
         connection.setblocking(False)
-        self._selector.register(connection, selectors.EVENT_READ)
+        hear = functools.partial(self._hear, connection)
+        self._selector.register(connection, selectors.EVENT_READ, hear)
         self._visitors[connection] = Visitor(bytearray(), time.monotonic())
 
     def _hear(self, connection: socket.socket) -> None:

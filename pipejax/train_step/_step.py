@@ -207,11 +207,7 @@ class TrainStep:
         return tuple(found)
 
     def message_form(self, like: PipelineState | Carry) -> MessageForm:
-        """What buckets of gradients hold.
-
-        Args:
-          like: a state, or its shapes, for its parameters and model state.
-        """
+        """What buckets of gradients hold; `like` as for `codec_states`."""
         lengths = buckets.sizes(like.params, self.halves.reduce_dtype)
         return self.halves.message_form(Carry.of(like), lengths)
 

@@ -1,11 +1,7 @@
 """Processes that say what they are before they join, some of them as threads."""
 
-import concurrent.futures
 import contextlib
-import dataclasses
-import os
 import re
-import resource
 import socket
 import subprocess
 import sys
@@ -16,35 +12,14 @@ import jax
 import pytest
 
 from pipejax import launch
-from pipejax.launch import _initialize, _record, _roll_call
+from pipejax.launch import _initialize, _record
 
-from .helpers import free_port
+from .helpers import free_port, outcomes, record
 
 
 @pytest.fixture
 def port():
     return free_port()
-
-
-def record(rank, processes=3, **changes):
-    same = {"jax": "0.10.2", "XLA_FLAGS": ""}
-    base = _record.Record(rank, processes, f"host{rank}", same, {"train": "abc"})
-    return dataclasses.replace(base, **changes)
-
-
-def outcomes(port, records, timeout=20.0, bind=None):
-    """What each process's call comes to: hosts, or its error."""
-
-    def one(mine):
-        address = f"127.0.0.1:{port}"
-        place = launch.Place("arguments", address, mine.processes, mine.rank)
-        try:
-            return _roll_call.call(place, mine, bind=bind or address, timeout=timeout)
-        except launch.RollCallError as error:
-            return str(error)
-
-    with concurrent.futures.ThreadPoolExecutor(len(records)) as pool:
-        return list(pool.map(one, records))
 
 
 def test_all_alike_are_told_who_is_where(port):
@@ -144,107 +119,6 @@ def test_an_address_of_another_host(port):
     (told,) = outcomes(port, [record(0)], bind=f"192.0.2.1:{port}")  # RFC 5737
     assert "must be one of process 0's own host" in told
     assert "JAX_COORDINATOR_BIND_ADDRESS" in told
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"[]\n",
-        b"[" * 200_000 + b"\n",
-        b'{"rank": 1}\n',
-        record(1).to_json().replace(b'"rank": 1', b'"rank": "1"'),
-        record(1).to_json().replace(b'"abc"', b"[1]"),
-        b"",
-    ],
-)
-def test_a_stranger_disturbs_nobody(port, said):
-    """A scanner of ports, say: what it sends is read as JSON, and not as ours."""
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        first = pool.submit(outcomes, port, [record(0, 2)])
-        with connected(port) as stranger:
-            stranger.sendall(said)
-        assert outcomes(port, [record(1, 2)]) == [["host0", "host1"]]
-        assert first.result() == [["host0", "host1"]]
-
-
-def visit(port, said):
-    """Comes, says that, and leaves."""
-    with connected(port) as visitor:
-        visitor.sendall(said)
-
-
-def connected(port):
-    while True:
-        with contextlib.suppress(ConnectionRefusedError):
-            return socket.create_connection(("127.0.0.1", port))
-
-
-def test_who_leaves_before_all_have_come_is_named(port):
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        first = pool.submit(outcomes, port, [record(0)], timeout=2.0)
-        visit(port, record(1).to_json())
-        outcomes(port, [record(2)], timeout=2.0)
-        (told,) = first.result()
-    assert "\n- process 1 did not come within 2 s; there are 0 on" in told
-    assert "\n- process 1 on host1 came, and left again\n" in told
-
-
-def test_who_has_left_may_come_again(port):
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        first = pool.submit(outcomes, port, [record(0)])
-        visit(port, record(1).to_json())
-        assert (
-            outcomes(port, [record(1), record(2)]) == [["host0", "host1", "host2"]] * 2
-        )
-        assert first.result() == [["host0", "host1", "host2"]]
-
-
-def test_the_silent_keep_nobody_waiting(port):
-    """As many as would take minutes, one after another."""
-    with (
-        contextlib.ExitStack() as silent,
-        concurrent.futures.ThreadPoolExecutor(1) as pool,
-    ):
-        first = pool.submit(outcomes, port, [record(0, 2)])
-        for _ in range(50):
-            silent.enter_context(connected(port))
-        assert outcomes(port, [record(1, 2)]) == [["host0", "host1"]]
-        assert first.result() == [["host0", "host1"]]
-
-
-STRANGERS = """
-import socket, sys
-
-address = "127.0.0.1", int(sys.argv[1])
-input()
-connections = [socket.create_connection(address) for _ in range(40)]
-print("here", flush=True)
-input()
-"""
-
-
-def test_more_strangers_than_there_may_be_files(port):
-    """Whoever is silent is shown out again, and the others let in."""
-    threads = concurrent.futures.ThreadPoolExecutor(2)
-    with contextlib.ExitStack() as stack, threads as pool:
-        strangers = subprocess.Popen(
-            [sys.executable, "-c", STRANGERS, str(port)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-        )
-        stack.callback(strangers.communicate)
-        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
-        first = pool.submit(outcomes, port, [record(0, 2)])
-        connected(port).close()
-        files = len(os.listdir("/proc/self/fd")) + 12
-        resource.setrlimit(resource.RLIMIT_NOFILE, (files, limits[1]))
-        strangers.stdin.write(b"go\n")
-        assert strangers.stdout.readline() == b"here\n"
-        assert outcomes(port, [record(1, 2)]) == [["host0", "host1"]]
-        assert first.result() == [["host0", "host1"]]
 
 
 def test_a_name_that_is_not_known_yet(port, monkeypatch):
