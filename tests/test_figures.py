@@ -1,6 +1,7 @@
 """Figures in README and docs are those of the result files."""
 
 import functools
+import itertools
 import json
 import pathlib
 import statistics
@@ -232,12 +233,17 @@ STABILITY = {
 
 
 def rows_of_stability():
-    for name, family in STABILITY.items():
+    for predicts, name in itertools.product((False, True), STABILITY):
+        if predicts and name.startswith("`"):
+            continue  # corrects a plain delay
         limits = [
-            pj.stability.max_learning_rate(family(width), width)
+            pj.stability.max_learning_rate(
+                STABILITY[name](width), width, weight_prediction=predicts
+            )
             for width in (1, 2, 3, 4)
         ]
-        yield f"| {name} | " + " | ".join(f"{x:.3g}" for x in limits) + " |"
+        title = f"{name}, predicted" if predicts else name
+        yield f"| {title} | " + " | ".join(f"{x:.3g}" for x in limits) + " |"
 
 
 def rows_of_convex():

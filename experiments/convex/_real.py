@@ -52,7 +52,10 @@ def excess(
     SGD at a quarter of what the greatest width is stable at, batches of 64.
     """
     rate = 0.25 * pj.stability.max_learning_rate(
-        optax.sgd, max(widths), curvature=problem.smoothness
+        optax.sgd,
+        max(widths),
+        curvature=problem.smoothness,
+        weight_prediction=False,
     )
     rows: dict[str, Any] = {}
     for width in widths:

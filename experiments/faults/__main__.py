@@ -5,8 +5,8 @@ whatever step, all other processes say what it was; and started again by `pipeja
 launch` the job ends with the same parameters, bit for bit, as one that was left alone.
 
 Digits and an MLP, width 2, eight bits with error feedback, the host executor, a
-checkpoint every five steps, a watchdog of ten seconds. A slow link is no fault: there
-nobody may be ended.
+checkpoint every five steps, a watchdog of ten seconds. A link a hundred times slower is
+no fault: there nobody may be ended.
 
 Command: python -m experiments.faults
 Time: about an hour on 2 cores.

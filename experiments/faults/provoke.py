@@ -14,7 +14,8 @@ Kind = Literal["none", "killed", "stopped", "cut off", "slow", "disk full"]
 
 _CUT_OFF = 30
 """Seconds."""
-_SLOW = "200kbit"
+_SLOW = "2mbit"
+"""A hundredth of a job's rate: a step is slow, and far from a standstill."""
 _FILLER = "filler"
 
 

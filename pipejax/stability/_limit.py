@@ -17,26 +17,37 @@ import numpy as np
 import optax
 from scipy.optimize import newton
 
-from pipejax.train_step import check_width
+from pipejax.train_step import check_flag, check_width
 
 from ._linear import linear_update
-from ._loop import Loop, loop
+from ._loop import Loop, deviations, loop
 
 Optimizer = Callable[[float], optax.GradientTransformation]
 
 
 def spectral_radius(
-    tx: optax.GradientTransformation, width: int, curvature: float
+    tx: optax.GradientTransformation,
+    width: int,
+    curvature: float,
+    *,
+    weight_prediction: bool = True,
 ) -> float:
     """By what factor a step at most multiplies the distance to the optimum, in the end.
 
-    Of `w[t] = w[t-1] - u(g[t-K])`, `g[t] = curvature w[t]`: the largest absolute root
-    of the characteristic polynomial.
+    The largest absolute root of the characteristic polynomial:
+
+    - of a plain delay: of `w[t] = w[t-1] - u(g[t-K])`, `g[t] = curvature w[t]`
+    - with weight prediction: that of width 1, or of the deviations `e_i = g_i - g` of
+      devices' gradients from their mean, whichever is larger. Device i takes its
+      gradient where its own gradients in flight lead, so
+      `e_i[t] = -curvature (u(e_i[t-K+1]) + ... + u(e_i[t-1])) + noise`
 
     Args:
       tx: a linear Optax transformation.
       width: pipeline width K.
       curvature: second derivative of the loss, at least 0.
+      weight_prediction: as of `pj.make_train_step`, on several devices. On one nothing
+        deviates: its limits are those of width 1.
 
     Returns:
       Below 1 the recursion converges, above it diverges.
@@ -45,23 +56,27 @@ def spectral_radius(
       ValueError: if `tx` is not linear, or another argument breaks its rule.
 
     >>> import optax, pipejax as pj
-    >>> f"{pj.stability.spectral_radius(optax.sgd(0.1), 2, curvature=5.0):.3f}"
-    '0.707'
+    >>> f"{pj.stability.spectral_radius(optax.sgd(0.1), 2, curvature=8.0):.3f}"
+    '0.800'
     """
     if not curvature >= 0:
         raise ValueError(
             f"`curvature` must be a number of at least 0, got {curvature!r}. A"
             " direction that curves down has no optimum to be stable about."
         )
-    return _radius(loop(linear_update(tx), check_width(width)), curvature)
+    loops = _loops(tx, width, weight_prediction)
+    return max(_radius(each, curvature) for each in loops)
 
 
-def max_curvature(tx: optax.GradientTransformation, width: int) -> float:
+def max_curvature(
+    tx: optax.GradientTransformation, width: int, *, weight_prediction: bool = True
+) -> float:
     """The curvature below which every quadratic is stable at this width.
 
     Args:
       tx: a linear Optax transformation, its learning rate included.
       width: pipeline width K.
+      weight_prediction: as for `spectral_radius`.
 
     Returns:
       The limit of the largest eigenvalue of the Hessian; infinite if there is none, 0
@@ -75,28 +90,34 @@ def max_curvature(tx: optax.GradientTransformation, width: int) -> float:
     >>> for width in (1, 2, 3):
     ...     print(f"{pj.stability.max_curvature(tx, width):.2f}")
     38.00
-    1.00
-    0.51
+    10.00
+    5.26
     """
-    return _limit(loop(linear_update(tx), check_width(width)))
+    return min(map(_limit, _loops(tx, width, weight_prediction)))
 
 
 def max_learning_rate(
-    optimizer: Optimizer, width: int, *, curvature: float = 1.0
+    optimizer: Optimizer,
+    width: int,
+    *,
+    curvature: float = 1.0,
+    weight_prediction: bool = True,
 ) -> float:
     """The learning rate below which a loss of this curvature is stable at this width.
 
-    For SGD `2 sin(pi / (4 K - 2)) / curvature`; for heavy-ball `2 (1 + mu) / curvature`
-    at K=1 and `(1 - mu) / curvature` at K=2.
+    At K=1 for SGD `2 / curvature`, for heavy-ball `2 (1 + mu) / curvature`. With weight
+    prediction `1 / curvature` for both at K=2, and at K=3 `1 / curvature` for SGD and
+    `1 / (1 + mu) / curvature` for heavy-ball. Of a plain delay for SGD
+    `2 sin(pi / (4 K - 2)) / curvature`, for heavy-ball `(1 - mu) / curvature` at K=2.
 
     Args:
       optimizer: from a learning rate to a linear Optax transformation whose updates are
         proportional to it: `functools.partial(optax.sgd, momentum=0.9)`.
-      width: pipeline width K, of a plain delay. With the weight prediction that is
-        `pj.make_train_step`'s default a wider pipeline has the limit of width 1.
+      width: pipeline width K.
       curvature: the largest eigenvalue of the loss's Hessian, above 0. That of a
         network grows in training until it meets the limit (Cohen et al. 2021,
         https://arxiv.org/abs/2103.00065): measure it, or compare two widths at 1.
+      weight_prediction: as for `spectral_radius`.
 
     Returns:
       The limit, in the units of `optimizer`'s argument.
@@ -110,14 +131,17 @@ def max_learning_rate(
     >>> for width in (1, 2):
     ...     print(f"{pj.stability.max_learning_rate(momentum, width):.2f}")
     3.80
-    0.10
+    1.00
     """
     if not curvature > 0:
         raise ValueError(
             f"`curvature` must be a number above 0, got {curvature!r}: the largest"
             " eigenvalue of the loss's Hessian, or 1 to compare widths."
         )
-    limit, half = (max_curvature(optimizer(rate), width) for rate in (1.0, 0.5))
+    limit, half = (
+        max_curvature(optimizer(rate), width, weight_prediction=weight_prediction)
+        for rate in (1.0, 0.5)
+    )
     if not np.isclose(half, 2 * limit, rtol=1e-6):
         raise ValueError(
             "`optimizer` must give updates proportional to its learning rate; got one"
@@ -125,6 +149,17 @@ def max_learning_rate(
             " pj.stability.max_curvature about the transformation itself."
         )
     return limit / curvature
+
+
+def _loops(
+    tx: optax.GradientTransformation, width: int, weight_prediction: bool
+) -> list[Loop]:
+    """What has to be stable, each by itself."""
+    update, width = linear_update(tx), check_width(width)
+    if not check_flag("weight_prediction", weight_prediction):
+        return [loop(update, width)]
+    apart = [deviations(update, width)] if width > 1 else []
+    return [loop(update, 1), *apart]
 
 
 def _limit(of: Loop) -> float:

@@ -9,6 +9,13 @@ in the curvature, `p(z) + lambda q(z)`:
 - SGD, K=1: `z - 1 + eta lambda`
 - SGD, K=2: `z (z - 1) + eta lambda`
 - heavy-ball, K=2: `z (z - 1) (z - mu) + eta lambda z`
+
+With weight prediction the mean over devices is that of width 1. What each device's
+gradient differs from it by, e, has a loop of its own, whose state is the K-1 of them in
+flight, `e[t] = lambda (H e)`:
+
+- heavy-ball, K=2: `z + eta lambda`
+- heavy-ball, K=3: `z^2 + eta lambda z + (1 + mu) eta lambda`
 """
 
 from typing import NamedTuple
@@ -59,6 +66,16 @@ def loop(update: LinearUpdate, width: int) -> Loop:
     else:
         enters[:] = update.gradient
     return Loop(transition, enters, taken_at)
+
+
+def deviations(update: LinearUpdate, width: int) -> Loop:
+    """The loop of one device's gradients in flight beside their means."""
+    waiting = width - 1
+    response, moved = update.gradient, np.zeros(waiting)
+    for age in reversed(range(waiting)):  # the newest is applied last, and once
+        moved[age] = response[-1]
+        response = update.state @ response
+    return Loop(np.eye(waiting, k=1), np.eye(waiting)[-1], moved)
 
 
 def characteristic(matrix: np.ndarray) -> np.ndarray:

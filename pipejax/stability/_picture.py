@@ -29,6 +29,8 @@ def picture(
 ) -> Any:
     """Draws for each momentum the largest stable learning rate times curvature.
 
+    Of plain delays: to see what a correction in a family does about them.
+
     Args:
       families: by name; what a correction needs of the width is given by keyword:
         `{"heavy-ball": lambda rate, momentum, width: optax.sgd(rate, momentum)}`.
@@ -57,4 +59,7 @@ def _limits(family: Family, width: int) -> list[float]:
     def at(momentum: float) -> Callable[[float], optax.GradientTransformation]:
         return lambda rate: family(rate, momentum, width=width)
 
-    return [max_learning_rate(at(momentum), width) for momentum in _MOMENTA.tolist()]
+    return [
+        max_learning_rate(at(momentum), width, weight_prediction=False)
+        for momentum in _MOMENTA.tolist()
+    ]

@@ -66,9 +66,9 @@ class Halves:
         of the means, which are not there yet. Nobody else learns of it: the next step
         begins from the means again, so what was guessed wrong does not add up.
 
-        Of the devices' guesses the mean is exact where updates are linear. For
-        predictions from the optimizer's momentum alone see
-        `pj.corrections.extrapolate_updates`.
+        Of the devices' guesses the mean is exact where updates are linear; how far they
+        may lie apart is a matter of the learning rate (`pj.stability`). For predictions
+        from the optimizer's momentum alone see `pj.corrections.extrapolate_updates`.
         """
         queue = zip(in_flight.pending, arrivals(in_flight), strict=True)
         for own, arrived in queue:

@@ -77,10 +77,11 @@ def make_train_step(
         with another. Loss, metrics and model state travel uncompressed.
       weight_prediction: take each gradient where this device's own gradients in flight,
         in place of the means that are not there yet, would lead. On a quadratic a
-        linear optimizer then takes synchronous steps, noise and all; on one device any
-        does. It changes nothing in `tx`, costs `width - 1` updates a step and sends
-        nothing. False takes it at the parameters as they are, `v_i[t] = w[t]`, the
-        paper's recursion, which loses SGD with momentum most of its stability.
+        linear optimizer then takes synchronous steps, noise and all, up to the learning
+        rate of `pj.stability.max_learning_rate`; on one device any does at any. It
+        changes nothing in `tx`, costs `width - 1` updates a step and sends nothing.
+        False takes it at the parameters as they are, `v_i[t] = w[t]`, the paper's
+        recursion, which loses SGD with momentum most of its stability.
       executor: `"fused"` runs a step as one program, `"host"` sums on a thread beside
         it; `"auto"` takes what hides communication on these devices, and says which
         and why in `train.executor`.

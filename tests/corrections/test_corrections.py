@@ -9,8 +9,7 @@ import optax
 import pytest
 
 import pipejax as pj
-from pipejax import corrections
-from pipejax.stability import max_learning_rate
+from pipejax import corrections, stability
 
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn
 
@@ -120,6 +119,12 @@ def test_without_delay_nothing_is_corrected(name):
         updates, state = tx.update(gradient, state, params)
         assert_bits_equal(updates, gradient)
         params = optax.apply_updates(params, updates)
+
+
+# Of a plain delay, which is what is corrected.
+max_learning_rate = functools.partial(
+    stability.max_learning_rate, weight_prediction=False
+)
 
 
 def predicted(steps):

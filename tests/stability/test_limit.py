@@ -10,7 +10,17 @@ import pytest
 from jax import lax
 
 import pipejax as pj
-from pipejax.stability import max_curvature, max_learning_rate, spectral_radius
+from pipejax import stability
+
+# Of a plain delay.
+max_curvature, max_learning_rate, spectral_radius = (
+    functools.partial(limit, weight_prediction=False)
+    for limit in (
+        stability.max_curvature,
+        stability.max_learning_rate,
+        stability.spectral_radius,
+    )
+)
 
 sgd = optax.sgd
 heavy_ball = functools.partial(optax.sgd, momentum=0.9)
@@ -74,13 +84,14 @@ def test_a_step_uphill_never_is():
     assert max_curvature(optax.sgd(-0.1), 2) == 0.0
 
 
+@pytest.mark.parametrize("predicts", [False, True])
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_radius_is_one_at_the_limit(name, width):
-    family = FAMILIES[name]
-    limit = max_curvature(family(1.0), width)
+def test_radius_is_one_at_the_limit(name, width, predicts):
+    tx, how = FAMILIES[name](1.0), {"weight_prediction": predicts}
+    limit = stability.max_curvature(tx, width, **how)
     below, at, above = (
-        spectral_radius(family(1.0), width, factor * limit)
+        stability.spectral_radius(tx, width, factor * limit, **how)
         for factor in (0.99, 1.0, 1.01)
     )
     assert below < 1 < above
@@ -105,6 +116,68 @@ def test_radius_is_the_rate_of_a_run(width):
     # Both windows hold some ten periods, of which a part is cut off.
     expected = np.log(spectral_radius(tx, width, curvature))
     assert rate == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("width", range(2, 9))
+def test_predicted_sgd_has_a_closed_form(width):
+    # z^(K-1) + x (z^(K-2) + ... + 1): at x = 1 its roots are roots of unity.
+    limit = stability.max_learning_rate(sgd, width)
+    assert limit == pytest.approx(1, rel=1e-6)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
+def test_predicted_heavy_ball_has_closed_forms(momentum):
+    family = functools.partial(optax.sgd, momentum=momentum)
+    at_2, at_3 = (stability.max_learning_rate(family, width) for width in (2, 3))
+    assert at_2 == pytest.approx(1, rel=1e-6)
+    assert at_3 == pytest.approx(1 / (1 + momentum), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_without_a_delay_there_is_nothing_to_predict(name):
+    tx = FAMILIES[name](0.1)
+    assert stability.max_curvature(tx, 1) == max_curvature(tx, 1)
+
+
+def test_the_mean_may_be_what_is_unstable():
+    """Of eight gradients' average the newest, which deviates, is but an eighth."""
+    tx = optax.chain(pj.corrections.average_gradients(8), optax.sgd(1.0))
+    assert stability.max_curvature(tx, 2) == stability.max_curvature(tx, 1)
+
+
+@pytest.mark.parametrize("width", [2, 3, 4])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_deviations_of_a_train_step_are_stable_to_the_third_digit(name, width):
+    """The mean of all devices stands still, and each goes its own way about it."""
+    tx = FAMILIES[name](0.1)
+    limit = stability.max_curvature(tx, width)
+    below, above = (deviation_growth(tx, width, x * limit) for x in (0.999, 1.001))
+    assert below < 0 < above
+
+
+def deviation_growth(tx, width, curvature, steps=4000):
+    """As `growth`, of one device's gradient, pushed off the mean by the first batch."""
+
+    def loss_fn(w, batch):
+        return jnp.mean(0.5 * curvature * w**2 - batch * w)
+
+    train = pj.make_train_step(
+        loss_fn, tx, mesh=pj.data_mesh(2), width=width, executor="fused"
+    )
+    pushes = jnp.zeros((steps, 2)).at[0].set(jnp.array([1.0, -1.0]))
+
+    @jax.jit
+    def run(pushes):
+        def step(state, push):
+            state, _ = train.step(state, push)
+            return state, (state.params, state.in_flight.pending[-1]["float32"][0])
+
+        return lax.scan(step, train.init(jnp.float32(0)), pushes)[1]
+
+    params, own = (np.asarray(x, np.float64) for x in run(pushes))
+    assert not params.any()
+    size = np.sqrt(np.mean(own.reshape(4, -1) ** 2, axis=1))
+    return np.log(size[3] / size[1])
 
 
 def growth(tx, width, curvatures):
