@@ -33,23 +33,29 @@ class PipelinedMeanState(NamedTuple):
       filled: int32 [1], how many of them are real, at most `width - 1`: the newest.
       codec_states: what the codecs of the all-reduce keep from one gradient to the next
         (residuals, keys, warm starts), as it was before the oldest; empty without any.
+      deviation: what the gradient before the oldest differed from its mean by, in
+        buckets as those in flight; empty unless the weight prediction feeds it back.
     """
 
     pending: tuple[Buckets, ...]
     filled: jax.Array
     codec_states: Any
+    deviation: Buckets
 
 
 def empty_pipeline(
-    sizes: dict[str, int], width: int, codec_states: Any
+    sizes: dict[str, int], width: int, codec_states: Any, *, feeds_back: bool = False
 ) -> PipelinedMeanState:
     """A pipeline of `width` with nothing in flight, for buckets of these sizes."""
+
+    def zeros() -> Buckets:
+        return {k: jnp.zeros(n, k) for k, n in sizes.items()}
+
     return PipelinedMeanState(
-        pending=tuple(
-            {k: jnp.zeros(n, k) for k, n in sizes.items()} for _ in range(width - 1)
-        ),
+        pending=tuple(zeros() for _ in range(width - 1)),
         filled=jnp.zeros(1, jnp.int32),
         codec_states=codec_states,
+        deviation=zeros() if feeds_back and width > 1 else {},
     )
 
 
@@ -82,17 +88,18 @@ def count_in_flight(state: PipelinedMeanState) -> int:
 
 
 def shift(
-    state: PipelinedMeanState, fresh: Buckets, codec_states: Any
+    state: PipelinedMeanState, fresh: Buckets, codec_states: Any, deviation: Buckets
 ) -> PipelinedMeanState:
     """One step on: the oldest is gone, this device's `fresh` buckets are the newest."""
     return PipelinedMeanState(
         pending=(*state.pending, fresh)[1:],
         filled=jnp.minimum(state.filled + 1, len(state.pending)),
         codec_states=codec_states,
+        deviation=deviation,
     )
 
 
 def emptied(state: PipelinedMeanState, codec_states: Any) -> PipelinedMeanState:
     """The same pipeline with nothing in flight."""
-    pending, filled = jax.tree.map(jnp.zeros_like, (state.pending, state.filled))
-    return PipelinedMeanState(pending, filled, codec_states)
+    zeros = jax.tree.map(jnp.zeros_like, state._replace(codec_states={}))
+    return zeros._replace(codec_states=codec_states)

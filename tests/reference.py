@@ -45,6 +45,7 @@ def pipe_sgd(
     warmup_steps=0,
     drain,
     predict=False,
+    feedback=0.0,
 ):
     """Parameters after every step, and after the drain if there is one.
 
@@ -59,6 +60,8 @@ def pipe_sgd(
       drain: whether to apply what is in flight at the end.
       predict: whether each worker takes its gradient where its own gradients in flight
         would lead.
+      feedback: times what its gradient differed from the last mean that was applied out
+        of the pipeline, added to its oldest in flight.
 
     Returns:
       A list of parameter pytrees.
@@ -66,16 +69,27 @@ def pipe_sgd(
     grad, update = _compiled(loss_fn, tx)
     opt_state = tx.init(params)
     w, history, in_flight = params, [], []
+    deviations = None
     for t, batch in enumerate(batches):
         fresh = []
         for i, share in enumerate(split(batch, workers)):
             at, state = w, opt_state
-            for each in in_flight if predict else []:
-                at, state = update(each[i], state, at)
+            for age, each in enumerate(in_flight if predict else []):
+                own = each[i]
+                if deviations and not age:
+                    own = jax.tree.map(
+                        lambda g, e: g + np.float32(feedback) * e, own, deviations[i]
+                    )
+                at, state = update(own, state, at)
             fresh.append(jax.tree.map(np.asarray, grad(at, share)))
         in_flight.append(fresh)
         if t < warmup_steps or len(in_flight) == width:
-            w, opt_state = update(mean(in_flight.pop(0)), opt_state, w)
+            due = in_flight.pop(0)
+            w, opt_state = update(mean(due), opt_state, w)
+            if t >= warmup_steps:
+                deviations = [
+                    jax.tree.map(lambda g, m: g - m, own, mean(due)) for own in due
+                ]
         history.append(w)
     if drain:
         for each in in_flight:

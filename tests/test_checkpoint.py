@@ -53,16 +53,18 @@ def host(state):
     return jax.tree.map(lambda x: np.array(x, copy=True), raw)
 
 
-@pytest.mark.parametrize("warmup_steps", [0, 6])
+@pytest.mark.parametrize(
+    "options", [{}, {"warmup_steps": 6}, {"deviation_feedback": 0.5}], ids=str
+)
 @pytest.mark.parametrize("width", [1, 2, 3])
-def test_every_bit_comes_back(manager, width, warmup_steps):
-    data, train = batches(12), train_step(width=width, warmup_steps=warmup_steps)
+def test_every_bit_comes_back(manager, width, options):
+    data, train = batches(12), train_step(width=width, **options)
     expected = host(train.drain(run(train, init(train), data)))
     state = run(train, init(train), data[:5])
     checkpoint.save(manager, state, {"next_index": 5})
     state = run(train, state, data[5:8])  # goes on, donating, while it is written
     manager.wait_until_finished()
-    fresh = train_step(width=width, warmup_steps=warmup_steps)
+    fresh = train_step(width=width, **options)
     like = jax.eval_shape(lambda: init(fresh))
     with checkpoint.manager(manager.directory) as reader:  # as another process would
         restored = checkpoint.restore(reader, fresh, like)
@@ -72,14 +74,16 @@ def test_every_bit_comes_back(manager, width, warmup_steps):
 
 
 @pytest.mark.parametrize("width", [2, 3])
-@pytest.mark.parametrize(("before", "now"), [(4, 2), (2, 8), (8, 1)])
-def test_other_devices_drain_first(manager, caplog, width, before, now):
-    data, train = batches(6), train_step(before, width)
+@pytest.mark.parametrize(
+    ("before", "now", "feedback"), [(4, 2, 0), (2, 8, 0.5), (8, 1, 0)]
+)
+def test_other_devices_drain_first(manager, caplog, width, before, now, feedback):
+    data, train = batches(6), train_step(before, width, deviation_feedback=feedback)
     state = run(train, init(train), data)
     checkpoint.save(manager, state)
     manager.wait_until_finished()
     expected = host(train.drain(state))
-    other = train_step(now, width)
+    other = train_step(now, width, deviation_feedback=feedback)
     restored = checkpoint.restore(manager, other, init(other))
     assert restored.drained
     assert "gradients in flight are applied first" in caplog.text
@@ -111,6 +115,14 @@ def test_other_width_is_refused(manager):
     checkpoint.save(manager, run(train, init(train), batches(2)))
     manager.wait_until_finished()
     with pytest.raises(ValueError, match=r"`train` must be of width 2.*got width 3"):
+        checkpoint.restore(manager, other, init(other))
+
+
+def test_other_feedback_is_refused(manager):
+    train, other = train_step(), train_step(deviation_feedback=0.5)
+    checkpoint.save(manager, run(train, init(train), batches(2)))
+    manager.wait_until_finished()
+    with pytest.raises(ValueError, match=r"first is in_flight.deviation.*options"):
         checkpoint.restore(manager, other, init(other))
 
 

@@ -48,6 +48,8 @@ class Method:
     """Of the pipeline."""
     weight_prediction: bool = False
     """Of `pj.make_train_step`."""
+    deviation_feedback: float = 0.0
+    """Likewise."""
     before: Callable[[float], optax.GradientTransformation] | None = None
     """From the optimizer's momentum to what the gradient goes through first."""
     after: Callable[[float], optax.GradientTransformation] | None = None
@@ -103,8 +105,12 @@ def others_of(width: int) -> dict[str, Method]:
 METHODS = {
     "K=1": Method(1),
     **{f"K=2{name}": method for name, method in predictions_of(2).items()},
+    "K=2, fed back": Method(2, weight_prediction=True, deviation_feedback=0.5),
     **{f"K=2{name}": method for name, method in others_of(2).items()},
     **{f"K=3{name}": method for name, method in predictions_of(3).items()},
 }
-# At twice the tuned rate: plain, and the default.
-TWICE = ("K=1", "K=2, plain", "K=2, predicted", "K=3, plain", "K=3, predicted")
+# At twice the tuned rate: plain, the default, and what is to hold at large rates.
+TWICE = (
+    *("K=1", "K=2, plain", "K=2, predicted", "K=2, fed back"),
+    *("K=3, plain", "K=3, predicted"),
+)

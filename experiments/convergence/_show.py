@@ -12,7 +12,7 @@ from pipejax.picture import new_figure
 from ._contenders import METHODS, TWICE
 from ._runs import Run, of_seeds, pairs, tuned_rate
 
-DRAWN = ("K=1", "K=2, plain", "K=2, predicted", "K=3, predicted", "K=2, robust")
+DRAWN = ("K=1", "K=2, plain", "K=2, predicted", "K=2, fed back", "K=2, robust")
 # How far from synchronous training the default may end: of one of the two, at K=2.
 NATS, POINTS = 0.01, 0.2
 

@@ -30,6 +30,7 @@ def train(
         mesh=pj.data_mesh(devices),
         width=how.width,
         weight_prediction=how.weight_prediction,
+        deviation_feedback=how.deviation_feedback,
         executor="fused",
     )
     state = step.init(task.init(seed))

@@ -111,7 +111,8 @@ class Fused:
         halves.check_message(kept, in_flight)
         after = fed_back(form, total, arrived, after, before)
         carry, info = halves.update(carry, kept, total, arrived)
-        return carry, shift(in_flight, fresh, after), info
+        deviation = halves.deviation(in_flight, total, info.applied)
+        return carry, shift(in_flight, fresh, after, deviation), info
 
     def _local_drain(self, carry: Any, in_flight: Any) -> Any:
         """One device's part of a drain: oldest first, as they would have arrived."""

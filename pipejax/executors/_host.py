@@ -71,8 +71,10 @@ class Host:
         first, *others = self._reductions(carry, in_flight, pending)
         total, states = self._result(first)
         self._begun[:] = [x._replace(before=states) for x in others[:1]] + others[1:]
-        carry, filled, info = self._update(carry, kept, total, in_flight.filled)
-        return carry, PipelinedMeanState(pending[1:], filled, states), info
+        due = _due(in_flight)
+        carry, filled, deviation, info = self._update(carry, kept, total, due)
+        after = PipelinedMeanState(pending[1:], filled, states, deviation)
+        return carry, after, info
 
     def drain(self, carry: Any, in_flight: Any) -> tuple[Any, Any]:
         """Waits for and applies, in order, what is in flight; the thread is idle."""
@@ -180,12 +182,14 @@ class Host:
     def _update(self) -> jax.stages.Wrapped:
         own, last = P(self.setting.axis_name), self.setting.width - 1
 
-        def local(carry: Any, kept: Any, total: Any, filled: Any) -> Any:
-            arrived = filled[0] == last
-            carry, info = self.setting.halves.update(carry, kept, total, arrived)
-            return carry, jnp.minimum(filled + 1, last), info
+        def local(carry: Any, kept: Any, total: Any, due: Any) -> Any:
+            halves, filled = self.setting.halves, due.filled
+            carry, info = halves.update(carry, kept, total, filled[0] == last)
+            deviation = halves.deviation(due, total, info.applied)
+            return carry, jnp.minimum(filled + 1, last), deviation, info
 
-        mapped = self.setting.on_mesh(local, (P(), P(), P(), own), (P(), own, P()))
+        specs = (P(), P(), P(), own), (P(), own, own, P())
+        mapped = self.setting.on_mesh(local, *specs)
         return jax.jit(mapped, donate_argnums=(0,) if self.setting.donate else ())
 
     @functools.cached_property
@@ -218,6 +222,12 @@ def _identical(a: Any, b: Any) -> bool:
 def _bare(in_flight: PipelinedMeanState) -> PipelinedMeanState:
     """Without the codecs' states, which may lie elsewhere."""
     return in_flight._replace(codec_states={})
+
+
+def _due(in_flight: PipelinedMeanState) -> PipelinedMeanState:
+    """What an update reads of it: the oldest, where its deviation is asked for."""
+    oldest = in_flight.pending[:1] if in_flight.deviation else ()
+    return _bare(in_flight)._replace(pending=oldest)
 
 
 def _first(filled: jax.Array) -> int:

@@ -30,6 +30,12 @@ class Halves(Protocol):
         """The carry with the sum that is due applied, and what to report."""
         ...
 
+    def deviation(
+        self, in_flight: PipelinedMeanState, total: Buckets, applied: Any
+    ) -> Buckets:
+        """What the oldest in flight differs from its mean by, for what comes next."""
+        ...
+
     def idle(self, carry: Any) -> Any:
         """What `update` needs where no batch was computed."""
         ...

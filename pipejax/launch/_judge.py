@@ -22,7 +22,7 @@ class Beat:
       busy: what it is at that may take any time, such as compiling; empty otherwise.
       waits: whether it is inside of JAX, waiting for a device or for other processes.
       stack: of its threads, once `since` is long.
-      failed: the exception it ends with; empty otherwise.
+      failed: the exception it ends with, or has failed to save with; empty otherwise.
       finished: whether it has left in good order.
       over: whether it is process 0 and has seen all others leave.
     """

@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 
 import jax
@@ -68,6 +69,7 @@ class Patrol:
         self._newest: dict[int, tuple[Beat, float]] = {}
         self._verdict = ""
         self._accusation = ""
+        self._save_failed: tuple[BaseException | None, float] = (None, 0.0)
 
     def start(self) -> None:
         """Starts both threads, which do not keep the process alive."""
@@ -120,7 +122,7 @@ class Patrol:
         where = _where.main_thread()
         if where.busy:
             self._progress.since = now
-        since = now - self._progress.since
+        failed, since = self._failure(now)
         return Beat(
             self._rank,
             self._host,
@@ -130,10 +132,24 @@ class Patrol:
             self._progress.busy or where.busy,
             where.waits,
             where.stack if since > self._limit / 2 else "",
-            self._progress.failed,
+            failed,
             self._progress.finished,
             over,
         )
+
+    def _failure(self, now: float) -> tuple[str, float]:
+        """What this process ends with, if anything, and seconds since that or its step.
+
+        An exception in a thread that saves is one once it has been there for a while:
+        it may be about to be handled.
+        """
+        error = _where.failed_save()
+        if error is not self._save_failed[0]:
+            self._save_failed = error, now
+        lasts = now - self._save_failed[1]
+        if error is not None and lasts > GRACE and not self._progress.failed:
+            return described(error), lasts
+        return self._progress.failed, now - self._progress.since
 
     def _note(self, beats: list[Beat]) -> None:
         for beat in beats:
@@ -164,6 +180,11 @@ class Patrol:
             return self._progress.finished and any(beat.over for beat in newest)
         all_here = len(newest) == self._processes
         return all_here and all(beat.finished for beat in newest)
+
+
+def described(error: BaseException) -> str:
+    """As the last line of a traceback."""
+    return traceback.format_exception_only(error)[-1].strip()
 
 
 def end(rank: int, verdict: str) -> None:

@@ -12,7 +12,7 @@ import jax
 from jax._src import distributed
 
 from ._board import Board
-from ._patrol import PERIOD, Patrol, Progress, end
+from ._patrol import PERIOD, Patrol, Progress, described, end
 
 HEARTBEAT = 100.0
 """Seconds without a sign of a process after which JAX's runtime aborts all."""
@@ -116,6 +116,6 @@ class Watchdog:
             if not self._patrol.ending:  # and this is not what came of that
                 traceback.print_exception(kind, error, trace)
             self._progress.since = time.monotonic()
-            self._progress.failed = traceback.format_exception_only(error)[-1].strip()
+            self._progress.failed = described(error)
         # After a failure it does not come back: the patrol ends the process.
         self._patrol.over.wait()

@@ -1,4 +1,4 @@
-"""Where in its program a process is, told from outside of its main thread."""
+"""Where in its program a process is, and what it fails at beside its main thread."""
 
 import pathlib
 import sys
@@ -6,7 +6,7 @@ import sysconfig
 import threading
 import traceback
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -22,6 +22,8 @@ _BUSY = {
 _LIBRARY = pathlib.Path(sysconfig.get_path("stdlib"))
 _DEEPEST = 12
 """Frames of a stack that are shown, the innermost."""
+_FINALIZES = "save_finalize"
+"""Name of the thread in which Orbax ends a save."""
 
 
 class Where(NamedTuple):
@@ -63,6 +65,22 @@ def of(stack: Sequence[traceback.FrameSummary]) -> Where:
     libraries = {_JAX, _JAX.parent / "jaxlib", _PIPEJAX}
     waits = bool(called) and bool(libraries & set(called[-1].parents))
     return Where(busy, waits, stack)
+
+
+def failed_save() -> BaseException | None:
+    """What a checkpoint failed with that is written beside the main thread, if any.
+
+    Before Orbax raises it, it waits for all other processes; these wait, minutes long,
+    for what this one was to write.
+    """
+    raised = sys._current_exceptions()
+    for thread in threading.enumerate():
+        error: Any = raised.get(thread.ident or 0)
+        if isinstance(error, tuple):  # in Python 3.11, of `sys.exc_info`
+            error = error[1]
+        if thread.name == _FINALIZES and error is not None:
+            return error
+    return None
 
 
 def _of_python(file: pathlib.Path) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from scipy.optimize import newton
 
-from pipejax.train_step import check_flag, check_width
+from pipejax.train_step import check_feedback, check_flag, check_width
 
 from ._linear import linear_update
 from ._loop import Loop, deviations, loop
@@ -31,6 +31,7 @@ def spectral_radius(
     curvature: float,
     *,
     weight_prediction: bool = True,
+    deviation_feedback: float = 0.0,
 ) -> float:
     """By what factor a step at most multiplies the distance to the optimum, in the end.
 
@@ -40,7 +41,8 @@ def spectral_radius(
     - with weight prediction: that of width 1, or of the deviations `e_i = g_i - g` of
       devices' gradients from their mean, whichever is larger. Device i takes its
       gradient where its own gradients in flight lead, so
-      `e_i[t] = -curvature (u(e_i[t-K+1]) + ... + u(e_i[t-1])) + noise`
+      `e_i[t] = -curvature (u(e_i[t-K+1]) + ... + u(e_i[t-1])) + noise`,
+      with feedback c and `e_i[t-K+1] + c e_i[t-K]` in the place of the oldest
 
     Args:
       tx: a linear Optax transformation.
@@ -48,6 +50,7 @@ def spectral_radius(
       curvature: second derivative of the loss, at least 0.
       weight_prediction: as of `pj.make_train_step`, on several devices. On one nothing
         deviates: its limits are those of width 1.
+      deviation_feedback: as of `pj.make_train_step`.
 
     Returns:
       Below 1 the recursion converges, above it diverges.
@@ -64,12 +67,16 @@ def spectral_radius(
             f"`curvature` must be a number of at least 0, got {curvature!r}. A"
             " direction that curves down has no optimum to be stable about."
         )
-    loops = _loops(tx, width, weight_prediction)
+    loops = _loops(tx, width, weight_prediction, deviation_feedback)
     return max(_radius(each, curvature) for each in loops)
 
 
 def max_curvature(
-    tx: optax.GradientTransformation, width: int, *, weight_prediction: bool = True
+    tx: optax.GradientTransformation,
+    width: int,
+    *,
+    weight_prediction: bool = True,
+    deviation_feedback: float = 0.0,
 ) -> float:
     """The curvature below which every quadratic is stable at this width.
 
@@ -77,6 +84,7 @@ def max_curvature(
       tx: a linear Optax transformation, its learning rate included.
       width: pipeline width K.
       weight_prediction: as for `spectral_radius`.
+      deviation_feedback: likewise.
 
     Returns:
       The limit of the largest eigenvalue of the Hessian; infinite if there is none, 0
@@ -93,7 +101,8 @@ def max_curvature(
     10.00
     5.26
     """
-    return min(map(_limit, _loops(tx, width, weight_prediction)))
+    loops = _loops(tx, width, weight_prediction, deviation_feedback)
+    return min(map(_limit, loops))
 
 
 def max_learning_rate(
@@ -102,6 +111,7 @@ def max_learning_rate(
     *,
     curvature: float = 1.0,
     weight_prediction: bool = True,
+    deviation_feedback: float = 0.0,
 ) -> float:
     """The learning rate below which a loss of this curvature is stable at this width.
 
@@ -118,6 +128,7 @@ def max_learning_rate(
         network grows in training until it meets the limit (Cohen et al. 2021,
         https://arxiv.org/abs/2103.00065): measure it, or compare two widths at 1.
       weight_prediction: as for `spectral_radius`.
+      deviation_feedback: likewise.
 
     Returns:
       The limit, in the units of `optimizer`'s argument.
@@ -139,7 +150,12 @@ def max_learning_rate(
             " eigenvalue of the loss's Hessian, or 1 to compare widths."
         )
     limit, half = (
-        max_curvature(optimizer(rate), width, weight_prediction=weight_prediction)
+        max_curvature(
+            optimizer(rate),
+            width,
+            weight_prediction=weight_prediction,
+            deviation_feedback=deviation_feedback,
+        )
         for rate in (1.0, 0.5)
     )
     if not np.isclose(half, 2 * limit, rtol=1e-6):
@@ -152,13 +168,18 @@ def max_learning_rate(
 
 
 def _loops(
-    tx: optax.GradientTransformation, width: int, weight_prediction: bool
+    tx: optax.GradientTransformation,
+    width: int,
+    weight_prediction: bool,
+    deviation_feedback: float,
 ) -> list[Loop]:
     """What has to be stable, each by itself."""
     update, width = linear_update(tx), check_width(width)
-    if not check_flag("weight_prediction", weight_prediction):
+    check_flag("weight_prediction", weight_prediction)
+    feedback = check_feedback(deviation_feedback, weight_prediction)
+    if not weight_prediction:
         return [loop(update, width)]
-    apart = [deviations(update, width)] if width > 1 else []
+    apart = [deviations(update, width, feedback)] if width > 1 else []
     return [loop(update, 1), *apart]
 
 

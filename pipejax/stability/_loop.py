@@ -12,9 +12,9 @@ in the curvature, `p(z) + lambda q(z)`:
 
 With weight prediction the mean over devices is that of width 1. What each device's
 gradient differs from it by, e, has a loop of its own, whose state is the K-1 of them in
-flight, `e[t] = lambda (H e)`:
+flight and, where it is fed back, the one before, `e[t] = lambda (H e)`:
 
-- heavy-ball, K=2: `z + eta lambda`
+- heavy-ball, K=2: `z + eta lambda`; fed back `z^2 + eta lambda z + c eta lambda`
 - heavy-ball, K=3: `z^2 + eta lambda z + (1 + mu) eta lambda`
 """
 
@@ -68,14 +68,14 @@ def loop(update: LinearUpdate, width: int) -> Loop:
     return Loop(transition, enters, taken_at)
 
 
-def deviations(update: LinearUpdate, width: int) -> Loop:
+def deviations(update: LinearUpdate, width: int, feedback: float) -> Loop:
     """The loop of one device's gradients in flight beside their means."""
-    waiting = width - 1
-    response, moved = update.gradient, np.zeros(waiting)
-    for age in reversed(range(waiting)):  # the newest is applied last, and once
+    response, moved = update.gradient, np.zeros(width)
+    for age in reversed(range(1, width)):  # the newest is applied last, and once
         moved[age] = response[-1]
         response = update.state @ response
-    return Loop(np.eye(waiting, k=1), np.eye(waiting)[-1], moved)
+    moved[0] = feedback * moved[1]
+    return Loop(np.eye(width, k=1), np.eye(width)[-1], moved)
 
 
 def characteristic(matrix: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """What a step is: its state, the recursion, the update, and the way out."""
 
 from ._check import check_all_reduce as check_all_reduce
+from ._check import check_feedback as check_feedback
 from ._check import check_flag as check_flag
 from ._check import check_width as check_width
 from ._make import make_train_step as make_train_step

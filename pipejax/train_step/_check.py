@@ -47,6 +47,21 @@ def check_flag(name: str, value: bool) -> bool:
     return value
 
 
+def check_feedback(share: float, weight_prediction: bool) -> float:
+    """`share` as a float from 0 to below 1, and 0 without weight prediction."""
+    if isinstance(share, bool | str) or not 0 <= share < 1:
+        raise ValueError(
+            f"`deviation_feedback` must be a number from 0 to below 1, got {share!r}."
+            " 0.5 is the best at width 2."
+        )
+    if share and not weight_prediction:
+        raise ValueError(
+            "`deviation_feedback` must be 0 with weight_prediction=False, which"
+            f" predicts nothing that it could mend; got {share!r}."
+        )
+    return float(share)
+
+
 def check_floating(name: str, dtype: DTypeLike | None) -> DTypeLike | None:
     """`dtype`, or a ValueError if it is not a floating one."""
     if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
@@ -198,8 +213,13 @@ def _ids(devices: Any) -> list[int]:
     return sorted(device.id for device in devices)
 
 
-def check_in_flight(in_flight: PipelinedMeanState, width: int, devices: int) -> None:
-    """The pipeline in the state is as wide as the step's, and on as many devices."""
+def check_in_flight(
+    in_flight: PipelinedMeanState, width: int, devices: int, *, feeds_back: bool
+) -> None:
+    """The pipeline in the state is as wide as the step's, and on as many devices.
+
+    And it has a deviation where the step feeds that back.
+    """
     found = width_of(in_flight)
     if found != width:
         raise ValueError(
@@ -211,6 +231,13 @@ def check_in_flight(in_flight: PipelinedMeanState, width: int, devices: int) -> 
         raise ValueError(
             f"`state` must be of this mesh, with {devices} devices; got one of"
             f" {parts} devices, which has as many gradients in flight. {_GO_ON}"
+        )
+    kept = bool(in_flight.deviation)
+    if kept != (feeds_back and width > 1):
+        raise ValueError(
+            f"`state` must be of a step {'with' if feeds_back else 'without'}"
+            f" `deviation_feedback`, as this one; got one"
+            f" {'with' if kept else 'without'} it. {_GO_ON}"
         )
 
 

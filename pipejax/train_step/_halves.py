@@ -12,6 +12,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.typing import DTypeLike
@@ -40,6 +41,12 @@ class Halves:
     reduce_dtype: DTypeLike | None
     axis_name: AxisName
     weight_prediction: bool
+    deviation_feedback: float
+
+    @property
+    def feeds_back(self) -> bool:
+        """Whether a pipeline keeps deviations."""
+        return self.deviation_feedback > 0
 
     def compute(
         self, carry: Carry, in_flight: PipelinedMeanState, batch: Any
@@ -64,16 +71,33 @@ class Halves:
 
         What is in flight is applied in its order, this device's own gradients in place
         of the means, which are not there yet. Nobody else learns of it: the next step
-        begins from the means again, so what was guessed wrong does not add up.
+        begins from the means again, so what was guessed wrong does not add up. But a
+        gradient taken far from where the others take theirs differs from the mean the
+        more, and the next prediction with it: `deviation_feedback` damps that.
 
         Of the devices' guesses the mean is exact where updates are linear; how far they
         may lie apart is a matter of the learning rate (`pj.stability`). For predictions
         from the optimizer's momentum alone see `pj.corrections.extrapolate_updates`.
         """
-        queue = zip(in_flight.pending, arrivals(in_flight), strict=True)
+        queue = zip(self._expected(in_flight), arrivals(in_flight), strict=True)
         for own, arrived in queue:
             carry, _ = self._applied(carry, self.idle(carry), own, 1, arrived)
         return carry
+
+    def deviation(
+        self, in_flight: PipelinedMeanState, total: Buckets, applied: jax.Array
+    ) -> Buckets:
+        """What the oldest in flight differs from its mean by, once `total` is there.
+
+        Of what was not applied nothing; empty unless it is fed back.
+        """
+        if not in_flight.deviation:
+            return {}
+        devices = lax.axis_size(self.axis_name)
+        return {
+            name: jnp.where(applied, own - total[name] / devices, 0)
+            for name, own in in_flight.pending[0].items()
+        }
 
     def idle(self, carry: Carry) -> Kept:
         """What `update` needs where no batch was computed: while draining."""
@@ -114,6 +138,17 @@ class Halves:
             microbatches=self.microbatches,
             compute_dtype=self.compute_dtype,
         )
+
+    def _expected(self, in_flight: PipelinedMeanState) -> tuple[Buckets, ...]:
+        """What to apply for what is in flight: the device's own, fed back."""
+        if not in_flight.deviation:
+            return in_flight.pending
+        oldest, *newer = in_flight.pending
+        oldest = {
+            name: own + self.deviation_feedback * in_flight.deviation[name]
+            for name, own in oldest.items()
+        }
+        return oldest, *newer
 
     def _applied(
         self, carry: Carry, kept: Kept, total: Buckets, devices: int, arrived: jax.Array

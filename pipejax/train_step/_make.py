@@ -15,6 +15,7 @@ from ._check import (
     check_all_reduce,
     check_count,
     check_executor,
+    check_feedback,
     check_flag,
     check_floating,
     check_mesh,
@@ -40,6 +41,7 @@ def make_train_step(
     donate: bool = False,
     all_reduce: AllReduce | Schedule = PSUM,
     weight_prediction: bool = True,
+    deviation_feedback: float = 0.0,
     executor: Literal["auto", "fused", "host"] = "auto",
 ) -> TrainStep:
     """Makes a data-parallel train step of pipeline width K.
@@ -82,6 +84,11 @@ def make_train_step(
         changes nothing in `tx`, costs `width - 1` updates a step and sends nothing.
         False takes it at the parameters as they are, `v_i[t] = w[t]`, the paper's
         recursion, which loses SGD with momentum most of its stability.
+      deviation_feedback: a share c of what this device's last reduced gradient differed
+        from its mean by. Weight prediction adds it to the oldest gradient in flight. At
+        width 2 c = 0.5 doubles the learning rate up to which devices stay together
+        (`pj.stability`), which helps SGD with momentum; it costs the memory of one
+        gradient, and devices take gradients at places that differ by more.
       executor: `"fused"` runs a step as one program, `"host"` sums on a thread beside
         it; `"auto"` takes what hides communication on these devices, and says which
         and why in `train.executor`.
@@ -110,6 +117,7 @@ def make_train_step(
         reduce_dtype=check_floating("reduce_dtype", reduce_dtype),
         axis_name=axis_name,
         weight_prediction=check_flag("weight_prediction", weight_prediction),
+        deviation_feedback=check_feedback(deviation_feedback, weight_prediction),
     )
     schedule = check_all_reduce(all_reduce, axis_name)
     setting = Setting(

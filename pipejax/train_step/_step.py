@@ -104,7 +104,8 @@ class TrainStep:
                 skipped=jnp.zeros((), jnp.int32),
                 step=jnp.zeros((), jnp.int32),
             )
-            return carry, empty_pipeline(sizes, self.width, {})
+            fed = self.halves.feeds_back
+            return carry, empty_pipeline(sizes, self.width, {}, feeds_back=fed)
 
         specs = (P(), P(self.axis_name))
         carry, in_flight = jax.jit(self.setting.on_mesh(make, P(), specs))(*args)
@@ -135,7 +136,7 @@ class TrainStep:
         calls = None if state.calls is None else state.calls + np.int32(1)
         if calls is not None and calls <= self.warmup_steps and self.width > 1:
             # The pipeline stays empty while the synchronous twin goes past it.
-            past = in_flight._replace(pending=())
+            past = in_flight._replace(pending=(), deviation={})
             carry, past, info = now.plain.executor.step(carry, past, batch)
             in_flight = in_flight._replace(codec_states=past.codec_states)
         else:
@@ -265,7 +266,10 @@ class TrainStep:
 
     def _check(self, state: PipelineState) -> None:
         check_state(state, self.setting.data.device_set)
-        check_in_flight(state.in_flight, self.width, self.setting.devices)
+        fed = self.halves.feeds_back
+        check_in_flight(
+            state.in_flight, self.width, self.setting.devices, feeds_back=fed
+        )
 
     def _phase(self, calls: Any) -> "TrainStep":
         """The step of the phase that so many calls have led to."""

@@ -106,7 +106,8 @@ def pipelined_mean(
         arrived, before = has_arrived(state), state.codec_states
         after = fed_back(form(updates), total, arrived, after, before)
         whole = buckets.unflatten(total, updates, reduce_dtype)
-        return jax.tree.map(lambda x: x / devices, whole), shift(state, fresh, after)
+        mean = jax.tree.map(lambda x: x / devices, whole)
+        return mean, shift(state, fresh, after, state.deviation)
 
     return optax.GradientTransformation(init_fn, update_fn)
 

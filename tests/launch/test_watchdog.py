@@ -1,6 +1,7 @@
 """Jobs with a fault: who names it, how they end, and when nobody is to blame."""
 
 import concurrent.futures
+import contextlib
 import faulthandler
 import pathlib
 import re
@@ -15,7 +16,7 @@ import jax
 import pytest
 
 from pipejax import launch
-from pipejax.launch import _patrol, _where
+from pipejax.launch import _judge, _patrol, _where
 from pipejax.launch._board import Board
 from pipejax.launch._judge import Beat
 
@@ -222,6 +223,60 @@ def test_one_that_is_cut_off_says_so(patrols):
     store.cut_off = True
     until(lambda: 1 in verdicts)
     assert "could not be reached from process 1 on" in verdicts[1]
+
+
+def test_a_save_that_fails_beside_the_main_thread_is_named(patrols, monkeypatch):
+    """As Orbax's thread does it: it waits for all others before it raises."""
+    for module in (_patrol, _judge):
+        monkeypatch.setattr(module, "GRACE", 0.1)
+    released = threading.Event()
+
+    def finalize():
+        with contextlib.suppress(OSError):
+            try:
+                raise OSError(28, "No space left on device")
+            finally:
+                released.wait()
+
+    thread = threading.Thread(target=finalize, name="save_finalize")
+    thread.start()
+    _, started, verdicts = patrols(limit=20.0)
+    for _, progress in started:
+        progress.busy = "a checkpoint"
+    until(lambda: len(verdicts) == 2)
+    released.set()
+    thread.join()
+    assert re.fullmatch(
+        r"process \d on \S+ failed at step 0: OSError: \[Errno 28\] No space left.*",
+        verdicts[0],
+    )
+    assert _where.failed_save() is None
+
+
+def test_a_save_that_handles_its_exceptions_has_not_failed(patrols, monkeypatch):
+    for module in (_patrol, _judge):
+        monkeypatch.setattr(module, "GRACE", 0.2)
+    released = threading.Event()
+
+    def finalize():
+        while not released.wait(0.01):
+            try:
+                raise KeyError("metadata")
+            except KeyError:
+                released.wait(0.02)
+
+    thread = threading.Thread(target=finalize, name="save_finalize")
+    thread.start()
+    _, started, verdicts = patrols(limit=20.0)
+    seen = []
+    for _ in range(100):
+        seen.append(_where.failed_save())
+        time.sleep(0.01)
+    released.set()
+    thread.join()
+    assert any(isinstance(error, KeyError) for error in seen)  # for a moment
+    assert verdicts == {}
+    assert all(not patrol.ending for patrol, _ in started)
 
 
 def looked_at():

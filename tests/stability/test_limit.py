@@ -133,6 +133,13 @@ def test_predicted_heavy_ball_has_closed_forms(momentum):
     assert at_3 == pytest.approx(1 / (1 + momentum), rel=1e-6)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 0.8])
+def test_feedback_has_a_closed_form(share):
+    # z^2 + x z + c x: a root at -1, or two on the circle.
+    limit = stability.max_learning_rate(heavy_ball, 2, deviation_feedback=share)
+    assert limit == pytest.approx(min(1 / (1 - share), 1 / (share or 1)), rel=1e-6)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_without_a_delay_there_is_nothing_to_predict(name):
     tx = FAMILIES[name](0.1)
@@ -145,24 +152,29 @@ def test_the_mean_may_be_what_is_unstable():
     assert stability.max_curvature(tx, 2) == stability.max_curvature(tx, 1)
 
 
+@pytest.mark.parametrize("feedback", [0.0, 0.3])
 @pytest.mark.parametrize("width", [2, 3, 4])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_deviations_of_a_train_step_are_stable_to_the_third_digit(name, width):
+def test_deviations_of_a_train_step_are_stable_to_the_third_digit(
+    name, width, feedback
+):
     """The mean of all devices stands still, and each goes its own way about it."""
-    tx = FAMILIES[name](0.1)
-    limit = stability.max_curvature(tx, width)
-    below, above = (deviation_growth(tx, width, x * limit) for x in (0.999, 1.001))
+    tx, how = FAMILIES[name](0.1), {"deviation_feedback": feedback}
+    limit = stability.max_curvature(tx, width, **how)
+    below, above = (
+        deviation_growth(tx, width, x * limit, **how) for x in (0.999, 1.001)
+    )
     assert below < 0 < above
 
 
-def deviation_growth(tx, width, curvature, steps=4000):
+def deviation_growth(tx, width, curvature, steps=4000, **how):
     """As `growth`, of one device's gradient, pushed off the mean by the first batch."""
 
     def loss_fn(w, batch):
         return jnp.mean(0.5 * curvature * w**2 - batch * w)
 
     train = pj.make_train_step(
-        loss_fn, tx, mesh=pj.data_mesh(2), width=width, executor="fused"
+        loss_fn, tx, mesh=pj.data_mesh(2), width=width, executor="fused", **how
     )
     pushes = jnp.zeros((steps, 2)).at[0].set(jnp.array([1.0, -1.0]))
 

@@ -45,10 +45,11 @@ def test_one_device_predicts_what_comes(width, name, executor):
     chex.assert_trees_all_close(ahead, synchronous, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("feedback", [0.0, 0.5])
 @pytest.mark.parametrize("warmup_steps", [0, 3])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("width", [2, 3])
-def test_recursion(width, name, warmup_steps):
+def test_recursion(width, name, warmup_steps, feedback):
     """As written down without this library; rounding as in `test_exactness`."""
     tx, data = OPTIMIZERS[name], batches(STEPS)
     got = drained(
@@ -57,6 +58,7 @@ def test_recursion(width, name, warmup_steps):
         mesh=pj.data_mesh(4),
         width=width,
         warmup_steps=warmup_steps,
+        deviation_feedback=feedback,
     )
     expected = pipe_sgd(
         loss_fn,
@@ -68,6 +70,7 @@ def test_recursion(width, name, warmup_steps):
         warmup_steps=warmup_steps,
         drain=True,
         predict=True,
+        feedback=feedback,
     )[-1]
     chex.assert_trees_all_close(got, expected, rtol=0, atol=4e-6)
 
@@ -93,16 +96,50 @@ def test_on_a_quadratic_it_takes_synchronous_steps(width, tx):
     assert np.abs(plain - synchronous).max() > 0.1
 
 
+@pytest.mark.parametrize("feedback", [0.0, 0.5])
 @pytest.mark.parametrize("width", [2, 3])
-def test_executors_agree_to_the_bit(width):
+def test_executors_agree_to_the_bit(width, feedback):
     run = functools.partial(
         drained,
         batches(STEPS),
         OPTIMIZERS["clip+adamw"],
         mesh=pj.data_mesh(4),
         width=width,
+        deviation_feedback=feedback,
     )
     assert_bits_equal(run(executor="fused"), run(executor="host"))
+
+
+@pytest.mark.parametrize("executor", ["fused", "host"])
+def test_deviations_sum_to_nothing_and_end_with_the_drain(executor):
+    train = pj.make_train_step(
+        loss_fn,
+        optax.adam(1e-2),
+        mesh=pj.data_mesh(4),
+        deviation_feedback=0.5,
+        executor=executor,
+    )
+    state, kept = train.init(init_params()), []
+    for batch in batches(4):
+        state, _ = train.step(state, batch)
+        kept.append(np.asarray(state.in_flight.deviation["float32"]).reshape(4, -1))
+    assert not kept[0].any()  # nothing had arrived
+    for own in kept[1:]:
+        assert np.abs(own).max() > 1e-3
+        np.testing.assert_allclose(own.sum(axis=0), 0, atol=1e-6)
+    assert not np.any(train.drain(state).in_flight.deviation["float32"])
+
+
+def test_only_feedback_keeps_a_deviation():
+    for width, feedback in ((1, 0.5), (2, 0.0)):
+        train = pj.make_train_step(
+            loss_fn,
+            optax.sgd(0.1),
+            mesh=pj.data_mesh(2),
+            width=width,
+            deviation_feedback=feedback,
+        )
+        assert train.init(init_params()).in_flight.deviation == {}
 
 
 def test_replicas_stay_the_same_and_sends_no_more():
@@ -118,9 +155,12 @@ def test_replicas_stay_the_same_and_sends_no_more():
     assert ahead.transfers(state, data[0]) == plain.transfers(state, data[0])
 
 
-def test_a_gradient_that_is_not_finite_is_not_followed():
+@pytest.mark.parametrize("feedback", [0.0, 0.5])
+def test_a_gradient_that_is_not_finite_is_not_followed(feedback):
     """Else a device would compute at NaN, and what it sends would be NaN for ever."""
-    train = pj.make_train_step(loss_fn, optax.adam(1e-2), mesh=pj.data_mesh(2))
+    train = pj.make_train_step(
+        loss_fn, optax.adam(1e-2), mesh=pj.data_mesh(2), deviation_feedback=feedback
+    )
     state, data = train.init(init_params()), batches(8)
     data[2]["x"][0, 0] = np.nan
     skipped = []
@@ -157,3 +197,34 @@ def test_weight_prediction_is_yes_or_no(value):
         pj.make_train_step(
             loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(1), weight_prediction=value
         )
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.0, float("nan"), "half", True])
+def test_feedback_is_a_share(value):
+    with pytest.raises(ValueError, match="`deviation_feedback` must be a number from"):
+        pj.make_train_step(
+            loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(1), deviation_feedback=value
+        )
+
+
+def test_feedback_needs_a_prediction():
+    with pytest.raises(ValueError, match="must be 0 with weight_prediction=False"):
+        pj.make_train_step(
+            loss_fn,
+            optax.sgd(0.1),
+            mesh=pj.data_mesh(1),
+            weight_prediction=False,
+            deviation_feedback=0.5,
+        )
+
+
+@pytest.mark.parametrize("shares", [(0.0, 0.5), (0.5, 0.0)])
+def test_a_state_goes_with_its_feedback(shares):
+    of, into = (
+        pj.make_train_step(
+            loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2), deviation_feedback=share
+        )
+        for share in shares
+    )
+    with pytest.raises(ValueError, match="`state` must be of a step with"):
+        into.step(of.init(init_params()), batches(1)[0])
