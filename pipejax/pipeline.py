@@ -99,6 +99,11 @@ def shift(
     )
 
 
+def at_width_1(state: PipelinedMeanState) -> PipelinedMeanState:
+    """What a synchronous step is given in its place: no queue, the codecs' states."""
+    return state._replace(pending=(), deviation={})
+
+
 def emptied(state: PipelinedMeanState, codec_states: Any) -> PipelinedMeanState:
     """The same pipeline with nothing in flight."""
     zeros = jax.tree.map(jnp.zeros_like, state._replace(codec_states={}))

@@ -244,6 +244,12 @@ def rows_of_stability():
         ]
         title = f"{name}, predicted" if predicts else name
         yield f"| {title} | " + " | ".join(f"{x:.3g}" for x in limits) + " |"
+    fed_back = [
+        pj.stability.max_learning_rate(HEAVY_BALL, width, deviation_feedback=0.5)
+        for width in (1, 2, 3, 4)
+    ]
+    row = " | ".join(f"{x:.3g}" for x in fed_back)
+    yield f"| heavy-ball, 0.9, fed back | {row} |"
 
 
 def rows_of_convex():

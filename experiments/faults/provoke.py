@@ -10,7 +10,15 @@ from typing import Literal
 
 from experiments.cluster import INTERFACE, bucket
 
-Kind = Literal["none", "killed", "stopped", "cut off", "slow", "disk full"]
+Kind = Literal[
+    "none",
+    "killed",
+    "coordinator killed",
+    "stopped",
+    "cut off",
+    "slow",
+    "disk full",
+]
 
 _CUT_OFF = 30
 """Seconds."""
@@ -77,6 +85,7 @@ def _for_a_while(begin: str, end: str, seconds: int) -> None:
 
 _KINDS: dict[str, Callable[[pathlib.Path, str], None]] = {
     "killed": _killed,
+    "coordinator killed": _killed,
     "stopped": _stopped,
     "cut off": _cut_off,
     "slow": _slow,

@@ -12,6 +12,7 @@ import jax
 import pipejax as pj
 from pipejax.executors import Fused
 from pipejax.overlap import Report, inspect, timeline, topology
+from pipejax.pipeline import at_width_1
 
 from ._program import load, types
 from ._usage import UsageError, in_one_line
@@ -97,7 +98,7 @@ def _programs(
     }
     if isinstance(executor, Fused):
         setting["dropped"] = executor.options.dropped
-    empty = state._replace(in_flight=state.in_flight._replace(pending=()))
+    empty = state._replace(in_flight=at_width_1(state.in_flight))
     programs = {"D-Sync (K=1)": (train.plain, empty, batch)}
     if train.width > 1:
         programs[f"pipelined (K={train.width})"] = parts

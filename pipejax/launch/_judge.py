@@ -75,7 +75,7 @@ def judge(seen: Sequence[Seen], absent: Collection[int], limit: float) -> str:
       limit: seconds.
     """
     working = [each for each in seen if not each.beat.finished]
-    failed = [each.beat for each in working if each.beat.failed]
+    failed = [each.beat for each in seen if each.beat.failed]
     if silent := silence(working, GRACE if failed else limit):
         return silent
     if failed:

@@ -147,7 +147,7 @@ class Patrol:
         if error is not self._save_failed[0]:
             self._save_failed = error, now
         lasts = now - self._save_failed[1]
-        if error is not None and lasts > GRACE and not self._progress.failed:
+        if error is not None and lasts > 2 * GRACE and not self._progress.failed:
             return described(error), lasts
         return self._progress.failed, now - self._progress.since
 
@@ -183,8 +183,10 @@ class Patrol:
 
 
 def described(error: BaseException) -> str:
-    """As the last line of a traceback."""
-    return traceback.format_exception_only(error)[-1].strip()
+    """As in a traceback, without the notes that follow there, such as JAX's own."""
+    form = traceback.TracebackException(type(error), error, None)
+    form.__notes__ = None
+    return [*form.format_exception_only()][-1].strip()
 
 
 def end(rank: int, verdict: str) -> None:

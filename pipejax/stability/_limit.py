@@ -41,8 +41,8 @@ def spectral_radius(
     - with weight prediction: that of width 1, or of the deviations `e_i = g_i - g` of
       devices' gradients from their mean, whichever is larger. Device i takes its
       gradient where its own gradients in flight lead, so
-      `e_i[t] = -curvature (u(e_i[t-K+1]) + ... + u(e_i[t-1])) + noise`,
-      with feedback c and `e_i[t-K+1] + c e_i[t-K]` in the place of the oldest
+      `e_i[t] = -curvature (u(e_i[t-K+1]) + ... + u(e_i[t-1])) + noise`, `u` beginning
+      at nothing each time; with feedback c, `e_i[t-K+1] + c e_i[t-K]` is the oldest
 
     Args:
       tx: a linear Optax transformation.
@@ -208,7 +208,7 @@ def _crossings(of: Loop) -> list[float]:
     angles = np.abs(np.angle(roots[np.abs(np.abs(roots) - 1) < 1e-2]))
     inner = angles[(angles > 1e-6) & (angles < np.pi - 1e-6)]
     polished = [newton(imaginary, x, x1=x * (1 + 1e-4), disp=False) for x in inner]
-    z = np.append(np.exp(1j * np.array(polished)), -1)
+    z = np.append(np.exp(1j * np.array(polished)), [-1, 1])
     numerator, denominator = np.polyval(p, z), np.polyval(q, z)
     meets = np.abs(denominator) > 1e-12
     curvatures = np.sort(np.real(-numerator[meets] / denominator[meets]))

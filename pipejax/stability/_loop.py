@@ -12,7 +12,8 @@ in the curvature, `p(z) + lambda q(z)`:
 
 With weight prediction the mean over devices is that of width 1. What each device's
 gradient differs from it by, e, has a loop of its own, whose state is the K-1 of them in
-flight and, where it is fed back, the one before, `e[t] = lambda (H e)`:
+flight and the one before, which may be fed back, `e[t] = lambda (H e)`. Its polynomial,
+but for roots at zero:
 
 - heavy-ball, K=2: `z + eta lambda`; fed back `z^2 + eta lambda z + c eta lambda`
 - heavy-ball, K=3: `z^2 + eta lambda z + (1 + mu) eta lambda`

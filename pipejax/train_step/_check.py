@@ -49,7 +49,8 @@ def check_flag(name: str, value: bool) -> bool:
 
 def check_feedback(share: float, weight_prediction: bool) -> float:
     """`share` as a float from 0 to below 1, and 0 without weight prediction."""
-    if isinstance(share, bool | str) or not 0 <= share < 1:
+    real = isinstance(share, int | float) and not isinstance(share, bool)
+    if not real or not 0 <= share < 1:
         raise ValueError(
             f"`deviation_feedback` must be a number from 0 to below 1, got {share!r}."
             " 0.5 is the best at width 2."
@@ -232,11 +233,11 @@ def check_in_flight(
             f"`state` must be of this mesh, with {devices} devices; got one of"
             f" {parts} devices, which has as many gradients in flight. {_GO_ON}"
         )
-    kept = bool(in_flight.deviation)
-    if kept != (feeds_back and width > 1):
+    kept, wanted = bool(in_flight.deviation), feeds_back and width > 1
+    if kept != wanted:
         raise ValueError(
-            f"`state` must be of a step {'with' if feeds_back else 'without'}"
-            f" `deviation_feedback`, as this one; got one"
+            f"`state` must {'' if wanted else 'not '}have a deviation to be fed back,"
+            f" as this train step {'does' if wanted else 'does not'}; got one"
             f" {'with' if kept else 'without'} it. {_GO_ON}"
         )
 

@@ -87,8 +87,8 @@ def make_train_step(
       deviation_feedback: a share c of what this device's last reduced gradient differed
         from its mean by. Weight prediction adds it to the oldest gradient in flight. At
         width 2 c = 0.5 doubles the learning rate up to which devices stay together
-        (`pj.stability`), which helps SGD with momentum; it costs the memory of one
-        gradient, and devices take gradients at places that differ by more.
+        (`pj.stability`), meant for SGD with momentum; it costs the memory of one
+        gradient, and in flat directions devices lie a little further apart.
       executor: `"fused"` runs a step as one program, `"host"` sums on a thread beside
         it; `"auto"` takes what hides communication on these devices, and says which
         and why in `train.executor`.

@@ -27,7 +27,7 @@ from pipejax.collectives import Schedule, Transfer
 from pipejax.executors import Executor, Setting, choose
 from pipejax.mesh import AxisName
 from pipejax.message import MessageForm
-from pipejax.pipeline import PipelinedMeanState, empty_pipeline
+from pipejax.pipeline import PipelinedMeanState, at_width_1, empty_pipeline
 
 from ._check import (
     check_batch,
@@ -136,7 +136,7 @@ class TrainStep:
         calls = None if state.calls is None else state.calls + np.int32(1)
         if calls is not None and calls <= self.warmup_steps and self.width > 1:
             # The pipeline stays empty while the synchronous twin goes past it.
-            past = in_flight._replace(pending=(), deviation={})
+            past = at_width_1(in_flight)
             carry, past, info = now.plain.executor.step(carry, past, batch)
             in_flight = in_flight._replace(codec_states=past.codec_states)
         else:

@@ -42,6 +42,10 @@ PROGRAMS = """
         return make(mesh, width=1)
 
 
+    def fed_back(mesh):
+        return make(mesh, deviation_feedback=0.5)
+
+
     def on_a_thread(mesh):
         return make(mesh, executor="host")
 
@@ -164,6 +168,12 @@ def test_json(folder):
     assert list(found["programs"]) == ["D-Sync (K=1)", "pipelined (K=2)"]
     (collective,) = found["programs"]["pipelined (K=2)"]["collectives"]
     assert collective["bytes"] == 4 * (16 * 16 + 1)  # The loss travels with them.
+
+
+def test_a_step_that_feeds_back_has_a_synchronous_twin(folder):
+    assert inspect("fed_back", "--json", "report.json") == 0
+    found = json.loads((folder / "report.json").read_text())
+    assert list(found["programs"]) == ["D-Sync (K=1)", "pipelined (K=2)"]
 
 
 def test_plot(folder):

@@ -32,6 +32,7 @@ def test_faults_are_of_every_kind_and_after_the_first_checkpoint():
     assert {kind for kind, _, _ in found} == set(config.kinds)
     assert {rank for _, rank, _ in found} == set(range(4))
     assert all(5 <= step < 40 for _, _, step in found)
+    assert {r for kind, r, _ in found if kind == "coordinator killed"} == {0}
 
 
 SILENT = "process 2 on host2 has said nothing for 12 s, last at step 4"
@@ -50,7 +51,11 @@ END = "pipejax: this job is ended: "
         ("killed", 2, END + SILENT, True, 12),
         ("killed", 1, END + SILENT, False, None),  # somebody else
         ("killed", 0, GONE, True, None),
+        ("coordinator killed", 0, GONE, True, None),
+        ("coordinator killed", 0, END + CUT_OFF, False, None),  # it was not cut off
         ("stopped", 0, END + CUT_OFF, True, 11),
+        ("stopped", 0, GONE, True, None),  # by its launcher
+        ("cut off", 0, GONE, False, None),
         ("disk full", 1, END + FULL, True, None),
         ("slow", 1, "", True, None),
         ("slow", 1, END + SILENT, False, None),  # a false alarm

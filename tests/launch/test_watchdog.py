@@ -279,6 +279,19 @@ def test_a_save_that_handles_its_exceptions_has_not_failed(patrols, monkeypatch)
     assert all(not patrol.ending for patrol, _ in started)
 
 
+def test_an_exception_is_described_without_its_notes():
+    """JAX adds some to what leaves a jitted function, and they come last."""
+
+    @jax.jit
+    def fails(x):
+        raise KeyError("label")
+
+    with pytest.raises(KeyError) as caught:
+        fails(1.0)
+    caught.value.add_note("JAX has removed its internal frames")
+    assert _patrol.described(caught.value) == "KeyError: 'label'"
+
+
 def looked_at():
     """Where the main thread is, as another sees it."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:

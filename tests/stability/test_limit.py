@@ -140,6 +140,20 @@ def test_feedback_has_a_closed_form(share):
     assert limit == pytest.approx(min(1 / (1 - share), 1 / (share or 1)), rel=1e-6)
 
 
+def test_a_step_uphill_at_first_drifts_apart_to_one_side():
+    # z - 1.7 x: it leaves the circle at z = 1.
+    taps = (-1.7, 2.43, -0.729)
+
+    def respond(gradient, state, params=None):
+        past = (gradient, *state[:2])
+        return -sum(a * b for a, b in zip(taps, past, strict=True)), past
+
+    tx = optax.GradientTransformation(lambda w: (w, w, w), respond)
+    limit = stability.max_curvature(tx, 2)
+    assert 0 < limit == pytest.approx(1 / 1.7)
+    assert stability.spectral_radius(tx, 2, 1.01 * limit) > 1
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_without_a_delay_there_is_nothing_to_predict(name):
     tx = FAMILIES[name](0.1)

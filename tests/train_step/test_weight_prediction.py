@@ -199,7 +199,7 @@ def test_weight_prediction_is_yes_or_no(value):
         )
 
 
-@pytest.mark.parametrize("value", [-0.1, 1.0, float("nan"), "half", True])
+@pytest.mark.parametrize("value", [-0.1, 1.0, float("nan"), "half", True, None])
 def test_feedback_is_a_share(value):
     with pytest.raises(ValueError, match="`deviation_feedback` must be a number from"):
         pj.make_train_step(
@@ -226,5 +226,5 @@ def test_a_state_goes_with_its_feedback(shares):
         )
         for share in shares
     )
-    with pytest.raises(ValueError, match="`state` must be of a step with"):
+    with pytest.raises(ValueError, match=r"`state` must .*have a deviation to be fed"):
         into.step(of.init(init_params()), batches(1)[0])
