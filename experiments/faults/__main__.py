@@ -79,11 +79,9 @@ def faults(config: Config) -> Iterator[tuple[Kind, int, int]]:
     rng = np.random.default_rng(config.seed)
     for number in range(config.runs):
         kind = config.kinds[number % len(config.kinds)]
-        rank, step = (
-            rng.integers(config.hosts),
-            rng.integers(config.every, config.steps),
-        )
-        yield kind, 0 if kind == "coordinator killed" else int(rank), int(step)
+        rank = int(rng.integers(config.hosts))
+        step = int(rng.integers(config.every, config.steps))
+        yield kind, 0 if kind == "coordinator killed" else rank, step
 
 
 def run(
