@@ -35,9 +35,9 @@ def rows_of_endurance():
 
 
 def rows_of_convergence():
-    """What has been run in every cell."""
+    """What has been run in every cell, or in all but one."""
     for cells in convergence.rows(result("convergence")):
-        if all(cells):
+        if cells.count("") <= 1:
             yield f"| {' | '.join(cells)} |"
 
 
