@@ -39,9 +39,8 @@ from rich.console import Console
 from rich.table import Table
 
 import pipejax as pj
-from pipejax import codecs, collectives
+from pipejax import codecs, collectives, pipeline
 from pipejax.overlap import Report, inspect, topology
-from pipejax.pipeline import at_width_1
 
 from . import by_hand, models, report, task, transformer
 
@@ -204,7 +203,7 @@ def compiled(program: Program, model: Model, mesh: Mesh) -> tuple[Report, int]:
     (stale,) = state.in_flight.pending
     look: Callable[..., Report] = functools.partial(inspect, train, state)
     if program == "D-Sync":
-        empty = state._replace(in_flight=at_width_1(state.in_flight))
+        empty = state._replace(in_flight=pipeline.at_width_1(state.in_flight))
         look = functools.partial(inspect, train.plain, empty)
     elif program == "negative control":
         step = by_hand.applied_first(problem.loss_fn, SGD, mesh)

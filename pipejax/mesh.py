@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 AxisName = str | tuple[str, ...]
 
@@ -100,3 +100,12 @@ def on_mesh(
     return jax.shard_map(
         local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
+
+
+def laid_out(leaf: Any, sharding: NamedSharding) -> Any:
+    """An array that lies elsewhere on purpose, moved; `jit` places all others."""
+    if isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, jax.Array):
+        return leaf
+    if leaf.committed and leaf.sharding != sharding:
+        return jax.device_put(leaf, sharding)
+    return leaf

@@ -55,7 +55,7 @@ def empty_pipeline(
         pending=tuple(zeros() for _ in range(width - 1)),
         filled=jnp.zeros(1, jnp.int32),
         codec_states=codec_states,
-        deviation=zeros() if feeds_back and width > 1 else {},
+        deviation=zeros() if feeds_back else {},
     )
 
 

@@ -1,7 +1,6 @@
 """Figures in README and docs are those of the result files."""
 
 import functools
-import itertools
 import json
 import pathlib
 import statistics
@@ -233,23 +232,18 @@ STABILITY = {
 
 
 def rows_of_stability():
-    for predicts, name in itertools.product((False, True), STABILITY):
-        if predicts and name.startswith("`"):
-            continue  # corrects a plain delay
+    predicted = [name for name in STABILITY if not name.startswith("`")]
+    cases = [
+        *((name, name, {"weight_prediction": False}) for name in STABILITY),
+        *((f"{name}, predicted", name, {}) for name in predicted),
+        ("heavy-ball, 0.9, fed back", "heavy-ball, 0.9", {"deviation_feedback": 0.5}),
+    ]
+    for title, name, how in cases:
         limits = [
-            pj.stability.max_learning_rate(
-                STABILITY[name](width), width, weight_prediction=predicts
-            )
+            pj.stability.max_learning_rate(STABILITY[name](width), width, **how)
             for width in (1, 2, 3, 4)
         ]
-        title = f"{name}, predicted" if predicts else name
         yield f"| {title} | " + " | ".join(f"{x:.3g}" for x in limits) + " |"
-    fed_back = [
-        pj.stability.max_learning_rate(HEAVY_BALL, width, deviation_feedback=0.5)
-        for width in (1, 2, 3, 4)
-    ]
-    row = " | ".join(f"{x:.3g}" for x in fed_back)
-    yield f"| heavy-ball, 0.9, fed back | {row} |"
 
 
 def rows_of_convex():

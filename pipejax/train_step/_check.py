@@ -233,11 +233,11 @@ def check_in_flight(
             f"`state` must be of this mesh, with {devices} devices; got one of"
             f" {parts} devices, which has as many gradients in flight. {_GO_ON}"
         )
-    kept, wanted = bool(in_flight.deviation), feeds_back and width > 1
-    if kept != wanted:
+    kept = bool(in_flight.deviation)
+    if kept != feeds_back:
         raise ValueError(
-            f"`state` must {'' if wanted else 'not '}have a deviation to be fed back,"
-            f" as this train step {'does' if wanted else 'does not'}; got one"
+            f"`state` must {'' if feeds_back else 'not '}have a deviation to be fed"
+            f" back, as this train step {'does' if feeds_back else 'does not'}; got one"
             f" {'with' if kept else 'without'} it. {_GO_ON}"
         )
 

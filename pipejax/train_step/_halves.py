@@ -43,11 +43,6 @@ class Halves:
     weight_prediction: bool
     deviation_feedback: float
 
-    @property
-    def feeds_back(self) -> bool:
-        """Whether a pipeline keeps deviations."""
-        return self.deviation_feedback > 0
-
     def compute(
         self, carry: Carry, in_flight: PipelinedMeanState, batch: Any
     ) -> tuple[Buckets, Kept]:

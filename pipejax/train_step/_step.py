@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec as P
 from pipejax import buckets
 from pipejax.collectives import Schedule, Transfer
 from pipejax.executors import Executor, Setting, choose
-from pipejax.mesh import AxisName
+from pipejax.mesh import AxisName, laid_out
 from pipejax.message import MessageForm
 from pipejax.pipeline import PipelinedMeanState, at_width_1, empty_pipeline
 
@@ -104,7 +104,7 @@ class TrainStep:
                 skipped=jnp.zeros((), jnp.int32),
                 step=jnp.zeros((), jnp.int32),
             )
-            fed = self.halves.feeds_back
+            fed = self.feeds_back
             return carry, empty_pipeline(sizes, self.width, {}, feeds_back=fed)
 
         specs = (P(), P(self.axis_name))
@@ -131,13 +131,13 @@ class TrainStep:
         self._check(state)
         check_batch(batch, self.setting.devices, self.halves.microbatches)
         carry, in_flight = Carry.of(state), state.in_flight
-        batch = jax.tree.map(self._laid_out, batch)
+        batch = jax.tree.map(lambda leaf: laid_out(leaf, self.setting.data), batch)
         now = self._phase(state.calls)
         calls = None if state.calls is None else state.calls + np.int32(1)
         if calls is not None and calls <= self.warmup_steps and self.width > 1:
             # The pipeline stays empty while the synchronous twin goes past it.
-            past = at_width_1(in_flight)
-            carry, past, info = now.plain.executor.step(carry, past, batch)
+            past, plain = at_width_1(in_flight), now.plain.executor
+            carry, past, info = plain.step(carry, past, batch)
             in_flight = in_flight._replace(codec_states=past.codec_states)
         else:
             carry, in_flight, info = now.executor.step(carry, in_flight, batch)
@@ -264,12 +264,15 @@ class TrainStep:
         """The mesh axis of the data, or both."""
         return self.setting.axis_name
 
+    @property
+    def feeds_back(self) -> bool:
+        """Whether the pipeline keeps deviations; one of width 1 has none."""
+        return self.width > 1 and self.halves.deviation_feedback > 0
+
     def _check(self, state: PipelineState) -> None:
         check_state(state, self.setting.data.device_set)
-        fed = self.halves.feeds_back
-        check_in_flight(
-            state.in_flight, self.width, self.setting.devices, feeds_back=fed
-        )
+        devices, fed = self.setting.devices, self.feeds_back
+        check_in_flight(state.in_flight, self.width, devices, feeds_back=fed)
 
     def _phase(self, calls: Any) -> "TrainStep":
         """The step of the phase that so many calls have led to."""
@@ -294,11 +297,3 @@ class TrainStep:
 
         local = self.setting.on_mesh(local, (P(), P(), P(), P(self.axis_name)), P())
         return jax.eval_shape(local, params, model_state, rng, batch)
-
-    def _laid_out(self, leaf: Any) -> Any:
-        """An array that lies elsewhere on purpose, moved; `jit` places all others."""
-        if isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, jax.Array):
-            return leaf
-        if leaf.committed and leaf.sharding != self.setting.data:
-            return jax.device_put(leaf, self.setting.data)
-        return leaf

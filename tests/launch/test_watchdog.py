@@ -1,6 +1,5 @@
 """Jobs with a fault: who names it, how they end, and when nobody is to blame."""
 
-import concurrent.futures
 import contextlib
 import faulthandler
 import pathlib
@@ -10,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 
 import jax
 import pytest
@@ -290,38 +288,3 @@ def test_an_exception_is_described_without_its_notes():
         fails(1.0)
     caught.value.add_note("JAX has removed its internal frames")
     assert _patrol.described(caught.value) == "KeyError: 'label'"
-
-
-def looked_at():
-    """Where the main thread is, as another sees it."""
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        return pool.submit(_where.main_thread).result()
-
-
-def test_a_program_of_ones_own_neither_waits_nor_is_busy():
-    where = looked_at()
-    assert (where.busy, where.waits) == ("", False)
-    assert "in test_a_program_of_ones_own_neither_waits" in where.stack
-
-
-def test_a_compilation_is_busy(monkeypatch):
-    found = []
-
-    def compiled(*_, **__):
-        found.append(looked_at())
-        raise KeyError
-
-    monkeypatch.setattr(jax._src.compiler, "backend_compile_and_load", compiled)
-    with pytest.raises(KeyError):
-        jax.jit(lambda x: x + 1)(1.0)
-    assert found[0].busy == "compiling"
-
-
-def test_whoever_has_called_into_jax_waits(monkeypatch):
-    frame = traceback.FrameSummary(jax.monitoring.__file__, 1, "wait")
-    mine = traceback.FrameSummary(__file__, 1, "train")
-    assert _where.of([mine, frame]).waits
-    thread = traceback.FrameSummary(threading.__file__, 1, "wait")
-    assert _where.of([mine, frame, thread]).waits
-    assert not _where.of([frame, mine, thread]).waits
-    assert not _where.of([frame, mine]).waits

@@ -1,0 +1,45 @@
+"""Where in its program a process is, as another of its threads sees it."""
+
+import concurrent.futures
+import threading
+import traceback
+
+import jax
+import pytest
+
+from pipejax.launch import _where
+
+
+def looked_at():
+    """Where the main thread is, as another sees it."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(_where.main_thread).result()
+
+
+def test_a_program_of_ones_own_neither_waits_nor_is_busy():
+    where = looked_at()
+    assert (where.busy, where.waits) == ("", False)
+    assert "in test_a_program_of_ones_own_neither_waits" in where.stack
+
+
+def test_a_compilation_is_busy(monkeypatch):
+    found = []
+
+    def compiled(*_, **__):
+        found.append(looked_at())
+        raise KeyError
+
+    monkeypatch.setattr(jax._src.compiler, "backend_compile_and_load", compiled)
+    with pytest.raises(KeyError):
+        jax.jit(lambda x: x + 1)(1.0)
+    assert found[0].busy == "compiling"
+
+
+def test_whoever_has_called_into_jax_waits(monkeypatch):
+    frame = traceback.FrameSummary(jax.monitoring.__file__, 1, "wait")
+    mine = traceback.FrameSummary(__file__, 1, "train")
+    assert _where.of([mine, frame]).waits
+    thread = traceback.FrameSummary(threading.__file__, 1, "wait")
+    assert _where.of([mine, frame, thread]).waits
+    assert not _where.of([frame, mine, thread]).waits
+    assert not _where.of([frame, mine]).waits
