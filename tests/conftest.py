@@ -5,6 +5,9 @@ more, and others each time: `make soak`.
 
 The devices share one pool of threads, and of two programs in flight each may hold those
 that the other's all-reduce waits for: a pool of twice the devices is enough for both.
+
+What has been compiled is kept in pytest's cache, for all workers, for the processes
+that tests start and for the next run: `pytest --cache-clear` begins anew.
 """
 
 import os
@@ -19,6 +22,7 @@ os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = tempfile.gettempdir() + "/hypothesi
 
 import hypothesis
 import jax
+import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -39,3 +43,13 @@ hypothesis.settings.register_profile(
     print_blob=True,
 )
 hypothesis.settings.load_profile("ci")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    kept = {
+        "jax_compilation_cache_dir": str(config.cache.mkdir("jax")),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+    }
+    for name, value in kept.items():
+        jax.config.update(name, value)
+        os.environ[name.upper()] = str(value)

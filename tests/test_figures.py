@@ -12,6 +12,7 @@ import pipejax as pj
 from experiments import prediction, time_to_accuracy
 from experiments.convergence import __main__ as convergence
 from experiments.convex import __main__ as convex
+from experiments.faults import __main__ as faults
 from experiments.faults import endurance, start
 from pipejax import codecs
 
@@ -25,6 +26,11 @@ def result(name):
 def rows_of_starts():
     record = result("faults_start")
     for cells in start.rows(record["found"], record["hosts"]):
+        yield f"| {' | '.join(cells)} |"
+
+
+def rows_of_faults():
+    for cells in faults.rows(result("faults")["outcomes"]):
         yield f"| {' | '.join(cells)} |"
 
 
@@ -354,6 +360,7 @@ rows_of_mnist = functools.partial(rows_of_time_to_accuracy, "mnist")
         ("docs/overlap.md", rows_of_overlap),
         ("docs/convergence.md", rows_of_convergence),
         ("docs/many_hosts.md", rows_of_starts),
+        ("docs/many_hosts.md", rows_of_faults),
         ("docs/many_hosts.md", rows_of_endurance),
         ("docs/compression.md", rows_of_wire),
         ("docs/compression.md", rows_of_codecs),
