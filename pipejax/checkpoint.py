@@ -115,13 +115,20 @@ def restore(
 
     Raises:
       FileNotFoundError: if there is no checkpoint.
-      ValueError: if it is of another width, or of another model or optimizer.
+      ValueError: if it is of another width, or of another model or optimizer, or was
+        not saved by `save`.
     """
     step = manager.latest_step() if step is None else step
     if step is None:
         raise FileNotFoundError(
             f"`manager` must have a checkpoint, got none in {manager.directory}. Save"
             " one with pipejax.checkpoint.save."
+        )
+    if "meta" not in manager.item_metadata(step):
+        raise ValueError(
+            f"the checkpoint in {manager.directory} must be one of"
+            " pipejax.checkpoint.save, and has nothing of what that writes. Save"
+            " `train.init(params)` of its parameters."
         )
     found = manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))
     meta = found["meta"]

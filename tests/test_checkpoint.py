@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 
 import pipejax as pj
@@ -145,6 +146,18 @@ def test_one_of_an_earlier_version_is_refused(manager):
     (meta,) = manager.directory.glob("*/meta/metadata")
     meta.write_text(json.dumps({"width": 2, "devices": 4}))
     with pytest.raises(ValueError, match=r"must be of this version of pipejax"):
+        checkpoint.restore(manager, train, init(train))
+
+
+def test_one_of_another_program_is_refused(tmp_path):
+    with ocp.CheckpointManager(tmp_path) as theirs:
+        theirs.save(0, args=ocp.args.StandardSave(init_params()))
+        theirs.wait_until_finished()
+    train = train_step()
+    with (
+        checkpoint.manager(tmp_path) as manager,
+        pytest.raises(ValueError, match=r"must be one of pipejax.checkpoint.save, and"),
+    ):
         checkpoint.restore(manager, train, init(train))
 
 

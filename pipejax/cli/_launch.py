@@ -136,8 +136,14 @@ def _run(args: argparse.Namespace) -> int:
 def _starts(args: argparse.Namespace) -> tuple[list[_supervise.Start], str]:
     """What is to be started here, and where process 0 waits."""
     with in_one_line(ValueError):
-        place = None if args.processes else launch.detect()
-        if place is not None:
+        place = launch.detect() if args.hosts == 1 else None
+        if place is not None and args.processes and place.processes > 1:
+            raise UsageError(
+                f"`--processes` must be left out under {place.launcher}, which has"
+                f" started {place.processes} itself; or `--hosts`, `--host` and"
+                " `--coordinator` be given, with one `pipejax launch` on each host"
+            )
+        if place is not None and not args.processes:
             start = _supervise.Start(str(place.rank), args.program, os.environ)
             return [start], place.coordinator
         job, gpus = _job(args)

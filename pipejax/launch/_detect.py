@@ -52,7 +52,9 @@ def detect(timeout: float = 300.0) -> Place | None:
     """
     environ = os.environ
     found = _own(environ) or _torchrun(environ) or _library(environ, timeout)
-    if found is not None:
+    if found is None:
+        _check_nothing_is_missing(environ)
+    else:
         _check_agreement(found, environ)
     return found
 
@@ -133,9 +135,15 @@ def _library(environ: Environment, timeout: float) -> Place | None:
 
 def _ask_jax(environ: Environment, method: str | None, timeout: float) -> Any:
     address = environ.get("JAX_COORDINATOR_ADDRESS")
-    return ClusterEnv.auto_detect_unset_distributed_params(
-        address, None, None, None, method, int(timeout)
-    )
+    try:
+        return ClusterEnv.auto_detect_unset_distributed_params(
+            address, None, None, None, method, int(timeout)
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"JAX cannot make out the variables of {_name(environ)}: {error}. Mend"
+            f" them, or set {', '.join(_OWN)}."
+        ) from error
 
 
 def _name(environ: Environment) -> str:
@@ -181,26 +189,31 @@ def _check_agreement(found: Place, environ: Environment) -> None:
         return
     if LAUNCHED in environ and found.launcher == _OWN[1]:
         return
-    said = {
-        "torchrun's variables": ("WORLD_SIZE", "RANK"),
-        "Open MPI's": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-        "Slurm's": ("SLURM_NTASKS", "SLURM_PROCID"),
-    }
-    for who, (processes, rank) in said.items():
-        if who == "Slurm's" and "SLURM_STEP_NODELIST" not in environ:
-            continue  # inside a batch script, and not of a step
-        if not {processes, rank} <= environ.keys():
-            continue
-        if (_number(rank, environ[rank]), _number(processes, environ[processes])) != (
-            found.rank,
-            found.processes,
-        ):
-            raise ValueError(
-                f"{found.launcher} says that this is process {found.rank} of"
-                f" {found.processes}, and {who} {rank}={environ[rank]} and"
-                f" {processes}={environ[processes]} say something else. Unset what is"
-                f" left over, or set {', '.join(_OWN)} alone."
-            )
+    said = [("WORLD_SIZE", "RANK"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")]
+    if found.launcher != "Open MPI":  # whose own processes Slurm may have started
+        said.append(("PMI_SIZE", "PMI_RANK"))
+        if "SLURM_STEP_NODELIST" in environ:  # else it is a batch script, and no step
+            said.append(("SLURM_NTASKS", "SLURM_PROCID"))
+    differing = [
+        f"{name}={environ[name]}"
+        for names in said
+        for name, own in zip(names, (found.processes, found.rank), strict=True)
+        if name in environ and _number(name, environ[name]) != own
+    ]
+    if differing:
+        raise ValueError(
+            f"{found.launcher} says that this is process {found.rank} of"
+            f" {found.processes}, against {', '.join(differing)}. Unset what is left"
+            f" over, or set {', '.join(_OWN)} alone."
+        )
+
+
+def _check_nothing_is_missing(environ: Environment) -> None:
+    """That no process takes itself for the only one because a variable is not set."""
+    if _OWN[0] in environ:
+        _all_of(_OWN, environ)
+    if set(_TORCHRUN[:2]) & environ.keys() and set(_TORCHRUN[2:]) & environ.keys():
+        _all_of(_TORCHRUN, environ)
 
 
 def _all_of(names: tuple[str, ...], environ: Environment) -> list[str]:

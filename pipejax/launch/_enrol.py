@@ -1,9 +1,11 @@
 """Who comes to process 0, in whatever order; the slow, the silent and strangers beside.
 
-One thread hears all connections at once: nobody waits for somebody else's line. Who
-leaves again, for it has died, may come again.
+Each is greeted, by which it knows process 0 from another program at that port. One
+thread hears all connections at once: nobody waits for somebody else's line. Who leaves
+again, for it has died, may come again.
 """
 
+import contextlib
 import functools
 import logging
 import selectors
@@ -15,6 +17,8 @@ from ._record import Record
 
 _log = logging.getLogger("pipejax")
 
+GREETING = b"pipejax\n"
+"""What process 0 says first."""
 LONGEST = 2**22
 """Bytes of a line."""
 PATIENCE = 5.0
@@ -82,6 +86,8 @@ class Enrolment:
                 time.sleep(0.1)
             return
         connection.setblocking(False)
+        with contextlib.suppress(OSError):  # it has left again: `_hear` sees that
+            connection.send(GREETING)
         hear = functools.partial(self._hear, connection)
         self._selector.register(connection, selectors.EVENT_READ, hear)
         self._visitors[connection] = Visitor(bytearray(), time.monotonic())

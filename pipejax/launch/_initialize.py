@@ -11,7 +11,7 @@ import jax
 
 from . import _record, _roll_call
 from ._detect import detect
-from ._place import Place
+from ._place import Place, check_address
 from ._watchdog import HEARTBEAT, check_heartbeat
 
 _log = logging.getLogger("pipejax")
@@ -48,7 +48,7 @@ def initialize(
       bind: `host:port` at which process 0 listens, where that is not the coordinator's
         address; by default the variable JAX_COORDINATOR_BIND_ADDRESS, or that address.
       config: by name, what else must be the same everywhere, compared as text.
-      timeout: seconds to wait for the others.
+      timeout: seconds to wait for the others, above 0.
       heartbeat: seconds without a sign of a process after which JAX's runtime aborts
         all; a `pj.launch.Watchdog` names who is silent before that.
 
@@ -57,18 +57,25 @@ def initialize(
 
     Raises:
       ValueError: for some of the three arguments without the others, or variables that
-        say nothing, or two things; for a heartbeat of less than 30.
+        say nothing, or two things; for a coordinator or `bind` without a port; for a
+        timeout that is none, or a heartbeat of less than 30.
       RollCallError: on every process, with what is wrong and where, if one does not
         come, or comes twice, or differs.
     """
     check_heartbeat(heartbeat)
+    if not 0 < timeout <= 1e6:
+        raise ValueError(
+            f"`timeout` must lie in (0, 1e6] seconds, got {timeout!r}: what the slowest"
+            " process needs to come."
+        )
     until = time.monotonic() + timeout
     place = _given(coordinator, processes, rank) or detect(timeout)
     if place is None:
         _log.info("no launcher found: one process")
         return None
     _log.info("process %d of %d (%s)", place.rank, place.processes, place.launcher)
-    bind = bind or os.environ.get(_BIND, place.coordinator)
+    bind = bind or os.environ.get(_BIND) or place.coordinator
+    check_address("bind", bind, f"the argument, or {_BIND}")
     mine = _record.of_this_process(place, config or {})
     hosts = _roll_call.call(place, mine, bind=bind, timeout=timeout)
     # One process too: so it has the runtime's notice of a signal to end.

@@ -20,7 +20,9 @@ class Beat:
       step: the last that it has begun.
       since: seconds since it began that, or failed.
       busy: what it is at that may take any time, such as compiling; empty otherwise.
+      paused: whether it has said so itself.
       waits: whether it is inside of JAX, waiting for a device or for other processes.
+      outside: seconds in which it was neither there nor busy, nor began a step.
       stack: of its threads, once `since` is long.
       failed: the exception it ends with, or has failed to save with; empty otherwise.
       finished: whether it has left in good order.
@@ -33,7 +35,9 @@ class Beat:
     step: int = 0
     since: float = 0.0
     busy: str = ""
+    paused: bool = False
     waits: bool = False
+    outside: float = 0.0
     stack: str = ""
     failed: str = ""
     finished: bool = False
@@ -65,6 +69,9 @@ def judge(seen: Sequence[Seen], absent: Collection[int], limit: float) -> str:
     - A process whose beat is older than `limit` has died, was stopped or is cut off.
       Once another has failed, `GRACE` is enough: it failed because of this one.
     - Otherwise one that has failed, the first.
+    - Otherwise nobody, as long as one has paused.
+    - Otherwise those that have been outside of JAX for longer than `limit`: whoever is
+      busy may be so because of them, at a checkpoint that all write together.
     - Otherwise nobody, as long as one is busy, or began a step within `limit`.
     - Otherwise those that are somewhere else than inside of JAX: the rest wait for
       them. If there are none, those at the earliest step.
@@ -82,7 +89,11 @@ def judge(seen: Sequence[Seen], absent: Collection[int], limit: float) -> str:
         first = max(failed, key=lambda beat: beat.since)
         return _failure(first) if first.since > 2 * GRACE else ""
     beats = [each.beat for each in working]
-    if not beats or any(beat.busy or beat.since <= limit for beat in beats):
+    if not beats or any(beat.paused for beat in beats):
+        return ""
+    if lost := [beat for beat in beats if beat.outside > limit]:
+        return "\n".join(map(_standstill, lost))
+    if any(beat.busy or beat.since <= limit for beat in beats):
         return ""
     if absent:
         names = ", ".join(map(str, sorted(absent)))

@@ -66,6 +66,7 @@ class Patrol:
         self._end = end
         self._host = socket.gethostname()
         self._contact = time.monotonic()
+        self._inside = progress.since
         self._newest: dict[int, tuple[Beat, float]] = {}
         self._verdict = ""
         self._accusation = ""
@@ -74,7 +75,20 @@ class Patrol:
     def start(self) -> None:
         """Starts both threads, which do not keep the process alive."""
         for work in (self._speak, self._look):
-            threading.Thread(target=work, daemon=True, name="pipejax watchdog").start()
+            threading.Thread(
+                target=self._guarded, args=(work,), daemon=True, name="pipejax watchdog"
+            ).start()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """A watchdog that fails is a fault: nobody would hear of any other."""
+        try:
+            work()
+        except Exception as error:
+            traceback.print_exc()
+            self._finally(
+                f"the watchdog of process {self._rank} on {self._host} has failed:"
+                f" {described(error)}"
+            )
 
     def _speak(self) -> None:
         for count in itertools.count(1):
@@ -99,7 +113,8 @@ class Patrol:
                 self._forgive()  # it was this process that was held up
             looked = time.monotonic()
             # Where a thread never lets go of the interpreter, this one stops as well.
-            faulthandler.dump_traceback_later(2 * self._limit, exit=True)
+            # To descriptor 2: what stands for `sys.stderr` may have none.
+            faulthandler.dump_traceback_later(self._limit + GRACE, exit=True, file=2)
             cut_off = time.monotonic() - self._contact
             if self._verdict:
                 self._finally(self._verdict)
@@ -122,6 +137,8 @@ class Patrol:
         where = _where.main_thread()
         if where.busy:
             self._progress.since = now
+        if where.busy or where.waits or self._progress.busy:
+            self._inside = now
         failed, since = self._failure(now)
         return Beat(
             self._rank,
@@ -130,7 +147,9 @@ class Patrol:
             self._progress.step,
             since,
             self._progress.busy or where.busy,
+            bool(self._progress.busy),
             where.waits,
+            now - max(self._inside, self._progress.since),
             where.stack if since > self._limit / 2 else "",
             failed,
             self._progress.finished,

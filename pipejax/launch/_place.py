@@ -26,15 +26,20 @@ class Place:
     devices: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        host, _, port = self.coordinator.rpartition(":")
-        if not (host and port.isdecimal() and 0 < int(port) < 2**16):
-            raise ValueError(
-                f"`coordinator` must be host:port, got {self.coordinator!r}"
-                f" ({self.launcher}). Give an address of the host of process 0 that all"
-                " others reach, and a port that is free there."
-            )
+        check_address("coordinator", self.coordinator, self.launcher)
         if not 0 <= self.rank < self.processes:
             raise ValueError(
                 f"`rank` must lie in [0, {self.processes}), the number of processes;"
                 f" got {self.rank} ({self.launcher})."
             )
+
+
+def check_address(name: str, address: str, said_by: str) -> str:
+    """`address`, if it is `host:port`, else a ValueError."""
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal() and 0 < int(port) < 2**16):
+        raise ValueError(
+            f"`{name}` must be host:port, got {address!r} ({said_by}). Give an address"
+            " of the host of process 0, and a port that is free there."
+        )
+    return address

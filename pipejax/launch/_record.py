@@ -19,7 +19,7 @@ import jax
 
 from ._place import Place
 
-_PACKAGES = ("pipejax", "jax", "jaxlib", "flax", "optax", "numpy")
+_PACKAGES = ("pipejax", "jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint")
 # Of JAX's settings those that change what is compiled.
 _SETTINGS = (
     "jax_default_matmul_precision",
@@ -94,7 +94,7 @@ def parsed(line: bytes) -> dict[str, Any]:
 def of_this_process(place: Place, config: Mapping[str, Any]) -> Record:
     """Everything that can be told apart without a device."""
     same = {"Python": platform.python_version()}
-    same |= {name: metadata.version(name) for name in _PACKAGES}
+    same |= {name: _version(name) for name in _PACKAGES}
     same |= {name: str(getattr(jax.config, name, None)) for name in _SETTINGS}
     same["XLA_FLAGS"] = _compiler_flags(os.environ.get("XLA_FLAGS", ""))
     same |= {f"config {name}": str(value) for name, value in config.items()}
@@ -138,6 +138,13 @@ def _some(names: list[str]) -> str:
     more = len(names) - _NAMED
     shown = ", ".join(names[:_NAMED])
     return shown if more <= 0 else f"{shown} and {more} more"
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "absent"  # some are options
 
 
 def _compiler_flags(text: str) -> str:

@@ -3,8 +3,9 @@
 JAX's own joining is a barrier: where a process does not come, or two come as one, it
 aborts all of them after its timeout and says neither which nor where, and its key-value
 store opens only behind it. So process 0 first listens itself, at the coordinator's
-address, until every process has said what it is, and answers all alike: nothing, then
-JAX's turn has come, or what is wrong. Each says one line of JSON.
+address, greets who comes, waits until every process has said what it is, and answers
+all alike: nothing, then JAX's turn has come, or what is wrong. Each says one line of
+JSON.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ._enrol import LONGEST, PATIENCE, Enrolment
+from ._enrol import GREETING, LONGEST, PATIENCE, Enrolment
 from ._place import Place
 from ._record import Record, differences, parsed
 
@@ -46,7 +47,9 @@ class Answer:
     def from_json(cls, line: bytes) -> "Answer":
         """What `to_json` has written; ValueError for anything else."""
         read = parsed(line)
-        if read.keys() != {"reasons", "hosts"}:
+        if read.keys() != {"reasons", "hosts"} or not all(
+            isinstance(value, list) for value in read.values()
+        ):
             raise ValueError("what is said there is not said by process 0")
         return cls(*(list(map(str, read[name])) for name in ("reasons", "hosts")))
 
@@ -178,6 +181,8 @@ def _told(place: Place, mine: Record, until: float) -> Answer:
     host, _, port = place.coordinator.rpartition(":")
     left = max(_AGAIN, until - time.monotonic())
     with socket.create_connection((host.strip("[]"), int(port)), left) as connection:
+        if _line(connection, PATIENCE) != GREETING:
+            raise ValueError("another program is there")
         connection.sendall(mine.to_json())
         # It has the same limit, and then what it says takes its way.
         patience = max(0.0, until - time.monotonic()) + 2 * PATIENCE

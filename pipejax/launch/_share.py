@@ -5,6 +5,8 @@ import os
 import pathlib
 from collections.abc import Mapping
 
+from ._place import check_address
+
 LAUNCHED = "PIPEJAX_LAUNCHED"
 """The variable that says that a place was given by `pipejax launch`."""
 
@@ -20,7 +22,8 @@ class Job:
       coordinator: `host:port` of the first host, which all others reach.
 
     Raises:
-      ValueError: for counts below 1, or a host that there is not.
+      ValueError: for counts below 1, a host that there is not, or an address without a
+        port.
     """
 
     processes: int
@@ -39,6 +42,7 @@ class Job:
                 f"`host` must lie in [0, {self.hosts}), the number of hosts; got"
                 f" {self.host}."
             )
+        check_address("coordinator", self.coordinator, "the argument")
 
     def rank(self, local: int) -> int:
         """Of the n-th process of this host, among all."""

@@ -155,7 +155,12 @@ def _first_failure(
 ) -> int | None:
     """Which failed first; `None` once all have ended well, or a signal has come."""
     running = [time.monotonic()] * len(children)
+    looked = time.monotonic()
     while not received:
+        if time.monotonic() - looked > 10 * _PERIOD:
+            # It was this process that was stopped, perhaps with all of them.
+            running = [time.monotonic()] * len(children)
+        looked = time.monotonic()
         for place, child in enumerate(children):
             if not _is_stopped(child.pid):
                 running[place] = time.monotonic()

@@ -1,6 +1,7 @@
 """Ends a job that stands still, and says whose fault it is."""
 
 import contextlib
+import operator
 import time
 import traceback
 from collections.abc import Iterator
@@ -38,11 +39,13 @@ class Watchdog:
     it is alive, at which step, and since when. Process 0 judges all of them, and all
     others whether process 0 still speaks. Once someone is at fault every process prints
     who, on which host, at which step and where in its program, and exits with status
-    75, `pj.launch.FAULT`, a few seconds after the limit.
+    75, `pj.launch.FAULT`, a few seconds after the limit; one whose interpreter is held
+    by a thread that never lets go of it prints its stacks, and exits with status 1.
 
-    Nobody is at fault while a process compiles, writes or reads a checkpoint, or is
-    inside of `pause`. An exception that leaves the block is a fault too: it is named on
-    all processes, where otherwise they would wait for the failed one for minutes.
+    Nobody is at fault while a process is inside of `pause`, and nobody that waits
+    inside of JAX while one compiles, or writes or reads a checkpoint. An exception that
+    leaves the block is a fault too: it is named on all processes, where otherwise they
+    would wait for the failed one for minutes.
     Leaving in good order waits for the others. One process alone is not watched.
 
     What it cannot do: say where a process was that died or is stopped; end one that is
@@ -77,8 +80,15 @@ class Watchdog:
         self._patrol: Patrol | None = None
 
     def step(self, number: int) -> None:
-        """Says that this process begins a step."""
-        self._progress.step = number
+        """Says that this process begins a step.
+
+        Args:
+          number: of the step, a whole number of any type.
+
+        Raises:
+          TypeError: for anything else.
+        """
+        self._progress.step = operator.index(number)
         self._progress.since = time.monotonic()
 
     @contextlib.contextmanager
@@ -97,7 +107,12 @@ class Watchdog:
         if client is not None and jax.process_count() > 1:
             rank, processes = jax.process_index(), jax.process_count()
             self._patrol = Patrol(
-                Board(client), rank, processes, self._limit, self._progress, end
+                Board.opened(client, rank),
+                rank,
+                processes,
+                self._limit,
+                self._progress,
+                end,
             )
             self._patrol.start()
         return self

@@ -17,7 +17,6 @@ _BUSY = {
     _JAX / "_src" / "interpreters" / "partial_eval.py": "tracing",
     _JAX / "_src" / "interpreters" / "mlir.py": "lowering",
     _JAX / "_src" / "compiler.py": "compiling",
-    _PIPEJAX / "checkpoint.py": "a checkpoint",
 }
 _LIBRARY = pathlib.Path(sysconfig.get_path("stdlib"))
 _DEEPEST = 12

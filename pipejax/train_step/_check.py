@@ -117,7 +117,7 @@ def check_tx(tx: Any) -> Any:
 
 
 def check_mesh(mesh: Mesh, axis_name: AxisName) -> Mesh:
-    """`mesh`, or a ValueError if it has no such axis, or not both."""
+    """`mesh`, or a ValueError without such axes, or without devices of a process."""
     if not isinstance(mesh, Mesh):
         raise ValueError(
             f"`mesh` must be a jax.sharding.Mesh, got {type(mesh).__name__}. Use"
@@ -128,6 +128,14 @@ def check_mesh(mesh: Mesh, axis_name: AxisName) -> Mesh:
             f"`mesh` must have the axis {axis_name!r}, got the axes"
             f" {tuple(mesh.axis_names)}. Use pj.data_mesh(), or name the axis of the"
             " data: `axis_name=...`."
+        )
+    there = mesh.devices.ravel().tolist()
+    left_out = {*range(jax.process_count())} - {each.process_index for each in there}
+    if left_out and there[0] in jax.devices():  # and not of an absent accelerator
+        raise ValueError(
+            f"`mesh` must have devices of all {jax.process_count()} processes of this"
+            f" job, got none of process {', '.join(map(str, sorted(left_out)))}. Use"
+            " pj.data_mesh(), or start as many processes as are to train."
         )
     return mesh
 

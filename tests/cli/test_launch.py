@@ -90,11 +90,13 @@ FAMILY = """
 
 
 def test_each_is_told_its_place_and_printed_behind_its_rank(begin, write, monkeypatch):
-    monkeypatch.delenv("NPROC", raising=False)  # what a user has set stays
+    for name in ("NPROC", "GLIBC_TUNABLES"):  # what a user has set stays
+        monkeypatch.delenv(name, raising=False)
     program = write("""
         names = "COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID"
         print(*(os.environ["JAX_" + name] for name in names))
         print(len(os.sched_getaffinity(0)), os.environ["NPROC"])
+        print(os.environ["GLIBC_TUNABLES"])
     """)
     given = ("--processes", "2", "--hosts", "3", "--host", "1")
     out, errors = begin(*given, "--coordinator", "node0:99", *program).communicate()
@@ -103,7 +105,11 @@ def test_each_is_told_its_place_and_printed_behind_its_rank(begin, write, monkey
     assert sorted(out.splitlines()) == sorted(
         f"[{rank}] {line}"
         for rank in (2, 3)
-        for line in (f"node0:99 6 {rank}", f"{share} {max(2, share)}")
+        for line in (
+            f"node0:99 6 {rank}",
+            f"{share} {max(2, share)}",
+            "glibc.malloc.hugetlb=1",
+        )
     )
     assert "pipejax:" not in errors
 
@@ -202,6 +208,18 @@ def test_under_another_launcher_one_process_is_watched(begin, write):
     assert begin(*program, **variables).communicate()[0] == "[3] 3 None\n"
 
 
+def test_processes_of_ones_own_under_another_launcher_are_refused(monkeypatch, capsys):
+    """Each of its tasks would be a job by itself."""
+    variables = {"RANK": "3", "WORLD_SIZE": "4"}
+    variables |= {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "99"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert main(["launch", "--processes", "2", "--", "true"]) == 2
+    assert "must be left out under torchrun, which has started 4" in (
+        capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -212,6 +230,7 @@ def test_under_another_launcher_one_process_is_watched(begin, write):
         (["--processes", "1", "--host", "1"], r"`host` must lie in [0, 1)"),
         (["--processes", "1", "--", "nosuchprogram"], "there is no program 'nosuchp"),
         (["--processes", "1", "--max-restarts", "-1"], "`--max-restarts` must be at"),
+        (["--processes", "1", "--coordinator", "node0"], "`coordinator` must be host:"),
     ],
 )
 def test_what_cannot_be_started_is_refused(arguments, message, capsys, monkeypatch):

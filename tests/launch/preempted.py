@@ -1,28 +1,67 @@
-"""One of several processes that end when one of them is told to."""
+"""One of several processes that train, and save and end when one of them is told to."""
 
+import functools
+import os
 import pathlib
 import sys
 import time
 
 import jax
-import jax.numpy as jnp
+import numpy as np
+import optax
 from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from pipejax import launch
+import pipejax as pj
+from pipejax import checkpoint, collectives
+
+from ..helpers import batches, init_params, loss_fn
+
+STEPS = 60
+
+
+def made(devices):
+    return pj.make_train_step(
+        loss_fn,
+        optax.adamw(1e-2),
+        mesh=pj.data_mesh(devices),
+        all_reduce=collectives.two_shot(),
+    )
+
+
+def digest(params):
+    return b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(params)).hex()
 
 
 def main(folder):
-    launch.initialize(timeout=120)
-    rank = jax.process_index()
-    with launch.Watchdog(limit=30.0) as watchdog:
-        for number in range(10_000):
+    pj.launch.initialize(timeout=120)
+    rank, processes = jax.process_index(), jax.process_count()
+    train = made(processes)
+    state = train.init(init_params())
+    place = NamedSharding(train.mesh, P("data"))
+    share = functools.partial(jax.make_array_from_process_local_data, place)
+    with (
+        pj.launch.Watchdog(limit=30.0) as watchdog,
+        checkpoint.manager(folder / "checkpoints") as manager,
+    ):
+        if manager.latest_step() is not None:
+            state = checkpoint.restore(manager, train, state).state
+        begun = int(state.step)
+        for number, batch in [*enumerate(batches(STEPS, size=12))][begun:]:
             watchdog.step(number)
-            multihost_utils.process_allgather(jnp.ones(3))
-            time.sleep(0.02 * (1 + rank))  # not all are at one step when it comes
-            (folder / f"running{rank}").touch()
             if multihost_utils.reached_preemption_sync_point(number):
-                (folder / f"saved{rank}").write_text(str(number))
+                train.executor.join()  # Orbax has collectives of its own
+                checkpoint.save(manager, state)
                 sys.exit()
+            mine = jax.tree.map(lambda x: np.split(x, processes)[rank], batch)
+            state, _ = train.step(state, jax.tree.map(share, mine))
+            if not begun:
+                time.sleep(0.05 * (1 + rank))  # not all are at one step when it comes
+            if number == 3:
+                (folder / f"running{rank}").write_text(str(os.getpid()))
+        params = train.drain(state).params
+    (folder / f"ended{rank}").write_text(f"{begun} {digest(params)}")
 
 
 if __name__ == "__main__":

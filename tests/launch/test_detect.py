@@ -46,6 +46,7 @@ def environ(monkeypatch):
     known += ["CUDA_VISIBLE_DEVICES", "JAX_LOCAL_DEVICE_IDS", "TORCHELASTIC_RUN_ID"]
     known += ["TORCHELASTIC_USE_AGENT_STORE"]
     known += ["SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "KUBERNETES_SERVICE_HOST"]
+    known += ["PMI_RANK", "PMIX_SIZE"]
     for name in known:
         monkeypatch.delenv(name, raising=False)
 
@@ -99,6 +100,11 @@ def environ(monkeypatch):
             SLURM | {"JAX_COORDINATOR_ADDRESS": "ib07:99"},
             ("Slurm", "ib07:99", 7, 4, (0,)),
         ),
+        # Slurm has started Open MPI's own processes.
+        (
+            OPEN_MPI | {"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_PROCID": "0"},
+            ("Open MPI", "10.0.0.1:61442", 4, 3, (1,)),
+        ),
         # One launcher under another.
         (SLURM | OWN | {"PIPEJAX_LAUNCHED": "1"}, (*OWN_PLACE, None)),
         (SLURM | TORCHRUN | {"TORCHELASTIC_RUN_ID": "1"}, (*TORCHRUN_PLACE, (1,))),
@@ -126,7 +132,25 @@ def test_a_launcher_is_told_by_its_variables(environ, variables, place):
         (OWN | {"JAX_COORDINATOR_ADDRESS": "host"}, "`coordinator` must be host:port"),
         (
             SLURM | TORCHRUN,
-            "torchrun says that this is process 3 of 4, and Slurm's SLURM_PROCID=4 and",
+            "process 3 of 4, against SLURM_NTASKS=7, SLURM_PROCID=4",
+        ),
+        (OWN | {"WORLD_SIZE": "8"}, "process 3 of 4, against WORLD_SIZE=8. Unset"),
+        (
+            OWN | {"PMI_SIZE": "4", "PMI_RANK": "2"},
+            "process 3 of 4, against PMI_RANK=2. Unset",
+        ),
+        # Each would train alone.
+        (
+            {"JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234"},
+            "JAX_NUM_PROCESSES, JAX_PROCESS_ID must be set where JAX_COORDINATOR",
+        ),
+        (
+            {k: v for k, v in TORCHRUN.items() if k != "RANK"},
+            "RANK must be set where MASTER_ADDR, MASTER_PORT, WORLD_SIZE are",
+        ),
+        (
+            SLURM | {"SLURM_NTASKS": "x"},
+            "cannot make out the variables of Slurm: .*'x'",
         ),
         (
             {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"},
@@ -147,9 +171,27 @@ def test_arguments_come_together_or_not_at_all(environ, given):
         launch.initialize(*given)
 
 
-def test_without_a_launcher_nothing_is_done(environ):
+def test_without_a_launcher_nothing_is_done(environ, caplog):
     environ({})
-    assert launch.initialize() is None
+    with caplog.at_level("INFO", "pipejax"):
+        assert launch.initialize() is None
+    assert "no launcher found: one process" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"timeout": 0.0}, r"`timeout` must lie in \(0, 1e6\] seconds, got 0.0"),
+        ({"timeout": float("inf")}, "`timeout` must lie in .* got inf"),
+        ({"timeout": float("nan")}, "`timeout` must lie in .* got nan"),
+        ({"bind": "0.0.0.0"}, "`bind` must be host:port, got '0.0.0.0'"),
+        ({"bind": "[::]:99999"}, "`bind` must be host:port"),
+    ],
+)
+def test_bad_arguments_are_named_before_anything_is_done(environ, given, message):
+    environ(OWN)
+    with pytest.raises(ValueError, match=message):
+        launch.initialize(**given)
 
 
 def test_the_command_line_says_what_is_wrong_in_one_line(environ, capsys):

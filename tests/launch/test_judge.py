@@ -25,7 +25,14 @@ def stuck(rank, **changes):
         [seen(0), seen(1)],
         [stuck(0), seen(1)],
         [stuck(0), stuck(1, busy="compiling")],
-        [stuck(0), stuck(1, waits=False, busy="an evaluation")],
+        [stuck(0), stuck(1, waits=False, busy="an evaluation", paused=True)],
+        # While one is at an evaluation, the others may be anywhere.
+        [
+            seen(0, busy="an evaluation", paused=True),
+            stuck(1, waits=False, outside=LIMIT + 1),
+        ],
+        # It has just come back from where it waited for a compilation.
+        [seen(0, busy="compiling"), stuck(1, waits=False, outside=1.0)],
         [seen(0), seen(1, age=LIMIT - 1)],
         # Who has left in good order need not say anything, nor go on.
         [seen(0), seen(1, age=999.0, finished=True)],
@@ -60,6 +67,15 @@ def test_nobody_is_at_fault(fine):
         ),
         (
             [stuck(0), stuck(1, waits=False, stack="  in load\n"), stuck(2)],
+            "process 1 on host1 has made no progress for 61 s, at step 3; it is at\n"
+            "  in load\n",
+        ),
+        # A checkpoint that all write together cannot end without it.
+        (
+            [
+                seen(0, busy="a checkpoint"),
+                stuck(1, waits=False, outside=LIMIT + 1, stack="  in load\n"),
+            ],
             "process 1 on host1 has made no progress for 61 s, at step 3; it is at\n"
             "  in load\n",
         ),

@@ -1,4 +1,7 @@
-"""A job that is told to end: all its processes save the same step, and end well."""
+"""A job that is told to end: one checkpoint of all its processes, and none has failed.
+
+Started again it ends with the bits of one that was left alone.
+"""
 
 import os
 import pathlib
@@ -9,36 +12,55 @@ import time
 
 import pytest
 
-from .helpers import free_port
+from ..helpers import batches, init_params
+from .preempted import STEPS, digest, made
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("processes", [1, 3])
-def test_all_save_the_same_step_and_end_well(tmp_path, processes):
-    variables = {
-        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}",
-        "JAX_NUM_PROCESSES": str(processes),
-    }
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.launch.preempted", str(tmp_path)],
-            cwd=ROOT,
-            env={**os.environ, **variables, "JAX_PROCESS_ID": str(rank)},
-        )
-        for rank in range(processes)
-    ]
-    try:
-        end = time.monotonic() + 120
-        while len(list(tmp_path.glob("running*"))) < processes:
-            assert time.monotonic() < end
-            time.sleep(0.1)
-        running[-1].send_signal(signal.SIGTERM)
-        assert [each.wait(timeout=120) for each in running] == [0] * processes
-    finally:
-        for each in running:
-            each.kill()
-            each.wait()
-    saved = {path.name: path.read_text() for path in tmp_path.glob("saved*")}
-    assert saved.keys() == {f"saved{rank}" for rank in range(processes)}
-    assert len(set(saved.values())) == 1
+@pytest.fixture
+def start(tmp_path):
+    """Starts the job; it does not outlive the test."""
+    started = []
+
+    def begun(processes):
+        launch = [sys.executable, "-m", "pipejax.cli", "launch", "--processes"]
+        program = [sys.executable, "-m", "tests.launch.preempted", str(tmp_path)]
+        command = [*launch, str(processes), "--grace", "60", "--", *program]
+        started.append(subprocess.Popen(command, cwd=ROOT))
+        return started[-1]
+
+    yield begun
+    for each in started:
+        each.kill()
+        each.wait()
+
+
+@pytest.mark.parametrize(
+    ("processes", "told"), [(1, "launcher"), (3, "launcher"), (3, "one")]
+)
+def test_all_save_the_same_step_and_go_on_from_it(start, tmp_path, processes, told):
+    first, end = start(processes), time.monotonic() + 120
+    while len(list(tmp_path.glob("running*"))) < processes:
+        assert first.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    if told == "launcher":
+        first.send_signal(signal.SIGTERM)
+    else:
+        pid = int((tmp_path / f"running{processes - 1}").read_text())
+        os.kill(pid, signal.SIGTERM)
+    assert first.wait(timeout=120) == 0
+    assert not list(tmp_path.glob("ended*"))
+
+    assert start(processes).wait(timeout=120) == 0
+    ends = [path.read_text().split() for path in tmp_path.glob("ended*")]
+    assert len(ends) == processes
+    assert len({begun for begun, _ in ends}) == 1
+    assert 3 < int(ends[0][0]) < STEPS
+
+    train = made(processes)
+    state = train.init(init_params())
+    for batch in batches(STEPS, size=12):
+        state, _ = train.step(state, batch)
+    assert {bits for _, bits in ends} == {digest(train.drain(state).params)}

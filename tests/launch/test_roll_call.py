@@ -1,6 +1,7 @@
 """Processes that say what they are before they join, some of them as threads."""
 
 import contextlib
+import importlib.metadata
 import re
 import socket
 import subprocess
@@ -97,21 +98,24 @@ def test_nobody_at_the_coordinator(port):
     assert "127.0.0.1 is loopback on host1" in told
 
 
-def test_another_program_at_the_port(port):
+@pytest.mark.parametrize(
+    "said", [b"HTTP/1.0 400\r\n", b'pipejax\n{"reasons": 5, "hosts": []}\n', b""]
+)
+def test_another_program_at_the_port(port, said):
     with socket.create_server(("127.0.0.1", port)) as server:
 
         def speak():
             with contextlib.suppress(OSError):  # the server is closed
                 while True:
                     with server.accept()[0] as connection:
-                        connection.sendall(b"HTTP/1.0 400\r\n")
+                        connection.sendall(said)
 
         threading.Thread(target=speak, daemon=True).start()
         first, second = outcomes(port, [record(0), record(1)], timeout=2.0)
     assert "process 0 on host0 cannot listen at 127.0.0.1:" in first
     assert "another program's" in first
     assert re.search(
-        r"could not reach process 0 at \S+ within 2 s \(what is sai", second
+        r"could not reach process 0 at \S+ within 2 s \((another|what|the conn)", second
     )
 
 
@@ -146,6 +150,18 @@ def test_a_record_is_of_versions_settings_config_and_own_sources(monkeypatch):
     assert __name__ in mine.modules
     assert not {"json", "jax", "numpy"} & mine.modules.keys()
     assert _record.Record.from_json(mine.to_json()) == mine
+
+
+def test_a_package_that_is_not_installed_is_absent(monkeypatch):
+    def version(package):
+        if package == "flax":
+            raise importlib.metadata.PackageNotFoundError(package)
+        return "1.0"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    place = launch.Place("arguments", "host:1", 2, 1)
+    same = _record.of_this_process(place, {}).same
+    assert (same["flax"], same["jax"]) == ("absent", "1.0")
 
 
 PROGRAM = """

@@ -11,6 +11,8 @@ import threading
 import time
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from pipejax import launch
@@ -221,6 +223,36 @@ def test_one_that_is_cut_off_says_so(patrols):
     store.cut_off = True
     until(lambda: 1 in verdicts)
     assert "could not be reached from process 1 on" in verdicts[1]
+
+
+def test_a_watchdog_that_fails_says_so(patrols):
+    _, ((first, here), (second, _)), verdicts = patrols(limit=20.0)
+    here.step = object()  # which is no JSON
+    until(lambda: 0 in verdicts)
+    assert "the watchdog of process 0 on" in verdicts[0]
+    assert "has failed: TypeError" in verdicts[0]
+    for patrol in (first, second):  # it would have ended the process
+        patrol.over.set()
+
+
+@pytest.mark.parametrize("number", [3, np.int64(3), jnp.int32(3)])
+def test_a_step_is_a_whole_number_of_any_type(number):
+    with launch.Watchdog() as watchdog:
+        watchdog.step(number)
+        assert type(watchdog._progress.step) is int
+        with pytest.raises(TypeError):
+            watchdog.step(0.5)
+
+
+def test_a_second_watchdog_does_not_hear_the_first():
+    store = Store()
+    boards = [[Board.opened(store, rank) for rank in range(2)] for _ in range(2)]
+    for board in boards[0]:
+        board.post(Beat(0, "host0", finished=True))
+        board.condemn(0, "it failed")
+    assert [board.number for pair in boards for board in pair] == [0, 0, 1, 1]
+    assert boards[1][0].beats() == []
+    assert boards[1][1].verdict() == ""
 
 
 def test_a_save_that_fails_beside_the_main_thread_is_named(patrols, monkeypatch):

@@ -1,12 +1,15 @@
 """Where in its program a process is, as another of its threads sees it."""
 
 import concurrent.futures
+import pathlib
 import threading
 import traceback
 
 import jax
+import orbax.checkpoint as ocp
 import pytest
 
+from pipejax import checkpoint
 from pipejax.launch import _where
 
 
@@ -43,3 +46,14 @@ def test_whoever_has_called_into_jax_waits(monkeypatch):
     assert _where.of([mine, frame, thread]).waits
     assert not _where.of([frame, mine, thread]).waits
     assert not _where.of([frame, mine]).waits
+
+
+def test_a_checkpoint_is_busy_but_not_the_wait_for_what_is_to_be_saved():
+    orbax = pathlib.Path(ocp.__file__).parent / "checkpoint_manager.py"
+    mine, ours, theirs, jaxs = (
+        traceback.FrameSummary(str(file), 1, "save")
+        for file in (__file__, checkpoint.__file__, orbax, jax.monitoring.__file__)
+    )
+    assert _where.of([mine, ours, theirs, jaxs]).busy == "a checkpoint"
+    waits = _where.of([mine, ours, jaxs])
+    assert (waits.busy, waits.waits) == ("", True)

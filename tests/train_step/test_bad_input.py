@@ -89,6 +89,15 @@ def test_mesh_without_the_axis():
     assert make(mesh=mesh, axis_name="batch").axis_name == "batch"
 
 
+def test_mesh_without_devices_of_a_process(monkeypatch):
+    """Its program would run, and fail where it is to read the loss."""
+    monkeypatch.setattr(jax, "process_count", lambda: 3)
+    with refused("`mesh` must have devices of all 3 processes .* none of process 1, 2"):
+        make()
+    (absent,) = pj.overlap.topology("h100:1x1x1")
+    assert make(mesh=pj.data_mesh(devices=[absent])).width == 2
+
+
 @pytest.mark.parametrize("mesh", [None, 2, jax.devices])
 def test_mesh_that_is_none(mesh):
     with refused(r"`mesh` must be a jax.sharding.Mesh, got \w+. Use pj.data_mesh\(\)"):
