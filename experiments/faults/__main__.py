@@ -95,12 +95,14 @@ def run(
     found = [re.search(verdict, said[host]) for host in others]
     silent = [int(each[1]) for each in found if each and each.re.groups and each[1]]
     ended = any("this job is ended" in text for text in said.values())
+    again = [started_again(said, host) for host in hosts if host != rank]
     return {
         "fault": kind,
         "rank": rank,
         "step": step,
         "named": not ended if kind == "slow" else all(found),
         "said_after_s": max(silent, default=None),
+        "again_after_s": None if None in again else max(filter(None, again)),
         "same_bits": digests(said) == alone,
         "seconds": round(seconds, 1),
     }
@@ -137,6 +139,15 @@ def expected(kind: Kind, rank: int) -> str:
     return f"{silent}|{gone}" if kind == "stopped" else silent
 
 
+def started_again(said: dict[int, str], host: int) -> float | None:
+    """Seconds from the fault until this host's program began for the second time."""
+    fault = re.search(r"provoked (\S+)", "".join(said.values()))
+    begun = re.findall(r"begun (\S+)", said[host])
+    if fault is None or len(begun) < 2:
+        return None
+    return round(float(begun[1]) - float(fault[1]), 1)
+
+
 def digests(said: dict[int, str]) -> list[str]:
     """Of every host's parameters, as far as it came to the end."""
     found = [re.search(r"digest (\w+)", text) for text in said.values()]
@@ -145,15 +156,31 @@ def digests(said: dict[int, str]) -> list[str]:
 
 def rows(outcomes: list[dict[str, Any]]) -> list[list[str]]:
     """Titles, then a kind of fault a row."""
-    table = [["fault", "jobs", "named by all others", "after, at most", "same bits"]]
+    table = [
+        [
+            "fault",
+            "jobs",
+            "named by all others",
+            "silent for, at most",
+            "all others started again after, at most",
+            "same bits",
+        ]
+    ]
     for kind in dict.fromkeys(outcome["fault"] for outcome in outcomes):
         of_kind = [outcome for outcome in outcomes if outcome["fault"] == kind]
         count = functools.partial(sum_of, of_kind)
-        after = [x["said_after_s"] for x in of_kind if x["said_after_s"] is not None]
-        latest = f"{max(after)} s" if after else ""
-        row = [kind, len(of_kind), count("named"), latest, count("same_bits")]
+        silent, again = (
+            longest(of_kind, name) for name in ("said_after_s", "again_after_s")
+        )
+        row = [kind, len(of_kind), count("named"), silent, again, count("same_bits")]
         table.append([str(each) for each in row])
     return table
+
+
+def longest(outcomes: list[dict[str, Any]], name: str) -> str:
+    """Of those that have it; empty if none has."""
+    found = [outcome[name] for outcome in outcomes if outcome[name] is not None]
+    return f"{max(found):.0f} s" if found else ""
 
 
 def sum_of(outcomes: list[dict[str, Any]], name: str) -> int:

@@ -56,6 +56,7 @@ class Config:
 
 def main(config: Config) -> None:
     """Trains to the end, from wherever it was left."""
+    sys.stdout.write(f"begun {started():.1f}\n")
     if config.fault == "disk full" and os.environ["RANK"] == "0":
         provoke.small_disk(config.folder)
     pj.launch.initialize(timeout=90.0, config=dataclasses.asdict(config))
@@ -95,6 +96,12 @@ def main(config: Config) -> None:
                 sys.stdout.write(f"{json.dumps(entry(number + 1, state.params))}\n")
         params = train.drain(state).params
     sys.stdout.write(f"digest {digest(params)}\n")
+
+
+def started() -> float:
+    """When this process was, on the clock of `provoke.now`: proc(5), `starttime`."""
+    stat = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    return int(stat[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def entry(step: int, params: Any) -> dict[str, Any]:

@@ -5,6 +5,8 @@ import os
 import pathlib
 import signal
 import subprocess
+import sys
+import time
 from collections.abc import Callable
 from typing import Literal
 
@@ -42,7 +44,14 @@ def once(kind: Kind, folder: pathlib.Path, rate: str) -> None:
     if kind == "none" or done.exists():
         return
     done.touch()
+    sys.stdout.write(f"provoked {now():.1f}\n")
+    sys.stdout.flush()
     _KINDS[kind](folder, rate)
+
+
+def now() -> float:
+    """Seconds, on a clock that all processes of this machine have in common."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _killed(folder: pathlib.Path, rate: str) -> None:

@@ -12,6 +12,7 @@ import dataclasses
 import json
 import pathlib
 import sys
+from collections import Counter
 from typing import Any
 
 import tyro
@@ -65,22 +66,30 @@ def started(fault: str, config: Config) -> list[dict[str, Any]]:
 
 
 def rows(found: dict[str, list[dict[str, Any]]], hosts: int) -> list[list[str]]:
-    """Titles, then a fault a row: how many say it, how soon, what most say last."""
+    """Titles, then a fault a row: how many say it, how soon, and what, last of all."""
     table = [["what is wrong", "said by", "after, at most", "what is said"]]
     for fault, each in found.items():
-        reasons = [told["said"].split("\n- ")[1:] for told in each if told["said"]]
-        last = [lines[-1] for lines in reasons]
-        most = max(last, key=last.count, default="nothing: the job begins")
-        latest = max((told["seconds"] for told in each if told["said"]), default=None)
+        unable = [told for told in each if told["said"]]
+        last = {told["host"]: told["said"].split("\n- ")[-1] for told in unable}
+        if len(set(last.values())) > 1:  # each of itself
+            last = {host: of_itself(host, line) for host, line in last.items()}
+        latest = max((told["seconds"] for told in unable), default=None)
+        lines = Counter(last.values())
         table.append(
             [
                 fault,
-                f"{len(last)} of {hosts}",
+                f"{' and '.join(map(str, lines.values() or [0]))} of {hosts}",
                 "" if latest is None else f"{latest:.0f} s",
-                most,
+                "; and: ".join(lines) or "nothing: the job begins",
             ]
         )
     return table
+
+
+def of_itself(host: int, line: str) -> str:
+    """What a process says, without which it is."""
+    line = line.replace(f"process {host} on host{host}", "this process")
+    return line.replace(f"on host{host}", "on this host")
 
 
 if __name__ == "__main__":
