@@ -108,13 +108,12 @@ class Patrol:
 
     def _look(self) -> None:
         looked = time.monotonic()
+        self._put_off()
         while not self.over.wait(PERIOD):
+            self._put_off()
             if time.monotonic() - looked > GRACE:
                 self._forgive()  # it was this process that was held up
             looked = time.monotonic()
-            # Where a thread never lets go of the interpreter, this one stops as well.
-            # To descriptor 2: what stands for `sys.stderr` may have none.
-            faulthandler.dump_traceback_later(self._limit + GRACE, exit=True, file=2)
             cut_off = time.monotonic() - self._contact
             if self._verdict:
                 self._finally(self._verdict)
@@ -127,6 +126,15 @@ class Patrol:
             elif not self._accusation:
                 self._accusation = self._judged()
         faulthandler.cancel_dump_traceback_later()
+
+    def _put_off(self) -> None:
+        """Has this process ended a limit later, by when this is to be called again.
+
+        Where a thread never lets go of the interpreter, `_look` stops as well. It ends
+        before process 0 does, at which JAX aborts the others; and says so to descriptor
+        2, since what stands for `sys.stderr` may have none.
+        """
+        faulthandler.dump_traceback_later(self._limit + PERIOD, exit=True, file=2)
 
     def _finally(self, verdict: str) -> None:
         self.ending = True

@@ -1,6 +1,9 @@
 """What launchers leave in the environment, and what is made of it."""
 
+import importlib.util
+
 import pytest
+from jax._src.clusters import ClusterEnv
 
 from pipejax import launch
 from pipejax.cli import main
@@ -114,6 +117,39 @@ def environ(monkeypatch):
 def test_a_launcher_is_told_by_its_variables(environ, variables, place):
     environ(variables)
     assert launch.detect() == (place and launch.Place(*place))
+
+
+@pytest.mark.parametrize(
+    ("name", "local", "variables", "launcher", "devices"),
+    [
+        (
+            "K8sCluster",
+            None,
+            {"KUBERNETES_SERVICE_HOST": "10.0.0.2"},
+            "Kubernetes",
+            None,
+        ),
+        ("GkeTpuCluster", None, {}, "TPU", None),
+        ("Mpi4pyCluster", 1, {"PMI_SIZE": "4", "PMI_RANK": "3"}, "MPI", (1,)),
+    ],
+)
+def test_what_jax_detects_is_taken_from_it(
+    environ, monkeypatch, name, local, variables, launcher, devices
+):
+    """Its answers stand for those of a cluster that is not there."""
+    (cluster,) = (c for c in ClusterEnv._cluster_types if c.__name__ == name)
+    answers = {
+        "is_env_present": True,
+        "get_coordinator_address": "10.0.0.1:1234",
+        "get_process_count": 4,
+        "get_process_id": 3,
+        "get_local_process_id": local,
+    }
+    for method, answer in answers.items():
+        monkeypatch.setattr(cluster, method, lambda answer=answer, **_: answer)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: True)
+    environ(variables)
+    assert launch.detect() == launch.Place(launcher, "10.0.0.1:1234", 4, 3, devices)
 
 
 @pytest.mark.parametrize(

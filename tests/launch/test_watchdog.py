@@ -73,6 +73,16 @@ def test_one_that_is_lost_is_named_with_where_it_is(run):
         assert re.search(r'watched.py", line \d+, in lost\n', said)
 
 
+def test_one_that_holds_the_interpreter_shows_where_it_is(run):
+    ended = run("holds the interpreter")
+    for said, status in (ended[0], ended[2]):
+        assert status == launch.FAULT
+        assert re.search(r"ended: process 1 on \S+ has said nothing for \d+ s", said)
+    said, status = ended[1]
+    assert status == 1  # faulthandler's
+    assert re.search(r'watched.py", line \d+ in provoke\n', said)
+
+
 def test_one_that_raises_ends_all_others(run):
     for said, status in run("raises"):
         assert status == launch.FAULT

@@ -1,5 +1,6 @@
 """One of several processes that take steps together, and the fault that it provokes."""
 
+import ctypes
 import os
 import signal
 import sys
@@ -32,6 +33,8 @@ def provoke(fault, watchdog):
         raise KeyError("label")
     if fault == "lost":
         lost()
+    if fault == "holds the interpreter":
+        ctypes.PyDLL(None).sleep(600)  # which does not let go of it, as `CDLL` does
     if fault == "slow":
         with watchdog.pause("an evaluation"):
             time.sleep(1.5 * LIMIT)
