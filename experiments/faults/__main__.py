@@ -20,7 +20,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -95,14 +95,13 @@ def run(
     found = [re.search(verdict, said[host]) for host in others]
     silent = [int(each[1]) for each in found if each and each.re.groups and each[1]]
     ended = any("this job is ended" in text for text in said.values())
-    again = [started_again(said, host) for host in hosts if host != rank]
     return {
         "fault": kind,
         "rank": rank,
         "step": step,
         "named": not ended if kind == "slow" else all(found),
         "said_after_s": max(silent, default=None),
-        "again_after_s": None if None in again else max(filter(None, again)),
+        "again_after_s": started_again(said, [host for host in hosts if host != rank]),
         "same_bits": digests(said) == alone,
         "seconds": round(seconds, 1),
     }
@@ -139,13 +138,13 @@ def expected(kind: Kind, rank: int) -> str:
     return f"{silent}|{gone}" if kind == "stopped" else silent
 
 
-def started_again(said: dict[int, str], host: int) -> float | None:
-    """Seconds from the fault until this host's program began for the second time."""
+def started_again(said: dict[int, str], hosts: Sequence[int]) -> float | None:
+    """Seconds from the fault until the last of these hosts had begun again, if all."""
     fault = re.search(r"provoked (\S+)", "".join(said.values()))
-    begun = re.findall(r"begun (\S+)", said[host])
-    if fault is None or len(begun) < 2:
+    begun = [re.findall(r"begun (\S+)", said[host]) for host in hosts]
+    if fault is None or any(len(times) < 2 for times in begun):
         return None
-    return round(float(begun[1]) - float(fault[1]), 1)
+    return round(max(float(times[1]) for times in begun) - float(fault[1]), 1)
 
 
 def digests(said: dict[int, str]) -> list[str]:
