@@ -137,15 +137,15 @@ def _starts(args: argparse.Namespace) -> tuple[list[_supervise.Start], str]:
     """What is to be started here, and where process 0 waits."""
     with in_one_line(ValueError):
         place = launch.detect() if args.hosts == 1 else None
-        if place is not None and args.processes and place.processes > 1:
+        if place is not None and not args.processes:
+            start = _supervise.Start(str(place.rank), args.program, os.environ)
+            return [start], place.coordinator
+        if place is not None and place.processes > 1:
             raise UsageError(
                 f"`--processes` must be left out under {place.launcher}, which has"
                 f" started {place.processes} itself; or `--hosts`, `--host` and"
                 " `--coordinator` be given, with one `pipejax launch` on each host"
             )
-        if place is not None and not args.processes:
-            start = _supervise.Start(str(place.rank), args.program, os.environ)
-            return [start], place.coordinator
         job, gpus = _job(args)
         given = [_share.environment(job, i, gpus) for i in range(job.processes)]
     starts = []

@@ -21,8 +21,8 @@ class Beat:
       since: seconds since it began that, or failed.
       busy: what it is at that may take any time, such as compiling; empty otherwise.
       paused: whether it has said so itself.
-      waits: whether it is inside of JAX, waiting for a device or for other processes.
-      outside: seconds in which it was neither there nor busy, nor began a step.
+      outside: seconds in which it began no step, nor was busy, nor inside of JAX, where
+        it waits for a device or for other processes; 0 if it is so now.
       stack: of its threads, once `since` is long.
       failed: the exception it ends with, or has failed to save with; empty otherwise.
       finished: whether it has left in good order.
@@ -36,7 +36,6 @@ class Beat:
     since: float = 0.0
     busy: str = ""
     paused: bool = False
-    waits: bool = False
     outside: float = 0.0
     stack: str = ""
     failed: str = ""
@@ -98,7 +97,7 @@ def judge(seen: Sequence[Seen], absent: Collection[int], limit: float) -> str:
     if absent:
         names = ", ".join(map(str, sorted(absent)))
         return f"process {names} has not come as far as its watchdog"
-    outside = [beat for beat in beats if not beat.waits]
+    outside = [beat for beat in beats if beat.outside > 0]
     earliest = min(beat.step for beat in beats)
     return "\n".join(
         map(_standstill, outside or [beat for beat in beats if beat.step == earliest])

@@ -156,7 +156,6 @@ class Patrol:
             since,
             self._progress.busy or where.busy,
             bool(self._progress.busy),
-            where.waits,
             now - max(self._inside, self._progress.since),
             where.stack if since > self._limit / 2 else "",
             failed,

@@ -181,7 +181,7 @@ def _told(place: Place, mine: Record, until: float) -> Answer:
     host, _, port = place.coordinator.rpartition(":")
     left = max(_AGAIN, until - time.monotonic())
     with socket.create_connection((host.strip("[]"), int(port)), left) as connection:
-        if _line(connection, PATIENCE) != GREETING:
+        if _line(connection, min(PATIENCE, left)) != GREETING:
             raise ValueError("another program is there")
         connection.sendall(mine.to_json())
         # It has the same limit, and then what it says takes its way.

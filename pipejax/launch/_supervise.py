@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import dataclasses
+import math
 import os
 import pathlib
 import signal
@@ -154,11 +155,10 @@ def _first_failure(
     children: Sequence["subprocess.Popen[str]"], received: list[int], grace: float
 ) -> int | None:
     """Which failed first; `None` once all have ended well, or a signal has come."""
-    running = [time.monotonic()] * len(children)
-    looked = time.monotonic()
+    running, looked = [0.0] * len(children), -math.inf
     while not received:
+        # At first, and where it was this process that was stopped, perhaps with all.
         if time.monotonic() - looked > 10 * _PERIOD:
-            # It was this process that was stopped, perhaps with all of them.
             running = [time.monotonic()] * len(children)
         looked = time.monotonic()
         for place, child in enumerate(children):

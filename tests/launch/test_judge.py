@@ -11,7 +11,7 @@ LIMIT = 60.0
 
 def seen(rank, age=0.5, **changes):
     """A process in its third step, which waits for others."""
-    beat = Beat(rank, f"host{rank}", count=9, step=3, since=1.0, waits=True)
+    beat = Beat(rank, f"host{rank}", count=9, step=3, since=1.0)
     return Seen(dataclasses.replace(beat, **changes), age)
 
 
@@ -25,14 +25,14 @@ def stuck(rank, **changes):
         [seen(0), seen(1)],
         [stuck(0), seen(1)],
         [stuck(0), stuck(1, busy="compiling")],
-        [stuck(0), stuck(1, waits=False, busy="an evaluation", paused=True)],
+        [stuck(0), stuck(1, busy="an evaluation", paused=True)],
         # While one is at an evaluation, the others may be anywhere.
         [
             seen(0, busy="an evaluation", paused=True),
-            stuck(1, waits=False, outside=LIMIT + 1),
+            stuck(1, outside=LIMIT + 1),
         ],
         # It has just come back from where it waited for a compilation.
-        [seen(0, busy="compiling"), stuck(1, waits=False, outside=1.0)],
+        [seen(0, busy="compiling"), stuck(1, outside=1.0)],
         [seen(0), seen(1, age=LIMIT - 1)],
         # Who has left in good order need not say anything, nor go on.
         [seen(0), seen(1, age=999.0, finished=True)],
@@ -66,7 +66,7 @@ def test_nobody_is_at_fault(fine):
             "process 1 on host1 failed at step 3: KeyError: 'x'",
         ),
         (
-            [stuck(0), stuck(1, waits=False, stack="  in load\n"), stuck(2)],
+            [stuck(0), stuck(1, outside=1.0, stack="  in load\n"), stuck(2)],
             "process 1 on host1 has made no progress for 61 s, at step 3; it is at\n"
             "  in load\n",
         ),
@@ -74,7 +74,7 @@ def test_nobody_is_at_fault(fine):
         (
             [
                 seen(0, busy="a checkpoint"),
-                stuck(1, waits=False, outside=LIMIT + 1, stack="  in load\n"),
+                stuck(1, outside=LIMIT + 1, stack="  in load\n"),
             ],
             "process 1 on host1 has made no progress for 61 s, at step 3; it is at\n"
             "  in load\n",
