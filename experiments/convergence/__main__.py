@@ -27,14 +27,13 @@ import jax
 import tyro
 from rich.console import Console
 
-from experiments import data, learning, report
+from experiments import report
 
 from ._contenders import METHODS, OPTIMIZERS, TWICE
 from ._runs import Run, found, key, tuned_rate
-from ._show import losses, picture, rows
+from ._show import ends, picture, rows
+from ._tasks import TASKS, make_task
 from ._train import train
-
-TASKS = ("mnist", "cifar10", "shakespeare")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +70,7 @@ def main(config: Config) -> dict[str, Any]:
     jax.config.update("jax_num_cpu_devices", config.cpu_devices)
     result = run_all(config)
     Console(width=160).print(report.table("beside K=1", rows(result)))
-    Console(width=160).print(report.table("test loss", losses(result)))
+    Console(width=160).print(report.table("how runs end", ends(result)))
     picture(result, config.plot)
     return result
 
@@ -80,7 +79,9 @@ def run_all(config: Config) -> dict[str, Any]:
     """Runs what is not there yet, writing each run down."""
     runs = begun(config)
     for name in config.tasks:
-        task = make_task(name, config)
+        task = make_task(
+            name, text=config.text, data_dir=config.data_dir, steps=config.steps
+        )
         for optimizer in config.optimizers:
             for run in itertools.chain(
                 sweep(name, optimizer, config), grid(name, optimizer, config, runs)
@@ -98,19 +99,6 @@ def run_all(config: Config) -> dict[str, Any]:
                     runs.append(run | ended | {"commit": report.commit()})
                     record(config, runs)
     return record(config, runs)
-
-
-def make_task(name: str, config: Config) -> learning.Task:
-    """A task by name."""
-    if name == "shakespeare":
-        task = learning.characters(config.text, batch_size=16, steps=2000)
-    elif name == "cifar10":
-        dataset = data.load("cifar10_jpeg", data_dir=config.data_dir)
-        task = learning.classifier("cnn", dataset, batch_size=64, steps=1500)
-    else:
-        dataset = data.load(name, data_dir=config.data_dir)
-        task = learning.classifier("mlp", dataset, batch_size=256, steps=1500)
-    return dataclasses.replace(task, steps=config.steps or task.steps)
 
 
 def sweep(task: str, optimizer: str, config: Config) -> Iterator[Run]:

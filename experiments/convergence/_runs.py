@@ -1,5 +1,6 @@
 """Runs: what tells one from another, and how to find it among others."""
 
+import itertools
 import math
 from typing import Any
 
@@ -35,8 +36,12 @@ def found(runs: list[Run], wanted: Run) -> Run | None:
 
 
 def pairs(runs: list[Run]) -> list[tuple[str, str]]:
-    """Tasks and optimizers, in the order in which they were run."""
-    return list(dict.fromkeys((run["task"], run["optimizer"]) for run in runs))
+    """Tasks and optimizers that were run, optimizers by task."""
+    tasks, optimizers = (
+        list(dict.fromkeys(run[name] for run in runs)) for name in ("task", "optimizer")
+    )
+    were = {(run["task"], run["optimizer"]) for run in runs}
+    return [pair for pair in itertools.product(tasks, optimizers) if pair in were]
 
 
 def of_seeds(

@@ -38,13 +38,17 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
     return table
 
 
-def losses(result: dict[str, Any]) -> list[list[str]]:
-    """Of every method the test loss at the tuned rate, mean over seeds."""
-    table = [["task", "optimizer", *METHODS]]
-    for task, optimizer in pairs(result["runs"]):
-        rate = tuned_rate(task, optimizer, result["seeds"][0], result["runs"])
-        runs = [of_seeds(result, task, optimizer, rate, name) for name in METHODS]
-        table.append([task, optimizer, *map(loss, runs)])
+def ends(result: dict[str, Any]) -> list[list[str]]:
+    """Of every method test loss and accuracy at the tuned rate, means over seeds."""
+    tried = pairs(result["runs"])
+    table = [["", *(f"{task}, {optimizer}" for task, optimizer in tried)]]
+    for method in METHODS:
+        row = [method]
+        for task, optimizer in tried:
+            rate = tuned_rate(task, optimizer, result["seeds"][0], result["runs"])
+            runs = of_seeds(result, task, optimizer, rate, method)
+            row.append(loss_and_accuracy(runs))
+        table.append(row)
     return table
 
 
@@ -58,17 +62,12 @@ def compared(result: dict[str, Any]) -> Iterator[tuple[str, str, float]]:
 
 
 def loss_and_accuracy(runs: list[Run]) -> str:
-    """`0.0513, 98.4 %`, means; or that one diverged."""
-    if diverged(runs):
-        return "diverged"
-    return f"{loss(runs)}, {100 * mean(runs, 'test_accuracy'):.1f} %"
-
-
-def loss(runs: list[Run]) -> str:
-    """Its mean; empty where there is none."""
+    """`0.0513, 98.4 %`, means; or that one diverged; empty where there is none."""
     if not runs:
         return ""
-    return "diverged" if diverged(runs) else f"{mean(runs, 'test_loss'):.4f}"
+    if diverged(runs):
+        return "diverged"
+    return f"{mean(runs, 'test_loss'):.4f}, {100 * mean(runs, 'test_accuracy'):.1f} %"
 
 
 def change(runs: list[Run], synchronous: list[Run], width: int) -> str:

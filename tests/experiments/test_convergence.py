@@ -110,10 +110,12 @@ def test_rows_are_changes_seed_by_seed_and_say_what_diverged_and_what_misses():
     }
 
 
-def test_losses_are_means_of_every_method_that_was_run():
-    titles, row = convergence.losses(RESULT)
-    found = dict(zip(titles, row, strict=True))
-    assert found["K=1"] == "0.6000"
+def test_ends_are_means_of_every_method_that_was_run():
+    titles, *rows = convergence.ends(RESULT)
+    assert titles == ["", "digits, momentum"]
+    found = dict(rows)
+    assert list(found) == list(convergence.METHODS)
+    assert found["K=1"] == "0.6000, 85.0 %"
     assert found["K=2, plain"] == "diverged"
     assert found["K=2, DC-ASGD"] == ""
 

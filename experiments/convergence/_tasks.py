@@ -1,0 +1,23 @@
+"""What is learned, by name, and for how long."""
+
+import dataclasses
+import pathlib
+
+from experiments import data, learning
+
+TASKS = ("mnist", "cifar10", "shakespeare")
+
+
+def make_task(
+    name: str, *, text: pathlib.Path, data_dir: pathlib.Path | None, steps: int | None
+) -> learning.Task:
+    """A task of `experiments.learning`; of its own number of steps, or of `steps`."""
+    if name == "shakespeare":
+        task = learning.characters(text, batch_size=16, steps=2000)
+    elif name == "cifar10":
+        dataset = data.load("cifar10_jpeg", data_dir=data_dir)
+        task = learning.classifier("cnn", dataset, batch_size=64, steps=1500)
+    else:
+        dataset = data.load(name, data_dir=data_dir)
+        task = learning.classifier("mlp", dataset, batch_size=256, steps=1500)
+    return dataclasses.replace(task, steps=steps or task.steps)

@@ -1,0 +1,127 @@
+"""The largest eigenvalue of a Hessian, against Hessians that are known or formed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.flatten_util import ravel_pytree
+
+import pipejax as pj
+from pipejax.stability import sharpness
+
+
+def bowl(params, curvatures):
+    return jnp.sum(curvatures * params**2) / 2
+
+
+def net_loss(params, x, y):
+    hidden = jnp.tanh(x @ params["w1"] + params["b1"])
+    return jnp.mean((hidden @ params["w2"] - y) ** 2)
+
+
+@pytest.fixture
+def net():
+    rng = np.random.default_rng(0)
+    params = {"w1": rng.normal(size=(5, 7)), "b1": rng.normal(size=(1, 7))}
+    params["w2"] = rng.normal(size=(7, 2))
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
+    x, y = rng.normal(size=(64, 5)), rng.normal(size=(64, 2))
+    return params, jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
+
+
+def formed(params, x, y):
+    flat, unravel = ravel_pytree(params)
+    return jax.hessian(lambda v: net_loss(unravel(v), x, y))(flat)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 50])
+def test_of_a_quadratic(size):
+    curvatures = jnp.arange(1.0, size + 1)
+    found = sharpness(bowl, jnp.ones(size), curvatures, rtol=1e-5)
+    assert found == pytest.approx(size, rel=1e-5)
+
+
+def test_of_a_network_it_is_that_of_its_hessian(net):
+    largest = np.linalg.eigvalsh(formed(*net)).max()
+    assert sharpness(net_loss, *net, rtol=1e-5) == pytest.approx(largest, rel=1e-4)
+
+
+def test_with_a_preconditioner_it_is_that_of_other_coordinates(net):
+    params, x, y = net
+    preconditioner = jax.tree.map(lambda w: 0.1 + jnp.abs(w), params)
+    scale = np.asarray(ravel_pytree(preconditioner)[0]) ** -0.5
+    expected = np.linalg.eigvalsh(np.outer(scale, scale) * formed(*net)).max()
+    found = sharpness(net_loss, params, x, y, preconditioner=preconditioner, rtol=1e-5)
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_what_curves_down_is_negative_and_what_curves_both_ways_is_the_largest():
+    assert sharpness(bowl, jnp.ones(3), -jnp.array([1.0, 2.0, 3.0])) == pytest.approx(
+        -1, rel=1e-2
+    )
+    assert sharpness(bowl, jnp.ones(3), jnp.array([1.0, 2.0, -9.0])) == pytest.approx(
+        2, rel=1e-2
+    )
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_of_any_precision(dtype):
+    params = {"a": jnp.ones(4, dtype), "b": jnp.ones((), jnp.float32)}
+
+    def loss(params):
+        return 4 * jnp.sum(params["a"].astype(jnp.float32) ** 2) + params["b"] ** 2
+
+    assert sharpness(loss, params) == pytest.approx(8, rel=1e-2)
+
+
+@pytest.mark.parametrize(("share", "stable"), [(0.9, True), (1.1, False)])
+def test_beyond_the_limit_the_train_step_diverges(share, stable):
+    tx, start = optax.sgd(0.1, momentum=0.9), jnp.ones(3)
+    limit = pj.stability.max_curvature(tx, 2, weight_prediction=False)
+    curvatures = share * limit * jnp.array([0.1, 0.5, 1.0])
+    assert (sharpness(bowl, start, curvatures) < limit) == stable
+    step = pj.make_train_step(
+        lambda params, batch: bowl(params, curvatures) + 0 * batch.sum(),
+        tx,
+        mesh=pj.data_mesh(1),
+        weight_prediction=False,
+    )
+    state = step.init(start)
+    for _ in range(300):
+        state, _ = step.step(state, jnp.zeros(1))
+    assert (bowl(state.params, curvatures) < bowl(start, curvatures)) == stable
+
+
+def test_a_loss_is_compiled_once(net):
+    params, x, y = net
+    traces = []
+
+    def counted(*args):
+        traces.append(1)
+        return net_loss(*args)
+
+    sharpness(counted, params, x, y)
+    first = len(traces)
+    sharpness(counted, params, 2 * x, y)
+    assert len(traces) == first
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"w1": jnp.ones((5, 7))}, jnp.ones(3), {"w1": 1, "b1": 1, "w2": 1}]
+)
+def test_a_preconditioner_of_another_form_is_refused(net, wrong):
+    with pytest.raises(ValueError, match="`preconditioner` must be like `params`"):
+        sharpness(net_loss, *net, preconditioner=wrong)
+
+
+@pytest.mark.parametrize("least", [0.0, -1.0, float("nan")])
+def test_a_preconditioner_must_be_above_zero(least):
+    wrong = jnp.array([1.0, least, 1.0])
+    with pytest.raises(ValueError, match="must be above 0 everywhere"):
+        sharpness(bowl, jnp.ones(3), jnp.ones(3), preconditioner=wrong)
+
+
+def test_what_is_not_finite_is_refused():
+    with pytest.raises(ValueError, match="must have finite second derivatives"):
+        sharpness(bowl, jnp.ones(3), jnp.array([1.0, jnp.nan, 1.0]))
