@@ -41,6 +41,7 @@ convergence: .venv/ready-demo
 	@test -f "$(TEXT)" || { echo "There is no $(TEXT): say where it is, TEXT=..."; exit 1; }
 	.venv/bin/python -m experiments.convex
 	.venv/bin/python -m experiments.convergence --text "$(TEXT)"
+	.venv/bin/python -m experiments.convergence.sharpness --text "$(TEXT)"
 	.venv/bin/python -m experiments.delay_robust
 
 soak: .venv/ready-dev

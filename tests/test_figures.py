@@ -11,6 +11,7 @@ import pytest
 import pipejax as pj
 from experiments import prediction, time_to_accuracy
 from experiments.convergence import __main__ as convergence
+from experiments.convergence import sharpness
 from experiments.convex import __main__ as convex
 from experiments.faults import __main__ as faults
 from experiments.faults import endurance, start
@@ -44,6 +45,31 @@ def rows_of_convergence():
     for cells in convergence.rows(result("convergence")):
         if cells.count("") <= 1:
             yield f"| {' | '.join(cells)} |"
+
+
+def rows_of_sharpness():
+    found = result("sharpness")["runs"]
+    for cells in sharpness.rows(found, result("convergence")):
+        yield f"| {' | '.join(cells)} |"
+
+
+def words_on_sharpness():
+    """What the default lost below its limit, and beyond."""
+    found, compared = result("sharpness")["runs"], result("convergence")
+    below, beyond = [], []
+    for setting, runs in sharpness.by_setting(found):
+        for method in sharpness.SHOWN:
+            group = below if sharpness.share(runs, method) < 1 else beyond
+            group.append(sharpness.cost(compared, setting, method))
+    more = sum(cost > 0.01 for cost in beyond)
+    yield f"Of {len(below)} below the limit none lost more than {max(below):.3f} nats;"
+    yield f"of {len(beyond)} beyond it {more} lost more than 0.01."
+    shares = [
+        sharpness.share(runs, method)
+        for _, runs in sharpness.by_setting(found)
+        for method in ("K=2, plain", "K=3, plain")
+    ]
+    yield f"every plain delay is beyond {min(shares):.1f} times its limit"
 
 
 def rows_of_overhead():
@@ -370,6 +396,8 @@ rows_of_mnist = functools.partial(rows_of_time_to_accuracy, "mnist")
         ("docs/timing.md", words_on_the_profile),
         ("docs/timing.md", rows_of_prediction),
         ("docs/convergence.md", rows_of_stability),
+        ("docs/convergence.md", rows_of_sharpness),
+        ("docs/convergence.md", words_on_sharpness),
         ("docs/convergence.md", rows_of_convex),
     ],
 )

@@ -38,6 +38,8 @@ from ._runs import Run, key, of_seeds, tuned_rate
 from ._show import differences, diverged, spread
 from ._tasks import TASKS, make_task
 
+Setting = tuple[str, str, float]  # task, optimizer, rate
+
 # Of a run. The rate is largest at the first, and falls to half of that at the last.
 PLACES = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 # The linear part of an optimizer, at a learning rate of 1.
@@ -47,6 +49,7 @@ LINEAR = {
 }
 SHOWN = ("K=2, predicted", "K=3, predicted")
 DRAWN = ("K=2, plain", "K=3, plain", *SHOWN)
+MARKERS = {"momentum": "o", "adamw": "s"}
 # Of test loss, in the picture: what loses more, or diverged, is drawn here.
 WORST = 3.0
 
@@ -144,21 +147,19 @@ def divisor(opt_state: optax.OptState) -> Any | None:
 
 def rows(found: list[Run], compared: dict[str, Any]) -> list[list[str]]:
     """Medians over places, means of these over seeds; beside it what was lost."""
-    titles = ["task", "optimizer", "rate", "rate x sharpness", "greatest"]
+    titles = ["task", "optimizer", "rate", "rate x sharpness"]
     for name in SHOWN:
         titles += [f"of the limit at K={METHODS[name].width}", name]
     table = [titles]
     for setting, runs in by_setting(found):
-        products = [run["rate_times_sharpness"] for run in runs]
         cells = [*setting[:2], f"{setting[2]:g}", f"{typical(runs):.2g}"]
-        cells.append(f"{max(map(max, products)):.2g}")
         for name in SHOWN:
             cells += [f"{share(runs, name):.2f}", lost(compared, setting, name)]
         table.append(cells)
     return table
 
 
-def by_setting(found: list[Run]) -> Iterator[tuple[tuple[str, str, float], list[Run]]]:
+def by_setting(found: list[Run]) -> Iterator[tuple[Setting, list[Run]]]:
     """Runs that differ in their seed alone, together."""
     for setting, runs in itertools.groupby(
         found, key=lambda run: (run["task"], run["optimizer"], run["rate"])
@@ -184,33 +185,45 @@ def share(runs: list[Run], method: str) -> float:
     return typical(runs) / limit
 
 
-def lost(compared: dict[str, Any], setting: tuple[str, str, float], method: str) -> str:
+def lost(compared: dict[str, Any], setting: Setting, method: str) -> str:
     """`+0.0012 ± 0.0004`, of test loss; or that a run diverged."""
+    changes = costs(compared, setting, method)
+    return spread(changes, 4) if changes else "diverged"
+
+
+def cost(compared: dict[str, Any], setting: Setting, method: str) -> float:
+    """The mean over seeds, at most `WORST`."""
+    changes = costs(compared, setting, method)
+    return min(WORST, statistics.mean(changes)) if changes else WORST
+
+
+def costs(compared: dict[str, Any], setting: Setting, method: str) -> list[float]:
+    """What a delay added to the test loss, seed by seed; nothing if one diverged."""
     runs, synchronous = (of_seeds(compared, *setting, x) for x in (method, "K=1"))
-    if diverged(runs):
-        return "diverged"
-    return spread(differences(runs, synchronous, "test_loss"), 4)
+    return [] if diverged(runs) else differences(runs, synchronous, "test_loss")
 
 
 def picture(found: list[Run], compared: dict[str, Any], path: pathlib.Path) -> None:
-    """What a delay cost over the share of its limit, a point a setting and method."""
+    """What a delay cost over the share of its limit, a point a setting and method.
+
+    Circles are of momentum, squares of AdamW.
+    """
     figure = new_figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     for place, method in enumerate(DRAWN):
-        points = []
-        for setting, runs in by_setting(found):
-            delayed, synchronous = (
-                of_seeds(compared, *setting, x) for x in (method, "K=1")
-            )
-            cost = WORST
-            if not diverged(delayed):
-                changes = differences(delayed, synchronous, "test_loss")
-                cost = min(WORST, statistics.mean(changes))
-            points.append((share(runs, method), cost))
-        axes.plot(*zip(*points, strict=True), "o", color=f"C{place}", label=method)
+        for number, (optimizer, marker) in enumerate(MARKERS.items()):
+            points = [
+                (share(runs, method), cost(compared, setting, method))
+                for setting, runs in by_setting(found)
+                if setting[1] == optimizer
+            ]
+            across, up = zip(*points, strict=True) if points else ((), ())
+            label = None if number else method
+            axes.plot(across, up, marker, color=f"C{place}", label=label)
     axes.axvline(1, color="gray", linewidth=1)
     axes.set_xscale("log")
     axes.set_yscale("symlog", linthresh=0.01)
+    axes.set_ylim(-0.005, 2 * WORST)
     axes.set_xlabel("learning rate x sharpness, of the limit of this width")
     axes.set_ylabel("change of test loss, nats")
     axes.set_yticks([0, 0.01, 0.1, 1, WORST], ["0", "0.01", "0.1", "1", "diverged"])

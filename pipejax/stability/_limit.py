@@ -126,7 +126,8 @@ def max_learning_rate(
       width: pipeline width K.
       curvature: the largest eigenvalue of the loss's Hessian, above 0. That of a
         network grows in training until it meets the limit (Cohen et al. 2021,
-        https://arxiv.org/abs/2103.00065): measure it, or compare two widths at 1.
+        https://arxiv.org/abs/2103.00065): measure it with `sharpness`, or compare two
+        widths at 1.
       weight_prediction: as for `spectral_radius`.
       deviation_feedback: likewise.
 

@@ -70,7 +70,6 @@ def test_rows_are_shares_of_the_limits_of_width_2_and_3():
         "optimizer": "momentum",
         "rate": "0.1",
         "rate x sharpness": "0.5",
-        "greatest": "9",
         "of the limit at K=2": "0.50",  # which is 1
         "K=2, predicted": "+0.1000 ± 0.0000",
         "of the limit at K=3": "0.95",  # which is 1 / 1.9
