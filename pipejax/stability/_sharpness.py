@@ -82,9 +82,12 @@ def sharpness(
             )
         return product
 
-    if at.size == 1:
-        return float(along(np.ones(1, dtype))[0])
     start = np.random.default_rng(0).normal(size=at.size).astype(dtype)
+    first = along(start)
+    if not first.any():  # a straight line, with which ARPACK cannot begin
+        return 0.0
+    if at.size == 1:
+        return float(first[0] / start[0])
     operator = LinearOperator((at.size, at.size), matvec=along, dtype=dtype)
     # With 8 vectors at a time the first pass is mostly enough: 9 products, where the
     # default of 20 takes 21.

@@ -65,6 +65,11 @@ def test_what_curves_down_is_negative_and_what_curves_both_ways_is_the_largest()
     )
 
 
+@pytest.mark.parametrize("size", [1, 2, 50])
+def test_a_straight_line_has_none(size):
+    assert sharpness(lambda params: jnp.sum(params), jnp.ones(size)) == 0
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_of_any_precision(dtype):
     params = {"a": jnp.ones(4, dtype), "b": jnp.ones((), jnp.float32)}
