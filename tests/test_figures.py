@@ -48,14 +48,14 @@ def rows_of_convergence():
 
 
 def rows_of_sharpness():
-    found = result("sharpness")["runs"]
+    found = result("convergence_sharpness")["runs"]
     for cells in sharpness.rows(found, result("convergence")):
         yield f"| {' | '.join(cells)} |"
 
 
 def words_on_sharpness():
     """What the default lost below its limit, and beyond."""
-    found, compared = result("sharpness")["runs"], result("convergence")
+    found, compared = result("convergence_sharpness")["runs"], result("convergence")
     below, beyond = [], []
     for setting, runs in sharpness.by_setting(found):
         for method in sharpness.SHOWN:

@@ -12,7 +12,7 @@ of width 2 and 3 lost are those of `experiments.convergence`, whose result is re
 
 Command: python -m experiments.convergence.sharpness --text tinyshakespeare.txt
 Time: half an hour on 2 cores.
-Result: experiments/results/sharpness.json, docs/sharpness.png
+Result: experiments/results/convergence_sharpness.json, docs/sharpness.png
 """
 
 import dataclasses
@@ -74,7 +74,7 @@ class Config:
     """What the transformer reads."""
     runs: pathlib.Path = report.RESULTS / "convergence.json"
     """What was tuned, and what a delay cost."""
-    out: pathlib.Path = report.RESULTS / "sharpness.json"
+    out: pathlib.Path = report.RESULTS / "convergence_sharpness.json"
     """Where the result goes."""
     plot: pathlib.Path = pathlib.Path("docs/sharpness.png")
     """Where the picture goes."""
