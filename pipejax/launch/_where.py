@@ -1,5 +1,7 @@
 """Where in its program a process is, and what it fails at beside its main thread."""
 
+import itertools
+import operator
 import pathlib
 import sys
 import sysconfig
@@ -46,11 +48,24 @@ class Where(NamedTuple):
 
 def main_thread() -> Where:
     """Where this process's main thread is now."""
-    frame = sys._current_frames()[threading.main_thread().ident or 0]
+    found = _frames(threading.main_thread().ident or 0)
     # Without their lines, which would be read from files every second.
-    walk = traceback.walk_stack(frame)
-    stack = traceback.StackSummary.extract(walk, lookup_lines=False)
+    stack = [traceback.FrameSummary(*each, lookup_line=False) for each in found]
     return of(stack[::-1])
+
+
+def _frames(thread: int) -> list[tuple[str, int | None, str]]:
+    """File, line and name of a thread's frames, innermost first, as they are at once.
+
+    A walk in Python lets the thread run on between two frames, and Python 3.11 may then
+    follow a link to one that is gone, and crash. So none of this is begun before
+    `list` asks, and then all of it is one call in C, in which no other thread runs.
+    """
+    innermost = map(operator.itemgetter(thread), iter(sys._current_frames, None))
+    links = itertools.chain(itertools.islice(innermost, 1), itertools.repeat("f_back"))
+    frames = itertools.takewhile(operator.truth, itertools.accumulate(links, getattr))
+    place = operator.attrgetter("f_code.co_filename", "f_lineno", "f_code.co_name")
+    return list(map(place, frames))
 
 
 def of(stack: Sequence[traceback.FrameSummary]) -> Where:

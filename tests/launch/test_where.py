@@ -57,3 +57,27 @@ def test_a_checkpoint_is_busy_but_not_the_wait_for_what_is_to_be_saved():
     assert _where.of([mine, ours, theirs, jaxs]).busy == "a checkpoint"
     waits = _where.of([mine, ours, jaxs])
     assert (waits.busy, waits.waits) == ("", True)
+
+
+def test_a_stack_is_that_of_one_moment():
+    """However much runs meanwhile: in Python 3.11 a walk that lets it run may crash."""
+    stop, found = threading.Event(), []
+
+    def look():
+        while not stop.is_set():
+            found.append(_where.main_thread().frames)
+
+    def down(depth):
+        return next(iter([down(depth - 1)])) if depth else sum(x for x in range(20))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for _ in range(2000):
+        down(30)
+    stop.set()
+    thread.join()
+    for frames in found:
+        names = [each.name for each in frames]
+        assert "test_a_stack_is_that_of_one_moment" in names
+        assert names.count("down") <= 31
+        assert all(each.lineno for each in frames if each.name == "down")
