@@ -40,15 +40,11 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
 
 def ends(result: dict[str, Any]) -> list[list[str]]:
     """Of every method test loss and accuracy at the tuned rate, means over seeds."""
-    tried = pairs(result["runs"])
-    table = [["", *(f"{task}, {optimizer}" for task, optimizer in tried)]]
+    tuned = list(compared({**result, "factors": [1.0]}))
+    table = [["", *(f"{task}, {optimizer}" for task, optimizer, _ in tuned)]]
     for method in METHODS:
-        row = [method]
-        for task, optimizer in tried:
-            rate = tuned_rate(task, optimizer, result["seeds"][0], result["runs"])
-            runs = of_seeds(result, task, optimizer, rate, method)
-            row.append(loss_and_accuracy(runs))
-        table.append(row)
+        runs = (of_seeds(result, *setting, method) for setting in tuned)
+        table.append([method, *map(loss_and_accuracy, runs)])
     return table
 
 

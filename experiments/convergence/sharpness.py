@@ -1,7 +1,7 @@
 """How sharp losses are where networks train, beside what a delay leaves stable.
 
 Claim: where learning rate times sharpness, in a synchronous run, stays below the limit
-that `pj.stability` has for a width, weight prediction loses nothing at that width;
+that `pj.stability` has for a width, weight prediction loses little at that width;
 beyond it, the more the further. So what a delay costs can be known before it is there.
 
 Sharpness is the largest eigenvalue of the loss's Hessian; of AdamW in coordinates in
@@ -40,7 +40,7 @@ from ._tasks import TASKS, make_task
 
 Setting = tuple[str, str, float]  # task, optimizer, rate
 
-# Of a run. The rate is largest at the first, and falls to half of that at the last.
+# Of a run. The rate is largest at the first, and 0.59 of that at the last.
 PLACES = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 # The linear part of an optimizer, at a learning rate of 1.
 LINEAR = {
