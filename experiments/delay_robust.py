@@ -7,7 +7,7 @@ MNIST and the MLP of `experiments.convergence`, at the learning rates tuned ther
 synchronous training, which is run beside.
 
 Command: python -m experiments.delay_robust --data-dir ~/tensorflow_datasets
-Time: about 20 minutes on 2 cores.
+Time: about 40 minutes on 2 cores.
 Result: experiments/results/delay_robust.json
 """
 

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import pipejax as pj
-from experiments import prediction, time_to_accuracy
+from experiments import delay_robust, prediction, time_to_accuracy
 from experiments.convergence import __main__ as convergence
 from experiments.convergence import sharpness
 from experiments.convex import __main__ as convex
@@ -50,6 +50,11 @@ def rows_of_convergence():
 def rows_of_sharpness():
     found = result("convergence_sharpness")["runs"]
     for cells in sharpness.rows(found, result("convergence")):
+        yield f"| {' | '.join(cells)} |"
+
+
+def rows_of_delay_robust():
+    for cells in delay_robust.rows(result("delay_robust")["test_loss"]):
         yield f"| {' | '.join(cells)} |"
 
 
@@ -398,6 +403,7 @@ rows_of_mnist = functools.partial(rows_of_time_to_accuracy, "mnist")
         ("docs/convergence.md", rows_of_stability),
         ("docs/convergence.md", rows_of_sharpness),
         ("docs/convergence.md", words_on_sharpness),
+        ("docs/convergence.md", rows_of_delay_robust),
         ("docs/convergence.md", rows_of_convex),
     ],
 )
