@@ -6,7 +6,7 @@ best of a grid do, for SGD with momentum and for AdamW, at widths 2 and 3.
 MNIST and the MLP of `experiments.convergence`, at the learning rates tuned there for
 synchronous training, which is run beside.
 
-Command: python -m experiments.delay_robust --data-dir ~/tensorflow_datasets
+Command: python -m experiments.delay_robust
 Time: about 40 minutes on 2 cores.
 Result: experiments/results/delay_robust.json
 """

@@ -24,38 +24,37 @@ def result(name):
     return json.loads((ROOT / f"experiments/results/{name}.json").read_text())
 
 
+def lines(rows):
+    """Of a table in Markdown."""
+    return [f"| {' | '.join(cells)} |" for cells in rows]
+
+
 def rows_of_starts():
     record = result("faults_start")
-    for cells in start.rows(record["found"], record["hosts"]):
-        yield f"| {' | '.join(cells)} |"
+    return lines(start.rows(record["found"], record["hosts"]))
 
 
 def rows_of_faults():
-    for cells in faults.rows(result("faults")["outcomes"]):
-        yield f"| {' | '.join(cells)} |"
+    return lines(faults.rows(result("faults")["outcomes"]))
 
 
 def rows_of_endurance():
-    for cells in endurance.rows(result("faults_endurance")["diaries"]):
-        yield f"| {' | '.join(cells)} |"
+    return lines(endurance.rows(result("faults_endurance")["diaries"]))
 
 
 def rows_of_convergence():
     """What has been run in every cell, or in all but one."""
-    for cells in convergence.rows(result("convergence")):
-        if cells.count("") <= 1:
-            yield f"| {' | '.join(cells)} |"
+    rows = convergence.rows(result("convergence"))
+    return lines(cells for cells in rows if cells.count("") <= 1)
 
 
 def rows_of_sharpness():
     found = result("convergence_sharpness")["runs"]
-    for cells in sharpness.rows(found, result("convergence")):
-        yield f"| {' | '.join(cells)} |"
+    return lines(sharpness.rows(found, result("convergence")))
 
 
 def rows_of_delay_robust():
-    for cells in delay_robust.rows(result("delay_robust")["test_loss"]):
-        yield f"| {' | '.join(cells)} |"
+    return lines(delay_robust.rows(result("delay_robust")["test_loss"]))
 
 
 def words_on_sharpness():
@@ -203,8 +202,7 @@ def words_on_the_profile():
 
 def rows_of_prediction():
     cells = result("prediction")["cells"]
-    for row in prediction.rows(cells)[1:]:
-        yield f"| {' | '.join(row)} |"
+    yield from lines(prediction.rows(cells)[1:])
     off = [
         (cell["hosts"], "sign" in title)
         for cell in cells
@@ -289,7 +287,7 @@ def rows_of_convex():
         convex.regret_rows(found)[1:],
         convex.width_rows(found["codecs"], "codec")[1:],
     ):
-        yield from (f"| {' | '.join(cells)} |" for cells in rows)
+        yield from lines(rows)
 
 
 def words_on_steps():
@@ -369,8 +367,7 @@ def of_methods(name, what):
 
 
 def rows_of_time_to_accuracy(race):
-    for cells in time_to_accuracy.rows(result(f"time_to_accuracy_{race}")):
-        yield f"| {' | '.join(cells)} |"
+    return lines(time_to_accuracy.rows(result(f"time_to_accuracy_{race}")))
 
 
 rows_of_cifar10 = functools.partial(rows_of_time_to_accuracy, "cifar10")

@@ -12,9 +12,9 @@ test loss. Then every method at it; a plain delay and the default also at twice 
 
 Command: python -m experiments.convergence --text tinyshakespeare.txt
          A run that was broken off goes on where it was.
-Time: on 2 cores ten hours, nearly half of it Muon's. Of these steps JAX 0.10 takes a
-      fifth off, and rounds otherwise, where XLA_FLAGS has
-      --xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_DOT, as for CIFAR-10.
+Time: on 2 cores ten hours, nearly half of it Muon's. Muon's on CIFAR-10 were run with
+      XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_DOT, with
+      which JAX 0.10 takes less time for them, and rounds otherwise.
 Result: experiments/results/convergence.json, docs/convergence.png
 """
 
