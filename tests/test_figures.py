@@ -48,6 +48,21 @@ def rows_of_convergence():
     return lines(cells for cells in rows if cells.count("") <= 1)
 
 
+def rows_of_corrections():
+    return lines(convergence.ends(result("convergence")))
+
+
+def words_on_convergence():
+    """How often the default of K=2 and a plain delay end near synchronous training."""
+    titles, *rows = convergence.rows(result("convergence"))
+    tuned = rows[::2]  # each followed by twice its rate
+    default, plain = (
+        sum(row[titles.index(name)][-1] not in "*d" for row in tuned)  # "diverged"
+        for name in ("K=2, predicted", "K=2, plain")
+    )
+    yield f"in {default} of {len(tuned)} cases, a plain delay in {plain}"
+
+
 def rows_of_sharpness():
     found = result("convergence_sharpness")["runs"]
     return lines(sharpness.rows(found, result("convergence")))
@@ -386,6 +401,8 @@ rows_of_mnist = functools.partial(rows_of_time_to_accuracy, "mnist")
         ("docs/speed.md", words_on_8_bits),
         ("docs/speed.md", rows_of_overhead),
         ("docs/overlap.md", rows_of_overlap),
+        ("README.md", words_on_convergence),
+        ("docs/convergence.md", words_on_convergence),
         ("docs/convergence.md", rows_of_convergence),
         ("docs/many_hosts.md", rows_of_starts),
         ("docs/many_hosts.md", rows_of_faults),
