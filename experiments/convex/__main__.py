@@ -4,7 +4,7 @@ Claims, all of a plain delay, `weight_prediction=False`, by the real train step:
 
 - regret never exceeds the bounds of Langford, Smola and Zinkevich; against an adversary
   it grows as they do, like sqrt(K T) for convex and nearly like K for strongly convex
-  losses; where examples come by chance a delay costs little, or nothing
+  losses; where examples come by chance a delay costs far less
 - of smooth losses by chance the delay is gone from the excess in the end
 - a delay that is drawn does less harm at a large learning rate than one of the same
   mean that is fixed, and neither does any at a small one

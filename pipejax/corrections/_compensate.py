@@ -1,5 +1,6 @@
 """Delay compensation: a gradient carried over to newer parameters by a Taylor step."""
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -51,9 +52,9 @@ def delay_compensation(
       https://arxiv.org/abs/1609.08326
     """
     width = check_width(width)
-    if not strength >= 0:
+    if not 0 <= strength < math.inf:
         raise ValueError(
-            f"`strength` must be a number of at least 0, got {strength!r}."
+            f"`strength` must be a finite number of at least 0, got {strength!r}."
         )
     if not 0 <= decay < 1:
         raise ValueError(f"`decay` must lie in [0, 1), got {decay!r}.")

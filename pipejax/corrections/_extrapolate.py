@@ -15,6 +15,7 @@ al., Pipelined Backpropagation at Scale, 2021, https://arxiv.org/abs/2003.11666;
 et al., One-Step Gradient Delay, 2026, https://arxiv.org/abs/2606.30634
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -48,12 +49,12 @@ def extrapolate_updates(steps: float) -> optax.GradientTransformation:
       A transformation; of its parameters `unextrapolated` gives x.
 
     Raises:
-      ValueError: if `steps` is negative.
+      ValueError: if `steps` is negative or not finite.
     """
-    if not steps >= 0:
+    if not 0 <= steps < math.inf:
         raise ValueError(
-            f"`steps` must be a number of at least 0, got {steps!r}. At pipeline width"
-            " K it is K - 1."
+            f"`steps` must be a finite number of at least 0, got {steps!r}. At pipeline"
+            " width K it is K - 1."
         )
 
     def init_fn(params: optax.Params) -> ExtrapolateUpdatesState:

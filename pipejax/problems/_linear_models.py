@@ -78,7 +78,7 @@ def absolute(x: Any, y: Any) -> Problem:
       A `Problem` of parameters [d].
 
     Raises:
-      ValueError: if an argument breaks its rule.
+      ValueError: if an argument breaks its rule, or if a solver finds no optimum.
     """
     x, y = _checked(x, y)
     # |r| is the least s with s >= r and s >= -r.
@@ -97,7 +97,7 @@ def hinge(x: Any, y: Any) -> Problem:
       A `Problem` of parameters [d].
 
     Raises:
-      ValueError: if an argument breaks its rule.
+      ValueError: if an argument breaks its rule, or if a solver finds no optimum.
     """
     x, y = _checked(x, y)
     _check_signs(y)
@@ -118,8 +118,8 @@ def logistic(x: Any, y: Any, *, l2: float = 0.0) -> Problem:
       A `Problem` of parameters [d].
 
     Raises:
-      ValueError: if an argument breaks its rule, or without `l2` a plane separates the
-        labels: the loss then falls for ever.
+      ValueError: if an argument breaks its rule, if without `l2` a plane separates the
+        labels (the loss then falls for ever), or if Newton's method finds no optimum.
     """
     x, y = _checked(x, y, l2)
     _check_signs(y)
@@ -152,9 +152,10 @@ def softmax(x: Any, y: Any, *, l2: float) -> Problem:
       A `Problem` of parameters [d, classes].
 
     Raises:
-      ValueError: if an argument breaks its rule.
+      ValueError: if an argument breaks its rule, or if Newton's method finds no
+        optimum.
     """
-    x, y = _checked(x, y, l2)
+    x, y = _checked(x, y, l2)[0], np.asarray(y)
     if not np.issubdtype(y.dtype, np.integer) or y.min() < 0:
         raise ValueError(
             f"`y` must be integer labels from 0, got {y.dtype.name} from {y.min()}."
@@ -246,6 +247,11 @@ def _least(rows: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
         bounds=[(None, None)] * d + [(0, None)] * n,
         method="highs",
     )
+    if not solved.success:
+        raise ValueError(
+            "`x` and `y` must have an optimum that a linear program's solver finds; it"
+            f" says: {solved.message} Scale the features."
+        )
     return np.asarray(solved.x[:d])
 
 
@@ -263,8 +269,8 @@ def _separable(x: np.ndarray, y: np.ndarray) -> bool:
 
 
 def _checked(x: Any, y: Any, l2: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-    """Features in float64, targets in float64 or integers, or a ValueError."""
-    x, y = np.asarray(x, np.float64), np.asarray(y)
+    """Features and targets in float64, or a ValueError."""
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     if x.ndim != 2 or y.shape != x.shape[:1] or not x.size:
         raise ValueError(
             "`x` must have shape [n, d] and `y` [n], at least one of each; got"
@@ -272,9 +278,9 @@ def _checked(x: Any, y: Any, l2: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
         )
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise ValueError("`x` and `y` must be finite, got NaN or infinity in them.")
-    if not l2 >= 0:
-        raise ValueError(f"`l2` must be a number of at least 0, got {l2!r}.")
-    return x, y if np.issubdtype(y.dtype, np.integer) else y.astype(np.float64)
+    if not 0 <= l2 < np.inf:
+        raise ValueError(f"`l2` must be a finite number of at least 0, got {l2!r}.")
+    return x, y
 
 
 def _check_signs(y: np.ndarray) -> None:

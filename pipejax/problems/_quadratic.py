@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pipejax.integers import is_integer
+
 from ._problem import Problem
 
 
@@ -35,15 +37,20 @@ def quadratic(
     10.0 0.0
     """
     eigenvalues = np.asarray(spectrum, np.float64)
-    if eigenvalues.ndim != 1 or not eigenvalues.size or not (eigenvalues >= 0).all():
+    allowed = (eigenvalues >= 0) & np.isfinite(eigenvalues)
+    if eigenvalues.ndim != 1 or not eigenvalues.size or not allowed.all():
         raise ValueError(
-            "`spectrum` must be a vector of eigenvalues of at least 0, got"
+            "`spectrum` must be a vector of finite eigenvalues of at least 0, got"
             f" {spectrum!r}."
         )
-    if not noise >= 0:
-        raise ValueError(f"`noise` must be a number of at least 0, got {noise!r}.")
-    if size < 2:
-        raise ValueError(f"`size` must be at least 2 examples, got {size!r}.")
+    if not 0 <= noise < np.inf:
+        raise ValueError(
+            f"`noise` must be a finite number of at least 0, got {noise!r}."
+        )
+    if not is_integer(size, 2):
+        raise ValueError(
+            f"`size` must be an integer of at least 2 examples, got {size!r}."
+        )
     rng = np.random.default_rng(seed)
     d = eigenvalues.size
     basis, _ = np.linalg.qr(rng.normal(size=(d, d)))

@@ -45,7 +45,7 @@ def spectral_radius(
       at nothing each time; with feedback c, `e_i[t-K+1] + c e_i[t-K]` is the oldest
 
     Args:
-      tx: a linear Optax transformation.
+      tx: a linear Optax transformation; of a schedule its end counts.
       width: pipeline width K.
       curvature: second derivative of the loss, at least 0.
       weight_prediction: as of `pj.make_train_step`, on several devices. On one nothing
@@ -56,15 +56,16 @@ def spectral_radius(
       Below 1 the recursion converges, above it diverges.
 
     Raises:
-      ValueError: if `tx` is not linear, or another argument breaks its rule.
+      ValueError: if `tx` is not linear, or has a schedule that ends in 0, or if another
+        argument breaks its rule.
 
     >>> import optax, pipejax as pj
     >>> f"{pj.stability.spectral_radius(optax.sgd(0.1), 2, curvature=8.0):.3f}"
     '0.800'
     """
-    if not curvature >= 0:
+    if not 0 <= curvature < np.inf:
         raise ValueError(
-            f"`curvature` must be a number of at least 0, got {curvature!r}. A"
+            f"`curvature` must be a finite number of at least 0, got {curvature!r}. A"
             " direction that curves down has no optimum to be stable about."
         )
     loops = _loops(tx, width, weight_prediction, deviation_feedback)
@@ -81,7 +82,8 @@ def max_curvature(
     """The curvature below which every quadratic is stable at this width.
 
     Args:
-      tx: a linear Optax transformation, its learning rate included.
+      tx: a linear Optax transformation, its learning rate included: a number, for of
+        a schedule its end counts.
       width: pipeline width K.
       weight_prediction: as for `spectral_radius`.
       deviation_feedback: likewise.
@@ -91,7 +93,8 @@ def max_curvature(
       if no curvature is stable.
 
     Raises:
-      ValueError: if `tx` is not linear, or `width` is not at least 1.
+      ValueError: if `tx` is not linear, or has a schedule that ends in 0, or if another
+        argument breaks its rule.
 
     >>> import optax, pipejax as pj
     >>> tx = optax.sgd(0.1, momentum=0.9)
@@ -211,11 +214,12 @@ def _crossings(of: Loop) -> list[float]:
     polished = [newton(imaginary, x, x1=x * (1 + 1e-4), disp=False) for x in inner]
     z = np.append(np.exp(1j * np.array(polished)), [-1, 1])
     numerator, denominator = np.polyval(p, z), np.polyval(q, z)
-    meets = np.abs(denominator) > 1e-12
+    meets = np.abs(denominator) > 1e-12 * np.abs(q).max()
     curvatures = np.sort(np.real(-numerator[meets] / denominator[meets]))
-    # A root and its conjugate give one edge, twice.
+    # A root and its conjugate give one edge, twice; one at 0 is there without a loss.
     apart = np.diff(curvatures, prepend=0.0) > 1e-6 * np.abs(curvatures)
-    return [float(x) for x in curvatures[apart & (curvatures > 1e-9)]]
+    least = 1e-9 * np.abs(p).max() / (np.abs(q).max() or 1)
+    return [float(x) for x in curvatures[apart & (curvatures > least)]]
 
 
 def _radius(of: Loop, curvature: float) -> float:

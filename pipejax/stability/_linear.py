@@ -41,11 +41,13 @@ def linear_update(tx: optax.GradientTransformation) -> LinearUpdate:
     Counters are set to a million steps.
 
     Raises:
-      ValueError: if `tx` is not linear in state, parameter and gradient.
+      ValueError: if `tx` is not linear in state, parameter and gradient, or if it has
+        a counter, and moves no parameter any more.
     """
     with jax.enable_x64(True):
         w = jnp.zeros((), jnp.float64)
-        first, rebuild = _floating(tx.init(w))
+        start = tx.init(w)
+        first, rebuild = _floating(start)
 
         def respond(x: jax.Array) -> jax.Array:
             update, after = tx.update(x[-1], rebuild(x[:-2]), x[-2])
@@ -61,7 +63,24 @@ def linear_update(tx: optax.GradientTransformation) -> LinearUpdate:
             " optax.chain(optax.ema(b1, debias=False), optax.scale(-learning_rate)),"
             " and the curvature of the loss over the square root of the second."
         )
-    return LinearUpdate(matrix[:, :-1], matrix[:, -1])
+    update = LinearUpdate(matrix[:, :-1], matrix[:, -1])
+    if any(map(_counts, jax.tree.leaves(start))) and not _moves(update):
+        raise ValueError(
+            f"`tx` must still move parameters at step {_LATER}, got one that does not:"
+            " give a schedule's largest learning rate as a number, and leave out what"
+            " lets a step pass and then another."
+        )
+    return update
+
+
+def _moves(update: LinearUpdate) -> bool:
+    """Whether a gradient reaches the parameter, at once or later."""
+    response = update.gradient
+    for _ in range(len(response)):
+        if response[-1]:
+            return True
+        response = update.state @ response
+    return False
 
 
 def _floating(state: Any) -> tuple[jax.Array, Any]:
@@ -87,8 +106,11 @@ def _floating(state: Any) -> tuple[jax.Array, Any]:
 
 def _later(leaf: jax.Array) -> jax.Array:
     """A counter, at a million."""
-    counts = jnp.issubdtype(leaf.dtype, jnp.integer)
-    return jnp.full_like(leaf, _LATER) if counts else leaf
+    return jnp.full_like(leaf, _LATER) if _counts(leaf) else leaf
+
+
+def _counts(leaf: jax.Array) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.integer)
 
 
 def _close(a: np.ndarray, b: np.ndarray) -> bool:

@@ -44,9 +44,19 @@ class Loop(NamedTuple):
         return self.transition + curvature * np.outer(self.enters, self.taken_at)
 
     def polynomials(self) -> tuple[np.ndarray, np.ndarray]:
-        """p and q of `p(z) + curvature q(z)`, of one length, highest power first."""
-        p = characteristic(self.transition)
-        return p, characteristic(self.matrix(1.0)) - p
+        """p and q of `p(z) + curvature q(z)`, of one length, highest power first.
+
+        By Faddeev and LeVerrier from the matrices' own entries: `p = det(z - F)` and
+        `q = -H adj(z - F) G`. Eigenvalues that coincide, as those of a queue do, lose
+        half their digits.
+        """
+        identity = np.eye(len(self.transition))
+        p, q, adjugate = [1.0], [0.0], np.zeros_like(identity)
+        for k in range(1, len(identity) + 1):
+            adjugate = self.transition @ adjugate + p[-1] * identity
+            q.append(-float(self.taken_at @ adjugate @ self.enters))
+            p.append(-float(np.trace(self.transition @ adjugate)) / k)
+        return _exact(p), _exact(q)
 
 
 def loop(update: LinearUpdate, width: int) -> Loop:
@@ -79,14 +89,11 @@ def deviations(update: LinearUpdate, width: int, feedback: float) -> Loop:
     return Loop(np.eye(width, k=1), np.eye(width)[-1], moved)
 
 
-def characteristic(matrix: np.ndarray) -> np.ndarray:
-    """The coefficients of `det(z - matrix)`, by Faddeev and LeVerrier.
+def _exact(coefficients: list[float]) -> np.ndarray:
+    """Without what rounding has left of zeros.
 
-    From the matrix's own entries: eigenvalues that coincide, as those of a queue do,
-    lose half their digits.
+    Beside the others it is nothing on the unit circle, but as the first or last of a
+    polynomial it would be a root, far outside or inside.
     """
-    coefficients, adjugate = [1.0], np.zeros_like(matrix)
-    for k in range(1, len(matrix) + 1):
-        adjugate = matrix @ adjugate + coefficients[-1] * np.eye(len(matrix))
-        coefficients.append(-float(np.trace(matrix @ adjugate)) / k)
-    return np.array(coefficients)
+    found = np.array(coefficients)
+    return np.where(np.abs(found) < 1e-13 * np.abs(found).max(), 0.0, found)

@@ -54,8 +54,8 @@ def sharpness(
       in every direction.
 
     Raises:
-      ValueError: if `preconditioner` is not like `params`, or not above 0, or if a
-        second derivative is not finite.
+      ValueError: if `preconditioner` is not like `params`, or not above 0, if `rtol`
+        is not between 0 and 1, or if a second derivative is not finite.
 
     >>> import jax.numpy as jnp, optax, pipejax as pj
     >>> def loss_fn(params, curvatures):
@@ -66,10 +66,15 @@ def sharpness(
     >>> f"{found:.2f} of {limit:.2f}"
     '20.00 of 10.00'
     """
+    if not 0 < rtol < 1:
+        raise ValueError(
+            f"`rtol` must lie in (0, 1), got {rtol!r}: how far off the eigenvalue may"
+            " be, relative to it."
+        )
     scale = jax.tree.map(jnp.ones_like, params)
     if preconditioner is not None:
         _check_preconditioner(preconditioner, params)
-        scale = jax.tree.map(jax.lax.rsqrt, preconditioner)
+        scale = jax.tree.map(lambda p: 1 / jnp.sqrt(p), preconditioner)
     at = ravel_pytree(params)[0]
     dtype = jnp.promote_types(at.dtype, jnp.float32)
 
@@ -130,11 +135,11 @@ def _check_preconditioner(preconditioner: Any, params: optax.Params) -> None:
             f"`preconditioner` must be like `params`, of shapes {wanted}; got {shapes}."
             " Of Adam it is a tree of `sqrt(nu) + eps`."
         )
-    least = min(float(jnp.min(x)) for x in jax.tree.leaves(preconditioner))
+    least = np.min([np.min(x) for x in jax.tree.leaves(preconditioner)])
     if not least > 0:
         raise ValueError(
-            f"`preconditioner` must be above 0 everywhere, got {least!r}: it is what"
-            " updates are divided by. Of Adam add `eps` to `sqrt(nu)`."
+            f"`preconditioner` must be above 0 everywhere, got {float(least)!r}: it is"
+            " what updates are divided by. Of Adam add `eps` to `sqrt(nu)`."
         )
 
 

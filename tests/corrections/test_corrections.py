@@ -150,12 +150,13 @@ def test_prediction_costs_plain_sgd_stability():
     ("make", "message"),
     [
         (lambda: corrections.average_gradients(0), "`count` must be an integer"),
-        (lambda: corrections.extrapolate_updates(-1), "`steps` must be a number of at"),
+        (lambda: corrections.extrapolate_updates(-1), "`steps` must be a finite"),
+        (lambda: corrections.extrapolate_updates(np.inf), "`steps` must be a finite"),
         (lambda: corrections.scale_by_staleness(0), "`width` must be an integer"),
         (lambda: corrections.delay_compensation(0), "`width` must be an integer"),
         (
             lambda: corrections.delay_compensation(2, strength=-1.0),
-            "`strength` must be a number of at least 0",
+            "`strength` must be a finite number of at least 0",
         ),
         (
             lambda: corrections.delay_compensation(2, decay=1.0),

@@ -123,6 +123,20 @@ def test_optimum_of_the_absolute_loss_of_a_constant_is_the_median():
     assert problems.absolute(np.ones((5, 1)), y).optimum[0] == pytest.approx(2.5)
 
 
+def test_unsigned_targets_are_numbers_like_others():
+    y = np.abs(40 * targets()).astype(np.uint8)
+    found, expected = (
+        problems.absolute(features(), kind) for kind in (y, y.astype(float))
+    )
+    np.testing.assert_array_equal(found.optimum, expected.optimum)
+
+
+def test_optimum_does_not_depend_on_the_scale_of_features():
+    scaled = problems.logistic(1e6 * features(), signs()).optimum
+    expected = PROBLEMS["logistic"]().optimum
+    np.testing.assert_allclose(1e6 * scaled, expected, rtol=1e-9)
+
+
 def test_optimum_of_logistic_regression_on_a_constant_is_the_log_odds():
     y = np.array([1] * 3 + [-1])
     problem = problems.logistic(np.ones((4, 1)), y)
@@ -152,10 +166,13 @@ def test_batch_is_of_the_examples_asked_for():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: problems.quadratic([]), "`spectrum` must be a vector of eigenvalues"),
+        (lambda: problems.quadratic([]), "`spectrum` must be a vector of finite"),
         (lambda: problems.quadratic([-1.0]), "`spectrum` must be a vector"),
-        (lambda: problems.quadratic([1.0], noise=-1.0), "`noise` must be a number"),
-        (lambda: problems.quadratic([1.0], size=1), "`size` must be at least 2"),
+        (lambda: problems.quadratic([np.inf]), "`spectrum` must be a vector"),
+        (lambda: problems.quadratic([1.0], noise=-1.0), "`noise` must be a finite"),
+        (lambda: problems.quadratic([1.0], noise=np.inf), "`noise` must be a finite"),
+        (lambda: problems.quadratic([1.0], size=1), "`size` must be an integer"),
+        (lambda: problems.quadratic([1.0], size=2.5), "`size` must be an integer"),
         (lambda: problems.absolute(features(), targets()[1:]), r"shape \[n, d\]"),
         (lambda: problems.absolute(features() * np.nan, targets()), "must be finite"),
         (
@@ -164,12 +181,21 @@ def test_batch_is_of_the_examples_asked_for():
         ),
         (
             lambda: problems.least_squares(features(), targets(), l2=-1.0),
-            "`l2` must be a number of at least 0",
+            "`l2` must be a finite number of at least 0",
         ),
         (lambda: problems.hinge(features(), labels()), "labels -1 and 1"),
         (
             lambda: problems.logistic(features(), np.sign(features()[:, 0])),
             "`l2` must be above 0 where a plane separates",
+        ),
+        (
+            lambda: problems.logistic(features() * [1, 1e3, 1, 1e-3], signs()),
+            "must have an optimum that Newton's method finds.* scale the features",
+        ),
+        (lambda: problems.absolute(1e200 * features(), targets()), "Scale the feat"),
+        (
+            lambda: problems.least_squares(features(), targets(), l2=np.inf),
+            "`l2` must be a finite number",
         ),
         (lambda: problems.softmax(features(), labels(), l2=0), "`l2` must be above 0"),
         (

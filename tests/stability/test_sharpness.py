@@ -121,10 +121,25 @@ def test_a_preconditioner_of_another_form_is_refused(net, wrong):
 
 
 @pytest.mark.parametrize("least", [0.0, -1.0, float("nan")])
-def test_a_preconditioner_must_be_above_zero(least):
-    wrong = jnp.array([1.0, least, 1.0])
-    with pytest.raises(ValueError, match="must be above 0 everywhere"):
-        sharpness(bowl, jnp.ones(3), jnp.ones(3), preconditioner=wrong)
+def test_a_preconditioner_must_be_above_zero(net, least):
+    params, x, y = net
+    right = jax.tree.map(jnp.ones_like, params)
+    for name in right:
+        wrong = right | {name: right[name].at[0, 1].set(least)}
+        with pytest.raises(ValueError, match="must be above 0 everywhere"):
+            sharpness(net_loss, params, x, y, preconditioner=wrong)
+
+
+def test_a_preconditioner_may_be_of_integers():
+    divided = jnp.full(3, 2, jnp.int32)
+    found = sharpness(bowl, jnp.ones(3), jnp.ones(3), preconditioner=divided)
+    assert found == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("rtol", [0.0, -1.0, 1.0, float("nan")])
+def test_a_tolerance_must_be_a_share(rtol):
+    with pytest.raises(ValueError, match=r"`rtol` must lie in \(0, 1\)"):
+        sharpness(bowl, jnp.ones(3), jnp.ones(3), rtol=rtol)
 
 
 def test_what_is_not_finite_is_refused():

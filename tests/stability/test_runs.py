@@ -1,0 +1,114 @@
+"""The real train step on a quadratic grows and shrinks where the limits say so."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pipejax as pj
+from pipejax import stability
+
+from .families import FAMILIES, heavy_ball
+
+PLAIN = {"weight_prediction": False}
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_train_step_is_stable_to_the_third_digit(name, width):
+    """A thousandth below the limit a real run shrinks, a thousandth above it grows."""
+    tx = FAMILIES[name](0.1)
+    limit = stability.max_curvature(tx, width, **PLAIN)
+    below, above = growth(tx, width, [0.999 * limit, 1.001 * limit])
+    assert below < 0 < above
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_radius_is_the_rate_of_a_run(width):
+    tx = heavy_ball(0.1)
+    curvature = 0.7 * stability.max_curvature(tx, width, **PLAIN)
+    (rate,) = growth(tx, width, [curvature])
+    # Both windows hold some ten periods, of which a part is cut off.
+    expected = np.log(stability.spectral_radius(tx, width, curvature, **PLAIN))
+    assert rate == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("feedback", [0.0, 0.3])
+@pytest.mark.parametrize("width", [2, 3, 4])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_deviations_of_a_train_step_are_stable_to_the_third_digit(
+    name, width, feedback
+):
+    """The mean of all devices stands still, and each goes its own way about it."""
+    tx, how = FAMILIES[name](0.1), {"deviation_feedback": feedback}
+    limit = stability.max_curvature(tx, width, **how)
+    below, above = (
+        deviation_growth(tx, width, x * limit, **how) for x in (0.999, 1.001)
+    )
+    assert below < 0 < above
+
+
+def deviation_growth(tx, width, curvature, steps=4000, **how):
+    """As `growth`, of one device's gradient, pushed off the mean by the first batch."""
+
+    def loss_fn(w, batch):
+        return jnp.mean(0.5 * curvature * w**2 - batch * w)
+
+    train = pj.make_train_step(
+        loss_fn, tx, mesh=pj.data_mesh(2), width=width, executor="fused", **how
+    )
+    pushes = jnp.zeros((steps, 2)).at[0].set(jnp.array([1.0, -1.0]))
+
+    @jax.jit
+    def run(pushes):
+        def step(state, push):
+            state, _ = train.step(state, push)
+            return state, (state.params, state.in_flight.pending[-1]["float32"][0])
+
+        return lax.scan(step, train.init(jnp.float32(0)), pushes)[1]
+
+    params, own = (np.asarray(x, np.float64) for x in run(pushes))
+    assert not params.any()
+    size = np.sqrt(np.mean(own.reshape(4, -1) ** 2, axis=1))
+    return np.log(size[3] / size[1])
+
+
+def growth(tx, width, curvatures):
+    """Logarithm of what a step multiplies the parameter by, at each curvature.
+
+    By the root mean square of the second and the last quarter of a run: a short one, or
+    if that hardly changes anything a long one, in which others would underflow.
+    """
+
+    def loss_fn(w, batch):
+        return 0.5 * jnp.mean(batch) * w**2
+
+    train = pj.make_train_step(
+        loss_fn,
+        tx,
+        mesh=pj.data_mesh(1),
+        width=width,
+        weight_prediction=False,
+        executor="fused",
+    )
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def run(curvature, steps):
+        def step(state, _):
+            return train.step(state, curvature[None])[0], state.params
+
+        return lax.scan(step, train.init(jnp.float32(1)), length=steps)[1]
+
+    rates = []
+    for curvature in curvatures:
+        for steps in (400, 20_000):
+            path = np.asarray(run(jnp.float32(curvature), steps), np.float64)
+            size = np.sqrt(np.mean(path.reshape(4, -1) ** 2, axis=1))
+            change = np.log(size[3] / size[1])
+            if abs(change) > 1:
+                break
+        rates.append(change / (steps / 2))
+    return rates
