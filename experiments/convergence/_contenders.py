@@ -111,6 +111,6 @@ METHODS = {
 }
 # At twice the tuned rate: plain, the default, and what is to hold at large rates.
 TWICE = (
-    *("K=1", "K=2, plain", "K=2, predicted", "K=2, fed back"),
-    *("K=3, plain", "K=3, predicted"),
+    *("K=1", "K=2, plain", "K=2, predicted", "K=2, robust", "K=2, fed back"),
+    *("K=3, plain", "K=3, predicted", "K=3, robust"),
 )

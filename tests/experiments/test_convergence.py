@@ -104,9 +104,11 @@ def test_rows_are_changes_seed_by_seed_and_say_what_diverged_and_what_misses():
         "K=2, plain": "diverged",
         # K=2 may lose 0.2 points or 0.01 nats, K=3 twice that.
         "K=2, predicted": "+0.0100 ± 0.0100, -0.20 ± 0.20",
-        "K=2, fed back": "",  # not run
+        "K=2, robust": "",  # not run
+        "K=2, fed back": "",
         "K=3, plain": "+0.0300 ± 0.0100, -0.75 ± 0.25 *",
         "K=3, predicted": "+0.0200 ± 0.0000, -0.50 ± 0.50",
+        "K=3, robust": "",
     }
 
 
