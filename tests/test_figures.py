@@ -45,20 +45,23 @@ def rows_of_endurance():
 
 def rows_of_convergence():
     """What has been run, with the default at K=2."""
-    rows = convergence.rows(result("convergence"))
-    return lines(cells for cells in rows if cells[5])
+    titles, *rows = convergence.rows(result("convergence"))
+    default = titles.index("K=2, predicted")
+    return lines([titles, *(cells for cells in rows if cells[default])])
 
 
-def rows_of_corrections():
-    return lines(convergence.ends(result("convergence")))
+def at_tuned_rates():
+    """Of every task and optimizer the cells by their titles."""
+    titles, *rows = convergence.rows(result("convergence"))
+    # Each is followed by that of twice its rate.
+    return [dict(zip(titles, cells, strict=True)) for cells in rows[::2]]
 
 
 def words_on_convergence():
     """How often the default of K=2 and a plain delay end near synchronous training."""
-    titles, *rows = convergence.rows(result("convergence"))
-    tuned = rows[::2]  # each followed by twice its rate
+    tuned = at_tuned_rates()
     default, plain = (
-        sum(row[titles.index(name)][-1] not in "*d" for row in tuned)  # "diverged"
+        sum(not row[name].endswith(("*", "diverged")) for row in tuned)
         for name in ("K=2, predicted", "K=2, plain")
     )
     yield f"in {default} of {len(tuned)} cases, a plain delay in {plain}"
@@ -66,13 +69,10 @@ def words_on_convergence():
 
 def words_on_what_is_given_back():
     """Of what a plain delay loses at the tuned rates, beyond the limits, at K=2."""
-    titles, *rows = convergence.rows(result("convergence"))
     shares = []
-    for row in rows[::2]:
-        plain, default = (
-            row[titles.index(name)] for name in ("K=2, plain", "K=2, predicted")
-        )
-        if plain.endswith("*") and "muon" not in row:
+    for row in at_tuned_rates():
+        plain, default = row["K=2, plain"], row["K=2, predicted"]
+        if plain.endswith("*") and row["optimizer"] != "muon":
             shares.append(1 - float(default.split()[0]) / float(plain.split()[0]))
     yield f"the default gives back {math.floor(100 * min(shares))} % of it or more"
 
