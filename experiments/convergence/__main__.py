@@ -22,6 +22,7 @@ Result: experiments/results/convergence.json, docs/convergence.png
 import dataclasses
 import itertools
 import json
+import os
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -99,7 +100,7 @@ def run_all(config: Config) -> dict[str, Any]:
                         devices=config.cpu_devices,
                     )
                     print(run, ended["test_loss"], ended["test_accuracy"], flush=True)
-                    runs.append(run | ended | {"commit": report.commit()})
+                    runs.append(run | ended | provenance())
                     record(config, runs)
     return record(config, runs)
 
@@ -130,6 +131,12 @@ def begun(config: Config) -> list[Run]:
             " or remove it"
         )
     return before["runs"]
+
+
+def provenance() -> dict[str, str]:
+    """Of a run: a result is that of several commits, and its flags may differ."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    return {"commit": report.commit(), "xla_flags": flags}
 
 
 def settings(config: Config) -> dict[str, Any]:
