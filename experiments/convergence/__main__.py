@@ -34,8 +34,9 @@ from rich.console import Console
 from experiments import report
 
 from ._contenders import METHODS, OPTIMIZERS, TWICE
+from ._picture import picture
 from ._runs import Run, found, key, tuned_rate
-from ._show import ends, picture, rows
+from ._show import ends, rows
 from ._tasks import TASKS, make_task
 from ._train import train
 

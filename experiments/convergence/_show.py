@@ -1,19 +1,15 @@
-"""Runs as tables and as a picture."""
+"""Runs as tables."""
 
 import itertools
 import math
-import pathlib
 import statistics
 from collections.abc import Iterator
 from typing import Any
-
-from pipejax.picture import new_figure
 
 from ._contenders import METHODS, TWICE
 from ._runs import Run, of_seeds, pairs, tuned_rate
 from ._tasks import blind_guess
 
-DRAWN = ("K=1", "K=2, plain", "K=2, predicted", "K=2, fed back", "K=2, robust")
 # How far from synchronous training the default may end: of one of the two, at K=2.
 NATS, POINTS = 0.01, 0.2
 
@@ -110,31 +106,3 @@ def diverged(runs: list[Run]) -> bool:
 def mean(runs: list[Run], name: str) -> float:
     """Over the seeds."""
     return statistics.mean(run[name] for run in runs)
-
-
-def picture(result: dict[str, Any], path: pathlib.Path) -> None:
-    """Training loss on the way at the tuned rate, a panel a task and optimizer."""
-    of_all = pairs(result["runs"])
-    tasks = list(dict.fromkeys(task for task, _ in of_all))
-    optimizers = list(dict.fromkeys(optimizer for _, optimizer in of_all))
-    size = (4 * len(optimizers), 3 * len(tasks))
-    figure = new_figure(figsize=size, layout="constrained")
-    panels = figure.subplots(len(tasks), len(optimizers), squeeze=False)
-    for task, optimizer in of_all:
-        axes = panels[tasks.index(task), optimizers.index(optimizer)]
-        rate = tuned_rate(task, optimizer, result["seeds"][0], result["runs"])
-        for place, method in enumerate(DRAWN):
-            for number, run in enumerate(
-                of_seeds(result, task, optimizer, rate, method)
-            ):
-                on_the_way = [math.nan if x is None else x for x in run["losses"]]
-                label = None if number else method
-                axes.plot(on_the_way, color=f"C{place}", linewidth=1, label=label)
-        axes.set(title=f"{task}, {optimizer}, {rate:g}", yscale="log")
-        axes.grid(alpha=0.3, which="both")
-    for axes in panels[:, 0]:
-        axes.set_ylabel("training loss")
-    for axes in panels[-1]:
-        axes.set_xlabel("of 25 parts of the run")
-    panels[0, 0].legend(fontsize="x-small")
-    figure.savefig(path, dpi=110)
