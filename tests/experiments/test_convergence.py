@@ -114,12 +114,14 @@ def test_rows_are_changes_seed_by_seed_and_say_what_diverged_and_what_misses():
 
 def test_ends_are_means_of_every_method_that_was_run():
     titles, *rows = convergence.ends(RESULT)
-    assert titles == ["", "digits, momentum"]
-    found = dict(rows)
+    assert titles == ["", "near K=1", "digits, momentum"]
+    found = {method: cells for method, *cells in rows}
     assert list(found) == list(convergence.METHODS)
-    assert found["K=1"] == "0.6000, 85.0 %"
-    assert found["K=2, plain"] == "diverged"
-    assert found["K=2, DC-ASGD"] == ""
+    assert found["K=1"] == ["", "0.6000, 85.0 %"]
+    assert found["K=2, plain"] == ["0 of 1", "diverged"]
+    assert found["K=2, predicted"] == ["1 of 1", "0.6100, 84.8 %"]
+    assert found["K=3, plain"] == ["0 of 1", "0.6300, 84.2 %"]
+    assert found["K=2, DC-ASGD"] == ["", ""]
 
 
 @pytest.mark.parametrize("method", convergence.METHODS)
