@@ -1,8 +1,9 @@
 # make demo   set up, train digits with and without the pipeline, time steps on four hosts
 # make test   set up, then lint, types, tests and README, on each Python there is
 # make check  the same three commands as CONTRIBUTING, on .venv alone
-# make convergence  all that docs/convergence.md shows, anew; TEXT=tinyshakespeare.txt is
-#             Karpathy's, 1.1 MB; a day on 2 cores, and goes on where it was broken off
+# make convergence  all that docs/convergence.md shows; TEXT=tinyshakespeare.txt is
+#             Karpathy's, 1.1 MB; a day on 2 cores. It goes on where it was broken off:
+#             without experiments/results/convergence.json every run is run anew
 # make soak   property tests on more than 10,000 generated cases, about 10 minutes
 
 SHELL := /bin/bash

@@ -12,10 +12,11 @@ test loss. Then every method at it; those of `_contenders.TWICE` also at twice t
 
 Command: python -m experiments.convergence --text tinyshakespeare.txt
          A run that was broken off goes on where it was.
-Time: on 2 cores some fifteen hours, half of it Muon's. Of Muon's all on CIFAR-10, and
-      most on the others of other methods than those of `TWICE` at the tuned rate, were
-      run with XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_DOT,
-      with which JAX 0.10 takes less time for them, and rounds otherwise.
+Time: on 2 cores some twenty hours, half of it Muon's. Most of Muon's were run with
+      XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_DOT, with
+      which JAX 0.10 takes less time for them, and rounds otherwise. A run notes its
+      flags, but for the earlier ones: of these Muon's on CIFAR-10 had that, and on the
+      other tasks K=1, plain and predicted runs at the tuned rate had none.
 Result: experiments/results/convergence.json, docs/convergence.png
 """
 
@@ -36,7 +37,7 @@ from experiments import report
 from ._contenders import METHODS, OPTIMIZERS, TWICE
 from ._picture import picture
 from ._runs import Run, found, key, tuned_rate
-from ._show import ends, rows
+from ._show import counts, ends, rows
 from ._tasks import TASKS, make_task
 from ._train import train
 
@@ -76,22 +77,23 @@ def main(config: Config) -> dict[str, Any]:
     result = run_all(config)
     Console(width=160).print(report.table("beside K=1", rows(result)))
     Console(width=160).print(report.table("how runs end", ends(result)))
+    Console(width=160).print(report.table("how many end near K=1", counts(result)))
     picture(result, config.plot)
     return result
 
 
 def run_all(config: Config) -> dict[str, Any]:
     """Runs what is not there yet, writing each run down."""
-    runs = begun(config)
+    result = begun(config)
     for name in config.tasks:
         task = make_task(
             name, text=config.text, data_dir=config.data_dir, steps=config.steps
         )
         for optimizer in config.optimizers:
             for run in itertools.chain(
-                sweep(name, optimizer, config), grid(name, optimizer, config, runs)
+                sweep(name, optimizer, result), grid(name, optimizer, config, result)
             ):
-                if found(runs, run) is None:
+                if found(result["runs"], run) is None:
                     ended = train(
                         task,
                         METHODS[run["method"]],
@@ -101,37 +103,45 @@ def run_all(config: Config) -> dict[str, Any]:
                         devices=config.cpu_devices,
                     )
                     print(run, ended["test_loss"], ended["test_accuracy"], flush=True)
-                    runs.append(run | ended | provenance())
-                    record(config, runs)
-    return record(config, runs)
+                    result["runs"].append(run | ended | provenance())
+                    save(config, result)
+    save(config, result)
+    return result
 
 
-def sweep(task: str, optimizer: str, config: Config) -> Iterator[Run]:
+def sweep(task: str, optimizer: str, result: dict[str, Any]) -> Iterator[Run]:
     """The runs that tune the learning rate."""
     for rate in OPTIMIZERS[optimizer].rates:
-        yield key(task, optimizer, rate, "K=1", config.seeds[0])
+        yield key(task, optimizer, rate, "K=1", result["seeds"][0])
 
 
-def grid(task: str, optimizer: str, config: Config, runs: list[Run]) -> Iterator[Run]:
-    """The runs that are compared."""
-    tuned = tuned_rate(task, optimizer, config.seeds[0], runs)
+def grid(
+    task: str, optimizer: str, config: Config, result: dict[str, Any]
+) -> Iterator[Run]:
+    """The runs that are compared; asked for when the sweep has been run."""
+    tuned = tuned_rate(task, optimizer, result["seeds"][0], result["runs"])
     methods = ("K=1", *(name for name in config.methods if name != "K=1"))
     for factor, name, seed in itertools.product(config.factors, methods, config.seeds):
         if factor == 1 or name in TWICE:
             yield key(task, optimizer, factor * tuned, name, seed)
 
 
-def begun(config: Config) -> list[Run]:
-    """The runs of a result that was broken off; each knows its commit."""
-    if not config.out.exists():
-        return []
-    before, now = json.loads(config.out.read_text()), settings(config)
-    if not now.items() <= before.items():
-        raise ValueError(
-            f"{config.out} has runs of other settings than {now}: give another --out,"
-            " or remove it"
-        )
-    return before["runs"]
+def begun(config: Config) -> dict[str, Any]:
+    """What there is of the result: of one that was broken off, or is added to."""
+    common = {"cpu_devices": config.cpu_devices, "steps": config.steps}
+    before: dict[str, Any] = {"factors": [], "seeds": [], "runs": []}
+    if config.out.exists():
+        before = json.loads(config.out.read_text())
+        if not common.items() <= before.items():
+            raise ValueError(
+                f"{config.out} has runs of other settings than {common}: give another"
+                " --out, or remove it"
+            )
+    return common | {
+        "factors": list(dict.fromkeys((*before["factors"], *config.factors))),
+        "seeds": list(dict.fromkeys((*before["seeds"], *config.seeds))),
+        "runs": before["runs"],
+    }
 
 
 def provenance() -> dict[str, str]:
@@ -140,21 +150,9 @@ def provenance() -> dict[str, str]:
     return {"commit": report.commit(), "xla_flags": flags}
 
 
-def settings(config: Config) -> dict[str, Any]:
-    """What all runs of a result have in common."""
-    return {"cpu_devices": config.cpu_devices, "steps": config.steps}
-
-
-def record(config: Config, runs: list[Run]) -> dict[str, Any]:
+def save(config: Config, result: dict[str, Any]) -> None:
     """Writes down what has been run."""
-    result = {
-        **settings(config),
-        "factors": list(config.factors),
-        "seeds": list(config.seeds),
-        "runs": runs,
-    }
-    report.save(config.out, seed=config.seeds[0], **result)
-    return result
+    report.save(config.out, seed=result["seeds"][0], **result)
 
 
 if __name__ == "__main__":

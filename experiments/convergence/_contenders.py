@@ -16,7 +16,7 @@ def octaves(least: float, count: int) -> tuple[float, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """What a user would have tuned."""
+    """An optimizer but for its learning rate."""
 
     make: Callable[[optax.Schedule], optax.GradientTransformation]
     """From a learning rate."""
@@ -50,10 +50,10 @@ class Method:
     """Of `pj.make_train_step`."""
     deviation_feedback: float = 0.0
     """Likewise."""
-    before: Callable[[float], optax.GradientTransformation] | None = None
-    """From the optimizer's momentum to what the gradient goes through first."""
+    before: optax.GradientTransformation | None = None
+    """What the gradient goes through first."""
     after: Callable[[float], optax.GradientTransformation] | None = None
-    """To what the optimizer's update goes through."""
+    """From the optimizer's momentum to what its update goes through."""
     extrapolates: bool = False
     """Whether `after` leaves the parameters ahead of those to be tested."""
 
@@ -64,15 +64,13 @@ class Method:
         clip: optax.GradientTransformation,
     ) -> optax.GradientTransformation:
         """The optimizer with its correction, and with clipping as a part of it."""
-        made = [
-            correction(optimizer.momentum) if correction else optax.identity()
-            for correction in (self.before, self.after)
-        ]
-        return optax.chain(made[0], clip, optimizer.make(rate), made[1])
+        after = self.after and self.after(optimizer.momentum)
+        parts = (self.before, clip, optimizer.make(rate), after)
+        return optax.chain(*(part for part in parts if part is not None))
 
 
-def predictions_of(width: int) -> dict[str, Method]:
-    """What does best against a delay, and a plain one."""
+def methods_of(width: int) -> dict[str, Method]:
+    """What is compared at any width."""
     return {
         ", plain": Method(width),
         ", predicted": Method(width, weight_prediction=True),
@@ -87,30 +85,23 @@ def predictions_of(width: int) -> dict[str, Method]:
     }
 
 
-def others_of(width: int) -> dict[str, Method]:
-    """What else there is."""
-    return {
-        ", average": Method(
-            width, before=lambda _: corrections.average_gradients(width)
-        ),
-        ", scaled": Method(
-            width, after=lambda _: corrections.scale_by_staleness(width)
-        ),
-        ", DC-ASGD": Method(
-            width, before=lambda _: corrections.delay_compensation(width)
-        ),
-    }
-
-
 METHODS = {
     "K=1": Method(1),
-    **{f"K=2{name}": method for name, method in predictions_of(2).items()},
+    **{f"K=2{name}": method for name, method in methods_of(2).items()},
     "K=2, fed back": Method(2, weight_prediction=True, deviation_feedback=0.5),
-    **{f"K=2{name}": method for name, method in others_of(2).items()},
-    **{f"K=3{name}": method for name, method in predictions_of(3).items()},
+    "K=2, average": Method(2, before=corrections.average_gradients(2)),
+    "K=2, scaled": Method(2, after=lambda _: corrections.scale_by_staleness(2)),
+    "K=2, DC-ASGD": Method(2, before=corrections.delay_compensation(2)),
+    **{f"K=3{name}": method for name, method in methods_of(3).items()},
 }
 # At twice the tuned rate: plain, the default, and what is to hold at large rates.
 TWICE = (
-    *("K=1", "K=2, plain", "K=2, predicted", "K=2, robust", "K=2, fed back"),
-    *("K=3, plain", "K=3, predicted", "K=3, robust"),
+    "K=1",
+    "K=2, plain",
+    "K=2, predicted",
+    "K=2, robust",
+    "K=2, fed back",
+    "K=3, plain",
+    "K=3, predicted",
+    "K=3, robust",
 )

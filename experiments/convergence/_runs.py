@@ -7,6 +7,7 @@ from typing import Any
 from ._contenders import OPTIMIZERS
 
 Run = dict[str, Any]
+Setting = tuple[str, str, float]  # task, optimizer, rate
 
 
 def tuned_rate(task: str, optimizer: str, seed: int, runs: list[Run]) -> float:

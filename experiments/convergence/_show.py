@@ -1,66 +1,67 @@
 """Runs as tables."""
 
 import itertools
-import math
 import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from ._contenders import METHODS, TWICE
-from ._runs import Run, of_seeds, pairs, tuned_rate
-from ._tasks import blind_guess
-
-# How far from synchronous training the default may end: of one of the two, at K=2.
-NATS, POINTS = 0.01, 0.2
+from ._change import change, diverged
+from ._contenders import METHODS, OPTIMIZERS, TWICE
+from ._runs import Run, Setting, of_seeds, pairs, tuned_rate
 
 
 def rows(result: dict[str, Any]) -> list[list[str]]:
     """Beside synchronous training: the methods of `TWICE`, at every rate.
 
     A cell is the change of test loss in nats and of test accuracy in points, mean and
-    standard error over seeds that have the same parameters and batches at first; a star
-    where it misses `NATS` and `POINTS`, or twice that at K=3.
+    standard error over seeds that have the same parameters and batches at first.
     """
     delayed = [name for name in TWICE if name != "K=1"]
     table = [["task", "optimizer", "rate", "K=1", *delayed]]
-    for task, optimizer, rate in compared(result):
-        synchronous = of_seeds(result, task, optimizer, rate, "K=1")
-        if not synchronous:
-            continue
-        cells = [loss_and_accuracy(synchronous)]
-        for name in delayed:
-            runs = of_seeds(result, task, optimizer, rate, name)
-            cells.append(change(runs, synchronous, METHODS[name].width))
-        table.append([task, optimizer, f"{rate:g}", *cells])
+    for setting in compared(result, *result["factors"]):
+        if synchronous := of_seeds(result, *setting, "K=1"):
+            task, optimizer, rate = setting
+            changes = (change(result, setting, name) for name in delayed)
+            cells = ["" if each is None else str(each) for each in changes]
+            ended = loss_and_accuracy(synchronous)
+            table.append([task, optimizer, f"{rate:g}", ended, *cells])
     return table
 
 
 def ends(result: dict[str, Any]) -> list[list[str]]:
-    """Of every method test loss and accuracy at the tuned rate, means over seeds.
-
-    The first column counts the cases that end near synchronous training, see `rows`.
-    """
-    tuned = list(compared({**result, "factors": [1.0]}))
+    """Of every method test loss and accuracy at the tuned rate, means over seeds."""
+    tuned = list(compared(result, 1.0))
     titles = (f"{task}, {optimizer}" for task, optimizer, _ in tuned)
     table = [["", "near K=1", *titles]]
-    for method, how in METHODS.items():
-        runs = [of_seeds(result, *setting, method) for setting in tuned]
-        changes = [
-            change(ended, of_seeds(result, *setting, "K=1"), how.width)
-            for setting, ended in zip(tuned, runs, strict=True)
-            if ended
-        ]
-        delayed = changes and method != "K=1"
-        near = f"{sum(map(is_near, changes))} of {len(changes)}" if delayed else ""
-        table.append([method, near, *map(loss_and_accuracy, runs)])
+    for name in METHODS:
+        near = "" if name == "K=1" else count_near(result, name, tuned)
+        runs = (of_seeds(result, *setting, name) for setting in tuned)
+        table.append([name, near, *map(loss_and_accuracy, runs)])
     return table
 
 
-def compared(result: dict[str, Any]) -> Iterator[tuple[str, str, float]]:
-    """Tasks, optimizers and learning rates at which methods were compared."""
-    for (task, optimizer), factor in itertools.product(
-        pairs(result["runs"]), result["factors"]
-    ):
+def counts(result: dict[str, Any]) -> list[list[str]]:
+    """Of each optimizer in how many tasks a method of `TWICE` ends near K=1."""
+    delayed = [name for name in TWICE if name != "K=1"]
+    table = [["optimizer", "rate", *delayed]]
+    for optimizer, factor in itertools.product(OPTIMIZERS, result["factors"]):
+        of_it = [found for found in compared(result, factor) if found[1] == optimizer]
+        rate = "tuned" if factor == 1 else f"{factor:g} times"
+        cells = (count_near(result, name, of_it) for name in delayed)
+        table.append([optimizer, rate, *cells])
+    return table
+
+
+def count_near(result: dict[str, Any], method: str, settings: list[Setting]) -> str:
+    """`8 of 9`, of those that have been run; see `Change.is_near`."""
+    changes = [change(result, setting, method) for setting in settings]
+    there = [each.is_near for each in changes if each is not None]
+    return f"{sum(there)} of {len(there)}" if there else ""
+
+
+def compared(result: dict[str, Any], *factors: float) -> Iterator[Setting]:
+    """What methods were compared at, at these times the tuned rate."""
+    for (task, optimizer), factor in itertools.product(pairs(result["runs"]), factors):
         tuned = tuned_rate(task, optimizer, result["seeds"][0], result["runs"])
         yield task, optimizer, factor * tuned
 
@@ -71,54 +72,8 @@ def loss_and_accuracy(runs: list[Run]) -> str:
         return ""
     if diverged(runs):
         return "diverged"
-    return f"{mean(runs, 'test_loss'):.4f}, {100 * mean(runs, 'test_accuracy'):.1f} %"
-
-
-def change(runs: list[Run], synchronous: list[Run], width: int) -> str:
-    """`+0.0012 ± 0.0004, -0.03 ± 0.02`; see `rows`."""
-    if not runs:
-        return ""
-    if diverged(runs) or diverged(synchronous):
-        return "diverged"
-    nats = differences(runs, synchronous, "test_loss")
-    points = [100 * x for x in differences(runs, synchronous, "test_accuracy")]
-    allowed = (width - 1) * (1 + 1e-9)  # as much as the bar is within it
-    within = (
-        statistics.mean(nats) <= allowed * NATS
-        or statistics.mean(points) >= -allowed * POINTS
+    loss, accuracy = (
+        statistics.mean(run[name] for run in runs)
+        for name in ("test_loss", "test_accuracy")
     )
-    of_nats, of_points = spread(nats, 4), spread(points, 2)
-    return f"{of_nats}, {of_points}{'' if within else ' *'}"
-
-
-def is_near(cell: str) -> bool:
-    """Whether a `change` is within what the default may lose."""
-    return not cell.endswith(("*", "diverged"))
-
-
-def differences(runs: list[Run], others: list[Run], name: str) -> list[float]:
-    """Seed by seed, as far as both have been run."""
-    before = {run["seed"]: run[name] for run in others}
-    return [run[name] - before[run["seed"]] for run in runs if run["seed"] in before]
-
-
-def spread(values: list[float], digits: int) -> str:
-    """`+1.23 ± 0.45`: mean and its standard error, where there are two or more."""
-    middle = f"{statistics.mean(values):+.{digits}f}"
-    if len(values) < 2:
-        return middle
-    error = statistics.stdev(values) / math.sqrt(len(values))
-    return f"{middle} ± {error:.{digits}f}"
-
-
-def diverged(runs: list[Run]) -> bool:
-    """Whether one ended with no finite loss, or no better than a blind guess."""
-    return any(
-        run["test_loss"] is None or run["test_loss"] > 0.999 * blind_guess(run["task"])
-        for run in runs
-    )
-
-
-def mean(runs: list[Run], name: str) -> float:
-    """Over the seeds."""
-    return statistics.mean(run[name] for run in runs)
+    return f"{loss:.4f}, {100 * accuracy:.1f} %"

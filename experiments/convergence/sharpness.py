@@ -1,8 +1,9 @@
 """How sharp losses are where networks train, beside what a delay leaves stable.
 
-Claim: where learning rate times sharpness, in a synchronous run, stays below the limit
-that `pj.stability` has for a width, weight prediction loses little at that width;
-beyond it, the more the further. So what a delay costs can be known before it is there.
+Claim: where learning rate times sharpness, in the median over the first half of a
+synchronous run, is below the limit that `pj.stability` has for a width, weight
+prediction loses little at that width; beyond it mostly more. So what a delay costs can
+be told before it is there.
 
 Sharpness is the largest eigenvalue of the loss's Hessian; of AdamW in coordinates in
 which it divides by nothing, and the limit is that of its first moment. It is taken at
@@ -18,6 +19,7 @@ Result: experiments/results/convergence_sharpness.json, docs/sharpness.png
 import dataclasses
 import itertools
 import json
+import math
 import pathlib
 import statistics
 from collections.abc import Iterator
@@ -33,12 +35,10 @@ import pipejax as pj
 from experiments import learning, report
 from pipejax.picture import new_figure
 
+from ._change import change, spread
 from ._contenders import METHODS, OPTIMIZERS, Method, Optimizer
-from ._runs import Run, key, of_seeds, tuned_rate
-from ._show import differences, diverged, spread
+from ._runs import Run, Setting, key, tuned_rate
 from ._tasks import TASKS, make_task
-
-Setting = tuple[str, str, float]  # task, optimizer, rate
 
 # Of a run. The rate is largest at the first, and 0.59 of that at the last.
 PLACES = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
@@ -186,21 +186,17 @@ def share(runs: list[Run], method: str) -> float:
 
 
 def lost(compared: dict[str, Any], setting: Setting, method: str) -> str:
-    """`+0.0012 ± 0.0004`, of test loss; or that a run diverged."""
-    changes = costs(compared, setting, method)
-    return spread(changes, 4) if changes else "diverged"
+    """`+0.0012 ± 0.0004`, of test loss; or that a run diverged; empty if not run."""
+    if (found := change(compared, setting, method)) is None:
+        return ""
+    return spread(found.nats, 4) if found.nats else "diverged"
 
 
 def cost(compared: dict[str, Any], setting: Setting, method: str) -> float:
-    """The mean over seeds, at most `WORST`."""
-    changes = costs(compared, setting, method)
-    return min(WORST, statistics.mean(changes)) if changes else WORST
-
-
-def costs(compared: dict[str, Any], setting: Setting, method: str) -> list[float]:
-    """What a delay added to the test loss, seed by seed; nothing if one diverged."""
-    runs, synchronous = (of_seeds(compared, *setting, x) for x in (method, "K=1"))
-    return [] if diverged(runs) else differences(runs, synchronous, "test_loss")
+    """The mean over seeds, at most `WORST`; no number if it was not run."""
+    if (found := change(compared, setting, method)) is None:
+        return math.nan
+    return min(WORST, statistics.mean(found.nats)) if found.nats else WORST
 
 
 def picture(found: list[Run], compared: dict[str, Any], path: pathlib.Path) -> None:

@@ -42,8 +42,9 @@ def average_gradients(count: int) -> optax.GradientTransformation:
         raise ValueError(f"`count` must be an integer of at least 1, got {count!r}.")
 
     def init_fn(params: optax.Params) -> AverageGradientsState:
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return AverageGradientsState((zeros,) * (count - 1), jnp.zeros((), jnp.int32))
+        # Arrays of their own, each: a loop that donates its state gives all away.
+        earlier = tuple(jax.tree.map(jnp.zeros_like, params) for _ in range(count - 1))
+        return AverageGradientsState(earlier, jnp.zeros((), jnp.int32))
 
     def update_fn(
         updates: optax.Updates,
@@ -53,7 +54,7 @@ def average_gradients(count: int) -> optax.GradientTransformation:
         del params
         all_of_them = (*state.earlier, updates)
 
-        # Bounded here too: who looks at an optimizer late in a run sets its counters.
+        # Bounded here too: `pj.stability` sets all counters of a state to a late step.
         seen = jnp.minimum(state.seen, count - 1)
 
         def mean(*gradients: jax.Array) -> Any:

@@ -62,9 +62,9 @@ def delay_compensation(
         raise ValueError(f"`eps` must be a number above 0, got {eps!r}.")
 
     def init_fn(params: optax.Params) -> DelayCompensationState:
-        return DelayCompensationState(
-            (params,) * (width - 1), jax.tree.map(jnp.zeros_like, params)
-        )
+        # Copies, each: a loop that donates its parameters gives them away.
+        earlier = tuple(jax.tree.map(jnp.copy, params) for _ in range(width - 1))
+        return DelayCompensationState(earlier, jax.tree.map(jnp.zeros_like, params))
 
     def update_fn(
         updates: optax.Updates,

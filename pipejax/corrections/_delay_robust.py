@@ -69,7 +69,9 @@ def delay_robust(
     `u = h d`. At momentum 0 it does nothing.
 
     Before an optimizer it filters gradients, after it updates. To SGD it is the same;
-    AdamW's second moment had better see gradients as they are, so put it after.
+    AdamW's second moment had better see gradients as they are, so put it after. It
+    takes back heavy-ball's momentum, or that of Adam's first moment. Nesterov's it
+    takes back in part, and Muon's, whose updates are made orthogonal after it.
 
     It differs from quasi-hyperbolic momentum, which has the same two terms for another
     purpose, in the rule for them, and from `extrapolate_updates`, which adds a
@@ -118,8 +120,10 @@ def delay_robust(
         return optax.identity()
 
     def init_fn(params: optax.Params) -> DelayRobustState:
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return DelayRobustState(zeros, zeros)
+        # Arrays of their own, each: a loop that donates its state gives all away.
+        return DelayRobustState(
+            jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params)
+        )
 
     def update_fn(
         updates: optax.Updates,

@@ -111,6 +111,28 @@ def test_state_keeps_its_form_and_a_train_step_takes_it(name):
 
 
 @pytest.mark.parametrize("name", BY_WIDTH)
+def test_a_loop_may_donate_parameters_and_state(name):
+    """No array is in two places."""
+    tx = BY_WIDTH[name](3)
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def step(params, state):
+        updates, state = tx.update(TREE, state, params)
+        return optax.apply_updates(params, updates), state
+
+    params = jax.tree.map(jnp.copy, TREE)
+    expected, kept = jax.tree.map(jnp.copy, TREE), tx.init(TREE)
+    state = tx.init(params)
+    for _ in range(3):
+        params, state = step(params, state)
+        updates, kept = tx.update(TREE, kept, expected)
+        expected = optax.apply_updates(expected, updates)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-5), params, expected
+    )
+
+
+@pytest.mark.parametrize("name", BY_WIDTH)
 def test_without_delay_nothing_is_corrected(name):
     tx, params = BY_WIDTH[name](1), TREE
     state = tx.init(params)

@@ -1,5 +1,6 @@
 """The convergence experiment, small: what it runs, tunes, keeps and goes on with."""
 
+import dataclasses
 import json
 
 import jax
@@ -8,7 +9,6 @@ import numpy as np
 import optax
 import pytest
 
-from experiments import learning
 from experiments.convergence import __main__ as convergence
 
 SMALL = dict(
@@ -60,8 +60,16 @@ def test_all_is_run_once_and_taken_up_again(config, monkeypatch):
     assert trained == [(how, last["rate"], last["seed"])]
 
 
+def test_what_is_added_to_a_result_keeps_what_it_was_of(config):
+    before = {"cpu_devices": 4, "steps": 50, "factors": [1.0, 2.0], "seeds": [0, 1, 2]}
+    config.out.write_text(json.dumps(before | {"runs": []}))
+    part = dataclasses.replace(config, tasks=())
+    assert convergence.run_all(part) == before | {"runs": []}
+    assert json.loads(config.out.read_text()).items() >= before.items()
+
+
 def test_runs_of_other_settings_are_not_taken_up(config):
-    runs = {"cpu_devices": 4, "steps": 7, "runs": []}
+    runs = {"cpu_devices": 4, "steps": 7, "factors": [], "seeds": [], "runs": []}
     config.out.write_text(json.dumps(runs))
     with pytest.raises(ValueError, match="has runs of other settings"):
         convergence.run_all(config)
@@ -124,6 +132,17 @@ def test_ends_are_means_of_every_method_that_was_run():
     assert found["K=2, DC-ASGD"] == ["", ""]
 
 
+def test_counts_are_of_tasks_by_optimizer():
+    titles, row, *others = convergence.counts(RESULT)
+    found = dict(zip(titles, row, strict=True))
+    assert (found["optimizer"], found["rate"]) == ("momentum", "tuned")
+    assert found["K=2, plain"] == "0 of 1"
+    assert found["K=2, predicted"] == "1 of 1"
+    assert found["K=2, robust"] == ""
+    assert [other[0] for other in others] == ["adamw", "muon"]
+    assert not any("".join(other[2:]) for other in others), "not run"
+
+
 @pytest.mark.parametrize("method", convergence.METHODS)
 @pytest.mark.parametrize("optimizer", convergence.OPTIMIZERS)
 def test_every_method_fits_every_optimizer(method, optimizer):
@@ -135,31 +154,3 @@ def test_every_method_fits_every_optimizer(method, optimizer):
     params = {"matrix": jnp.ones((2, 3)), "bias": jnp.ones(3)}
     updates, _ = tx.update(params, tx.init(params), params)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(updates))
-
-
-def test_text_for_tests_is_its_last_tenth(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text("ab" * 900 + "cd" * 100)
-    task = learning.characters(path, batch_size=8, steps=10)
-    batch = next(task.batches(0))
-    assert batch.shape == (8, 65)
-    long = {"w": jnp.full(4, 3.0)}
-    clipped, _ = task.clip.update(long, task.clip.init(long))
-    assert jnp.linalg.norm(clipped["w"]) == pytest.approx(1.0)
-    assert batch.max() == 1, "of four letters the last two are only in the last tenth"
-    # From 1,800 on, windows that share no more than their ends.
-    held_out = np.resize([2, 3], 200)[np.arange(0, 192, 64)[:, None] + np.arange(65)]
-    params = task.init(0)
-    loss = float(task.loss(params, held_out))
-    assert task.test(params)["test_loss"] == pytest.approx(loss, rel=1e-5)
-
-
-def test_a_missing_text_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no text at"):
-        learning.characters(tmp_path / "none.txt", batch_size=8, steps=10)
-
-
-def test_the_learning_rate_rises_and_falls_to_zero():
-    task = learning.Task(100, None, None, None, None)
-    rates = [float(task.schedule(0.5)(step)) for step in (0, 10, 55, 100)]
-    assert rates == pytest.approx([0, 0.5, 0.25, 0], abs=1e-6)
