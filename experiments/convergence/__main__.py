@@ -49,9 +49,9 @@ class Config:
     tasks: tuple[str, ...] = TASKS
     """Of `experiments.learning`."""
     optimizers: tuple[str, ...] = tuple(OPTIMIZERS)
-    """Which."""
+    """Each tuned for every task."""
     methods: tuple[str, ...] = tuple(METHODS)
-    """Which, besides synchronous training."""
+    """Compared with synchronous training."""
     factors: tuple[float, ...] = (1.0, 2.0)
     """Times the tuned learning rate."""
     seeds: tuple[int, ...] = (0, 1, 2)
