@@ -44,10 +44,7 @@ def rows_of_endurance():
 
 
 def rows_of_convergence():
-    """What has been run, with the default at K=2."""
-    titles, *rows = _show.rows(result("convergence"))
-    default = titles.index("K=2, predicted")
-    return lines([titles, *(cells for cells in rows if cells[default])])
+    return lines(_show.rows(result("convergence")))
 
 
 def rows_of_ends():
@@ -56,9 +53,22 @@ def rows_of_ends():
 
 def words_on_convergence():
     """How often the default of K=2 and a plain delay end near synchronous training."""
-    near = {method: count for method, count, *_ in _show.ends(result("convergence"))}
-    plain = near["K=2, plain"].split()[0]
-    yield f"in {near['K=2, predicted']} cases, a plain delay in {plain}"
+    yield how_many_end_near(1.0)
+
+
+def words_on_large_rates():
+    """The same at twice the tuned rates."""
+    yield how_many_end_near(2.0)
+
+
+def how_many_end_near(factor):
+    found = result("convergence")
+    settings = list(_show.compared(found, factor))
+    default, plain = (
+        _show.count_near(found, name, settings)
+        for name in ("K=2, predicted", "K=2, plain")
+    )
+    return f"in {default} cases, a plain delay in {plain.split()[0]}"
 
 
 def words_on_what_is_given_back():
@@ -431,6 +441,7 @@ rows_of_mnist = functools.partial(rows_of_time_to_accuracy, "mnist")
         ("docs/convergence.md", words_on_what_is_given_back),
         ("docs/convergence.md", rows_of_convergence),
         ("docs/convergence.md", rows_of_ends),
+        ("docs/convergence.md", words_on_large_rates),
         ("docs/convergence.md", rows_of_counts),
         ("docs/many_hosts.md", rows_of_starts),
         ("docs/many_hosts.md", rows_of_faults),

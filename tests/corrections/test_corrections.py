@@ -181,6 +181,10 @@ def test_prediction_costs_plain_sgd_stability():
             "`strength` must be a finite number of at least 0",
         ),
         (
+            lambda: corrections.delay_compensation(2, strength=np.inf),
+            "`strength` must be a finite number of at least 0",
+        ),
+        (
             lambda: corrections.delay_compensation(2, decay=1.0),
             "`decay` must lie in",
         ),
