@@ -104,8 +104,7 @@ def run_all(config: Config) -> dict[str, Any]:
                     )
                     print(run, ended["test_loss"], ended["test_accuracy"], flush=True)
                     result["runs"].append(run | ended | provenance())
-                    save(config, result)
-    save(config, result)
+                    report.save(config.out, seed=result["seeds"][0], **result)
     return result
 
 
@@ -148,11 +147,6 @@ def provenance() -> dict[str, str]:
     """Of a run: a result is that of several commits, and its flags may differ."""
     flags = os.environ.get("XLA_FLAGS", "")
     return {"commit": report.commit(), "xla_flags": flags}
-
-
-def save(config: Config, result: dict[str, Any]) -> None:
-    """Writes down what has been run."""
-    report.save(config.out, seed=result["seeds"][0], **result)
 
 
 if __name__ == "__main__":

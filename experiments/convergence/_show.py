@@ -9,6 +9,8 @@ from ._change import change, diverged
 from ._contenders import METHODS, OPTIMIZERS, TWICE
 from ._runs import Run, Setting, of_seeds, pairs, tuned_rate
 
+DELAYED = [name for name in TWICE if name != "K=1"]
+
 
 def rows(result: dict[str, Any]) -> list[list[str]]:
     """Beside synchronous training: the methods of `TWICE`, at every rate.
@@ -16,12 +18,11 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
     A cell is the change of test loss in nats and of test accuracy in points, mean and
     standard error over seeds that have the same parameters and batches at first.
     """
-    delayed = [name for name in TWICE if name != "K=1"]
-    table = [["task", "optimizer", "rate", "K=1", *delayed]]
+    table = [["task", "optimizer", "rate", "K=1", *DELAYED]]
     for setting in compared(result, *result["factors"]):
         if synchronous := of_seeds(result, *setting, "K=1"):
             task, optimizer, rate = setting
-            changes = (change(result, setting, name) for name in delayed)
+            changes = (change(result, setting, name) for name in DELAYED)
             cells = ["" if each is None else str(each) for each in changes]
             ended = loss_and_accuracy(synchronous)
             table.append([task, optimizer, f"{rate:g}", ended, *cells])
@@ -42,12 +43,11 @@ def ends(result: dict[str, Any]) -> list[list[str]]:
 
 def counts(result: dict[str, Any]) -> list[list[str]]:
     """Of each optimizer in how many tasks a method of `TWICE` ends near K=1."""
-    delayed = [name for name in TWICE if name != "K=1"]
-    table = [["optimizer", "rate", *delayed]]
+    table = [["optimizer", "rate", *DELAYED]]
     for optimizer, factor in itertools.product(OPTIMIZERS, result["factors"]):
         of_it = [found for found in compared(result, factor) if found[1] == optimizer]
         rate = "tuned" if factor == 1 else f"{factor:g} times"
-        cells = (count_near(result, name, of_it) for name in delayed)
+        cells = (count_near(result, name, of_it) for name in DELAYED)
         table.append([optimizer, rate, *cells])
     return table
 

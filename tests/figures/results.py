@@ -1,0 +1,22 @@
+"""Result files, and what a document shows of them."""
+
+import json
+import pathlib
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def result(name):
+    return json.loads((ROOT / f"experiments/results/{name}.json").read_text())
+
+
+def lines(rows):
+    """Of a table in Markdown."""
+    return [f"| {' | '.join(cells)} |" for cells in rows]
+
+
+def assert_shown(path, rows):
+    """Every one of `rows` stands in the document."""
+    text = (ROOT / path).read_text()
+    for row in rows:
+        assert row in text

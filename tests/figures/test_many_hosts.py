@@ -1,0 +1,33 @@
+"""Jobs of many hosts, and their faults."""
+
+import pytest
+
+from experiments.faults import __main__ as faults
+from experiments.faults import endurance, start
+
+from .results import assert_shown, lines, result
+
+
+def rows_of_starts():
+    record = result("faults_start")
+    return lines(start.rows(record["found"], record["hosts"]))
+
+
+def rows_of_faults():
+    return lines(faults.rows(result("faults")["outcomes"]))
+
+
+def rows_of_endurance():
+    return lines(endurance.rows(result("faults_endurance")["diaries"]))
+
+
+@pytest.mark.parametrize(
+    ("path", "rows"),
+    [
+        ("docs/many_hosts.md", rows_of_starts),
+        ("docs/many_hosts.md", rows_of_faults),
+        ("docs/many_hosts.md", rows_of_endurance),
+    ],
+)
+def test_figures_are_those_of_the_result_files(path, rows):
+    assert_shown(path, rows())

@@ -1,0 +1,151 @@
+"""Steps and accuracy over time, beside others."""
+
+import functools
+import statistics
+
+import pytest
+
+from experiments import time_to_accuracy
+
+from .results import assert_shown, lines, result
+
+
+def rows_of_speedup():
+    """A row a model and rate: milliseconds a step; the best against others."""
+    for cell in result("speedup")["cells"]:
+        found, problem = cell["rows"], cell["problem"]
+
+        def best(start, found=found):
+            names = [name for name in found if name.startswith(start)]
+            return min(names, key=lambda name: found[name]["step"])
+
+        hook, ours = best("DDP, "), best("Pipe-SGD")
+        steps = [found["compute"]["step"], found["DDP compute"]["step"]]
+        steps += [found["D-Sync"]["wire"]]
+        names = ("PS-Sync", "D-Sync", "DDP", hook, "Pipe-SGD", ours)
+        steps += [found[name]["step"] for name in names]
+        cells = [f"{1e3 * x:,.0f}" for x in steps]
+        cells[6] += f" ({hook.removeprefix('DDP, ')})"
+        cells[8] += f" ({ours.removeprefix('Pipe-SGD, ')})"
+        for other in ("PS-Sync", "D-Sync", hook):
+            low, middle, high = found[ours]["faster_than"][other]
+            cells.append(f"{middle:.2f} ({low:.2f}-{high:.2f})")
+        title = f"{problem['model']}, {problem['batch_size']}, {cell['rate']}"
+        yield f"| {title} | " + " | ".join(cells) + " |"
+
+
+def rows_of_overhead():
+    record = result("overhead")
+    for case, variants in record["models"].items():
+        cells = []
+        for name in ("width 1", "width 2", "by hand, skipping"):
+            low, middle, high = variants[name]["ratio"].values()
+            cells.append(f"{middle:.2f} ({low:.2f}-{high:.2f})")
+        yield (
+            f"| {case} | {variants['by hand']['ms_per_step']:.1f} | "
+            + " | ".join(cells)
+            + " |"
+        )
+
+
+def words_on_steps():
+    """Where compute and wire are nearest to each other; and of 8 bits the most."""
+    cells = [cell["rows"] for cell in result("speedup")["cells"]]
+
+    def alone(rows):
+        """What hiding gains at its best."""
+        both = rows["compute"]["step"], rows["D-Sync"]["wire"]
+        return sum(both) / max(both)
+
+    even = max(cells, key=alone)
+    over = {name: x[1] for name, x in even["Pipe-SGD"]["faster_than"].items()}
+    yield f"{over['D-Sync']:.2f} times as fast\nas D-Sync and {over['DDP']:.2f} times"
+    yield f"of {alone(even):.2f} that can be"
+    coded = [rows["Pipe-SGD, int8"]["faster_than"] for rows in cells]
+    server, ring = (max(x[name][1] for x in coded) for name in ("PS-Sync", "D-Sync"))
+    yield (
+        f"{server:.1f} times as fast as PS-Sync and {ring:.1f} times as fast as D-Sync"
+    )
+
+
+def words_on_8_bits():
+    """What 8 bits, at the accuracy of all bits, gain on MNIST and where most."""
+    mnist = took("time_to_accuracy_mnist")
+    yield f"in {mnist['Pipe-SGD, int8'] / mnist['D-Sync']:.2f} of D-Sync's time"
+    for cell in result("speedup")["cells"]:
+        problem, rows = cell["problem"], cell["rows"]
+        model = problem["model"], problem["batch_size"], cell["rate"]
+        if model == ("wide_mlp", 512, "100mbit"):
+            faster = rows["Pipe-SGD, int8"]["faster_than"]
+            server, ring = (faster[name][1] for name in ("PS-Sync", "D-Sync"))
+            yield (
+                f"{server:.1f} times as fast as PS-Sync and {ring:.1f} times as fast as"
+                " D-Sync"
+            )
+
+
+def words_on_the_race():
+    """Of CIFAR-10: what Pipe-SGD takes of others' time, what a plain delay costs."""
+    race = "time_to_accuracy_cifar10"
+    seconds, accuracy = took(race), ends(race)
+    rows = [seconds[name] for name in ("Pipe-SGD", "Pipe-SGD, int8")]
+    all_bits, coded = ([row / seconds[n] for n in ("D-Sync", "DDP")] for row in rows)
+    yield "in {:.2f} of the time of the one and {:.2f} of the other".format(*all_bits)
+    yield "with 8 bits likewise, in {:.2f} and {:.2f}".format(*coded)
+    lost = 100 * (accuracy["D-Sync"] - accuracy["Pipe-SGD, plain"])
+    yield f"A plain delay ends {lost:.1f} points below"
+
+
+def words_on_power_sgd():
+    """What it costs on MNIST."""
+    accuracy = ends("time_to_accuracy_mnist")
+    ours, ddp = (
+        100 * (accuracy["D-Sync"] - accuracy[f"{name}, PowerSGD"])
+        for name in ("Pipe-SGD", "DDP")
+    )
+    yield f"costs Pipe-SGD {ours:.1f} points and DDP {ddp:.1f}"
+
+
+def ends(name):
+    """Final accuracies, means over seeds, by method."""
+    return of_methods(name, "accuracy")
+
+
+def took(name):
+    """Seconds in all, means over seeds, by method."""
+    return of_methods(name, "seconds")
+
+
+def of_methods(name, what):
+    runs = list(result(name)["runs"].values())
+    return {
+        method: statistics.mean(run[method][what][-1] for run in runs)
+        for method in runs[0]
+    }
+
+
+def rows_of_time_to_accuracy(race):
+    return lines(time_to_accuracy.rows(result(f"time_to_accuracy_{race}")))
+
+
+rows_of_cifar10 = functools.partial(rows_of_time_to_accuracy, "cifar10")
+
+
+rows_of_mnist = functools.partial(rows_of_time_to_accuracy, "mnist")
+
+
+@pytest.mark.parametrize(
+    ("path", "rows"),
+    [
+        ("README.md", rows_of_cifar10),
+        ("README.md", words_on_the_race),
+        ("README.md", rows_of_speedup),
+        ("README.md", words_on_steps),
+        ("docs/speed.md", rows_of_mnist),
+        ("docs/speed.md", words_on_power_sgd),
+        ("docs/speed.md", words_on_8_bits),
+        ("docs/speed.md", rows_of_overhead),
+    ],
+)
+def test_figures_are_those_of_the_result_files(path, rows):
+    assert_shown(path, rows())
