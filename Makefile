@@ -1,10 +1,12 @@
-# make demo   set up, train digits with and without the pipeline, time steps on four hosts
-# make test   set up, then lint, types, tests and README, on each Python there is
-# make check  the same three commands as CONTRIBUTING, on .venv alone
+# make demo      set up, then train digits and race on four emulated hosts
+# make test      set up, then lint, types and the quick tests, on each Python there is
+# make check     the same on one Python
+# make test-all  every test on each Python, part by part; it goes on where it was broken
+#                off. One part: make test-all PARTS=launch. CONTRIBUTING.md names the parts.
 # make convergence  all that docs/convergence.md shows; TEXT=tinyshakespeare.txt is
 #             Karpathy's, 1.1 MB; a day on 2 cores. It goes on where it was broken off:
 #             without experiments/results/convergence.json every run is run anew
-# make soak   property tests on more than 10,000 generated cases, about 10 minutes
+# make soak      property tests on more than 10,000 generated cases, about 10 minutes
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
@@ -21,22 +23,58 @@ OTHER_PYTHON ?= $(shell \
     done; \
   done)
 
+VENVS := .venv $(if $(OTHER_PYTHON),.venv-other)
 TEXT ?= tinyshakespeare.txt
 
-.PHONY: demo test check test-other convergence soak clean
+.PHONY: demo test check lint types quick quick-other test-all convergence soak clean
 
 demo: .venv/ready-demo
 	.venv/bin/python -m experiments.demo
 
-test: check $(if $(OTHER_PYTHON),test-other)
+test:
+	@$(MAKE) --no-print-directory -j2 .venv/ready-dev \
+	  $(if $(OTHER_PYTHON),.venv-other/ready-test)
+	@$(MAKE) --no-print-directory check $(if $(OTHER_PYTHON),quick-other)
 
+# Linter and types take one core for a while and the tests wait for processes: side by side.
 check: .venv/ready-dev
+	@$(MAKE) --no-print-directory -j3 lint types quick
+
+lint: .venv/ready-dev
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
+
+types: .venv/ready-dev
 	.venv/bin/mypy
+
+quick: .venv/ready-dev
 	.venv/bin/pytest -n 2
 
-test-other: .venv-other/ready-dev check
-	.venv-other/bin/pytest -n 2
+quick-other: .venv-other/ready-test
+	.venv-other/bin/pytest -n 2 -m "not full and not one_python" \
+	  --ignore tests/experiments --ignore tests/figures
+
+# What each part of `make test-all` runs. Passed parts are remembered by Python and by the
+# contents of the checkout, so a broken-off run goes on and a changed one begins anew.
+PARTS ?= step exchange executors theory schedules timing launch experiments
+step := pipejax tests/*.py tests/flax tests/train_step tests/transforms
+exchange := tests/codecs tests/collectives
+executors := tests/executors
+theory := tests/corrections tests/problems tests/stability
+schedules := tests/overlap
+timing := tests/cli tests/timing
+launch := tests/launch
+experiments := tests/experiments tests/figures
+CHECKOUT = $(shell { git rev-parse HEAD && git diff HEAD && \
+  git ls-files --others --exclude-standard -z | xargs -0 cat; } | sha1sum | cut -c1-12)
+
+test-all: lint types $(foreach venv,$(VENVS),$(venv)/ready-dev)
+	@for venv in $(VENVS); do for part in $(PARTS); do \
+	  $(MAKE) --no-print-directory build/passed/$(CHECKOUT)/$$venv/$$part || exit; \
+	done; done
+
+build/passed/%:
+	$(word 2,$(subst /, ,$*))/bin/pytest -n 2 -m "" $($(notdir $*))
+	@mkdir -p $(@D) && touch $@
 
 convergence: .venv/ready-demo
 	@test -f "$(TEXT)" || { echo "There is no $(TEXT): say where it is, TEXT=..."; exit 1; }
@@ -48,18 +86,16 @@ convergence: .venv/ready-demo
 soak: .venv/ready-dev
 	.venv/bin/pytest tests/codecs tests/collectives --hypothesis-profile=soak
 
-.venv/ready-%: pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "pipejax needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
-	@echo "Setting up .venv, which takes about a minute"
-	$(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$*]'
-	touch $@
+.venv/ready-%: SET_UP = $(PYTHON)
+.venv-other/ready-%: SET_UP = $(OTHER_PYTHON)
 
-.venv-other/ready-%: pyproject.toml
-	@echo "Setting up .venv-other, which takes about a minute"
-	$(OTHER_PYTHON) -m venv .venv-other
-	.venv-other/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$*]'
+.venv/ready-% .venv-other/ready-%: pyproject.toml
+	@$(SET_UP) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "pipejax needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "Setting up $(@D), which takes about a minute"
+	test -x $(@D)/bin/python || $(SET_UP) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+	  -e '.[$*]'
 	touch $@
 
 clean:

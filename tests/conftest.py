@@ -24,6 +24,8 @@ import hypothesis
 import jax
 import pytest
 
+from .cost import Costs
+
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -46,6 +48,7 @@ hypothesis.settings.load_profile("ci")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Costs(), "costs")
     kept = {
         "jax_compilation_cache_dir": str(config.cache.mkdir("jax")),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
