@@ -12,50 +12,67 @@ from typing import Any
 import pytest
 
 
-def grid(**parameters: Iterable[Any]) -> pytest.MarkDecorator:
-    """Parametrizes a test with all combinations; those beyond the pairs are `full`.
+def grid(strength: int = 2, /, **parameters: Iterable[Any]) -> pytest.MarkDecorator:
+    """Parametrizes a test with all combinations; the covering array is not `full`.
+
+    Args:
+      strength: of how many parameters all values meet in the quick run. 1 takes every
+        value at least once, for parameters that do not act on one another.
+      **parameters: the values of each.
 
     >>> cases = grid(a="xy", b="12", c="+-").args[1]
     >>> ["".join(case.values) for case in cases if not case.marks]
     ['x1+', 'x2-', 'y1-', 'y2+']
+    >>> cases = grid(1, a="xyz", b="12").args[1]
+    >>> ["".join(case.values) for case in cases if not case.marks]
+    ['x1', 'y2', 'z1']
     """
-    names, values = zip(*parameters.items(), strict=True)
-    return pytest.mark.parametrize(names, pairwise(itertools.product(*values)))
+    cases = itertools.product(*parameters.values())
+    return pytest.mark.parametrize(list(parameters), pairwise(cases, strength))
 
 
-def pairwise(cases: Iterable[Sequence[Any]]) -> list[Any]:
+def pairwise(cases: Iterable[Sequence[Any]], strength: int = 2) -> list[Any]:
     """Marks as `full` every case whose pairs of values all occur in the other cases.
 
     Args:
       cases: a value for each parameter; combinations may be missing.
+      strength: 2 for pairs; 1 for single values.
 
     Returns:
       All cases in their order, for `pytest.mark.parametrize`.
     """
     found = list(cases)
-    kept = covering([tuple(map(repr, case)) for case in found])
+    kept = covering([tuple(map(repr, case)) for case in found], strength)
     return [
         pytest.param(*case, marks=() if number in kept else pytest.mark.full)
         for number, case in enumerate(found)
     ]
 
 
-def covering(cases: Sequence[tuple[str, ...]]) -> set[int]:
-    """Returns the numbers of cases that together have every pair of values of all.
+def covering(cases: Sequence[tuple[str, ...]], strength: int) -> set[int]:
+    """Returns the numbers of cases that together have all that is to be covered.
 
-    The search is greedy: it takes the first case with the most pairs that are new.
+    The search is greedy: it takes the first case with the most that is new.
     """
-    missing = [set(_pairs(case)) for case in cases]
+    # What a case covers: combinations of `strength` of its (parameter, value).
+    missing = [
+        set(itertools.combinations(enumerate(case), min(strength, len(case))))
+        for case in cases
+    ]
     kept = set()
     while any(missing):
         best = max(range(len(cases)), key=lambda number: len(missing[number]))
         kept.add(best)
         new = set(missing[best])
-        for pairs in missing:
-            pairs -= new
+        for left in missing:
+            left -= new
     return kept
 
 
-def _pairs(case: tuple[str, ...]) -> Iterable[Any]:
-    """Pairs of (parameter, value); of one parameter alone its value."""
-    return itertools.combinations(enumerate(case), min(2, len(case)))
+def each(names: Iterable[str], *, full: Iterable[str]) -> list[Any]:
+    """Marks those names as `full` that only vary what another one tests."""
+    left_out = set(full)
+    return [
+        pytest.param(name, marks=pytest.mark.full if name in left_out else ())
+        for name in names
+    ]

@@ -7,10 +7,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 from pipejax import codecs as c
 from pipejax.codecs import error_feedback, stochastic
+
+from ..grid import each
 
 KEY = jax.random.key(0)
 # What power_sgd is bound to: matrices of 16 x 12 and 12 x 20, and three leaves that
@@ -61,6 +64,12 @@ CODECS = {
     "feedback power_sgd": error_feedback(c.power_sgd(2, KEY)).of(SHAPES),
 }
 FEEDBACK = [name for name in CODECS if name.startswith("feedback")]
+# These differ from another codec above in a number alone.
+VARIANTS = {
+    *("float16", "quantize 4", "quantize 2", "int8, 8", "int4", "fp8 e5m2", "sign"),
+    *("top_k 5", "random_k 0.1", "random_k 0.7", "random_k 5, unscaled"),
+    *("power_sgd 2", "stochastic quantize", "feedback quantize", "feedback fp8"),
+}
 
 
 def takes(codec: c.Codec, n: int) -> bool:
@@ -78,7 +87,15 @@ def lengths(name: str) -> list[int]:
     return [n for n in sorted({codec.multiple, N}) if takes(codec, n)]
 
 
-PAIRS = [(name, n) for name in CODECS for n in lengths(name)]
+every_length = pytest.mark.parametrize(
+    ("name", "n"),
+    [
+        pytest.param(name, n, marks=pytest.mark.full if name in VARIANTS else ())
+        for name in CODECS
+        for n in lengths(name)
+    ],
+)
+every_codec = pytest.mark.parametrize("name", each(CODECS, full=VARIANTS))
 
 
 class Programs(NamedTuple):

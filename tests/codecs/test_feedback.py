@@ -7,11 +7,13 @@ import pytest
 
 from pipejax import codecs as c
 
+from ..grid import each
 from .conformance import (
     CODECS,
     FEEDBACK,
     KEY,
     TINY,
+    VARIANTS,
     N,
     compiled,
     due,
@@ -40,7 +42,7 @@ def half_ulp(x):
 EXACT = {"bf16", "truncate", "int4", "fp8", "top_k", "random_k"}
 
 
-@pytest.mark.parametrize("name", FEEDBACK)
+@pytest.mark.parametrize("name", each(FEEDBACK, full=VARIANTS))
 @hypothesis.given(exponent=exponents, seed=seeds)
 def test_feedback_conserves(name, exponent, seed):
     """Operation by operation, for XLA rounds products in sums once, not twice."""
@@ -61,7 +63,7 @@ def test_feedback_conserves(name, exponent, seed):
         assert (error <= allowed).all()
 
 
-@pytest.mark.parametrize("name", FEEDBACK)
+@pytest.mark.parametrize("name", each(FEEDBACK, full=VARIANTS))
 def test_what_is_sent_follows_what_is_due(name):
     """`sum Delta + e = sum g` over 20 steps, as compiled, to rounding."""
     program, steps = compiled(name, N), 20

@@ -5,13 +5,14 @@ import jax.numpy as jnp
 import optax
 import pytest
 
+from ..grid import each
 from ..helpers import assert_bits_equal
-from .conformance import CODECS, EPS, N, normal
+from .conformance import CODECS, EPS, VARIANTS, N, normal
 
 LINEAR = [name for name, codec in CODECS.items() if codec.rounds]
 
 
-@pytest.mark.parametrize("name", LINEAR)
+@pytest.mark.parametrize("name", each(LINEAR, full=VARIANTS))
 def test_sums_of_payloads_are_payloads_of_sums(name):
     codec, x, y = CODECS[name], normal(N, 1), normal(N, 2)
     state = codec.init(N, jnp.uint32(0))
@@ -33,7 +34,7 @@ def test_sums_of_payloads_are_payloads_of_sums(name):
     chex.assert_trees_all_close(optax.tree.add(one, other), summed, **close)
 
 
-@pytest.mark.parametrize("name", LINEAR)
+@pytest.mark.parametrize("name", each(LINEAR, full=VARIANTS))
 def test_one_device_sums_what_it_would_encode(name):
     codec, x = CODECS[name], normal(N)
     state, leaves = codec.init(N, jnp.uint32(0)), codec.leaves(x)

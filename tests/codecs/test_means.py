@@ -9,7 +9,8 @@ import pytest
 
 from pipejax import codecs as c
 
-from .conformance import CODECS, EPS, N, normal
+from ..grid import each, grid
+from .conformance import CODECS, EPS, VARIANTS, N, normal
 
 DRAWS = 64  # of each of as many seeds: 4,096
 UNBIASED = [name for name, codec in CODECS.items() if codec.unbiased]
@@ -39,13 +40,14 @@ def mean_is_off(name):
     return np.abs(mean - x) > t + 4 * EPS * np.abs(got).max(axis=(0, 1))
 
 
-@pytest.mark.parametrize("name", UNBIASED)
+@pytest.mark.parametrize("name", each(UNBIASED, full=VARIANTS))
 def test_unbiased(name):
     assert not mean_is_off(name).any()
 
 
-@pytest.mark.parametrize("codec", [c.int8(8), c.int4(8), c.quantize(8), c.bf16()])
-@pytest.mark.parametrize("noise", [0.0, 1 - 2.0**-24])
+@grid(
+    1, noise=[1 - 2.0**-24, 0.0], codec=[c.int8(8), c.int4(8), c.quantize(8), c.bf16()]
+)
 def test_stochastic_rounding_stays_within_its_levels(codec, noise):
     """The largest of a block, times L over itself, may round to more than L."""
     x = normal(2**16)

@@ -9,6 +9,7 @@ import pytest
 
 from pipejax import codecs as c
 
+from ..grid import grid
 from .conformance import CODECS, KEY, MAX, SHAPES, N, normal
 
 SIDES = SHAPES[0]
@@ -36,8 +37,7 @@ def relative_errors(rank, xs):
     return np.array(errors)
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1, 1e12, 1e18])
-@pytest.mark.parametrize("rank", [1, 2, 3])
+@grid(1, rank=[1, 2, 3], scale=[1e-30, 1e-12, 1, 1e12, 1e18])
 def test_power_sgd_has_what_is_of_its_rank(rank, scale):
     x = matrix(*range(1, rank + 1)) * np.float32(scale)
     assert (relative_errors(rank, [x] * 4) < 1e-4).all()

@@ -7,7 +7,6 @@ import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -16,11 +15,12 @@ from .conformance import (
     CODECS,
     EPS,
     FAMILIES,
-    PAIRS,
     ROWS,
     TINY,
     compiled,
     due,
+    every_codec,
+    every_length,
     exponents,
     lengths,
     normal,
@@ -28,9 +28,6 @@ from .conformance import (
     seeds,
     vectors,
 )
-
-every_codec = pytest.mark.parametrize("name", CODECS)
-every_length = pytest.mark.parametrize(("name", "n"), PAIRS)
 
 
 @every_length

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
@@ -13,6 +14,7 @@ from pipejax import codecs, collectives
 from pipejax.collectives import Layout
 from pipejax.mesh import on_mesh
 
+from ..grid import covering
 from . import reference
 
 KEY = jax.random.key(0)
@@ -93,16 +95,37 @@ def case(algorithm, codec, devices, n, exact=0, dtype="float32"):
     return Case(algorithm, codec, devices, layout, hosts)
 
 
-# One program for all that is asked of an algorithm with a codec; of those that compile
-# slowly, for one number of devices.
-QUICK = ("int8", "bf16", "sign+feedback")
+# One program serves all tests of an algorithm with a codec. The codecs on four devices
+# compile quickly: one without a state, one with a state.
+ON_FOUR = ("int8", "bf16", "sign+feedback")
+COMBINATIONS = [(a, c, p) for p in (3, 4) for a, c in PAIRS if p == 3 or c in ON_FOUR]
 GRID = [
     case(a, c, p if a != "hierarchical" else 2 * (p - 1), 1000, exact=3)
-    for p in (3, 4)
-    for a, c in PAIRS
-    if p == 3 or c in QUICK
+    for a, c, p in COMBINATIONS
 ]
-NAMES = [f"{x.algorithm}-{x.codec}-{x.devices}" for x in GRID]
+# The quick run has every algorithm, every codec, and one codec with a state under
+# every algorithm that takes it.
+_COVERED = covering(COMBINATIONS, 1)
+QUICK = [
+    each
+    for number, each in enumerate(GRID)
+    if number in _COVERED or (each.codec, each.devices) == ("sign+feedback", 3)
+]
+
+
+def every(cases):
+    """Parametrizes a test with `each` of these cases of `GRID`."""
+    return pytest.mark.parametrize(
+        "each",
+        [
+            pytest.param(
+                case,
+                id=f"{case.algorithm}-{case.codec}-{case.devices}",
+                marks=() if case in QUICK else pytest.mark.full,
+            )
+            for case in cases
+        ],
+    )
 
 
 class Program(NamedTuple):

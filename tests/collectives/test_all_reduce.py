@@ -10,14 +10,15 @@ from jax.sharding import PartitionSpec as P
 from pipejax import collectives
 from pipejax.mesh import on_mesh
 
+from ..grid import grid
 from ..helpers import assert_bits_equal
-from .cases import ALGORITHMS, GRID, NAMES, RANDOM, case, expected, program, run
+from .cases import ALGORITHMS, GRID, QUICK, RANDOM, case, every, expected, program, run
 
 DEVICES = [1, 2, 3, 4, 5, 7, 8]
 LENGTHS = [(1, 0), (255, 0), (1000, 0), (997, 3), (0, 4)]
 DTYPES = ["float32", "bfloat16", "float16"]
 FASTER = {"compiler_options": {"xla_backend_optimization_level": 0}}
-EACH = pytest.mark.parametrize("each", GRID, ids=NAMES)
+EACH = every(GRID)
 
 
 def rank_coded(devices, n, dtype):
@@ -29,8 +30,7 @@ def rank_coded(devices, n, dtype):
     return codes.astype(np.float32).astype(dtype)
 
 
-@pytest.mark.parametrize("devices", DEVICES)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@grid(1, algorithm=ALGORITHMS, devices=DEVICES)
 def test_the_sum_of_integers_is_exact(algorithm, devices):
     """In one program, for it is compilation that takes time."""
     layouts = [(n, exact, "float32") for n, exact in LENGTHS]
@@ -81,7 +81,7 @@ def test_what_must_be_exact_is(each):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 999, 1001])
-@pytest.mark.parametrize("each", GRID[: len(GRID) // 2], ids=NAMES[: len(GRID) // 2])
+@every(GRID[: len(GRID) // 2])
 def test_what_is_not_finite_stays_so_everywhere(each, place, bad):
     vectors = each.vectors()
     vectors[1, place] = bad
@@ -107,11 +107,13 @@ def shapes(tree):
     return jax.tree.map(lambda x: (x.shape, str(x.dtype)), tree)
 
 
-@pytest.mark.parametrize(
-    ("devices", "n"), [(1, 255), (2, 1), (5, 255), (7, 1), (8, 255)]
+@grid(
+    1,
+    algorithm=[a for a in ALGORITHMS if a != "psum"],
+    size=[(1, 255), (2, 1), (5, 255), (7, 1), (8, 255)],
 )
-@pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if a != "psum"])
-def test_on_other_numbers_of_devices(algorithm, devices, n):
+def test_on_other_numbers_of_devices(algorithm, size):
+    devices, n = size
     each = case(algorithm, "int4", devices, n, exact=1)
     check(each, each.vectors())
 
@@ -130,15 +132,17 @@ FAMILIES = {
 }
 
 
-# The programs are compiled already: thirty cases in CI, fifty times as many in a soak.
+# The programs are compiled already: thirty cases, fifty times as many in a soak.
+@pytest.mark.parametrize("cases", [QUICK, pytest.param(GRID, marks=pytest.mark.full)])
 @settings(max_examples=10 * settings.default.max_examples)
 @given(
-    each=st.sampled_from(GRID),
+    data=st.data(),
     families=st.lists(st.sampled_from(sorted(FAMILIES)), min_size=1, max_size=4),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_equals_its_twin_on_anything(each, families, seed):
+def test_equals_its_twin_on_anything(cases, data, families, seed):
     """Devices with values of different kinds, a few vectors after one another."""
+    each = data.draw(st.sampled_from(cases))
     rng, states = np.random.default_rng(seed), None
     for _ in range(2):
         shape = each.vectors().shape

@@ -2,12 +2,10 @@
 
 import jax
 import numpy as np
-import pytest
 
-from .cases import GRID, program, run
+from .cases import GRID, every, program, run
 
 FED_BACK = [x for x in GRID if x.codec.endswith("+feedback") and x.hosts is None]
-NAMES = [f"{x.algorithm}-{x.codec}-{x.devices}" for x in FED_BACK]
 
 
 def pieces(place, device):
@@ -46,7 +44,7 @@ def residuals(each, states):
             yield whole.reshape(-1)[:n]
 
 
-@pytest.mark.parametrize("each", FED_BACK, ids=NAMES)
+@every(FED_BACK)
 def test_nothing_is_lost(each):
     """Sum of gradients = result + sum over places of (residual after - before).
 
@@ -68,7 +66,7 @@ def test_nothing_is_lost(each):
     assert any(np.abs(x).max() > 0 for x in now)
 
 
-@pytest.mark.parametrize("each", FED_BACK, ids=NAMES)
+@every(FED_BACK)
 def test_what_was_lost_is_sent_later(each):
     """The same gradient many times: its mean result comes as near as one residual."""
     vectors, states, steps = each.vectors(), program(each).init, 20

@@ -12,6 +12,7 @@ from pipejax import codecs
 from pipejax.collectives import hierarchical, run, two_shot
 from pipejax.mesh import on_mesh
 
+from ..grid import grid
 from .cases import ALGORITHMS, CODECS, allowed, case
 
 pytest.importorskip("jax_plugins.xla_cuda12")
@@ -24,9 +25,17 @@ HOSTS = ("host", "device")
 CELLS = [(a, "random_k" if a == "psum" else "int8") for a in ALGORITHMS]
 CELLS += [("psum", "power_sgd+feedback")]
 CELLS += [("two_shot", c) for c in CODECS if c != "int8" and allowed("two_shot", c)]
+# `tests/collectives/test_wire.py` asserts the same of the programs for CPUs.
+QUICK = [("hierarchical", "int8"), ("ring", "int8"), ("two_shot", "sign+feedback")]
 
 
-@pytest.mark.parametrize(("algorithm", "codec"), CELLS)
+@pytest.mark.parametrize(
+    ("algorithm", "codec"),
+    [
+        pytest.param(*cell, marks=() if cell in QUICK else pytest.mark.full)
+        for cell in CELLS
+    ],
+)
 def test_the_compiled_program_sends_what_the_stages_say(algorithm, codec):
     each = case(algorithm, codec, 8, 4000, exact=3)
     names = {"axis_name": each.axis, "hosts": each.hosts}
@@ -54,10 +63,14 @@ def test_the_compiled_program_sends_what_the_stages_say(algorithm, codec):
         assert dtypes <= {"u8", "u16", "u32"}
 
 
-@pytest.mark.parametrize(("target", "hosts"), [("h100:1x1x8", 2), ("h100:1x8x8", 8)])
-@pytest.mark.parametrize("name", ["two_shot", "hierarchical"])
-def test_every_collective_is_hidden(name, target, hosts):
+@grid(
+    1,
+    target=["h100:1x1x8", "h100:1x8x8"],
+    name=["two_shot", "hierarchical"],
+)
+def test_every_collective_is_hidden(name, target):
     """In a step of width 2, as it comes: all asynchronous, matmuls under each."""
+    hosts = 2 if target == "h100:1x1x8" else 8
     coded = two_shot(codecs.int8())
     settings = {"mesh": pj.data_mesh(devices=pj.overlap.topology(target))}
     settings |= {"all_reduce": coded}

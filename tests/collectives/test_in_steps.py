@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 import pipejax as pj
 from pipejax import codecs, collectives
 
+from ..grid import grid
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn
 from .cases import KEY
 
@@ -67,11 +68,15 @@ def kept(state):
     return host(state.in_flight.codec_states)
 
 
-SAME = [(name, width) for name in ("two_shot", "scheduled") for width in (1, 2, 3)]
-SAME += [(name, 2) for name in ("psum power_sgd", "ring stochastic", "hierarchical")]
+SAME = [("two_shot", 3), ("scheduled", 2), ("hierarchical", 2)]
+MORE = [("two_shot", 1), ("two_shot", 2), ("scheduled", 1), ("scheduled", 3)]
+MORE += [("psum power_sgd", 2), ("ring stochastic", 2)]
 
 
-@pytest.mark.parametrize(("name", "width"), SAME)
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [*SAME, *(pytest.param(*pair, marks=pytest.mark.full) for pair in MORE)],
+)
 def test_same_bits_by_both_executors(name, width):
     """And by a run that passes its state to and fro between them."""
     fused, thread = (made(name, width, executor) for executor in ("fused", "host"))
@@ -85,7 +90,9 @@ def test_same_bits_by_both_executors(name, width):
     assert_bits_equal(host(thread.drain(state)), wanted[2])
 
 
-@pytest.mark.parametrize("name", ["two_shot", "ring stochastic"])
+@pytest.mark.parametrize(
+    "name", ["two_shot", pytest.param("ring stochastic", marks=pytest.mark.full)]
+)
 def test_stepping_twice_from_one_state(name):
     """What a branch has kept is not taken for what this one keeps."""
     train = made(name, 3, "host")
@@ -99,7 +106,9 @@ def test_stepping_twice_from_one_state(name):
     assert_bits_equal(host(train.drain(state)), wanted)
 
 
-@pytest.mark.parametrize("name", ["two_shot", "psum power_sgd"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("two_shot", marks=pytest.mark.full), "psum power_sgd"]
+)
 def test_by_copy_over_other_devices(name):
     """As for gradients on a GPU: all of this process's devices are added up before.
 
@@ -131,9 +140,9 @@ def poisoned(at, steps):
     return data
 
 
-@pytest.mark.parametrize("executor", ["fused", "host"])
-@pytest.mark.parametrize("width", [1, 2, 3])
-@pytest.mark.parametrize("name", ["two_shot", "psum power_sgd"])
+@grid(
+    1, executor=["fused", "host"], width=[3, 2, 1], name=["two_shot", "psum power_sgd"]
+)
 def test_of_what_is_skipped_nothing_is_kept(name, width, executor):
     """Bit by bit as it was; so too in steps to which nothing has arrived yet.
 
@@ -164,8 +173,7 @@ def differs(a, b):
     return any(not np.array_equal(x, y, equal_nan=False) for x, y in pairs)
 
 
-@pytest.mark.parametrize("executor", ["fused", "host"])
-@pytest.mark.parametrize("width", [2, 3])
+@grid(1, width=[3, 2], executor=["fused", "host"])
 def test_a_skip_in_the_drain(width, executor):
     """The newest is bad: the drain skips it, and keeps what it has of those before."""
     train = made("two_shot", width, executor)

@@ -8,6 +8,7 @@ import pytest
 import pipejax as pj
 from pipejax import codecs, collectives
 
+from ..grid import grid
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn
 from .test_wire import in_text
 
@@ -55,8 +56,7 @@ def history(train, steps=STEPS, drain_at=()):
     return params, [x.codec_states for x in in_flight]
 
 
-@pytest.mark.parametrize("executor", ["fused", "host"])
-@pytest.mark.parametrize("width", [1, 2])
+@grid(1, width=[1, 2], executor=["fused", "host"])
 def test_before_the_boundary_it_is_the_first(width, executor):
     """To the bit; from then on it is not, and keeps what its codec loses.
 

@@ -13,9 +13,9 @@ import pipejax as pj
 from pipejax import collectives
 from pipejax.mesh import on_mesh
 
-from .cases import GRID, NAMES, case, program
+from .cases import GRID, case, every, program
 
-EACH = pytest.mark.parametrize("each", GRID, ids=NAMES)
+EACH = every(GRID)
 
 
 # How many collectives of which kind, for p devices; the logarithm is `bit_length`.

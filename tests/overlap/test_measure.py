@@ -5,6 +5,7 @@ import pytest
 
 import pipejax as pj
 
+from ..grid import grid
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn
 
 
@@ -14,8 +15,7 @@ def full_loss(params, batch, *, model_state, rng):
     return loss, pj.Aux(metrics={"squared": loss**2}, model_state=after)
 
 
-@pytest.mark.parametrize("executor", ["fused", "host"])
-@pytest.mark.parametrize("width", [1, 2, 3])
+@grid(1, width=[1, 2, 3], executor=["fused", "host"])
 def test_all_three_and_leaves_the_state_alone(executor, width):
     train = pj.make_train_step(
         full_loss,

@@ -1,5 +1,7 @@
 """Problems: the optimum is one, and no constant is exceeded."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -43,14 +45,19 @@ PROBLEMS = {
 SMOOTH = [name for name in PROBLEMS if name not in ("absolute", "hinge")]
 
 
+@functools.cache
+def made(name):
+    return PROBLEMS[name]()
+
+
 @pytest.fixture(params=PROBLEMS)
 def problem(request):
-    return PROBLEMS[request.param]()
+    return made(request.param)
 
 
 @pytest.fixture(params=SMOOTH)
 def smooth(request):
-    return PROBLEMS[request.param]()
+    return made(request.param)
 
 
 def nearby(problem, radius, count=20):
@@ -73,13 +80,13 @@ def test_nothing_is_lower_than_the_optimum(problem):
 
 
 def test_gradient_vanishes_at_a_smooth_optimum(smooth):
-    gradient = jax.grad(smooth.loss_fn)
+    gradient = jax.jit(jax.grad(smooth.loss_fn))
     at_optimum = in_float64(gradient, smooth.optimum, smooth.examples)
     assert np.linalg.norm(at_optimum) < 1e-10
 
 
 def test_curvature_is_between_its_bounds(smooth):
-    hessian = jax.hessian(smooth.loss_fn)
+    hessian = jax.jit(jax.hessian(smooth.loss_fn))
     size = smooth.optimum.size
     for w in (smooth.optimum, *nearby(smooth, 1.0, 5)):
         h = in_float64(hessian, w, smooth.examples).reshape(size, size)
@@ -98,6 +105,7 @@ def test_curvature_of_squares_reaches_its_bounds():
 
 
 def test_no_example_has_a_steeper_gradient(problem):
+    @jax.jit
     def each(w, examples):
         def of_one(example):
             one = jax.tree.map(lambda x: x[None], example)

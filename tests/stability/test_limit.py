@@ -8,7 +8,9 @@ import pytest
 
 import pipejax as pj
 from pipejax import stability
+from pipejax.stability import _picture
 
+from ..grid import grid
 from .families import FAMILIES, averaged, decayed, heavy_ball, nesterov, sgd
 
 # Of a plain delay.
@@ -82,10 +84,12 @@ CORRECTED = {
 }
 
 
-@pytest.mark.parametrize("correction", CORRECTED)
-@pytest.mark.parametrize("family", [optax.sgd, averaged])
-@pytest.mark.parametrize("rate", [1.0, 1e-3, 1e10])
-@pytest.mark.parametrize("momentum", [0.9, 0.999])
+@grid(
+    momentum=[0.9, 0.999],
+    rate=[1.0, 1e-3, 1e10],
+    family=[optax.sgd, averaged],
+    correction=CORRECTED,
+)
 def test_a_plain_delay_has_a_limit_at_any_scale(momentum, rate, family, correction):
     for width in (2, 6, 16):
         correct = CORRECTED[correction](momentum, width)
@@ -193,8 +197,9 @@ def test_width_must_be_one_or_more():
         max_curvature(optax.sgd(0.1), 0)
 
 
-def test_picture_draws_a_line_a_width():
+def test_picture_draws_a_line_a_width(monkeypatch):
     pytest.importorskip("matplotlib")
+    monkeypatch.setattr(_picture, "_MOMENTA", np.linspace(0, 0.99, 12))  # of 100
     families = {
         "heavy-ball": lambda rate, momentum, width: optax.sgd(rate, momentum),
         "Nesterov": lambda rate, momentum, width: optax.sgd(rate, momentum, True),

@@ -11,13 +11,13 @@ from jax import lax
 import pipejax as pj
 from pipejax import stability
 
+from ..grid import grid
 from .families import FAMILIES, heavy_ball
 
 PLAIN = {"weight_prediction": False}
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 4])
-@pytest.mark.parametrize("name", FAMILIES)
+@grid(1, name=FAMILIES, width=[1, 2, 3, 4])
 def test_train_step_is_stable_to_the_third_digit(name, width):
     """A thousandth below the limit a real run shrinks, a thousandth above it grows."""
     tx = FAMILIES[name](0.1)
@@ -36,26 +36,23 @@ def test_radius_is_the_rate_of_a_run(width):
     assert rate == pytest.approx(expected, rel=0.05)
 
 
-@pytest.mark.parametrize("feedback", [0.0, 0.3])
-@pytest.mark.parametrize("width", [2, 3, 4])
-@pytest.mark.parametrize("name", FAMILIES)
+@grid(name=FAMILIES, width=[2, 3, 4], feedback=[0.0, 0.3])
 def test_deviations_of_a_train_step_are_stable_to_the_third_digit(
     name, width, feedback
 ):
     """The mean of all devices stands still, and each goes its own way about it."""
     tx, how = FAMILIES[name](0.1), {"deviation_feedback": feedback}
     limit = stability.max_curvature(tx, width, **how)
-    below, above = (
-        deviation_growth(tx, width, x * limit, **how) for x in (0.999, 1.001)
-    )
+    below, above = deviation_growth(tx, width, [0.999 * limit, 1.001 * limit], **how)
     assert below < 0 < above
 
 
-def deviation_growth(tx, width, curvature, steps=4000, **how):
+def deviation_growth(tx, width, curvatures, steps=4000, **how):
     """As `growth`, of one device's gradient, pushed off the mean by the first batch."""
 
     def loss_fn(w, batch):
-        return jnp.mean(0.5 * curvature * w**2 - batch * w)
+        curvature, push = batch
+        return jnp.mean(0.5 * curvature * w**2 - push * w)
 
     train = pj.make_train_step(
         loss_fn, tx, mesh=pj.data_mesh(2), width=width, executor="fused", **how
@@ -63,17 +60,20 @@ def deviation_growth(tx, width, curvature, steps=4000, **how):
     pushes = jnp.zeros((steps, 2)).at[0].set(jnp.array([1.0, -1.0]))
 
     @jax.jit
-    def run(pushes):
+    def run(curvature):
         def step(state, push):
-            state, _ = train.step(state, push)
+            state, _ = train.step(state, (jnp.full(2, curvature), push))
             return state, (state.params, state.in_flight.pending[-1]["float32"][0])
 
         return lax.scan(step, train.init(jnp.float32(0)), pushes)[1]
 
-    params, own = (np.asarray(x, np.float64) for x in run(pushes))
-    assert not params.any()
-    size = np.sqrt(np.mean(own.reshape(4, -1) ** 2, axis=1))
-    return np.log(size[3] / size[1])
+    rates = []
+    for curvature in curvatures:
+        params, own = (np.asarray(x, np.float64) for x in run(curvature))
+        assert not params.any()
+        size = np.sqrt(np.mean(own.reshape(4, -1) ** 2, axis=1))
+        rates.append(np.log(size[3] / size[1]))
+    return rates
 
 
 def growth(tx, width, curvatures):

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax.pipeline import count_in_flight
 
+from ..grid import grid
 from ..helpers import OPTIMIZERS, assert_bits_equal, batches, init_params, loss_fn
 from ..reference import pipe_sgd
 
@@ -42,10 +42,7 @@ def reference(name, workers, width, warmup_steps):
     )
 
 
-@pytest.mark.parametrize("warmup_steps", [0, 3])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("devices", [1, 2, 4, 8])
-@pytest.mark.parametrize("width", [1, 2, 3, 4])
+@grid(width=[1, 2, 3, 4], devices=[1, 2, 4, 8], name=OPTIMIZERS, warmup_steps=[0, 3])
 def test_recursion(width, devices, name, warmup_steps):
     train = pj.make_train_step(
         loss_fn,
@@ -71,8 +68,7 @@ def test_recursion(width, devices, name, warmup_steps):
     chex.assert_trees_all_close(got, expected, rtol=0, atol=bound)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("devices", [1, 2, 8])
+@grid(1, name=OPTIMIZERS, devices=[1, 2, 8])
 def test_width_one_is_a_psum_and_an_optax_step(name, devices):
     tx, mesh = OPTIMIZERS[name], pj.data_mesh(devices)
 
@@ -98,8 +94,7 @@ def test_width_one_is_a_psum_and_an_optax_step(name, devices):
     assert_bits_equal(trajectory(train, batches(20), drain=False), expected)
 
 
-@pytest.mark.parametrize("width", [2, 3, 4])
-@pytest.mark.parametrize("warmup_steps", [0, 2])
+@grid(1, width=[2, 3, 4], warmup_steps=[0, 2])
 def test_start_leaves_everything_and_says_so(width, warmup_steps):
     """AdamW shows it: a zero gradient would move its count, moments and weights."""
     train = pj.make_train_step(
@@ -129,8 +124,7 @@ def test_start_leaves_everything_and_says_so(width, warmup_steps):
         assert int(state.opt_state[0].count) == int(before.opt_state[0].count) + 1
 
 
-@pytest.mark.parametrize("steps", [0, 1, 2, 5])
-@pytest.mark.parametrize("width", [1, 2, 3, 4])
+@grid(1, width=[1, 2, 3, 4], steps=[0, 1, 2, 5])
 def test_drain_applies_every_gradient_once(width, steps):
     train = pj.make_train_step(
         loss_fn, optax.adam(1e-2), mesh=pj.data_mesh(2), width=width

@@ -12,6 +12,7 @@ import pytest
 import pipejax as pj
 from pipejax import problems
 
+from ..grid import grid
 from ..helpers import OPTIMIZERS, assert_bits_equal, batches, init_params, loss_fn
 from ..reference import pipe_sgd
 
@@ -27,9 +28,7 @@ def drained(data, tx, *, loss=loss_fn, params=None, **settings):
     return train.drain(state).params
 
 
-@pytest.mark.parametrize("executor", ["fused", "host"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("width", [2, 4])
+@grid(width=[2, 4], name=OPTIMIZERS, executor=["fused", "host"])
 def test_one_device_predicts_what_comes(width, name, executor):
     """Its own gradient is the mean: pipelined training is synchronous training."""
     run = functools.partial(
@@ -45,10 +44,7 @@ def test_one_device_predicts_what_comes(width, name, executor):
     chex.assert_trees_all_close(ahead, synchronous, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("feedback", [0.0, 0.5])
-@pytest.mark.parametrize("warmup_steps", [0, 3])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("width", [2, 3])
+@grid(width=[2, 3], name=OPTIMIZERS, warmup_steps=[0, 3], feedback=[0.0, 0.5])
 def test_recursion(width, name, warmup_steps, feedback):
     """As written down without this library; rounding as in `test_exactness`."""
     tx, data = OPTIMIZERS[name], batches(STEPS)
@@ -75,8 +71,7 @@ def test_recursion(width, name, warmup_steps, feedback):
     chex.assert_trees_all_close(got, expected, rtol=0, atol=4e-6)
 
 
-@pytest.mark.parametrize("tx", [optax.sgd(0.02, momentum=0.9), optax.sgd(0.1)])
-@pytest.mark.parametrize("width", [2, 3, 4])
+@grid(1, width=[2, 3, 4], tx=[optax.sgd(0.02, momentum=0.9), optax.sgd(0.1)])
 def test_on_a_quadratic_it_takes_synchronous_steps(width, tx):
     """Noise and all: the mean of gradients is the gradient at the mean.
 
@@ -96,8 +91,7 @@ def test_on_a_quadratic_it_takes_synchronous_steps(width, tx):
     assert np.abs(plain - synchronous).max() > 0.1
 
 
-@pytest.mark.parametrize("feedback", [0.0, 0.5])
-@pytest.mark.parametrize("width", [2, 3])
+@grid(1, width=[3, 2], feedback=[0.5, 0.0])
 def test_executors_agree_to_the_bit(width, feedback):
     run = functools.partial(
         drained,

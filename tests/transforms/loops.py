@@ -65,6 +65,13 @@ MEANS = {
     "pipelined 2 sign": late(2, collectives.two_shot(sign)),
 }
 TRANSFORMS = LOCAL | MEANS
+# These differ from another transform above in the codec or in the algorithm alone, and
+# `tests/collectives` tests every codec under every algorithm.
+VARIANTS = {
+    *("compress bf16", "error_feedback top_k", "psum", "psum power_sgd", "ring int8"),
+    *("two_shot", "halving_doubling bf16", "tree top_k", "parameter_server int4"),
+    "pipelined 2",
+}
 
 
 def axis_of(name):

@@ -9,8 +9,19 @@ import numpy as np
 import optax
 import pytest
 
+from ..grid import each
 from ..helpers import assert_bits_equal
-from .loops import DEVICES, LOCAL, MEANS, STEPS, TRANSFORMS, Loop, axis_of, random_like
+from .loops import (
+    DEVICES,
+    LOCAL,
+    MEANS,
+    STEPS,
+    TRANSFORMS,
+    VARIANTS,
+    Loop,
+    axis_of,
+    random_like,
+)
 
 TREE = {
     "nested": ({"w": jnp.zeros((8, 12)), "half": jnp.zeros(9, jnp.bfloat16)},),
@@ -19,7 +30,7 @@ TREE = {
     "none": {},
 }
 GRADIENTS = random_like(TREE, (STEPS, DEVICES))
-EACH = pytest.mark.parametrize("name", TRANSFORMS)
+EACH = pytest.mark.parametrize("name", each(TRANSFORMS, full=VARIANTS))
 
 
 @functools.cache
@@ -69,7 +80,7 @@ def test_shapes_without_computing(name):
     assert shapes(updates) == shapes(first)
 
 
-@pytest.mark.parametrize("name", MEANS)
+@pytest.mark.parametrize("name", each(MEANS, full=VARIANTS))
 def test_every_device_has_the_same(name):
     updates, _ = ran(name)
     for leaf in jax.tree.leaves(updates):
@@ -111,7 +122,7 @@ def test_masked_in_a_chain_with_extra_arguments(name):
     np.testing.assert_array_equal(chained["w"], 4 * updates["w"])
 
 
-@pytest.mark.parametrize("name", LOCAL)
+@pytest.mark.parametrize("name", each(LOCAL, full=VARIANTS))
 def test_without_devices(name):
     """Under plain jit: what each device of the loop has, but for nothing random."""
     tx = LOCAL[name]

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 import pipejax as pj
 from pipejax import collectives, transforms
 
+from ..grid import each, grid
 from ..helpers import batches, init_params, loss_fn
 from .loops import DEVICES, HOSTS, hierarchical, int4, int8, sign, top_k
 
@@ -78,7 +79,9 @@ def assert_close(got, wanted):
     chex.assert_trees_all_close(got, wanted, rtol=0, atol=bound)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", each(CASES, full=["two_shot", "ring", "parameter_server top_k"])
+)
 def test_all_reduce_mean_is_width_1(name):
     (algorithm, codec), settings = CASES[name], mesh_of(name)
     first = transforms.all_reduce_mean(settings["axis_name"], algorithm, codec)
@@ -86,8 +89,7 @@ def test_all_reduce_mean_is_width_1(name):
     assert_close(got, by_train_step(1, algorithm(codec), **settings))
 
 
-@pytest.mark.parametrize("name", ["two_shot sign", "hierarchical"])
-@pytest.mark.parametrize("width", [2, 3])
+@grid(1, name=["two_shot sign", "hierarchical"], width=[2, 3])
 def test_pipelined_mean_is_that_width(width, name):
     (algorithm, codec), settings = CASES[name], mesh_of(name)
     all_reduce = algorithm(codec)

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 
+from ..grid import grid
 from ..helpers import assert_bits_equal, batches
 from ..reference import split
 
@@ -112,8 +113,7 @@ def expected(width, tx=optax.sgd(0.1), weight_prediction=False):  # noqa: B008
     return [*out, train.drain(state).params]
 
 
-@pytest.mark.parametrize("check_vma", [False, True])
-@pytest.mark.parametrize("width", [1, 2, 3, 4])
+@grid(1, width=[1, 2, 3, 4], check_vma=[False, True])
 def test_a_shard_map_loop_equals_make_train_step(width, check_vma):
     """Gradients of zero drain it, and to SGD a zero gradient is no step."""
     loop = Loop(chained(width, optax.sgd(0.1)), check_vma=check_vma)
@@ -149,7 +149,7 @@ def test_momentum_needs_no_mask():
     assert_close([s.params for s in states[:STEPS]], expected(width, tx)[:STEPS])
 
 
-@pytest.mark.parametrize("width", [2, 3])
+@pytest.mark.parametrize("width", [pytest.param(2, marks=pytest.mark.full), 3])
 def test_conditionally_mask_holds_adamw_still_at_the_start(width):
     tx = optax.adamw(1e-2, weight_decay=0.1)
     held = optax.conditionally_mask(tx, lambda step: step >= width - 1)
@@ -221,8 +221,7 @@ def means(gradients, width):
     return np.broadcast_to(late, gradients.shape).astype(gradients.dtype)
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4, 8])
-@pytest.mark.parametrize("width", [1, 2, 4])
+@grid(1, width=[1, 2, 4], devices=[1, 2, 4, 8])
 def test_rank_coded_values(width, devices):
     gradients = rank_coded(devices)
     got = delayed(pj.pipelined_mean("data", width=width), gradients)
@@ -322,9 +321,12 @@ def test_exactly_one_trace():
     assert len(traced) == 1
 
 
-@pytest.mark.parametrize("check_vma", [False, True])
-@pytest.mark.parametrize("width", [1, 2, 3])
-@pytest.mark.parametrize("inner", [optax.sgd(0.1), optax.sgd(0.05, momentum=0.9)])
+@grid(
+    1,
+    inner=[optax.sgd(0.05, momentum=0.9), optax.sgd(0.1)],
+    width=[3, 2, 1],
+    check_vma=[False, True],
+)
 def test_gradients_taken_ahead_equal_those_of_make_train_step(inner, width, check_vma):
     loop = Loop(chained(width, inner), check_vma=check_vma, ahead=inner)
     states = loop.run(width)

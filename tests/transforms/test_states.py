@@ -11,6 +11,7 @@ import pipejax as pj
 from pipejax import codecs, collectives, transforms
 from pipejax.transforms import CompressState
 
+from ..grid import grid
 from ..helpers import assert_bits_equal
 from .loops import DEVICES, LOCAL, MEANS, TRANSFORMS, Loop, axis_of, random_like
 
@@ -57,8 +58,7 @@ STATEFUL = [
 ]
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("name", STATEFUL)
+@grid(1, name=STATEFUL, bad=[np.nan, np.inf])
 def test_of_what_is_not_finite_nothing_is_kept(name, bad):
     """Residuals, keys and warm starts stay as they were, to the bit."""
     gradients = random_like(TREE, (3, DEVICES))
