@@ -5,6 +5,7 @@ points in the end, and any accuracy on the way sooner than D-Sync, a parameter s
 and PyTorch's DDP. Three seeds.
 
 MNIST, an MLP; CIFAR-10, re-encoded as JPEG where that is what there is, a small CNN;
+for the demo, scikit-learn's digits, an MLP whose exchange takes as long as its compute.
 AdamW, its learning rate along a cosine to 0, the same steps for everyone, of the same
 batches. Pipe-SGD is the train step as it comes, with weight prediction; *plain* is
 without, the paper's; the first tenth of either is synchronous, as there. Parameters are
@@ -25,7 +26,7 @@ import json
 import pathlib
 import statistics
 import time
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import jax
 import tyro
@@ -37,7 +38,6 @@ from . import cluster, data, methods, report, task
 from .cluster import member
 from .methods import Problem
 
-HOSTS = 4
 OURS = ("Pipe-SGD", "Pipe-SGD, plain", "Pipe-SGD, int8")
 METHODS = ("PS-Sync", "PS-Async", "D-Sync", *OURS, "DDP")
 CODED = ("D-Sync, int8", "Pipe-SGD, truncate", "Pipe-SGD, PowerSGD", "DDP, PowerSGD")
@@ -64,6 +64,14 @@ class Race:
 RACES = {
     "mnist": Race(Problem("mlp", 64), "mnist", 1600, METHODS + CODED, glance=10_000),
     "cifar10": Race(Problem("cnn", 16), "cifar10_jpeg", 1200, METHODS, glance=2_500),
+    "digits": Race(
+        Problem("wide_mlp", 128, images="digits"),
+        "digits",
+        40,
+        ("compute", "D-Sync", "Pipe-SGD", "Pipe-SGD, int8"),
+        glance=500,
+        rate="1gbit",
+    ),
 }
 _BATCH = 500  # images tested at once
 
@@ -72,7 +80,7 @@ _BATCH = 500  # images tested at once
 class Config:
     """The race and the seeds."""
 
-    race: Literal["mnist", "cifar10"] = "mnist"
+    race: Literal["mnist", "cifar10", "digits"] = "mnist"
     """Which."""
     methods: tuple[str, ...] | None = None
     """Which; by default the race's own."""
@@ -84,6 +92,8 @@ class Config:
     """In a run, the last at its end."""
     steps: int | None = None
     """Of every method; by default the race's own."""
+    hosts: int = 4
+    """Of the emulated cluster."""
     on_host: bool = False
     """Run it here, on a host of a cluster: how this program calls itself."""
     out: pathlib.Path | None = None
@@ -101,7 +111,7 @@ def main(config: Config) -> None:
     name = f"time_to_accuracy_{config.race}"
     out = config.out or report.RESULTS / f"{name}.json"
     settings = {
-        "hosts": HOSTS,
+        "hosts": config.hosts,
         "seeds": list(config.seeds),
         "tests": config.tests,
         **dataclasses.asdict(race_of(config)),
@@ -134,8 +144,8 @@ def begun(out: pathlib.Path, settings: dict[str, Any]) -> dict[str, Any]:
     return found["runs"] if same.items() <= found.items() else {}
 
 
-def on_hosts(config: Config, seed: int) -> Any:
-    """One seed of all methods on a cluster."""
+def on_hosts(config: Config, seed: int, log: IO[str] | None = None) -> Any:
+    """One seed of all methods on a cluster, whose hosts print to `log`."""
     race = race_of(config)
     flags = [
         *("--on-host", "--race", config.race, "--seeds", str(seed)),
@@ -143,8 +153,8 @@ def on_hosts(config: Config, seed: int) -> Any:
         *("--methods", *race.methods),
         *(() if config.data_dir is None else ("--data-dir", str(config.data_dir))),
     ]
-    network = cluster.Network.of(HOSTS, (race.rate,))
-    return cluster.ask(network, "experiments.time_to_accuracy", flags)
+    network = cluster.Network.of(config.hosts, (race.rate,))
+    return cluster.ask(network, "experiments.time_to_accuracy", flags, log)
 
 
 def run(config: Config) -> None:
@@ -154,7 +164,8 @@ def run(config: Config) -> None:
     rank = member.join()
     dataset = data.load(race.data, data_dir=config.data_dir)
     test = task.make_test(problem.net)
-    images = list(data.test_batches(dataset, batch_size=_BATCH)) if rank == 0 else []
+    size = min(_BATCH, len(dataset.test))
+    images = list(data.test_batches(dataset, batch_size=size)) if rank == 0 else []
     some = images[: race.glance // _BATCH]
     figures: dict[str, Any] = {}
     for name in race.methods:
@@ -163,12 +174,22 @@ def run(config: Config) -> None:
         except methods.NotInstalledError as error:
             figures[name] = {"missing": str(error)}
             continue
-        seconds, copies = trained(method, race, seed, dataset, config.tests)
+        before = member.wire()
+        steps, seconds, copies = trained(method, race, seed, dataset, config.tests)
+        # A pipeline begins with a sum of zeros for each step of delay.
+        exchanges = race.steps + method.width - 1
+        sent = max(member.wire().since(before)) / exchanges
+        (wire_bytes,) = member.largest([sent])
         method.close()
         if rank == 0:
             accuracy = [test(params, some)["test_accuracy"] for params in copies[:-1]]
             accuracy.append(test(copies[-1], images)["test_accuracy"])
-            figures[name] = {"seconds": seconds, "accuracy": accuracy}
+            figures[name] = {
+                "steps": steps,
+                "seconds": seconds,
+                "accuracy": accuracy,
+                "wire_bytes": wire_bytes,
+            }
         member.barrier()  # the next method begins when the first host is back
     if rank == 0:
         member.answer(figures, config.out)
@@ -176,17 +197,17 @@ def run(config: Config) -> None:
 
 def trained(
     method: methods.Method, race: Race, seed: int, dataset: data.Dataset, tests: int
-) -> tuple[list[float], list[Any]]:
-    """Seconds of training at even intervals, and the parameters then."""
+) -> tuple[list[int], list[float], list[Any]]:
+    """Steps at even intervals, seconds of training and the parameters then."""
     batches = data.train_batches(
         dataset,
-        batch_size=race.problem.batch_size * HOSTS,
+        batch_size=race.problem.batch_size * jax.process_count(),
         seed=seed,
         process_index=jax.process_index(),
         process_count=jax.process_count(),
     )
     every = max(1, race.steps // tests)
-    seconds, copies = [], []
+    steps, seconds, copies = [], [], []
     member.barrier()
     start = None
     for step in range(1, race.steps + 1):
@@ -198,9 +219,10 @@ def trained(
             method.finish()
             member.barrier()  # for PS-Async, whose workers wait for nobody
         if step % every == 0 or step == race.steps:
+            steps.append(step)
             copies.append(jax.device_get(method.params()))
             seconds.append(time.perf_counter() - start)
-    return seconds, copies
+    return steps, seconds, copies
 
 
 def rows(race: dict[str, Any]) -> list[list[str]]:

@@ -16,6 +16,8 @@ from experiments import models
 from ._method import Batch
 
 Model = Literal["mlp", "wide_mlp", "cnn", "resnet18"]
+Images = Literal["digits", "mnist", "cifar10"]
+_SHAPES = {"digits": (8, 8, 1), "mnist": (28, 28, 1), "cifar10": (32, 32, 3)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +38,14 @@ class Problem:
     """Steps with which Pipe-SGD begins, synchronously."""
     seed: int = 0
     """Of the parameters and the order of the data."""
+    images: Images | None = None
+    """Whose size they have; by default MNIST's for the MLPs, CIFAR-10's for others."""
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """Of MNIST for the MLPs, of CIFAR-10 for the others."""
-        return (28, 28, 1) if self.model.endswith("mlp") else (32, 32, 3)
+        """Height, width and channels."""
+        default = "mnist" if self.model.endswith("mlp") else "cifar10"
+        return _SHAPES[self.images or default]
 
     @functools.cached_property
     def net(self) -> nn.Module:
