@@ -10,6 +10,8 @@
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
+# Packages are installed without bytecode, and each module keeps its own at first import.
+export PYTHONDONTWRITEBYTECODE :=
 
 PYTHON ?= python3
 # A second interpreter, so that the oldest and the newest JAX are both tested: JAX 0.10 is
@@ -84,7 +86,7 @@ convergence: .venv/ready-demo
 	.venv/bin/python -m experiments.delay_robust
 
 soak: .venv/ready-dev
-	.venv/bin/pytest tests/codecs tests/collectives --hypothesis-profile=soak
+	.venv/bin/pytest -m "" tests/codecs tests/collectives --hypothesis-profile=soak
 
 .venv/ready-%: SET_UP = $(PYTHON)
 .venv-other/ready-%: SET_UP = $(OTHER_PYTHON)

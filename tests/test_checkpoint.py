@@ -13,7 +13,10 @@ import pipejax as pj
 from pipejax import checkpoint, reshard
 from pipejax.pipeline import count_in_flight
 
+from .grid import grid
 from .helpers import assert_bits_equal, batches, init_params, loss_fn
+
+FULL = pytest.mark.full
 
 
 @pytest.fixture
@@ -54,10 +57,11 @@ def host(state):
     return jax.tree.map(lambda x: np.array(x, copy=True), raw)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"warmup_steps": 6}, {"deviation_feedback": 0.5}], ids=str
+@grid(
+    1,
+    width=[1, 2, 3],
+    options=[{}, {"warmup_steps": 6}, {"deviation_feedback": 0.5}],
 )
-@pytest.mark.parametrize("width", [1, 2, 3])
 def test_every_bit_comes_back(manager, width, options):
     data, train = batches(12), train_step(width=width, **options)
     expected = host(train.drain(run(train, init(train), data)))
@@ -74,11 +78,18 @@ def test_every_bit_comes_back(manager, width, options):
     assert_bits_equal(host(fresh.drain(run(fresh, restored.state, data[5:]))), expected)
 
 
-@pytest.mark.parametrize("width", [2, 3])
 @pytest.mark.parametrize(
-    ("before", "now", "feedback"), [(4, 2, 0), (2, 8, 0.5), (8, 1, 0)]
+    ("before", "now", "feedback", "width"),
+    [
+        (4, 2, 0, 2),
+        (2, 8, 0.5, 3),
+        pytest.param(8, 1, 0, 2, marks=FULL),
+        pytest.param(4, 2, 0, 3, marks=FULL),
+        pytest.param(2, 8, 0.5, 2, marks=FULL),
+        pytest.param(8, 1, 0, 3, marks=FULL),
+    ],
 )
-def test_other_devices_drain_first(manager, caplog, width, before, now, feedback):
+def test_other_devices_drain_first(manager, caplog, before, now, feedback, width):
     data, train = batches(6), train_step(before, width, deviation_feedback=feedback)
     state = run(train, init(train), data)
     checkpoint.save(manager, state)
@@ -179,7 +190,9 @@ def residuals(state):
     return jax.tree.map(np.array, jax.tree.leaves(state.in_flight.codec_states))
 
 
-@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize(
+    "width", [pytest.param(1, marks=FULL), 2, pytest.param(3, marks=FULL)]
+)
 def test_what_codecs_keep_comes_back(manager, width):
     """And the step of a schedule: the run goes on as if it had never stopped."""
     data, train = batches(9), feedback(4, width)
@@ -194,7 +207,7 @@ def test_what_codecs_keep_comes_back(manager, width):
     assert_bits_equal(host(fresh.drain(run(fresh, restored.state, data[5:]))), expected)
 
 
-@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("width", [pytest.param(1, marks=FULL), 2])
 def test_what_codecs_keep_is_handed_on(manager, caplog, width):
     train, other = feedback(4, width), feedback(2, width)
     state = run(train, init(train), batches(5))

@@ -1,7 +1,9 @@
 """`pipejax calibrate`: on devices of one process, and on hosts of a cluster."""
 
+import functools
 import json
 import math
+import pathlib
 import sys
 
 import pytest
@@ -13,6 +15,7 @@ from pipejax.cli import main
 from ..experiments.test_cluster import needs_namespaces, run
 
 
+@pytest.mark.full
 def test_here(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     out = tmp_path / "cluster.json"
@@ -60,11 +63,20 @@ def calibrate_model(tmp_path, function, *flags):
 
 
 def test_what_a_model_computes(tmp_path, capsys, monkeypatch):
-    """The line can be given to `pipejax plan` as it is."""
+    """The speeds are printed and kept, and the last line suits `pipejax plan`."""
     monkeypatch.delenv("WORLD_SIZE", raising=False)
+    # Each size is a program to compile for every algorithm: two sizes instead of five.
+    few = functools.partial(timing.calibrate, sizes=(2**12, 2**16))
+    monkeypatch.setattr(timing, "calibrate", few)
     out = str(tmp_path / "cluster.json")
     assert calibrate_model(tmp_path, "step", "--out", out) == 0
-    name, *flags = capsys.readouterr().out.splitlines()[-1].split()
+    printed = capsys.readouterr().out
+    assert printed.startswith("latency ")
+    assert "psum 65536" in printed
+    found = timing.from_json(json.loads(pathlib.Path(out).read_text()))
+    assert found.hosts == 8
+    assert found.codecs == {}
+    name, *flags = printed.splitlines()[-1].split()
     assert (name, flags[:3]) == ("model:", ["--elements", "48", "--compute-ms"])
     assert float(flags[3]) > 0
     assert main(["plan", out, *flags]) == 0
@@ -77,6 +89,7 @@ def test_what_is_no_model(tmp_path, capsys, function):
     assert "must return (train, state, batch) with a pj.TrainStep and arrays" in said
 
 
+@pytest.mark.full
 @needs_namespaces
 def test_on_a_cluster(tmp_path):
     """It finds the rate that the links were given, within 3: the machine is busy."""

@@ -13,6 +13,9 @@ import pytest
 from pipejax import launch
 from pipejax.cli import main
 
+# The programs that are started do not use JAX, and each start costs a second.
+WITHOUT_JAX = pytest.mark.one_python
+
 
 @pytest.fixture
 def write(tmp_path):
@@ -99,7 +102,8 @@ def test_each_is_told_its_place_and_printed_behind_its_rank(begin, write, monkey
         print(os.environ["GLIBC_TUNABLES"])
     """)
     given = ("--processes", "2", "--hosts", "3", "--host", "1")
-    out, errors = begin(*given, "--coordinator", "node0:99", *program).communicate()
+    started = begin(*given, "--coordinator", "node0:99", *program)
+    out, errors = started.communicate(timeout=60)
     usable = len(os.sched_getaffinity(0))
     share = max(1, usable // 2)
     assert sorted(out.splitlines()) == sorted(
@@ -124,15 +128,22 @@ def test_the_first_that_fails_is_named_and_all_that_was_started_is_gone(
     assert not any(map(alive, numbers(tmp_path, 4)))
 
 
+@WITHOUT_JAX
 @pytest.mark.parametrize(
-    "number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    "number",
+    [
+        signal.SIGKILL,
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.full),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.full),
+    ],
 )
 def test_whatever_ends_it_all_that_was_started_is_gone(begin, write, tmp_path, number):
     started = begin("--processes", "2", "--grace", "0.5", *write(FAMILY))
     pids = numbers(tmp_path, 4)
     assert all(map(alive, pids))
     started.send_signal(number)
-    started.wait()
+    started.wait(timeout=60)
     until(lambda: not any(map(alive, pids)))
     if number != signal.SIGKILL:
         assert started.returncode == 128 + number
@@ -159,6 +170,7 @@ def test_it_goes_on_where_nobody_reads_what_it_prints(begin, write):
     assert started.wait(timeout=60) == 0
 
 
+@WITHOUT_JAX
 def test_one_that_is_stopped_is_killed(begin, write):
     program = write("""
         if os.environ["JAX_PROCESS_ID"] == "1":
@@ -171,6 +183,7 @@ def test_one_that_is_stopped_is_killed(begin, write):
     assert started.returncode == 128 + signal.SIGKILL
 
 
+@WITHOUT_JAX
 def test_a_job_is_started_again_as_often_as_allowed(begin, write):
     program = write("""
         path = pathlib.Path("pid" + os.environ["JAX_PROCESS_ID"])
@@ -189,6 +202,7 @@ def test_a_job_is_started_again_as_often_as_allowed(begin, write):
     assert again.returncode == 0
 
 
+@WITHOUT_JAX
 def test_what_jax_aborts_because_process_0_is_gone_is_said_so(begin, write):
     given = ("--processes", "1", "--hosts", "2", "--host", "1")
     where = ("--coordinator", "127.0.0.1:9")  # discard: nobody listens
@@ -205,7 +219,7 @@ def test_under_another_launcher_one_process_is_watched(begin, write):
     program = write("print(os.environ['RANK'], os.environ.get('JAX_PROCESS_ID'))")
     variables = {"RANK": "3", "WORLD_SIZE": "4"}
     variables |= {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "99"}
-    assert begin(*program, **variables).communicate()[0] == "[3] 3 None\n"
+    assert begin(*program, **variables).communicate(timeout=60)[0] == "[3] 3 None\n"
 
 
 def test_processes_of_ones_own_under_another_launcher_are_refused(monkeypatch, capsys):

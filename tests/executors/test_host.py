@@ -16,7 +16,10 @@ from pipejax.collectives import Layout
 from pipejax.executors._reduce import _one_cpu_a_process, reduce_by_copy
 from pipejax.message import MessageForm
 
+from ..grid import grid
 from ..helpers import OPTIMIZERS, assert_bits_equal, batches, init_params, loss_fn
+
+FULL = pytest.mark.full
 
 
 def make(executor, width=2, tx=None, devices=4, **options):
@@ -40,8 +43,7 @@ def trained(train, steps=6):
     return infos, in_flight, jax.tree.map(np.asarray, train.drain(state))
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("width", [1, 2, 3, 4])
+@grid(1, width=[1, 2, 3, 4], optimizer=OPTIMIZERS)
 def test_same_bits_as_fused(width, optimizer):
     options = {"width": width, "tx": OPTIMIZERS[optimizer], "warmup_steps": 1}
     fused = trained(make("fused", **options))
@@ -55,7 +57,7 @@ def full_loss(params, batch, *, model_state, rng):
     return loss, pj.Aux(metrics={"squared": loss**2}, model_state=after)
 
 
-@pytest.mark.parametrize("donate", [False, True])
+@pytest.mark.parametrize("donate", [pytest.param(False, marks=FULL), True])
 def test_same_bits_with_everything_on_board(donate):
     def run(executor):
         train = pj.make_train_step(
@@ -216,7 +218,10 @@ def test_join_waits_and_changes_nothing():
     )
 
 
-@pytest.mark.parametrize("codec", [None, codecs.error_feedback(codecs.int4(8))])
+@pytest.mark.parametrize(
+    "codec",
+    [pytest.param(None, marks=FULL), codecs.error_feedback(codecs.int4(8))],
+)
 def test_nothing_of_the_past_is_kept_alive(codec):
     """As many arrays after 12 steps as after 6, though each sum waits for another."""
     train = make("host", width=4, all_reduce=collectives.two_shot(codec))

@@ -1,10 +1,9 @@
 """Several processes over Gloo, started as a user would start hosts."""
 
-import json
-import pathlib
+import contextlib
 import signal
 import subprocess
-import sys
+import time
 
 import optax
 import pytest
@@ -13,55 +12,69 @@ import pipejax as pj
 from pipejax import checkpoint
 
 from ..helpers import batches, init_params, loss_fn
-from ..launch.helpers import free_port
-from .worker import SECONDS, bits, exchanges, fed_back, in_rank_order, run
+from .group import Group
+from .worker import (
+    SECONDS,
+    WITH_CODECS,
+    bits,
+    coded_step,
+    fed_back,
+    in_rank_order,
+    run,
+)
 
-ROOT = pathlib.Path(__file__).parents[2]
-
-
-@pytest.fixture
-def start():
-    """Starts the processes of a task; none outlives the test."""
-    running = []
-
-    def start_all(task, processes=2, *folder):
-        port = free_port()
-        for rank in range(processes):
-            command = [sys.executable, "-m", "tests.executors.worker", task]
-            running.append(
-                subprocess.Popen(
-                    [*command, *map(str, (rank, processes, port, *folder))],
-                    cwd=ROOT,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
-        return running
-
-    yield start_all
-    for process in running:
-        process.kill()
-        process.communicate()
+FULL = pytest.mark.full
 
 
-def results(processes):
-    out = []
-    for process in processes:
-        stdout, stderr = process.communicate(timeout=240)
-        assert process.returncode == 0, stderr
-        out.append(json.loads(stdout.splitlines()[-1]))
-    return out
+@pytest.fixture(scope="module")
+def ask():
+    """Asks a group of processes, which all tests share; one that has failed is new."""
+    groups = {}
+
+    def asked(task, *arguments, processes=2):
+        if processes in groups and not groups[processes].alive:
+            groups.pop(processes).close()
+        if processes not in groups:
+            groups[processes] = Group(processes)
+        return groups[processes].ask(task, *arguments)
+
+    yield asked
+    for group in groups.values():
+        group.close()
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_same_bits_as_one_process(start, processes):
-    """The host executor is chosen, and says why; all ranks agree, at three widths."""
-    first, *others = results(start("exact", processes))
+def test_interrupted_while_it_waits_for_the_other(tmp_path):
+    group, end = Group(2), time.monotonic() + 120
+    with contextlib.closing(group):
+        group.begin("interrupted", tmp_path)
+        while len(list(tmp_path.glob("waiting*"))) < 2:
+            assert group.alive, group.said(0) + group.said(1)
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        waiting = group.running[0]
+        with pytest.raises(subprocess.TimeoutExpired):
+            waiting.wait(2)  # it does wait
+        waiting.send_signal(signal.SIGINT)
+        assert waiting.wait(60) == 130
+        assert "KeyboardInterrupt" in group.said(0)
+        assert "leaving without it" in group.said(0)
+
+
+@pytest.mark.parametrize(
+    ("processes", "widths"),
+    [
+        (2, (3,)),
+        pytest.param(2, (1, 2), marks=FULL),
+        pytest.param(4, (1, 2, 3), marks=FULL),
+    ],
+)
+def test_same_bits_as_one_process(ask, processes, widths):
+    """The host executor is chosen, and says why; all ranks agree, at all widths."""
+    first, *others = ask("exact", *widths, processes=processes)
     assert all(other == first for other in others)
     assert first["executor"] == "host"
     assert f"{processes} processes on CPU" in first["reason"]
-    for width in (1, 2, 3):
+    for width in widths:
         train = pj.make_train_step(
             loss_fn,
             optax.adamw(1e-2),
@@ -75,26 +88,22 @@ def test_same_bits_as_one_process(start, processes):
         assert bits(train.drain(state).params) == first["params"][str(width)]
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_same_bits_as_one_process_with_codecs(start, processes):
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=FULL)])
+def test_same_bits_as_one_process_with_codecs(ask, processes):
     """Residuals, keys and warm starts are each process's own, as each device's."""
-    first, *others = results(start("coded", processes))
+    first, *others = ask("coded", processes=processes)
     assert all(other == first for other in others)
-    for name, all_reduce in exchanges(processes).items():
-        train = pj.make_train_step(
-            loss_fn,
-            optax.adamw(1e-2),
-            mesh=pj.data_mesh(processes),
-            all_reduce=all_reduce,
-        )
+    assert first.keys() == set(WITH_CODECS)
+    for name in WITH_CODECS:
+        train = coded_step(name, processes)
         state = train.init(init_params())
         for batch in batches(6):
             state, _ = train.step(state, batch)
         assert bits(train.drain(state).params) == first[name]
 
 
-def test_checkpoint_of_two_processes_goes_on_in_one(start, tmp_path):
-    assert results(start("saved", 2, tmp_path)) == [None, None]
+def test_checkpoint_of_two_processes_goes_on_in_one(ask, tmp_path):
+    assert ask("saved", tmp_path) == [None, None]
     alone = tmp_path / "alone"
     state = run(train := fed_back(2), 4, drained=False)
     with checkpoint.manager(alone) as manager:
@@ -104,11 +113,11 @@ def test_checkpoint_of_two_processes_goes_on_in_one(start, tmp_path):
 
 
 @pytest.mark.parametrize("devices", [2, 4])
-def test_checkpoint_of_one_process_goes_on_in_two(start, tmp_path, devices):
+def test_checkpoint_of_one_process_goes_on_in_two(ask, tmp_path, devices):
     """Of as many devices, and of twice as many, whose residuals are handed on."""
     with checkpoint.manager(tmp_path) as manager:
         checkpoint.save(manager, run(fed_back(devices), 4, drained=False))
-    first, second = results(start("restored", 2, tmp_path))
+    first, second = ask("restored", tmp_path)
     assert first == second == goes_on(tmp_path, 2)
 
 
@@ -120,26 +129,12 @@ def goes_on(folder, devices):
     return bits(run(train, 4, state).params)
 
 
-def test_takes_the_longer_of_compute_and_communication(start):
+def test_takes_the_longer_of_compute_and_communication(ask):
     """Both take `SECONDS`: in turn at width 1, at once at width 2.
 
-    Of 8 steps and a drain a step takes 2 x SECONDS, or 9/8 x SECONDS: 1.5 tells them
+    Of 6 steps and a drain a step takes 2 x SECONDS, or 7/6 x SECONDS: 1.5 tells them
     apart.
     """
-    for seconds in results(start("late")):
+    for seconds in ask("late"):
         assert seconds["1"] >= 2 * SECONDS
         assert seconds["2"] < 1.5 * SECONDS
-
-
-def test_interrupted_while_it_waits_for_the_other(start):
-    waiting, silent = start("interrupted")
-    for process in (waiting, silent):
-        while process.stdout.readline() != "waiting\n":
-            assert process.poll() is None, process.stderr.read()
-    with pytest.raises(subprocess.TimeoutExpired):
-        waiting.wait(2)  # it does wait
-    waiting.send_signal(signal.SIGINT)
-    _, stderr = waiting.communicate(timeout=60)
-    assert waiting.returncode == 130
-    assert "KeyboardInterrupt" in stderr
-    assert "leaving without it" in stderr

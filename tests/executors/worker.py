@@ -1,13 +1,18 @@
-"""One of several processes over Gloo: `python -m tests.executors.worker TASK ...`.
+"""One of a group of processes over Gloo: `python -m tests.executors.worker RANK ...`.
 
-Prints one JSON line: what the test reads.
+It reads tasks from its standard input, one JSON line `[name, *arguments]` each, and
+answers each with one JSON line: `{"result": ...}`, or `{"error": its traceback}`.
+Whatever else a task prints goes to standard error.
 """
 
 import functools
 import json
+import os
+import pathlib
 import signal
 import sys
 import time
+import traceback
 
 import jax
 import numpy as np
@@ -20,19 +25,22 @@ from pipejax import checkpoint, codecs, collectives
 
 from ..helpers import batches, init_params, loss_fn
 
-SECONDS = 0.25  # what a step computes, and what its communication takes
+SECONDS = 0.4  # what a step computes, and what its communication takes
 
 
-def main(task, rank, processes, port, *folder):
+def main(rank, processes, port):
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # also for what C++ prints
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 1)
     jax.distributed.initialize(f"127.0.0.1:{port}", processes, rank)
-    say(json.dumps(TASKS[task](*folder or [rank])))
-
-
-def say(line):
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    for line in sys.stdin:
+        name, *arguments = json.loads(line)
+        try:
+            answer = {"result": TASKS[name](*arguments)}
+        except Exception:
+            answer = {"error": traceback.format_exc()}
+        answers.write(json.dumps(answer) + "\n")
 
 
 def run(train, steps, state=None, *, drained=True):
@@ -52,10 +60,10 @@ def in_rank_order(processes):
     return collectives.psum() if processes == 2 else collectives.two_shot()
 
 
-def exact(rank):
-    """The executor chosen, and the bits of the parameters at widths 1, 2 and 3."""
+def exact(*widths):
+    """The executor chosen, and the bits of the parameters at each width."""
     out = {}
-    for width in (1, 2, 3):
+    for width in map(int, widths):
         train = pj.make_train_step(
             loss_fn,
             optax.adamw(1e-2),
@@ -68,35 +76,36 @@ def exact(rank):
     return {"executor": executor.name, "reason": executor.reason, "params": out}
 
 
-def exchanges(processes):
-    """Algorithms with codecs that have a state; made once there are devices."""
+WITH_CODECS = ("two_shot", "ring", "low rank")
+
+
+@functools.cache
+def coded_step(name, devices):
+    """A train step of width 2, whose codecs have a state."""
     key = jax.random.key(0)
-    low_rank = codecs.error_feedback(codecs.power_sgd(1, key))
-    whole = collectives.psum if processes == 2 else collectives.tree
+    if name == "two_shot":
+        all_reduce = collectives.two_shot(codecs.error_feedback(codecs.int4(8)))
+    elif name == "ring":
+        all_reduce = collectives.ring(codecs.stochastic(codecs.int8(8), key))
+    else:
+        whole = collectives.psum if devices == 2 else collectives.tree
+        all_reduce = whole(codecs.error_feedback(codecs.power_sgd(1, key)))
+    return pj.make_train_step(
+        loss_fn, optax.adamw(1e-2), mesh=pj.data_mesh(devices), all_reduce=all_reduce
+    )
+
+
+def coded():
+    """The bits of the parameters with each of the codecs."""
     return {
-        "two_shot": collectives.two_shot(codecs.error_feedback(codecs.int4(8))),
-        "ring": collectives.ring(codecs.stochastic(codecs.int8(8), key)),
-        "low rank": whole(low_rank),
+        name: bits(run(coded_step(name, jax.device_count()), 6).params)
+        for name in WITH_CODECS
     }
-
-
-def coded(rank):
-    """The bits of the parameters under each of them, at width 2."""
-    out = {}
-    for name, all_reduce in exchanges(jax.process_count()).items():
-        train = pj.make_train_step(
-            loss_fn, optax.adamw(1e-2), mesh=pj.data_mesh(), all_reduce=all_reduce
-        )
-        out[name] = bits(run(train, 6).params)
-    return out
 
 
 def fed_back(devices):
     """A train step whose state has residuals, and gradients in flight."""
-    all_reduce = collectives.two_shot(codecs.error_feedback(codecs.int4(8)))
-    return pj.make_train_step(
-        loss_fn, optax.adamw(1e-2), mesh=pj.data_mesh(devices), all_reduce=all_reduce
-    )
+    return coded_step("two_shot", devices)
 
 
 def saved(folder):
@@ -129,18 +138,18 @@ def slow_loss(params, batch):
     return loss + 0 * jax.pure_callback(wait, loss, jax.lax.stop_gradient(loss))
 
 
-def late(rank):
+def late():
     """Seconds a step, at widths 1 and 2, where rank 1's sums come late."""
     out = {}
     for width in (1, 2):
         train = pj.make_train_step(
             slow_loss, optax.sgd(0.1), mesh=pj.data_mesh(), width=width
         )
-        delay(train.executor, SECONDS * rank)
+        delay(train.executor, SECONDS * jax.process_index())
         run(train, 2)
         start = time.perf_counter()
-        run(train, 8)
-        out[str(width)] = (time.perf_counter() - start) / 8
+        run(train, 6)
+        out[str(width)] = (time.perf_counter() - start) / 6
     return out
 
 
@@ -154,27 +163,51 @@ def delay(executor, seconds):
     executor.__dict__["_reduce"] = slow  # where cached_property keeps it
 
 
-def interrupted(rank):
+def interrupted(folder):
     """Rank 1 stops sending; rank 0 waits for it until it is interrupted."""
     # Where the tests run in the background of a shell, it is ignored, and inherited so.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh())
     state = run(train, 2)
-    say("waiting")
+    rank = jax.process_index()
+    (pathlib.Path(folder) / f"waiting{rank}").touch()
     if rank == 1:
         time.sleep(600)
     run(train, 2, state)
 
 
+def fails():
+    """Rank 1 raises; the other answers."""
+    if jax.process_index() == 1:
+        raise ValueError("none")
+
+
+def ends():
+    """Rank 1 ends without an answer."""
+    if jax.process_index() == 1:
+        sys.stderr.write("its last words\n")
+        sys.stderr.flush()
+        os._exit(7)
+
+
+def sleeps():
+    """Rank 1 does not answer."""
+    if jax.process_index() == 1:
+        time.sleep(600)
+
+
 TASKS = {
+    "rank": jax.process_index,
     "exact": exact,
     "coded": coded,
     "saved": saved,
     "restored": restored,
     "late": late,
     "interrupted": interrupted,
+    "fails": fails,
+    "ends": ends,
+    "sleeps": sleeps,
 }
 
 if __name__ == "__main__":
-    task, rank, processes, port, *folder = sys.argv[1:]
-    main(task, int(rank), int(processes), int(port), *folder)
+    main(*map(int, sys.argv[1:]))

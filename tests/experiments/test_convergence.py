@@ -11,6 +11,9 @@ import pytest
 
 from experiments.convergence import __main__ as convergence
 
+from ..grid import grid
+from . import here
+
 SMALL = dict(
     optimizers=("momentum",),
     methods=("K=2, plain", "K=2, predicted", "K=3, last update"),
@@ -33,16 +36,31 @@ def config(tmp_path):
     )
 
 
-def test_all_is_run_once_and_taken_up_again(config, monkeypatch):
-    result = convergence.run_all(config)
+@pytest.fixture
+def smaller(config, monkeypatch):
+    """One task, of which few learning rates and methods are tried."""
+    momentum = convergence.OPTIMIZERS["momentum"]
+    few = dataclasses.replace(momentum, rates=momentum.rates[2:4])
+    monkeypatch.setitem(convergence.OPTIMIZERS, "momentum", few)
+    methods = ("K=2, predicted", "K=3, last update")
+    return dataclasses.replace(config, tasks=("digits",), methods=methods, steps=30)
+
+
+@pytest.mark.parametrize(
+    "size", ["smaller", pytest.param("config", marks=pytest.mark.full)]
+)
+def test_all_is_run_once_and_taken_up_again(size, request, monkeypatch, capsys):
+    config = request.getfixturevalue(size)
+    here.limit_devices(monkeypatch)
+    result = convergence.main(config)
     methods = [run["method"] for run in result["runs"] if run["task"] == "digits"]
     swept = len(convergence.OPTIMIZERS["momentum"].rates)
     # The tuned synchronous run is one of the sweep.
-    assert methods == ["K=1"] * swept + list(SMALL["methods"])
+    assert methods == ["K=1"] * swept + list(config.methods)
     assert all(len(run["losses"]) == 25 for run in result["runs"])
     assert all(run["commit"] for run in result["runs"])
-    convergence.picture(result, config.plot)
     assert config.plot.stat().st_size > 10_000
+    assert "beside K=1" in capsys.readouterr().out
 
     written = json.loads(config.out.read_text())
     config.out.write_text(json.dumps(written | {"runs": written["runs"][:-1]}))
@@ -151,8 +169,7 @@ def test_counts_are_of_tasks_by_optimizer():
     assert not any("".join(other[2:]) for other in others), "not run"
 
 
-@pytest.mark.parametrize("method", convergence.METHODS)
-@pytest.mark.parametrize("optimizer", convergence.OPTIMIZERS)
+@grid(1, method=convergence.METHODS, optimizer=convergence.OPTIMIZERS)
 def test_every_method_fits_every_optimizer(method, optimizer):
     tx = convergence.METHODS[method].corrected(
         convergence.OPTIMIZERS[optimizer],

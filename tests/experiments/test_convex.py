@@ -8,15 +8,24 @@ from experiments.convex import __main__ as convex
 from experiments.convex import _codecs, _random, _real, _regret, _run, _smooth
 from pipejax import problems
 
-WIDTHS = (1, 2, 4, 8)
 TIMES = 2 ** np.arange(8, 13)
+# Of what is told apart by K, two delayed widths show the slope.
+FEW = ("adversary, lines", "adversary, parabolas", "absolute loss", "ridge")
 
 
-@pytest.fixture(scope="module")
-def regrets():
+@pytest.fixture(
+    scope="module",
+    params=["few", pytest.param("all", marks=pytest.mark.full)],
+)
+def regrets(request):
+    """In the quick run of some games, at the least and the greatest widths."""
+    names, widths = FEW, (1, 2, 8)
+    if request.param == "all":
+        names, widths = tuple(_regret.games()), (1, 2, 4, 8)
     return {
-        name: _regret.measured(game, WIDTHS, TIMES, seeds=(0, 1))
+        name: _regret.measured(game, widths, TIMES, seeds=(0, 1))
         for name, game in _regret.games().items()
+        if name in names
     }
 
 
@@ -101,9 +110,20 @@ def _gradient(problem):
     return gradient
 
 
-def test_rounding_to_many_levels_costs_nothing_and_dropping_does():
-    rows = _codecs.excess(convex.some_logistic(), (1, 2), 0.2, 1024, (0,))
-    for width in ("1", "2"):
+@pytest.mark.parametrize(
+    ("widths", "names"),
+    [
+        ((2,), ("int8", "top 10 %", "top 10 %, fed back")),
+        pytest.param((1, 2), tuple(_codecs.CODECS), marks=pytest.mark.full),
+    ],
+)
+def test_rounding_to_many_levels_costs_nothing_and_dropping_does(
+    monkeypatch, widths, names
+):
+    some = {name: _codecs.CODECS[name] for name in names}
+    monkeypatch.setattr(_codecs, "CODECS", some)
+    rows = _codecs.excess(convex.some_logistic(), widths, 0.2, 1024, (0,))
+    for width in map(str, widths):
         exact = rows["all bits"][width]
         assert rows["int8"][width] == pytest.approx(exact, rel=0.1)
         assert rows["top 10 %"][width] > 1.5 * exact

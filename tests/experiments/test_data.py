@@ -567,6 +567,7 @@ def test_a_missing_package_comes_with_its_install_line(name, module, monkeypatch
 # Real data, where it is.
 
 
+@pytest.mark.full  # 70,000 images to decode
 @pytest.mark.skipif(not (REAL / "mnist").exists(), reason="no MNIST here")
 def test_real_mnist():
     dataset = data.load("mnist", data_dir=REAL)
@@ -582,6 +583,7 @@ def test_real_mnist():
     assert batch["image"].shape == (256, 28, 28, 1)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not (REAL / "cifar10_jpeg").exists(), reason="no CIFAR-10 here")
 def test_real_cifar10_as_jpeg():
     dataset = data.load("cifar10_jpeg", data_dir=REAL)

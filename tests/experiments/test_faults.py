@@ -1,28 +1,91 @@
 """The experiment with faults, small: a real job, and how outcomes are read."""
 
+import contextlib
+import io
 import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
 
+import jax
 import pytest
+import tyro
 
 from experiments import cluster
 from experiments.faults import __main__ as faults
-from experiments.faults import endurance, start
+from experiments.faults import endurance, program, start
 
+from . import here
+
+ROOT = pathlib.Path(__file__).parents[2]
 WHY_NOT = cluster.reason_why_not()
 
 
+@pytest.mark.full
 @pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
-@pytest.mark.parametrize(
-    "kind", ["killed", "coordinator killed", "stopped", "cut off", "disk full"]
-)
-def test_a_job_with_a_fault_ends_with_the_same_bits(tmp_path, kind):
+def test_jobs_with_faults_end_with_the_same_bits(tmp_path):
+    """All kinds but the slow link, beside one job that is left alone."""
+    kinds = ("killed", "coordinator killed", "stopped", "cut off", "disk full")
     out = tmp_path / "faults.json"
-    config = faults.Config(runs=1, hosts=2, steps=9, every=3, kinds=(kind,), out=out)
+    size = {"runs": len(kinds), "hosts": 2, "steps": 9, "every": 3}
+    outcomes = faults.main(faults.Config(**size, kinds=kinds, out=out))
+    assert [outcome["fault"] for outcome in outcomes] == list(kinds)
+    for outcome in outcomes:
+        assert outcome["named"], outcome
+        assert outcome["same_bits"], outcome
+        assert outcome["again_after_s"] > 0, outcome
+    assert json.loads(out.read_text())["outcomes"] == outcomes
+
+
+def test_jobs_are_started_by_launch_and_judged_by_what_they_print(
+    tmp_path, monkeypatch, capsys
+):
+    """Without hosts: they print what those of a job with a killed process do."""
+    commands = []
+
+    def printed(network, command):
+        assert network.size == 2
+        commands.append(command)
+        if command[command.index("--fault") + 1] == "none":
+            return dict.fromkeys(range(2), "begun 1.0\ndigest 12ab\n")
+        silent = "process 1 on host1 has said nothing for 12 s, last at step 4"
+        job = f"begun 3.0\nprovoked 17.0\n{END}{silent}\nbegun 30.5\ndigest 12ab\n"
+        return dict.fromkeys(range(2), job)
+
+    monkeypatch.setattr(faults, "printed", printed)
+    monkeypatch.setattr(cluster, "reason_why_not", lambda: None)
+    out = tmp_path / "faults.json"
+    config = faults.Config(runs=1, hosts=2, seed=0, kinds=("killed",), out=out)
     (outcome,) = faults.main(config)
-    assert outcome["named"]
-    assert outcome["same_bits"]
-    assert outcome["again_after_s"] > 0
+    _, command = commands
+    begin = command.index("--") + 1
+    assert command[1:4] == ["-m", "pipejax.cli", "launch"]
+    assert command[begin + 1 : begin + 3] == ["-m", "experiments.faults.program"]
+    ((kind, rank, step),) = faults.faults(config)
+    assert command[-6:] == [*("--fault", kind, "--rank", str(rank), "--at", str(step))]
+    assert outcome.items() >= {"named": True, "same_bits": True, "rank": 1}.items()
+    assert outcome["again_after_s"] == 13.5
     assert json.loads(out.read_text())["outcomes"] == [outcome]
+    assert "killed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"), [("killed", signal.SIGKILL), ("stopped", signal.SIGSTOP)]
+)
+def test_a_fault_happens_once(tmp_path, kind, number):
+    once = "import sys; from experiments.faults import provoke; import pathlib"
+    once += f"\nprovoke.once({kind!r}, pathlib.Path(sys.argv[1]), '1gbit')"
+    command = [sys.executable, "-c", once, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        stopped = os.WIFSTOPPED(status)
+        assert (os.WSTOPSIG if stopped else os.WTERMSIG)(status) == number
+        if stopped:
+            process.kill()
+        assert process.stdout.readline().startswith(b"provoked ")
+    subprocess.run(command, cwd=ROOT, check=True)
 
 
 def test_faults_are_of_every_kind_and_after_the_first_checkpoint():
@@ -84,10 +147,12 @@ def test_other_bits_are_no_success(monkeypatch):
 
 
 @pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
-def test_a_start_with_something_wrong_is_refused_by_all_and_at_once(tmp_path):
+@pytest.mark.parametrize("timeout", [5.0, pytest.param(10.0, marks=pytest.mark.full)])
+def test_a_start_with_something_wrong_is_refused_by_all_and_at_once(tmp_path, timeout):
+    """In the quick run with a shorter timeout: every host waits for one and a half."""
     out = tmp_path / "start.json"
     config = start.Config(
-        faults=("none", "another configuration"), hosts=2, timeout=10.0, out=out
+        faults=("none", "another configuration"), hosts=2, timeout=timeout, out=out
     )
     found = start.main(config)
     assert json.loads(out.read_text())["found"] == found
@@ -99,20 +164,46 @@ def test_a_start_with_something_wrong_is_refused_by_all_and_at_once(tmp_path):
     assert all(told["seconds"] < config.timeout for told in found["none"])
 
 
-@pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
-def test_a_diary_of_every_host(tmp_path):
+def printed_here(network, command):
+    """What hosts print, which are devices of this process: all print the same."""
+    jax.config.update("jax_num_cpu_devices", network.size)
+    assert command[1:3] == ["-m", "experiments.faults.program"]
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        program.main(tyro.cli(program.Config, args=command[3:]))
+    return dict.fromkeys(range(network.size), out.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("where", "steps"),
+    [
+        ("here", 20),
+        pytest.param(
+            "on hosts",
+            40,
+            marks=[
+                pytest.mark.full,
+                pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT)),
+            ],
+        ),
+    ],
+)
+def test_a_diary_of_every_host(tmp_path, monkeypatch, where, steps):
+    if where == "here":
+        here.limit_devices(monkeypatch)
+        monkeypatch.setattr(endurance, "printed", printed_here)
+        monkeypatch.setattr(cluster, "reason_why_not", lambda: None)
     config = endurance.Config(
-        steps=40,
-        every=20,
+        steps=steps,
+        every=steps // 2,
         diary=2,
         hosts=2,
         out=tmp_path / "out.json",
         plot=tmp_path / "out.png",
     )
     diaries = endurance.main(config)
-    assert [entry["step"] for entry in diaries[1]] == list(range(2, 41, 2))
+    assert [entry["step"] for entry in diaries[1]] == list(range(2, steps + 1, 2))
     table = endurance.rows(diaries)
-    assert [row[1] for row in table[1:]] == ["20 of 20 times"] * 2
+    assert [row[1] for row in table[1:]] == [f"{steps // 2} of {steps // 2} times"] * 2
     assert json.loads(config.out.read_text())["diaries"] == diaries
     assert config.plot.stat().st_size > 10_000
 

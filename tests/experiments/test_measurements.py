@@ -1,14 +1,22 @@
 """Each experiment runs from its command line, small, and writes what it promises."""
 
+import functools
 import importlib.util
 import json
+import os
 import pathlib
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
-from experiments import cluster, logs
+from experiments import cluster, codec_speed, logs
+from experiments.convex import _codecs, _regret
+from pipejax import stability
+from pipejax.stability import _picture
+
+from . import here
 
 ROOT = pathlib.Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "results"
@@ -27,29 +35,58 @@ def experiment(name, *flags, cwd=ROOT):
     return done.stdout
 
 
-def test_overhead(tmp_path):
+@pytest.fixture(params=["here", pytest.param("alone", marks=pytest.mark.full)])
+def where(request):
+    """In this process, on some of its devices, or in a process of its own."""
+    return request.param
+
+
+@pytest.fixture
+def run(where, monkeypatch):
+    """Runs an experiment from its command line and returns what it prints."""
+    if where == "here":
+        return functools.partial(here.run, monkeypatch)
+    return experiment
+
+
+def test_overhead(tmp_path, run):
     out = tmp_path / "overhead.json"
     size = ("--models", "mlp", "--batch-sizes", "64", "--rounds", "3")
-    experiment("overhead", *size, "--seconds", "0.01", "--out", str(out))
+    run("overhead", *size, "--seconds", "0.01", "--out", str(out))
     (rows,) = json.loads(out.read_text())["models"].values()
     assert rows["by hand"]["ratio"]["median"] == 1
     assert {"width 1", "width 2", "by hand, skipping"} < rows.keys()
 
 
-def test_convex(tmp_path):
+def test_convex(tmp_path, where, run, monkeypatch):
     out, plot = tmp_path / "convex.json", tmp_path / "convex.png"
-    size = ("--widths", "1", "2", "4", "--log2-steps", "11", "--seeds", "0")
+    widths, log2_steps = ("1", "2", "4"), "11"
+    if where == "here":
+        log2_steps = "10"
+        one = {"top 10 %": _codecs.CODECS["top 10 %"]}
+        monkeypatch.setattr(_codecs, "CODECS", one)
+        games = _regret.games()
+        few = {name: games[name] for name in (*ADVERSARIES, "absolute loss")}
+        monkeypatch.setattr(_regret, "games", lambda: few)
+        coarse = functools.partial(stability.picture, widths=(2,))
+        monkeypatch.setattr(stability, "picture", coarse)
+        monkeypatch.setattr(_picture, "_MOMENTA", np.array([0.0, 0.5, 0.9]))
+    size = ("--widths", *widths, "--log2-steps", log2_steps, "--seeds", "0")
     stable = tmp_path / "stability.png"
     files = ("--out", str(out), "--plot", str(plot), "--stability-plot", str(stable))
-    printed = experiment("convex", *size, "--data", "digits", *files)
+    printed = run("convex", *size, "--data", "digits", *files)
     assert "adversary, lines" in printed
     record = json.loads(out.read_text())
     assert record["command"].startswith("python -m experiments.convex --widths")
-    assert record["softmax"]["digits"].keys() == {"1", "2", "4"}
+    assert record["softmax"]["digits"].keys() == set(widths)
     assert plot.stat().st_size > 10_000
     assert stable.stat().st_size > 10_000
 
 
+ADVERSARIES = ("adversary, lines", "adversary, parabolas")
+
+
+@pytest.mark.full  # in the quick run test_convergence.py has a small one
 def test_convergence(tmp_path):
     out, plot = tmp_path / "convergence.json", tmp_path / "convergence.png"
     grid = ("--tasks", "digits", "--optimizers", "adamw", "--methods", "K=2, plain")
@@ -60,40 +97,61 @@ def test_convergence(tmp_path):
     assert plot.stat().st_size > 10_000
 
 
-def test_delay_robust(tmp_path):
+def test_delay_robust(tmp_path, run):
     out = tmp_path / "delay_robust.json"
     grid = ("--shares", "0.2", "--averaged", "0.02", "--widths", "2", "--seeds", "0")
-    size = ("--data", "digits", "--optimizers", "adamw", "--steps", "20")
-    assert "0.2, 0.02" in experiment("delay_robust", *grid, *size, "--out", str(out))
+    size = ("--data", "digits", "--optimizers", "adamw", "--steps", "30")
+    assert "0.2, 0.02" in run("delay_robust", *grid, *size, "--out", str(out))
     (row,) = json.loads(out.read_text())["test_loss"].values()
     assert row.keys() == {"synchronous", "rule", "0.2, 0.02"}
 
 
-def test_codecs(tmp_path):
+def test_codecs(tmp_path, where, run):
     out = tmp_path / "codecs.json"
-    grid = ("--data", "digits", "--rows", "none", "sign, fed back", "power_sgd")
+    rows = ("none", "sign, fed back", *(["power_sgd"] if where == "alone" else ()))
+    grid = ("--data", "digits", "--rows", *rows)
     size = ("--seeds", "0", "--steps", "20", "--batch-size", "64", "--out", str(out))
-    experiment("codecs", *grid, "--widths", "2", *size)
+    run("codecs", *grid, "--widths", "2", *size)
     found = json.loads(out.read_text())["codecs"]
+    assert list(found) == list(rows)
     sizes = [row["bytes_sent"] for row in found.values()]
     assert sizes[0] == max(sizes) > 8 * max(sizes[1:])
     assert all(len(row["width 2"]) == 1 for row in found.values())
 
 
+def test_codec_speed_here(tmp_path, monkeypatch):
+    """In one process, which has its pages and cores already, and of one codec."""
+    name, out = "int8, block 256", tmp_path / "codec_speed.json"
+    monkeypatch.setattr(codec_speed, "CODECS", {name: codec_speed.CODECS[name]})
+    monkeypatch.setattr(codec_speed, "child", lambda config, _: measured(config))
+    measured = codec_speed.measured
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    here.limit_devices(monkeypatch)
+    codec_speed.main(codec_speed.Config(mebibytes=1, rounds=3, out=out))
+    check_codec_speed(out)
+
+
+@pytest.mark.full
 def test_codec_speed(tmp_path):
     out = tmp_path / "codec_speed.json"
     size = ("--mebibytes", "1", "--rounds", "3")
     experiment("codec_speed", *size, "--out", str(out))
-    for rows in json.loads(out.read_text())["pages"].values():
+    check_codec_speed(out)
+
+
+def check_codec_speed(out):
+    pages = json.loads(out.read_text())["pages"]
+    assert pages.keys() == {"huge pages", "small pages"}
+    for rows in pages.values():
         assert rows["copy"]["speed of the copy"] == 1
         assert rows["int8, block 256, both"]["speed of the copy"] > 0
         encode = rows["int8, block 256, encode"]["bytes moved"]
         assert encode == 2**18 * (4 + 1 + 4 / 256)
 
 
-def test_levels(tmp_path):
+def test_levels(tmp_path, run):
     out = tmp_path / "levels.json"
-    printed = experiment("levels", "--steps", "3", "--out", str(out), "--seeds", "0")
+    printed = run("levels", "--steps", "3", "--out", str(out), "--seeds", "0")
     assert "between hosts" in printed
     rows = json.loads(out.read_text())["rows"]
     assert rows["int8, nowhere"]["error"] < 1e-6
@@ -104,11 +162,12 @@ def test_levels(tmp_path):
     assert sent["int8, between hosts"] < sent["int8, flat ring, at every hop"]
 
 
-def test_wire(tmp_path):
+def test_wire(tmp_path, run):
     out = tmp_path / "wire.json"
-    few = ("--codecs", "none", "int8", "power_sgd")
-    experiment("wire", "--gpu", "None", *few, "--out", str(out))
+    few = ("none", "int8", "power_sgd")
+    run("wire", "--gpu", "None", "--codecs", *few, "--out", str(out))
     rows = json.loads(out.read_text())["rows"]
+    assert {row["codec"] for row in rows} == set(few)
     assert all(row["same"] for row in rows)
     ratios = {(row["algorithm"], row["codec"]): row["ratio"] for row in rows}
     assert ratios["ring", "none"] == pytest.approx(1, rel=1e-4)
@@ -117,15 +176,19 @@ def test_wire(tmp_path):
 
 
 def test_demo(tmp_path):
-    printed = experiment("demo", "--out", str(tmp_path), "--steps", "60")
+    size = ("--steps", "40", "--hosts", "2", "--host-steps", "3")
+    printed = experiment("demo", "--out", str(tmp_path), *size)
     assert "D-Sync (K=1)" in printed
     assert "Pipe-SGD (K=2)" in printed
+    assert "there is no exchange to hide" in printed
     if why := cluster.reason_why_not():
-        assert f"Time on emulated hosts is left out. {why}" in printed
+        assert f"Training on emulated hosts is left out. {why}" in printed
     else:
         assert "Pipe-SGD, int8" in printed
+        assert "Shown: on 2 hosts Pipe-SGD took" in printed
         assert (tmp_path / "hosts.log").stat().st_size > 0
-    assert (tmp_path / "curves.png").stat().st_size > 10_000
+    assert "docs/getting_started.md" in printed
+    assert (tmp_path / "accuracy.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda p: p.stem)

@@ -11,39 +11,69 @@ pytest.importorskip("nvidia.cuda_nvcc")
 from experiments import overlap
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """The small matrix: 8 and 64 H100, three models, four programs."""
-    out = tmp_path_factory.mktemp("overlap") / "overlap.json"
-    assert overlap.main(overlap.Config(small=True, out=out)) == 0
-    cells = json.loads(out.read_text())["cells"]
-    assert len(cells) == 2 * 3 * 4
-    return {(cell["target"], cell["model"], cell["program"]): cell for cell in cells}
+PROGRAMS = overlap.SMALL["programs"]
 
 
-@pytest.mark.parametrize("target", ["h100:1x1x8", "h100:1x8x8"])
+# As many tests as the small matrix has targets and models; the quick run has one.
 @pytest.mark.parametrize(
-    ("model", "least"), [("mlp", 0.90), ("cnn", 0.95), ("transformer scan", 0.95)]
+    ("target", "model", "least"),
+    [
+        ("h100:1x1x8", "mlp", 0.90),
+        *(
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in [
+                ("h100:1x1x8", "cnn", 0.95),
+                ("h100:1x1x8", "transformer scan", 0.95),
+                ("h100:1x8x8", "mlp", 0.90),
+                ("h100:1x8x8", "cnn", 0.95),
+                ("h100:1x8x8", "transformer scan", 0.95),
+            ]
+        ),
+    ],
 )
-def test_pipelined_is_hidden_and_nothing_else_is(found, target, model, least):
-    pipelined = found[target, model, "pipelined"]
+def test_pipelined_is_hidden_and_nothing_else_is(tmp_path, target, model, least):
+    out = tmp_path / "overlap.json"
+    assert overlap.main(overlap.Config((target,), (model,), PROGRAMS, out=out)) == 0
+    cells = json.loads(out.read_text())["cells"]
+    assert len(cells) == len(PROGRAMS)
+    found = {cell["program"]: cell for cell in cells}
+    pipelined = found["pipelined"]
     assert pipelined["kinds"] == ["all-reduce"]
     assert pipelined["asynchronous"] == [True]
     assert pipelined["covered"] >= least
-    assert found[target, model, "D-Sync"]["covered"] == 0
+    assert found["D-Sync"]["covered"] == 0
     # A stale sum alone is not what hides it: this one is stale too.
-    assert found[target, model, "negative control"]["covered"] < 0.5
-    two_shot = found[target, model, "two-shot"]
+    assert found["negative control"]["covered"] < 0.5
+    two_shot = found["two-shot"]
     assert two_shot["kinds"] == ["all-to-all", "all-gather"]
     assert two_shot["asynchronous"] == [True, True]
     assert two_shot["covered"] >= 0.85
 
 
+@pytest.mark.full
 def test_with_everything_on():
     """Batch norm, AdamW, clipping, microbatches, a key, metrics: one collective."""
     cell = overlap.measured("h100:1x8x8", "resnet18", "everything")
     assert cell["asynchronous"] == [True]
     assert cell["covered"] >= 0.95
+
+
+@pytest.mark.parametrize(
+    ("flags", "count"),
+    # On TPUs two programs of five models; "everything" is of one model only.
+    [({"small": True}, 2 * 3 * 4), ({}, 12 * (5 * 7 + 1)), ({"tpu": True}, 4 * 5 * 2)],
+)
+def test_the_matrix(monkeypatch, tmp_path, flags, count):
+    def measured(target, model, program):
+        cell = {"target": target, "model": model, "program": program}
+        return cell | {"failed": "not compiled", "met": True}
+
+    monkeypatch.setattr(overlap, "measured", measured)
+    out = tmp_path / "overlap.json"
+    assert overlap.main(overlap.Config(**flags, out=out)) == 0
+    cells = json.loads(out.read_text())["cells"]
+    names = {(cell["target"], cell["model"], cell["program"]) for cell in cells}
+    assert len(cells) == len(names) == count
 
 
 CELL = (("h100:1x1x8",), ("mlp",), ("pipelined",))

@@ -33,12 +33,16 @@ def compared():
     }
 
 
-def test_a_small_run(tmp_path):
+@pytest.mark.parametrize(
+    "factors", [(2.0,), pytest.param((1.0, 2.0), marks=pytest.mark.full)]
+)
+def test_a_small_run(tmp_path, factors):
     runs = tmp_path / "convergence.json"
     runs.write_text(json.dumps(compared()))
     found = sharpness.main(
         sharpness.Config(
             tasks=("digits",),
+            factors=factors,
             seeds=(0,),
             steps=20,
             runs=runs,
@@ -47,8 +51,8 @@ def test_a_small_run(tmp_path):
         )
     )
     assert [(run["optimizer"], run["rate"]) for run in found] == [
-        *(("momentum", 0.1), ("momentum", 0.2)),
-        *(("adamw", 0.001), ("adamw", 0.002)),
+        *(("momentum", 0.1 * factor) for factor in factors),
+        *(("adamw", 0.001 * factor) for factor in factors),
     ]
     for each in found:
         assert len(each["rate_times_sharpness"]) == len(sharpness.PLACES)

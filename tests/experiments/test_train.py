@@ -1,5 +1,6 @@
 """A run killed, terminated and resumed ends with the bits of one left alone."""
 
+import io
 import json
 import os
 import pathlib
@@ -9,6 +10,11 @@ import sys
 import time
 
 import pytest
+import tyro
+from rich.console import Console
+
+from experiments import logs
+from experiments import train as experiment
 
 ROOT = pathlib.Path(__file__).parents[2]
 STEPS = 60
@@ -41,12 +47,42 @@ def learned(out):
     return [{k: v for k, v in row.items() if k != "steps_per_second"} for row in rows]
 
 
+def train_here(out, *flags):
+    """As `train`, in this process, on the first two of its devices."""
+    flags = [*FLAGS[2:], "--devices", "2", "--out", str(out), *flags]
+    console = Console(file=io.StringIO(), width=200)
+    experiment.run(tyro.cli(experiment.Config, args=flags), console)
+    return console.file.getvalue()
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     out = tmp_path_factory.mktemp("undisturbed")
     out.rmdir()
-    train(out)
+    train_here(out)
     return out
+
+
+def test_a_run_leaves_its_records(undisturbed):
+    names = {path.name for path in undisturbed.iterdir()}
+    assert {"config.json", "metrics.jsonl", "curves.png", "result.json"} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    record = result(undisturbed)
+    assert record["test_accuracy"] > 0.8
+    assert record["collectives"] == ["all-reduce"]
+    assert {"command", "commit", "versions", "seed", "device"} <= record.keys()
+
+
+def terminate(monkeypatch, step):
+    """Sends SIGTERM to this process when the log has come to a step."""
+
+    def write(log, now, row):
+        before(log, now, row)
+        if now == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = logs.Log.write
+    monkeypatch.setattr(logs.Log, "write", write)
 
 
 def wait_for(condition, process, seconds=120):
@@ -84,19 +120,44 @@ def saving(out, step):
     )
 
 
-def test_killed_anywhere_ends_with_the_same_bits(undisturbed, tmp_path):
-    """Before any checkpoint, between two, twice while one is being written."""
+def test_killed_while_it_saves_ends_with_the_same_bits(undisturbed, tmp_path):
     out = tmp_path / "killed"
+    assert interrupt(out, saving(out, 20), signal.SIGKILL) == -signal.SIGKILL
+    assert not (out / "result.json").exists()
+    train_here(out, "--resume")
+    assert_same(out, undisturbed)
+
+
+@pytest.mark.full
+def test_killed_anywhere_ends_with_the_same_bits(tmp_path):
+    """Before any checkpoint, between two, twice while one is being written."""
+    out, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
+    train(undisturbed)
     kills = [logged(out, 5), saving(out, 20), logged(out, 45), saving(out, STEPS)]
     for condition in kills:
         assert interrupt(out, condition, signal.SIGKILL) == -signal.SIGKILL
         assert not (out / "result.json").exists()
     train(out, "--resume")
+    assert_same(out, undisturbed)
+
+
+def assert_same(out, undisturbed):
     assert result(out)["params_digest"] == result(undisturbed)["params_digest"]
     assert result(out)["test_accuracy"] == result(undisturbed)["test_accuracy"]
     assert learned(out) == learned(undisturbed)
 
 
+def test_sigterm_saves_and_exits_here(undisturbed, tmp_path, monkeypatch):
+    out = tmp_path / "terminated"
+    terminate(monkeypatch, 25)
+    assert "stopped by SIGTERM, saved at step 25" in train_here(out)
+    assert max(int(p.name) for p in (out / "checkpoints").iterdir()) == 25
+    monkeypatch.undo()
+    assert "resumed at step 25" in train_here(out, "--resume")
+    assert result(out)["params_digest"] == result(undisturbed)["params_digest"]
+
+
+@pytest.mark.full
 def test_sigterm_saves_and_exits(undisturbed, tmp_path):
     out = tmp_path / "terminated"
     assert interrupt(out, logged(out, 25), signal.SIGTERM) == 0
@@ -106,6 +167,17 @@ def test_sigterm_saves_and_exits(undisturbed, tmp_path):
     assert result(out)["params_digest"] == result(undisturbed)["params_digest"]
 
 
+def test_other_device_count_is_drained_and_said_here(tmp_path, monkeypatch):
+    out = tmp_path / "fewer"
+    terminate(monkeypatch, 20)
+    train_here(out)
+    monkeypatch.undo()
+    printed = train_here(out, "--resume", "--devices", "1")
+    assert "gradients in flight were applied" in printed
+    assert result(out)["steps"] == STEPS
+
+
+@pytest.mark.full
 def test_other_device_count_is_drained_and_said(tmp_path):
     out = tmp_path / "fewer"
     assert interrupt(out, logged(out, 20), signal.SIGTERM) == 0
@@ -114,28 +186,27 @@ def test_other_device_count_is_drained_and_said(tmp_path):
     assert result(out)["steps"] == STEPS
 
 
-def test_folder_of_another_run_is_refused(undisturbed):
-    other = ["--resume", "--learning-rate", "0.5"]
-    for flags, message in (
-        ([], "`out` must be a new folder"),
-        (other, "`resume` must keep the run's settings"),
-    ):
-        done = subprocess.run(
-            command(undisturbed, *flags),
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode != 0
-        assert message in done.stderr
+REFUSED = [
+    ([], "`out` must be a new folder"),
+    (["--resume", "--learning-rate", "0.5"], "`resume` must keep the run's settings"),
+]
 
 
-def test_a_run_leaves_its_records(undisturbed):
-    names = {path.name for path in undisturbed.iterdir()}
-    assert {"config.json", "metrics.jsonl", "curves.png", "result.json"} <= names
-    assert any(name.startswith("events.out.tfevents") for name in names)
-    record = result(undisturbed)
-    assert record["test_accuracy"] > 0.8
-    assert record["collectives"] == ["all-reduce"]
-    assert {"command", "commit", "versions", "seed", "device"} <= record.keys()
+@pytest.mark.parametrize(("flags", "message"), REFUSED)
+def test_folder_of_another_run_is_refused_here(undisturbed, flags, message):
+    with pytest.raises((FileExistsError, ValueError), match=message):
+        train_here(undisturbed, *flags)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("flags", "message"), REFUSED)
+def test_folder_of_another_run_is_refused(undisturbed, flags, message):
+    done = subprocess.run(
+        command(undisturbed, *flags),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert message in done.stderr

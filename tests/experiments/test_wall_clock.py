@@ -1,25 +1,82 @@
 """Experiments on hosts of an emulated cluster, small."""
 
+import dataclasses
+import importlib
+import itertools
 import json
+import os
+import pathlib
 import sys
+import tempfile
 
+import jax
 import pytest
+import tyro
 
-from experiments import report, speedup, time_to_accuracy
+from experiments import (
+    allreduce_profile,
+    cluster,
+    prediction,
+    report,
+    speedup,
+    time_to_accuracy,
+)
+from experiments.cluster import member
+from experiments.methods import Problem
+from pipejax import timing
 
+from . import here
 from .test_cluster import needs_namespaces, run
 from .test_data import REAL
 from .test_measurements import experiment
 
 SMALL = ("--problem.model", "mlp", "--problem.batch-size", "8")
+ALL = ("compute", "PS-Sync", "PS-Async", "D-Sync", "Pipe-SGD", "Pipe-SGD, int8")
+
+
+BYTES = 1000
+
+
+@pytest.fixture
+def hosts_here(monkeypatch):
+    """Hosts of clusters are devices of this process.
+
+    Their link carries `BYTES` from one look at it to the next.
+    """
+
+    def ask(network, module, flags, log=None):
+        def join():
+            jax.config.update("jax_num_cpu_devices", network.size)
+            return 0
+
+        del log
+        monkeypatch.setattr(member, "join", join)
+        found = importlib.import_module(module)
+        with tempfile.TemporaryDirectory() as folder:
+            out = pathlib.Path(folder) / "answer.json"
+            found.main(tyro.cli(found.Config, args=[*flags, "--out", str(out)]))
+            return json.loads(out.read_text())
+
+    here.limit_devices(monkeypatch)
+    monkeypatch.setenv("NPROC", os.environ["NPROC"])  # which an experiment sets
+    monkeypatch.setattr(cluster, "ask", ask)
+    carried = (member.Counters(BYTES * n, 0) for n in itertools.count())
+    monkeypatch.setattr(member, "wire", lambda: next(carried))
 
 
 @needs_namespaces
-def test_side_by_side(tmp_path):
+@pytest.mark.parametrize(
+    ("names", "rounds"),
+    [
+        (("compute", "D-Sync", "Pipe-SGD, int8"), 1),
+        pytest.param(ALL, 2, marks=pytest.mark.full),
+    ],
+)
+def test_side_by_side(tmp_path, names, rounds):
     """Each sends what its algorithm must; what sends nothing sends nothing."""
     out = tmp_path / "figures.json"
-    names = ("compute", "PS-Sync", "PS-Async", "D-Sync", "Pipe-SGD", "Pipe-SGD, int8")
-    flags = ("--rounds", "2", "--measured", "Pipe-SGD", "--out", str(out))
+    measured = [name for name in names if name == "Pipe-SGD"]
+    flags = ("--rounds", str(rounds), "--measured", *measured, "--out", str(out))
     module = (sys.executable, "-m", "experiments.side_by_side")
     code, hosts, said = run(
         *("--hosts", "2", "--rate", "500mbit"),
@@ -32,11 +89,13 @@ def test_side_by_side(tmp_path):
     assert list(sent) == list(names)
     assert sent["compute"] < 0.02 * vector
     # Of two hosts each sends a vector in all; so does the server, and so to the server.
-    for name in ("PS-Sync", "PS-Async", "D-Sync", "Pipe-SGD"):
+    for name in {"PS-Sync", "PS-Async", "D-Sync", "Pipe-SGD"} & sent.keys():
         assert vector < sent[name] < 1.15 * vector, name
     assert vector / 4 < sent["Pipe-SGD, int8"] < 1.2 * vector / 4
-    assert all(len(row["seconds"]) == 2 for row in figures["methods"].values())
-    assert len(figures["measured"]["Pipe-SGD"]["ratio"]) == 2
+    assert all(len(row["seconds"]) == rounds for row in figures["methods"].values())
+    assert list(figures["measured"]) == measured
+    for times in figures["measured"].values():
+        assert len(times["ratio"]) == rounds
 
 
 def test_rows_of_a_table():
@@ -55,6 +114,19 @@ def test_rows_of_a_table():
     assert rows["Pipe-SGD"]["faster_than"]["DDP"][1] == 1.5
 
 
+def test_speedup_here(tmp_path, hosts_here):
+    out, plot = tmp_path / "speedup.json", tmp_path / "speedup.png"
+    size = {"cells": (5,), "rounds": 2, "methods": ("D-Sync", "DDP")}
+    speedup.main(speedup.Config(**size, out=out, plot=plot))
+    (cell,) = json.loads(out.read_text())["cells"]
+    names = {"compute", "DDP compute", "D-Sync", "DDP"}
+    assert cell["rows"].keys() | cell["missing"].keys() == names
+    # A turn is one step to fill the pipeline and one against the clock.
+    assert cell["rows"]["D-Sync"]["wire"] == BYTES / 2 / (100e6 / 8)
+    assert plot.exists()
+
+
+@pytest.mark.full
 @needs_namespaces
 def test_speedup(tmp_path):
     out, plot = tmp_path / "speedup.json", tmp_path / "speedup.png"
@@ -69,6 +141,21 @@ def test_speedup(tmp_path):
     assert plot.exists()
 
 
+def test_prediction_here(tmp_path, hosts_here, monkeypatch, capsys):
+    few = {name: timing.FORMS[name] for name in ("psum", "ring")}
+    monkeypatch.setattr(timing, "FORMS", few)
+    out, plot = tmp_path / "prediction.json", tmp_path / "prediction.png"
+    size = {"hosts": (2,), "rates": ("1gbit",), "elements": 65536, "rounds": 1}
+    prediction.main(prediction.Config(**size, codecs=("int8",), out=out, plot=plot))
+    assert "median and worst error" in capsys.readouterr().out
+    (cell,) = json.loads(out.read_text())["cells"]
+    assert list(cell["rows"]) == ["psum, all bits", "ring, all bits", "ring, int8"]
+    for row in cell["rows"].values():
+        assert row["predicted"] == pytest.approx(sum(row["parts"].values()))
+    assert plot.exists()
+
+
+@pytest.mark.full
 @needs_namespaces
 def test_prediction(tmp_path):
     out, plot = tmp_path / "prediction.json", tmp_path / "prediction.png"
@@ -83,6 +170,25 @@ def test_prediction(tmp_path):
     assert plot.exists()
 
 
+def test_allreduce_profile_here(tmp_path, hosts_here, monkeypatch):
+    def algorithms(devices, codec):
+        found = every(devices, codec)
+        return {name: found[name] for name in ("hierarchical", "ring") if name in found}
+
+    every = allreduce_profile.algorithms
+    monkeypatch.setattr(allreduce_profile, "algorithms", algorithms)
+    out, plot = tmp_path / "profile.json", tmp_path / "profile.png"
+    size = {"hosts": (2,), "elements": 4096, "rounds": 1, "codecs": ("int8",)}
+    allreduce_profile.main(allreduce_profile.Config(**size, out=out, plot=plot))
+    flat, levels = json.loads(out.read_text())["cells"]
+    assert list(flat["rows"]) == ["ring, int8"]
+    assert list(levels["rows"]) == ["hierarchical, int8", "ring, int8"]
+    for row in (*flat["rows"].values(), *levels["rows"].values()):
+        assert row["wire_bytes"] == BYTES / 2  # in two exchanges, one of which compiles
+    assert plot.exists()
+
+
+@pytest.mark.full
 @needs_namespaces
 def test_allreduce_profile(tmp_path):
     out, plot = tmp_path / "profile.json", tmp_path / "profile.png"
@@ -99,6 +205,23 @@ def test_allreduce_profile(tmp_path):
     assert plot.exists()
 
 
+def test_time_to_accuracy_here(tmp_path, hosts_here, monkeypatch, capsys):
+    race = time_to_accuracy.RACES["digits"]
+    race = dataclasses.replace(race, problem=Problem("mlp", 128, images="digits"))
+    monkeypatch.setitem(time_to_accuracy.RACES, "digits", race)
+    out, plot = tmp_path / "race.json", tmp_path / "race.png"
+    names = ("D-Sync", "Pipe-SGD, int8", "DDP")
+    size = {"seeds": (0,), "steps": 20, "tests": 2, "methods": names, "hosts": 2}
+    time_to_accuracy.main(time_to_accuracy.Config("digits", **size, out=out, plot=plot))
+    assert "final accuracy" in capsys.readouterr().out
+    runs = json.loads(out.read_text())["runs"]["0"]
+    for name in names[:2]:
+        assert runs[name]["seconds"] == sorted(runs[name]["seconds"])
+        assert runs[name]["accuracy"][-1] > 0.3
+    assert plot.exists()
+
+
+@pytest.mark.full
 @needs_namespaces
 @pytest.mark.skipif(not REAL.exists(), reason="no MNIST here")
 def test_time_to_accuracy(tmp_path):

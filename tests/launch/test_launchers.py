@@ -6,12 +6,13 @@ import shutil
 import subprocess
 import sys
 
-import jsonschema
-import kubernetes_validate
 import pytest
-import yaml
 
 from pipejax.cli import main
+
+jsonschema = pytest.importorskip("jsonschema")
+kubernetes_validate = pytest.importorskip("kubernetes_validate")
+yaml = pytest.importorskip("yaml")
 
 ROOT = pathlib.Path(__file__).parents[2]
 PROGRAM = [sys.executable, "-m", "tests.launch.placed"]

@@ -37,7 +37,13 @@ def start(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("processes", "told"), [(1, "launcher"), (3, "launcher"), (3, "one")]
+    ("processes", "told"),
+    [
+        (2, "one"),
+        pytest.param(1, "launcher", marks=pytest.mark.full),
+        pytest.param(3, "launcher", marks=pytest.mark.full),
+        pytest.param(3, "one", marks=pytest.mark.full),
+    ],
 )
 def test_all_save_the_same_step_and_go_on_from_it(start, tmp_path, processes, told):
     first, end = start(processes), time.monotonic() + 120

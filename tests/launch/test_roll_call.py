@@ -196,6 +196,7 @@ def programs(port, *settings):
             each.kill()
 
 
+@pytest.mark.full  # in the quick run the jobs of the other files join
 def test_two_processes_join(port):
     for rank, (out, errors, code) in enumerate(programs(port, 1, 1)):
         assert code == 0, errors

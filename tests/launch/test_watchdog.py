@@ -60,6 +60,7 @@ def test_one_that_is_killed_is_named_by_all_others(run):
         assert re.search(r"ended: process 1 on \S+ has said nothing for \d+ s", said)
 
 
+@pytest.mark.full
 def test_one_that_is_lost_is_named_with_where_it_is(run):
     for said, status in run("lost"):
         assert status == launch.FAULT
@@ -67,6 +68,7 @@ def test_one_that_is_lost_is_named_with_where_it_is(run):
         assert re.search(r'watched.py", line \d+, in lost\n', said)
 
 
+@pytest.mark.full
 def test_one_that_holds_the_interpreter_shows_where_it_is(run):
     ended = run("holds the interpreter")
     for said, status in (ended[0], ended[2]):
@@ -77,18 +79,21 @@ def test_one_that_holds_the_interpreter_shows_where_it_is(run):
     assert re.search(r'watched.py", line \d+ in provoke\n', said)
 
 
+@pytest.mark.full
 def test_one_that_raises_ends_all_others(run):
     for said, status in run("raises"):
         assert status == launch.FAULT
         assert re.search(r"1 on \S+ failed at step 5: KeyError: 'label'", said)
 
 
+@pytest.mark.full
 def test_where_process_0_stands_still_all_others_say_so(run):
     for said, status in run("stopped", faulty=0)[1:]:
         assert status == launch.FAULT
         assert "process 0, which holds JAX's key-value store, could not be reac" in said
 
 
+@pytest.mark.full
 def test_a_pause_longer_than_the_limit_is_no_fault(run):
     assert [said.splitlines()[-1] for said, _ in run("slow")] == ["done"] * 3
 

@@ -73,6 +73,7 @@ def test_a_profile():
 
 
 def test_a_picture(tmp_path):
+    pytest.importorskip("matplotlib")
     each = timing.Profile(*(0.001 * i for i in range(7)))
     path = tmp_path / "profile.png"
     panel = timing.Panel("4 hosts", {"ring": each, "tree": each}, {"ring": 0.01})

@@ -28,7 +28,7 @@ def drained(data, tx, *, loss=loss_fn, params=None, **settings):
     return train.drain(state).params
 
 
-@grid(width=[2, 4], name=OPTIMIZERS, executor=["fused", "host"])
+@grid(1, name=OPTIMIZERS, width=[2, 4], executor=["fused", "host"])
 def test_one_device_predicts_what_comes(width, name, executor):
     """Its own gradient is the mean: pipelined training is synchronous training."""
     run = functools.partial(

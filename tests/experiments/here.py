@@ -1,0 +1,39 @@
+"""Experiments in the tests' own process: what it has imported and compiled is used."""
+
+import contextlib
+import io
+import runpy
+import sys
+import warnings
+
+import jax
+
+
+def limit_devices(monkeypatch):
+    """Gives an experiment that sets a number of devices so many of those there are.
+
+    Their number is fixed once JAX has begun. `jax.devices` returns the first of them.
+    """
+    devices = jax.devices()
+
+    def update(name, value):
+        assert name in ("jax_platforms", "jax_num_cpu_devices"), name
+        if name == "jax_num_cpu_devices":
+            assert value <= len(devices)
+            monkeypatch.setattr(jax, "devices", lambda *_: devices[:value])
+
+    monkeypatch.setattr(jax.config, "update", update)
+
+
+def run(monkeypatch, name, *flags):
+    """Does what `python -m experiments.NAME FLAGS` does, and returns what it prints."""
+    limit_devices(monkeypatch)
+    monkeypatch.setattr(sys, "argv", [name, *flags])
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()) as out:
+        # Another test may have imported the module, which is then made a second time.
+        warnings.filterwarnings("ignore", ".* found in sys.modules", RuntimeWarning)
+        try:
+            runpy.run_module(f"experiments.{name}", run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            assert not end.code, end.code
+    return out.getvalue()
