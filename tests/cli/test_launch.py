@@ -35,8 +35,15 @@ def write(tmp_path):
 def begin(tmp_path):
     """Starts `pipejax launch` in a folder of its own; nothing outlives the test."""
     begun = []
-    # Where the tests run in the background of a shell, it is ignored, and inherited so.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Where the tests run in the background of a shell, SIGINT is ignored; under nohup,
+    # SIGHUP. Programs inherit what is ignored, but not what is handled.
+    handlers = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGHUP: lambda *_: None,
+    }
+    before = {
+        number: signal.signal(number, handler) for number, handler in handlers.items()
+    }
 
     def started(*arguments, **environ):
         command = [sys.executable, "-m", "pipejax.cli", "launch", *arguments]
@@ -53,7 +60,8 @@ def begin(tmp_path):
         return begun[-1]
 
     yield started
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
     for each in begun:
         each.kill()
         each.communicate()

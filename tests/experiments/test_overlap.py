@@ -10,7 +10,6 @@ pytest.importorskip("nvidia.cuda_nvcc")
 
 from experiments import overlap
 
-
 PROGRAMS = overlap.SMALL["programs"]
 
 
