@@ -216,9 +216,9 @@ def test_time_to_accuracy_here(tmp_path, hosts_here, monkeypatch, capsys):
     assert "final accuracy" in capsys.readouterr().out
     runs = json.loads(out.read_text())["runs"]["0"]
     assert list(runs) == list(names)
-    run = runs["Pipe-SGD, int8"]
-    assert run["seconds"] == sorted(run["seconds"])
-    assert run["accuracy"][-1] > 0.3
+    found = runs["Pipe-SGD, int8"]
+    assert found["seconds"] == sorted(found["seconds"])
+    assert found["accuracy"][-1] > 0.3
     assert plot.exists()
 
 
