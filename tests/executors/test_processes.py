@@ -132,8 +132,8 @@ def goes_on(folder, devices):
 def test_takes_the_longer_of_compute_and_communication(ask):
     """Both take `SECONDS`: in turn at width 1, at once at width 2.
 
-    Of 6 steps and a drain a step takes 2 x SECONDS, or 7/6 x SECONDS: 1.5 tells them
-    apart.
+    Of 12 steps and a drain a step takes 2 x SECONDS, or 14/12 x SECONDS, since at width
+    2 the pipeline is filled and drained: 1.5 tells them apart.
     """
     for seconds in ask("late"):
         assert seconds["1"] >= 2 * SECONDS
