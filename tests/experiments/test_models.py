@@ -93,7 +93,7 @@ def test_only_batch_norm_has_state(name, norm):
         ("mlp", "group"),
         ("cnn", "group"),
         pytest.param("resnet18", "group", marks=pytest.mark.full),
-        pytest.param("resnet18", "batch", marks=pytest.mark.full),
+        ("resnet18", "batch"),
     ],
 )
 def test_a_test_logit_does_not_depend_on_the_batch(name, norm):
@@ -155,20 +155,6 @@ def test_batch_statistics_move_in_training_only():
     conv = models._conv(32, 3, 1)
     inner = conv.apply({"params": variables["params"]["Conv_0"]}, images)
     np.testing.assert_allclose(moved, 0.1 * inner.mean((0, 1, 2)), rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("norm", ["group", "batch"])
-def test_in_a_test_a_block_does_not_depend_on_the_batch(norm):
-    """As of a whole resnet18, which takes longer."""
-    block = models.BasicBlock(32, 1, norm)
-    images = random_images(4, 4, 4, 32)
-    variables = block.init(jax.random.key(0), images, train=False)
-    scales = jax.tree.map(lambda x: x + 0.1, variables["params"])
-    awake = {**variables, "params": scales}
-    changed = np.concatenate([images[:2], 1 - images[2:]])
-    before, after = (block.apply(awake, x, train=False) for x in (images, changed))
-    np.testing.assert_array_equal(before[:2], after[:2])
-    assert (before[2:] != after[2:]).any()
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
