@@ -38,7 +38,7 @@ test:
 	  $(if $(OTHER_PYTHON),.venv-other/ready-test)
 	@$(MAKE) --no-print-directory check $(if $(OTHER_PYTHON),quick-other)
 
-# Linter and types take one core for a while and the tests wait for processes: side by side.
+# Two cores serve three workers, and linter and types beside them: tests also wait.
 check: .venv/ready-dev
 	@$(MAKE) --no-print-directory -j3 lint types quick
 
@@ -58,10 +58,10 @@ QUICKLY := $(if $(findstring x86_64 11,$(ISA_AND_PYTHON)),XLA_FLAGS="\
   --xla_cpu_max_isa=AVX")
 
 quick: .venv/ready-dev
-	$(QUICKLY) .venv/bin/pytest -n 2
+	$(QUICKLY) .venv/bin/pytest -n 3
 
 quick-other: .venv-other/ready-test
-	.venv-other/bin/pytest -n 2 -m "not full and not one_python" \
+	.venv-other/bin/pytest -n 3 -m "not full and not one_python" \
 	  --ignore tests/experiments --ignore tests/figures
 
 # What each part of `make test-all` runs. Passed parts are remembered by Python and by the
@@ -84,7 +84,7 @@ test-all: lint types $(foreach venv,$(VENVS),$(venv)/ready-dev)
 	done; done
 
 build/passed/%:
-	$(word 2,$(subst /, ,$*))/bin/pytest -n 2 -m "" $($(notdir $*))
+	$(word 2,$(subst /, ,$*))/bin/pytest -n 3 -m "" $($(notdir $*))
 	@mkdir -p $(@D) && touch $@
 
 convergence: .venv/ready-demo

@@ -44,7 +44,7 @@ class Config:
     host_steps: int = RACE.steps
     """Of each run on emulated hosts."""
     hosts: int = 4
-    """Emulated, on one machine."""
+    """Emulated, on one machine; 0 leaves that part out."""
     devices: int = 4
     """Virtual CPU devices."""
     out: pathlib.Path = pathlib.Path("runs/demo")
@@ -58,15 +58,16 @@ def main(config: Config) -> None:
     console = Console(width=100)
     folders = _on_devices(config, console)
     picture = config.out / "accuracy.png"
-    if why := cluster.reason_why_not():
+    why_not = cluster.reason_why_not() if config.hosts else "The flag says --hosts 0."
+    if why_not:
         logs.draw_curves(folders, picture)
-        console.print(f"Training on emulated hosts is left out. {why}")
+        console.print(f"Training on emulated hosts is left out. {why_not}")
         console.print(
             "Shown: Pipe-SGD learns as D-Sync does, with the same bytes. Not shown,"
-            " because this machine cannot emulate hosts: that its steps are shorter."
+            " without a network: that its steps are shorter."
         )
     else:
-        runs = _on_hosts(config, console)
+        runs = on_hosts(config, console)
         draw(runs, picture, f"{config.hosts} hosts, {RACE.rate}")
         console.print(conclusion(rows(runs), config.hosts))
     console.print(f"Picture: {picture}. Logs and checkpoints: {config.out}/width-*")
@@ -109,8 +110,9 @@ def _device_table(results: dict[str, Any], steps: int) -> Table:
     return table
 
 
-def _on_hosts(config: Config, console: Console) -> dict[str, Any]:
+def on_hosts(config: Config, console: Console) -> dict[str, Any]:
     """Trains by every method of the race on one cluster; returns its figures."""
+    config.out.mkdir(parents=True, exist_ok=True)
     log = config.out / "hosts.log"
     console.print(
         f"2. Digits again, a model with {4e-6 * RACE.problem.elements:.0f} MB of"

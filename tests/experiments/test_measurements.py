@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from experiments import cluster, codec_speed, logs
+from experiments import codec_speed, logs
 from experiments.convex import _codecs, _regret
 from pipejax import stability
 from pipejax.stability import _picture
@@ -173,22 +173,6 @@ def test_wire(tmp_path, run):
     assert ratios["ring", "none"] == pytest.approx(1, rel=1e-4)
     assert ratios["parameter_server", "none"] == pytest.approx(4, rel=1e-4)
     assert ratios["two_shot", "int8"] == pytest.approx(0.25 * (1 + 4 / 256), rel=1e-3)
-
-
-def test_demo(tmp_path):
-    size = ("--steps", "40", "--hosts", "2", "--host-steps", "3")
-    printed = experiment("demo", "--out", str(tmp_path), *size)
-    assert "D-Sync (K=1)" in printed
-    assert "Pipe-SGD (K=2)" in printed
-    assert "there is no exchange to hide" in printed
-    if why := cluster.reason_why_not():
-        assert f"Training on emulated hosts is left out. {why}" in printed
-    else:
-        assert "Pipe-SGD, int8" in printed
-        assert "Shown: on 2 hosts Pipe-SGD took" in printed
-        assert (tmp_path / "hosts.log").stat().st_size > 0
-    assert "docs/getting_started.md" in printed
-    assert (tmp_path / "accuracy.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda p: p.stem)
