@@ -59,6 +59,8 @@ class Race:
     """Images of a test on the way; in the end it is all of them."""
     rate: str = "500mbit"
     """Of the links."""
+    warmup: float = 0.1
+    """Share of its steps that Pipe-SGD takes synchronously at the start."""
 
 
 RACES = {
@@ -71,6 +73,7 @@ RACES = {
         ("compute", "D-Sync", "Pipe-SGD", "Pipe-SGD, int8"),
         glance=500,
         rate="1gbit",
+        warmup=0.0,
     ),
 }
 _BATCH = 500  # images tested at once
@@ -129,7 +132,8 @@ def race_of(config: Config) -> Race:
     """The race as it is run."""
     race = RACES[config.race]
     steps = config.steps or race.steps
-    problem = dataclasses.replace(race.problem, steps=steps, warmup=steps // 10)
+    warmup = int(race.warmup * steps)
+    problem = dataclasses.replace(race.problem, steps=steps, warmup=warmup)
     methods = config.methods or race.methods
     return dataclasses.replace(race, problem=problem, steps=steps, methods=methods)
 
