@@ -1,4 +1,4 @@
-# make demo      set up, then train digits and race on four emulated hosts
+# make demo      set up, then train digits and race on two emulated hosts
 # make test      set up, then lint, types and the quick tests, on each Python there is
 # make check     the same on one Python
 # make test-all  every test on each Python, part by part; it goes on where it was broken

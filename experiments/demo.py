@@ -43,7 +43,7 @@ class Config:
     """Of each run on virtual devices."""
     host_steps: int = RACE.steps
     """Of each run on emulated hosts."""
-    hosts: int = 4
+    hosts: int = 2
     """Emulated, on one machine; 0 leaves that part out."""
     devices: int = 4
     """Virtual CPU devices."""

@@ -29,7 +29,7 @@ class DDP(Method):
     def __init__(self, problem: Problem, port: int, hook: Hook, rank: int) -> None:
         _join(port)
         self._own = _MODELS[problem.model](problem.image_shape)
-        _load(self._own, problem.init())
+        _load(self._own, problem.start)
         self._silent = hook == "silent"
         # PowerSGD's hook exchanges twice for each bucket, the second time from another
         # thread; over Gloo, two buckets then mix up their messages.

@@ -31,7 +31,7 @@ class AsynchronousServer(Method):
 
     def __init__(self, problem: Problem, port: int) -> None:
         place = os.environ["MASTER_ADDR"], port
-        flat, unravel = ravel_pytree(problem.init())
+        flat, unravel = ravel_pytree(problem.start)
         self._unravel: Any = unravel
         self._flat = np.array(flat)  # what the server has sent
 

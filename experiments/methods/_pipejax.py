@@ -33,13 +33,13 @@ class Pipejax(Method):
             weight_prediction=weight_prediction,
             donate=True,
         )
-        self.state = self.train.init(problem.init())
-        if warmup:  # a second program, to be compiled before anybody's clock runs
-            batch = problem.random_batch(jax.process_index())
-            for _ in range(warmup + 1):
-                self.step(batch)
-            self.finish()
-            self.state = self.train.init(problem.init())
+        # Warm-up, pipeline and drain are compiled before anybody's clock runs.
+        self.state = self.train.init(problem.start)
+        batch = problem.random_batch(jax.process_index())
+        for _ in range(warmup + 1):
+            self.step(batch)
+        self.finish()
+        self.state = self.train.init(problem.start)
 
     def step(self, batch: Batch) -> None:
         """Dispatches it; with the host executor, waits for the sum that is due."""

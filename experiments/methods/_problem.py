@@ -60,15 +60,19 @@ class Problem:
             for argument in (prefix + name.replace("_", "-"), str(value))
         ]
 
-    def init(self) -> Any:
-        """The parameters at the start."""
+    @functools.cached_property
+    def start(self) -> Any:
+        """The parameters at the start, in the host's memory."""
+        return jax.device_get(jax.jit(self._init)())
+
+    def _init(self) -> Any:
         image = jnp.zeros((1, *self.image_shape))
         return self.net.init(jax.random.key(self.seed), image, train=False)["params"]
 
     @property
     def elements(self) -> int:
         """Parameters."""
-        shapes = jax.tree.leaves(jax.eval_shape(self.init))
+        shapes = jax.tree.leaves(jax.eval_shape(self._init))
         return sum(math.prod(leaf.shape) for leaf in shapes)
 
     def loss(self, params: Any, batch: Any) -> jax.Array:

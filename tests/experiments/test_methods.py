@@ -33,7 +33,7 @@ def test_a_server_applies_each_gradient_as_it_comes(port, monkeypatch):
     batches = [PROBLEM.random_batch(host) for host in (0, 1)]
 
     gradient = jax.jit(jax.grad(PROBLEM.loss))
-    tx, params = PROBLEM.optimizer, PROBLEM.init()
+    tx, params = PROBLEM.optimizer, PROBLEM.start
     state = tx.init(params)
     known = [params, params]  # what each worker was last sent
     for host in (0, 1, 0, 1):
@@ -66,7 +66,7 @@ def test_pytorch_has_the_same_models(model):
     from experiments.methods import _ddp
 
     problem = Problem(model, batch_size=2)
-    params, images = problem.init(), problem.random_batch(0)["image"]
+    params, images = problem.start, problem.random_batch(0)["image"]
     # As it is a block of ResNet begins as its shortcut: scales of 0 hide its branch.
     params = jax.tree.map(lambda x: x + 0.01, params)
     module = _ddp._MODELS[model](problem.image_shape)
