@@ -28,10 +28,10 @@ def grid(strength: int = 2, /, **parameters: Iterable[Any]) -> pytest.MarkDecora
     ['x1', 'y2', 'z1']
     """
     cases = itertools.product(*parameters.values())
-    return pytest.mark.parametrize(list(parameters), pairwise(cases, strength))
+    return pytest.mark.parametrize(list(parameters), thinned(cases, strength))
 
 
-def pairwise(cases: Iterable[Sequence[Any]], strength: int = 2) -> list[Any]:
+def thinned(cases: Iterable[Sequence[Any]], strength: int = 2) -> list[Any]:
     """Marks as `full` every case whose pairs of values all occur in the other cases.
 
     Args:
