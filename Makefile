@@ -100,14 +100,22 @@ soak: .venv/ready-dev
 .venv/ready-%: SET_UP = $(PYTHON)
 .venv-other/ready-%: SET_UP = $(OTHER_PYTHON)
 
-.venv/ready-% .venv-other/ready-%: pyproject.toml
-	@$(SET_UP) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "pipejax needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
-	@echo "Setting up $(@D), which takes about a minute"
-	test -x $(@D)/bin/python || $(SET_UP) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
-	  -e '.[$*]'
-	touch $@
+define set_up
+@$(SET_UP) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+  { echo "pipejax needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+@echo "Setting up $(@D), which takes about a minute"
+test -x $(@D)/bin/python || $(SET_UP) -m venv $(@D)
+$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+  -e '.[$*]'
+touch $@
+endef
+
+# Two rules: of one for both, make takes the second environment as made with the first.
+.venv/ready-%: pyproject.toml
+	$(set_up)
+
+.venv-other/ready-%: pyproject.toml
+	$(set_up)
 
 clean:
 	rm -rf .venv .venv-other runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache
