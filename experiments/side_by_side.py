@@ -115,7 +115,7 @@ def measured(method: Any, batch: Any, config: Config) -> dict[str, Any]:
     found = pj.overlap.measure(
         method.train,
         method.state,
-        method.placed(batch),
+        method.train.batch(batch),
         rounds=config.rounds,
         steps=config.steps,
     )

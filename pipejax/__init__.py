@@ -18,6 +18,8 @@ from .train_step import PipelineState as PipelineState
 from .train_step import StepInfo as StepInfo
 from .train_step import TrainStep as TrainStep
 from .train_step import make_train_step as make_train_step
+from .transforms import PipelinedState as PipelinedState
+from .transforms import pipelined as pipelined
 from .transforms import pipelined_mean as pipelined_mean
 from .transforms import predicted_params as predicted_params
 from .transforms import state_specs as state_specs

@@ -1,7 +1,7 @@
-"""Meshes and their axis types, chosen in this one place.
+"""Meshes, and programs that every device of a mesh runs on its own share.
 
-`jax.make_mesh` makes Explicit axes, under which `shard_map` refuses an ordinary array
-where a sharded one is named. Every program of pipejax runs on Auto axes.
+The axes of a mesh may be Auto, as `data_mesh` makes them, or Explicit, as
+`jax.make_mesh` does by default. A state has the axis types of its train step's mesh.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,7 +9,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 AxisName = str | tuple[str, ...]
 
@@ -86,20 +87,34 @@ def _by_host(devices: list[Any], hosts: int | None) -> tuple[int, int]:
     return hosts, len(devices) // hosts
 
 
-def with_auto_axes(mesh: Mesh) -> Mesh:
-    """The same devices and names, every axis of type Auto."""
-    return Mesh(mesh.devices, mesh.axis_names)
-
-
 def on_mesh(
     local: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any
 ) -> Callable[..., Any]:
     """`local`, which each device runs on its own share."""
     # Without `check_vma` a gradient stays the device's own (with it, jax.grad sums it
     # over the mesh, in step), and any loss function is accepted as it is.
-    return jax.shard_map(
+    mapped = jax.shard_map(
         local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
+
+    explicit = AxisType.Explicit in mesh.axis_types
+
+    def on_own_mesh(*args: Any) -> Any:
+        # The mesh of the caller's `jax.set_mesh` may have axes of another type.
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            if explicit:  # where arrays must be laid out as `shard_map` names them
+                args = jax.tree.map(_resharded, in_specs, args, is_leaf=_is_spec)
+            return mapped(*args)
+
+    return on_own_mesh
+
+
+def _is_spec(node: Any) -> bool:
+    return isinstance(node, P)
+
+
+def _resharded(spec: P, tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: jax.sharding.reshard(leaf, spec), tree)
 
 
 def laid_out(leaf: Any, sharding: NamedSharding) -> Any:

@@ -7,7 +7,6 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 import pipejax as pj
-from pipejax.mesh import with_auto_axes
 
 from .helpers import assert_bits_equal, batches, init_params, loss_fn
 
@@ -32,15 +31,6 @@ def test_devices_that_are_not_there(count):
     )
     with pytest.raises(ValueError, match=message):
         pj.data_mesh(count)
-
-
-def test_every_axis_becomes_auto():
-    devices = np.array(jax.devices()).reshape(4, 2)
-    types = (AxisType.Explicit, AxisType.Auto)
-    mesh = with_auto_axes(Mesh(devices, ("data", "model"), axis_types=types))
-    assert mesh.axis_types == (AxisType.Auto, AxisType.Auto)
-    assert mesh.axis_names == ("data", "model")
-    assert (mesh.devices == devices).all()
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,6 @@ import jax
 import numpy as np
 import optax
 import tyro
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from experiments import data, learning
@@ -88,7 +86,7 @@ def main(config: Config) -> None:
             watchdog.step(number)
             if (config.rank, config.at) == (rank, number):
                 provoke.once(config.fault, config.folder, config.rate)
-            state, _ = train.step(state, placed(next(batches), train))
+            state, _ = train.step(state, train.batch(next(batches)))
             if (number + 1) % config.every == 0:
                 train.executor.join()  # Orbax has collectives of its own
                 checkpoint.save(manager, state, {"batches": batches.get_state()})
@@ -114,14 +112,6 @@ def entry(step: int, params: Any) -> dict[str, Any]:
         "arrays": len(jax.live_arrays()),
         "digest": digest(params),
     }
-
-
-def placed(batch: Any, train: pj.TrainStep) -> Any:
-    """This process's share of a batch, among those of all others."""
-    sharding = NamedSharding(train.mesh, P("data"))
-    return jax.tree.map(
-        lambda leaf: jax.make_array_from_process_local_data(sharding, leaf), batch
-    )
 
 
 def digest(params: Any) -> str:

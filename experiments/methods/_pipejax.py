@@ -43,7 +43,7 @@ class Pipejax(Method):
 
     def step(self, batch: Batch) -> None:
         """Dispatches it; with the host executor, waits for the sum that is due."""
-        self.state, _ = self.train.step(self.state, self.placed(batch))
+        self.state, _ = self.train.step(self.state, self.train.batch(batch))
 
     def wait(self) -> None:
         """Until the state is there; reductions in flight go on."""
@@ -56,10 +56,3 @@ class Pipejax(Method):
     def params(self) -> Any:
         """Without what is in flight."""
         return jax.tree.map(lambda x: x.addressable_data(0), self.state.params)
-
-    def placed(self, batch: Batch) -> Any:
-        """The global batch, of which this host has its share."""
-        place = self.train.setting.data
-        return jax.tree.map(
-            lambda x: jax.make_array_from_process_local_data(place, x), batch
-        )

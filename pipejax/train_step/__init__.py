@@ -1,9 +1,10 @@
 """What a step is: its state, the recursion, the update, and the way out."""
 
-from ._check import check_all_reduce as check_all_reduce
-from ._check import check_feedback as check_feedback
-from ._check import check_flag as check_flag
-from ._check import check_width as check_width
+from ._check_settings import check_all_reduce as check_all_reduce
+from ._check_settings import check_axis_name as check_axis_name
+from ._check_settings import check_feedback as check_feedback
+from ._check_settings import check_flag as check_flag
+from ._check_settings import check_width as check_width
 from ._make import make_train_step as make_train_step
 from ._state import Aux as Aux
 from ._state import PipelineState as PipelineState

@@ -87,14 +87,20 @@ def moved(model_state: Any, after: Any, change: Any) -> Any:
 
 def empty_message(params: Any, model_state: Any) -> Message:
     """Zeros in the form of a message without metrics."""
-    zeros = jax.tree.map(jnp.zeros_like, (params, model_state))
-    change = _change(zeros[1], zeros[1])
-    return _as_passengers(Message(zeros[0], change, jnp.zeros(()), None))
+    gradients = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)
+    change = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype) if _is_floating(x) else None, model_state
+    )
+    return _as_passengers(Message(gradients, change, jnp.zeros(()), None))
+
+
+def _is_floating(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
 def _change(after: Any, before: Any) -> Any:
     return jax.tree.map(
-        lambda a, b: a - b if jnp.issubdtype(b.dtype, jnp.floating) else None,
+        lambda a, b: a - b if _is_floating(b) else None,
         after,
         before,
     )
@@ -117,15 +123,29 @@ def _full_form(loss_fn: Loss, compute_dtype: DTypeLike | None) -> Loss:
             params, batch = _cast((params, batch), compute_dtype)
         given = {"model_state": model_state, "rng": rng}
         given = {name: value for name, value in given.items() if value is not None}
-        out = loss_fn(params, batch, **given)
+        out = _called(loss_fn, params, batch, **given)
         loss, aux = out if isinstance(out, tuple) and len(out) == 2 else (out, Aux())
         _check_loss(loss, aux)
+        _check_metrics(aux.metrics)
         _check_model_state(aux.model_state, model_state)
         metrics = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), aux.metrics)
         after = jax.tree.map(_in_dtype_of, aux.model_state, model_state)
         return jnp.asarray(loss), Aux(metrics, after)
 
     return full
+
+
+def _called(loss_fn: Loss, *args: Any, **keywords: Any) -> Any:
+    try:
+        return loss_fn(*args, **keywords)
+    except NameError as error:
+        if "unbound axis name" not in str(error):
+            raise
+        raise ValueError(
+            "`loss_fn` must use axes of the mesh only:"
+            f" {str(error).partition('.')[0]}. Name an axis of `mesh`, or pass a mesh"
+            " that has this one."
+        ) from error
 
 
 def _in_dtype_of(after: Any, before: Any) -> jax.Array:
@@ -161,6 +181,24 @@ def _check_loss(loss: Any, aux: Any) -> None:
             "`loss_fn` must return a floating scalar, got"
             f" {jnp.result_type(loss).name}. Only a real loss has a gradient."
         )
+
+
+def _check_metrics(metrics: Any) -> None:
+    for path, metric in jax.tree_util.tree_leaves_with_path(metrics):
+        name = f"metrics{jax.tree_util.keystr(path)}"
+        if jnp.shape(metric) != ():
+            raise ValueError(
+                "`loss_fn` must return metrics that are scalars, because they travel"
+                f" with the gradients and are averaged over devices; got `{name}` of"
+                f" shape {jnp.shape(metric)}. Return its mean, or leave it out: outputs"
+                " such as logits are no metrics."
+            )
+        if jnp.iscomplexobj(metric):
+            raise ValueError(
+                f"`loss_fn` must return real metrics, got `{name}` of dtype"
+                f" {jnp.result_type(metric).name}. Return its real and imaginary parts"
+                " or its magnitude."
+            )
 
 
 def _check_model_state(after: Any, before: Any) -> None:

@@ -24,7 +24,7 @@ from pipejax.mesh import AxisName
 from pipejax.message import MessageForm
 from pipejax.pipeline import PipelinedMeanState, arrivals
 
-from ._check import check_lengths, check_room
+from ._check_input import check_lengths, check_room
 from ._gradient import Loss, empty_message, local_message
 from ._state import Carry, Kept, Message, StepInfo
 from ._update import apply_message
@@ -35,7 +35,7 @@ class Halves:
     """A loss and an optimizer as the two halves of a step, inside `shard_map`."""
 
     loss_fn: Loss
-    tx: optax.GradientTransformationExtraArgs
+    tx: optax.GradientTransformation
     microbatches: int
     compute_dtype: DTypeLike | None
     reduce_dtype: DTypeLike | None

@@ -9,10 +9,11 @@ from jax.typing import DTypeLike
 from pipejax.collectives import AllReduce, Schedule
 from pipejax.collectives._psum import PSUM
 from pipejax.executors import Setting
-from pipejax.mesh import AxisName, with_auto_axes
+from pipejax.mesh import AxisName
 
-from ._check import (
+from ._check_settings import (
     check_all_reduce,
+    check_axis_name,
     check_count,
     check_executor,
     check_feedback,
@@ -109,9 +110,10 @@ def make_train_step(
     >>> print(f"{state.params:.2f}")  # 1, 0.9, 0.9**2: synchronous steps, one behind
     0.81
     """
+    axis_name = check_axis_name(axis_name)
     halves = Halves(
         loss_fn=loss_fn,
-        tx=optax.with_extra_args_support(check_tx(tx)),
+        tx=check_tx(tx),
         microbatches=check_count("microbatches", microbatches, 1),
         compute_dtype=check_floating("compute_dtype", compute_dtype),
         reduce_dtype=check_floating("reduce_dtype", reduce_dtype),
@@ -122,7 +124,7 @@ def make_train_step(
     schedule = check_all_reduce(all_reduce, axis_name)
     setting = Setting(
         halves=halves,
-        mesh=with_auto_axes(check_mesh(mesh, axis_name)),
+        mesh=check_mesh(mesh, axis_name),
         axis_name=axis_name,
         width=check_width(width),
         all_reduce=schedule.phases[-1],

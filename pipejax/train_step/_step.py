@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -29,13 +30,18 @@ from pipejax.mesh import AxisName, laid_out
 from pipejax.message import MessageForm
 from pipejax.pipeline import PipelinedMeanState, at_width_1, empty_pipeline
 
-from ._check import (
+from ._check_input import (
     check_batch,
+    check_global,
     check_in_flight,
-    check_not_pipelined,
+    check_keywords,
+    check_optimizer,
     check_params,
+    check_part,
+    check_replicated,
     check_state,
 )
+from ._check_settings import check_count
 from ._gradient import empty_message
 from ._halves import Halves
 from ._state import Carry, Message, PipelineState, StepInfo
@@ -82,9 +88,14 @@ class TrainStep:
           ValueError: if a parameter is not floating, or the batch does not divide.
         """
         check_params(params)
+        check_keywords(self.halves.loss_fn, model_state=model_state, rng=rng)
+        given = {"params": params, "model_state": model_state, "opt_state": opt_state}
+        for name, tree in given.items():
+            check_replicated(name, tree)
         tx = self.halves.tx
-        check_not_pipelined(
-            jax.eval_shape(tx.init, params) if opt_state is None else opt_state
+        check_optimizer(
+            jax.eval_shape(tx.init, params) if opt_state is None else opt_state,
+            plain_delay=self.width > 1 and not self.halves.weight_prediction,
         )
         # Placing arrays on several processes compares them, with a collective.
         self.executor.join()
@@ -119,7 +130,8 @@ class TrainStep:
         Args:
           state: from `init` or the step before.
           batch: pytree of arrays whose leading axis is the global batch, a multiple of
-            devices times microbatches. Device i takes the i-th contiguous share.
+            devices times microbatches. Device i takes the i-th contiguous share. On
+            several processes `train.batch` makes it.
 
         Returns:
           The next state, and a `StepInfo` on the iteration whose gradient arrived.
@@ -129,6 +141,7 @@ class TrainStep:
             mesh, or a loss function that breaks its contract.
         """
         self._check(state)
+        check_global(batch, self.mesh)
         check_batch(batch, self.setting.devices, self.halves.microbatches)
         carry, in_flight = Carry.of(state), state.in_flight
         batch = jax.tree.map(lambda leaf: laid_out(leaf, self.setting.data), batch)
@@ -142,6 +155,55 @@ class TrainStep:
         else:
             carry, in_flight, info = now.executor.step(carry, in_flight, batch)
         return carry.joined(in_flight, calls), info
+
+    def batch(self, local: Any) -> Any:
+        """Makes the global batch of which this process has the part `local`.
+
+        With P processes that have n examples each, the global batch has P n, in the
+        order of the processes' devices on the mesh. Every process must call this with
+        as many examples; on one process, `local` is the global batch.
+
+        Args:
+          local: pytree of arrays, NumPy's for example, whose leading axis is this
+            process's part of the batch.
+
+        Returns:
+          The same pytree of global `jax.Array`s, one share on each device.
+
+        Raises:
+          ValueError: if the part does not divide among the devices of this process.
+
+        >>> import numpy as np, optax, pipejax as pj
+        >>> loss_fn = lambda w, batch: ((w - batch) ** 2).mean()
+        >>> train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(1))
+        >>> train.batch(np.zeros(4)).sharding.spec
+        PartitionSpec('data',)
+        """
+        check_part(local, len(self.mesh.local_devices))
+        place = self.setting.data
+        return jax.tree.map(
+            lambda x: jax.make_array_from_process_local_data(place, np.asarray(x)),
+            local,
+        )
+
+    def fewest_batches(self, own: int) -> int:
+        """Agrees with all processes on the least of their numbers of batches.
+
+        A step waits for every process, so a process that has one batch more than the
+        others waits for ever. Every process must call this before an epoch:
+
+          `steps = train.fewest_batches(len(loader))`
+          `for local in itertools.islice(loader, steps): ...`
+
+        Args:
+          own: how many batches this process has.
+
+        Returns:
+          The least that a process has given, the same on all of them.
+        """
+        check_count("own", own, 0)
+        self.executor.join()  # only one thread may launch collectives
+        return int(multihost_utils.process_allgather(np.int32(own)).min())
 
     def drain(self, state: PipelineState) -> PipelineState:
         """Reduces and applies, in order, every gradient in flight.

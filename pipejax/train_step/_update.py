@@ -23,7 +23,7 @@ from ._state import Carry, Message, StepInfo
 
 
 def apply_message(
-    tx: optax.GradientTransformationExtraArgs,
+    tx: optax.GradientTransformation,
     carry: Carry,
     total: Buckets,
     like: Message,
@@ -35,11 +35,8 @@ def apply_message(
 ) -> tuple[Carry, StepInfo]:
     """Applies the mean of one iteration's messages if it has arrived and is finite.
 
-    A transformation that asks for `value` (such as `reduce_on_plateau`) gets the loss
-    that belongs to these gradients.
-
     Args:
-      tx: the optimizer, extra arguments allowed.
+      tx: the optimizer.
       carry: before the update.
       total: the messages, summed over devices, in buckets.
       like: the message's form, of `jax.ShapeDtypeStruct`s.
@@ -62,8 +59,8 @@ def apply_message(
         # Divided here, where it fuses with the optimizer's own arithmetic, rather than
         # in one more pass over the buckets.
         message = mean(summed)
-        updates, opt_state = tx.update(
-            message.gradients, carry.opt_state, carry.params, value=message.loss
+        updates, opt_state = updated(
+            tx, message.gradients, carry.opt_state, carry.params, message.loss
         )
         params = optax.apply_updates(carry.params, updates)
         return params, opt_state, moved(carry.model_state, after, message.model_state)
@@ -73,7 +70,7 @@ def apply_message(
         return carry.params, carry.opt_state, moved(carry.model_state, after, still)
 
     params, opt_state, model_state = _either(applied, update, hold)
-    skipped = carry.skipped + (arrived & ~finite)
+    skipped = carry.skipped + (arrived & ~finite).astype(jnp.int32)
     loss, metrics = jax.tree.map(
         lambda m: jnp.where(arrived, m.astype(jnp.float32), jnp.nan),
         mean((summed.loss, summed.metrics)),
@@ -87,6 +84,32 @@ def apply_message(
         ),
         StepInfo(loss=loss, metrics=metrics, applied=applied, skipped=skipped),
     )
+
+
+def updated(
+    tx: Any, gradients: Any, opt_state: Any, params: Any, loss: jax.Array
+) -> tuple[Any, Any]:
+    """Runs `tx.update`, with the loss as `value` where the optimizer takes it.
+
+    `value` is of the same batch as the gradients. `optax.contrib.reduce_on_plateau` and
+    `optax.polyak_sgd` read it, wrappers hand it on.
+
+    Raises:
+      ValueError: if the optimizer needs more, such as the function `value_fn` with
+        which a line search computes the loss again.
+    """
+    try:
+        return tx.update(gradients, opt_state, params, value=loss)
+    except TypeError as error:
+        if "unexpected keyword argument 'value'" in str(error):
+            return tx.update(gradients, opt_state, params)
+        if "required keyword-only argument" not in str(error):
+            raise
+        raise ValueError(
+            "`tx` must need nothing but gradients, parameters and the loss, because a"
+            f" line search would exchange gradients again in every trial; {error}."
+            " Choose an optimizer without a line search, such as optax.adamw."
+        ) from error
 
 
 def _either(

@@ -21,7 +21,7 @@ from pipejax.pipeline import (
     shift,
     width_of,
 )
-from pipejax.train_step import check_all_reduce, check_width
+from pipejax.train_step import check_all_reduce, check_axis_name, check_width
 
 
 def pipelined_mean(
@@ -46,11 +46,9 @@ def pipelined_mean(
 
       `optax.chain(pj.pipelined_mean("data", width=2), optax.sgd(0.1))`
 
-    The first `width - 1` updates are zero, for there is nothing to apply. To SGD and
+    The first `width - 1` updates are zero, because nothing has arrived yet. To SGD and
     momentum a zero gradient at the start is no step at all. An optimizer that counts
-    steps or decays weights would still move; Optax holds it still:
-
-      `optax.conditionally_mask(optax.adamw(1e-3), lambda step: step >= width - 1)`
+    steps or decays weights would still move: use `pj.pipelined`, which holds it still.
 
     Args:
       axis_name: the axis of the surrounding `shard_map` or `pmap`.
@@ -71,7 +69,7 @@ def pipelined_mean(
         that differ in structure from the parameters or from the state, or that
         `jax.grad` has already summed over the axis.
     """
-    width = check_width(width)
+    axis_name, width = check_axis_name(axis_name), check_width(width)
     (all_reduce,) = check_all_reduce(all_reduce, axis_name, several=False).phases
 
     def form(tree: Any) -> MessageForm:

@@ -1,13 +1,17 @@
 """Weight prediction for a step of one's own."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
 from pipejax import buckets
-from pipejax.pipeline import PipelinedMeanState
+from pipejax.pipeline import PipelinedMeanState, arrivals
+
+from ._pipelined import PipelinedState
 
 
 def predicted_params(
@@ -17,7 +21,7 @@ def predicted_params(
     *,
     reduce_dtype: DTypeLike | None = None,
 ) -> optax.Params:
-    """Where this device's own gradients in flight would lead.
+    """Returns the parameters to which this device's own gradients in flight would lead.
 
     With `w` the parameters, `u` the update of `tx` and K the pipeline's width, of
     device i at step t:
@@ -26,39 +30,52 @@ def predicted_params(
 
     Take the gradient there, and apply it to the parameters as they are:
 
-      `tx = optax.chain(pj.pipelined_mean("data"), inner)`
-      `ahead = pj.predicted_params(inner, opt_state, params)`
+      `tx = pj.pipelined(optimizer, "data")`
+      `ahead = pj.predicted_params(optimizer, opt_state, params)`
       `updates, opt_state = tx.update(jax.grad(loss)(ahead), opt_state, params)`
 
-    That is what `pj.make_train_step` does by default; its documentation says what it is
+    `pj.make_train_step` does the same by default; its documentation says what it is
     good for.
 
     Args:
-      tx: what follows `pipelined_mean` in the chain, as one transformation.
-      opt_state: the chain's state, gradients in flight first.
+      tx: the optimizer given to `pj.pipelined`; of a chain that begins with
+        `pj.pipelined_mean`, what follows that, as one transformation.
+      opt_state: the state of the pipelined optimizer, or of that chain.
       params: the parameters.
-      reduce_dtype: that of `pipelined_mean`.
+      reduce_dtype: that of `pipelined` or `pipelined_mean`.
 
     Returns:
       Parameters, each device's own: to be used inside `shard_map` or `pmap`.
 
     Raises:
-      ValueError: if `opt_state` does not begin with the state of `pipelined_mean`.
+      ValueError: if `opt_state` is of another optimizer.
     """
-    if not (
+    in_flight, state, arrived = _parts(opt_state)
+    for own, real in zip(in_flight.pending, arrived, strict=True):
+        gradients = buckets.unflatten(own, params, reduce_dtype)
+        updates, new = tx.update(gradients, state, params)
+        new = optax.apply_updates(params, updates), new
+        params, state = jax.tree.map(
+            lambda n, o, real=real: jnp.where(real, n, o), new, (params, state)
+        )
+    return params
+
+
+def _parts(opt_state: Any) -> tuple[PipelinedMeanState, Any, Sequence[Any]]:
+    """Gradients in flight, the optimizer's state, and which of the former count."""
+    if isinstance(opt_state, PipelinedState):
+        in_flight = opt_state.in_flight
+        return in_flight, opt_state.inner_state, arrivals(in_flight)
+    if (
         isinstance(opt_state, tuple)
         and len(opt_state) > 1
         and isinstance(opt_state[0], PipelinedMeanState)
     ):
-        raise ValueError(
-            "`opt_state` must be the state of a chain that begins with"
-            f" pj.pipelined_mean, got one of {jax.tree.structure(opt_state)}. Take"
-            " optax.chain(pj.pipelined_mean(...), tx)."
-        )
-    pipeline, *rest = opt_state
-    state: Any = rest[0] if len(rest) == 1 else tuple(rest)
-    for own in pipeline.pending:  # zeros at the start, as the chain will have them
-        gradients = buckets.unflatten(own, params, reduce_dtype)
-        updates, state = tx.update(gradients, state, params)
-        params = optax.apply_updates(params, updates)
-    return params
+        in_flight, *rest = opt_state
+        # A chain applies the zeros of the start, so a prediction does.
+        every = [True] * len(in_flight.pending)
+        return in_flight, rest[0] if len(rest) == 1 else tuple(rest), every
+    raise ValueError(
+        "`opt_state` must be the state of pj.pipelined(tx, ...), or of a chain that"
+        f" begins with pj.pipelined_mean; got one of {jax.tree.structure(opt_state)}."
+    )

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 
+import jax
 import optax
 import pytest
 
@@ -41,6 +42,19 @@ def ask():
     yield asked
     for group in groups.values():
         group.close()
+
+
+def test_each_process_gives_its_own_part_of_a_batch(ask):
+    first, second = ask("fed")
+    (whole,) = batches(1)
+    for found in (first, second):
+        assert found["shapes"] == [list(x.shape) for x in jax.tree.leaves(whole)]
+        assert found["own"]
+        for kind, said in zip(("ndarray", "ArrayImpl"), found["refusals"], strict=True):
+            assert "`batch` must be a global array on a mesh of several" in said
+            assert kind in said
+            assert "`train.step(state, train.batch(part))`" in said
+        assert found["fewest"] == 6
 
 
 def test_interrupted_while_it_waits_for_the_other(tmp_path):

@@ -15,10 +15,9 @@ import time
 import traceback
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax import checkpoint, codecs, collectives
@@ -46,12 +45,10 @@ def main(rank, processes, port):
 def run(train, steps, state=None, *, drained=True):
     """The final state; each process gives its share of every batch."""
     state = train.init(init_params()) if state is None else state
-    place = NamedSharding(train.mesh, P("data"))
     rank, processes = jax.process_index(), jax.process_count()
     for batch in batches(steps):
         mine = jax.tree.map(lambda x: np.split(x, processes)[rank], batch)
-        share = functools.partial(jax.make_array_from_process_local_data, place)
-        state, _ = train.step(state, jax.tree.map(share, mine))
+        state, _ = train.step(state, train.batch(mine))
     return train.drain(state) if drained else state
 
 
@@ -74,6 +71,28 @@ def exact(*widths):
         out[str(width)] = bits(run(train, 6).params)
     executor = train.executor
     return {"executor": executor.name, "reason": executor.reason, "params": out}
+
+
+def fed():
+    """What a process's own batch becomes, and what a NumPy one is told."""
+    train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh())
+    rank, (whole,) = jax.process_index(), batches(1)
+    mine = jax.tree.map(lambda x: np.split(x, jax.process_count())[rank], whole)
+    both = train.batch(mine)
+    state = train.init(init_params())
+    refusals = []
+    for wrong in (mine, jax.tree.map(jnp.asarray, mine)):
+        try:
+            train.step(state, wrong)
+        except ValueError as error:
+            refusals.append(str(error))
+    own = [np.asarray(x.addressable_data(0)) for x in jax.tree.leaves(both)]
+    return {
+        "shapes": [x.shape for x in jax.tree.leaves(both)],
+        "own": all(map(np.array_equal, own, jax.tree.leaves(mine))),
+        "refusals": refusals,
+        "fewest": train.fewest_batches(7 - rank),
+    }
 
 
 WITH_CODECS = ("two_shot", "ring", "low rank")
@@ -199,6 +218,7 @@ def sleeps():
 TASKS = {
     "rank": jax.process_index,
     "exact": exact,
+    "fed": fed,
     "coded": coded,
     "saved": saved,
     "restored": restored,

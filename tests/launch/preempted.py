@@ -1,6 +1,5 @@
 """One of several processes that train, and save and end when one of them is told to."""
 
-import functools
 import os
 import pathlib
 import sys
@@ -10,8 +9,6 @@ import jax
 import numpy as np
 import optax
 from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax import checkpoint, collectives
@@ -39,8 +36,6 @@ def main(folder):
     rank, processes = jax.process_index(), jax.process_count()
     train = made(processes)
     state = train.init(init_params())
-    place = NamedSharding(train.mesh, P("data"))
-    share = functools.partial(jax.make_array_from_process_local_data, place)
     with (
         pj.launch.Watchdog(limit=30.0) as watchdog,
         checkpoint.manager(folder / "checkpoints") as manager,
@@ -55,7 +50,7 @@ def main(folder):
                 checkpoint.save(manager, state)
                 sys.exit()
             mine = jax.tree.map(lambda x: np.split(x, processes)[rank], batch)
-            state, _ = train.step(state, jax.tree.map(share, mine))
+            state, _ = train.step(state, train.batch(mine))
             if not begun:
                 time.sleep(0.05 * (1 + rank))  # not all are at one step when it comes
             if number == 3:

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
@@ -81,6 +81,17 @@ def test_tx_with_a_pipeline_of_its_own():
             make(tx=tx).init(params, **settings)
 
 
+@pytest.mark.parametrize(
+    "axis_name", [None, (), 0, ["data"], ("data", None), ("data", "data")]
+)
+def test_axis_name(axis_name):
+    message = "`axis_name` must be the name of a mesh axis, or a tuple of distinct"
+    with refused(message):
+        make(axis_name=axis_name)
+    with refused(message):
+        pj.pipelined_mean(axis_name)
+
+
 def test_mesh_without_the_axis():
     mesh = jax.make_mesh((2,), ("batch",))
     message = r"`mesh` must have the axis 'data', got the axes \('batch',\).*axis_name"
@@ -129,9 +140,63 @@ def test_no_parameters(params):
         make().init(params)
 
 
+@pytest.mark.parametrize("leaf", [jax.nn.relu, jnp.sin, "relu", object()])
+def test_parameters_that_are_no_arrays(leaf):
+    message = r"got `params\['act'\]`, a \w+. Keep .* eqx.partition\(model"
+    with refused(message):
+        make().init(init_params() | {"act": leaf})
+
+
+@pytest.mark.parametrize("name", ["params", "model_state", "opt_state"])
+def test_what_is_sharded(name):
+    mesh = pj.data_mesh(2)
+    sharded = jax.device_put({"w": jnp.ones(4)}, NamedSharding(mesh, P("data")))
+    given = {"params": {"w": jnp.ones(4)}, name: sharded}
+    message = rf"`{name}` must be replicated, got `{name}\['w'\]` sharded by .*"
+    with refused(message + "does not support sharded models yet"):
+        make(lambda params, batch, *, model_state=None: 0.0).init(**given)
+
+
+def with_keywords(params, batch, *, model_state, rng):
+    del rng
+    return loss_fn(params, batch), pj.Aux(model_state=model_state)
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("rng", {"model_state": {"n": np.zeros(1)}}), ("model_state", {"rng": 0})],
+)
+def test_keywords_that_init_was_not_given(name, other):
+    if "rng" in other:
+        other = {"rng": jax.random.key(other["rng"])}
+    with refused(rf"`{name}` must be given to `train.init`, because `loss_fn`"):
+        make(with_keywords).init(init_params(), **other)
+
+
+@pytest.mark.parametrize("name", ["rng", "model_state"])
+def test_keywords_that_the_loss_does_not_take(name):
+    given = {name: jax.random.key(0)}
+    message = rf"`loss_fn` must take the keyword `{name}`, .* Add `\*, {name}` to its"
+    with refused(message):
+        make().init(init_params(), **given)
+    make(lambda params, batch, **_: 0.0).init(init_params(), **given)
+
+
+def test_optimizers_that_cannot_be_delayed_or_averaged():
+    with refused("`tx` must not hold optax.lookahead, whose parameters are pairs"):
+        make(tx=optax.lookahead(TX, 5, 0.5)).init(init_params())
+    lbfgs = make(tx=optax.chain(optax.clip(1.0), optax.lbfgs()))
+    with refused("`tx` must need nothing but gradients, .* 'value_fn'.* optax.adamw"):
+        lbfgs.step(lbfgs.init(init_params()), BATCH)
+    sam = optax.chain(optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1)))
+    with refused("`tx` must not hold optax.contrib.sam with weight_prediction=False"):
+        make(tx=sam, weight_prediction=False).init(init_params())
+    make(tx=sam, weight_prediction=False, width=1).init(init_params())
+
+
 def test_metrics_without_a_batch():
     def loss(params, batch):
-        return loss_fn(params, batch), pj.Aux(metrics={"a": {"b": jnp.ones(2)}})
+        return loss_fn(params, batch), pj.Aux(metrics={"a": {"b": jnp.ones(())}})
 
     train = make(loss)
     state = train.init(init_params())
@@ -166,6 +231,26 @@ def test_batch_that_does_not_divide(size, microbatches, call):
             train.init(init_params(), batch=batch)
         else:
             getattr(train, call)(state, batch)
+
+
+@pytest.mark.parametrize(
+    "part", [{"x": np.ones((3, 2))}, {"x": np.ones(4), "y": np.ones(2)}, np.ones(())]
+)
+def test_part_that_does_not_divide(part):
+    with refused("`local` must hold arrays with one common .* multiple of its 2 dev"):
+        make().batch(part)
+
+
+@pytest.mark.parametrize("own", [-1, 2.0, None])
+def test_number_of_batches(own):
+    with refused("`own` must be an integer of at least 0, got"):
+        make().fewest_batches(own)
+
+
+def test_a_batch_on_one_process_is_what_it_was():
+    train = make()
+    assert_bits_equal(train.batch(BATCH), BATCH)
+    assert train.fewest_batches(3) == 3
 
 
 @pytest.mark.parametrize(
@@ -219,6 +304,28 @@ def test_loss_that_is_no_array(out):
     returning(lambda loss: out, rf"`loss_fn` must return a scalar, or .* got {name}\.")
 
 
+@pytest.mark.parametrize("width", [1, 2])
+def test_metrics_that_are_no_real_scalars(width):
+    def step(metric):
+        train = make(
+            lambda p, b: (loss_fn(p, b), pj.Aux(metrics={"logits": metric})),
+            width=width,
+        )
+        train.step(train.init(init_params(), batch=BATCH), BATCH)
+
+    with refused(r"metrics that are scalars, .* `metrics\['logits'\]` of shape \(3,\)"):
+        step(jnp.ones(3))
+    with refused(r"real metrics, got `metrics\['logits'\]` of dtype complex64"):
+        step(jnp.complex64(1j))
+
+
+def test_loss_over_an_axis_that_the_mesh_does_not_have():
+    train = make(lambda params, batch: lax.pmean(loss_fn(params, batch), "model"))
+    state = train.init(init_params())
+    with refused("`loss_fn` must use axes of the mesh only: .* axis name: model"):
+        train.step(state, BATCH)
+
+
 @pytest.mark.parametrize("aux", [{"accuracy": 1.0}, None, 1.0])
 def test_aux_that_is_something_else(aux):
     returning(
@@ -254,6 +361,17 @@ def test_state_that_is_none():
     for call in (train.drain, lambda s: train.step(s, BATCH)):
         with refused(r"`state` must be the pj.PipelineState that .*, got dict\."):
             call(init_params())
+
+
+@pytest.mark.parametrize("executor", ["fused", "host"])
+def test_state_that_was_donated(executor):
+    train = make(donate=True, executor=executor)
+    first = train.init(init_params())
+    second, _ = train.step(first, BATCH)
+    for use in (train.drain, lambda state: train.step(state, BATCH)):
+        with refused("`state` must not have been donated, got one whose `.*` is"):
+            use(first)
+    train.drain(second)  # which is unharmed
 
 
 @pytest.mark.parametrize("other", [1, 3, 4])
@@ -309,18 +427,19 @@ def test_state_of_another_reduce_dtype():
 
 
 def test_state_of_other_metrics():
-    def loss(params, batch, metric=lambda x: x):
-        return loss_fn(params, batch), pj.Aux(metrics={"a": metric(batch["x"].mean(0))})
+    def loss(params, batch, names="a"):
+        metrics = {name: batch["x"].mean() for name in names}
+        return loss_fn(params, batch), pj.Aux(metrics=metrics)
 
     state = make(loss).init(init_params(), batch=BATCH)
     message = (
         r"`state` must have been made for what `loss_fn` returns: metrics .*{metrics}"
-        r".*got one with {'float32': 69} in flight. Drain it"
+        r".*got one with {'float32': 65} in flight. Drain it"
     )
     with refused(message.replace("{metrics}", r"\[\]")):
         make().step(state, BATCH)
-    with refused(message.replace("{metrics}", r"\['a'\]")):
-        make(lambda p, b: loss(p, b, jnp.sum)).step(state, BATCH)
+    with refused(message.replace("{metrics}", r"\[.*'a'.*'b'.*\]")):
+        make(lambda p, b: loss(p, b, "ab")).step(state, BATCH)
     # A drain looks at no metrics.
     make().drain(state)
 

@@ -9,7 +9,6 @@ import numpy as np
 import optax
 import pytest
 from flax import jax_utils
-from flax import linen as nn
 from flax.training.train_state import TrainState
 from jax import lax
 from jax.sharding import PartitionSpec as P
@@ -19,98 +18,20 @@ import pipejax as pj
 from ..grid import grid
 from ..helpers import assert_bits_equal, batches
 from ..reference import split
-
-DEVICES, STEPS = 4, 6
-
-
-class Net(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dense(3)(jnp.tanh(nn.Dense(7)(x)))
-
-
-NET = Net()
-
-
-def init_params():
-    params = NET.init(jax.random.key(0), jnp.ones((1, 5)))["params"]
-    return jax.tree.map(np.asarray, params)
-
-
-def loss_fn(params, batch):
-    return jnp.mean((NET.apply({"params": params}, batch["x"]) - batch["y"]) ** 2)
+from .flax_loop import (
+    DEVICES,
+    NET,
+    STEPS,
+    Loop,
+    assert_close,
+    expected,
+    init_params,
+    loss_fn,
+)
 
 
 def chained(width, tx):
     return optax.chain(pj.pipelined_mean("data", width=width), tx)
-
-
-class Loop:
-    """A Flax loop as people have it, but for the line in its `optax.chain`.
-
-    With `ahead`, what follows that line, another: gradients are taken ahead.
-    """
-
-    def __init__(self, tx, *, check_vma=False, ahead=None):
-        def create(params):
-            return TrainState.create(apply_fn=NET.apply, params=params, tx=tx)
-
-        def step(state, batch):
-            params = state.params
-            if check_vma:
-                params = lax.pcast(params, "data", to="varying")
-            if ahead is not None:
-                params = pj.predicted_params(ahead, state.opt_state, params)
-            return state.apply_gradients(grads=jax.grad(loss_fn)(params, batch))
-
-        def drain(state):
-            zeros = jax.tree.map(jnp.zeros_like, state.params)
-            if check_vma:
-                zeros = lax.pcast(zeros, "data", to="varying")
-            return state.apply_gradients(grads=zeros)
-
-        specs = pj.state_specs(jax.eval_shape(create, init_params()))
-
-        def on_mesh(f, in_specs):
-            mapped = jax.shard_map(
-                f,
-                mesh=pj.data_mesh(DEVICES),
-                in_specs=in_specs,
-                out_specs=specs,
-                check_vma=check_vma,
-            )
-            return jax.jit(mapped)
-
-        self.create = on_mesh(create, P())
-        self.step = on_mesh(step, (specs, P("data")))
-        self.drain = on_mesh(drain, (specs,))
-
-    def run(self, width, steps=STEPS):
-        """States after every step, then one after `width - 1` zero gradients."""
-        state, out = self.create(init_params()), []
-        for batch in batches(steps):
-            state = self.step(state, batch)
-            out.append(state)
-        for _ in range(width - 1):
-            state = self.drain(state)
-        return [*out, state]
-
-
-@functools.cache
-def expected(width, tx=optax.sgd(0.1), weight_prediction=False):  # noqa: B008
-    """Parameters of `make_train_step` after every step and the drain."""
-    train = pj.make_train_step(
-        loss_fn,
-        tx,
-        mesh=pj.data_mesh(DEVICES),
-        width=width,
-        weight_prediction=weight_prediction,
-    )
-    state, out = train.init(init_params()), []
-    for batch in batches(STEPS):
-        state, _ = train.step(state, batch)
-        out.append(state.params)
-    return [*out, train.drain(state).params]
 
 
 @grid(1, width=[1, 2, 3, 4], check_vma=[False, True])
@@ -147,33 +68,6 @@ def test_momentum_needs_no_mask():
     width, tx = 2, optax.sgd(0.1, momentum=0.9)
     states = Loop(chained(width, tx)).run(width)
     assert_close([s.params for s in states[:STEPS]], expected(width, tx)[:STEPS])
-
-
-@pytest.mark.parametrize("width", [pytest.param(2, marks=pytest.mark.full), 3])
-def test_conditionally_mask_holds_adamw_still_at_the_start(width):
-    tx = optax.adamw(1e-2, weight_decay=0.1)
-    held = optax.conditionally_mask(tx, lambda step: step >= width - 1)
-    states = Loop(chained(width, held)).run(width, STEPS)
-    fresh = tx.init(jax.tree.map(jnp.asarray, init_params()))
-    for state in states[: width - 1]:
-        assert_bits_equal(state.params, init_params())
-        assert_bits_equal(state.opt_state[1].inner_state, fresh)
-    assert int(states[width - 1].opt_state[1].inner_state[0].count) == 1
-    assert_close([s.params for s in states], expected(width, tx))
-
-    # What it is for: without it, weights decay before any gradient has arrived.
-    first = Loop(chained(width, tx)).run(width, 1)[0]
-    assert int(first.opt_state[1][0].count) == 1
-    kernel = first.params["Dense_0"]["kernel"]
-    assert not np.array_equal(kernel, init_params()["Dense_0"]["kernel"])
-
-
-def assert_close(got, wanted):
-    # Two programs may contract Adam's or momentum's multiplications with additions in
-    # different places: the bound of test_exactness.py, derived there.
-    largest = max(np.abs(x).max() for x in jax.tree.leaves(wanted))
-    bound = 4 * STEPS * np.finfo(np.float32).eps / 2 * largest
-    chex.assert_trees_all_close(got, wanted, rtol=0, atol=bound)
 
 
 def delayed(tx, gradients, *, run=None):
@@ -335,16 +229,6 @@ def test_gradients_taken_ahead_equal_those_of_make_train_step(inner, width, chec
     chex.assert_trees_all_close(got, wanted[:STEPS], rtol=0, atol=1e-6)
 
 
-def test_an_optimizer_that_counts_is_predicted_from_its_first_gradient_on():
-    """Held still at the start by Optax's mask, as without prediction."""
-    width, adamw = 3, optax.adamw(1e-2)
-    inner = optax.conditionally_mask(adamw, lambda step: step >= width - 1)
-    states = Loop(chained(width, inner), ahead=inner).run(width)
-    wanted = expected(width, adamw, weight_prediction=True)
-    got = [s.params for s in states[:STEPS]]
-    chex.assert_trees_all_close(got, wanted[:STEPS], rtol=0, atol=1e-5)
-
-
 def test_a_chain_of_several_is_given_as_one():
     parts = (optax.clip_by_global_norm(0.3), optax.sgd(0.1))
     tx = optax.chain(pj.pipelined_mean("data", width=2), *parts)
@@ -357,6 +241,6 @@ def test_a_chain_of_several_is_given_as_one():
 def test_prediction_wants_the_state_of_a_chain():
     tx = optax.sgd(0.1)
     with pytest.raises(
-        ValueError, match="`opt_state` must be the state of a chain that"
+        ValueError, match=r"`opt_state` must be the state of pj\.pipelined"
     ):
         pj.predicted_params(tx, tx.init(init_params()), init_params())

@@ -1,0 +1,295 @@
+"""Checks of what a train step is given: parameters, batch, state.
+
+Each message names the argument, the rule, the value and the remedy.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax.contrib
+from jax.sharding import Mesh
+from jax.typing import DTypeLike
+
+from pipejax import buckets
+from pipejax.pipeline import PipelinedMeanState, lengths_of, width_of
+
+from ._state import PipelineState
+
+
+def check_params(params: Any) -> None:
+    """Raises a ValueError unless `params` holds floating arrays and nothing else."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    if not leaves:
+        raise ValueError("`params` must hold at least one array, got none.")
+    for path, leaf in leaves:
+        name = f"params{jax.tree_util.keystr(path)}"
+        dtype = getattr(leaf, "dtype", type(leaf) if _is_number(leaf) else None)
+        if dtype is None:
+            raise ValueError(
+                f"`params` must be floating arrays, got `{name}`, a"
+                f" {type(leaf).__name__}. Keep what is no array in the loss function."
+                " With Equinox: `params, static = eqx.partition(model,"
+                " eqx.is_inexact_array)`, and `eqx.combine(params, static)` in the"
+                " loss."
+            )
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(
+                f"`params` must be floating arrays, got `{name}` of dtype"
+                f" {jnp.dtype(dtype).name}, which has no gradient. Keep it in"
+                " `model_state`."
+            )
+
+
+def _is_number(leaf: Any) -> bool:
+    return isinstance(leaf, bool | int | float | complex)
+
+
+def check_replicated(name: str, tree: Any) -> None:
+    """Raises a ValueError if a leaf of `tree` is sharded over devices."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if _is_array(leaf) and not leaf.sharding.is_fully_replicated:
+            raise ValueError(
+                f"`{name}` must be replicated, got `{name}{jax.tree_util.keystr(path)}`"
+                f" sharded by {leaf.sharding}. pipejax does not support sharded models"
+                " yet; to train this one replicated, pass"
+                f" `jax.device_put({name}, NamedSharding(mesh, PartitionSpec()))`."
+            )
+
+
+def _is_array(leaf: Any) -> bool:
+    """Returns whether `leaf` is an array on devices, and not a tracer of one."""
+    return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+
+
+def _is_deleted(leaf: Any) -> bool:
+    return _is_array(leaf) and leaf.is_deleted()
+
+
+def check_keywords(loss_fn: Callable[..., Any], **given: Any) -> None:
+    """Raises a ValueError unless `loss_fn` takes the keywords that it will be passed.
+
+    Args:
+      loss_fn: the loss; one without a signature, such as a built-in, is not checked.
+      **given: `model_state` and `rng` as `train.init` was given them, `None` if not.
+    """
+    try:
+        parameters = inspect.signature(loss_fn).parameters.values()
+    except (TypeError, ValueError):
+        return
+    keywords = {p.name: p for p in [*parameters][2:]}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    for name, value in given.items():
+        parameter = keywords.get(name)
+        if value is not None and parameter is None and not takes_any:
+            raise ValueError(
+                f"`loss_fn` must take the keyword `{name}`, which `train.init` was"
+                f" given; got a function of {[p.name for p in parameters]}. Add"
+                f" `*, {name}` to its arguments, or do not give it to `train.init`."
+            )
+        if value is None and parameter and parameter.default is parameter.empty:
+            raise ValueError(
+                f"`{name}` must be given to `train.init`, because `loss_fn` takes it as"
+                f" a keyword; got None. Call `train.init(params, {name}=...)`."
+            )
+
+
+def check_optimizer(opt_state: Any, *, plain_delay: bool) -> None:
+    """Raises a ValueError if the optimizer's state shows that it cannot be delayed.
+
+    Args:
+      opt_state: the state, or its shapes.
+      plain_delay: whether gradients are taken at parameters of an earlier step.
+    """
+    if _holds(opt_state, PipelinedMeanState):
+        raise ValueError(
+            "`tx` must not hold pj.pipelined_mean, got one in its state: the train step"
+            " itself averages and delays the gradients. Leave it out, and set `width`."
+        )
+    if _holds(opt_state, optax.LookaheadState):
+        raise ValueError(
+            "`tx` must not hold optax.lookahead, whose parameters are pairs of fast and"
+            " slow ones but whose gradients are of the fast ones alone; got one in its"
+            " state. Keep a slow copy beside the train step, for example with"
+            " optax.ema."
+        )
+    if plain_delay and _holds(opt_state, optax.contrib.SAMState):
+        raise ValueError(
+            "`tx` must not hold optax.contrib.sam with weight_prediction=False and a"
+            " `width` above 1: a delay exchanges its two kinds of steps, and it"
+            " diverges. Keep weight prediction on, or choose width=1."
+        )
+
+
+def _holds(state: Any, kind: type) -> bool:
+    """Returns whether a node of `state` is of this kind."""
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))
+    return any(isinstance(node, kind) for node in nodes)
+
+
+def check_batch(batch: Any, devices: int, microbatches: int) -> None:
+    """Every leaf has the same leading axis, which divides into the parts."""
+    lengths = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
+    parts = devices * microbatches
+    if len(lengths) == 1 and () not in lengths:
+        (size,) = lengths.pop()
+        if size and size % parts == 0:
+            return
+        raise ValueError(
+            "`batch` must divide among devices and microbatches: a global batch of"
+            f" {size} is no positive multiple of {devices} devices x {microbatches}"
+            f" microbatches = {parts}. Drop the remainder, or choose a multiple of"
+            f" {parts}."
+        )
+    shapes = {
+        f"batch{jax.tree_util.keystr(path)}": jnp.shape(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(batch)
+    }
+    raise ValueError(
+        "`batch` must hold arrays with one common leading axis, the examples; got"
+        f" shapes {shapes}. Broadcast what is shared over the batch, or close over it"
+        " in the loss function."
+    )
+
+
+def check_global(batch: Any, mesh: Mesh) -> None:
+    """Raises a ValueError if a leaf of `batch` is of one process, on a mesh of several.
+
+    A NumPy array has the global batch on one process, and nobody knows what on several.
+    """
+    if not mesh.is_multi_process:
+        return
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+        is_global = isinstance(leaf, jax.core.Tracer | jax.ShapeDtypeStruct) or (
+            isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+        )
+        if not is_global:
+            raise ValueError(
+                "`batch` must be a global array on a mesh of several processes, got"
+                f" `batch{jax.tree_util.keystr(path)}`, a {type(leaf).__name__} of this"
+                " process alone. Give each process its own part of the batch:"
+                " `train.step(state, train.batch(part))`."
+            )
+
+
+def check_part(part: Any, devices: int) -> None:
+    """Raises a ValueError unless a process can share `part` out to its devices."""
+    lengths = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(part)}
+    if len(lengths) != 1 or () in lengths or next(iter(lengths))[0] % devices:
+        shapes = {
+            f"local{jax.tree_util.keystr(path)}": jnp.shape(leaf)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(part)
+        }
+        raise ValueError(
+            "`local` must hold arrays with one common leading axis, the examples of"
+            f" this process, a multiple of its {devices} devices; got shapes {shapes}."
+        )
+
+
+def check_state(state: Any, devices: set[Any]) -> None:
+    """`state` is what `init` returns, here, and its warm-up known on the host."""
+    if not isinstance(state, PipelineState):
+        raise ValueError(
+            "`state` must be the pj.PipelineState that `train.init` returned, got"
+            f" {type(state).__name__}."
+        )
+    if isinstance(state.calls, jax.core.Tracer):
+        raise ValueError(
+            "`train.step` must not be traced in a run with `warmup_steps` or a schedule"
+            " of all-reduces: which program runs is decided between steps, got a traced"
+            " `state.calls`. Call it outside jit and scan, or warm up with"
+            " `train.plain` first."
+        )
+    step = state.step
+    if not _is_array(step):
+        return
+    if any(map(_is_deleted, jax.tree.leaves(state))):
+        paths = jax.tree_util.tree_leaves_with_path(state)
+        name = next(jax.tree_util.keystr(p) for p, leaf in paths if _is_deleted(leaf))
+        raise ValueError(
+            f"`state` must not have been donated, got one whose `{name[1:]}` is"
+            " deleted: a step made with donate=True has overwritten it. Go on from the"
+            " state which that step returned, or copy what you keep:"
+            " `jax.tree.map(jnp.copy, state)`."
+        )
+    if step.committed and step.sharding.device_set != devices:
+        raise ValueError(
+            f"`state` must be of this mesh, on devices {_ids(devices)}; got one on"
+            f" devices {_ids(step.sharding.device_set)}. {_GO_ON}"
+        )
+
+
+def _ids(devices: Any) -> list[int]:
+    return sorted(device.id for device in devices)
+
+
+def check_in_flight(
+    in_flight: PipelinedMeanState, width: int, devices: int, *, feeds_back: bool
+) -> None:
+    """The pipeline in the state is as wide as the step's, and on as many devices.
+
+    And it has a deviation where the step feeds that back.
+    """
+    found = width_of(in_flight)
+    if found != width:
+        raise ValueError(
+            f"`state` must be of width {width}, as this train step; got one of width"
+            f" {found}. {_GO_ON}"
+        )
+    parts = in_flight.filled.shape[0]
+    if parts != devices:
+        raise ValueError(
+            f"`state` must be of this mesh, with {devices} devices; got one of"
+            f" {parts} devices, which has as many gradients in flight. {_GO_ON}"
+        )
+    kept = bool(in_flight.deviation)
+    if kept != feeds_back:
+        raise ValueError(
+            f"`state` must {'' if feeds_back else 'not '}have a deviation to be fed"
+            f" back, as this train step {'does' if feeds_back else 'does not'}; got one"
+            f" {'with' if kept else 'without'} it. {_GO_ON}"
+        )
+
+
+def check_lengths(in_flight: PipelinedMeanState, least: dict[str, int]) -> None:
+    """What is in flight has the dtypes of these gradients, and room for them."""
+    lengths = lengths_of(in_flight)
+    if in_flight.pending and (
+        lengths.keys() != least.keys() or any(lengths[k] < least[k] for k in least)
+    ):
+        raise ValueError(
+            "`state` must have gradients in flight of these parameters and this"
+            f" `reduce_dtype`: at least {least} elements, got {lengths}. {_GO_ON}"
+        )
+
+
+def check_room(
+    message: Any, in_flight: PipelinedMeanState, reduce_dtype: DTypeLike | None
+) -> None:
+    """Everything in the message has its place among the gradients in flight."""
+    expected, lengths = buckets.sizes(message, reduce_dtype), lengths_of(in_flight)
+    if not in_flight.pending or lengths == expected:
+        return
+    metrics = [
+        jax.tree_util.keystr(path)
+        for path, _ in jax.tree_util.tree_leaves_with_path(message.metrics)
+    ]
+    if lengths == buckets.sizes(message._replace(metrics=None), reduce_dtype):
+        raise ValueError(
+            "`batch` must be given to `train.init` when `loss_fn` returns metrics,"
+            f" which travel with the gradients; got metrics {metrics} for which the"
+            " state has no room. Call `train.init(params, ..., batch=batch)`."
+        )
+    raise ValueError(
+        "`state` must have been made for what `loss_fn` returns: metrics"
+        f" {metrics}, {expected} elements in all, got one with {lengths} in flight."
+        f" {_GO_ON}"
+    )
+
+
+_GO_ON = (
+    "Drain it with the train step that made it, then go on from"
+    " `train.init(state.params, opt_state=state.opt_state)`."
+)

@@ -1,0 +1,149 @@
+"""Checks of the arguments of `make_train_step`, before anything is traced.
+
+Each message names the argument, the rule, the value and the remedy.
+"""
+
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.typing import DTypeLike
+
+from pipejax.collectives import AllReduce, Schedule
+from pipejax.collectives._all_reduce import check_axes
+from pipejax.integers import is_integer
+from pipejax.mesh import AxisName, axes
+
+
+def check_width(width: int) -> int:
+    """`width` as an int of at least 1, else a ValueError."""
+    if not is_integer(width, 1):
+        raise ValueError(
+            f"`width` must be an integer of at least 1, got {width!r}. 1 is synchronous"
+            " (D-Sync), 2 hides the all-reduce of one step behind the next."
+        )
+    return operator.index(width)
+
+
+def check_count(name: str, value: int, least: int) -> int:
+    """`value` as an int of at least `least`, else a ValueError."""
+    if not is_integer(value, least):
+        raise ValueError(
+            f"`{name}` must be an integer of at least {least}, got {value!r}."
+        )
+    return operator.index(value)
+
+
+def check_flag(name: str, value: bool) -> bool:
+    """`value`, or a ValueError if it is not a bool."""
+    if not isinstance(value, bool):
+        raise ValueError(f"`{name}` must be True or False, got {value!r}.")
+    return value
+
+
+def check_feedback(share: float, weight_prediction: bool) -> float:
+    """`share` as a float from 0 to below 1, and 0 without weight prediction."""
+    real = isinstance(share, int | float) and not isinstance(share, bool)
+    if not real or not 0 <= share < 1:
+        raise ValueError(
+            f"`deviation_feedback` must be a number from 0 to below 1, got {share!r}."
+            " 0.5 is the best at width 2."
+        )
+    if share and not weight_prediction:
+        raise ValueError(
+            "`deviation_feedback` must be 0 with weight_prediction=False, which"
+            f" predicts nothing that it could mend; got {share!r}."
+        )
+    return float(share)
+
+
+def check_floating(name: str, dtype: DTypeLike | None) -> DTypeLike | None:
+    """`dtype`, or a ValueError if it is not a floating one."""
+    if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(
+            f"`{name}` must be a floating dtype or None, got {dtype!r}. Choose"
+            " jnp.bfloat16 or jnp.float32."
+        )
+    return dtype
+
+
+def check_executor(name: str) -> str:
+    """`name`, or a ValueError if there is no such executor."""
+    if name not in ("auto", "fused", "host"):
+        raise ValueError(
+            f"`executor` must be 'auto', 'fused' or 'host', got {name!r}. 'auto' takes"
+            " the one that hides communication on the mesh's devices."
+        )
+    return name
+
+
+def check_all_reduce(
+    all_reduce: Any, axis_name: AxisName, several: bool = True
+) -> Schedule:
+    """One algorithm or more, or a ValueError if it is none, or not for these axes."""
+    schedule = all_reduce
+    if isinstance(all_reduce, AllReduce):
+        schedule = Schedule((all_reduce,))
+    elif isinstance(all_reduce, Schedule) and not several:
+        raise ValueError(
+            "`all_reduce` must be one algorithm inside a program: which of several runs"
+            " is decided between steps; got pj.collectives.scheduled(...). Use"
+            " pj.make_train_step, or make one step for each and choose."
+        )
+    if not isinstance(schedule, Schedule):
+        raise ValueError(
+            "`all_reduce` must be an algorithm such as pj.collectives.psum(), called,"
+            f" or pj.collectives.scheduled(...); got {all_reduce!r}."
+        )
+    for phase in schedule.phases:
+        check_axes(phase, axis_name)
+    return schedule
+
+
+def check_tx(tx: Any) -> Any:
+    """`tx`, or a ValueError if it is not an Optax transformation."""
+    if not (hasattr(tx, "init") and hasattr(tx, "update")):
+        raise ValueError(
+            "`tx` must be an optax.GradientTransformation, with `init` and `update`;"
+            f" got {type(tx).__name__}. For example optax.sgd(0.1)."
+        )
+    return tx
+
+
+def check_axis_name(axis_name: Any) -> AxisName:
+    """Returns `axis_name`, or raises a ValueError unless it names distinct axes."""
+    names = (axis_name,) if isinstance(axis_name, str) else axis_name
+    valid = isinstance(names, tuple) and all(isinstance(n, str) for n in names)
+    if not valid or not names or len(set(names)) < len(names):
+        raise ValueError(
+            "`axis_name` must be the name of a mesh axis, or a tuple of distinct names;"
+            f" got {axis_name!r}. Gradients are averaged over these axes: 'data', or"
+            " ('host', 'device')."
+        )
+    return axis_name
+
+
+def check_mesh(mesh: Mesh, axis_name: AxisName) -> Mesh:
+    """`mesh`, or a ValueError without such axes, or without devices of a process."""
+    if not isinstance(mesh, Mesh):
+        raise ValueError(
+            f"`mesh` must be a jax.sharding.Mesh, got {type(mesh).__name__}. Use"
+            " pj.data_mesh()."
+        )
+    if not set(axes(axis_name)) <= set(mesh.axis_names):
+        raise ValueError(
+            f"`mesh` must have the axis {axis_name!r}, got the axes"
+            f" {tuple(mesh.axis_names)}. Use pj.data_mesh(), or name the axis of the"
+            " data: `axis_name=...`."
+        )
+    there = mesh.devices.ravel().tolist()
+    left_out = {*range(jax.process_count())} - {each.process_index for each in there}
+    if left_out and there[0] in jax.devices():  # and not of an absent accelerator
+        raise ValueError(
+            f"`mesh` must have devices of all {jax.process_count()} processes of this"
+            f" job, got none of process {', '.join(map(str, sorted(left_out)))}. Use"
+            " pj.data_mesh(), or start as many processes as are to train."
+        )
+    return mesh

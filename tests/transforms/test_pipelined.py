@@ -1,0 +1,76 @@
+"""`pj.pipelined`: an optimizer in a user's own loop, beside `make_train_step`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pipejax as pj
+
+from ..grid import grid
+from ..helpers import assert_bits_equal
+from .flax_loop import Loop, assert_close, expected, init_params
+
+ADAMW = optax.adamw(1e-2, weight_decay=0.1)
+
+
+@grid(1, width=[3, 2, 1], check_vma=[False, True])
+def test_it_waits_for_the_first_gradient(width, check_vma):
+    tx = pj.pipelined(ADAMW, "data", width)
+    states = Loop(tx, check_vma=check_vma).run(width)
+    fresh = ADAMW.init(jax.tree.map(jnp.asarray, init_params()))
+    for state in states[: width - 1]:
+        assert_bits_equal(state.params, init_params())
+        assert_bits_equal(state.opt_state.inner_state, fresh)
+    assert int(states[width - 1].opt_state.inner_state[0].count) == 1
+    assert_close([s.params for s in states], expected(width, ADAMW))
+
+
+def test_a_chain_does_not_wait():
+    """What `pipelined` is for: in a chain, weights decay before a gradient arrives."""
+    tx = optax.chain(pj.pipelined_mean("data", width=2), ADAMW)
+    first = Loop(tx).run(2, 1)[0]
+    assert int(first.opt_state[1][0].count) == 1
+    kernel = first.params["Dense_0"]["kernel"]
+    assert not np.array_equal(kernel, init_params()["Dense_0"]["kernel"])
+
+
+@grid(
+    1,
+    optimizer=[ADAMW, optax.sgd(0.05, momentum=0.9)],
+    width=[3, 2, 1],
+    check_vma=[False, True],
+)
+def test_predicted_it_equals_make_train_step(optimizer, width, check_vma):
+    tx = pj.pipelined(optimizer, "data", width)
+    states = Loop(tx, check_vma=check_vma, ahead=optimizer).run(width)
+    wanted = expected(width, optimizer, weight_prediction=True)
+    assert_close([s.params for s in states], wanted, times=4)
+
+
+def test_extra_arguments_reach_the_optimizer():
+    tx = pj.pipelined(optax.polyak_sgd(), "data", 1)
+    params, seen = jnp.ones(4), []
+
+    def local(value):
+        state = tx.init(params)
+        updates, _ = tx.update(params, state, params, value=value)
+        seen.append(updates)
+        return updates
+
+    mapped = jax.shard_map(
+        local,
+        mesh=pj.data_mesh(2),
+        in_specs=jax.sharding.PartitionSpec(),
+        out_specs=jax.sharding.PartitionSpec(),
+        check_vma=False,
+    )
+    # Polyak's step: value / |g|^2 = 2 / 4.
+    np.testing.assert_allclose(jax.jit(mapped)(jnp.float32(2)), -0.5 * np.ones(4))
+
+
+@pytest.mark.parametrize("width", [0, 1.5])
+def test_width(width):
+    with pytest.raises(ValueError, match="`width` must be an integer of at least 1"):
+        pj.pipelined(ADAMW, "data", width)
