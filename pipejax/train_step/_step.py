@@ -176,8 +176,8 @@ class TrainStep:
         >>> import numpy as np, optax, pipejax as pj
         >>> loss_fn = lambda w, batch: ((w - batch) ** 2).mean()
         >>> train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(1))
-        >>> train.batch(np.zeros(4)).sharding.spec
-        PartitionSpec('data',)
+        >>> train.batch(np.zeros(4)).sharding.spec == jax.sharding.PartitionSpec("data")
+        True
         """
         check_part(local, len(self.mesh.local_devices))
         place = self.setting.data

@@ -121,7 +121,7 @@ def draws(rng, steps=3, devices=4):
         drawn = model(batch).mean()
         # One-hot by device, so that the mean over devices keeps them apart.
         here = jnp.arange(devices) == jax.lax.axis_index("data")
-        return drawn, jnp.where(here, drawn, 0.0) * devices
+        return drawn, list(jnp.where(here, drawn, 0.0) * devices)
 
     loss, params, model_state = pj.flax.nnx.split(model, noise)
     train = pj.make_train_step(

@@ -45,7 +45,7 @@ def full_loss(params, batch, *, model_state, rng):
     loss = loss_fn(params, batch | {"x": batch["x"] + 0.1 * noise})
     mean = 0.9 * model_state["mean"] + 0.1 * batch["x"].mean(0)
     after = {"mean": mean, "seen": model_state["seen"] + 1}
-    metrics = {"loss": loss, "by_feature": batch["x"].mean(0)}
+    metrics = {"loss": loss, "by_feature": list(batch["x"].mean(0))}
     return loss, pj.Aux(metrics=metrics, model_state=after)
 
 

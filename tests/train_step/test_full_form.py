@@ -117,7 +117,9 @@ def drawing(params, batch, *, rng):
     """Metrics: what each device drew, by device."""
     here = jnp.arange(DEVICES) == lax.axis_index("data")
     drawn = jax.random.uniform(rng)
-    return params * batch.mean(), pj.Aux(metrics=jnp.where(here, drawn, 0) * DEVICES)
+    return params * batch.mean(), pj.Aux(
+        metrics=list(jnp.where(here, drawn, 0) * DEVICES)
+    )
 
 
 def draws(width, seed, steps=6):
@@ -142,8 +144,8 @@ def test_a_key_for_every_microbatch():
     def loss(params, batch, *, rng):
         here = jnp.arange(DEVICES) == lax.axis_index("data")
         drawn = jax.random.uniform(rng)
-        metrics = jnp.where(here[None], jnp.stack([drawn, drawn**2])[:, None], 0)
-        return params * batch.mean(), pj.Aux(metrics=metrics * DEVICES)
+        metrics = [jnp.where(here, x, 0) * DEVICES for x in (drawn, drawn**2)]
+        return params * batch.mean(), pj.Aux(metrics=[list(x) for x in metrics])
 
     train, batch = make(loss, width=1, microbatches=4), np.ones(16, np.float32)
     # A raw key, as in older code.
@@ -161,7 +163,7 @@ def test_a_key_for_every_microbatch():
 def reporting(params, batch):
     loss = loss_fn(params, batch)
     positive = batch["y"] > 0
-    metrics = {"any": positive[0, 0], "rate": positive.mean(0), "loss": loss}
+    metrics = {"any": positive[0, 0], "rate": list(positive.mean(0)), "loss": loss}
     return loss, pj.Aux(metrics=metrics)
 
 
@@ -184,7 +186,7 @@ def test_metrics_are_means_and_lag(width, microbatches):
         assert float(info.metrics["any"]) == firsts.mean()
         np.testing.assert_array_equal(info.metrics["rate"], positive.mean(0))
         assert_bits_equal(info.metrics["loss"], info.loss)
-        assert info.metrics["rate"].dtype == np.float32
+        assert info.metrics["rate"][0].dtype == np.float32
     before = [init_params(), *(s.params for s in states)]
     for t, batch in enumerate(data[: len(data) - late]):
         wanted = loss_fn(before[t], batch)
