@@ -110,7 +110,8 @@ $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
 touch $@
 endef
 
-# Two rules: of one for both, make takes the second environment as made with the first.
+# Two rules, because of a pattern rule with two targets make believes that one run of its
+# recipe has made both environments.
 .venv/ready-%: pyproject.toml
 	$(set_up)
 

@@ -4,6 +4,7 @@ The axes of a mesh may be Auto, as `data_mesh` makes them, or Explicit, as
 `jax.make_mesh` does by default. A state has the axis types of its train step's mesh.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -90,19 +91,19 @@ def _by_host(devices: list[Any], hosts: int | None) -> tuple[int, int]:
 def on_mesh(
     local: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any
 ) -> Callable[..., Any]:
-    """`local`, which each device runs on its own share."""
+    """Returns `local` as a program that each device runs on its own share."""
     # Without `check_vma` a gradient stays the device's own (with it, jax.grad sums it
     # over the mesh, in step), and any loss function is accepted as it is.
     mapped = jax.shard_map(
         local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
-
     explicit = AxisType.Explicit in mesh.axis_types
 
+    @functools.wraps(local)  # profiles and reports show its name
     def on_own_mesh(*args: Any) -> Any:
         # The mesh of the caller's `jax.set_mesh` may have axes of another type.
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            if explicit:  # where arrays must be laid out as `shard_map` names them
+            if explicit:  # `shard_map` wants arrays laid out as its specs say
                 args = jax.tree.map(_resharded, in_specs, args, is_leaf=_is_spec)
             return mapped(*args)
 

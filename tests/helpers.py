@@ -41,6 +41,15 @@ OPTIMIZERS = {
 }
 
 
+def trajectory(train, params, data, *, drain=True):
+    """Returns the parameters after every step, and after a drain if there is one."""
+    state, out = train.init(params), []
+    for batch in data:
+        state, _ = train.step(state, batch)
+        out.append(state.params)
+    return [*out, train.drain(state).params] if drain else out
+
+
 def assert_bits_equal(a, b):
     """Same structure, dtypes and bits."""
     assert jax.tree.structure(a) == jax.tree.structure(b)

@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import subprocess
 
 ROOT = pathlib.Path(__file__).parents[1]
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -38,3 +39,15 @@ def test_every_module_needs_a_part():
         if not path.name.startswith("_") and path.name != "py.typed"
     }
     assert set().union(*table().values()) == modules | {"experiments/"}
+
+
+def test_both_environments_are_set_up(tmp_path):
+    """GNU make takes one pattern rule with two targets as one run for both."""
+    for name in ("Makefile", "pyproject.toml"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    targets = (".venv/ready-dev", ".venv-other/ready-dev")
+    command = ["make", "-n", "OTHER_PYTHON=python3", *targets]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert re.findall(r"-m venv (\S+)", done.stdout) == [".venv", ".venv-other"]

@@ -18,7 +18,7 @@ from pipejax.mesh import AxisName, axes
 
 
 def check_width(width: int) -> int:
-    """`width` as an int of at least 1, else a ValueError."""
+    """Returns `width` as an int; raises a ValueError below 1."""
     if not is_integer(width, 1):
         raise ValueError(
             f"`width` must be an integer of at least 1, got {width!r}. 1 is synchronous"
@@ -28,7 +28,7 @@ def check_width(width: int) -> int:
 
 
 def check_count(name: str, value: int, least: int) -> int:
-    """`value` as an int of at least `least`, else a ValueError."""
+    """Returns `value` as an int; raises a ValueError below `least`."""
     if not is_integer(value, least):
         raise ValueError(
             f"`{name}` must be an integer of at least {least}, got {value!r}."
@@ -37,14 +37,17 @@ def check_count(name: str, value: int, least: int) -> int:
 
 
 def check_flag(name: str, value: bool) -> bool:
-    """`value`, or a ValueError if it is not a bool."""
+    """Returns `value`; raises a ValueError if it is not a bool."""
     if not isinstance(value, bool):
         raise ValueError(f"`{name}` must be True or False, got {value!r}.")
     return value
 
 
 def check_feedback(share: float, weight_prediction: bool) -> float:
-    """`share` as a float from 0 to below 1, and 0 without weight prediction."""
+    """Returns `share` as a float; raises a ValueError outside of [0, 1).
+
+    Without weight prediction it must be 0.
+    """
     real = isinstance(share, int | float) and not isinstance(share, bool)
     if not real or not 0 <= share < 1:
         raise ValueError(
@@ -60,7 +63,7 @@ def check_feedback(share: float, weight_prediction: bool) -> float:
 
 
 def check_floating(name: str, dtype: DTypeLike | None) -> DTypeLike | None:
-    """`dtype`, or a ValueError if it is not a floating one."""
+    """Returns `dtype`; raises a ValueError if it is not a floating one."""
     if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(
             f"`{name}` must be a floating dtype or None, got {dtype!r}. Choose"
@@ -70,7 +73,7 @@ def check_floating(name: str, dtype: DTypeLike | None) -> DTypeLike | None:
 
 
 def check_executor(name: str) -> str:
-    """`name`, or a ValueError if there is no such executor."""
+    """Returns `name`; raises a ValueError if there is no such executor."""
     if name not in ("auto", "fused", "host"):
         raise ValueError(
             f"`executor` must be 'auto', 'fused' or 'host', got {name!r}. 'auto' takes"
@@ -82,7 +85,10 @@ def check_executor(name: str) -> str:
 def check_all_reduce(
     all_reduce: Any, axis_name: AxisName, several: bool = True
 ) -> Schedule:
-    """One algorithm or more, or a ValueError if it is none, or not for these axes."""
+    """Returns a schedule of one algorithm or more.
+
+    Raises a ValueError for what is no algorithm, and for one that needs other axes.
+    """
     schedule = all_reduce
     if isinstance(all_reduce, AllReduce):
         schedule = Schedule((all_reduce,))
@@ -103,7 +109,7 @@ def check_all_reduce(
 
 
 def check_tx(tx: Any) -> Any:
-    """`tx`, or a ValueError if it is not an Optax transformation."""
+    """Returns `tx`; raises a ValueError if it is not an Optax transformation."""
     if not (hasattr(tx, "init") and hasattr(tx, "update")):
         raise ValueError(
             "`tx` must be an optax.GradientTransformation, with `init` and `update`;"
@@ -113,7 +119,7 @@ def check_tx(tx: Any) -> Any:
 
 
 def check_axis_name(axis_name: Any) -> AxisName:
-    """Returns `axis_name`, or raises a ValueError unless it names distinct axes."""
+    """Returns `axis_name`; raises a ValueError unless it names distinct axes."""
     names = (axis_name,) if isinstance(axis_name, str) else axis_name
     valid = isinstance(names, tuple) and all(isinstance(n, str) for n in names)
     if not valid or not names or len(set(names)) < len(names):
@@ -126,7 +132,7 @@ def check_axis_name(axis_name: Any) -> AxisName:
 
 
 def check_mesh(mesh: Mesh, axis_name: AxisName) -> Mesh:
-    """`mesh`, or a ValueError without such axes, or without devices of a process."""
+    """Returns `mesh`; raises a ValueError unless it has the axes and all processes."""
     if not isinstance(mesh, Mesh):
         raise ValueError(
             f"`mesh` must be a jax.sharding.Mesh, got {type(mesh).__name__}. Use"

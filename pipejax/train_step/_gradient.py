@@ -155,9 +155,7 @@ def _in_dtype_of(after: Any, before: Any) -> jax.Array:
 
 
 def _cast(tree: Any, dtype: DTypeLike) -> Any:
-    return jax.tree.map(
-        lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
-    )
+    return jax.tree.map(lambda x: x.astype(dtype) if _is_floating(x) else x, tree)
 
 
 def _check_loss(loss: Any, aux: Any) -> None:

@@ -6,9 +6,8 @@ One step, in full:
 2. the pipeline trades it for the sum of the messages of K-1 steps ago
 3. the update applies that, unless it has not arrived or is not finite
 
-1 and 3 are `Halves`; how they and the sum between them run is the executor's business.
-Warm-up is the same step at width 1, past an empty pipeline; draining is 3 alone, for
-each message still in flight.
+1 and 3 are `Halves`; the executor runs them and the sum in between. Warm-up is the same
+step at width 1, past an empty pipeline. A drain is 3 alone, for each message in flight.
 """
 
 import dataclasses
@@ -16,11 +15,8 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pipejax import buckets
@@ -28,23 +24,13 @@ from pipejax.collectives import Schedule, Transfer
 from pipejax.executors import Executor, Setting, choose
 from pipejax.mesh import AxisName, laid_out
 from pipejax.message import MessageForm
-from pipejax.pipeline import PipelinedMeanState, at_width_1, empty_pipeline
+from pipejax.pipeline import PipelinedMeanState, at_width_1
 
-from ._check_input import (
-    check_batch,
-    check_global,
-    check_in_flight,
-    check_keywords,
-    check_optimizer,
-    check_params,
-    check_part,
-    check_replicated,
-    check_state,
-)
-from ._check_settings import check_count
-from ._gradient import empty_message
+from ._check_input import check_batch, check_in_flight, check_state
+from ._feed import check_global, global_batch, least_of_all_processes
 from ._halves import Halves
-from ._state import Carry, Message, PipelineState, StepInfo
+from ._init import initial
+from ._state import Carry, PipelineState, StepInfo
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,7 +55,7 @@ class TrainStep:
         opt_state: optax.OptState | None = None,
         batch: Any = None,
     ) -> PipelineState:
-        """The state before the first step, laid out on the mesh.
+        """Lays out the state before the first step on the mesh.
 
         Args:
           params: pytree of floating arrays.
@@ -85,41 +71,14 @@ class TrainStep:
           A `PipelineState`; copies, `params` themselves are never donated.
 
         Raises:
-          ValueError: if a parameter is not floating, or the batch does not divide.
+          ValueError: for parameters that are not floating or are sharded, keywords that
+            `loss_fn` does not take, optimizers that cannot be delayed, a bad batch.
         """
-        check_params(params)
-        check_keywords(self.halves.loss_fn, model_state=model_state, rng=rng)
-        given = {"params": params, "model_state": model_state, "opt_state": opt_state}
-        for name, tree in given.items():
-            check_replicated(name, tree)
-        tx = self.halves.tx
-        check_optimizer(
-            jax.eval_shape(tx.init, params) if opt_state is None else opt_state,
-            plain_delay=self.width > 1 and not self.halves.weight_prediction,
+        self.executor.join()  # only one thread may launch collectives
+        given = params, model_state, rng, opt_state, batch
+        carry, in_flight = initial(
+            self.halves, self.setting, *given, feeds_back=self.feeds_back
         )
-        # Placing arrays on several processes compares them, with a collective.
-        self.executor.join()
-        replicated = NamedSharding(self.mesh, P())
-        params, model_state, rng, opt_state = args = jax.device_put(
-            (params, model_state, rng, opt_state), replicated
-        )
-        message = self._message_shape(params, model_state, rng, batch)
-        sizes = buckets.sizes(message, self.halves.reduce_dtype)
-
-        def make(params: Any, model_state: Any, rng: Any, opt_state: Any) -> Any:
-            carry = Carry(
-                params=params,
-                opt_state=tx.init(params) if opt_state is None else opt_state,
-                model_state=model_state,
-                rng=rng,
-                skipped=jnp.zeros((), jnp.int32),
-                step=jnp.zeros((), jnp.int32),
-            )
-            fed = self.feeds_back
-            return carry, empty_pipeline(sizes, self.width, {}, feeds_back=fed)
-
-        specs = (P(), P(self.axis_name))
-        carry, in_flight = jax.jit(self.setting.on_mesh(make, P(), specs))(*args)
         in_flight = in_flight._replace(codec_states=self.codec_states(carry))
         counted = self.warmup_steps or self.schedule.boundaries
         return carry.joined(in_flight, np.int32(0) if counted else None)
@@ -159,12 +118,12 @@ class TrainStep:
     def batch(self, local: Any) -> Any:
         """Makes the global batch of which this process has the part `local`.
 
-        With P processes that have n examples each, the global batch has P n, in the
-        order of the processes' devices on the mesh. Every process must call this with
-        as many examples; on one process, `local` is the global batch.
+        With P processes that have n examples each, the global batch has P n examples,
+        in the order of the processes' devices on the mesh. Every process must call this
+        with the same n. On one process, `local` is the whole batch.
 
         Args:
-          local: pytree of arrays, NumPy's for example, whose leading axis is this
+          local: pytree of arrays, such as NumPy arrays, whose leading axis is this
             process's part of the batch.
 
         Returns:
@@ -179,31 +138,26 @@ class TrainStep:
         >>> train.batch(np.zeros(4)).sharding.spec == jax.sharding.PartitionSpec("data")
         True
         """
-        check_part(local, len(self.mesh.local_devices))
-        place = self.setting.data
-        return jax.tree.map(
-            lambda x: jax.make_array_from_process_local_data(place, np.asarray(x)),
-            local,
-        )
+        return global_batch(local, self.setting.data, self.setting.devices)
 
     def fewest_batches(self, own: int) -> int:
-        """Agrees with all processes on the least of their numbers of batches.
+        """Returns the least number of batches that any process has.
 
         A step waits for every process, so a process that has one batch more than the
-        others waits for ever. Every process must call this before an epoch:
-
-          `steps = train.fewest_batches(len(loader))`
-          `for local in itertools.islice(loader, steps): ...`
+        others waits for ever. Every process must call this before an epoch, and take as
+        many batches as it returns: `itertools.islice(loader, fewest)`.
 
         Args:
           own: how many batches this process has.
 
         Returns:
-          The least that a process has given, the same on all of them.
+          The least `own` of all processes, the same on each of them.
+
+        Raises:
+          ValueError: if `own` is not a nonnegative integer.
         """
-        check_count("own", own, 0)
         self.executor.join()  # only one thread may launch collectives
-        return int(multihost_utils.process_allgather(np.int32(own)).min())
+        return least_of_all_processes(own)
 
     def drain(self, state: PipelineState) -> PipelineState:
         """Reduces and applies, in order, every gradient in flight.
@@ -234,9 +188,8 @@ class TrainStep:
           batch: arrays or `jax.ShapeDtypeStruct`s.
 
         Returns:
-          The `jax.stages.Lowered` of what `step` runs in the end, past warm-up and the
-          last boundary of a schedule. Of the host
-          executor it is the compute alone: the all-reduce is a program of its own.
+          The `jax.stages.Lowered` of what `step` runs past warm-up and schedule. With
+          the host executor it is the compute alone, without the all-reduce.
 
         Raises:
           ValueError: as `step`.
@@ -345,17 +298,3 @@ class TrainStep:
             # Only one thread may launch collectives; what it sums is begun anew.
             self.phases[number - 1].executor.join()
         return self.phases[number]
-
-    def _message_shape(
-        self, params: Any, model_state: Any, rng: Any, batch: Any
-    ) -> Message:
-        """The shapes of one device's message."""
-        if batch is None:
-            return jax.eval_shape(empty_message, params, model_state)
-        check_batch(batch, self.setting.devices, self.halves.microbatches)
-
-        def local(params: Any, model_state: Any, rng: Any, batch: Any) -> Message:
-            return self.halves.message(params, model_state, rng, batch)[0]
-
-        local = self.setting.on_mesh(local, (P(), P(), P(), P(self.axis_name)), P())
-        return jax.eval_shape(local, params, model_state, rng, batch)

@@ -1,4 +1,4 @@
-"""A whole optimizer, pipelined: no update before the first gradient has arrived."""
+"""An optimizer whose gradients are averaged over devices and applied late."""
 
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from ._pipelined_mean import pipelined_mean
 
 
 class PipelinedState(NamedTuple):
-    """What `pipelined` carries from one step to the next.
+    """State of `pipelined`.
 
     Attributes:
       in_flight: this device's gradients that are computed and not yet applied; each

@@ -62,7 +62,7 @@ def predicted_params(
 
 
 def _parts(opt_state: Any) -> tuple[PipelinedMeanState, Any, Sequence[Any]]:
-    """Gradients in flight, the optimizer's state, and which of the former count."""
+    """Returns the pipeline, the optimizer's state, and which gradients to apply."""
     if isinstance(opt_state, PipelinedState):
         in_flight = opt_state.in_flight
         return in_flight, opt_state.inner_state, arrivals(in_flight)
@@ -72,7 +72,7 @@ def _parts(opt_state: Any) -> tuple[PipelinedMeanState, Any, Sequence[Any]]:
         and isinstance(opt_state[0], PipelinedMeanState)
     ):
         in_flight, *rest = opt_state
-        # A chain applies the zeros of the start, so a prediction does.
+        # A chain passes the zeros of the start to the optimizer; so does a prediction.
         every = [True] * len(in_flight.pending)
         return in_flight, rest[0] if len(rest) == 1 else tuple(rest), every
     raise ValueError(

@@ -74,7 +74,7 @@ def exact(*widths):
 
 
 def fed():
-    """What a process's own batch becomes, and what a NumPy one is told."""
+    """Makes a global batch of this process's part, and gives a step local arrays."""
     train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh())
     rank, (whole,) = jax.process_index(), batches(1)
     mine = jax.tree.map(lambda x: np.split(x, jax.process_count())[rank], whole)

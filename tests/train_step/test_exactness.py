@@ -14,18 +14,17 @@ import pipejax as pj
 from pipejax.pipeline import count_in_flight
 
 from ..grid import grid
-from ..helpers import OPTIMIZERS, assert_bits_equal, batches, init_params, loss_fn
+from ..helpers import (
+    OPTIMIZERS,
+    assert_bits_equal,
+    batches,
+    init_params,
+    loss_fn,
+    trajectory,
+)
 from ..reference import pipe_sgd
 
 STEPS = 9
-
-
-def trajectory(train, data, *, drain=True):
-    state, out = train.init(init_params()), []
-    for batch in data:
-        state, _ = train.step(state, batch)
-        out.append(state.params)
-    return [*out, train.drain(state).params] if drain else out
 
 
 @functools.cache
@@ -52,7 +51,7 @@ def test_recursion(width, devices, name, warmup_steps):
         warmup_steps=warmup_steps,
         weight_prediction=False,
     )
-    got = trajectory(train, batches(STEPS))
+    got = trajectory(train, init_params(), batches(STEPS))
     expected = reference(name, devices, width, warmup_steps)
     if devices == 1 or name == "sgd":
         # The sum runs in rank order in both, and u(g) = 0.1 g leaves no choice of how
@@ -91,7 +90,9 @@ def test_width_one_is_a_psum_and_an_optax_step(name, devices):
         params, opt_state = by_hand(params, opt_state, batch)
         expected.append(params)
     train = pj.make_train_step(loss_fn, tx, mesh=mesh, width=1)
-    assert_bits_equal(trajectory(train, batches(20), drain=False), expected)
+    assert_bits_equal(
+        trajectory(train, init_params(), batches(20), drain=False), expected
+    )
 
 
 @grid(1, width=[2, 3, 4], warmup_steps=[0, 2])
@@ -225,7 +226,7 @@ def test_steps_inside_a_scan():
         return lax.scan(train.step, state, data)
 
     state, info = run(train.init(init_params()), data)
-    expected = trajectory(train, batches(6), drain=False)[-1]
+    expected = trajectory(train, init_params(), batches(6), drain=False)[-1]
     chex.assert_trees_all_close(state.params, expected, rtol=1e-6, atol=1e-7)
     assert info.applied.tolist() == [False] + [True] * 5
     assert int(state.step) == 6

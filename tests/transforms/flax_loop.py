@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 
-from ..helpers import batches
+from ..helpers import batches, trajectory
 
 DEVICES, STEPS = 4, 6
 
@@ -98,16 +98,12 @@ def expected(width, tx=optax.sgd(0.1), weight_prediction=False):  # noqa: B008
         width=width,
         weight_prediction=weight_prediction,
     )
-    state, out = train.init(init_params()), []
-    for batch in batches(STEPS):
-        state, _ = train.step(state, batch)
-        out.append(state.params)
-    return [*out, train.drain(state).params]
+    return trajectory(train, init_params(), batches(STEPS))
 
 
-def assert_close(got, wanted, times=1):
+def assert_close(got, wanted):
     # Two programs may contract Adam's or momentum's multiplications with additions in
     # different places: the bound of test_exactness.py, derived there.
     largest = max(np.abs(x).max() for x in jax.tree.leaves(wanted))
-    bound = times * 4 * STEPS * np.finfo(np.float32).eps / 2 * largest
+    bound = 4 * STEPS * np.finfo(np.float32).eps / 2 * largest
     chex.assert_trees_all_close(got, wanted, rtol=0, atol=bound)

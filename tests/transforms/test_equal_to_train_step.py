@@ -13,7 +13,7 @@ import pipejax as pj
 from pipejax import collectives, transforms
 
 from ..grid import each, grid
-from ..helpers import batches, init_params, loss_fn
+from ..helpers import batches, init_params, loss_fn, trajectory
 from .loops import DEVICES, HOSTS, hierarchical, int4, int8, sign, top_k
 
 STEPS = 6
@@ -64,11 +64,7 @@ def by_train_step(width, all_reduce, **settings):
         weight_prediction=False,
         **settings,
     )
-    state, out = train.init(init_params()), []
-    for batch in batches(STEPS):
-        state, _ = train.step(state, batch)
-        out.append(state.params)
-    return out
+    return trajectory(train, init_params(), batches(STEPS), drain=False)
 
 
 def assert_close(got, wanted):

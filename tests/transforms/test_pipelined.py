@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 
@@ -27,15 +28,6 @@ def test_it_waits_for_the_first_gradient(width, check_vma):
     assert_close([s.params for s in states], expected(width, ADAMW))
 
 
-def test_a_chain_does_not_wait():
-    """What `pipelined` is for: in a chain, weights decay before a gradient arrives."""
-    tx = optax.chain(pj.pipelined_mean("data", width=2), ADAMW)
-    first = Loop(tx).run(2, 1)[0]
-    assert int(first.opt_state[1][0].count) == 1
-    kernel = first.params["Dense_0"]["kernel"]
-    assert not np.array_equal(kernel, init_params()["Dense_0"]["kernel"])
-
-
 @grid(
     1,
     optimizer=[ADAMW, optax.sgd(0.05, momentum=0.9)],
@@ -46,24 +38,22 @@ def test_predicted_it_equals_make_train_step(optimizer, width, check_vma):
     tx = pj.pipelined(optimizer, "data", width)
     states = Loop(tx, check_vma=check_vma, ahead=optimizer).run(width)
     wanted = expected(width, optimizer, weight_prediction=True)
-    assert_close([s.params for s in states], wanted, times=4)
+    assert_close([s.params for s in states], wanted)
 
 
 def test_extra_arguments_reach_the_optimizer():
     tx = pj.pipelined(optax.polyak_sgd(), "data", 1)
-    params, seen = jnp.ones(4), []
+    params = jnp.ones(4)
 
     def local(value):
         state = tx.init(params)
-        updates, _ = tx.update(params, state, params, value=value)
-        seen.append(updates)
-        return updates
+        return tx.update(params, state, params, value=value)[0]
 
     mapped = jax.shard_map(
         local,
         mesh=pj.data_mesh(2),
-        in_specs=jax.sharding.PartitionSpec(),
-        out_specs=jax.sharding.PartitionSpec(),
+        in_specs=P(),
+        out_specs=P(),
         check_vma=False,
     )
     # Polyak's step: value / |g|^2 = 2 / 4.

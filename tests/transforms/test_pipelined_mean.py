@@ -70,6 +70,25 @@ def test_momentum_needs_no_mask():
     assert_close([s.params for s in states[:STEPS]], expected(width, tx)[:STEPS])
 
 
+@pytest.mark.parametrize("width", [pytest.param(2, marks=pytest.mark.full), 3])
+def test_conditionally_mask_holds_adamw_still_at_the_start(width):
+    tx = optax.adamw(1e-2, weight_decay=0.1)
+    held = optax.conditionally_mask(tx, lambda step: step >= width - 1)
+    states = Loop(chained(width, held)).run(width, STEPS)
+    fresh = tx.init(jax.tree.map(jnp.asarray, init_params()))
+    for state in states[: width - 1]:
+        assert_bits_equal(state.params, init_params())
+        assert_bits_equal(state.opt_state[1].inner_state, fresh)
+    assert int(states[width - 1].opt_state[1].inner_state[0].count) == 1
+    assert_close([s.params for s in states], expected(width, tx))
+
+    # What it is for: without it, weights decay before any gradient has arrived.
+    first = Loop(chained(width, tx)).run(width, 1)[0]
+    assert int(first.opt_state[1][0].count) == 1
+    kernel = first.params["Dense_0"]["kernel"]
+    assert not np.array_equal(kernel, init_params()["Dense_0"]["kernel"])
+
+
 def delayed(tx, gradients, *, run=None):
     """Every update of `tx` for gradients [steps, devices, ...], inside shard_map.
 
@@ -227,6 +246,16 @@ def test_gradients_taken_ahead_equal_those_of_make_train_step(inner, width, chec
     wanted = expected(width, inner, weight_prediction=True)
     got = [s.params for s in states[:STEPS]]  # a zero gradient moves momentum
     chex.assert_trees_all_close(got, wanted[:STEPS], rtol=0, atol=1e-6)
+
+
+def test_an_optimizer_that_counts_is_predicted_from_its_first_gradient_on():
+    """Held still at the start by Optax's mask, as without prediction."""
+    width, adamw = 3, optax.adamw(1e-2)
+    inner = optax.conditionally_mask(adamw, lambda step: step >= width - 1)
+    states = Loop(chained(width, inner), ahead=inner).run(width)
+    wanted = expected(width, adamw, weight_prediction=True)
+    got = [s.params for s in states[:STEPS]]
+    chex.assert_trees_all_close(got, wanted[:STEPS], rtol=0, atol=1e-5)
 
 
 def test_a_chain_of_several_is_given_as_one():

@@ -1,76 +1,17 @@
-"""Each rule a user may break: the argument, the rule, the value, the remedy."""
+"""What a train step is given: the argument, the rule, the value, the remedy."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn
-
-TX = optax.adam(1e-2)
-(BATCH,) = batches(1)
-
-
-def make(loss=loss_fn, *, devices=2, **settings):
-    settings = {"mesh": pj.data_mesh(devices)} | settings
-    return pj.make_train_step(loss, settings.pop("tx", TX), **settings)
-
-
-def refused(message):
-    return pytest.raises(ValueError, match=message)
-
-
-# make_train_step
-
-
-@pytest.mark.parametrize("width", [0, -1, True, False, 2.0, 1.5, "2", None, [2]])
-def test_width(width):
-    message = r"`width` must be an integer of at least 1, got .* 1 is synchronous"
-    with refused(message):
-        make(width=width)
-    with refused(message):
-        pj.pipelined_mean("data", width=width)
-
-
-def test_widths_of_other_integer_types():
-    assert make(width=np.int64(3)).width == 3
-
-
-@pytest.mark.parametrize("steps", [-1, 1.0, True, "3"])
-def test_warmup_steps(steps):
-    with refused(r"`warmup_steps` must be an integer of at least 0, got "):
-        make(warmup_steps=steps)
-
-
-@pytest.mark.parametrize("parts", [0, -2, 2.0, True])
-def test_microbatches(parts):
-    with refused(r"`microbatches` must be an integer of at least 1, got "):
-        make(microbatches=parts)
-
-
-@pytest.mark.parametrize("name", ["compute_dtype", "reduce_dtype"])
-@pytest.mark.parametrize("dtype", [jnp.int8, "int32", bool, jnp.complex64])
-def test_dtypes(name, dtype):
-    with refused(rf"`{name}` must be a floating dtype or None, got .* jnp.bfloat16"):
-        make(**{name: dtype})
-
-
-@pytest.mark.parametrize("wrong", [None, "psum", 3])
-def test_all_reduce(wrong):
-    with refused(rf"`all_reduce` must be an algorithm .* got {wrong!r}"):
-        make(all_reduce=wrong)
-
-
-@pytest.mark.parametrize("tx", [optax.sgd, None, 0.1])
-def test_tx(tx):
-    with refused(r"`tx` must be an optax.GradientTransformation, .* optax.sgd\(0.1\)"):
-        make(tx=tx)
+from .refusals import BATCH, TX, make, refused
 
 
 def test_tx_with_a_pipeline_of_its_own():
@@ -79,43 +20,6 @@ def test_tx_with_a_pipeline_of_its_own():
     for settings in ({}, {"opt_state": tx.init(params)}):
         with refused(r"`tx` must not hold pj.pipelined_mean, .* set `width`"):
             make(tx=tx).init(params, **settings)
-
-
-@pytest.mark.parametrize(
-    "axis_name", [None, (), 0, ["data"], ("data", None), ("data", "data")]
-)
-def test_axis_name(axis_name):
-    message = "`axis_name` must be the name of a mesh axis, or a tuple of distinct"
-    with refused(message):
-        make(axis_name=axis_name)
-    with refused(message):
-        pj.pipelined_mean(axis_name)
-
-
-def test_mesh_without_the_axis():
-    mesh = jax.make_mesh((2,), ("batch",))
-    message = r"`mesh` must have the axis 'data', got the axes \('batch',\).*axis_name"
-    with refused(message):
-        make(mesh=mesh)
-    assert make(mesh=mesh, axis_name="batch").axis_name == "batch"
-
-
-def test_mesh_without_devices_of_a_process(monkeypatch):
-    """Its program would run, and fail where it is to read the loss."""
-    monkeypatch.setattr(jax, "process_count", lambda: 3)
-    with refused("`mesh` must have devices of all 3 processes .* none of process 1, 2"):
-        make()
-    (absent,) = pj.overlap.topology("h100:1x1x1")
-    assert make(mesh=pj.data_mesh(devices=[absent])).width == 2
-
-
-@pytest.mark.parametrize("mesh", [None, 2, jax.devices])
-def test_mesh_that_is_none(mesh):
-    with refused(r"`mesh` must be a jax.sharding.Mesh, got \w+. Use pj.data_mesh\(\)"):
-        make(mesh=mesh)
-
-
-# init
 
 
 def test_integer_parameters():
@@ -210,9 +114,6 @@ def test_metrics_without_a_batch():
     synchronous.step(synchronous.init(init_params()), BATCH)
 
 
-# The batch
-
-
 @pytest.mark.parametrize("call", ["init", "step", "lower"])
 @pytest.mark.parametrize(
     ("size", "microbatches"), [(15, 1), (16, 3), (2, 2), (0, 1), (0, 2)]
@@ -234,26 +135,6 @@ def test_batch_that_does_not_divide(size, microbatches, call):
 
 
 @pytest.mark.parametrize(
-    "part", [{"x": np.ones((3, 2))}, {"x": np.ones(4), "y": np.ones(2)}, np.ones(())]
-)
-def test_part_that_does_not_divide(part):
-    with refused("`local` must hold arrays with one common .* multiple of its 2 dev"):
-        make().batch(part)
-
-
-@pytest.mark.parametrize("own", [-1, 2.0, None])
-def test_number_of_batches(own):
-    with refused("`own` must be an integer of at least 0, got"):
-        make().fewest_batches(own)
-
-
-def test_a_batch_on_one_process_is_what_it_was():
-    train = make()
-    assert_bits_equal(train.batch(BATCH), BATCH)
-    assert train.fewest_batches(3) == 3
-
-
-@pytest.mark.parametrize(
     "batch",
     [
         {},
@@ -271,89 +152,6 @@ def test_batch_without_a_common_axis(batch):
     )
     with refused(message):
         train.step(train.init(init_params()), batch)
-
-
-# What the loss function returns
-
-
-def returning(make_loss, message, **init):
-    """A loss function that breaks its contract, at every width and way of working."""
-    for settings in ({"width": 1}, {"microbatches": 2}):
-        train = make(lambda p, b, **kw: make_loss(loss_fn(p, b)), **settings)
-        with refused(message):
-            train.step(train.init(init_params(), **init), BATCH)
-
-
-def test_loss_that_is_a_vector():
-    returning(
-        lambda loss: jnp.stack([loss, loss]),
-        r"`loss_fn` must return a scalar, got an array of shape \(2,\). Average",
-    )
-
-
-def test_loss_that_is_an_integer():
-    returning(
-        lambda loss: loss.astype(jnp.int32),
-        r"`loss_fn` must return a floating scalar, got int32. Only a real loss",
-    )
-
-
-@pytest.mark.parametrize("out", [None, "loss", {"loss": 1}, 0, (1.0, 2.0, 3.0)])
-def test_loss_that_is_no_array(out):
-    name = type(out).__name__
-    returning(lambda loss: out, rf"`loss_fn` must return a scalar, or .* got {name}\.")
-
-
-@pytest.mark.parametrize("width", [1, 2])
-def test_metrics_that_are_no_real_scalars(width):
-    def step(metric):
-        train = make(
-            lambda p, b: (loss_fn(p, b), pj.Aux(metrics={"logits": metric})),
-            width=width,
-        )
-        train.step(train.init(init_params(), batch=BATCH), BATCH)
-
-    with refused(r"metrics that are scalars, .* `metrics\['logits'\]` of shape \(3,\)"):
-        step(jnp.ones(3))
-    with refused(r"real metrics, got `metrics\['logits'\]` of dtype complex64"):
-        step(jnp.complex64(1j))
-
-
-def test_loss_over_an_axis_that_the_mesh_does_not_have():
-    train = make(lambda params, batch: lax.pmean(loss_fn(params, batch), "model"))
-    state = train.init(init_params())
-    with refused("`loss_fn` must use axes of the mesh only: .* axis name: model"):
-        train.step(state, BATCH)
-
-
-@pytest.mark.parametrize("aux", [{"accuracy": 1.0}, None, 1.0])
-def test_aux_that_is_something_else(aux):
-    returning(
-        lambda loss: (loss, aux),
-        rf"pj.Aux\(metrics=...,.*got {type(aux).__name__} in second place",
-    )
-
-
-@pytest.mark.parametrize(
-    ("given", "returned"),
-    [
-        ({"mean": np.zeros(3, np.float32)}, None),
-        (None, {"mean": np.zeros(3, np.float32)}),
-        ({"mean": np.zeros(3, np.float32)}, {"var": np.zeros(3, np.float32)}),
-        ({"mean": np.zeros(3, np.float32)}, {"mean": np.float32(0)}),
-        ({"mean": np.zeros(3, np.float32)}, {"mean": np.zeros((3, 1), np.float32)}),
-    ],
-)
-def test_model_state_of_another_form(given, returned):
-    returning(
-        lambda loss: (loss, pj.Aux(model_state=returned)),
-        r"`loss_fn` must return the model state in the structure and shapes that"
-        r" `train.init` was given: .*, got .*call `train.init\(params, model_state=",
-        model_state=given,
-    )
-
-
-# The state
 
 
 def test_state_that_is_none():
@@ -457,9 +255,6 @@ def test_state_traced_during_the_warm_up():
         jax.eval_shape(train.drain, state)
 
 
-# What was given is unharmed
-
-
 def raises_late(params, batch):
     """Fails while it is traced, far inside the step."""
     return jnp.ones(3)
@@ -492,105 +287,3 @@ def test_a_refusal_harms_nothing(donate, failure):
     after, info = train.step(state, BATCH)
     assert bool(info.applied)
     assert int(after.step) == 2
-
-
-# pipelined_mean
-
-
-def on_mesh(tx, f, *, check_vma=False, axis="data"):
-    """`f(tx, state, params)` inside `shard_map`, with a state of its own."""
-    params = jax.tree.map(jnp.asarray, init_params())
-    mesh = pj.data_mesh(2, axis_name=axis)
-
-    def local(params, batch):
-        return f(tx, tx.init(params), params, batch)[0]
-
-    return jax.jit(
-        jax.shard_map(
-            local,
-            mesh=mesh,
-            in_specs=(P(), P(axis)),
-            out_specs=P(),
-            check_vma=check_vma,
-        )
-    )(params, BATCH)
-
-
-def gradients_of(params, batch):
-    return jax.grad(loss_fn)(params, batch)
-
-
-def test_axis_that_is_not_bound():
-    message = (
-        r"`axis_name` must be an axis of the surrounding shard_map or pmap, got 'data',"
-        r" .* Call this inside jax.shard_map over a mesh with the axis 'data'"
-    )
-    tx, params = pj.pipelined_mean("data"), init_params()
-    with refused(message):
-        tx.update(params, tx.init(params))
-    with refused(message):
-        jax.jit(tx.update)(params, tx.init(params))
-    with refused(message):
-        on_mesh(tx, lambda tx, s, p, b: tx.update(gradients_of(p, b), s), axis="rows")
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda g: {name: g[name] for name in ("hidden", "bias")},
-        lambda g: g | {"more": g["out"]},
-        lambda g: g | {"out": g["out"].T},
-        lambda g: g | {"bias": g["bias"][:, None]},
-        lambda g: (g["hidden"], g["bias"], g["out"]),
-    ],
-)
-def test_gradients_of_another_structure(change):
-    message = (
-        r"gradients must have the structure and shapes of the parameters: got .* for"
-        r" .* Take them with jax.grad with respect to the same pytree"
-    )
-    with refused(message):
-        on_mesh(
-            pj.pipelined_mean("data"),
-            lambda tx, s, p, b: tx.update(change(gradients_of(p, b)), s, p),
-        )
-
-
-def test_gradients_already_summed():
-    message = (
-        r"gradients must differ between the devices of 'data', got gradients that"
-        r" jax.grad has already summed .*jax.lax.pcast\(params, 'data', to='varying'\)`"
-        r", or pass `check_vma=False`"
-    )
-    tx = pj.pipelined_mean("data")
-    with refused(message):
-        on_mesh(
-            tx, lambda tx, s, p, b: tx.update(gradients_of(p, b), s), check_vma=True
-        )
-
-    def remedied(tx, state, params, batch):
-        varying = lax.pcast(params, "data", to="varying")
-        return tx.update(gradients_of(varying, batch), state)
-
-    on_mesh(tx, remedied, check_vma=True)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        lambda params: pj.pipelined_mean("data", width=3).init(params),
-        lambda params: pj.pipelined_mean("data", width=1).init(params),
-        lambda params: pj.pipelined_mean("data").init({"out": params["out"]}),
-        lambda params: pj.pipelined_mean("data", reduce_dtype="bfloat16").init(params),
-    ],
-)
-def test_pipeline_of_another_form(other):
-    message = (
-        r"`state` must come from `init` of the same width and parameters: width 2 with"
-        r" {'float32': 63} elements in flight, got width \d with .* Call `init` again"
-    )
-    with refused(message):
-        on_mesh(
-            pj.pipelined_mean("data"),
-            lambda tx, s, p, b: tx.update(gradients_of(p, b), other(p)),
-        )

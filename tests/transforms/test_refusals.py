@@ -1,0 +1,111 @@
+"""What `pipelined_mean` refuses: the argument, the rule, the value, the remedy."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
+
+from ..helpers import init_params, loss_fn
+from ..train_step.refusals import BATCH, refused
+
+
+def on_mesh(tx, f, *, check_vma=False, axis="data"):
+    """`f(tx, state, params)` inside `shard_map`, with a state of its own."""
+    params = jax.tree.map(jnp.asarray, init_params())
+    mesh = pj.data_mesh(2, axis_name=axis)
+
+    def local(params, batch):
+        return f(tx, tx.init(params), params, batch)[0]
+
+    return jax.jit(
+        jax.shard_map(
+            local,
+            mesh=mesh,
+            in_specs=(P(), P(axis)),
+            out_specs=P(),
+            check_vma=check_vma,
+        )
+    )(params, BATCH)
+
+
+def gradients_of(params, batch):
+    return jax.grad(loss_fn)(params, batch)
+
+
+def test_axis_that_is_not_bound():
+    message = (
+        r"`axis_name` must be an axis of the surrounding shard_map or pmap, got 'data',"
+        r" .* Call this inside jax.shard_map over a mesh with the axis 'data'"
+    )
+    tx, params = pj.pipelined_mean("data"), init_params()
+    with refused(message):
+        tx.update(params, tx.init(params))
+    with refused(message):
+        jax.jit(tx.update)(params, tx.init(params))
+    with refused(message):
+        on_mesh(tx, lambda tx, s, p, b: tx.update(gradients_of(p, b), s), axis="rows")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda g: {name: g[name] for name in ("hidden", "bias")},
+        lambda g: g | {"more": g["out"]},
+        lambda g: g | {"out": g["out"].T},
+        lambda g: g | {"bias": g["bias"][:, None]},
+        lambda g: (g["hidden"], g["bias"], g["out"]),
+    ],
+)
+def test_gradients_of_another_structure(change):
+    message = (
+        r"gradients must have the structure and shapes of the parameters: got .* for"
+        r" .* Take them with jax.grad with respect to the same pytree"
+    )
+    with refused(message):
+        on_mesh(
+            pj.pipelined_mean("data"),
+            lambda tx, s, p, b: tx.update(change(gradients_of(p, b)), s, p),
+        )
+
+
+def test_gradients_already_summed():
+    message = (
+        r"gradients must differ between the devices of 'data', got gradients that"
+        r" jax.grad has already summed .*jax.lax.pcast\(params, 'data', to='varying'\)`"
+        r", or pass `check_vma=False`"
+    )
+    tx = pj.pipelined_mean("data")
+    with refused(message):
+        on_mesh(
+            tx, lambda tx, s, p, b: tx.update(gradients_of(p, b), s), check_vma=True
+        )
+
+    def remedied(tx, state, params, batch):
+        varying = lax.pcast(params, "data", to="varying")
+        return tx.update(gradients_of(varying, batch), state)
+
+    on_mesh(tx, remedied, check_vma=True)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda params: pj.pipelined_mean("data", width=3).init(params),
+        lambda params: pj.pipelined_mean("data", width=1).init(params),
+        lambda params: pj.pipelined_mean("data").init({"out": params["out"]}),
+        lambda params: pj.pipelined_mean("data", reduce_dtype="bfloat16").init(params),
+    ],
+)
+def test_pipeline_of_another_form(other):
+    message = (
+        r"`state` must come from `init` of the same width and parameters: width 2 with"
+        r" {'float32': 63} elements in flight, got width \d with .* Call `init` again"
+    )
+    with refused(message):
+        on_mesh(
+            pj.pipelined_mean("data"),
+            lambda tx, s, p, b: tx.update(gradients_of(p, b), other(p)),
+        )
