@@ -8,7 +8,9 @@ had of a text:
   position is a pair of output place and kernel tap that falls on the input; not on
   padding, nor into a hole of a dilation. A TPU's matmuls are convolutions whose batch
   dimensions are such holes.
-- cuBLAS and cuDNN calls: the dot or convolution they stand for
+- ragged dot: that of one group, since each row belongs to one
+- cuBLAS and cuDNN calls: the dot or convolution they stand for; any other custom call
+  is named as not counted, unless it is known to multiply nothing
 - a loop its trip count times, a conditional its largest branch
 """
 
@@ -17,7 +19,8 @@ import functools
 import math
 import re
 
-from ._hlo import COLLECTIVES, Computation, Instruction, Module, Shape
+from ._collectives import COLLECTIVES
+from ._hlo import Computation, Instruction, Module, Shape, not_understood
 
 # No kernel runs for these: they name memory, or wait, or communicate.
 _FREE = {
@@ -26,7 +29,7 @@ _FREE = {
     "bitcast",
     "constant",
     "get-tuple-element",
-    "optimization-barrier",
+    "opt-barrier",
     "parameter",
     "partition-id",
     "replica-id",
@@ -38,9 +41,13 @@ _FREE = {
 }
 _DOTS = {"dot", "ragged-dot", "scaled-dot"}
 _MATMULS = {*_DOTS, "convolution", "custom-call"}
-_LIBRARY = re.compile(
-    r"__cu(?!b\$)|__onednn|matmul|gemm|conv|fmha|attention|tpu_custom_call|triton|mosaic",
-    re.IGNORECASE,
+# Custom calls that multiply nothing. Any other may, and may even communicate.
+_HARMLESS = re.compile(
+    r"__cub\$.*|.*TopK|AllocateBuffer|ConcatBitcast|AsyncCollective(Start|Done)"
+    r"|PrepareAsyncCall(Start|Done)|SliceId|ZeroCrop|PadToStatic|SliceToDynamic"
+    r"|AssumeGatherIndicesInBound|GatherScatterIndicesBitpacked|Sharding"
+    r"|SPMDFullToShardShape|SPMDShardToFullShape|MoveTo(Host|Device)|X64(Split|Combine).*"
+    r"|annotate_device_placement|LayoutConstraint|LocalSort|xla_.*python_.*callback"
 )
 
 
@@ -102,6 +109,8 @@ class Counter:
             self._note(op)
         # The body of a fusion, or of what runs asynchronously, is no kernel of its own.
         inner = sum(map(self.whole, op.calls), Work())
+        if inner.matmuls and not op.opcode.endswith(("fusion", "-start")):
+            self.uncounted[op.name] = f"{op.opcode} of a matmul, counted once"
         free = op.opcode in _FREE or op.opcode.endswith("-start")
         return dataclasses.replace(inner, operations=int(inner.matmuls > 0 or not free))
 
@@ -115,9 +124,12 @@ class Counter:
 
     def trips(self, loop: Instruction, home: Computation) -> int:
         """How often the body of `loop` runs; 1, and noted, if that is not known."""
-        pattern = r'"known_trip_count":\{"n":"?(\d+)'
-        if known := re.search(pattern, loop.backend_config):
-            return int(known.group(1))
+        known = loop.config.get("known_trip_count")
+        if known is not None:
+            try:
+                return int(known["n"])
+            except (KeyError, TypeError, ValueError):
+                loop.refuse(f"its trip count is {known}")
         counted = _counted(loop, home, self.module)
         if counted is None:
             self.uncounted[loop.name] = "a loop of unknown length, counted once"
@@ -125,30 +137,45 @@ class Counter:
 
     def _matmul(self, op: Instruction, home: Computation) -> float:
         shapes = [home[name].shapes[0] for name in op.operands if home[name].shapes]
-        if op.opcode in _DOTS:
-            contracting = op.attributes.get("lhs_contracting_dims", "{}")
-            return _dot(shapes[0], op.shapes[0], contracting)
-        if op.opcode == "convolution":
-            return _convolution(op, shapes[0], shapes[1], op.shapes[0])
-        if op.target.startswith(("__cublas$gemm", "__cublas$lt$matmul")):
-            pattern = r'"lhs_contracting_dimensions":\[([^\]]*)\]'
-            if dims := re.search(pattern, op.backend_config):
-                return _dot(shapes[0], op.shapes[0], dims.group(1))
-        elif op.target.startswith("__cudnn$conv") and "dim_labels" in op.attributes:
-            # A backward pass multiplies as often as the forward pass that it belongs
-            # to, whose window and labels it carries: put its arrays in their places.
-            if op.target.endswith("BackwardInput"):
-                return _convolution(op, op.shapes[0], shapes[1], shapes[0])
-            if op.target.endswith("BackwardFilter"):
-                return _convolution(op, shapes[0], op.shapes[0], shapes[1])
-            return _convolution(op, shapes[0], shapes[1], op.shapes[0])
-        self._note(op)
-        return 0.0
+        try:
+            flops = _flops(op, shapes)
+        except (IndexError, KeyError, ValueError) as error:
+            raise not_understood(op.line, "its FLOPs cannot be counted") from error
+        if flops is None:
+            self._note(op)
+        return flops or 0.0
 
     def _note(self, call: Instruction) -> None:
-        """Names a custom call that may well be a matmul, and cannot be looked into."""
-        if _LIBRARY.search(call.target):
-            self.uncounted[call.name] = f"{call.target}, its FLOPs counted as 0"
+        """Names what may well be a matmul, and cannot be looked into."""
+        if not _HARMLESS.fullmatch(call.target):
+            what = call.target or call.opcode
+            self.uncounted[call.name] = f"{what}, its FLOPs counted as 0"
+
+
+def _flops(op: Instruction, shapes: list[Shape]) -> float | None:
+    """FLOPs of a matmul of arrays of these shapes; `None` if they are not known."""
+    if op.opcode in _DOTS:
+        contracting = op.attributes.get("lhs_contracting_dims", "{}")
+        # Groups of what is summed over are as many results: each has a part of the sum.
+        if op.attributes.get("lhs_ragged_dims", "none") in contracting:
+            return None
+        return _dot(shapes[0], op.shapes[0], contracting)
+    if op.opcode == "convolution":
+        return _convolution(op, shapes[0], shapes[1], op.shapes[0])
+    if op.target.startswith(("__cublas$gemm", "__cublas$lt$matmul")):
+        gemm = op.config.get("gemm_backend_config", {})
+        dims = gemm.get("dot_dimension_numbers", {}).get("lhs_contracting_dimensions")
+        if dims is not None:
+            return _dot(shapes[0], op.shapes[0], ",".join(map(str, dims)))
+    elif op.target.startswith("__cudnn$conv") and "dim_labels" in op.attributes:
+        # A backward pass multiplies as often as the forward pass that it belongs to,
+        # whose window and labels it carries: put its arrays in their places.
+        if op.target.endswith("BackwardInput"):
+            return _convolution(op, op.shapes[0], shapes[1], shapes[0])
+        if op.target.endswith("BackwardFilter"):
+            return _convolution(op, shapes[0], op.shapes[0], shapes[1])
+        return _convolution(op, shapes[0], shapes[1], op.shapes[0])
+    return None
 
 
 def _dot(lhs: Shape, out: Shape, contracting: str) -> float:
@@ -219,27 +246,42 @@ def _counted(loop: Instruction, home: Computation, module: Module) -> int | None
 
     Where a backend does not print it (TPU): `i` is an element of the loop's tuple.
     """
-    condition = module.computations[loop.attributes["condition"].strip("%")]
-    body = module.computations[loop.attributes["body"].strip("%")]
-    test, initial = condition.root, home[loop.operands[0]]
-    if test.attributes.get("direction") != "LT" or initial.opcode != "tuple":
+    condition = module.computations[loop.attribute("condition").strip("%")]
+    body = module.computations[loop.attribute("body").strip("%")]
+    test, initial = condition.root, home[loop.operand()]
+    if test.attributes.get("direction") != "LT":
         return None
-    counter, stop = condition[test.operands[0]], _number(condition, test.operands[1])
-    place = int(counter.attributes.get("index", -1))
-    if place < 0 or body.root.opcode != "tuple":
+    place, stop = _element(condition, test.operand()), test.operand(1)
+    if place is None or {initial.opcode, body.root.opcode} != {"tuple"}:
         return None
-    start = _number(home, initial.operands[place])
-    added = body[body.root.operands[place]]
-    steps = [_number(body, name) for name in added.operands]
-    step = next((n for n in steps if n is not None), 0)
-    if added.opcode != "add" or start is None or stop is None or not step:
+    added = body[body.root.operand(place)]
+    steps = [name for name in added.operands if _element(body, name) != place]
+    if added.opcode != "add" or len(steps) != 1:
         return None
-    return max(0, -(-(stop - start) // step))
+    first, last = _number(home, initial.operand(place)), _number(condition, stop)
+    step = _number(body, steps[0])
+    if first is None or last is None or step is None or step <= 0:
+        return None
+    return max(0, -(-(last - first) // step))
+
+
+def _element(home: Computation, name: str) -> int | None:
+    """Which element of its computation's tuple this is."""
+    op = _original(home, name)
+    if op.opcode != "get-tuple-element" or home[op.operand()].opcode != "parameter":
+        return None
+    return op.index
 
 
 def _number(home: Computation, name: str) -> int | None:
-    op = home[name]
-    while op.opcode in ("copy", "bitcast"):
-        op = home[op.operands[0]]
+    op = _original(home, name)
     integer = op.opcode == "constant" and re.fullmatch(r"-?\d+", op.literal)
     return int(op.literal) if integer else None
+
+
+def _original(home: Computation, name: str) -> Instruction:
+    """What this is a copy of."""
+    op = home[name]
+    while op.opcode in ("copy", "bitcast"):
+        op = home[op.operand()]
+    return op

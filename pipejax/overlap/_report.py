@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 
 _NONE = """\
 no collectives: there is no communication to hide. Perhaps the program runs on one
-device; or it was compiled without a mesh (jit alone, no shard_map or shardings); or XLA
-removed collectives whose result nobody uses; or the all-reduce is a program of its own,
-as the host executor has it."""
+device (JAX_NUM_CPU_DEVICES=8 in the environment makes eight of a CPU); or it was
+compiled without a mesh (jit alone, no shard_map or shardings); or XLA removed
+collectives whose result nobody uses; or the all-reduce is a program of its own, as the
+host executor has it."""
 
 
 class Collective(NamedTuple):
@@ -19,11 +20,14 @@ class Collective(NamedTuple):
       name: of the instruction that begins it.
       kind: `"all-reduce"`, `"all-gather"`, `"reduce-scatter"`, `"all-to-all"`,
         `"ragged-all-to-all"`, `"collective-permute"`, `"collective-broadcast"`,
-        `"send"` or `"recv"`.
+        `"collective-reduce"`, `"send"` or `"recv"`.
       dtypes: of what travels.
-      group_size: devices p that exchange with each other.
-      bytes: n, what a device hands over.
+      group_size: devices p that exchange with each other, of the largest group. `None`
+        where the program's text does not say so, as for some exchanges between TPU
+        slices.
+      bytes: n, what a device hands over; of a ragged all-to-all its whole array.
       wire_bytes: what a device must send, whatever the algorithm; see `wire_bytes`.
+        `None` where that is not known without `group_size`.
       asynchronous: whether others may run while it is under way.
       operations: kernels under it.
       matmuls: matmuls and convolutions under it.
@@ -36,9 +40,9 @@ class Collective(NamedTuple):
     name: str
     kind: str
     dtypes: tuple[str, ...]
-    group_size: int
+    group_size: int | None
     bytes: float
-    wire_bytes: float
+    wire_bytes: float | None
     asynchronous: bool
     operations: int
     matmuls: int
@@ -94,12 +98,18 @@ class Report(NamedTuple):
 
     @property
     def share(self) -> float | None:
-        """`sum_c b_c share_c / sum_c b_c`, `b` what a device sends; `None` without any.
+        """`sum_c b_c share_c / sum_c b_c`, `b` what a device sends.
 
         1 when every collective has all FLOPs beside it, 0 when all are synchronous.
+        `None` if nothing is sent, or not known how much.
         """
-        weights = [c.times * c.wire_bytes for c in self.collectives]
-        if not sum(weights) or not self.flops:
+        sizes = [c.wire_bytes for c in self.collectives]
+        weights = [
+            c.times * size
+            for c, size in zip(self.collectives, sizes, strict=True)
+            if size is not None
+        ]
+        if None in sizes or not sum(weights) or not self.flops:
             return None
         shares = [c.share for c in self.collectives]
         return sum(map(float.__mul__, weights, shares)) / sum(weights)
@@ -134,7 +144,9 @@ class Report(NamedTuple):
         if not self.collectives:
             return "\n".join([*lines, "", _NONE])
         covered = "none" if self.covered is None else f"{self.covered:.2f}"
-        why = "nothing is sent" if self.flops else "it has no matmul"
+        unknown = any(c.wire_bytes is None for c in self.collectives)
+        why = "who exchanges is not known" if unknown else "nothing is sent"
+        why = why if self.flops else "it has no matmul"
         share = f"none, {why}" if self.share is None else f"{self.share:.2f}"
         return "\n".join(
             [
@@ -167,9 +179,9 @@ def _row(c: Collective) -> tuple[str, ...]:
     return (
         c.kind,
         "+".join(c.dtypes),
-        str(c.group_size),
+        "?" if c.group_size is None else str(c.group_size),
         f"{amount(c.bytes)}B",
-        f"{amount(c.wire_bytes)}B",
+        "?" if c.wire_bytes is None else f"{amount(c.wire_bytes)}B",
         str(c.times),
         "async" if c.asynchronous else "SYNC",
         str(c.operations),

@@ -2,7 +2,10 @@
 
 DOT = "dot(%p, %p), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
 FLOPS = 2 * 8**3  # of one DOT
-GROUPS = "channel_id=1, replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%add"
+GROUPS = (
+    "channel_id=1, replica_groups={{0,1,2,3,4,5,6,7}}, use_global_device_ids=true,"
+    " to_apply=%add"
+)
 ADD = """
 %add (a: f32[], b: f32[]) -> f32[] {
   %a = f32[] parameter(0)

@@ -7,7 +7,7 @@ from jax import lax
 
 from pipejax.overlap import inspect
 from pipejax.overlap._flops import Counter
-from pipejax.overlap._hlo import parse
+from pipejax.overlap._parse import parse
 
 from . import DOT, FLOPS, dots, program
 

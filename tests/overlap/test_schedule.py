@@ -125,7 +125,7 @@ def test_wrapped_asynchronously():
 
 
 def test_asynchronous_compute_is_no_collective():
-    others = WRAPPED.replace("reduce-scatter", "add").replace("(%q)", "(%q, %q)")
+    others = WRAPPED.replace(f"reduce-scatter(%q), {GROUPS}", "add(%q, %q)")
     report = read(
         "%s = ((f32[100]), f32[100]) fusion-start(%x), kind=kLoop, calls=%wrapped",
         "ROOT %r = f32[100] fusion-done(%s)",
@@ -339,8 +339,14 @@ def test_covered_is_a_union():
 
 
 def test_an_asynchronous_instruction_not_known():
-    with pytest.raises(ValueError, match=r"got 'all-reduce-swap-start'.*\n%s = "):
-        read(START.replace("reduce-start", "reduce-swap-start"), DONE)
+    with pytest.raises(ValueError, match=r"'swap-start' may hide a collective.*\n%s ="):
+        read("%s = f32[100] swap-start(%x)", DONE)
+
+
+def test_a_collective_not_known():
+    line = f"%s = f32[100] all-swap(%x), {GROUPS}"
+    with pytest.raises(ValueError, match="a collective of an unknown kind:\n%s = f32"):
+        read(line, "ROOT %r = f32[100] copy(%s)")
 
 
 def test_a_start_without_end():
@@ -363,5 +369,5 @@ def test_a_fusion_that_starts_twice():
 
 
 def test_a_collective_called_from_somewhere_unheard_of():
-    with pytest.raises(ValueError, match="got one in wrapped, which nothing of these"):
+    with pytest.raises(ValueError, match="a collective in wrapped, which no loop"):
         read("ROOT %r = f32[100] sort(%x), to_apply=%wrapped", others=WRAPPED)

@@ -1,0 +1,106 @@
+"""The devices between which a program's collectives exchange data."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from . import _slices
+from ._collectives import is_collective, kind_of
+from ._groups import groups_of
+from ._hlo import Instruction, Module, not_understood
+from ._parse import parse
+
+
+class CollectiveGroups(NamedTuple):
+    """One collective of a program, and who exchanges data with whom.
+
+    Attributes:
+      kind: as that of a `Collective`.
+      groups: sets of devices that depend on one another; of a permute, those that its
+        pairs connect.
+      op_name: the JAX operation that it comes from.
+      line: the instruction, as the program's text has it.
+    """
+
+    kind: str
+    groups: tuple[frozenset[Any], ...]
+    op_name: str
+    line: str
+
+    @property
+    def crosses_processes(self) -> bool:
+        """Whether the devices of any group belong to more than one process."""
+        return any(len({d.process_index for d in group}) > 1 for group in self.groups)
+
+
+def collective_groups(
+    program: jax.stages.Compiled | str, devices: jax.sharding.Mesh | Sequence[Any]
+) -> tuple[CollectiveGroups, ...]:
+    """Lists a program's collectives, each with the sets of devices that exchange data.
+
+    Every instruction counts once, however often it runs, those in loops and branches
+    too. The program need not be scheduled.
+
+    Args:
+      program: compiled, or the text of it.
+      devices: what it is compiled for: the mesh, or its devices in the mesh's order.
+
+    Returns:
+      The collectives, in the order of the text.
+
+    Raises:
+      ValueError: for `devices` that are not as many as the program has, and for text
+        that is not understood, or does not say which devices take part.
+
+    >>> mesh = jax.make_mesh((1,), ("data",))
+    >>> compiled = jax.jit(lambda x: x + 1).lower(1.0).compile()
+    >>> collective_groups(compiled, mesh)
+    ()
+    """
+    text = program if isinstance(program, str) else program.as_text() or ""
+    module = parse(text.strip())
+    if isinstance(devices, jax.sharding.Mesh):
+        devices = list(devices.devices.flat)
+    slices = _by_slice(devices, module)
+    return tuple(
+        CollectiveGroups(kind_of(op), _devices(op, module, slices), op.op_name, op.line)
+        for home in module.computations.values()
+        for op in home.instructions
+        if is_collective(op)
+    )
+
+
+def _by_slice(devices: Sequence[Any], module: Module) -> dict[int, list[Any]]:
+    """Devices of each slice by its number from 1; of any other program, all of them."""
+    count = module.replica_count * module.num_partitions
+    if len(devices) == count:
+        return {1: list(devices)}
+    slices: dict[int, list[Any]] = {}
+    for device in devices:
+        slices.setdefault(getattr(device, "slice_index", 0) + 1, []).append(device)
+    if any(len(one) != count for one in slices.values()):
+        raise ValueError(
+            f"`devices` must be the {count} that the program is compiled for, or that"
+            f" many of each slice; got {len(devices)}. Pass the mesh of its shardings."
+        )
+    return slices
+
+
+def _devices(
+    op: Instruction, module: Module, slices: dict[int, list[Any]]
+) -> tuple[frozenset[Any], ...]:
+    if not _slices.between_slices(op):
+        return tuple(
+            frozenset(devices[i] for i in group)
+            for group in groups_of(op, module)
+            for devices in slices.values()
+        )
+    target = _slices.target(op)
+    if target is None:
+        raise not_understood(op.line, "it does not say which slices exchange")
+    by_number = {(n, i): d for n, one in slices.items() for i, d in enumerate(one)}
+    groups = [[(n, i) for n in target.slices] for i in target.devices]
+    if not all(number in by_number for group in groups for number in group):
+        raise not_understood(op.line, f"`devices` has no slices {target.slices}")
+    return tuple(frozenset(by_number[number] for number in group) for group in groups)
