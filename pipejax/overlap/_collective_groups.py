@@ -61,8 +61,8 @@ def collective_groups(
     text = program if isinstance(program, str) else program.as_text() or ""
     module = parse(text.strip())
     if isinstance(devices, jax.sharding.Mesh):
-        devices = list(devices.devices.flat)
-    slices = _by_slice(devices, module)
+        devices = devices.devices.flatten().tolist()
+    slices = _by_slice(list(devices), module)
     return tuple(
         CollectiveGroups(kind_of(op), _devices(op, module, slices), op.op_name, op.line)
         for home in module.computations.values()
@@ -71,36 +71,33 @@ def collective_groups(
     )
 
 
-def _by_slice(devices: Sequence[Any], module: Module) -> dict[int, list[Any]]:
-    """Devices of each slice by its number from 1; of any other program, all of them."""
+def _by_slice(devices: list[Any], module: Module) -> list[list[Any]]:
+    """Devices of each slice in turn; of any other program, all of them."""
     count = module.replica_count * module.num_partitions
     if len(devices) == count:
-        return {1: list(devices)}
+        return [devices]
     slices: dict[int, list[Any]] = {}
     for device in devices:
-        slices.setdefault(getattr(device, "slice_index", 0) + 1, []).append(device)
+        slices.setdefault(getattr(device, "slice_index", 0), []).append(device)
     if any(len(one) != count for one in slices.values()):
         raise ValueError(
             f"`devices` must be the {count} that the program is compiled for, or that"
             f" many of each slice; got {len(devices)}. Pass the mesh of its shardings."
         )
-    return slices
+    return list(slices.values())
 
 
 def _devices(
-    op: Instruction, module: Module, slices: dict[int, list[Any]]
+    op: Instruction, module: Module, slices: list[list[Any]]
 ) -> tuple[frozenset[Any], ...]:
     if not _slices.between_slices(op):
         return tuple(
             frozenset(devices[i] for i in group)
             for group in groups_of(op, module)
-            for devices in slices.values()
+            for devices in slices
         )
-    target = _slices.target(op)
-    if target is None:
-        raise not_understood(op.line, "it does not say which slices exchange")
-    by_number = {(n, i): d for n, one in slices.items() for i, d in enumerate(one)}
-    groups = [[(n, i) for n in target.slices] for i in target.devices]
-    if not all(number in by_number for group in groups for number in group):
-        raise not_understood(op.line, f"`devices` has no slices {target.slices}")
-    return tuple(frozenset(by_number[number] for number in group) for group in groups)
+    by_id = {device.id: device for one in slices for device in one}
+    groups = _slices.groups_by_id(op)
+    if missing := frozenset().union(*groups) - by_id.keys():
+        raise not_understood(op.line, f"`devices` lacks the ids {sorted(missing)}")
+    return tuple(frozenset(by_id[i] for i in group) for group in groups)

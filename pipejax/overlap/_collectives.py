@@ -1,7 +1,5 @@
 """Instructions by which devices exchange data: of what kind, between whom, how much."""
 
-from pipejax.collectives._wire import wire_bytes
-
 from . import _slices
 from ._groups import groups_of
 from ._hlo import Computation, Instruction, Module, Shape
@@ -42,19 +40,11 @@ def kind_of(op: Instruction) -> str:
     return op.opcode.removesuffix("-start")
 
 
-def group_size(op: Instruction, module: Module) -> int | None:
-    """Devices in the largest group; `None` if the text does not say who takes part."""
-    if _slices.between_slices(op):
-        target = _slices.target(op)
-        return len(target.slices) if target else None
-    if op.opcode in ("send", "recv") and not has_pairs(op):
-        return None
-    return max(map(len, groups_of(op, module)), default=0)
-
-
-def has_pairs(op: Instruction) -> bool:
-    """Whether a `send` or `recv` says who sends to whom."""
-    return "_xla_send_recv_source_target_pairs" in op.frontend
+def group_size(op: Instruction, module: Module) -> int:
+    """Devices in the largest group."""
+    across = _slices.between_slices(op)
+    groups = _slices.groups_by_id(op) if across else groups_of(op, module)
+    return max(map(len, groups), default=0)
 
 
 def handed_over(op: Instruction, home: Computation) -> list[Shape]:
@@ -69,13 +59,3 @@ def handed_over(op: Instruction, home: Computation) -> list[Shape]:
     elif op.attributes.get("has_dynamic_root") == "true":
         operands = operands[:-1]  # The last one says who is the root.
     return [shape for shape in home.shapes_of(operands) if shape.bytes]
-
-
-def sent(op: Instruction, devices: int | None, payload: float) -> float | None:
-    """Bytes that a device must send at best; `None` if who takes part matters."""
-    kind = kind_of(op)
-    if devices is not None:
-        return wire_bytes(kind, devices, payload)
-    if kind in ("collective-permute", "send", "recv"):
-        return wire_bytes(kind, 2, payload)
-    return None

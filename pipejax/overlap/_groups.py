@@ -65,7 +65,7 @@ def _written(op: Instruction) -> list[Group]:
         "_xla_send_recv_source_target_pairs"
     )
     if pairs is not None:
-        return _connected(_listed(pairs))
+        return connected(_listed(pairs))
     text = op.attribute("replica_groups")
     if text.startswith("mesh["):
         return _along_mesh(text)
@@ -125,7 +125,7 @@ def _mesh_devices(ids: str | None, shape: list[int]) -> np.ndarray:
     return np.array([int(n) for n in ids.split(",")])
 
 
-def _connected(pairs: Iterable[Group]) -> list[Group]:
+def connected(pairs: Iterable[Group]) -> list[Group]:
     """Who reaches whom over any number of pairs."""
     found: list[Group] = []
     for pair in pairs:

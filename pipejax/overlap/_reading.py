@@ -1,6 +1,8 @@
 """A module's computations, walked in the order they run, into a report."""
 
-from ._collectives import group_size, handed_over, is_collective, sent
+from pipejax.collectives._wire import wire_bytes
+
+from ._collectives import group_size, handed_over, is_collective
 from ._flops import Counter, Work
 from ._hlo import Computation, Instruction, Module, not_understood
 from ._report import Collective, Item, Report
@@ -108,7 +110,7 @@ class Reading:
             dtypes=tuple(dict.fromkeys(shape.dtype for shape in shapes)),
             group_size=devices,
             bytes=payload,
-            wire_bytes=sent(span.op, devices, payload),
+            wire_bytes=wire_bytes(span.kind, devices, payload),
             asynchronous=bool(span.stretches),
             operations=work.operations,
             matmuls=work.matmuls,

@@ -22,12 +22,9 @@ class Collective(NamedTuple):
         `"ragged-all-to-all"`, `"collective-permute"`, `"collective-broadcast"`,
         `"collective-reduce"`, `"send"` or `"recv"`.
       dtypes: of what travels.
-      group_size: devices p that exchange with each other, of the largest group. `None`
-        where the program's text does not say so, as for some exchanges between TPU
-        slices.
+      group_size: devices p that exchange with each other, of the largest group.
       bytes: n, what a device hands over; of a ragged all-to-all its whole array.
       wire_bytes: what a device must send, whatever the algorithm; see `wire_bytes`.
-        `None` where that is not known without `group_size`.
       asynchronous: whether others may run while it is under way.
       operations: kernels under it.
       matmuls: matmuls and convolutions under it.
@@ -40,9 +37,9 @@ class Collective(NamedTuple):
     name: str
     kind: str
     dtypes: tuple[str, ...]
-    group_size: int | None
+    group_size: int
     bytes: float
-    wire_bytes: float | None
+    wire_bytes: float
     asynchronous: bool
     operations: int
     matmuls: int
@@ -98,18 +95,12 @@ class Report(NamedTuple):
 
     @property
     def share(self) -> float | None:
-        """`sum_c b_c share_c / sum_c b_c`, `b` what a device sends.
+        """`sum_c b_c share_c / sum_c b_c`, `b` what a device sends; `None` without any.
 
         1 when every collective has all FLOPs beside it, 0 when all are synchronous.
-        `None` if nothing is sent, or not known how much.
         """
-        sizes = [c.wire_bytes for c in self.collectives]
-        weights = [
-            c.times * size
-            for c, size in zip(self.collectives, sizes, strict=True)
-            if size is not None
-        ]
-        if None in sizes or not sum(weights) or not self.flops:
+        weights = [c.times * c.wire_bytes for c in self.collectives]
+        if not sum(weights) or not self.flops:
             return None
         shares = [c.share for c in self.collectives]
         return sum(map(float.__mul__, weights, shares)) / sum(weights)
@@ -144,9 +135,7 @@ class Report(NamedTuple):
         if not self.collectives:
             return "\n".join([*lines, "", _NONE])
         covered = "none" if self.covered is None else f"{self.covered:.2f}"
-        unknown = any(c.wire_bytes is None for c in self.collectives)
-        why = "who exchanges is not known" if unknown else "nothing is sent"
-        why = why if self.flops else "it has no matmul"
+        why = "nothing is sent" if self.flops else "it has no matmul"
         share = f"none, {why}" if self.share is None else f"{self.share:.2f}"
         return "\n".join(
             [
@@ -179,9 +168,9 @@ def _row(c: Collective) -> tuple[str, ...]:
     return (
         c.kind,
         "+".join(c.dtypes),
-        "?" if c.group_size is None else str(c.group_size),
+        str(c.group_size),
         f"{amount(c.bytes)}B",
-        "?" if c.wire_bytes is None else f"{amount(c.wire_bytes)}B",
+        f"{amount(c.wire_bytes)}B",
         str(c.times),
         "async" if c.asynchronous else "SYNC",
         str(c.operations),

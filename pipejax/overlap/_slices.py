@@ -5,15 +5,16 @@ the devices of one. What crosses slices is a `send` to the host and a `recv` fro
 the runtime on the hosts ("Megascale") does the rest, as their attributes say:
 
 - `_xla_megascale_transfer_type="ALL_REDUCE"`: which collective
-- `_xla_megascale_target="{1,2}x{0:3}"`: devices 0 to 3 of slice 1, each with the one
-  of slice 2 that has the same number. It is missing where not all slices form one
-  group, and from an all-to-all or a permute: the text does not say who takes part.
+- `_xla_megascale_target={{100000,200000},{100001,200001}}`: who takes part, by the `id`
+  of devices, which is 100,000 for each slice from 1 and a number in that slice. Short
+  for it is `"{1,2}x{0:1}"`: of slices 1 and 2 those that have the same number, 0 to 1.
+- `_xla_megascale_target={{100000->200000},{200000->100000}}`: who sends to whom
 - `_xla_host_transfer_rendezvous="psum.7_0"`: joins a `send` to its `recv`
 """
 
 import re
-from typing import NamedTuple
 
+from ._groups import Group, connected
 from ._hlo import Instruction
 
 _KINDS = {
@@ -23,20 +24,9 @@ _KINDS = {
     "ALL_TO_ALL": "all-to-all",
     "ONE_TO_ONE": "collective-permute",
 }
-_NUMBERS = r"\{(\d+(?::\d+)?(?:,\d+(?::\d+)?)*)\}"
-
-
-class Target(NamedTuple):
-    """Who takes part.
-
-    Attributes:
-      slices: numbers of slices, from 1.
-      devices: numbers of devices of a slice; each exchanges with those of the same
-        number.
-    """
-
-    slices: tuple[int, ...]
-    devices: tuple[int, ...]
+_STRIDE = 100_000
+_SPANS = r"\{(\d+(?::\d+)?(?:,\d+(?::\d+)?)*)\}"
+_LIST = r"\{\d+(?:(?:,|->)\d+)*\}"
 
 
 def between_slices(op: Instruction) -> bool:
@@ -60,18 +50,22 @@ def rendezvous(op: Instruction) -> str:
     return op.frontend["_xla_host_transfer_rendezvous"]
 
 
-def target(op: Instruction) -> Target | None:
-    """Who takes part, if the text says so."""
-    written = op.frontend.get("_xla_megascale_target")
-    if written is None:
-        return None
-    both = re.fullmatch(f"{_NUMBERS}x{_NUMBERS}", written)
-    if not both:
-        op.refuse("an exchange between slices with an unknown target")
-    return Target(_numbers(both[1]), _numbers(both[2]))
+def groups_by_id(op: Instruction) -> tuple[Group, ...]:
+    """Sets of devices that exchange with one another, by their `id`."""
+    written = op.frontend.get("_xla_megascale_target", "")
+    if both := re.fullmatch(f"{_SPANS}x{_SPANS}", written):
+        slices, numbers = _numbers(both[1]), _numbers(both[2])
+        return tuple(frozenset(_STRIDE * s + n for s in slices) for n in numbers)
+    if not re.fullmatch(rf"\{{{_LIST}(?:,{_LIST})*\}}", written):
+        op.refuse("an exchange between slices, and its target is not known")
+    listed = [
+        frozenset(map(int, re.findall(r"\d+", group)))
+        for group in re.findall(_LIST, written)
+    ]
+    return tuple(connected(listed)) if "->" in written else tuple(listed)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _numbers(text: str) -> list[int]:
     """Of a list such as `0:3,8`, whose ends are included."""
     ends = [[int(n) for n in piece.split(":")] for piece in text.split(",")]
-    return tuple(n for pair in ends for n in range(pair[0], pair[-1] + 1))
+    return [n for pair in ends for n in range(pair[0], pair[-1] + 1)]

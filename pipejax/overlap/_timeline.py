@@ -79,8 +79,7 @@ def _draw(axis: Any, title: str, report: Report, lanes: list[tuple[Item, int]]) 
         if not one.asynchronous:
             axis.plot([start] * 2, [0, lane + 1], color=color, linewidth=1)
         times = f" x {one.times}" if one.times > 1 else ""
-        size = "?" if one.wire_bytes is None else f"{amount(one.wire_bytes)}B"
-        text = f"{one.kind}, {size} sent{times}"
+        text = f"{one.kind}, {amount(one.wire_bytes)}B sent{times}"
         text += "" if one.asynchronous else ", all wait"
         inside, right = bar > 0.3, start + bar < 0.7
         axis.text(

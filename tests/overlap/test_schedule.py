@@ -74,12 +74,15 @@ def test_every_kind(kind):
     assert (c.kind, c.asynchronous) == (kind, False)
 
 
+PAIRS = "frontend_attributes={_xla_send_recv_source_target_pairs={{0,1},{1,2}}}"
+
+
 def test_send_and_receive():
     send, receive = read(
         "%k = token[] after-all()",
-        "%s = (f32[100], u32[], token[]) send(%x, %k), channel_id=1",
+        f"%s = (f32[100], u32[], token[]) send(%x, %k), channel_id=1, {PAIRS}",
         dots("a"),
-        "%t = (f32[100], u32[], token[]) recv(%k), channel_id=1",
+        f"%t = (f32[100], u32[], token[]) recv(%k), channel_id=1, {PAIRS}",
         dots("b"),
         "%sd = token[] send-done(%s), channel_id=1",
         dots("c"),
@@ -91,6 +94,7 @@ def test_send_and_receive():
     )
     assert (receive.kind, receive.matmuls, receive.bytes) == ("recv", 2, 400)
     assert receive.wire_bytes == 0
+    assert send.group_size == receive.group_size == 3
 
 
 def test_what_goes_to_the_host_is_no_collective():
