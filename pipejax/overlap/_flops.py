@@ -124,12 +124,12 @@ class Counter:
 
     def trips(self, loop: Instruction, home: Computation) -> int:
         """How often the body of `loop` runs; 1, and noted, if that is not known."""
-        known = loop.config.get("known_trip_count")
-        if known is not None:
-            try:
-                return int(known["n"])
-            except (KeyError, TypeError, ValueError):
+        if "known_trip_count" in loop.config:
+            known = loop.config["known_trip_count"]
+            count = str(known.get("n")) if isinstance(known, dict) else ""
+            if not count.isdecimal():
                 loop.refuse(f"its trip count is {known}")
+            return int(count)
         counted = _counted(loop, home, self.module)
         if counted is None:
             self.uncounted[loop.name] = "a loop of unknown length, counted once"
@@ -139,7 +139,7 @@ class Counter:
         shapes = [home[name].shapes[0] for name in op.operands if home[name].shapes]
         try:
             flops = _flops(op, shapes)
-        except (IndexError, KeyError, ValueError) as error:
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise not_understood(op.line, "its FLOPs cannot be counted") from error
         if flops is None:
             self._note(op)

@@ -130,13 +130,19 @@ def test_cudnn(target, operands, result):
 
 
 def test_library_calls_that_cannot_be_counted_are_named():
-    for target in ("__cudnn$fmhaSoftmax", "tpu_custom_call", "__cublas$gemm"):
+    for target in (
+        "__cudnn$fmhaSoftmax",
+        "tpu_custom_call",
+        "__cublas$gemm",
+        "te_fused_attn_forward_ffi",
+        "Cholesky",
+    ):
         line = f'%g = f32[8,8]{{1,0}} custom-call(%p), custom_call_target="{target}"'
         for start in (line, line.replace("custom-call(", "custom-call-start(")):
             found, uncounted = work(start)
             assert found.flops == 0
             assert uncounted == {"g": f"{target}, its FLOPs counted as 0"}
-    for target in ("__cub$DeviceRadixSort", "AllocateBuffer", "Sharding"):
+    for target in ("__cub$DeviceRadixSort", "__gpu$TopK", "AllocateBuffer", "Sharding"):
         _, uncounted = work(
             f'%g = f32[8,8]{{1,0}} custom-call(), custom_call_target="{target}"'
         )
@@ -187,6 +193,12 @@ def test_trip_count_of_a_counting_loop():
         ("direction=LT", "direction=NE"),
         ("%first = s32[] copy(%zero)", "%first = s32[] negate(%zero)"),
         ("%next = s32[] add", "%next = s32[] multiply"),
+        # Another element than the one that is compared; a step down.
+        (
+            "%j = s32[] get-tuple-element(%b), index=0",
+            "%j = s32[] get-tuple-element(%b), index=1",
+        ),
+        ("%two = s32[] constant(2)", "%two = s32[] constant(-2)"),
         ("%n = s32[] constant(7)", "%n = s32[] get-tuple-element(%c), index=0"),
     ],
 )
@@ -195,6 +207,43 @@ def test_a_loop_of_unknown_length_counts_once_and_is_named(known, unknown):
     found, uncounted = work(WHILE.replace(known, unknown), LOOP.replace(known, unknown))
     assert found.flops == FLOPS
     assert uncounted == {"w": "a loop of unknown length, counted once"}
+
+
+def test_a_trip_count_that_is_no_number():
+    config = ', backend_config={"known_trip_count":{"n":"many"}}'
+    with pytest.raises(ValueError, match=r"its trip count is .*many.*\n%w = "):
+        work(WHILE.rstrip() + config, LOOP)
+
+
+def test_a_matmul_whose_shapes_do_not_fit():
+    with pytest.raises(ValueError, match=r"its FLOPs cannot be counted:\n%d = "):
+        work("%d = f32[8,8] dot(%p, %p), lhs_contracting_dims={7}")
+
+
+@pytest.mark.parametrize(
+    ("ragged", "flops"), [("{0}", 2 * 64 * 32 * 16), ("{1}", None)]
+)
+def test_ragged_dots(ragged, flops):
+    """Rows in groups; what is summed over in groups, which makes as many results."""
+    found, uncounted = work(
+        "%a = f32[64,32] broadcast(%x)\n%b = f32[4,32,16] broadcast(%x)\n"
+        "%n = s32[4] broadcast(%x)\n%d = f32[64,16] ragged-dot(%a, %b, %n),"
+        f" lhs_contracting_dims={{1}}, lhs_ragged_dims={ragged}"
+    )
+    assert found.flops == (flops or 0)
+    assert bool(uncounted) == (flops is None)
+
+
+def test_a_matmul_in_an_instruction_that_repeats_it():
+    others = """
+        %f (p: f32[8,8]) -> f32[8,8] {
+          %p = f32[8,8]{1,0} parameter(0)
+          ROOT %d = f32[8,8]{1,0} DOT
+        }
+    """.replace("DOT", DOT)
+    found, uncounted = work("%s = f32[8,8] scan(%p), to_apply=%f", others)
+    assert found.flops == FLOPS
+    assert uncounted == {"s": "scan of a matmul, counted once"}
 
 
 def test_a_conditional_counts_as_its_largest_branch():
