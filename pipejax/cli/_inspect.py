@@ -17,10 +17,9 @@ from pipejax.pipeline import at_width_1
 from ._program import load, types
 from ._usage import UsageError, in_one_line
 
-_ALONE = (
-    "One device does not communicate: JAX_NUM_CPU_DEVICES=8 in the environment makes"
-    " eight of a CPU, and --target compiles for devices that are not there."
-)
+_ALONE = """\
+hint: one device has nothing to send. JAX_NUM_CPU_DEVICES=8 in the environment makes
+eight of a CPU; --target compiles for devices that are not there."""
 
 
 def add(commands: Any) -> None:

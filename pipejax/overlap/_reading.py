@@ -75,7 +75,7 @@ class Reading:
                 start, end = (
                     (places[part.start], places[part.stop]) if part else (at,) * 2
                 )
-                item = Item(span.start.name, span.kind, 0.0, start, end)
+                item = Item(span.name, span.kind, 0.0, start, end)
                 self.schedule.append(item)
         return place, covered
 
@@ -105,7 +105,7 @@ class Reading:
         devices = group_size(span.op, self.module)
         payload = sum(shape.bytes for shape in shapes)
         return Collective(
-            name=span.start.name,
+            name=span.name,
             kind=span.kind,
             dtypes=tuple(dict.fromkeys(shape.dtype for shape in shapes)),
             group_size=devices,

@@ -17,7 +17,7 @@ class Collective(NamedTuple):
     Sizes are of one execution on one device; what it hides is of all `times` together.
 
     Attributes:
-      name: of the instruction that begins it.
+      name: of the instruction that begins it, and its own where several begin together.
       kind: `"all-reduce"`, `"all-gather"`, `"reduce-scatter"`, `"all-to-all"`,
         `"ragged-all-to-all"`, `"collective-permute"`, `"collective-broadcast"`,
         `"collective-reduce"`, `"send"` or `"recv"`.

@@ -45,6 +45,8 @@ class Span(NamedTuple):
     """A collective in the schedule of one computation.
 
     Attributes:
+      name: of the instruction that begins it; of several that begin together, also its
+        own.
       start: the instruction that begins it.
       op: the collective: `start` itself, or what is wrapped in it.
       home: the computation of `op`.
@@ -52,6 +54,7 @@ class Span(NamedTuple):
       stretches: of the schedule, that it is under way in; none if it is synchronous.
     """
 
+    name: str
     start: Instruction
     op: Instruction
     home: Computation
@@ -87,7 +90,8 @@ class Finder:
         here, above, fused = *self._ends(home), self._fused(home)
         found = []
         for at, start in enumerate(home.instructions):
-            for op, inside in self.collectives_of(start, home):
+            held = self.collectives_of(start, home)
+            for op, inside in held:
                 if start.opcode == "fusion":
                     stretches = fused.get((at, op.name))
                 elif not _is_start(start) or _is_synchronous(start, op):
@@ -95,7 +99,8 @@ class Finder:
                 else:
                     stretches = _stretches(at, home, here, above)
                 if stretches is not None:
-                    found.append(Span(start, op, inside, at, stretches))
+                    name = start.name if len(held) == 1 else f"{start.name}/{op.name}"
+                    found.append(Span(name, start, op, inside, at, stretches))
         return found
 
     def collectives_of(

@@ -235,7 +235,7 @@ def test_one_device_has_a_hint(folder):
     )
     assert done.returncode == 0, done.stderr
     assert "target: here, 1 x cpu" in done.stdout
-    assert "JAX_NUM_CPU_DEVICES=8 in the environment makes eight" in done.stdout
+    assert "JAX_NUM_CPU_DEVICES=8 in the environment makes\neight" in done.stdout
 
 
 def test_several_devices_have_none(capsys):

@@ -4,6 +4,7 @@ Of its text only the lines of collectives are read, each by one regular expressi
 kind by the opcode, its size by the result.
 """
 
+import collections
 import itertools
 import math
 import re
@@ -73,13 +74,64 @@ def second(text):
     return text[ends[0] + 1 : ends[1]]
 
 
+def pairs_of(line, mesh):
+    """Who sends to whom, in a permute of all devices, or of those of each slice."""
+    if across := re.findall(r"\{(\d+)->(\d+)\}", line):
+        by_id = {str(device.id): device for device in mesh.devices.flat}
+        return [(by_id[a], by_id[b]) for a, b in across]
+    listed = re.search(r"source_target_pairs=\{(\{.*?\})\}", line)[1]
+    devices = mesh.devices.ravel()
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    return [
+        tuple(one[int(i)] for i in pair)
+        for pair in re.findall(r"\{(\d+),(\d+)\}", listed)
+        for one in np.split(devices, slices)
+    ]
+
+
+def reached(pairs, mesh):
+    """Sets of devices with a way from any to any other, whichever way one goes."""
+    devices = list(mesh.devices.flat)
+    near = np.eye(len(devices), dtype=bool)
+    for a, b in pairs:
+        near[devices.index(a), devices.index(b)] = True
+    near = near | near.T
+    for _ in devices:
+        near = near @ near
+    involved = {device for pair in pairs for device in pair}
+    return frozenset(
+        frozenset(d for d, there in zip(devices, row, strict=True) if there)
+        for device, row in zip(devices, near, strict=True)
+        if device in involved
+    )
+
+
 def lines_of(mesh):
-    """Axes by the groups of devices along them, for every set of axes."""
+    """Axes by the groups of devices along them, for every set of axes.
+
+    Also of parts of axes, into which XLA cuts them: `part of device`, for instance.
+    """
+    cuts = [(name, n) for name, size in mesh.shape.items() for n in factors(size)]
+    whole = dict(collections.Counter(name for name, _ in cuts))
+    grid = mesh.devices.reshape([n for _, n in cuts])
     found = {}
-    for count in range(len(mesh.axis_names) + 1):
-        for axes in itertools.combinations(range(len(mesh.axis_names)), count):
-            moved = np.moveaxis(mesh.devices, axes, range(-count, 0))
-            size = math.prod(mesh.devices.shape[i] for i in axes)
-            groups = frozenset(map(frozenset, moved.reshape(-1, size)))
-            found[groups] = tuple(mesh.axis_names[i] for i in axes)
+    for count in range(len(cuts) + 1):
+        for axes in itertools.combinations(range(len(cuts)), count):
+            last = np.moveaxis(grid, axes, range(-count, 0))
+            size = math.prod(cuts[i][1] for i in axes)
+            parts = collections.Counter(cuts[i][0] for i in axes)
+            names = tuple(
+                name if parts[name] == whole[name] else f"part of {name}"
+                for name in mesh.axis_names
+                if parts[name]
+            )
+            found[frozenset(map(frozenset, last.reshape(-1, size)))] = names
     return found
+
+
+def factors(n):
+    """Prime ones."""
+    for divisor in range(2, n + 1):
+        if n % divisor == 0:
+            return [divisor, *factors(n // divisor)]
+    return []

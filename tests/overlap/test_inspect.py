@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax.overlap import inspect
 
-from . import program, test_flops, test_schedule, test_slices
+from . import program, test_schedule, test_slices, test_trips
 
 X = jax.ShapeDtypeStruct((32, 16), jnp.float32)
 
@@ -129,7 +129,7 @@ def damaged(text, rng):
 
 
 DAMAGED = {
-    "loop": lambda step: program(test_flops.WHILE + DONE, test_flops.LOOP),
+    "loop": lambda step: program(test_trips.WHILE + DONE, test_trips.LOOP),
     "fusions": lambda step: program(
         f"{test_schedule.BEGIN}\n{test_schedule.GO_ON}\n{test_schedule.FINISH}",
         test_schedule.FUSED,

@@ -128,6 +128,37 @@ def test_wrapped_asynchronously():
     assert (c.name, c.kind, c.matmuls, c.bytes) == ("s", "reduce-scatter", 2, 400)
 
 
+def test_several_that_begin_together():
+    """As a group, or in a fusion that runs asynchronously, through a call or not."""
+    others = f"""
+        %inner (q: f32[100]) -> f32[100] {{
+          %q = f32[100]{{0}} parameter(0)
+          ROOT %ar = f32[100]{{0}} all-reduce(%q), {GROUPS}
+        }}
+
+        %fused (q: f32[100]) -> f32[100] {{
+          %q = f32[100]{{0}} parameter(0)
+          %c = f32[100]{{0}} call(%q), to_apply=%inner
+          ROOT %ag = f32[800]{{0}} all-gather(%c), {GROUPS}
+        }}
+
+        %group (q: f32[100]) -> f32[100] {{
+          %q = f32[100]{{0}} parameter(0)
+          ROOT %f = f32[100]{{0}} fusion(%q), kind=kCustom, calls=%fused
+        }}
+    """
+    report = read(
+        "%s = ((f32[100]), f32[100]) async-start(%x), calls=%group",
+        dots("a"),
+        "ROOT %r = f32[100] async-done(%s)",
+        others=others,
+    )
+    found = [(c.name, c.kind, c.matmuls) for c in report.collectives]
+    assert found == [("s/ar", "all-reduce", 1), ("s/ag", "all-gather", 1)]
+    drawn = [x.name for x in report.schedule if x.kind.startswith("all-")]
+    assert drawn == ["s/ar", "s/ag"]
+
+
 def test_asynchronous_compute_is_no_collective():
     others = WRAPPED.replace(f"reduce-scatter(%q), {GROUPS}", "add(%q, %q)")
     report = read(

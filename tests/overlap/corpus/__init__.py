@@ -19,6 +19,7 @@ PROGRAMS = {
         layouts.fsdp, weights=("host",), rows=("device", "host")
     ),
     "zero": functools.partial(layouts.fsdp, weights=("device", "host")),
+    "resharded": layouts.resharded,
     "tensor parallel": layouts.tensor_parallel,
     "tensor parallel, explicit": layouts.tensor_parallel_explicit,
     "expert parallel": layouts.expert_parallel,

@@ -53,6 +53,13 @@ def fsdp_scanned(mesh, remat=False):
     return trained(loss_fn, mesh, P(None, "device"), params, BOTH, batch)
 
 
+def resharded(mesh):
+    """Rows from devices in the mesh's order to devices in another."""
+    out = NamedSharding(mesh, P(("device", "host")))
+    rows = sharded(mesh, P(BOTH), float32(ROWS * mesh.size, WIDTH))
+    return jax.jit(lambda x: x * 2, out_shardings=out), rows
+
+
 MEGATRON = (
     [(P(None, "device"), P("device"))] * 2,
     [(float32(WIDTH, 4 * WIDTH), float32(4 * WIDTH, WIDTH))] * 2,
