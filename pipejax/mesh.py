@@ -70,7 +70,7 @@ def data_mesh(
     types = (AxisType.Auto,) * len(shape)
     chosen = devices[:count]
     if len({getattr(device, "slice_index", 0) for device in chosen}) > 1:
-        # Slices of a TPU, which `jax.make_mesh` refuses: one after the other.
+        # `jax.make_mesh` refuses several slices of a TPU.
         return Mesh(np.array(chosen).reshape(shape), names, axis_types=types)
     return jax.make_mesh(shape, names, axis_types=types, devices=chosen)
 

@@ -1,4 +1,4 @@
-"""The devices between which a program's collectives exchange data."""
+"""Lists which devices exchange data in each of a program's collectives."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,12 +13,12 @@ from ._parse import parse
 
 
 class CollectiveGroups(NamedTuple):
-    """One collective of a program, and who exchanges data with whom.
+    """One collective of a program, with the devices that exchange data in it.
 
     Attributes:
       kind: as that of a `Collective`.
-      groups: sets of devices that depend on one another; of a permute, those that its
-        pairs connect.
+      groups: sets of devices that exchange data with one another. The pairs of a
+        permute connect its devices to such sets.
       op_name: the JAX operation that it comes from.
       line: the instruction, as the program's text has it.
     """
@@ -30,7 +30,7 @@ class CollectiveGroups(NamedTuple):
 
     @property
     def crosses_processes(self) -> bool:
-        """Whether the devices of any group belong to more than one process."""
+        """Tells whether the devices of any group belong to more than one process."""
         return any(len({d.process_index for d in group}) > 1 for group in self.groups)
 
 
@@ -39,8 +39,10 @@ def collective_groups(
 ) -> tuple[CollectiveGroups, ...]:
     """Lists a program's collectives, each with the sets of devices that exchange data.
 
-    Every instruction counts once, however often it runs, those in loops and branches
-    too. The program need not be scheduled.
+    Each instruction is listed once, however often it runs. Instructions in loops and in
+    all branches are listed too. In a program for several TPU slices, an exchange inside
+    a slice is listed with the groups of every slice, even if only some slices take its
+    branch. The program need not be scheduled.
 
     Args:
       program: compiled, or the text of it.
@@ -72,7 +74,7 @@ def collective_groups(
 
 
 def _by_slice(devices: list[Any], module: Module) -> list[list[Any]]:
-    """Devices of each slice in turn; of any other program, all of them."""
+    """Splits devices by slice if the program is compiled for several."""
     count = module.replica_count * module.num_partitions
     if len(devices) == count:
         return [devices]

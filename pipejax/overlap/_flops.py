@@ -130,7 +130,7 @@ class Counter:
         return flops or 0.0
 
     def _note(self, call: Instruction) -> None:
-        """Names what may well be a matmul, and cannot be looked into."""
+        """Names a custom call that may be a matmul, whose FLOPs are not known."""
         if not _HARMLESS.fullmatch(call.target):
             what = call.target or call.opcode
             self.uncounted[call.name] = f"{what}, its FLOPs counted as 0"

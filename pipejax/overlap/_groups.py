@@ -1,4 +1,4 @@
-"""Which devices a collective exchanges between, in every way that XLA writes it.
+"""Reads which devices exchange data in a collective, in every form that XLA writes.
 
 - `{{0,1},{2,3}}`: listed; `{}`: all
 - `[2,4]<=[8]`, `[4,2]<=[2,4]T(1,0)`: the numbers from 0 in the shape on the right,
@@ -38,10 +38,10 @@ _REDUCTIONS = ("all-reduce", "all-gather", "reduce-scatter", "collective-reduce"
 
 
 def groups_of(collective: Instruction, module: Module) -> tuple[Group, ...]:
-    """Devices that exchange with one another, by their numbers in the program.
+    """Returns sets of devices that exchange data, by their numbers in the program.
 
     Raises:
-      ValueError: for a form that is not known, with the line.
+      ValueError: for a form that is not known; it quotes the line.
     """
     count = module.replica_count * module.num_partitions
     why = f"its groups are not of a known form, or not of its {count} devices"
@@ -56,7 +56,7 @@ def groups_of(collective: Instruction, module: Module) -> tuple[Group, ...]:
 
 
 def _written(op: Instruction) -> list[Group]:
-    """The groups as they are numbered; none if that means all.
+    """Returns the groups as they are numbered, or none where that means all.
 
     Raises:
       ValueError: for a form that is not known.
@@ -126,7 +126,7 @@ def _mesh_devices(ids: str | None, shape: list[int]) -> np.ndarray:
 
 
 def connected(pairs: Iterable[Group]) -> list[Group]:
-    """Who reaches whom over any number of pairs."""
+    """Merges pairs that share a device into sets."""
     found: list[Group] = []
     for pair in pairs:
         joined = [group for group in found if group & pair]
@@ -167,7 +167,7 @@ def _by_device(
 
 
 def _mode(op: Instruction) -> str:
-    """What the numbers of its groups stand for."""
+    """Returns what the numbers in the groups of `op` stand for."""
     if "mode" in op.attributes:
         return op.attributes["mode"]
     if op.attributes.get("use_global_device_ids") == "true":

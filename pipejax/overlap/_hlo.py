@@ -70,20 +70,20 @@ class Instruction:
     line: str
 
     def operand(self, place: int = 0) -> str:
-        """The name of this operand, which must be there."""
+        """Returns the name of an operand, which must be there."""
         if place >= len(self.operands):
             self.refuse(f"it has {len(self.operands)} operands")
         return self.operands[place]
 
     def attribute(self, name: str) -> str:
-        """The text of this attribute, which must be there."""
+        """Returns the text of an attribute, which must be there."""
         if name not in self.attributes:
             self.refuse(f"it has no attribute {name!r}")
         return self.attributes[name]
 
     @property
     def index(self) -> int:
-        """Which element of a tuple a `get-tuple-element` takes."""
+        """Element of a tuple that a `get-tuple-element` takes."""
         text = self.attribute("index")
         if not text.isdecimal():
             self.refuse(f"{text!r} is no index")
@@ -105,7 +105,7 @@ class Instruction:
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:
-        """What a backend adds, if that is JSON. Older texts have it in a string."""
+        """The backend's configuration, if it is JSON (in older texts, in a string)."""
         text = self.attributes.get("backend_config", "")
         text = text[1:-1].replace('\\"', '"') if text.startswith('"') else text
         try:
@@ -116,7 +116,7 @@ class Instruction:
 
     @property
     def frontend(self) -> dict[str, str]:
-        """What the framework added, without quotation marks."""
+        """The framework's attributes, without quotation marks."""
         text = self.attributes.get("frontend_attributes", "{}")[1:-1]
         parted = (piece.partition("=") for piece in split(text))
         return {key: value.strip('"') for key, _, value in parted}
@@ -185,7 +185,7 @@ def split(text: str) -> list[str]:
 
 
 def not_understood(line: str, why: str) -> ValueError:
-    """The error for text that cannot be read."""
+    """Makes the error for text that cannot be read."""
     line = line.strip()
     shown = line if len(line) < 600 else f"{line[:600]}..."
     return ValueError(

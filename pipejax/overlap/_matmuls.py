@@ -21,10 +21,10 @@ DOTS = {"dot", "ragged-dot", "scaled-dot"}
 
 
 def flops_of(op: Instruction, shapes: list[Shape]) -> float | None:
-    """FLOPs of a matmul of arrays of these shapes; `None` if they are not known."""
+    """Counts FLOPs of a matmul of arrays of these shapes; `None` if not known."""
     if op.opcode in DOTS:
         contracting = op.attributes.get("lhs_contracting_dims", "{}")
-        # Groups of what is summed over are as many results: each has a part of the sum.
+        # If the ragged dimension is summed over, the groups are as many results.
         if op.attributes.get("lhs_ragged_dims", "none") in contracting:
             return None
         return _dot(shapes[0], op.shapes[0], contracting)

@@ -22,7 +22,7 @@ _SHAPE = re.compile(r"([a-z][a-z0-9]*)\[([^\]]*)\]")
 
 
 def parse(text: str) -> Module:
-    """The module in `text`, as `jax.stages.Compiled.as_text` prints it.
+    """Reads a module from text, as `jax.stages.Compiled.as_text` prints it.
 
     Raises:
       ValueError: with the first line that is not understood.

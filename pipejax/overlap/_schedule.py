@@ -37,7 +37,7 @@ _ASYNC = {
 _COPIES = ("copy", "dynamic-slice", "dynamic-update-slice", "slice")
 _WAITS = ("-update", "-done")
 _SAME = ("bitcast", "copy", "opt-barrier")
-# What may stand between an asynchronous start, or a kernel, and a collective in it.
+# A collective may be wrapped in these, as a kernel or asynchronously.
 _WRAPPERS = ("call", "custom-call", "fusion")
 
 
@@ -122,7 +122,7 @@ class Finder:
         return self._wrapped(op)
 
     def _wrapped(self, op: Instruction) -> list[tuple[Instruction, Computation]]:
-        """The collectives in what `op` runs, which are part of it."""
+        """Finds the collectives in the computations that `op` runs."""
         found = []
         for name in op.calls:
             inside = self.module.computations[name]
@@ -153,7 +153,7 @@ class Finder:
                 raise _unpaired(op, "is waited for and started nowhere")
             ends[origin.name] = at
         for send in filter(_slices.between_slices, home.instructions):
-            # What it sends is done with when what it gets for that has arrived.
+            # An exchange ends when the device's own result has arrived.
             if send.opcode == "send":
                 recv = _other_half(send, home)
                 for ends in (here, above):
@@ -163,10 +163,10 @@ class Finder:
         return here, above
 
     def _fused(self, home: Computation) -> dict[tuple[int, str], tuple[range, ...]]:
-        """Stretches of collectives that fusions of `home` hold.
+        """Finds the stretches of collectives in fusions of `home`.
 
-        By the place of the fusion and the collective's name; a fusion that continues or
-        ends what another one began has none.
+        They are keyed by the place of the fusion and the name of the collective. A
+        fusion that continues or ends what another one began has none.
         """
         found: dict[tuple[int, str], tuple[range, ...]] = {}
         begun: dict[str, tuple[int, str]] = {}
@@ -192,7 +192,7 @@ class Finder:
 
 
 def _other_half(send: Instruction, home: Computation) -> Instruction:
-    """The `recv` of an exchange between slices."""
+    """Finds the `recv` of an exchange between slices."""
     key = _slices.rendezvous(send)
     for op in filter(_slices.between_slices, home.instructions):
         if op.opcode == "recv" and _slices.rendezvous(op) == key:

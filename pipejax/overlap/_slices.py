@@ -30,13 +30,13 @@ _LIST = r"\{\d+(?:(?:,|->)\d+)*\}"
 
 
 def between_slices(op: Instruction) -> bool:
-    """Whether this `send` or `recv` is half of an exchange between slices."""
+    """Tells whether `op` is one half of an exchange between slices."""
     half = op.opcode in ("send", "recv")
     return half and "_xla_megascale_transfer_type" in op.frontend
 
 
 def kind(op: Instruction) -> str:
-    """Which collective the exchange is."""
+    """Returns the kind of collective that the exchange is."""
     written = op.frontend["_xla_megascale_transfer_type"]
     if written not in _KINDS:
         op.refuse("an exchange between slices of an unknown type")
@@ -44,14 +44,14 @@ def kind(op: Instruction) -> str:
 
 
 def rendezvous(op: Instruction) -> str:
-    """What a `send` and its `recv` have in common."""
+    """Returns the key that a `send` and its `recv` have in common."""
     if "_xla_host_transfer_rendezvous" not in op.frontend:
         op.refuse("nothing joins it to its other half")
     return op.frontend["_xla_host_transfer_rendezvous"]
 
 
 def groups_by_id(op: Instruction) -> tuple[Group, ...]:
-    """Sets of devices that exchange with one another, by their `id`."""
+    """Returns sets of devices that exchange data, by their `id`."""
     written = op.frontend.get("_xla_megascale_target", "")
     if both := re.fullmatch(f"{_SPANS}x{_SPANS}", written):
         slices, numbers = _numbers(both[1]), _numbers(both[2])
@@ -66,6 +66,6 @@ def groups_by_id(op: Instruction) -> tuple[Group, ...]:
 
 
 def _numbers(text: str) -> list[int]:
-    """Of a list such as `0:3,8`, whose ends are included."""
+    """Expands a list such as `0:3,8`, whose ends are included."""
     ends = [[int(n) for n in piece.split(":")] for piece in text.split(",")]
     return [n for pair in ends for n in range(pair[0], pair[-1] + 1)]

@@ -1,8 +1,8 @@
 """How often a loop runs.
 
-Most backends print it: `"known_trip_count":{"n":"5"}`. One for TPUs does not, and it is
-counted where the loop is `for (i = constant; i < constant; i += constant)` and `i` an
-element of the loop's tuple.
+Most backends print it: `"known_trip_count":{"n":"5"}`. The one for TPUs does not. There
+it is counted if the loop is `for (i = constant; i < constant; i += constant)` and `i`
+an element of the loop's tuple.
 """
 
 import re
@@ -11,7 +11,7 @@ from ._hlo import Computation, Instruction, Module
 
 
 def trip_count(loop: Instruction, home: Computation, module: Module) -> int | None:
-    """How often the body of a `while` of `home` runs; `None` if that is not known."""
+    """Counts how often the body of a `while` of `home` runs; `None` if not known."""
     if "known_trip_count" in loop.config:
         known = loop.config["known_trip_count"]
         count = str(known.get("n")) if isinstance(known, dict) else ""
@@ -38,7 +38,7 @@ def trip_count(loop: Instruction, home: Computation, module: Module) -> int | No
 
 
 def _element(home: Computation, name: str) -> int | None:
-    """Which element of its computation's tuple this is."""
+    """Returns the element of its computation's tuple that this is, if any."""
     op = _original(home, name)
     if op.opcode != "get-tuple-element" or home[op.operand()].opcode != "parameter":
         return None
@@ -52,7 +52,7 @@ def _number(home: Computation, name: str) -> int | None:
 
 
 def _original(home: Computation, name: str) -> Instruction:
-    """What this is a copy of."""
+    """Returns the instruction that this is a copy of."""
     op = home[name]
     while op.opcode in ("copy", "bitcast"):
         op = home[op.operand()]
