@@ -68,12 +68,12 @@ def data_mesh(
             f" each; got {axis_name!r} with {hosts=}. For example"
             " pj.data_mesh(axis_name=('host', 'device'))."
         )
-    return jax.make_mesh(
-        shape,
-        names,
-        axis_types=(jax.sharding.AxisType.Auto,) * len(shape),
-        devices=devices[:count],
-    )
+    types = (AxisType.Auto,) * len(shape)
+    chosen = devices[:count]
+    if len({getattr(device, "slice_index", 0) for device in chosen}) > 1:
+        # `jax.make_mesh` refuses several slices of a TPU.
+        return Mesh(np.array(chosen).reshape(shape), names, axis_types=types)
+    return jax.make_mesh(shape, names, axis_types=types, devices=chosen)
 
 
 def _by_host(devices: list[Any], hosts: int | None) -> tuple[int, int]:

@@ -9,6 +9,9 @@ from jax.sharding import AxisType, Mesh
 import pipejax as pj
 
 from .helpers import assert_bits_equal, batches, init_params, loss_fn
+from .overlap.test_topology import TPU
+
+BOTH = ("host", "device")
 
 
 @pytest.mark.parametrize("count", [None, 1, 3, 8, np.int64(2)])
@@ -17,6 +20,15 @@ def test_the_first_devices(count):
     assert mesh.devices.tolist() == jax.devices()[:count]
     assert mesh.axis_names == ("data",)
     assert mesh.axis_types == (AxisType.Auto,)
+
+
+@TPU
+@pytest.mark.parametrize(("axis_name", "shape"), [("data", (8,)), (BOTH, (2, 4))])
+def test_slices_of_a_tpu(axis_name, shape):
+    devices = pj.overlap.topology("tpu:v5e:2x2:2")
+    mesh = pj.data_mesh(devices=devices, axis_name=axis_name)
+    assert mesh.devices.shape == shape
+    assert list(mesh.devices.flat) == devices
 
 
 def test_an_axis_of_another_name():

@@ -17,6 +17,10 @@ from pipejax.pipeline import at_width_1
 from ._program import load, types
 from ._usage import UsageError, in_one_line
 
+_ALONE = """\
+hint: one device has nothing to send. JAX_NUM_CPU_DEVICES=8 in the environment makes
+eight of a CPU; --target compiles for devices that are not there."""
+
 
 def add(commands: Any) -> None:
     """Its arguments."""
@@ -61,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
     setting = {"target": f"{args.target or 'here'}, {kind}", **setting}
     for title, value in setting.items():
         print(f"{title}: {_words(value)}")
+    if len(devices) == 1:
+        print(_ALONE)
     reports = {title: _inspected(*given) for title, given in programs.items()}
     for title, report in reports.items():
         print(f"\n{title}\n{report}")

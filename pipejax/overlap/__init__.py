@@ -1,5 +1,7 @@
 """Proof that communication is hidden: schedules read and drawn, steps measured."""
 
+from ._collective_groups import CollectiveGroups as CollectiveGroups
+from ._collective_groups import collective_groups as collective_groups
 from ._inspect import inspect as inspect
 from ._measure import Measurement as Measurement
 from ._measure import Silence as Silence

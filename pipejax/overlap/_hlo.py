@@ -1,38 +1,16 @@
-"""Compiled HLO, read from its text.
+"""Compiled HLO: a module, its computations, and their instructions in their order.
 
-A line of a computation is `[ROOT] %name = shape opcode(operands), attribute=value, ...`
-and, once a module is scheduled, its lines stand in the order in which they run.
-
-- `f32[8]{0}`, `bf16[2,3]{1,0:T(8,128)(2,1)S(1)}`: dtype, dimensions, layout
-- `((f32[8]{0}), f32[8]{0}) all-reduce-start(%x)`: results in flight are tuples
-- `calls=%f`, `to_apply=%f`, `body=%f`: computations that an instruction runs
+`_parse` reads them from text. Whatever the text does not have is an error that quotes
+the line: nothing here returns a default for an attribute that must be there.
 """
 
 import dataclasses
 import functools
+import json
 import math
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
-# What devices do with one another; `opcode-start` and `opcode-done` when asynchronous.
-COLLECTIVES = (
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "all-to-all",
-    "ragged-all-to-all",
-    "collective-permute",
-    "collective-broadcast",
-    "send",
-    "recv",
-)
-# Strings are skipped whole: names of operations hold brackets and commas of their own.
-_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|[][(){},]')
-_HEAD = re.compile(r"\s+(?P<root>ROOT )?%?(?P<name>[^\s=%]+) = ")
-_OPCODE = re.compile(r" ([a-z][a-z0-9-]*)\(")
-_COMPUTATION = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[^\s(%]+) (?:\(.*)?\{$")
-_TABLE = re.compile(r'(FileNames|FunctionNames|FileLocations|StackFrames)$|\d+ ["{].*$')
-_SHAPE = re.compile(r"([a-z][a-z0-9]*)\[([^\]]*)\]")
 _CALLS = (
     "calls",
     "to_apply",
@@ -91,6 +69,26 @@ class Instruction:
     attributes: dict[str, str]
     line: str
 
+    def operand(self, place: int = 0) -> str:
+        """Returns the name of an operand, which must be there."""
+        if place >= len(self.operands):
+            self.refuse(f"it has {len(self.operands)} operands")
+        return self.operands[place]
+
+    def attribute(self, name: str) -> str:
+        """Returns the text of an attribute, which must be there."""
+        if name not in self.attributes:
+            self.refuse(f"it has no attribute {name!r}")
+        return self.attributes[name]
+
+    @property
+    def index(self) -> int:
+        """Element of a tuple that a `get-tuple-element` takes."""
+        text = self.attribute("index")
+        if not text.isdecimal():
+            self.refuse(f"{text!r} is no index")
+        return int(text)
+
     @property
     def calls(self) -> tuple[str, ...]:
         """Names of the computations that it runs."""
@@ -105,16 +103,32 @@ class Instruction:
         )
         return found.group(1).replace("\\'", "'") if found else ""
 
-    @property
-    def backend_config(self) -> str:
-        """JSON, unread; in older texts it is a string with escapes."""
+    @functools.cached_property
+    def config(self) -> dict[str, Any]:
+        """The backend's configuration, if it is JSON (in older texts, in a string)."""
         text = self.attributes.get("backend_config", "")
-        return text[1:-1].replace('\\"', '"') if text.startswith('"') else text
+        text = text[1:-1].replace('\\"', '"') if text.startswith('"') else text
+        try:
+            found = json.loads(text)
+        except json.JSONDecodeError:  # Other languages also use braces.
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def frontend(self) -> dict[str, str]:
+        """The framework's attributes, without quotation marks."""
+        text = self.attributes.get("frontend_attributes", "{}")[1:-1]
+        parted = (piece.partition("=") for piece in split(text))
+        return {key: value.strip('"') for key, _, value in parted}
 
     @property
     def target(self) -> str:
         """Of a custom call."""
         return self.attributes.get("custom_call_target", "").strip('"')
+
+    def refuse(self, why: str) -> NoReturn:
+        """Raises a `ValueError` that quotes the line."""
+        raise not_understood(self.line, why)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,68 +164,8 @@ class Module:
     entry: Computation
 
 
-def parse(text: str) -> Module:
-    """The module in `text`, as `jax.stages.Compiled.as_text` prints it.
-
-    Raises:
-      ValueError: with the first line that is not understood.
-    """
-    lines = text.strip("\n").split("\n")
-    if not lines[0].startswith("HloModule "):
-        raise _not_understood(lines[0], "HLO begins with `HloModule`")
-    name, *rest = split(lines[0].removeprefix("HloModule "))
-    header = _attributes(rest, lines[0])
-    computations: dict[str, Computation] = {}
-    entry, current = "", ""
-    body: list[str] = []
-    for line in lines[1:]:
-        if current and line.startswith("}"):
-            computations[current] = _computation(current, body)
-            current = ""
-        elif current:
-            body.append(line)
-        elif begins := _COMPUTATION.match(line):
-            current, body = begins["name"], []
-            entry = current if begins["entry"] else entry
-        elif line.strip() and not _TABLE.match(line):
-            raise _not_understood(line, "no computation begins here")
-    if current or entry not in computations:
-        raise _not_understood(lines[-1], "it ends within, or without, its ENTRY")
-    return Module(
-        name=name,
-        is_scheduled=header.get("is_scheduled") == "true",
-        num_partitions=int(header.get("num_partitions", 1)),
-        replica_count=int(header.get("replica_count", 1)),
-        computations=computations,
-        entry=computations[entry],
-    )
-
-
-def group_size(collective: Instruction, module: Module) -> int:
-    """Devices that exchange with each other, whichever way the groups are written.
-
-    - `{{0,1},{2,3}}`: listed
-    - `[2,4]<=[8]`, with `T(1,0)` or without: 2 groups of 4
-    - `mesh['data'=64,'model'=2] {'data'}`: along the named axes of a mesh
-    - `{}`: all of them
-    - `source_target_pairs={{0,1},{1,0}}`: who sends or receives
-    """
-    if pairs := collective.attributes.get("source_target_pairs"):
-        return len(set(re.findall(r"\d+", pairs)))
-    groups = collective.attributes.get("replica_groups", "{}")
-    if groups.startswith("mesh["):
-        mesh, axes = groups.split("]", 1)[0], groups[groups.rindex("{") :]
-        sizes = dict(re.findall(r"'([^']+)'=(\d+)", mesh))
-        parts = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", axes)
-        return math.prod(int(part or sizes[axis]) for axis, part in parts)
-    if iota := re.match(r"\[\d+,(\d+)\]<=", groups):
-        return int(iota.group(1))
-    if listed := re.match(r"\{\{([\d,\s]+)\}", groups):
-        return len(listed.group(1).split(","))
-    if groups != "{}":
-        raise _not_understood(collective.line, "unknown `replica_groups`")
-    partitions = module.num_partitions if "channel_id" in collective.attributes else 1
-    return module.replica_count * partitions
+# Strings are skipped whole: names of operations hold brackets and commas of their own.
+TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|' + r"'(?:\\.|[^'\\])*'|[][(){},]")
 
 
 def split(text: str) -> list[str]:
@@ -221,7 +175,7 @@ def split(text: str) -> list[str]:
     ['a', 'b={1,2}', 'c=f(3, 4)']
     """
     pieces, depth, start = [], 0, 0
-    for token in _TOKEN.finditer(text):
+    for token in TOKEN.finditer(text):
         depth += (token.group() in "([{") - (token.group() in ")]}")
         if token.group() == "," and not depth:
             pieces.append(text[start : token.start()].strip())
@@ -230,70 +184,11 @@ def split(text: str) -> list[str]:
     return [*pieces, last] if last else pieces
 
 
-def _computation(name: str, lines: list[str]) -> Computation:
-    instructions = tuple(_instruction(line) for line in lines)
-    roots = [i for i, line in enumerate(lines) if line.lstrip().startswith("ROOT ")]
-    if len(roots) != 1:
-        raise _not_understood(f"%{name}", f"a computation with {len(roots)} ROOTs")
-    return Computation(name, instructions, instructions[roots[0]])
-
-
-def _instruction(line: str) -> Instruction:
-    plain = re.sub(r"/\*index=\d+\*/", "", line)
-    head = _HEAD.match(plain)
-    if not head:
-        raise _not_understood(line, "an instruction is `%name = shape opcode(...)`")
-    start = head.end()
-    after = _end(plain, start, line) if plain[start] == "(" else plain.find(" ", start)
-    opcode = _OPCODE.match(plain, after)
-    if after < 0 or not opcode:
-        raise _not_understood(line, "it has no opcode")
-    end = _end(plain, opcode.end() - 1, line)
-    inner = plain[opcode.end() : end - 1]
-    literal = opcode.group(1) in ("constant", "parameter")
-    return Instruction(
-        name=head["name"],
-        opcode=opcode.group(1),
-        shapes=_shapes(plain[start:after], line),
-        # Older texts put an operand's shape before its name.
-        operands=() if literal else tuple(x.split("%")[-1] for x in split(inner)),
-        literal=inner if literal else "",
-        attributes=_attributes(split(plain[end:].removeprefix(",")), line),
-        line=line.strip(),
-    )
-
-
-def _end(text: str, start: int, line: str) -> int:
-    """Just past the bracket that closes the one at `start`."""
-    depth = 0
-    for token in _TOKEN.finditer(text, start):
-        depth += (token.group() in "([{") - (token.group() in ")]}")
-        if not depth:
-            return token.end()
-    raise _not_understood(line, "a bracket is not closed")
-
-
-def _shapes(text: str, line: str) -> tuple[Shape, ...]:
-    found = _SHAPE.findall(text)
-    try:
-        return tuple(
-            Shape(dtype, tuple(int(d.lstrip("<= ")) for d in dims.split(",") if d))
-            for dtype, dims in found
-        )
-    except ValueError:
-        raise _not_understood(line, f"unknown shape {text!r}") from None
-
-
-def _attributes(pieces: list[str], line: str) -> dict[str, str]:
-    for piece in pieces:
-        if "=" not in piece:
-            raise _not_understood(line, f"{piece!r} is no attribute")
-    parted = (piece.partition("=") for piece in pieces)
-    return {key: value for key, _, value in parted}
-
-
-def _not_understood(line: str, why: str) -> ValueError:
-    shown = line.strip() if len(line) < 300 else f"{line.strip()[:300]}..."
+def not_understood(line: str, why: str) -> ValueError:
+    """Makes the error for text that cannot be read."""
+    line = line.strip()
+    shown = line if len(line) < 600 else f"{line[:600]}..."
     return ValueError(
-        f"`program` must be HLO text as `Compiled.as_text()` prints it; {why}:\n{shown}"
+        "`program` must be HLO text as `Compiled.as_text()` prints it, unchanged. If it"
+        f" is, please report this line; {why}:\n{shown}"
     )

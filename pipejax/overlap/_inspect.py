@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from ._hlo import parse
+from ._parse import parse
 from ._reading import Reading
 from ._report import Report
 

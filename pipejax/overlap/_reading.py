@@ -2,10 +2,11 @@
 
 from pipejax.collectives._wire import wire_bytes
 
+from ._collectives import group_size, handed_over, is_collective
 from ._flops import Counter, Work
-from ._hlo import Computation, Instruction, Module, group_size
+from ._hlo import Computation, Instruction, Module, not_understood
 from ._report import Collective, Item, Report
-from ._schedule import Finder, Span, is_collective
+from ._schedule import Finder, Span
 
 
 class Reading:
@@ -74,7 +75,7 @@ class Reading:
                 start, end = (
                     (places[part.start], places[part.stop]) if part else (at,) * 2
                 )
-                item = Item(span.start.name, span.kind, 0.0, start, end)
+                item = Item(span.name, span.kind, 0.0, start, end)
                 self.schedule.append(item)
         return place, covered
 
@@ -100,17 +101,11 @@ class Reading:
         """The numbers of one collective, its share still to come."""
         beside = [home.instructions[i] for part in span.stretches for i in part]
         work = sum((self.counter.of(op, home) for op in beside), Work()).times(times)
-        operands = span.op.operands
-        if span.kind == "ragged-all-to-all":  # The others say where and how much.
-            operands = operands[:1]
-        shapes = span.home.shapes_of(operands)
-        if span.kind == "recv":
-            shapes = list(span.op.shapes[:1])
-        shapes = [shape for shape in shapes if shape.bytes]
+        shapes = handed_over(span.op, span.home)
         devices = group_size(span.op, self.module)
         payload = sum(shape.bytes for shape in shapes)
         return Collective(
-            name=span.start.name,
+            name=span.name,
             kind=span.kind,
             dtypes=tuple(dict.fromkeys(shape.dtype for shape in shapes)),
             group_size=devices,
@@ -139,8 +134,8 @@ class Reading:
         for name, home in self.module.computations.items():
             missed = [op for op in home.instructions if is_collective(op)]
             if missed and name not in self.finder.seen:
-                raise ValueError(
-                    "`program` must call its collectives from its schedule, its loops,"
-                    f" branches, fusions or asynchronous calls; got one in {name},"
-                    f" which nothing of these calls:\n{missed[0].line[:300]}"
+                raise not_understood(
+                    missed[0].line,
+                    f"a collective in {name}, which no loop, branch, fusion or"
+                    " asynchronous instruction of the schedule calls",
                 )

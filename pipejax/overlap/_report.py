@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 
 _NONE = """\
 no collectives: there is no communication to hide. Perhaps the program runs on one
-device; or it was compiled without a mesh (jit alone, no shard_map or shardings); or XLA
-removed collectives whose result nobody uses; or the all-reduce is a program of its own,
-as the host executor has it."""
+device (JAX_NUM_CPU_DEVICES=8 in the environment makes eight of a CPU); or it was
+compiled without a mesh (jit alone, no shard_map or shardings); or XLA removed
+collectives whose result nobody uses; or the all-reduce is a program of its own, as the
+host executor has it."""
 
 
 class Collective(NamedTuple):
@@ -16,13 +17,13 @@ class Collective(NamedTuple):
     Sizes are of one execution on one device; what it hides is of all `times` together.
 
     Attributes:
-      name: of the instruction that begins it.
+      name: of the instruction that begins it, and its own where several begin together.
       kind: `"all-reduce"`, `"all-gather"`, `"reduce-scatter"`, `"all-to-all"`,
         `"ragged-all-to-all"`, `"collective-permute"`, `"collective-broadcast"`,
-        `"send"` or `"recv"`.
+        `"collective-reduce"`, `"send"` or `"recv"`.
       dtypes: of what travels.
-      group_size: devices p that exchange with each other.
-      bytes: n, what a device hands over.
+      group_size: devices p that exchange with each other, of the largest group.
+      bytes: n, what a device hands over; of a ragged all-to-all its whole array.
       wire_bytes: what a device must send, whatever the algorithm; see `wire_bytes`.
       asynchronous: whether others may run while it is under way.
       operations: kernels under it.

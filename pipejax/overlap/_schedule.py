@@ -11,11 +11,14 @@ waited for; whatever runs between is beside it.
   those between them that hold the same collective continue it beside their own compute
 - a start that a loop hands to its next iteration: from there to the end of the body,
   and from the body's top to the done
+- an exchange between TPU slices: from its `send` to the `recv-done` of its `recv`
 """
 
 from typing import NamedTuple
 
-from ._hlo import COLLECTIVES, Computation, Instruction, Module
+from . import _slices
+from ._collectives import COLLECTIVES, is_collective, kind_of
+from ._hlo import Computation, Instruction, Module, not_understood
 
 # Other work that may run asynchronously; a collective only if it calls one.
 _ASYNC = {
@@ -33,13 +36,17 @@ _ASYNC = {
 }
 _COPIES = ("copy", "dynamic-slice", "dynamic-update-slice", "slice")
 _WAITS = ("-update", "-done")
-_SAME = ("bitcast", "copy", "optimization-barrier")
+_SAME = ("bitcast", "copy", "opt-barrier")
+# A collective may be wrapped in these, as a kernel or asynchronously.
+_WRAPPERS = ("call", "custom-call", "fusion")
 
 
 class Span(NamedTuple):
     """A collective in the schedule of one computation.
 
     Attributes:
+      name: of the instruction that begins it; of several that begin together, also its
+        own.
       start: the instruction that begins it.
       op: the collective: `start` itself, or what is wrapped in it.
       home: the computation of `op`.
@@ -47,6 +54,7 @@ class Span(NamedTuple):
       stretches: of the schedule, that it is under way in; none if it is synchronous.
     """
 
+    name: str
     start: Instruction
     op: Instruction
     home: Computation
@@ -56,7 +64,7 @@ class Span(NamedTuple):
     @property
     def kind(self) -> str:
         """One of `COLLECTIVES`."""
-        return self.op.opcode.removesuffix("-start")
+        return kind_of(self.op)
 
 
 class Finder:
@@ -82,15 +90,17 @@ class Finder:
         here, above, fused = *self._ends(home), self._fused(home)
         found = []
         for at, start in enumerate(home.instructions):
-            for op, inside in self.collectives_of(start, home):
+            held = self.collectives_of(start, home)
+            for op, inside in held:
                 if start.opcode == "fusion":
-                    stretches = fused.get(at)
+                    stretches = fused.get((at, op.name))
                 elif not _is_start(start) or _is_synchronous(start, op):
                     stretches = ()
                 else:
                     stretches = _stretches(at, home, here, above)
                 if stretches is not None:
-                    found.append(Span(start, op, inside, at, stretches))
+                    name = start.name if len(held) == 1 else f"{start.name}/{op.name}"
+                    found.append(Span(name, start, op, inside, at, stretches))
         return found
 
     def collectives_of(
@@ -102,19 +112,26 @@ class Finder:
         if _base(op) in COLLECTIVES:
             return []
         if op.opcode.endswith(("-start", *_WAITS)) and _base(op) not in _ASYNC:
-            raise ValueError(
-                "`program` must have no asynchronous instructions but collectives and"
-                f" {', '.join(sorted(_ASYNC))}; got {op.opcode!r}, which may hide a"
-                f" collective. Please report it:\n{op.line[:300]}"
+            op.refuse(
+                f"{op.opcode!r} may hide a collective: what is asynchronous must be"
+                f" one, or one of {', '.join(sorted(_ASYNC))}"
             )
+        # A call in the schedule itself is walked into, as loops and branches are.
+        if op.opcode == "call" or not (op.opcode in _WRAPPERS or _is_start(op)):
+            return []
+        return self._wrapped(op)
+
+    def _wrapped(self, op: Instruction) -> list[tuple[Instruction, Computation]]:
+        """Finds the collectives in the computations that `op` runs."""
         found = []
-        if op.opcode in ("fusion", "custom-call") or _is_start(op):
-            for name in op.calls:
-                inside = self.module.computations[name]
-                inner = [self.collectives_of(x, inside) for x in inside.instructions]
-                if any(inner):
-                    self.seen.add(name)
-                found += [one for several in inner for one in several]
+        for name in op.calls:
+            inside = self.module.computations[name]
+            for x in inside.instructions:
+                calls = x.opcode == "call"
+                held = self._wrapped(x) if calls else self.collectives_of(x, inside)
+                found += held
+            if found:
+                self.seen.add(name)
         return found
 
     def _ends(self, home: Computation) -> tuple[dict[str, int], dict[str, int]]:
@@ -124,10 +141,10 @@ class Finder:
         for at, op in enumerate(home.instructions):
             if not op.opcode.endswith("-done") or _base(op) in _COPIES:
                 continue
-            origin, place = _origin(home, op.operands[0])
+            origin, place = _origin(home, op.operand())
             if origin.opcode == "while":
                 # The last of a loop, whose others have ended in it.
-                body = self.module.computations[origin.attributes["body"].strip("%")]
+                body = self.module.computations[origin.attribute("body").strip("%")]
                 if _is_start(_handed_on(body, place)):
                     continue
             ends = above if origin.opcode == "parameter" else here
@@ -135,38 +152,52 @@ class Finder:
             if not _is_start(origin):
                 raise _unpaired(op, "is waited for and started nowhere")
             ends[origin.name] = at
+        for send in filter(_slices.between_slices, home.instructions):
+            # An exchange ends when the device's own result has arrived.
+            if send.opcode == "send":
+                recv = _other_half(send, home)
+                for ends in (here, above):
+                    ends.pop(send.name, None)
+                    if recv.name in ends:
+                        ends[send.name] = ends[recv.name]
         return here, above
 
-    def _fused(self, home: Computation) -> dict[int, tuple[range, ...]]:
-        """Stretches of what fusions of `home` begin, by the place of the first."""
-        found: dict[int, tuple[range, ...]] = {}
-        begun: dict[str, int] = {}
+    def _fused(self, home: Computation) -> dict[tuple[int, str], tuple[range, ...]]:
+        """Finds the stretches of collectives in fusions of `home`.
+
+        They are keyed by the place of the fusion and the name of the collective. A
+        fusion that continues or ends what another one began has none.
+        """
+        found: dict[tuple[int, str], tuple[range, ...]] = {}
+        begun: dict[str, tuple[int, str]] = {}
         for at, op in enumerate(home.instructions):
             held = self.collectives_of(op, home) if op.opcode == "fusion" else []
-            if not held:
-                continue
-            channel = held[0][0].attributes.get("channel_id", "")
-            targets = {x.target for x in held[0][1].instructions}
-            if "AsyncCollectiveStart" in targets:
-                if channel in begun:
-                    raise _unpaired(op, "is started while it is under way")
-                begun[channel] = at
-            elif "AsyncCollectiveDone" in targets:
-                if channel not in begun:
-                    raise _unpaired(op, "is waited for and started nowhere")
-                start = begun.pop(channel)
-                found[start] = (range(start + 1, at),)
-            elif channel not in begun:
-                found[at] = ()
-        for at in begun.values():
+            for one, inside in held:
+                channel = one.attributes.get("channel_id", "")
+                uses = {x.target for x in inside.instructions if one.name in x.operands}
+                if "AsyncCollectiveStart" in uses:
+                    if channel in begun:
+                        raise _unpaired(op, "is started while it is under way")
+                    begun[channel] = at, one.name
+                elif "AsyncCollectiveDone" in uses:
+                    if channel not in begun:
+                        raise _unpaired(op, "is waited for and started nowhere")
+                    start = begun.pop(channel)
+                    found[start] = (range(start[0] + 1, at),)
+                elif channel not in begun:
+                    found[at, one.name] = ()
+        for at, _ in begun.values():
             raise _unpaired(home.instructions[at], "is started and never waited for")
         return found
 
 
-def is_collective(op: Instruction) -> bool:
-    """Whether `op` is a collective, or the start of one, between devices."""
-    to_host = op.attributes.get("is_host_transfer") == "true"
-    return op.opcode.removesuffix("-start") in COLLECTIVES and not to_host
+def _other_half(send: Instruction, home: Computation) -> Instruction:
+    """Finds the `recv` of an exchange between slices."""
+    key = _slices.rendezvous(send)
+    for op in filter(_slices.between_slices, home.instructions):
+        if op.opcode == "recv" and _slices.rendezvous(op) == key:
+            return op
+    send.refuse("no `recv` in its computation has the same rendezvous")
 
 
 def _stretches(
@@ -186,8 +217,8 @@ def _stretches(
         rest = range(begin, len(home.instructions))
         return (range(end), rest) if end < begin else (range(len(home.instructions)),)
     for i, op in enumerate(home.instructions):
-        if op.opcode == "while" and home[op.operands[0]].opcode == "tuple":
-            elements = home[op.operands[0]].operands
+        if op.opcode == "while" and home[op.operand()].opcode == "tuple":
+            elements = home[op.operand()].operands
             if any(_origin(home, x)[0] is start for x in elements):
                 # It ends in the loop's first iteration; what it hides of that is not
                 # credited to it.
@@ -200,13 +231,13 @@ def _origin(home: Computation, name: str) -> tuple[Instruction, int]:
     op, place = home[name], -1
     while True:
         if op.opcode == "get-tuple-element":
-            place = int(op.attributes["index"])
+            place = op.index
         elif op.opcode == "tuple" and place >= 0:
-            op, place = home[op.operands[place]], -1
+            op, place = home[op.operand(place)], -1
             continue
         elif not (op.opcode in _SAME or op.opcode.endswith("-update")):
             return op, place
-        op = home[op.operands[0]]
+        op = home[op.operand()]
 
 
 def _handed_on(body: Computation, place: int) -> Instruction:
@@ -228,11 +259,13 @@ def _is_start(op: Instruction) -> bool:
 
 
 def _is_synchronous(start: Instruction, op: Instruction) -> bool:
-    return any('"is_sync":true' in x.backend_config for x in (start, op))
+    configs = (x.config.get("collective_backend_config") for x in (start, op))
+    return any(isinstance(x, dict) and x.get("is_sync") is True for x in configs)
 
 
 def _unpaired(op: Instruction, why: str) -> ValueError:
-    return ValueError(
-        "`program` must start each collective and wait for it in one computation or"
-        f" one loop; this {why}:\n{op.line[:300]}"
+    return not_understood(
+        op.line,
+        "a collective must be started and waited for in one computation or one loop,"
+        f" and this {why}",
     )

@@ -2,6 +2,7 @@
 
 - `h100:1x8x8`: slices x hosts x GPUs of a host; also a100, h200, b200
 - `tpu:v5e:2x4`: chips along each axis of the torus; also v5p, v6e, tpu7x
+- `tpu:v5e:4x4:2`: two slices of them, joined by the data-center network
 
 Programs compiled for them cannot run, but their schedule can be read.
 """
@@ -38,14 +39,14 @@ def topology(target: str) -> list[Any]:
       ValueError: for a target that does not exist.
       ImportError: if the compiler for it is not installed.
     """
-    match = re.fullmatch(r"(tpu:)?(\w+):(\d+(?:x\d+)*)", target)
-    tpu, kind, shape = match.groups() if match else ("", "", "")
-    if kind in GPUS and not tpu:
+    match = re.fullmatch(r"(tpu:)?(\w+):(\d+(?:x\d+)*)(?::([1-9]\d*))?", target)
+    tpu, kind, shape, slices = match.groups() if match else ("", "", "", None)
+    if kind in GPUS and not tpu and not slices:
         if shape.count("x") != 2 or "0" in shape.split("x"):
             raise _no_such(target, "a GPU's shape is slices x hosts x GPUs of a host")
         return _gpus(kind, shape)
     if kind in TPUS:
-        return _tpus(target, f"{kind}:{shape}")
+        return _tpus(target, f"{kind}:{shape}", int(slices or 1))
     raise _no_such(target, "there is no such kind")
 
 
@@ -53,7 +54,8 @@ def _no_such(target: str, why: str) -> ValueError:
     return ValueError(
         f"`target` must be a kind and a shape: {', '.join(GPUS)} with one such as"
         f" 'h100:1x8x8' (slices x hosts x GPUs of a host), or {', '.join(TPUS)} with"
-        f" one such as 'tpu:v5e:2x4' (chips along each axis); got {target!r}: {why}."
+        " one such as 'tpu:v5e:2x4' (chips along each axis) or 'tpu:v5e:2x4:2' (of 2"
+        f" slices); got {target!r}: {why}."
     )
 
 
@@ -79,7 +81,7 @@ def _gpus(kind: str, shape: str) -> list[Any]:
     return list(devices)
 
 
-def _tpus(target: str, name: str) -> list[Any]:
+def _tpus(target: str, name: str, slices: int) -> list[Any]:
     _check_installed(target, "libtpu")
     # Without these libtpu asks the cloud's metadata server which TPU this is, and
     # wants to be the only process that has it.
@@ -90,9 +92,11 @@ def _tpus(target: str, name: str) -> list[Any]:
         TPU_ACCELERATOR_TYPE="",
     ):
         try:
-            return list(
-                topologies.get_topology_desc(platform="tpu", topology_name=name).devices
+            several = {"num_slices": slices} if slices > 1 else {}
+            described = topologies.get_topology_desc(
+                platform="tpu", topology_name=name, **several
             )
+            return list(described.devices)
         except jax.errors.JaxRuntimeError as error:
             raise _no_such(target, str(error).splitlines()[0]) from error
 

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -221,6 +222,25 @@ def test_a_mistake_in_the_users_code_keeps_its_traceback():
         inspect("buggy")
     with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
         main(["inspect", "cli_broken:step"])
+
+
+def test_one_device_has_a_hint(folder):
+    done = subprocess.run(
+        [sys.executable, "-m", "pipejax.cli", "inspect", "cli_programs.py:step"],
+        env={**os.environ, "JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": str(ROOT)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "target: here, 1 x cpu" in done.stdout
+    assert "JAX_NUM_CPU_DEVICES=8 in the environment makes\neight" in done.stdout
+
+
+def test_several_devices_have_none(capsys):
+    assert inspect("any_program") == 0
+    assert "JAX_NUM_CPU_DEVICES" not in capsys.readouterr().out
 
 
 def test_a_file_elsewhere(folder, monkeypatch, capsys):

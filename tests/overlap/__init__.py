@@ -1,8 +1,14 @@
 """Small programs, scheduled by hand."""
 
+from pipejax.overlap._flops import Counter
+from pipejax.overlap._parse import parse
+
 DOT = "dot(%p, %p), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
 FLOPS = 2 * 8**3  # of one DOT
-GROUPS = "channel_id=1, replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%add"
+GROUPS = (
+    "channel_id=1, replica_groups={{0,1,2,3,4,5,6,7}}, use_global_device_ids=true,"
+    " to_apply=%add"
+)
 ADD = """
 %add (a: f32[], b: f32[]) -> f32[] {
   %a = f32[] parameter(0)
@@ -26,6 +32,13 @@ def program(entry, others="", scheduled="true"):
             "}",
         ]
     )
+
+
+def work(entry, others=""):
+    """The work of a program with these lines, and what of it is not counted."""
+    root = "ROOT %r = f32[100]{0} add(%x, %x)"
+    counter = Counter(parse(program(f"{entry}\n{root}", others)))
+    return counter.whole("main"), counter.uncounted
 
 
 def _indented(lines):

@@ -1,5 +1,7 @@
 """From real programs to reports, and what is no program."""
 
+import random
+import re
 import types
 
 import jax
@@ -11,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax.overlap import inspect
 
-from . import program
+from . import program, test_schedule, test_slices, test_trips
 
 X = jax.ShapeDtypeStruct((32, 16), jnp.float32)
 
@@ -102,6 +104,55 @@ def test_a_function_never_jitted():
 def test_text_that_is_no_hlo(text):
     with pytest.raises(ValueError, match="`program` must be HLO text, which begins"):
         inspect(text)
+
+
+SYMBOL = re.compile(r"[A-Za-z_%$][\w.$-]*|\d+|[^\w\s]|\s+")
+
+
+def damaged(text, rng):
+    """A line missing or twice, or a part of one missing, or another in its place."""
+    lines = text.split("\n")
+    at, how = rng.randrange(len(lines)), rng.randrange(5)
+    symbols = SYMBOL.findall(lines[at]) or [""]
+    here = rng.randrange(len(symbols))
+    if how == 0:
+        del lines[at]
+    elif how == 1:
+        lines.insert(at, rng.choice(lines))
+    elif how == 2:
+        del symbols[here : here + rng.randrange(1, 6)]
+        lines[at] = "".join(symbols)
+    else:
+        symbols[here] = rng.choice([*symbols, str(rng.randrange(-3, 40))])
+        lines[at] = "".join(symbols)
+    return "\n".join(lines)
+
+
+DAMAGED = {
+    "loop": lambda step: program(test_trips.WHILE + DONE, test_trips.LOOP),
+    "fusions": lambda step: program(
+        f"{test_schedule.BEGIN}\n{test_schedule.GO_ON}\n{test_schedule.FINISH}",
+        test_schedule.FUSED,
+    ),
+    "between slices": lambda step: test_slices.exchange("%e = f32[8,8] add(%p, %p)"),
+    "compiled here": lambda step: step.lower(X).compile().as_text(),
+}
+DONE = "ROOT %r = f32[100] copy(%x)"
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_text_is_read_or_refused(step, name):
+    """Never a traceback from inside: each refusal names the argument and a line."""
+    text, rng = DAMAGED[name](step), random.Random(0)
+    assert inspect(text)
+    refused = []
+    for _ in range(300):
+        try:
+            inspect(damaged(text, rng))
+        except ValueError as error:
+            refused.append(str(error))
+    assert len(refused) > 30
+    assert {error[:18] for error in refused} == {"`program` must be "}
 
 
 def test_text_without_schedule():

@@ -74,12 +74,15 @@ def test_every_kind(kind):
     assert (c.kind, c.asynchronous) == (kind, False)
 
 
+PAIRS = "frontend_attributes={_xla_send_recv_source_target_pairs={{0,1},{1,2}}}"
+
+
 def test_send_and_receive():
     send, receive = read(
         "%k = token[] after-all()",
-        "%s = (f32[100], u32[], token[]) send(%x, %k), channel_id=1",
+        f"%s = (f32[100], u32[], token[]) send(%x, %k), channel_id=1, {PAIRS}",
         dots("a"),
-        "%t = (f32[100], u32[], token[]) recv(%k), channel_id=1",
+        f"%t = (f32[100], u32[], token[]) recv(%k), channel_id=1, {PAIRS}",
         dots("b"),
         "%sd = token[] send-done(%s), channel_id=1",
         dots("c"),
@@ -91,6 +94,7 @@ def test_send_and_receive():
     )
     assert (receive.kind, receive.matmuls, receive.bytes) == ("recv", 2, 400)
     assert receive.wire_bytes == 0
+    assert send.group_size == receive.group_size == 3
 
 
 def test_what_goes_to_the_host_is_no_collective():
@@ -124,8 +128,39 @@ def test_wrapped_asynchronously():
     assert (c.name, c.kind, c.matmuls, c.bytes) == ("s", "reduce-scatter", 2, 400)
 
 
+def test_several_that_begin_together():
+    """As a group, or in a fusion that runs asynchronously, through a call or not."""
+    others = f"""
+        %inner (q: f32[100]) -> f32[100] {{
+          %q = f32[100]{{0}} parameter(0)
+          ROOT %ar = f32[100]{{0}} all-reduce(%q), {GROUPS}
+        }}
+
+        %fused (q: f32[100]) -> f32[100] {{
+          %q = f32[100]{{0}} parameter(0)
+          %c = f32[100]{{0}} call(%q), to_apply=%inner
+          ROOT %ag = f32[800]{{0}} all-gather(%c), {GROUPS}
+        }}
+
+        %group (q: f32[100]) -> f32[100] {{
+          %q = f32[100]{{0}} parameter(0)
+          ROOT %f = f32[100]{{0}} fusion(%q), kind=kCustom, calls=%fused
+        }}
+    """
+    report = read(
+        "%s = ((f32[100]), f32[100]) async-start(%x), calls=%group",
+        dots("a"),
+        "ROOT %r = f32[100] async-done(%s)",
+        others=others,
+    )
+    found = [(c.name, c.kind, c.matmuls) for c in report.collectives]
+    assert found == [("s/ar", "all-reduce", 1), ("s/ag", "all-gather", 1)]
+    drawn = [x.name for x in report.schedule if x.kind.startswith("all-")]
+    assert drawn == ["s/ar", "s/ag"]
+
+
 def test_asynchronous_compute_is_no_collective():
-    others = WRAPPED.replace("reduce-scatter", "add").replace("(%q)", "(%q, %q)")
+    others = WRAPPED.replace(f"reduce-scatter(%q), {GROUPS}", "add(%q, %q)")
     report = read(
         "%s = ((f32[100]), f32[100]) fusion-start(%x), kind=kLoop, calls=%wrapped",
         "ROOT %r = f32[100] fusion-done(%s)",
@@ -339,8 +374,14 @@ def test_covered_is_a_union():
 
 
 def test_an_asynchronous_instruction_not_known():
-    with pytest.raises(ValueError, match=r"got 'all-reduce-swap-start'.*\n%s = "):
-        read(START.replace("reduce-start", "reduce-swap-start"), DONE)
+    with pytest.raises(ValueError, match=r"'swap-start' may hide a collective.*\n%s ="):
+        read("%s = f32[100] swap-start(%x)", DONE)
+
+
+def test_a_collective_not_known():
+    line = f"%s = f32[100] all-swap(%x), {GROUPS}"
+    with pytest.raises(ValueError, match="a collective of an unknown kind:\n%s = f32"):
+        read(line, "ROOT %r = f32[100] copy(%s)")
 
 
 def test_a_start_without_end():
@@ -363,5 +404,5 @@ def test_a_fusion_that_starts_twice():
 
 
 def test_a_collective_called_from_somewhere_unheard_of():
-    with pytest.raises(ValueError, match="got one in wrapped, which nothing of these"):
+    with pytest.raises(ValueError, match="a collective in wrapped, which no loop"):
         read("ROOT %r = f32[100] sort(%x), to_apply=%wrapped", others=WRAPPED)

@@ -49,6 +49,12 @@ def test_devices_that_programs_compile_for(target, count, kind):
     assert {device.platform for device in jax.devices()} == {"cpu"}
 
 
+@TPU
+def test_slices_of_a_tpu():
+    devices = pj.overlap.topology("tpu:v5e:2x2:3")
+    assert [device.slice_index for device in devices] == [0] * 4 + [1] * 4 + [2] * 4
+
+
 @pytest.mark.parametrize(
     ("target", "why"),
     [
@@ -58,6 +64,8 @@ def test_devices_that_programs_compile_for(target, count, kind):
         ("tpu:h100:1x1x8", "there is no such kind"),
         ("h100:8", "a GPU's shape is slices x hosts x GPUs of a host"),
         ("h100:1x0x8", "a GPU's shape is slices x hosts x GPUs of a host"),
+        ("h100:1x1x8:2", "there is no such kind"),
+        ("tpu:v5e:2x2:0", "there is no such kind"),
         pytest.param("tpu:v5e:3x3", "INVALID_ARGUMENT", marks=TPU),
     ],
 )

@@ -1,0 +1,178 @@
+"""Reads which devices exchange data in a collective, in every form that XLA writes.
+
+- `{{0,1},{2,3}}`: listed; `{}`: all
+- `[2,4]<=[8]`, `[4,2]<=[2,4]T(1,0)`: the numbers from 0 in the shape on the right,
+  transposed, then in the shape on the left, whose rows are the groups
+- `mesh['x'=4,'y'=2] {'x'}`: along the axes in braces. The devices of the mesh are the
+  numbers from 0, or follow it: `, device_ids=([2,4]T(1,0))`, `, device_ids=(3,1,0,2)`.
+  `'x':(2)2` is a part of an axis: that of size 2 after one of size 2
+- `source_target_pairs={{0,1},{1,0}}`: whoever is connected
+
+The numbers are of devices (`use_global_device_ids`), of replicas with all their
+partitions (a reduction with a channel), of the partitions of each replica (others with
+a channel), or of the replicas of each partition (no channel). A partition of a replica
+runs on device `replica * num_partitions + partition`.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Iterable
+
+import numpy as np
+
+from ._hlo import Instruction, Module, not_understood
+
+Group = frozenset[int]
+
+_INTS = r"\d+(?:,\d+)*"
+_IOTA = rf"\[({_INTS})\](?:T\(({_INTS})\))?"
+_NAME = r"'(?:\\.|[^'\\])*'"
+_AXIS, _PART = rf"({_NAME})=(\d+)", rf"({_NAME})(?::\((\d+)\)(\d+))?"
+_MESH = re.compile(
+    rf"mesh\[(?P<axes>{_AXIS}(?:,{_AXIS})*)\]"
+    rf"(?:, device_ids=\((?P<ids>{_IOTA}|{_INTS})\))?"
+    rf" \{{(?P<along>(?:{_PART}(?:,{_PART})*)?)\}}"
+)
+_REDUCTIONS = ("all-reduce", "all-gather", "reduce-scatter", "collective-reduce")
+
+
+def groups_of(collective: Instruction, module: Module) -> tuple[Group, ...]:
+    """Returns sets of devices that exchange data, by their numbers in the program.
+
+    Raises:
+      ValueError: for a form that is not known; it quotes the line.
+    """
+    count = module.replica_count * module.num_partitions
+    why = f"its groups are not of a known form, or not of its {count} devices"
+    try:
+        found = _by_device(collective, _written(collective), module)
+    except ValueError as error:
+        raise not_understood(collective.line, why) from error
+    members = [device for group in found for device in group]
+    if len(members) != len(set(members)) or not set(members) <= set(range(count)):
+        raise not_understood(collective.line, why)
+    return found
+
+
+def _written(op: Instruction) -> list[Group]:
+    """Returns the groups as they are numbered, or none where that means all.
+
+    Raises:
+      ValueError: for a form that is not known.
+    """
+    pairs = op.attributes.get("source_target_pairs") or op.frontend.get(
+        "_xla_send_recv_source_target_pairs"
+    )
+    if pairs is not None:
+        return connected(_listed(pairs))
+    text = op.attribute("replica_groups")
+    if text.startswith("mesh["):
+        return _along_mesh(text)
+    if iota := re.fullmatch(rf"\[(\d+),(\d+)\]<={_IOTA}", text):
+        shape = int(iota[1]), int(iota[2])
+        return _rows(_iota(iota[3], iota[4]).reshape(shape))
+    return _listed(text)
+
+
+def _listed(text: str) -> list[Group]:
+    if not re.fullmatch(rf"\{{(\{{{_INTS}\}}(, ?\{{{_INTS}\}})*)?\}}", text):
+        raise ValueError(text)
+    return [frozenset(map(int, x.split(","))) for x in re.findall(_INTS, text)]
+
+
+def _iota(dims: str, order: str | None) -> np.ndarray:
+    shape = [int(n) for n in dims.split(",")]
+    array = np.arange(math.prod(shape)).reshape(shape)
+    return array.transpose([int(n) for n in order.split(",")]) if order else array
+
+
+def _rows(array: np.ndarray) -> list[Group]:
+    return [frozenset(map(int, row)) for row in array]
+
+
+def _along_mesh(text: str) -> list[Group]:
+    mesh = _MESH.fullmatch(text)
+    if not mesh:
+        raise ValueError(text)
+    sizes = {name: int(size) for name, size in re.findall(_AXIS, mesh["axes"])}
+    parts: dict[str, list[tuple[int, int]]] = {name: [] for name in sizes}
+    for name, before, size in re.findall(_PART, mesh["along"]):
+        if name not in sizes:
+            raise ValueError(name)
+        begin = int(before or 1)
+        parts[name].append((begin, begin * int(size or sizes[name])))
+    # Each axis is cut where a part of it begins or ends.
+    dims: list[int] = []
+    grouped: list[int] = []
+    for name, size in sizes.items():
+        cuts = sorted({1, size, *itertools.chain.from_iterable(parts[name])})
+        for low, high in itertools.pairwise(cuts):
+            if any(begin <= low and high <= end for begin, end in parts[name]):
+                grouped.append(len(dims))
+            dims.append(high // low)
+    cut = _mesh_devices(mesh["ids"], list(sizes.values())).reshape(dims)
+    last = range(len(dims) - len(grouped), len(dims))
+    width = math.prod(dims[i] for i in grouped)
+    return _rows(np.moveaxis(cut, grouped, last).reshape(-1, width))
+
+
+def _mesh_devices(ids: str | None, shape: list[int]) -> np.ndarray:
+    if ids is None:
+        return np.arange(math.prod(shape))
+    if iota := re.fullmatch(_IOTA, ids):
+        return _iota(iota[1], iota[2])
+    return np.array([int(n) for n in ids.split(",")])
+
+
+def connected(pairs: Iterable[Group]) -> list[Group]:
+    """Merges pairs that share a device into sets."""
+    found: list[Group] = []
+    for pair in pairs:
+        joined = [group for group in found if group & pair]
+        found = [group for group in found if not group & pair]
+        found.append(pair.union(*joined))
+    return found
+
+
+def _by_device(
+    op: Instruction, written: list[Group], module: Module
+) -> tuple[Group, ...]:
+    replicas, partitions = range(module.replica_count), range(module.num_partitions)
+
+    def device(replica: int, partition: int) -> int:
+        return replica * len(partitions) + partition
+
+    mode = _mode(op)
+    if mode == "flattened_id":
+        return tuple(written) or (frozenset(range(len(replicas) * len(partitions))),)
+    if mode == "cross_replica_and_partition":
+        return tuple(
+            frozenset(device(r, p) for r in group for p in partitions)
+            for group in written or [frozenset(replicas)]
+        )
+    if mode == "cross_partition":
+        return tuple(
+            frozenset(device(r, p) for p in group)
+            for r in replicas
+            for group in written or [frozenset(partitions)]
+        )
+    if mode == "cross_replica":
+        return tuple(
+            frozenset(device(r, p) for r in group)
+            for p in partitions
+            for group in written or [frozenset(replicas)]
+        )
+    raise ValueError(mode)
+
+
+def _mode(op: Instruction) -> str:
+    """Returns what the numbers in the groups of `op` stand for."""
+    if "mode" in op.attributes:
+        return op.attributes["mode"]
+    if op.attributes.get("use_global_device_ids") == "true":
+        return "flattened_id"
+    if "channel_id" not in op.attributes:
+        return "cross_replica"
+    reduces = op.opcode.removesuffix("-start") in _REDUCTIONS
+    return "cross_replica_and_partition" if reduces else "cross_partition"

@@ -1,0 +1,109 @@
+"""FLOPs of one matmul or convolution.
+
+Twice the multiplications, as XLA's own cost analysis counts them, which is not to be
+had of a text:
+
+- dot: `2 prod(output) prod(contracted)`
+- convolution: `2 output features x batch x kernel input features x positions`, where a
+  position is a pair of output place and kernel tap that falls on the input; not on
+  padding, nor into a hole of a dilation. A TPU's matmuls are convolutions whose batch
+  dimensions are such holes.
+- cuBLAS and cuDNN calls: the dot or convolution they stand for
+"""
+
+import functools
+import math
+import re
+
+from ._hlo import Instruction, Shape
+
+DOTS = {"dot", "ragged-dot", "scaled-dot"}
+
+
+def flops_of(op: Instruction, shapes: list[Shape]) -> float | None:
+    """Counts FLOPs of a matmul of arrays of these shapes; `None` if not known."""
+    if op.opcode in DOTS:
+        contracting = op.attributes.get("lhs_contracting_dims", "{}")
+        # If the ragged dimension is summed over, the groups are as many results.
+        if op.attributes.get("lhs_ragged_dims", "none") in contracting:
+            return None
+        return _dot(shapes[0], op.shapes[0], contracting)
+    if op.opcode == "convolution":
+        return _convolution(op, shapes[0], shapes[1], op.shapes[0])
+    if op.target.startswith(("__cublas$gemm", "__cublas$lt$matmul")):
+        gemm = op.config.get("gemm_backend_config", {})
+        dims = gemm.get("dot_dimension_numbers", {}).get("lhs_contracting_dimensions")
+        if dims is not None:
+            return _dot(shapes[0], op.shapes[0], ",".join(map(str, dims)))
+    elif op.target.startswith("__cudnn$conv") and "dim_labels" in op.attributes:
+        # A backward pass multiplies as often as the forward pass that it belongs to,
+        # whose window and labels it carries: put its arrays in their places.
+        if op.target.endswith("BackwardInput"):
+            return _convolution(op, op.shapes[0], shapes[1], shapes[0])
+        if op.target.endswith("BackwardFilter"):
+            return _convolution(op, shapes[0], op.shapes[0], shapes[1])
+        return _convolution(op, shapes[0], shapes[1], op.shapes[0])
+    return None
+
+
+def _dot(lhs: Shape, out: Shape, contracting: str) -> float:
+    """FLOPs of a matmul that sums over these dimensions of `lhs`.
+
+    >>> _dot(Shape("f32", (8, 100)), Shape("f32", (8, 10)), "{1}")
+    16000.0
+    """
+    contracted = (lhs.dims[int(i)] for i in re.findall(r"\d+", contracting))
+    return 2.0 * out.size * math.prod(contracted)
+
+
+def _convolution(op: Instruction, lhs: Shape, rhs: Shape, out: Shape) -> float:
+    """FLOPs of a convolution of `lhs` with the kernel `rhs`."""
+    left, right, result = re.split("_|->", op.attributes["dim_labels"])
+    window = dict(re.findall(r"(\w+)=(\S+)", op.attributes.get("window", "{}")[1:-1]))
+    taps = window.get("size", "").split("x") if window else []
+
+    def along(field: str, default: int) -> list[int]:
+        """One number per spatial dimension; of a padding, the one at the start."""
+        values = window[field].split("x") if field in window else [default] * len(taps)
+        return [int(str(value).split("_")[0]) for value in values]
+
+    flops = 2.0 * rhs.dims[right.index("i")] * rhs.dims[right.index("o")]
+    flops *= lhs.dims[left.index("b")] // int(op.attributes.get("batch_group_count", 1))
+    for i in range(len(taps)):
+        flops *= _positions(
+            inputs=lhs.dims[left.index(str(i))],
+            outputs=out.dims[result.index(str(i))],
+            taps=int(taps[i]),
+            stride=along("stride", 1)[i],
+            pad=along("pad", 0)[i],
+            lhs_dilate=along("lhs_dilate", 1)[i],
+            rhs_dilate=along("rhs_dilate", 1)[i],
+        )
+    return flops
+
+
+@functools.cache
+def _positions(
+    inputs: int,
+    outputs: int,
+    taps: int,
+    stride: int,
+    pad: int,
+    lhs_dilate: int,
+    rhs_dilate: int,
+) -> int:
+    """Pairs of output and tap that fall on an input, along one dimension.
+
+    >>> _positions(5, 5, 3, 1, 1, 1, 1)  # 15, less one on the padding at each end
+    13
+    """
+    extent = (inputs - 1) * lhs_dilate + 1
+    return sum(
+        0 <= place < extent and place % lhs_dilate == 0
+        for output in range(outputs)
+        for place in range(
+            output * stride - pad,
+            output * stride - pad + taps * rhs_dilate,
+            rhs_dilate,
+        )
+    )
