@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.optimize
 from jax.sharding import Mesh
 
 from pipejax import collectives
@@ -175,6 +174,8 @@ def fit(
     Raises:
       ValueError: for samples that do not tell these apart.
     """
+    from scipy.optimize import least_squares  # slow to import
+
     seconds = np.array([sample.seconds for sample in samples])
     sigma = np.hypot(MODEL, [sample.spread for sample in samples])
     counts = [sample.exchange.between for sample in samples]
@@ -204,7 +205,7 @@ def fit(
     # From what it would be if all of the largest one's time were of one kind.
     start = np.log(seconds.max() / size[seen])
     start[3:] = 0.0
-    found = scipy.optimize.least_squares(errors, start, loss="soft_l1", f_scale=2)
+    found = least_squares(errors, start, loss="soft_l1", f_scale=2)
     latency, synchronisation, beta, *waits = (float(cost) for cost in costs(found.x))
     cluster = Cluster(
         hosts,
