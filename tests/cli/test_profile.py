@@ -12,7 +12,7 @@ SMALL = ("--elements", "1000", "--rounds", "1")
 def test_here(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     out = tmp_path / "profile.json"
-    flags = ("--algorithms", "psum", "two_shot", "--bandwidth", "8e6")
+    flags = ("--algorithms", "psum", "two_shot", "--bandwidth", "8mbit")
     assert main(["profile-allreduce", *SMALL, *flags, "--out", str(out)]) == 0
     # psum adds what it is given, and so has no row with int8.
     rows = json.loads(out.read_text())
@@ -36,7 +36,11 @@ def test_a_picture(tmp_path, monkeypatch):
     ("flags", "says"),
     [
         (["--rounds", "0"], "pipejax: `--rounds` must be above 0, got 0"),
-        (["--bandwidth", "-1"], "pipejax: `--bandwidth` must be above 0, got -1.0"),
+        (
+            ["--bandwidth", "8e6"],
+            "pipejax: `--bandwidth` must be a number above 0 with",
+        ),
+        (["--elements", "1.5"], "pipejax: `--elements` must be a whole number above"),
         (["--codecs", "int9"], "pipejax: `name` must be one of bf16, truncate"),
     ],
 )
