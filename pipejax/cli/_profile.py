@@ -11,6 +11,7 @@ import jax
 import pipejax as pj
 from pipejax import codecs, collectives, timing
 
+from ._candidates import candidates
 from ._units import bits, count
 from ._usage import UsageError, in_one_line
 
@@ -39,7 +40,8 @@ def add(commands: Any) -> None:
         nargs="+",
         default=[NONE, "int8"],
         metavar="NAME",
-        help=f"with each of these, of {NONE}, {', '.join(codecs.NAMES)}",
+        help=f"with each of these, of {NONE}, {', '.join(codecs.NAMES)}; with error"
+        " feedback those that need it",
     )
     parser.add_argument(
         "--elements",
@@ -96,8 +98,9 @@ def _chosen(
 ) -> dict[str, tuple[Any, Any]]:
     """Algorithm and codec of each pair that there is."""
     leaves = timing.square_leaves(elements)
+    coded = candidates(name for name in names if name != NONE)
     found = {
-        name: None if name == NONE else codecs.named(name).of(leaves)
+        name: coded[name].of(leaves) if name in coded else None
         for name in dict.fromkeys(names)
     }
     return {

@@ -23,6 +23,19 @@ def test_here(tmp_path, capsys, monkeypatch):
     assert lines[0].split()[-1] == "7.00"
 
 
+def test_power_sgd_has_matrices_and_feedback(tmp_path, capsys, monkeypatch):
+    """Without either it would send all bits, or warn that training may fail."""
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    out = tmp_path / "profile.json"
+    flags = ("--codecs", "power_sgd", "--algorithms", "psum", "two_shot")
+    size = ("--elements", "65536", "--rounds", "1", "--bandwidth", "8mbit")
+    assert main(["profile-allreduce", *size, *flags, "--out", str(out)]) == 0
+    # The two-shot would cut the matrices.
+    assert list(json.loads(out.read_text())) == ["psum, power_sgd"]
+    # Rank 4 of 64 x 1,024: 2 (8 - 1)/8 of 4 * 4 * 1,088 bytes at 1 MB/s.
+    assert capsys.readouterr().out.split()[-1] == "30.46"
+
+
 def test_a_picture(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
