@@ -23,7 +23,6 @@ from typing import Any
 
 import jax
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 import pipejax as pj
@@ -135,7 +134,7 @@ def show(cell: dict[str, Any]) -> None:
         total = sum(row["phases"].values())
         seconds = [*row["phases"].values(), total, row["as_one_program"], row["wire"]]
         table.add_row(name, *(f"{1e3 * x:.1f}" for x in seconds))
-    Console(width=130).print(table)
+    report.console(width=130).print(table)
 
 
 def picture(cells: list[dict[str, Any]], path: pathlib.Path) -> None:

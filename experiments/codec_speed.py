@@ -30,7 +30,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from pipejax import codecs
@@ -181,7 +180,7 @@ def show(pages: str, rows: dict[str, Any]) -> None:
             cells += [f"{row['ms']:.1f}", f"{row['speed of the copy']:.2f}"]
         both = rows[f"{name}, both"]["speed of the copy"]
         table.add_row(name, *cells, f"{both:.2f}")
-    Console(width=100).print(table)
+    report.console(width=100).print(table)
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def main(config: Config) -> dict[str, Any]:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", config.cpu_devices)
     warnings.simplefilter("ignore", UserWarning)  # that a codec is biased, as meant
-    console = Console()
+    console = report.console()
     found = {}
     for row in (row for row in ROWS if str(row) in config.rows):
         runs = {
@@ -127,7 +127,7 @@ def run(config: Config, row: Row, width: int, seed: int) -> dict[str, Any]:
                 checkpoint_every=0,
                 out=pathlib.Path(folder) / "run",
             ),
-            Console(quiet=True),
+            report.console(quiet=True),
         )
 
 

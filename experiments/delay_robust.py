@@ -22,7 +22,6 @@ from typing import Any
 
 import jax
 import tyro
-from rich.console import Console
 
 from pipejax import corrections
 
@@ -73,7 +72,7 @@ def main(config: Config) -> dict[str, Any]:
         }
         settings = report.settings(config)
         report.save(config.out, **settings, rates=RATES, test_loss=found)
-    Console().print(report.table("test loss", rows(found)))
+    report.console().print(report.table("test loss", rows(found)))
     return found
 
 

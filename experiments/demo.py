@@ -21,7 +21,7 @@ from rich.table import Table
 
 from pipejax.picture import new_figure
 
-from . import cluster, logs, time_to_accuracy, train
+from . import cluster, logs, report, time_to_accuracy, train
 
 RUNS = {"D-Sync (K=1)": 1, "Pipe-SGD (K=2)": 2}
 GOAL = 0.97
@@ -55,7 +55,7 @@ def main(config: Config) -> None:
     """Trains on devices, then on hosts; prints tables, draws, concludes."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", config.devices)
-    console = Console(width=100)
+    console = report.console(width=100)
     folders = _on_devices(config, console)
     picture = config.out / "accuracy.png"
     why_not = cluster.reason_why_not() if config.hosts else "The flag says --hosts 0."

@@ -27,7 +27,6 @@ import numpy as np
 import optax
 import tyro
 from jax.sharding import PartitionSpec as P
-from rich.console import Console
 from rich.table import Table
 
 import pipejax as pj
@@ -174,7 +173,7 @@ def show(rows: dict[str, Any]) -> None:
         sizes = (f"{between / 1e3:.0f}", f"{inside / 1e3:.0f}")
         times = f"{1e6 * row['seconds']:.0f}"
         table.add_row(name, f"{row['error']:.4f}", *sizes, times)
-    Console().print(table)
+    report.console().print(table)
 
 
 if __name__ == "__main__":

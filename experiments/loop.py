@@ -72,9 +72,9 @@ def run(
     """Steps until the end of the schedule or a SIGTERM, with a progress bar."""
     start = int(state.step)
     clock = Clock()
-    with Terminated() as terminated, _progress(console, label) as progress:
+    with Terminated() as terminated, _progress(console) as progress:
         bar = progress.add_task(
-            "", total=schedule.steps, completed=start, rate="", loss=""
+            label, total=schedule.steps, completed=start, rate="", loss=""
         )
         for step in range(start + 1, schedule.steps + 1):
             state, info = train.step(state, next(batches))
@@ -108,9 +108,9 @@ def _scalars(info: pj.StepInfo) -> dict[str, float]:
     return {name: float(value) for name, value in scalars.items()}
 
 
-def _progress(console: Console, label: str) -> Progress:
+def _progress(console: Console) -> Progress:
     return Progress(
-        TextColumn(label),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),

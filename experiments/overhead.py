@@ -26,7 +26,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 import pipejax as pj
@@ -151,7 +150,7 @@ def show(rows: Any) -> None:
             quartiles = f"{low:.3f} - {high:.3f}"
             ms = f"{row['ms_per_step']:.2f}"
             table.add_row(model, name, ms, f"{middle:.3f}", quartiles, "1.000")
-    Console().print(table)
+    report.console().print(table)
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ import jax.numpy as jnp
 import optax
 import tyro
 from jax.sharding import Mesh
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 import pipejax as pj
 from pipejax import codecs, collectives, pipeline
@@ -270,15 +270,15 @@ def show(cells: list[dict[str, Any]]) -> None:
     """Prints the table: of each program what is covered, and how many are async."""
     programs = list(dict.fromkeys(cell["program"] for cell in cells))
     table = Table("devices", "model", *programs)
-    rows: dict[tuple[str, str], dict[str, str]] = {}
+    rows: dict[tuple[str, str], dict[str, Text]] = {}
     for cell in cells:
         row = rows.setdefault((cell["target"], cell["model"]), {})
-        text = _short(cell)
-        row[cell["program"]] = text if cell["met"] else f"[bold red]{text}[/]"
+        style = "" if cell["met"] else "bold red"
+        row[cell["program"]] = Text(_short(cell), style)
     for names, row in rows.items():
         table.add_row(*names, *(row.get(program, "") for program in programs))
     table.caption = "share of FLOPs under a collective, asynchronous of all collectives"
-    Console(width=125).print(table)  # Also where there is no terminal.
+    report.console(width=125).print(table)  # Also where there is no terminal.
 
 
 def _short(cell: dict[str, Any]) -> str:

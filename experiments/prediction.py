@@ -20,7 +20,6 @@ from typing import Any
 
 import jax
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 import pipejax as pj
@@ -77,7 +76,7 @@ def main(config: Config) -> None:
             absolute_error=summary,
             cells=cells,
         )
-    Console().print(report.table("median and worst error", rows(cells)))
+    report.console().print(report.table("median and worst error", rows(cells)))
     picture(cells, config.plot)
 
 
@@ -171,7 +170,7 @@ def show(cell: dict[str, Any]) -> None:
             f"{1e3 * row['predicted']:.1f}",
             f"{error(row):+.0%}",
         )
-    Console().print(table)
+    report.console().print(table)
 
 
 def picture(cells: list[dict[str, Any]], path: pathlib.Path) -> None:

@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 import jax
+from rich.console import Console
 from rich.table import Table
 
 RESULTS = pathlib.Path(__file__).parent / "results"
@@ -36,6 +37,11 @@ def save(path: pathlib.Path, *, seed: int, **figures: Any) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def console(**options: Any) -> Console:
+    """A console that prints text as it is, `pipejax[peers]` with its brackets."""
+    return Console(markup=False, emoji=False, **options)
 
 
 def table(title: str, rows: list[list[str]]) -> Table:

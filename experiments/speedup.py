@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import jax
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 import pipejax as pj
@@ -162,7 +161,7 @@ def show(cell: dict[str, Any]) -> None:
             f"{row['ratio_to_limit']:.2f}",
             *(f"{row['faster_than'][other][1]:.2f}" for other in compared),
         )
-    console = Console(width=150)
+    console = report.console(width=150)
     console.print(table)
     if "D-Sync" in found:
         compute, wire = found["compute"]["step"], found["D-Sync"]["wire"]

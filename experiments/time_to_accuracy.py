@@ -30,7 +30,6 @@ from typing import IO, Any, Literal
 
 import jax
 import tyro
-from rich.console import Console
 
 from pipejax.picture import new_figure
 
@@ -253,7 +252,7 @@ def rows(race: dict[str, Any]) -> list[list[str]]:
 def show(race: dict[str, Any]) -> None:
     """Prints what a race came to so far."""
     title = f"{race['data']}, {race['rate']}, {len(race['runs'])} seeds"
-    Console(width=110).print(report.table(title, rows(race)))
+    report.console(width=110).print(report.table(title, rows(race)))
 
 
 def first(row: dict[str, Any], goal: float) -> float | None:

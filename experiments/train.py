@@ -259,7 +259,7 @@ def main(config: Config) -> dict[str, Any]:
     if config.cpu_devices is not None:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", config.cpu_devices)
-    console = Console()
+    console = report.console()
     result = run(config, console)
     console.print_json(data=result)
     return result

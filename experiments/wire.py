@@ -21,7 +21,6 @@ from typing import Any, get_args
 import jax
 import tyro
 from jax.sharding import PartitionSpec as P
-from rich.console import Console
 from rich.table import Table
 
 import pipejax as pj
@@ -137,7 +136,7 @@ def show(rows: list[dict[str, Any]]) -> None:
     for codec in ("none", *codecs.NAMES):
         found = (cells.get((algorithm, codec)) for algorithm in algorithms)
         table.add_row(codec, *(f"{x['ratio']:.3f}" if x else "" for x in found))
-    Console(width=110).print(table)
+    report.console(width=110).print(table)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ from typing import Any
 
 import jax
 import tyro
-from rich.console import Console
 
 from experiments import report
 
@@ -75,9 +74,11 @@ def main(config: Config) -> dict[str, Any]:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", config.cpu_devices)
     result = run_all(config)
-    Console(width=160).print(report.table("beside K=1", rows(result)))
-    Console(width=160).print(report.table("how runs end", ends(result)))
-    Console(width=160).print(report.table("how many end near K=1", counts(result)))
+    report.console(width=160).print(report.table("beside K=1", rows(result)))
+    report.console(width=160).print(report.table("how runs end", ends(result)))
+    report.console(width=160).print(
+        report.table("how many end near K=1", counts(result))
+    )
     picture(result, config.plot)
     return result
 

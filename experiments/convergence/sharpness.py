@@ -29,7 +29,6 @@ import jax
 import numpy as np
 import optax
 import tyro
-from rich.console import Console
 
 import pipejax as pj
 from experiments import learning, report
@@ -86,7 +85,7 @@ def main(config: Config) -> list[Run]:
     compared = json.loads(config.runs.read_text())
     found = list(run_all(config, compared))
     report.save(config.out, seed=config.seeds[0], places=PLACES, runs=found)
-    Console(width=160).print(report.table("sharpness", rows(found, compared)))
+    report.console(width=160).print(report.table("sharpness", rows(found, compared)))
     picture(found, compared, config.plot)
     return found
 

@@ -24,7 +24,6 @@ import jax
 import numpy as np
 import optax
 import tyro
-from rich.console import Console
 
 from experiments import report
 from pipejax import corrections, problems, stability
@@ -173,7 +172,7 @@ def width_rows(rows: dict[str, Any], title: str) -> list[list[str]]:
 
 def show(result: dict[str, Any]) -> None:
     """Prints the tables."""
-    console = Console(width=110)
+    console = report.console(width=110)
     console.print(report.table("regret", regret_rows(result)))
     console.print(report.table("excess", width_rows(result["codecs"], "codec")))
 

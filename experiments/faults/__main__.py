@@ -25,7 +25,6 @@ from typing import Any, get_args
 
 import numpy as np
 import tyro
-from rich.console import Console
 
 from experiments import cluster, report
 
@@ -70,7 +69,7 @@ def main(config: Config) -> list[dict[str, Any]]:
         sys.stdout.write(f"{outcome}\n")
         outcomes.append(outcome)
         report.save(config.out, **report.settings(config), outcomes=outcomes)
-    Console(width=120).print(report.table("faults", rows(outcomes)))
+    report.console(width=120).print(report.table("faults", rows(outcomes)))
     return outcomes
 
 

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import tyro
-from rich.console import Console
 
 from experiments import cluster, report
 from pipejax.picture import new_figure
@@ -62,7 +61,7 @@ def main(config: Config) -> list[Diary]:
         sys.exit(why)
     diaries = run(config)
     report.save(config.out, **report.settings(config), diaries=diaries)
-    Console(width=120).print(report.table("endurance", rows(diaries)))
+    report.console(width=120).print(report.table("endurance", rows(diaries)))
     picture(diaries, config.plot)
     return diaries
 

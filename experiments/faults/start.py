@@ -16,7 +16,6 @@ from collections import Counter
 from typing import Any
 
 import tyro
-from rich.console import Console
 
 from experiments import cluster, report
 
@@ -48,7 +47,7 @@ def main(config: Config) -> dict[str, Any]:
         sys.exit(why)
     found = {fault: started(fault, config) for fault in config.faults}
     report.save(config.out, **report.settings(config), found=found)
-    Console(width=160).print(report.table("start", rows(found, config.hosts)))
+    report.console(width=160).print(report.table("start", rows(found, config.hosts)))
     return found
 
 

@@ -2,10 +2,9 @@
 # ruff: noqa: T201 - printing is what a command is for.
 
 import argparse
-import json
 import pathlib
 import statistics
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import optax
@@ -13,8 +12,12 @@ from jax.sharding import Mesh
 
 import pipejax as pj
 from pipejax import codecs, timing
+from pipejax.timing._calibrate import SIZES
 
+from ._candidates import candidates
+from ._cluster import extrapolated, written
 from ._program import load, types
+from ._units import count
 from ._usage import UsageError, in_one_line
 
 
@@ -24,17 +27,26 @@ def add(commands: Any) -> None:
         "calibrate",
         help="measure latency, bandwidth and codecs of a cluster",
         description="Times exchanges of several sizes between all processes, fits the"
-        " cluster's speeds, and prints what was measured beside what the fit predicts."
-        " Run it on every host, started as the training itself is.",
+        " cluster's speeds, prints what was measured beside what the fit predicts, and"
+        " says whether the fit can be trusted. Run it on every host, started as the"
+        " training itself is.",
     )
     parser.set_defaults(command=run)
     parser.add_argument("--out", metavar="FILE", help="write the cluster as JSON")
     parser.add_argument(
         "--codecs",
         nargs="*",
-        default=["bf16", "int8"],
+        default=["bf16", "int8", "power_sgd"],
         metavar="NAME",
-        help=f"whose speed to measure, of {', '.join(codecs.NAMES)}",
+        help=f"whose speed to measure, of {', '.join(codecs.NAMES)}; with error"
+        " feedback those that need it",
+    )
+    parser.add_argument(
+        "--sizes",
+        nargs="+",
+        default=[str(n) for n in SIZES],
+        metavar="COUNT",
+        help="of the vectors that are exchanged, elements, such as 4M",
     )
     parser.add_argument("--rounds", type=int, default=7, help="of all, medians count")
     parser.add_argument(
@@ -50,32 +62,55 @@ def run(args: argparse.Namespace) -> int:
     least = 2 if args.model else 1
     if args.rounds < least:
         raise UsageError(f"`--rounds` must be at least {least}, got {args.rounds}")
+    sizes = [count("sizes", text) for text in args.sizes]
     with in_one_line(ValueError, pj.launch.RollCallError):
-        chosen = {name: codecs.named(name) for name in args.codecs}
+        chosen = candidates(args.codecs)
         pj.launch.initialize()
     mesh = pj.data_mesh()
     # First, since it is the user's code: if it fails, nothing measured is lost.
     model = _measured(args.model, mesh, args.rounds) if args.model else None
     with in_one_line(ValueError):
-        fit = timing.calibrate(mesh, chosen, rounds=args.rounds)
+        fit = timing.calibrate(mesh, chosen, sizes, rounds=args.rounds)
     if jax.process_index() == 0:
-        print(fit)
+        trust = timing.trust(fit)
+        print(f"{fit}\n\n{trust}")
         if model:
-            print(model)
+            print("\n".join([*extrapolated(model.elements, trust.largest), str(model)]))
         if args.out:
-            text = json.dumps(timing.as_json(fit.cluster), indent=2) + "\n"
             with in_one_line(OSError):
-                pathlib.Path(args.out).write_text(text)
+                pathlib.Path(args.out).write_text(written(fit))
     return 0
 
 
-def _measured(name: str, mesh: Mesh, rounds: int) -> str:
-    """What a step computes, as the flags of `pipejax plan`."""
+class Model(NamedTuple):
+    """What a model's step asks.
+
+    Attributes:
+      elements: of its gradient.
+      compute: milliseconds that it takes without an exchange.
+      batch: examples that a device takes in it.
+    """
+
+    elements: int
+    compute: float
+    batch: int
+
+    def __str__(self) -> str:
+        """The flags of `pipejax plan`."""
+        return (
+            f"model: --parameters {self.elements} --compute-ms {self.compute:.3f}"
+            f" --batch {self.batch}"
+        )
+
+
+def _measured(name: str, mesh: Mesh, rounds: int) -> Model:
     train, state, batch = _given(name, load(name)(mesh))
     times = pj.overlap.measure(train, state, batch, rounds=rounds, steps=1)
-    compute = 1e3 * statistics.median(times.compute)
-    elements = optax.tree.size(state.params)
-    return f"model: --elements {elements} --compute-ms {compute:.3f}"
+    return Model(
+        optax.tree.size(state.params),
+        1e3 * statistics.median(times.compute),
+        len(jax.tree.leaves(batch)[0]) // mesh.size,
+    )
 
 
 def _given(name: str, returned: Any) -> tuple[pj.TrainStep, pj.PipelineState, Any]:

@@ -1,15 +1,17 @@
 """`pipejax launch`: one process for each accelerator, or for some cores each."""
 
 import argparse
+import functools
 import os
 import shutil
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from pipejax import launch
-from pipejax.launch import _recipes, _share, _supervise
+from pipejax.launch import _guard, _recipes, _share, _supervise
 
 from ._usage import UsageError, in_one_line
 
@@ -86,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     if shutil.which(args.program[0]) is None:
         raise UsageError(f"there is no program {args.program[0]!r} to be run")
     _starts(args)  # what is wrong with the arguments is said here
-    return _supervise.guarded(lambda: _run(args))
+    return _guard.guarded(functools.partial(_run, args))
 
 
 def _print(args: argparse.Namespace) -> int:
@@ -105,10 +107,12 @@ def _print(args: argparse.Namespace) -> int:
     return 0
 
 
-def _run(args: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace, received: Sequence[int]) -> int:
     for attempt in range(args.max_restarts + 1):
         starts, coordinator = _starts(args)
-        ended = _supervise.supervise(starts, args.grace)
+        if received:  # between two attempts: nothing runs that could be told
+            return 128 + received[0]
+        ended = _supervise.supervise(starts, args.grace, received)
         if ended.told is not None:
             return 128 + ended.told if ended.code else 0
         if ended.first is None:

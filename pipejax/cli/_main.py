@@ -4,6 +4,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+import jax
+
 import pipejax as pj
 
 from . import _calibrate, _inspect, _launch, _plan, _profile
@@ -20,6 +22,11 @@ def main(argv: Sequence[str] | None = None) -> int:
       0, or 1 if the answer is no (`--fail-under`), or 2 if the question is wrong.
     """
     parser = argparse.ArgumentParser("pipejax", description=pj.__doc__)
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"pipejax {pj.__version__}, JAX {jax.__version__}",
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in (_inspect, _launch, _calibrate, _plan, _profile):
         command.add(commands)

@@ -11,6 +11,8 @@ import jax
 import pipejax as pj
 from pipejax import codecs, collectives, timing
 
+from ._candidates import candidates
+from ._units import bits, count
 from ._usage import UsageError, in_one_line
 
 NONE = "none"
@@ -38,17 +40,20 @@ def add(commands: Any) -> None:
         nargs="+",
         default=[NONE, "int8"],
         metavar="NAME",
-        help=f"with each of these, of {NONE}, {', '.join(codecs.NAMES)}",
+        help=f"with each of these, of {NONE}, {', '.join(codecs.NAMES)}; with error"
+        " feedback those that need it",
     )
     parser.add_argument(
-        "--elements", type=int, default=2**22, help="of the vector, float32"
+        "--elements",
+        default=str(2**22),
+        metavar="COUNT",
+        help="of the vector, float32, such as 4M",
     )
     parser.add_argument("--rounds", type=int, default=5, help="of all, medians count")
     parser.add_argument(
         "--bandwidth",
-        type=float,
-        metavar="BITS",
-        help="of a host's link, a second: prints the time on the wire beside",
+        metavar="RATE",
+        help="of a host's link, such as 10gbit: prints the time on the wire beside",
     )
     parser.add_argument("--out", metavar="FILE", help="write the seconds as JSON")
     parser.add_argument("--plot", metavar="PNG", help="draw them as stacked bars")
@@ -56,26 +61,25 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """`pipejax profile-allreduce`."""
-    for name in ("elements", "rounds", "bandwidth"):
-        value = getattr(args, name)
-        if value is not None and not value > 0:
-            raise UsageError(f"`--{name}` must be above 0, got {value}")
+    elements = count("elements", args.elements)
+    rate = None if args.bandwidth is None else bits("bandwidth", args.bandwidth)
+    if args.rounds < 1:
+        raise UsageError(f"`--rounds` must be above 0, got {args.rounds}")
     with in_one_line(ValueError, pj.launch.RollCallError):
-        chosen = _chosen(args.algorithms, args.codecs)
+        chosen = _chosen(args.algorithms, args.codecs, elements)
         pj.launch.initialize()
     mesh = pj.data_mesh()
     cases = {
-        name: timing.Case(getattr(collectives, algorithm)(codec), args.elements)
+        name: timing.Case(getattr(collectives, algorithm)(codec), elements)
         for name, (algorithm, codec) in chosen.items()
     }
     with in_one_line(ValueError):
         profiles = timing.profile(mesh, cases, args.rounds)
     if jax.process_index() == 0:
         limits = {
-            name: timing.FORMS[algorithm](mesh.size, args.elements, codec).wire
-            * (8 / args.bandwidth)
+            name: timing.FORMS[algorithm](mesh.size, elements, codec).wire * 8 / rate
             for name, (algorithm, codec) in chosen.items()
-            if args.bandwidth
+            if rate
         }
         _print(profiles, limits)
         with in_one_line(ImportError, OSError, ValueError):
@@ -89,10 +93,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _chosen(algorithms: list[Any], names: list[str]) -> dict[str, tuple[Any, Any]]:
+def _chosen(
+    algorithms: list[Any], names: list[str], elements: int
+) -> dict[str, tuple[Any, Any]]:
     """Algorithm and codec of each pair that there is."""
+    leaves = timing.square_leaves(elements)
+    coded = candidates(name for name in names if name != NONE)
     found = {
-        name: None if name == NONE else codecs.named(name)
+        name: coded[name].of(leaves) if name in coded else None
         for name in dict.fromkeys(names)
     }
     return {

@@ -43,6 +43,14 @@ class Codec(abc.ABC):
         return False
 
     @property
+    def needs_leaves(self) -> bool:
+        """Whether it works on whole leaves, so that no algorithm may cut the vector.
+
+        `psum`, `tree` and `parameter_server` do not; all others do.
+        """
+        return False
+
+    @property
     def rounds(self) -> int:
         """Psums in which payloads can be added up unread; 0 if they cannot.
 

@@ -52,6 +52,11 @@ class ErrorFeedback(Linear):
         return self.codec.multiple
 
     @property
+    def needs_leaves(self) -> bool:
+        """As of the codec inside."""
+        return self.codec.needs_leaves
+
+    @property
     def rounds(self) -> int:
         """As of the codec inside."""
         return self.codec.rounds

@@ -45,6 +45,11 @@ class PowerSGD(Linear):
         return True
 
     @property
+    def needs_leaves(self) -> bool:
+        """The matrices."""
+        return True
+
+    @property
     def rounds(self) -> int:
         """Two: P, then Q and all that is no matrix."""
         return 2

@@ -9,8 +9,6 @@ from pipejax.buckets import Buckets
 from pipejax.collectives import Stages
 from pipejax.message import parted
 
-from ._cut import cut
-
 
 def weave(
     reductions: dict[str, Stages],
@@ -37,6 +35,8 @@ def weave(
     Returns:
       The sums, the codecs' states after them, and what `compute` returned.
     """
+    from ._cut import cut  # its jax.extend is slow to import
+
     stages = {name: reduction.stages for name, reduction in reductions.items()}
     pieces, result = cut(compute, max(1, *map(len, stages.values())), *args)
     payloads: dict[str, Any] = {k: (x, states[k]) for k, x in buckets.items()}

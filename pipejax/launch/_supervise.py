@@ -1,7 +1,6 @@
 """Starts processes, shows what they print, and leaves none behind."""
 
 import contextlib
-import ctypes
 import dataclasses
 import math
 import os
@@ -11,16 +10,13 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+
+from ._guard import PERIOD, die_with_parent
 
 _TAIL = 20
 """Lines of the first that failed, kept to be shown again."""
-_PERIOD = 0.1
-"""Seconds between two looks at what has ended."""
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,54 +53,36 @@ class Ended:
     told: int | None
 
 
-def guarded(work: Callable[[], int]) -> int:
-    """What `work` returns, done in a child that cleans up whatever ends this process.
-
-    Only a signal tells a process that its parent was killed, and `work` has to be there
-    to receive it. What it starts is killed in turn if that is what is killed.
-    """
-    child = os.fork()
-    if child == 0:
-        _die_with_parent(signal.SIGTERM)
-        code = 1
-        try:
-            code = work()
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    with _handled(lambda number: os.kill(child, number)):
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return code if code >= 0 else 128 - code
-
-
-def supervise(starts: Sequence[Start], grace: float) -> Ended:
+def supervise(starts: Sequence[Start], grace: float, received: Sequence[int]) -> Ended:
     """Runs all until they have ended, or one has failed.
 
     Then the others have `grace` seconds to end by themselves, are sent SIGTERM, and are
     killed after `grace` seconds more, with all that they have started. A signal
     to end is passed on at once; then all have `grace` seconds, and are killed. One that
     is stopped, as by SIGSTOP, for `grace` seconds is killed: it would never fail.
+
+    Args:
+      starts: what to run.
+      grace: seconds.
+      received: the signals to end that have arrived, as `guarded` passes them.
     """
-    received: list[int] = []
     children: list[subprocess.Popen[str]] = []
-    with _handled(received.append):
-        try:
-            for start in starts:
-                children.append(_started(start))
-            shown = [
-                _show(start.name, child)
-                for start, child in zip(starts, children, strict=True)
-            ]
-            first = _first_failure(children, received, grace)
-            for number in received[:1] or (None, signal.SIGTERM):
-                if number is not None:
-                    _send(children, number)
-                if _wait(children, grace):
-                    break
-        finally:
-            _send(children, signal.SIGKILL)
-            codes = [child.wait() for child in children]
+    try:
+        for start in starts:
+            children.append(_started(start))
+        shown = [
+            _show(start.name, child)
+            for start, child in zip(starts, children, strict=True)
+        ]
+        first = _first_failure(children, received, grace)
+        for number in received[:1] or (None, signal.SIGTERM):
+            if number is not None:
+                _send(children, number)
+            if _wait(children, grace):
+                break
+    finally:
+        _send(children, signal.SIGKILL)
+        codes = [child.wait() for child in children]
     for reader, _ in shown:
         reader.join(timeout=2.0)  # whoever else has the pipe may keep it open
     told = received[0] if received else None
@@ -114,8 +92,10 @@ def supervise(starts: Sequence[Start], grace: float) -> Ended:
 
 
 def _started(start: Start) -> "subprocess.Popen[str]":
+    parent = os.getpid()
+
     def prepare() -> None:
-        _die_with_parent(signal.SIGKILL)
+        die_with_parent(parent, signal.SIGKILL)
         if start.cores is not None:
             os.sched_setaffinity(0, start.cores)
 
@@ -152,27 +132,41 @@ def _show(
 
 
 def _first_failure(
-    children: Sequence["subprocess.Popen[str]"], received: list[int], grace: float
+    children: Sequence["subprocess.Popen[str]"], received: Sequence[int], grace: float
 ) -> int | None:
     """Which failed first; `None` once all have ended well, or a signal has come."""
     running, looked = [0.0] * len(children), -math.inf
     while not received:
         # At first, and where it was this process that was stopped, perhaps with all.
-        if time.monotonic() - looked > 10 * _PERIOD:
+        if time.monotonic() - looked > 10 * PERIOD:
             running = [time.monotonic()] * len(children)
         looked = time.monotonic()
         for place, child in enumerate(children):
             if not _is_stopped(child.pid):
                 running[place] = time.monotonic()
             elif time.monotonic() - running[place] > grace:
-                child.kill()
-        codes = [child.poll() for child in children]
+                os.kill(child.pid, signal.SIGKILL)
+        codes = [_code(child) for child in children]
         if failed := [place for place, code in enumerate(codes) if code]:
             return failed[0]
         if None not in codes:
             break
-        time.sleep(_PERIOD)
+        time.sleep(PERIOD)
     return None
+
+
+def _code(child: "subprocess.Popen[str]") -> int | None:
+    """Exit status of a process that has ended, negative for a signal that ended it.
+
+    Unlike `child.poll()` this leaves the process a zombie, so that no other process is
+    given its number, or its group's, while they are still sent signals.
+    """
+    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    ended = os.waitid(os.P_PID, child.pid, flags)
+    if ended is None:
+        return None
+    exited = ended.si_code == os.CLD_EXITED
+    return ended.si_status if exited else -ended.si_status
 
 
 def _is_stopped(pid: int) -> bool:
@@ -187,35 +181,14 @@ def _is_stopped(pid: int) -> bool:
 def _wait(children: Sequence["subprocess.Popen[str]"], seconds: float) -> bool:
     """Whether all have ended within this time."""
     until = time.monotonic() + seconds
-    while any(child.poll() is None for child in children):
+    while any(_code(child) is None for child in children):
         if time.monotonic() > until:
             return False
-        time.sleep(_PERIOD)
+        time.sleep(PERIOD)
     return True
 
 
 def _send(children: Sequence["subprocess.Popen[str]"], number: int) -> None:
     """To each and all that it has started."""
     for child in children:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, number)
-
-
-@contextlib.contextmanager
-def _handled(handle: Callable[[int], object]) -> Iterator[None]:
-    """Calls `handle` with the number of a signal to end, as long as this lasts."""
-    # With nohup, SIGHUP is ignored and stays so.
-    numbers = [each for each in _ENDS if signal.getsignal(each) != signal.SIG_IGN]
-    before = [
-        signal.signal(number, lambda number, _: handle(number)) for number in numbers
-    ]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
-
-
-def _die_with_parent(number: int) -> None:
-    """Has the kernel send this process a signal when its parent ends (Linux)."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
+        os.killpg(child.pid, number)

@@ -17,8 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from scipy import sparse
-from scipy.optimize import linprog
 
 from ._newton import minimise
 from ._problem import Loss, Problem
@@ -237,10 +235,12 @@ def _pull(l2: float, optimum: np.ndarray, radius: float) -> float:
 
 def _least(rows: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
     """The w of the least `sum s` where `s >= a w - b` for all `(a, b)` and `s >= 0`."""
+    from scipy import optimize, sparse  # slow to import
+
     n, d = rows[0][0].shape
     matrix = sparse.vstack([sparse.hstack([a, -sparse.eye(n)]) for a, _ in rows])
     bound = np.concatenate([b for _, b in rows])
-    solved = linprog(
+    solved = optimize.linprog(
         np.concatenate([np.zeros(d), np.ones(n)]),
         A_ub=matrix.tocsr(),
         b_ub=bound,
@@ -257,8 +257,10 @@ def _least(rows: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
 
 def _separable(x: np.ndarray, y: np.ndarray) -> bool:
     """Whether some w has `y w x >= 0` everywhere, and above 0 somewhere."""
+    from scipy import optimize  # slow to import
+
     margins = y[:, None] * x
-    solved = linprog(
+    solved = optimize.linprog(
         -margins.sum(axis=0),
         A_ub=-margins,
         b_ub=np.zeros(len(x)),

@@ -15,7 +15,6 @@ from collections.abc import Callable
 
 import numpy as np
 import optax
-from scipy.optimize import newton
 
 from pipejax.train_step import check_feedback, check_flag, check_width
 
@@ -200,6 +199,8 @@ def _limit(of: Loop) -> float:
 
 def _crossings(of: Loop) -> list[float]:
     """Every curvature above 0 at which a root is on the unit circle, ascending."""
+    from scipy.optimize import newton  # slow to import
+
     p, q = of.polynomials()
 
     def imaginary(angle: float) -> float:

@@ -23,7 +23,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
-from scipy.sparse.linalg import LinearOperator, eigsh
 
 
 def sharpness(
@@ -66,6 +65,8 @@ def sharpness(
     >>> f"{found:.2f} of {limit:.2f}"
     '20.00 of 10.00'
     """
+    from scipy.sparse.linalg import LinearOperator, eigsh  # slow to import
+
     if not 0 < rtol < 1:
         raise ValueError(
             f"`rtol` must lie in (0, 1), got {rtol!r}: how far off the eigenvalue may"

@@ -1,9 +1,8 @@
 """Timing models: how long an exchange and a step take, before they are run."""
 
-from ._calibrate import Fit as Fit
-from ._calibrate import Sample as Sample
+from ._assumed import DEVICES as DEVICES
+from ._assumed import assumed as assumed
 from ._calibrate import calibrate as calibrate
-from ._calibrate import fit as fit
 from ._cluster import Cluster as Cluster
 from ._cluster import CodecSpeed as CodecSpeed
 from ._cluster import Link as Link
@@ -17,19 +16,22 @@ from ._exchange import duration as duration
 from ._exchange import flat as flat
 from ._exchange import hierarchical as hierarchical
 from ._exchange import per_leaf as per_leaf
+from ._fit import Fit as Fit
+from ._fit import Sample as Sample
+from ._fit import fit as fit
 from ._iteration import Compute as Compute
 from ._iteration import asynchronous as asynchronous
+from ._iteration import batch_to_hide as batch_to_hide
 from ._iteration import bucketed as bucketed
 from ._iteration import ceilings as ceilings
 from ._iteration import efficiency as efficiency
 from ._iteration import overlapped as overlapped
 from ._iteration import pipelined as pipelined
 from ._iteration import synchronous as synchronous
+from ._leaves import square_leaves as square_leaves
 from ._picture import Panel as Panel
 from ._picture import picture as picture
 from ._picture import profile_picture as profile_picture
-from ._plan import Choice as Choice
-from ._plan import Way as Way
 from ._plan import plan as plan
 from ._plan import scaling as scaling
 from ._profile import Profile as Profile
@@ -42,3 +44,7 @@ from ._simulate import simulate as simulate
 from ._simulate import simulate_asynchronous as simulate_asynchronous
 from ._stopwatch import Case as Case
 from ._stopwatch import exchange_times as exchange_times
+from ._trust import Trust as Trust
+from ._trust import trust as trust
+from ._way import Choice as Choice
+from ._way import Way as Way

@@ -30,7 +30,7 @@ class Counts(NamedTuple):
       shifted: of these, bytes sent to one device while as many come from another.
       shuffled: of these, bytes of an all-to-all.
       summed: bytes of float32 added to others.
-      encoded: bytes of float32 before they are sent.
+      encoded: bytes of float32 before they are sent; once for all rounds of a codec.
       decoded: bytes of float32 out of what was sent.
       collectives: launched.
     """
@@ -62,8 +62,7 @@ def psum(p: int, n: int, codec: Codec | None = None) -> Counts:
     if isinstance(codec, Linear) and codec.rounds:
         sizes: tuple[int, ...] = codec.round_sizes(n)
         done = FLOAT32 * sum(sizes)
-        # Each round reads the whole vector, and so does the end.
-        work = Counts(encoded=FLOAT32 * n * len(sizes), decoded=FLOAT32 * n)
+        work = Counts(encoded=FLOAT32 * n, decoded=FLOAT32 * n)
     else:
         sizes, done, work = (n,), FLOAT32 * n, Counts()
     hops = 2 * (p - 1)
@@ -178,14 +177,30 @@ def form_of(algorithm: Algorithm) -> Callable[[int, int, Codec | None], Counts]:
     return FORMS[algorithm]
 
 
-def compatible(algorithm: Algorithm, codec: Codec | None) -> bool:
-    """Whether there is such a pair: psum adds what it is given, unread.
+# Algorithms that send the vector whole; all others cut it into pieces.
+WHOLE = ("psum", "tree", "parameter_server")
+
+
+def compatible(
+    algorithm: Algorithm, codec: Codec | None, *, levels: bool = False
+) -> bool:
+    """Whether an algorithm takes a codec.
+
+    `psum` adds payloads unread and takes linear codecs alone. A codec that needs whole
+    leaves, `power_sgd`, is for algorithms that do not cut the vector.
 
     Args:
       algorithm: its name.
       codec: or `None`, which goes with all.
+      levels: whether the algorithm is the one between hosts of `hierarchical`, which
+        has a piece of the vector.
     """
-    return algorithm != "psum" or codec is None or codec.rounds > 0
+    if codec is None:
+        return True
+    whole = algorithm in WHOLE and not levels
+    return (algorithm != "psum" or codec.rounds > 0) and (
+        whole or not codec.needs_leaves
+    )
 
 
 class Piece(NamedTuple):

@@ -11,6 +11,7 @@ Reference: Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619
 """
 
 import dataclasses
+import math
 
 from pipejax.integers import is_integer
 
@@ -157,6 +158,52 @@ def ceilings(compute: Compute, exchange: Duration) -> dict[str, float]:
         "synchronous": synchronous(compute, exchange) / best,
         "overlapped": overlapped(compute, exchange) / best,
     }
+
+
+def batch_to_hide(
+    compute: Compute,
+    exchange: Duration,
+    width: int = 2,
+    *,
+    weight_prediction: bool = True,
+    one_core: bool = False,
+) -> float:
+    """How many times the batch size hides the exchange, at the least.
+
+    With `f` and `b` the passes, `u` the update and `d` what a codec computes on the
+    model's own core (0 without `one_core`), the m of
+
+      `m (f + b) + K u + d = x`
+
+    where the passes take m times as long for m times the examples, and `u`, `d` and
+    the exchange `x` as long as before. Below it a step takes `x`, so that a larger
+    batch costs no time; above it the link idles.
+
+    Args:
+      compute: of a step with the batch at hand.
+      exchange: of a gradient.
+      width: K, at least 2.
+      weight_prediction: as of `pipelined`; without it `u` counts once.
+      one_core: as of `pipelined`.
+
+    Returns:
+      m: at most 1 if the exchange is hidden as it is, 0 if any batch hides it, and
+      infinite for passes that take no time.
+
+    Raises:
+      ValueError: for a width that hides nothing.
+    """
+    if not is_integer(width, 2):
+        raise ValueError(
+            f"`width` must be a whole number of at least 2, got {width!r}: at 1 no"
+            " exchange is hidden."
+        )
+    updates = (width if weight_prediction else 1) * compute.update
+    left = exchange.total - updates - (exchange.computed if one_core else 0.0)
+    passes = compute.forward + compute.backward
+    if left <= 0:
+        return 0.0
+    return left / passes if passes else math.inf
 
 
 def efficiency(alone: float, step: float) -> float:

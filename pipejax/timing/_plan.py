@@ -6,107 +6,20 @@ own. Above width 1 there is one: it has a whole step to be exchanged in.
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from pipejax.codecs import Codec
 
 from ._cluster import Cluster
-from ._counts import FORMS, Algorithm, compatible
-from ._exchange import Duration, duration, flat, hierarchical
-from ._iteration import Compute, bucketed, efficiency, pipelined
+from ._counts import FLOAT32, FORMS, Piece, compatible
+from ._iteration import Compute, efficiency
+from ._leaves import Shapes, square_leaves
+from ._way import Choice, Way
 
 HOSTS = tuple(2**i for i in range(13))  # to 4,096
 # Two steps as long as each other within this are as good: the simpler one is taken.
 SAME = 0.01
-
-
-class Way(NamedTuple):
-    """One way to train.
-
-    Attributes:
-      width: K.
-      algorithm: of the all-reduce.
-      codec: its name; `None` sends all bits.
-      levels: whether it is hierarchical, the algorithm between hosts.
-      buckets: in how many equal parts the gradient is exchanged.
-    """
-
-    width: int
-    algorithm: Algorithm
-    codec: str | None = None
-    levels: bool = False
-    buckets: int = 1
-
-    def exchange(
-        self, cluster: Cluster, elements: int, codec: Codec | None
-    ) -> Duration:
-        """How long it takes for one bucket; one device has nothing to exchange."""
-        if cluster.hosts * cluster.devices == 1:
-            return Duration(0, 0, 0, 0, 0)
-        counted = hierarchical if self.levels else flat
-        n = -(-elements // self.buckets)
-        return duration(cluster, counted(cluster, self.algorithm, n, codec), self.codec)
-
-    def step(self, compute: Compute, exchange: Duration, *, one_core: bool) -> float:
-        """Seconds of a step, from those of one bucket's exchange."""
-        if self.width == 1:
-            return bucketed(compute, exchange, self.buckets)
-        return pipelined(compute, exchange, self.width, one_core=one_core)
-
-    def __str__(self) -> str:
-        parts = [
-            f"width {self.width}",
-            f"hierarchical, {self.algorithm}" if self.levels else self.algorithm,
-            self.codec or "all bits",
-            *([f"{self.buckets} buckets"] if self.buckets > 1 else []),
-        ]
-        return ", ".join(parts)
-
-
-class Choice(NamedTuple):
-    """A way to train, and how long its step should take.
-
-    Attributes:
-      way: that.
-      exchange: how long the exchange of one of its buckets takes.
-      step: seconds of a step.
-      compute: seconds of it that are computed.
-    """
-
-    way: Way
-    exchange: Duration
-    step: float
-    compute: float
-
-    @property
-    def ratio(self) -> float:
-        """`step / compute`: 1 if communication costs nothing."""
-        return self.step / self.compute if self.compute else float("inf")
-
-    @property
-    def reason(self) -> str:
-        """What the step time comes from."""
-        exchange = self.exchange.total * self.way.buckets
-        largest = max(zip(self.exchange, self.exchange._fields, strict=True))[1]
-        if self.way.width == 1:
-            waits = self.step - self.compute
-            several = self.way.buckets > 1
-            beside = ", the rest beside the backward pass" if several else ""
-            return (
-                f"waits {_ms(waits)} for an exchange of {_ms(exchange)}, most of it"
-                f" {largest}{beside}"
-            )
-        if exchange <= self.compute:
-            spare = 1 - exchange / self.compute if self.compute else 0.0
-            return f"hidden behind compute, {spare:.0%} of it to spare"
-        return f"hides {_ms(self.compute)} of an exchange of {_ms(exchange)}: {largest}"
-
-    def __str__(self) -> str:
-        return (
-            f"{self.way!s:<50}{_ms(self.step):>12}  {self.ratio:5.2f} x compute "
-            f" {self.reason}"
-        )
 
 
 def plan(
@@ -118,12 +31,13 @@ def plan(
     buckets: Sequence[int] = (1, 4, 16),
     *,
     one_core: bool = False,
+    leaves: Shapes | None = None,
 ) -> list[Choice]:
-    """Every way to train, the best first.
+    """Ranks every way to train by its step time, the best first.
 
-    Of those as fast as each other within 1 % first comes the one with the smaller
-    width, fewer buckets, no codec, one level: what costs nothing is not to be given
-    away.
+    Ways as fast as each other within 1 % are ranked by simplicity: a smaller width,
+    fewer buckets, a codec that drops fewer bits, one level. Precision that costs
+    nothing is not to be given away.
 
     Args:
       cluster: its speeds, of each codec too.
@@ -131,28 +45,36 @@ def plan(
       compute: of a step.
       codecs: to consider, by their names in `cluster.codecs`.
       widths: to consider.
-      buckets: to consider at width 1.
+      buckets: to consider at width 1. A codec that needs whole leaves has one.
       one_core: whether codecs run where the model does, as on a CPU.
+      leaves: shapes of the gradient's leaves, which `power_sgd` needs; `None` assumes
+        matrices of 1,024 x 1,024.
 
     Raises:
-      ValueError: for a codec whose speed is not known.
+      ValueError: for a codec whose speed is not known, or leaves that have another
+        number of elements.
     """
-    known = _known(codecs)
+    known = _known(codecs, elements, leaves)
     several = cluster.devices > 1 and cluster.hosts > 1
     ways = [
         Way(width, algorithm, name, levels, count)
         for (name, codec), algorithm in itertools.product(known.items(), FORMS)
-        if compatible(algorithm, codec)
         for levels in ((False, True) if several else (False,))
+        if compatible(algorithm, codec, levels=levels)
         for width in widths
         for count in (buckets if width == 1 else (1,))
+        if count == 1 or codec is None or not codec.needs_leaves
     ]
     found = []
     for way in ways:
         exchange = way.exchange(cluster, elements, known[way.codec])
         step = way.step(compute, exchange, one_core=one_core)
         found.append(Choice(way, exchange, step, compute.total))
-    return _ranked(found)
+    dropped = {
+        name: 1 - Piece.of(elements, 1, codec).payload / (FLOAT32 * elements)
+        for name, codec in known.items()
+    }
+    return _ranked(found, dropped)
 
 
 def scaling(
@@ -164,6 +86,7 @@ def scaling(
     hosts: Sequence[int] = HOSTS,
     *,
     one_core: bool = False,
+    leaves: Shapes | None = None,
 ) -> dict[int, float]:
     """Efficiency of a way to train by the number of hosts, each with as large a batch.
 
@@ -175,11 +98,13 @@ def scaling(
       codecs: by name, as of `plan`; the way's own must be there.
       hosts: how many.
       one_core: as of `plan`.
+      leaves: as of `plan`.
 
     Raises:
-      ValueError: for a way whose codec is not given.
+      ValueError: for a way whose codec is not given, or leaves that have another number
+        of elements.
     """
-    known = _known(codecs)
+    known = _known(codecs, elements, leaves)
     if way.codec not in known:
         raise ValueError(
             f"`codecs` must have that of the way, {way.codec!r}; got"
@@ -194,20 +119,28 @@ def scaling(
     return curve
 
 
-def _known(codecs: Mapping[str, Codec] | None) -> dict[str | None, Codec | None]:
-    """By name; none by `None`."""
+def _known(
+    codecs: Mapping[str, Codec] | None, elements: int, leaves: Shapes | None
+) -> dict[str | None, Codec | None]:
+    """The codecs by name, made for these leaves; no codec is `None`."""
+    shapes = square_leaves(elements) if leaves is None else leaves
+    there = sum(map(math.prod, shapes))
+    if there != elements:
+        raise ValueError(
+            f"`leaves` must have the {elements} elements of the gradient, got shapes of"
+            f" {there}."
+        )
     found: dict[str | None, Codec | None] = {None: None}
-    found.update((codecs or {}).items())
+    found |= {name: codec.of(shapes) for name, codec in (codecs or {}).items()}
     return found
 
 
-def _ranked(choices: list[Choice]) -> list[Choice]:
+def _ranked(choices: list[Choice], dropped: Mapping[str | None, float]) -> list[Choice]:
     """By step time; of those that are the same, the simplest first."""
 
-    def simplicity(choice: Choice) -> tuple[int, int, bool, bool, float]:
-        way = choice.way
-        coded = way.codec is not None
-        return way.width, way.buckets, coded, way.levels, choice.exchange.total
+    def simplicity(choice: Choice) -> tuple[int, int, float, bool, float]:
+        way, total = choice.way, choice.exchange.total
+        return way.width, way.buckets, dropped[way.codec], way.levels, total
 
     left, ranked = sorted(choices, key=lambda c: c.step), []
     while left:
@@ -216,7 +149,3 @@ def _ranked(choices: list[Choice]) -> list[Choice]:
         ranked += sorted(same, key=simplicity)
         left = left[len(same) :]
     return ranked
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.1f} ms"

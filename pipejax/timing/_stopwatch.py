@@ -14,9 +14,11 @@ from jax.sharding import PartitionSpec as P
 from pipejax.collectives import AllReduce, Layout, Stages, psum, run
 from pipejax.mesh import on_mesh
 
+from ._leaves import square_leaves
+
 
 class Case(NamedTuple):
-    """An all-reduce of one vector a device.
+    """An all-reduce of one vector a device, which holds the leaves of `square_leaves`.
 
     Attributes:
       all_reduce: the algorithm, with its codec.
@@ -93,7 +95,8 @@ class Program:
     def __init__(self, mesh: Mesh, case: Case) -> None:
         self.axis = mesh.axis_names if len(mesh.axis_names) > 1 else mesh.axis_names[0]
         n = case.elements
-        self._case, self._layout = case, Layout(n, jnp.float32, shapes=((n,),))
+        self._case = case
+        self._layout = Layout(n, jnp.float32, shapes=square_leaves(n))
         own = P(self.axis)
 
         def init() -> Any:

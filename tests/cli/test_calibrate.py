@@ -1,6 +1,5 @@
 """`pipejax calibrate`: on devices of one process, and on hosts of a cluster."""
 
-import functools
 import json
 import math
 import pathlib
@@ -20,12 +19,15 @@ def test_here(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     out = tmp_path / "cluster.json"
     assert main(["calibrate", "--out", str(out), "--rounds", "1", "--codecs"]) == 0
-    found = timing.from_json(json.loads(out.read_text()))
+    record = json.loads(out.read_text())
+    found = timing.from_json(record["cluster"])
     assert found.hosts == 8
     assert found.codecs == {}
     printed = capsys.readouterr().out
     assert printed.startswith("latency ")
     assert "psum 2097152" in printed
+    assert record["fit"]["largest"] == 2097152
+    assert printed.endswith(record["fit"]["verdict"] + "\n")
 
 
 MODEL = """
@@ -66,20 +68,42 @@ def test_what_a_model_computes(tmp_path, capsys, monkeypatch):
     """The speeds are printed and kept, and the last line suits `pipejax plan`."""
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     # Each size is a program to compile for every algorithm: two sizes instead of five.
-    few = functools.partial(timing.calibrate, sizes=(2**12, 2**16))
-    monkeypatch.setattr(timing, "calibrate", few)
-    out = str(tmp_path / "cluster.json")
-    assert calibrate_model(tmp_path, "step", "--out", out) == 0
+    out, sizes = str(tmp_path / "cluster.json"), ("--sizes", "20", "4k")
+    assert calibrate_model(tmp_path, "step", "--out", out, *sizes) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("latency ")
-    assert "psum 65536" in printed
-    found = timing.from_json(json.loads(pathlib.Path(out).read_text()))
+    assert "psum 4000" in printed
+    record = json.loads(pathlib.Path(out).read_text())
+    found = timing.from_json(record["cluster"])
     assert found.hosts == 8
     assert found.codecs == {}
-    name, *flags = printed.splitlines()[-1].split()
-    assert (name, flags[:3]) == ("model:", ["--elements", "48", "--compute-ms"])
+    *_, verdict, flags = printed.splitlines()
+    assert verdict == record["fit"]["verdict"]
+    # Of two rounds nobody knows how much times vary.
+    assert verdict.startswith(
+        "This fit cannot be trusted. Each exchange was measured 2"
+    )
+    samples = record["fit"]["samples"]
+    assert len(samples) == 2 * 5
+    assert samples[1]["name"] == "psum 4000"
+    assert samples[1]["elements"] == record["fit"]["largest"] == 4000
+    assert len(samples[1]["measured"]) == 2
+    assert samples[1]["predicted"] > 0
+    name, *flags = flags.split()
+    assert (name, flags[:3]) == ("model:", ["--parameters", "48", "--compute-ms"])
     assert float(flags[3]) > 0
+    assert flags[4:] == ["--batch", "8"]
     assert main(["plan", out, *flags]) == 0
+    assert capsys.readouterr().out.startswith(verdict)
+
+
+def test_a_model_larger_than_what_was_measured(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert calibrate_model(tmp_path, "step", "--sizes", "8", "16") == 0
+    assert capsys.readouterr().out.splitlines()[-2] == (
+        "Extrapolated: the gradient has 3.0 times the elements of the largest vector"
+        " measured, 16."
+    )
 
 
 @pytest.mark.parametrize("function", ["shapes", "no_arrays"])
@@ -100,7 +124,7 @@ def test_on_a_cluster(tmp_path):
         command=[*command, "--rounds", "3", "--codecs", "int8"],
     )
     assert code == 0, (said, hosts)
-    found = timing.from_json(json.loads(out.read_text()))
+    found = timing.from_json(json.loads(out.read_text())["cluster"])
     assert found.hosts == 2
     rate = cluster.bits_per_second("100mbit") / 8
     assert rate / 3 < found.link.bandwidth < 3 * rate
@@ -118,6 +142,7 @@ def test_on_a_cluster(tmp_path):
             "pipejax: `--rounds` must be at least 2, got 1",
         ),
         (["--model", "gone:f"], "pipejax: there is no module 'gone'"),
+        (["--sizes", "4M", "0"], "pipejax: `--sizes` must be a whole number above 0"),
         (["--codecs", "int9"], "pipejax: `name` must be one of bf16, truncate"),
     ],
 )

@@ -1,11 +1,17 @@
-"""`pipejax plan`: what it prints and draws, and what it refuses."""
+"""`pipejax plan`: what it prints, draws and writes, and what it refuses."""
 
 import json
+import math
+import pathlib
+import re
+import shlex
 
+import jax.numpy as jnp
+import optax
 import pytest
 
 from pipejax import timing
-from pipejax.cli import main
+from pipejax.cli import _cluster, main
 from pipejax.timing import Cluster, CodecSpeed, Link
 
 CLUSTER = Cluster(
@@ -16,22 +22,111 @@ CLUSTER = Cluster(
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "cluster.json"
-    path.write_text(json.dumps(timing.as_json(CLUSTER)))
+    path.write_text(json.dumps({"cluster": timing.as_json(CLUSTER)}))
     return str(path)
 
 
-def plan(file, *flags, elements="4000000", compute="120"):
-    return main(["plan", file, "--elements", elements, "--compute-ms", compute, *flags])
+def plan(*where, parameters="4000000", compute="120"):
+    return main(["plan", *where, "--parameters", parameters, "--compute-ms", compute])
 
 
 def test_the_best_first(file, capsys):
     assert plan(file, "--top", "3") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4
-    assert lines[0].startswith("width 2")
-    assert "int8" in lines[0]
-    assert "120.0 ms   1.00 x compute  hidden behind compute" in lines[0]
-    assert "pipelining gains at most 1." in lines[-1]
+    ways, summary, *_ = capsys.readouterr().out.split("\n\n")
+    first, *others = ways.splitlines()
+    assert first.startswith("width 2, ")
+    assert "int8" in first
+    assert "120.0 ms   1.00 x compute  hidden behind compute" in first
+    assert len(others) == 2
+    assert "pipelining gains at most 1." in summary
+
+
+GIVEN = ("--hosts", "4", "--devices", "8", "--bandwidth", "10gbit")
+
+
+def test_without_a_file(capsys):
+    """What is assumed is said, and PowerSGD is among the candidates."""
+    assert plan(*GIVEN, "--top", "100", parameters="300M", compute="250") == 0
+    notes, ways, *_ = capsys.readouterr().out.split("\n\n")
+    assert notes.splitlines() == [
+        "This cluster is not calibrated. Assumed are 50 us a message, 100 us a"
+        " collective, 10 GB/s inside a host.",
+        "Codecs are assumed at half of the memory's 19 GB/s: one CPU core, by"
+        " experiments/results/codec_speed.json.",
+        "Devices that send and receive at once have of a link, as with Gloo, 0.60"
+        " (pair), 0.94 (shift), 0.72 (shuffle).",
+        "power_sgd is of rank 4, for a model of 1,024 x 1,024 matrices.",
+    ]
+    found = {line[:58].strip() for line in ways.splitlines()}
+    assert "width 2, psum, power_sgd" in found
+    assert "width 2, hierarchical, two_shot, bf16" in found
+    # It works on whole leaves, of which these have pieces.
+    assert not any("power_sgd" in way and "hierarchical" in way for way in found)
+    assert "width 2, ring, power_sgd" not in found
+
+
+def test_a_device_is_as_fast_as_its_memory(capsys):
+    plan(*GIVEN, "--device", "h100", parameters="300M", compute="250")
+    notes, ways, *_ = capsys.readouterr().out.split("\n\n")
+    assert "memory's 3352 GB/s: NVIDIA H100 80GB HBM3, by its data sheet" in notes
+    assert ways.startswith("width 2, psum, power_sgd  ")
+
+
+def test_the_batch_size_that_hides_the_exchange(file, capsys):
+    """24 MB at 62.5 MB/s, 12 MB of sums and 4 messages take 387.2 ms, compute 120."""
+    assert plan(file, "--batch", "32") == 0
+    said = capsys.readouterr().out
+    wire, sums = 2 * 3 / 4 * 16e6 / 62.5e6, 3 / 4 * 16e6 / 4e9
+    times = (wire + sums + 4 * 5e-5) / 0.12
+    assert (
+        "The exchange of width 2, halving_doubling, all bits is hidden from"
+        f" {times:.2f} times this batch size on, {math.ceil(32 * times)} examples a"
+        " device." in said
+    )
+    plan(file)
+    assert "times this batch size on.\n" in capsys.readouterr().out
+
+
+def loss_fn(params, batch):
+    return jnp.mean((batch @ params["w"]) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--hosts", "4", "--bandwidth", "10gbit"), "pj.collectives.ring(codec)"),
+        ((*GIVEN, "--device", "h100"), "error_feedback"),
+        (GIVEN, "hierarchical(outer=pj.collectives.ring(codec))"),
+        (("--hosts", "1", "--bandwidth", "10gbit"), "width=1,"),
+    ],
+)
+def test_the_last_lines_are_a_program(flags, says, capsys):
+    assert plan(*flags, parameters="300M", compute="250") == 0
+    *_, program = re.split(r"\n\n(?=# )", capsys.readouterr().out)
+    assert says in program
+    names = {"loss_fn": loss_fn, "tx": optax.sgd(0.01)}
+    exec(program, names)
+    train = names["train"]
+    state = train.init({"w": jnp.ones((16, 12))})
+    for _ in range(3):
+        state, info = train.step(state, jnp.ones((8, 16)))
+    assert int(info.skipped) == 0
+    assert float(jnp.max(state.params["w"])) < 1
+
+
+def test_all_of_it_is_written(file, tmp_path, capsys):
+    out = tmp_path / "plan.json"
+    assert plan(file, "--out", str(out)) == 0
+    record = json.loads(out.read_text())
+    assert timing.from_json(record["cluster"]) == CLUSTER
+    assert (record["elements"], record["compute"]) == (4_000_000, 0.12)
+    assert capsys.readouterr().out.endswith(record["python"] + "\n")
+    steps = [way["step"] for way in record["ways"]]
+    assert len(steps) == 4 * 11
+    assert steps[0] == 0.12
+    first = record["ways"][0]
+    assert (first["width"], first["codec"], first["buckets"]) == (2, "int8", 1)
+    assert first["exchange"].keys() == set(timing.Duration._fields)
 
 
 def test_a_picture(file, tmp_path, capsys):
@@ -52,31 +147,124 @@ def test_codecs_beside_the_model_cost_compute(file, capsys):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"elements": "0"}, "pipejax: `--elements` must be above 0, got 0"),
+        ({"parameters": "0"}, "pipejax: `--parameters` must be a whole number above 0"),
         ({"compute": "-1"}, "pipejax: `--compute-ms` must be above 0, got -1.0"),
         ({"compute": "nan"}, "pipejax: `--compute-ms` must be above 0, got nan"),
     ],
 )
 def test_bad_numbers(file, capsys, change, says):
     assert plan(file, **change) == 2
-    assert capsys.readouterr().err.strip() == says
+    assert capsys.readouterr().err.startswith(says)
 
 
-def test_bad_files(tmp_path, capsys):
-    assert plan(str(tmp_path / "gone.json")) == 2
-    assert "No such file" in capsys.readouterr().err
-    (tmp_path / "bad.json").write_text("{")
-    assert plan(str(tmp_path / "bad.json")) == 2
-    (tmp_path / "bad.json").write_text('{"hosts": 2}')
-    assert plan(str(tmp_path / "bad.json")) == 2
-    assert (
-        "`record` must be a cluster as `pipejax calibrate`" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ([], "`--hosts` and `--bandwidth` must be given where there is no file"),
+        (["--hosts", "4"], "`--bandwidth` must be given where there is no file"),
+        (["c.json", "--hosts", "4"], "`--hosts` must be left out beside a file"),
+        (["--hosts", "0", "--bandwidth", "1gbit"], "`hosts` must be a whole number"),
+        (["--hosts", "4", "--bandwidth", "10"], "`--bandwidth` must be a number above"),
+        ([*GIVEN, "--latency-us", "-1"], "`latency` must be seconds, 0 or more"),
+        ([*GIVEN, "--batch", "0"], "`--batch` must be above 0, got 0"),
+        ([*GIVEN, "--top", "0"], "`--top` must be above 0, got 0"),
+    ],
+)
+def test_bad_flags(flags, says, capsys):
+    assert plan(*flags) == 2
+    assert capsys.readouterr().err.startswith(f"pipejax: {says}")
+
+
+FIT = {"trusted": True, "verdict": "This fit can be trusted.", "largest": 2**21}
+
+
+def written(tmp_path, **record):
+    path = tmp_path / "cluster.json"
+    path.write_text(json.dumps({"cluster": timing.as_json(CLUSTER), **record}))
+    return str(path)
+
+
+def test_what_speaks_against_a_calibration_is_said(tmp_path, capsys):
+    plan(written(tmp_path, fit=FIT), parameters="2M")
+    assert capsys.readouterr().out.startswith("width 2, ")
+    plan(written(tmp_path, fit=FIT), parameters="8388608")
+    assert capsys.readouterr().out.startswith(
+        "Extrapolated: the gradient has 4.0 times the elements of the largest vector"
+        " measured, 2,097,152.\n\nwidth 2, "
     )
+    verdict = "This fit cannot be trusted. It is not."
+    fit = {"trusted": False, "verdict": verdict, "largest": None}
+    plan(written(tmp_path, fit=fit))
+    assert capsys.readouterr().out.startswith(f"{verdict}\n\nwidth 2, ")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "No such file"),
+        ("{", "bad.json must be JSON: Expecting property name"),
+        ("[]", "bad.json: a calibration must be an object with `cluster`"),
+        ('{"hosts": 2}', "bad.json: a calibration must be an object with `cluster`"),
+        ('{"cluster": {"hosts": 2}}', "bad.json: `cluster` must have link, got ['ho"),
+        (
+            '{"cluster": {"hosts": 2, "link": {"latency": 0, "bandwidth": -1}}}',
+            "bad.json: In `cluster.link`: `bandwidth` must be bytes a second",
+        ),
+        ({"fit": []}, "cluster.json: `fit` must have `trusted`, true or false"),
+        ({"fit": {**FIT, "trusted": 1}}, "cluster.json: `fit` must have `trusted`"),
+        ({"fit": {**FIT, "largest": "2"}}, "cluster.json: `fit` must have `trusted`"),
+    ],
+)
+def test_bad_files(tmp_path, capsys, text, says):
+    path = str(tmp_path / "bad.json")
+    if isinstance(text, dict):
+        path = written(tmp_path, **text)
+    elif text is not None:
+        (tmp_path / "bad.json").write_text(text)
+    assert plan(path) == 2
+    assert says in capsys.readouterr().err
 
 
 def test_a_codec_that_has_no_such_name(tmp_path, capsys):
-    record = timing.as_json(CLUSTER)
-    record["codecs"] = {"int9": record["codecs"]["int8"]}
-    (tmp_path / "cluster.json").write_text(json.dumps(record))
-    assert plan(str(tmp_path / "cluster.json")) == 2
+    cluster = timing.as_json(CLUSTER)
+    cluster["codecs"] = {"int9": cluster["codecs"]["int8"]}
+    assert plan(written(tmp_path, cluster=cluster)) == 2
     assert "`name` must be one of bf16, truncate" in capsys.readouterr().err
+
+
+DOCUMENT = (pathlib.Path(__file__).parents[2] / "docs" / "timing.md").read_text()
+
+
+def fences(language):
+    return re.findall(rf"^```{language}\n(.*?)^```", DOCUMENT, re.DOTALL | re.MULTILINE)
+
+
+def test_what_the_document_shows_is_what_is_printed(capsys):
+    command = next(each for each in fences("bash") if each.startswith("pipejax plan"))
+    assert main(shlex.split(command)[1:]) == 0
+    assert capsys.readouterr().out == fences("text")[0]
+
+
+def test_the_file_that_the_document_shows_is_read(tmp_path, capsys):
+    (text,) = fences("json")
+    path = tmp_path / "cluster.json"
+    path.write_text(text)
+    assert plan(str(path), parameters="2M") == 0
+    assert capsys.readouterr().out.startswith("width ")
+    cluster = timing.from_json(json.loads(text)["cluster"])
+    assert timing.as_json(cluster) == json.loads(text)["cluster"]
+
+
+def test_all_that_calibration_writes_is_documented():
+    samples = [
+        timing.Sample(f"{algorithm} {n}", exchange, (seconds,), n)
+        for algorithm in ("psum", "ring", "two_shot", "halving_doubling", "tree")
+        for n in (2**12, 2**20)
+        for exchange in [timing.Exchange(timing.FORMS[algorithm](4, n, None))]
+        for seconds in [timing.duration(CLUSTER, exchange).total]
+    ]
+    record = json.loads(_cluster.written(timing.fit(4, samples, 4e9)))
+    assert record.keys() == {"cluster", "fit"}
+    for part, fields in record.items():
+        assert all(f"`{part}.{name}`" in DOCUMENT for name in fields)
+    assert all(f"`{name}`" in DOCUMENT for name in record["fit"]["samples"][0])

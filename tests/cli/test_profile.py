@@ -12,7 +12,7 @@ SMALL = ("--elements", "1000", "--rounds", "1")
 def test_here(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     out = tmp_path / "profile.json"
-    flags = ("--algorithms", "psum", "two_shot", "--bandwidth", "8e6")
+    flags = ("--algorithms", "psum", "two_shot", "--bandwidth", "8mbit")
     assert main(["profile-allreduce", *SMALL, *flags, "--out", str(out)]) == 0
     # psum adds what it is given, and so has no row with int8.
     rows = json.loads(out.read_text())
@@ -21,6 +21,19 @@ def test_here(tmp_path, capsys, monkeypatch):
     assert head.split() == ["ms", *rows["psum, none"], "total", "wire"]
     # 2 (8 - 1)/8 of 4,000 bytes at 1 MB/s.
     assert lines[0].split()[-1] == "7.00"
+
+
+def test_power_sgd_has_matrices_and_feedback(tmp_path, capsys, monkeypatch):
+    """Without either it would send all bits, or warn that training may fail."""
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    out = tmp_path / "profile.json"
+    flags = ("--codecs", "power_sgd", "--algorithms", "psum", "two_shot")
+    size = ("--elements", "65536", "--rounds", "1", "--bandwidth", "8mbit")
+    assert main(["profile-allreduce", *size, *flags, "--out", str(out)]) == 0
+    # The two-shot would cut the matrices.
+    assert list(json.loads(out.read_text())) == ["psum, power_sgd"]
+    # Rank 4 of 64 x 1,024: 2 (8 - 1)/8 of 4 * 4 * 1,088 bytes at 1 MB/s.
+    assert capsys.readouterr().out.split()[-1] == "30.46"
 
 
 def test_a_picture(tmp_path, monkeypatch):
@@ -36,7 +49,11 @@ def test_a_picture(tmp_path, monkeypatch):
     ("flags", "says"),
     [
         (["--rounds", "0"], "pipejax: `--rounds` must be above 0, got 0"),
-        (["--bandwidth", "-1"], "pipejax: `--bandwidth` must be above 0, got -1.0"),
+        (
+            ["--bandwidth", "8e6"],
+            "pipejax: `--bandwidth` must be a number above 0 with",
+        ),
+        (["--elements", "1.5"], "pipejax: `--elements` must be a whole number above"),
         (["--codecs", "int9"], "pipejax: `name` must be one of bf16, truncate"),
     ],
 )

@@ -1,7 +1,6 @@
 """Speeds fitted to times: found where they are known, refused where they cannot be."""
 
 import dataclasses
-import json
 import math
 
 import jax
@@ -11,6 +10,7 @@ import pytest
 import pipejax as pj
 from pipejax import codecs, timing
 from pipejax.timing import Cluster, CodecSpeed, Exchange, Link, Sample, Shares
+from pipejax.timing._calibrate import core_speeds
 
 KNOWN = Cluster(
     4,
@@ -109,21 +109,6 @@ def test_samples_that_do_not_tell(algorithms):
         timing.fit(4, samples(algorithms=algorithms), KNOWN.reduction)
 
 
-def test_a_cluster_is_written_and_read():
-    for cluster in (KNOWN, Cluster(2, Link(0, 1e9), devices=8, inner=Link(0, 1e11))):
-        text = json.dumps(timing.as_json(cluster))
-        assert timing.from_json(json.loads(text)) == cluster
-
-
-@pytest.mark.parametrize(
-    "record",
-    [{}, [], {"hosts": 2}, {"hosts": 2, "link": {"speed": 1}}, {"hosts": 2, "link": 1}],
-)
-def test_what_is_no_cluster(record):
-    with pytest.raises(ValueError, match="`record` must be a cluster as"):
-        timing.from_json(record)
-
-
 def test_calibration_measures_here():
     """Every sample once, and a codec's speed; how fast is this machine's business."""
     fit = timing.calibrate(
@@ -131,9 +116,27 @@ def test_calibration_measures_here():
     )
     assert fit.cluster.hosts == 2
     assert len(fit.samples) == 10
+    assert {sample.elements for sample in fit.samples} == {16, 4096}
     assert all(sample.seconds > 0 for sample in fit.samples)
     assert 0 < fit.cluster.codec("int8").encode < math.inf
     assert 0 < fit.cluster.reduction < math.inf
+
+
+def test_power_sgd_is_measured_on_matrices():
+    """Of a vector it would send all bits, at once."""
+    codec = codecs.error_feedback(codecs.power_sgd(1, jax.random.key(0)))
+    asked = []
+
+    class Watched(codecs.Codec):
+        def of(self, shapes):
+            asked.append(shapes)
+            return codec.of(shapes)
+
+        size = encode = decode = bound = None
+
+    _, speeds = core_speeds(pj.data_mesh(2), {"it": Watched()}, 2**11, 1)
+    assert asked == [((2, 1024),)]
+    assert 0 < speeds["it"].encode < math.inf
 
 
 def test_one_device_exchanges_nothing():

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
-from pipejax import codecs, collectives
+from pipejax import codecs, collectives, timing
 from pipejax.collectives import Layout
 from pipejax.mesh import on_mesh
 from pipejax.timing import (
@@ -37,13 +37,13 @@ def cluster(hosts, **changes):
     return dataclasses.replace(plain, **changes)
 
 
-def declared(algorithm, codec, p, n):
+def declared(algorithm, codec, p, n, shapes=None):
     """What the collective of that name says it moves."""
     make, found = getattr(collectives, algorithm), []
     all_reduce = make() if codec is None else make(codec)
 
     def local(row):
-        stages = all_reduce(Layout(n, np.float32, shapes=((n,),)), "data")
+        stages = all_reduce(Layout(n, np.float32, shapes=shapes or ((n,),)), "data")
         found.extend(stages.transfers)
         return collectives.run(stages, row[0])[0][None]
 
@@ -112,6 +112,31 @@ def test_linear_codecs_under_psum():
     assert counts.collectives == 2
     assert counts.messages == 12
     assert counts.wire == 2 * 3 / 4 * 4 * 2 * (64 + 32)
+    # All that is read is read once for both, as encoding is timed.
+    assert counts.encoded == counts.decoded == 4 * 64 * 32
+
+
+@pytest.mark.parametrize("algorithm", FORMS)
+def test_power_sgd_goes_with_what_does_not_cut_leaves(algorithm):
+    """As the collectives have it, which refuse the others."""
+    codec = codecs.error_feedback(codecs.power_sgd(1, jax.random.key(0)))
+    shapes, n = ((6, 8), (5,)), 53
+    if timing.compatible(algorithm, codec):
+        counts = FORMS[algorithm](4, n, codec.of(shapes))
+        sent = declared(algorithm, codec, 4, n, shapes)
+        assert math.isclose(counts.wire, sum(x.wire_bytes for x in sent))
+    else:
+        with pytest.raises(ValueError, match="`power_sgd` must "):
+            declared(algorithm, codec, 4, n, shapes)
+    assert not timing.compatible(algorithm, codec, levels=True)
+
+
+def test_leaves_of_so_many_elements():
+    """Matrices of 2^20, rows of 2^10, and a vector."""
+    assert timing.square_leaves(3) == ((3,),)
+    assert timing.square_leaves(2**21) == ((1024, 1024),) * 2
+    found = timing.square_leaves(2**20 + 2**10 + 1)
+    assert found == ((1024, 1024), (1, 1024), (1,))
 
 
 HOSTS = Cluster(4, SLOW, devices=2, inner=Link(1e-5, 1e10), reduction=1 / GAMMA)

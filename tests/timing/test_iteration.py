@@ -66,6 +66,41 @@ def test_on_one_core_the_codec_is_computed_too():
     assert timing.pipelined(COMPUTE, comm, one_core=True) == 5.0
 
 
+@pytest.mark.parametrize("weight_prediction", [True, False])
+@pytest.mark.parametrize("one_core", [True, False])
+@pytest.mark.parametrize("width", [2, 3])
+@pytest.mark.parametrize("seconds", [1.0, 4.0, 30.0])
+def test_the_batch_that_hides_the_exchange(seconds, width, one_core, weight_prediction):
+    """By bisection: below it a step takes the exchange's time, above it longer."""
+    comm = exchange(seconds, computed=0.25)
+
+    def step(times):
+        compute = Compute(times * 1.0, times * 2.0, 0.5)
+        return timing.pipelined(
+            compute,
+            comm,
+            width,
+            one_core=one_core,
+            weight_prediction=weight_prediction,
+        )
+
+    low, high = 0.0, 100.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if step(middle) <= seconds else (low, middle)
+    found = timing.batch_to_hide(
+        COMPUTE, comm, width, one_core=one_core, weight_prediction=weight_prediction
+    )
+    assert math.isclose(found, low, abs_tol=1e-9)
+
+
+def test_no_batch_and_any_batch():
+    assert timing.batch_to_hide(COMPUTE, exchange(0.1)) == 0
+    assert timing.batch_to_hide(Compute(0.0, 0.0), exchange(1.0)) == math.inf
+    with pytest.raises(ValueError, match="`width` must be a whole number of at least"):
+        timing.batch_to_hide(COMPUTE, exchange(1.0), 1)
+
+
 def test_asynchronous():
     """Bound by a worker's own cycle, then by the server's link."""
     link = Link(0.0, 4e6)

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 
+import jax
 import pytest
 
 from pipejax import codecs, timing
@@ -118,6 +119,53 @@ def test_scaling_with_a_codec():
         ValueError, match="`codecs` must have that of the way, 'int8'; got"
     ):
         timing.scaling(CLUSTER, way, N, compute)
+
+
+POWER = codecs.error_feedback(codecs.power_sgd(4, jax.random.key(0)))
+WITH_POWER = dataclasses.replace(
+    CLUSTER, codecs={**CLUSTER.codecs, "power_sgd": CodecSpeed(1e9, 1e10)}
+)
+
+
+def test_power_sgd_sends_two_thin_matrices():
+    """Of rank 4, by hand; once, and never between the hosts of several devices."""
+    n = 3 * 2**20
+    found = timing.plan(WITH_POWER, n, Compute.of(0.01), {"power_sgd": POWER})
+    ways = {c.way: c for c in found if c.way.codec == "power_sgd"}
+    assert {way.algorithm for way in ways} == {"psum", "tree", "parameter_server"}
+    assert {way.buckets for way in ways} == {1}
+    psum = ways[timing.Way(2, "psum", "power_sgd")].exchange
+    assert psum.wire == pytest.approx(2 * 3 / 4 * 4 * 3 * 4 * 2 * 1024 / 62.5e6)
+    assert psum.codec == pytest.approx(4 * n / 1e9 + 4 * n / 1e10)
+    assert psum.latency == pytest.approx(2 * 6 * 5e-5)  # two rounds
+    inner = Link(1e-6, 1e11)
+    many = dataclasses.replace(WITH_POWER, devices=8, inner=inner)
+    found = timing.plan(many, n, Compute.of(0.01), {"power_sgd": POWER})
+    assert not any(c.way.levels for c in found if c.way.codec)
+
+
+def test_power_sgd_of_a_models_own_leaves():
+    leaves = ((512, 512), (100,))
+    n = 512 * 512 + 100
+    given = (WITH_POWER, n, Compute.of(0.01), {"power_sgd": POWER})
+    found = timing.plan(*given, leaves=leaves)
+    (psum,) = (c for c in found if c.way == (2, "psum", "power_sgd", False, 1))
+    sent = 4 * (4 * 2 * 512 + 100)
+    assert psum.exchange.wire == pytest.approx(2 * 3 / 4 * sent / 62.5e6)
+    curve = timing.scaling(*given[:1], psum.way, *given[1:], hosts=(4,), leaves=leaves)
+    assert curve[4] == pytest.approx(0.01 / psum.step)
+    with pytest.raises(ValueError, match=f"`leaves` must have the {n} elements of the"):
+        timing.plan(*given, leaves=((512, 512),))
+
+
+def test_of_codecs_that_are_as_fast_the_one_that_drops_fewest_bits():
+    """All are hidden behind half a second, without a codec by a link of 100 MB/s."""
+    speeds = {name: CodecSpeed(1e12, 1e12) for name in ("bf16", "int8", "power_sgd")}
+    cluster = Cluster(4, Link(5e-5, 40e6), codecs=speeds)
+    known = {"power_sgd": POWER, "int8": codecs.int8(), "bf16": codecs.bf16()}
+    found = timing.plan(cluster, N, Compute.of(0.35), known)
+    hidden = [c.way.codec for c in found if c.step == 0.35]
+    assert list(dict.fromkeys(hidden)) == ["bf16", "int8", "power_sgd"]
 
 
 def test_a_codec_whose_speed_is_not_known():

@@ -1,0 +1,191 @@
+"""The cluster that a command line is about: calibrated, or with assumed speeds."""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pipejax import timing
+from pipejax.timing._assumed import LATENCY
+
+from ._units import bits
+from ._usage import UsageError, in_one_line
+
+_NEEDED = ("hosts", "bandwidth")
+_OPTIONAL = ("devices", "device", "latency_us")
+
+
+class Known(NamedTuple):
+    """A cluster, and where its speeds come from.
+
+    Attributes:
+      cluster: its speeds.
+      notes: what is assumed of them, or speaks against them; a line each.
+    """
+
+    cluster: timing.Cluster
+    notes: list[str]
+
+
+def add(parser: Any) -> None:
+    """Its arguments."""
+    parser.add_argument(
+        "cluster", nargs="?", help="a file that `pipejax calibrate --out` wrote"
+    )
+    parser.add_argument("--hosts", type=int, help="without a file: how many")
+    parser.add_argument("--devices", type=int, help="of each host; 1 by default")
+    parser.add_argument(
+        "--bandwidth", metavar="RATE", help="of a host's link, such as 10gbit"
+    )
+    parser.add_argument(
+        "--device",
+        choices=list(timing.DEVICES),
+        help="whose memory says how fast codecs are; by default cpu, one core",
+    )
+    parser.add_argument(
+        "--latency-us",
+        type=float,
+        metavar="US",
+        help=f"of a message between hosts; {1e6 * LATENCY:.0f} by default",
+    )
+
+
+def known(args: argparse.Namespace, elements: int) -> Known:
+    """Takes the cluster from the file, or from the arguments without one.
+
+    Raises:
+      UsageError: for both or neither, or a file that is no calibration.
+    """
+    if args.cluster is None:
+        return _assumed(args)
+    given = _options(args, (*_NEEDED, *_OPTIONAL), there=True)
+    if given:
+        raise UsageError(
+            f"{', '.join(given)} must be left out beside a file, which says so itself"
+        )
+    return read(args.cluster, elements)
+
+
+def written(fit: timing.Fit) -> str:
+    """Writes a calibration as JSON: the cluster, and whether it can be trusted."""
+    samples = zip(fit.samples, fit.predicted, strict=True)
+    record = {
+        "cluster": timing.as_json(fit.cluster),
+        "fit": {
+            **timing.trust(fit).to_dict(),
+            "samples": [
+                {
+                    "name": sample.name,
+                    "elements": sample.elements,
+                    "measured": list(sample.times),
+                    "predicted": seconds,
+                }
+                for sample, seconds in samples
+            ],
+        },
+    }
+    return json.dumps(record, indent=2, allow_nan=False) + "\n"
+
+
+def read(path: str, elements: int) -> Known:
+    """Reads what `written` wrote; `fit` may be missing.
+
+    Args:
+      path: of the file.
+      elements: of the gradient that it is asked about.
+
+    Raises:
+      UsageError: for a file that is not there, or no calibration; it names the field.
+    """
+    with in_one_line(OSError):
+        text = pathlib.Path(path).read_text()
+    try:
+        record = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{path} must be JSON: {error}") from error
+    try:
+        return _of(record, elements)
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def extrapolated(elements: int, largest: int | None) -> list[str]:
+    """Says by how much a gradient is larger than what was measured, if it is."""
+    if not largest or elements <= largest:
+        return []
+    return [
+        f"Extrapolated: the gradient has {elements / largest:.1f} times the elements of"
+        f" the largest vector measured, {largest:,}."
+    ]
+
+
+def _of(record: Any, elements: int) -> Known:
+    if not isinstance(record, Mapping) or "cluster" not in record:
+        raise ValueError(
+            "a calibration must be an object with `cluster`, and perhaps `fit`, as"
+            " `pipejax calibrate --out` writes it; see docs/timing.md"
+        )
+    cluster = timing.from_json(record["cluster"])
+    if "fit" not in record:
+        return Known(cluster, [])
+    fit = record["fit"]
+    kinds = {"trusted": bool, "verdict": str, "largest": int | None}
+    for name, kind in kinds.items():
+        if not isinstance(fit, Mapping) or not isinstance(fit.get(name, ...), kind):
+            raise ValueError(
+                "`fit` must have `trusted`, true or false, `verdict`, a text, and"
+                f" `largest`, a number of elements or null; got {fit!r:.200}."
+            )
+    notes = [] if fit["trusted"] else [fit["verdict"]]
+    return Known(cluster, notes + extrapolated(elements, fit["largest"]))
+
+
+def _assumed(args: argparse.Namespace) -> Known:
+    missing = _options(args, _NEEDED, there=False)
+    if missing:
+        raise UsageError(
+            f"{' and '.join(missing)} must be given where there is no file that"
+            " `pipejax calibrate --out` wrote"
+        )
+    device = args.device or "cpu"
+    with in_one_line(ValueError):
+        cluster = timing.assumed(
+            args.hosts,
+            bits("bandwidth", args.bandwidth) / 8,
+            1 if args.devices is None else args.devices,
+            device=device,
+            latency=LATENCY if args.latency_us is None else args.latency_us / 1e6,
+        )
+    chosen = timing.DEVICES[device]
+    inside = f", {1e-9 * chosen.inner:.0f} GB/s inside a host" if cluster.inner else ""
+    return Known(
+        cluster,
+        [
+            "This cluster is not calibrated. Assumed are"
+            f" {1e6 * cluster.link.latency:.0f} us a message,"
+            f" {1e6 * cluster.synchronisation:.0f} us a collective{inside}.",
+            "Codecs are assumed at half of the memory's"
+            f" {1e-9 * chosen.memory:.0f} GB/s: {chosen.name}.",
+            *_shares(cluster.shares),
+        ],
+    )
+
+
+def _shares(shares: timing.Shares) -> list[str]:
+    if shares == timing.Shares():
+        return []
+    named = dataclasses.asdict(shares).items()
+    return [
+        "Devices that send and receive at once have of a link, as with Gloo,"
+        f" {', '.join(f'{share:.2f} ({name})' for name, share in named)}."
+    ]
+
+
+def _options(
+    args: argparse.Namespace, names: tuple[str, ...], *, there: bool
+) -> list[str]:
+    """Those of the options that are given, or that are not."""
+    chosen = [name for name in names if (getattr(args, name) is not None) == there]
+    return [f"`--{name.replace('_', '-')}`" for name in chosen]

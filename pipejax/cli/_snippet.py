@@ -1,0 +1,33 @@
+"""A way to train as Python, to be pasted into a program."""
+
+from pipejax import codecs, timing
+
+
+def snippet(way: timing.Way) -> str:
+    """Writes the train step of a way with one bucket; `loss_fn` and `tx` are free."""
+    axes = 'axis_name=("host", "device")' if way.levels else ""
+    all_reduce = f"pj.collectives.{way.algorithm}({'codec' if way.codec else ''})"
+    if way.levels:
+        all_reduce = f"pj.collectives.hierarchical(outer={all_reduce})"
+    lines = [
+        "# The first that pj.make_train_step offers, of your loss_fn and optimizer tx:",
+        "import pipejax as pj",
+        "",
+        f"mesh = pj.data_mesh({axes})",
+        *([f"codec = {_codec(way.codec)}"] if way.codec else []),
+        "train = pj.make_train_step(",
+        "    loss_fn,",
+        "    tx,",
+        "    mesh=mesh,",
+        *([f"    {axes},"] if axes else []),
+        f"    width={way.width},",
+        f"    all_reduce={all_reduce},",
+        ")",
+    ]
+    return "\n".join(lines)
+
+
+def _codec(name: str) -> str:
+    codec = f'pj.codecs.named("{name}")'
+    fed = codecs.named(name).needs_feedback
+    return f"pj.codecs.error_feedback({codec})" if fed else codec

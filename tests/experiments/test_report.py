@@ -1,0 +1,51 @@
+"""What programs print is printed as it is, square brackets and all."""
+
+import io
+import pathlib
+import re
+
+import experiments
+from experiments import loop, report, speedup
+
+TEXT = "pip install 'pipejax[peers]' [bold] [/tmp/x] :x:"
+
+
+def test_text_and_tables_are_printed_as_they_are():
+    said = io.StringIO()
+    console = report.console(file=said, width=200)
+    console.print(TEXT)
+    console.print(report.table(TEXT, [[TEXT, "b"], [TEXT, "c"]]))
+    assert said.getvalue().count(TEXT) == 4
+
+
+def test_a_progress_bar_has_its_label_as_it_is():
+    said = io.StringIO()
+    console = report.console(
+        file=said, width=200, force_terminal=True, color_system=None
+    )
+    with loop._progress(console) as progress:
+        progress.add_task(TEXT, total=3, rate="", loss="")
+    assert TEXT in said.getvalue()
+
+
+def test_what_is_not_installed_is_said_with_its_extra(monkeypatch, capsys):
+    """A row of `speedup`, whose peer is missing."""
+    why = "PyTorch is not installed: pip install 'pipejax[peers]'"
+    cell = {
+        "problem": {"model": "mlp", "batch_size": 64},
+        "rate": "500mbit",
+        "rows": {"compute": {**dict.fromkeys(("step", "wire", "limit"), 1.0)}},
+        "measured": {},
+        "missing": {"DDP": why},
+    }
+    cell["rows"]["compute"] |= {"ratio_to_limit": 1.0, "faster_than": {}}
+    speedup.show(cell)
+    assert f"DDP: {why}\n" in capsys.readouterr().out
+
+
+def test_every_console_is_made_in_one_place():
+    """One of rich's own takes square brackets for markup."""
+    folder = pathlib.Path(experiments.__path__[0])
+    made = re.compile(r"\bConsole\(|from rich import print|rich\.print")
+    files = {path for path in folder.rglob("*.py") if made.search(path.read_text())}
+    assert files == {folder / "report.py"}

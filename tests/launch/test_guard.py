@@ -1,0 +1,154 @@
+"""`guarded` at the moments between two instructions, where signals get lost.
+
+A signal arrives while C code runs, and Python calls its handler only after that.
+`at_once` does several things without a moment for handlers between them.
+"""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+# The programs fork before anything of JAX runs, and each start costs a second.
+pytestmark = pytest.mark.one_python
+
+BEGIN = """
+import _thread, functools, operator, os, signal, sys, time
+from pipejax.launch import _guard, _supervise
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+waitpid = os.waitpid
+
+def at_once(*calls):
+    return [*map(operator.call, calls)]
+
+def arrives(number):
+    return functools.partial(_thread.interrupt_main, number)
+
+def until(condition):
+    end = time.monotonic() + 60
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
+"""
+
+
+def run(program):
+    """Exit status and output of a program of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_signal_that_arrives_as_it_begins_to_wait_is_passed_on():
+    code, _, errors = run("""
+        def wait(*arguments):
+            os.waitpid = waitpid
+            wait = functools.partial(waitpid, *arguments)
+            return at_once(arrives(signal.SIGTERM), wait)[1]
+
+        os.waitpid = wait
+        sys.exit(_guard.guarded(lambda received: 5 if until(lambda: received) else 1))
+    """)
+    assert code == 5, errors
+
+
+def test_no_signal_goes_to_a_child_that_has_been_waited_for():
+    code, out, errors = run("""
+        def wait(*arguments):
+            wait = functools.partial(waitpid, *arguments)
+            ended = at_once(wait, arrives(signal.SIGTERM))[0]
+            if ended[0]:
+                os.kill = lambda *given: print("sent", given)
+            return ended
+
+        def work(received):
+            os.waitpid = waitpid
+            return 5
+
+        os.waitpid = wait
+        code = _guard.guarded(work)
+        print("over")
+        sys.exit(code)
+    """)
+    assert (code, out) == (5, "over\n"), errors
+
+
+def test_a_signal_from_before_the_child_began_is_known_there():
+    code, _, errors = run("""
+        fork = os.fork
+        os.fork = lambda: [os.kill(os.getpid(), signal.SIGINT), fork()][1]
+        sys.exit(_guard.guarded(lambda received: received[0]))
+    """)
+    assert code == 2, errors
+
+
+def test_a_parent_that_ended_before_the_kernel_was_asked_is_noticed():
+    """The grandchild outlives its parent, asks then, and is gone."""
+    code, out, errors = run("""
+        if os.fork() == 0:
+            parent = os.getpid()
+            if os.fork() == 0:
+                assert until(lambda: os.getppid() != parent)
+                print("orphan", flush=True)
+                _guard.die_with_parent(parent, signal.SIGKILL)
+                print("survives", flush=True)
+            os._exit(0)
+        os.wait()
+    """)
+    # The pipe has ended, and so have all that could write to it.
+    assert (code, out) == (0, "orphan\n"), errors
+
+
+def test_the_exit_status_is_known_where_that_of_children_was_ignored():
+    code, _, errors = run("""
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        sys.exit(_guard.guarded(lambda received: 5))
+    """)
+    assert code == 5, errors
+
+
+def test_only_processes_that_have_not_been_waited_for_are_sent_signals():
+    """Else their numbers may be those of other processes by then."""
+    code, out, errors = run("""
+        killpg = os.killpg
+
+        def send(group, number):
+            os.waitid(os.P_PID, group, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            killpg(group, number)
+
+        os.killpg = send
+        starts = [
+            _supervise.Start(name, command.split(), os.environ)
+            for name, command in (("0", "false"), ("1", "sleep 600"), ("2", "true"))
+        ]
+        ended = _supervise.supervise(starts, 0.0, [])
+        print(ended.first, ended.code)
+    """)
+    assert (code, out) == (0, "0 1\n"), errors
+
+
+def test_a_signal_between_two_attempts_ends_it():
+    """Nothing is started again, and the exit status is that of the signal."""
+    code, out, errors = run("""
+        from pipejax.cli import _launch, main
+
+        say = _launch._say
+
+        def said(what):
+            say(what)
+            if "starting again" in what:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        _launch._say = said
+        program = [sys.executable, "-c", "print('begins'); raise SystemExit(7)"]
+        given = ["--processes", "1", "--max-restarts", "1", "--", *program]
+        sys.exit(main(["launch", *given]))
+    """)
+    assert (code, out) == (128 + 2, "[0] begins\n"), errors

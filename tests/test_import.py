@@ -1,0 +1,34 @@
+"""`import pipejax` loads little beyond JAX and Optax: SciPy and others where used."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def modules_after(statement):
+    """Names in `sys.modules` of a fresh process that has run the statement."""
+    code = f"{statement}; import json, sys; print(json.dumps(list(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    return set(json.loads(done.stdout))
+
+
+@pytest.fixture(scope="module")
+def added():
+    """Modules that `import pipejax` loads and `import jax, optax` does not."""
+    return modules_after("import pipejax") - modules_after("import jax, optax")
+
+
+def test_no_other_library_is_loaded(added):
+    packages = {name.partition(".")[0] for name in added}
+    foreign = packages - sys.stdlib_module_names - {"pipejax", "jax", "jaxlib"}
+    assert not foreign, f"import these where they are used: {sorted(foreign)}"
+
+
+def test_of_jax_only_light_modules_are_loaded(added):
+    """`jax.extend` alone, with Pallas behind it, takes as long as 40 of our files."""
+    assert {name for name in added if name.startswith("jax.extend")} == set()
+    assert {name for name in added if name.startswith("jax._src.pallas")} == set()

@@ -1,0 +1,81 @@
+"""A cluster as JSON: written, read, and what is wrong with it named."""
+
+import dataclasses
+import json
+import math
+import re
+
+import pytest
+
+from pipejax import timing
+from pipejax.timing import Cluster, CodecSpeed, Link, Shares
+
+KNOWN = Cluster(
+    4,
+    Link(2e-4, 62.5e6),
+    reduction=4e9,
+    synchronisation=5e-4,
+    shares=Shares(pair=0.6, shift=0.9, shuffle=0.7),
+    codecs={"int8": CodecSpeed(2e9, 3e9)},
+)
+INSTANT = dataclasses.replace(KNOWN, reduction=math.inf, codecs={"int8": CodecSpeed()})
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [KNOWN, Cluster(2, Link(0, 1e9), devices=8, inner=Link(0, 1e11)), INSTANT],
+)
+def test_a_cluster_is_written_and_read(cluster):
+    """In JSON as its standard has it, which knows no infinity."""
+    text = json.dumps(timing.as_json(cluster), allow_nan=False)
+    assert timing.from_json(json.loads(text)) == cluster
+
+
+LINK = {"latency": 0, "bandwidth": 1e9}
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        ([], "`cluster` must be an object with the fields hosts, link, devices, "),
+        ({}, "`cluster` must have hosts and link, got []."),
+        ({"hosts": 2}, "`cluster` must have link, got ['hosts']."),
+        ({"hosts": 2, "link": 1}, "`cluster.link` must be an object with the fields l"),
+        (
+            {"hosts": 2, "link": {**LINK, "speed": 1}},
+            "`cluster.link` must have no fields but latency, bandwidth; got ['speed'].",
+        ),
+        (
+            {"hosts": 2, "link": {**LINK, "bandwidth": "fast"}},
+            "In `cluster.link`: `bandwidth` must be bytes a second, above 0, got",
+        ),
+        (
+            {"hosts": 2, "link": {**LINK, "latency": None}},
+            "In `cluster.link`: `latency` must be seconds, 0 or more, got None",
+        ),
+        ({"hosts": "2", "link": LINK}, "In `cluster`: `hosts` must be a whole number"),
+        (
+            {"hosts": 2, "link": LINK, "devices": 8},
+            "In `cluster`: `inner` must say what joins the devices of a host",
+        ),
+        (
+            {"hosts": 2, "link": LINK, "inner": {}},
+            "`cluster.inner` must have latency and bandwidth, got [].",
+        ),
+        (
+            {"hosts": 2, "link": LINK, "shares": {"pair": 2}},
+            "In `cluster.shares`: `pair` must be a share of the bandwidth",
+        ),
+        (
+            {"hosts": 2, "link": LINK, "codecs": ["int8"]},
+            "`cluster.codecs` must be an object of codecs by their names, got ['int",
+        ),
+        (
+            {"hosts": 2, "link": LINK, "codecs": {"int8": {"encode": 0}}},
+            "In `cluster.codecs.int8`: `encode` must be bytes a second, above 0, got 0",
+        ),
+    ],
+)
+def test_what_is_no_cluster(record, says):
+    with pytest.raises(ValueError, match="^" + re.escape(says)):
+        timing.from_json(record)
