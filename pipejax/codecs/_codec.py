@@ -118,7 +118,11 @@ class Codec(abc.ABC):
 
     @abc.abstractmethod
     def bound(self, x: jax.Array) -> jax.Array:
-        """The largest `|decode(encode(x)) - x|` there can be: [n], or a scalar."""
+        """The largest `|decode(encode(x)) - x|` there can be: [n], or a scalar.
+
+        Args:
+          x: float32 [n].
+        """
 
 
 class Linear(Codec):
