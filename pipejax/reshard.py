@@ -130,7 +130,7 @@ def sums_owed(
     before: Spread,
     states: Any,
 ) -> Buckets:
-    """What those devices together have yet to send: `{dtype: [n]}`, float32."""
+    """What those devices together have yet to send: `{dtype: [n]}`."""
     names, sizes = _mapped(all_reduce, axis_name, before)
 
     def local(states: Any) -> Buckets:

@@ -1,5 +1,7 @@
 """A small regression with real curvature, shared by the tests."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,3 +57,10 @@ def assert_bits_equal(a, b):
     assert jax.tree.structure(a) == jax.tree.structure(b)
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         np.testing.assert_array_equal(np.asarray(x), np.asarray(y), strict=True)
+
+
+@contextlib.contextmanager
+def x64():
+    """`jax_enable_x64`, and an error where dtypes are mixed and JAX's rules decide."""
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+        yield

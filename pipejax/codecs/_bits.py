@@ -35,7 +35,7 @@ def poison(x: jax.Array) -> jax.Array:
     Not by way of a maximum: of 4,096 elements or more XLA's loses NaN on CPUs,
     https://github.com/openxla/xla/issues/21461
     """
-    return jnp.where(jnp.isfinite(x).all(), 0.0, jnp.nan)
+    return jnp.where(jnp.isfinite(x).all(), 0.0, jnp.nan).astype(x.dtype)
 
 
 def to_words(x: jax.Array, word: Any = jnp.uint8) -> jax.Array:

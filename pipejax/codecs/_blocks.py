@@ -60,7 +60,7 @@ class Blocks(Codec):
         return unpack(packed, self.bits), scale[:, None]
 
     def _blocks(self, x: jax.Array) -> jax.Array:
-        return x.reshape(-1, self.block)
+        return x.astype(jnp.float32).reshape(-1, self.block)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,6 +36,7 @@ class Cast(Rounding):
 
     def rounded(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
         """x in this dtype, as integers of its width."""
+        x = x.astype(jnp.float32)
         if noise is not None:
             x = self._dithered(x, noise)
         word = _WORDS[jnp.dtype(self.dtype).itemsize]
@@ -52,8 +53,9 @@ class Cast(Rounding):
         if self.dtype == "float32":
             return jnp.zeros_like(x)
         # Between two floats there are nmant bits; below the least normal one, its.
-        ulp = jnp.maximum(jnp.abs(x), info.smallest_normal) * 2.0 ** -(info.nmant + 1)
-        return jnp.where(jnp.abs(x) <= info.max, ulp, jnp.inf)
+        least, most = float(info.smallest_normal), float(info.max)
+        ulp = jnp.maximum(jnp.abs(x), least) * 2.0 ** -(info.nmant + 1)
+        return jnp.where(jnp.abs(x) <= most, ulp, jnp.inf)
 
     def _dithered(self, x: jax.Array, noise: jax.Array) -> jax.Array:
         """x moved up by less than a unit of bfloat16, and cut off there."""
@@ -79,7 +81,8 @@ class Truncate(Codec):
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
         """The upper half of each float32."""
-        return (to_words(x, jnp.uint32) >> 16).astype(jnp.uint16), state
+        bits = to_words(x.astype(jnp.float32), jnp.uint32)
+        return (bits >> 16).astype(jnp.uint16), state
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
         """Zeros for the lower half."""
@@ -88,7 +91,7 @@ class Truncate(Codec):
 
     def bound(self, x: jax.Array) -> jax.Array:
         """One unit in the last of 7 bits."""
-        tiny = jnp.finfo(jnp.float32).smallest_normal
+        tiny = float(jnp.finfo(jnp.float32).smallest_normal)
         return jnp.maximum(jnp.abs(x), tiny) * 2.0**-7
 
 

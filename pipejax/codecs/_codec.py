@@ -1,7 +1,8 @@
 """What a codec is.
 
 A codec turns a float32 vector into unsigned integers and back. Integers, because no
-backend widens them on the way, as XLA:CPU does with bfloat16, and none rounds them.
+backend widens them on the way, as XLA:CPU does with bfloat16, and none rounds them. A
+float64 vector is rounded to float32 first; `error_feedback` keeps that error too.
 
 - `cast("float32")`: nothing lost; what "uncompressed" means
 - `truncate`, `int8`, `sign`: fewer bits an element
@@ -14,6 +15,16 @@ import abc
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def working_dtype(dtype: DTypeLike) -> np.dtype:
+    """In what vectors of this dtype are summed: float32, or float64 for float64."""
+    return np.dtype("float64" if jnp.dtype(dtype) == "float64" else "float32")
 
 
 class Codec(abc.ABC):
@@ -59,9 +70,17 @@ class Codec(abc.ABC):
         """
         return 0
 
-    def of(self, shapes: tuple[tuple[int, ...], ...]) -> "Codec":
-        """The codec for vectors that hold leaves of these shapes, one after another."""
-        del shapes
+    def of(
+        self, shapes: Shapes | None = None, dtype: DTypeLike = jnp.float32
+    ) -> "Codec":
+        """The codec for certain vectors.
+
+        Args:
+          shapes: of the leaves that they hold, one after another; `None` for a part of
+            them, or where the codec knows already.
+          dtype: in which they are summed, float32 or float64.
+        """
+        del shapes, dtype
         return self
 
     def leaves(self, x: jax.Array) -> Any:
@@ -91,7 +110,11 @@ class Codec(abc.ABC):
 
     @abc.abstractmethod
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        """float32 [n] to the payload, unsigned integers of `size(n)` bytes in all.
+        """x [n] to the payload, unsigned integers of `size(n)` bytes in all.
+
+        Args:
+          x: float32, or float64, which travels as float32.
+          state: what `init` or the call before returned.
 
         Returns:
           The payload, and the state for the next vector.
@@ -103,7 +126,11 @@ class Codec(abc.ABC):
 
     @abc.abstractmethod
     def bound(self, x: jax.Array) -> jax.Array:
-        """The largest `|decode(encode(x)) - x|` there can be: [n], or a scalar."""
+        """The largest `|decode(encode(x)) - x|` there can be: [n], or a scalar.
+
+        Args:
+          x: float32 [n].
+        """
 
 
 class Linear(Codec):
@@ -115,7 +142,7 @@ class Linear(Codec):
 
     @abc.abstractmethod
     def round_sizes(self, n: int) -> tuple[int, ...]:
-        """Elements, float32, that a device adds in each round."""
+        """Elements that a device adds in each round, in the dtype of the leaves."""
 
     @abc.abstractmethod
     def project(
@@ -125,7 +152,7 @@ class Linear(Codec):
 
     @abc.abstractmethod
     def rebuild(self, state: Any, sums: tuple[jax.Array, ...], n: int) -> Any:
-        """Leaves of float32 [n] from the sums of all rounds; linear in the last."""
+        """Leaves of a vector [n] from the sums of all rounds; linear in the last."""
 
     @abc.abstractmethod
     def settled(

@@ -21,10 +21,11 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.typing import DTypeLike
 
 from pipejax.concatenate import joined
 
-from ._codec import Codec, Linear
+from ._codec import Codec, Linear, Shapes
 from ._sparse import RandomK
 
 
@@ -32,7 +33,8 @@ class ErrorFeedbackState(NamedTuple):
     """What the codec has lost so far, and its own state.
 
     Attributes:
-      residual: e, float32 [n], as the codec's `leaves`.
+      residual: e, [n], as the codec's `leaves`: float32, or float64 where the vectors
+        are float64.
       codec: of the codec inside.
     """
 
@@ -45,6 +47,7 @@ class ErrorFeedback(Linear):
     """See `error_feedback`; linear if the codec inside is."""
 
     codec: Codec
+    dtype: str = "float32"
 
     @property
     def multiple(self) -> int:
@@ -61,9 +64,11 @@ class ErrorFeedback(Linear):
         """As of the codec inside."""
         return self.codec.rounds
 
-    def of(self, shapes: tuple[tuple[int, ...], ...]) -> "ErrorFeedback":
-        """The same for these leaves."""
-        return ErrorFeedback(self.codec.of(shapes))
+    def of(
+        self, shapes: Shapes | None = None, dtype: DTypeLike = jnp.float32
+    ) -> "ErrorFeedback":
+        """The same for these leaves, its residual in the dtype of their sums."""
+        return ErrorFeedback(self.codec.of(shapes, dtype), jnp.dtype(dtype).name)
 
     def leaves(self, x: jax.Array) -> Any:
         """As of the codec inside."""
@@ -71,7 +76,7 @@ class ErrorFeedback(Linear):
 
     def init(self, n: int, seed: jax.Array) -> ErrorFeedbackState:
         """Nothing lost yet."""
-        nothing = self.codec.leaves(jnp.zeros(n))
+        nothing = self.codec.leaves(jnp.zeros(n, self.dtype))
         return ErrorFeedbackState(nothing, self.codec.init(n, seed))
 
     def size(self, n: int) -> int:
@@ -80,13 +85,13 @@ class ErrorFeedback(Linear):
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
         """The payload of what is due, and what that loses."""
-        due = x + joined(state.residual)
+        due = x.astype(self.dtype) + joined(state.residual)
         payload, inner = self.codec.encode(due, state.codec)
         # Of the payload that is sent, decoded as others decode it: XLA would compute
         # both anew here, and round elsewhere.
         payload = lax.optimization_barrier(payload)
         sent = lax.optimization_barrier(self.codec.decode(payload, x.size))
-        lost = self.codec.leaves(due - sent)
+        lost = self.codec.leaves(due - sent.astype(self.dtype))
         return payload, ErrorFeedbackState(lost, inner)
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:

@@ -8,11 +8,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from pipejax.concatenate import joined
 
-from ._bits import from_words, to_words
-from ._codec import Codec, Linear
+from ._all_bits import AllBits
+from ._codec import Codec, Linear, Shapes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -22,10 +23,12 @@ class Passing(Linear):
     Attributes:
       codec: that.
       passes: whether all is sent; else nothing is.
+      sends: the bits of either.
     """
 
     codec: Codec
     passes: bool
+    sends: AllBits = dataclasses.field(default_factory=AllBits)
 
     @property
     def multiple(self) -> int:
@@ -37,26 +40,28 @@ class Passing(Linear):
         """One, where the codec has any."""
         return min(1, self.codec.rounds)
 
-    def of(self, shapes: tuple[tuple[int, ...], ...]) -> "Passing":
-        """The same for these leaves."""
-        return Passing(self.codec.of(shapes), self.passes)
+    def of(
+        self, shapes: Shapes | None = None, dtype: DTypeLike = jnp.float32
+    ) -> "Passing":
+        """The same for these leaves, in the dtype of their sums."""
+        codec, sends = self.codec.of(shapes, dtype), self.sends.of(shapes, dtype)
+        return Passing(codec, self.passes, sends)
 
     def leaves(self, x: jax.Array) -> Any:
         """As of the codec."""
         return self.codec.leaves(x)
 
     def size(self, n: int) -> int:
-        """4 bytes an element."""
-        return 4 * n
+        """4 or 8 bytes an element."""
+        return self.sends.size(n)
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
         """All bits of x, or of zeros."""
-        return to_words(self._sent(x), jnp.uint32), state
+        return self.sends.encode(self._sent(x), state)
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
         """What was sent."""
-        del n
-        return from_words(payload, jnp.float32)
+        return self.sends.decode(payload, n)
 
     def bound(self, x: jax.Array) -> jax.Array:
         """Nothing is lost, or x."""

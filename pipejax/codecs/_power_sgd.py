@@ -20,15 +20,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from pipejax.concatenate import joined
 from pipejax.integers import is_integer
 
 from ._bits import from_words, to_words
-from ._codec import Linear
+from ._codec import Linear, Shapes
 from ._rounding import check_key
-
-Shapes = tuple[tuple[int, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,15 +53,19 @@ class PowerSGD(Linear):
         """Two: P, then Q and all that is no matrix."""
         return 2
 
-    def of(self, shapes: Shapes) -> "PowerSGD":
-        """The same for these leaves."""
-        return dataclasses.replace(self, shapes=tuple(shapes))
+    def of(
+        self, shapes: Shapes | None = None, dtype: DTypeLike = jnp.float32
+    ) -> "PowerSGD":
+        """The same for these leaves; as it is if they are not given."""
+        del dtype
+        return self if shapes is None else dataclasses.replace(self, shapes=shapes)
 
     def init(self, n: int, seed: jax.Array) -> Any:
         """Q of every matrix, at random."""
         self._slices(n)
         length = self.rank * sum(n for _, n in self._matrices())
-        return jax.random.normal(jax.random.fold_in(self.key, seed), (length,))
+        key = jax.random.fold_in(self.key, seed)
+        return jax.random.normal(key, (length,), jnp.float32)
 
     def size(self, n: int) -> int:
         """`4 r (m + n)` bytes a matrix, 4 an element of the rest."""
@@ -80,7 +83,7 @@ class PowerSGD(Linear):
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
         """P made orthonormal, then Q and the rest; as if this were the only device."""
-        leaves = self.leaves(x)
+        leaves = self.leaves(x.astype(jnp.float32))
         first = self.project(leaves, state, ())
         last = self.project(leaves, state, (first,))
         columns = [p.reshape(-1) for p in self._orthonormal(first)]
@@ -98,7 +101,7 @@ class PowerSGD(Linear):
         """The norm of the matrix an element is in; nothing for the rest."""
         bounds = []
         for leaf, shape in zip(self._slices(x.size), self._shapes(), strict=True):
-            norm = jnp.zeros(())
+            norm = jnp.zeros((), x.dtype)
             if self._is_coded(shape):
                 unit, largest = _scaled(x[leaf])
                 norm = jnp.linalg.norm(unit) * (1 + 1e-4) * largest
@@ -123,8 +126,8 @@ class PowerSGD(Linear):
         rest = [x for x in leaves if x.ndim == 1]
         if not sums:
             start = self._cut(state, [n for _, n in self._matrices()])
-            products = [m @ q for m, q in zip(matrices, start, strict=True)]
-            return _flat(products)
+            pairs = zip(matrices, start, strict=True)
+            return _flat([m @ q.astype(m.dtype) for m, q in pairs])
         columns = self._orthonormal(sums[0])
         # Not `m.T @ p`, which XLA:CPU does far slower for one column.
         products = [(p.T @ m).T for m, p in zip(matrices, columns, strict=True)]
@@ -141,7 +144,8 @@ class PowerSGD(Linear):
         """Q, to start from; of a column that came to nothing, as it was before."""
         del leaves, own
         sides = [n for _, n in self._matrices()]
-        new, old = self._cut(sums[1][: state.size], sides), self._cut(state, sides)
+        last = sums[1][: state.size].astype(state.dtype)
+        new, old = self._cut(last, sides), self._cut(state, sides)
         return _flat([_restarted(n, o) for n, o in zip(new, old, strict=True)])
 
     def _product(self, columns: list[jax.Array], last: jax.Array, n: int) -> Any:
@@ -262,4 +266,6 @@ def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _flat(pieces: list[jax.Array]) -> jax.Array:
-    return jnp.concatenate([jnp.zeros(0), *(piece.reshape(-1) for piece in pieces)])
+    """One after another; of no pieces, an empty vector."""
+    vectors = [piece.reshape(-1) for piece in pieces]
+    return jnp.concatenate(vectors) if vectors else jnp.zeros(0, jnp.float32)

@@ -31,6 +31,7 @@ class Quantize(Rounding):
 
     def rounded(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
         """Codes, then minimum and level."""
+        x = x.astype(jnp.float32)
         low, level = self._levels(x)
         # Halves, for the distance of two finite numbers may be infinite.
         above = (x / 2 - low / 2) * jnp.where(level > 0, 2 / level, 0.0)

@@ -73,7 +73,7 @@ class Stochastic(Codec):
         """Rounds up or down at random, in proportion to how near either level is."""
         impl = jax.random.key_impl(self.key)
         key, now = jax.random.split(jax.random.wrap_key_data(state, impl=impl))
-        noise = jax.random.uniform(now, x.shape)
+        noise = jax.random.uniform(now, x.shape, jnp.float32)
         return self.codec.rounded(x, noise), jax.random.key_data(key)
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:

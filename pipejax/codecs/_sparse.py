@@ -32,6 +32,7 @@ class TopK(Codec):
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
         """Places, then values."""
+        x = x.astype(jnp.float32)
         # NaN among the largest. Of floats, for XLA:CPU sorts all of any other numbers.
         magnitude = jnp.where(jnp.isnan(x), jnp.inf, jnp.abs(x))
         _, places = lax.top_k(magnitude, count(self.k, x.size))
@@ -84,7 +85,8 @@ class RandomK(Linear):
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
         """The seed of the places, then values."""
         seed = self._seed(state)
-        values = to_words(self.project(x, state, ()), jnp.uint32)
+        drawn = self.project(x.astype(jnp.float32), state, ())
+        values = to_words(drawn, jnp.uint32)
         return jnp.concatenate([seed[None], values]), self._next(state)
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
@@ -129,8 +131,9 @@ class RandomK(Linear):
     def _placed(self, seed: jax.Array, values: jax.Array, n: int) -> jax.Array:
         k = values.size
         strata = -(-n // k)
-        zeros = jnp.zeros((k, strata), jnp.float32)
-        rows = zeros.at[jnp.arange(k), _drawn(seed, k, strata)].set(values)
+        zeros = jnp.zeros((k, strata), values.dtype)
+        each = jnp.arange(k, dtype=jnp.int32)
+        rows = zeros.at[each, _drawn(seed, k, strata)].set(values)
         return rows.reshape(-1)[:n]
 
     def _keys(self, state: Any) -> jax.Array:
@@ -138,7 +141,7 @@ class RandomK(Linear):
         return jax.random.split(jax.random.wrap_key_data(state, impl=impl))
 
     def _seed(self, state: Any) -> jax.Array:
-        return jax.random.bits(self._keys(state)[1])
+        return jax.random.bits(self._keys(state)[1], dtype=jnp.uint32)
 
     def _next(self, state: Any) -> Any:
         return jax.random.key_data(self._keys(state)[0])
@@ -208,4 +211,4 @@ def check_k(k: int | float) -> int | float:
 
 def _drawn(seed: jax.Array, k: int, strata: int) -> jax.Array:
     """Which element of each of k parts."""
-    return jax.random.randint(jax.random.key(seed), (k,), 0, strata)
+    return jax.random.randint(jax.random.key(seed), (k,), 0, strata, jnp.int32)

@@ -7,7 +7,8 @@ from typing import Any
 
 from jax import lax
 
-from pipejax.codecs import Codec, cast
+from pipejax.codecs import Codec
+from pipejax.codecs._all_bits import AllBits
 from pipejax.mesh import AxisName, axes
 
 from ._stages import Layout, Stages, States
@@ -68,7 +69,7 @@ def check_codec(codec: Any) -> Codec:
       ValueError: for what is no codec.
     """
     if codec is None:
-        return cast("float32")
+        return AllBits()
     if not isinstance(codec, Codec):
         raise ValueError(
             "`codec` must be a codec such as pj.codecs.int8(), or None to send all"

@@ -48,7 +48,8 @@ class Hierarchical(AllReduce):
             )
         layout = layout._replace(drawing=axis_name)
         cut = Cut.of(layout, devices, self.inner.codec.multiple)
-        piece = Layout(cut.coded, jnp.float32, cut.exact, drawing=axis_name)
+        dtype = layout.working_dtype
+        piece = Layout(cut.coded, dtype, cut.exact, drawing=axis_name)
         return (
             local(cut.rows)
             + renamed(self.inner.reduce_scatter(cut, inside), "inner ")

@@ -16,7 +16,7 @@ from ._all_reduce import AllReduce, axis_size, check_codec
 from ._permute import hand_over, permute
 from ._sites import Cut, Parts, Site
 from ._stages import Layout, Local, Stages, States, local
-from ._tree import first, from_root, whole
+from ._tree import first, from_root
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class ParameterServer(AllReduce):
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
         """p-1 messages to the server, p-1 from it."""
         p = axis_size(axis_name)
-        codec = whole(self.codec, layout)
+        codec = self.codec.of(layout.shapes)
         cut = Cut.of(layout, 1, codec.multiple)
         worker = cut.site("worker", codec, axis_name)
         server = cut.site("server", codec, axis_name)

@@ -16,7 +16,6 @@ from pipejax.mesh import AxisName
 from ._all_reduce import AllReduce, axis_size, check_codec
 from ._sites import check_kept
 from ._stages import Layout, Local, Sent, Stages, States, local
-from ._tree import whole
 from ._wire import Transfer
 
 
@@ -31,7 +30,8 @@ class Psum(AllReduce):
         if self.codec is None:
             size = (layout.coded + layout.exact) * jnp.dtype(layout.dtype).itemsize
             return Stages((_psum(axis_name, size),))
-        return _rounds(cast(Linear, whole(self.codec, layout)), layout, axis_name)
+        codec = self.codec.of(layout.shapes, layout.working_dtype)
+        return _rounds(cast(Linear, codec), layout, axis_name)
 
     def init(self, layout: Layout, axis_name: AxisName) -> States:
         """As of every algorithm; without a codec, outside `shard_map` too."""
@@ -40,7 +40,7 @@ class Psum(AllReduce):
 
 def _rounds(codec: Linear, layout: Layout, axis_name: AxisName) -> Stages:
     """The rounds of a linear codec; the value is what is sent, and all that is kept."""
-    n = layout.coded
+    n, dtype = layout.coded, layout.working_dtype
 
     def init() -> States:
         # The same on all devices: what they send is added up unread.
@@ -48,14 +48,14 @@ def _rounds(codec: Linear, layout: Layout, axis_name: AxisName) -> Stages:
         return {"psum": codec.init(n, seed)}
 
     def begin(vector: jax.Array) -> Any:
-        vector = vector.astype(jnp.float32)
+        vector = vector.astype(dtype)
         return codec.leaves(vector[:n]), vector[n:], ()
 
     def project(round: int) -> Local:
         def run(value: Any, states: States) -> tuple[Any, States]:
             leaves, exact, sums = value
             check_kept("psum", states.get("psum", ()), functools.partial(codec.init, n))
-            own = codec.project(leaves, states["psum"], sums)
+            own = codec.project(leaves, states["psum"], sums).astype(dtype)
             last = round == codec.rounds - 1
             sent = jnp.concatenate([own, exact]) if last and layout.exact else own
             return (sent, (leaves, exact, sums, own)), states
@@ -81,7 +81,7 @@ def _rounds(codec: Linear, layout: Layout, axis_name: AxisName) -> Stages:
     for round, size in enumerate(codec.round_sizes(n)):
         if round == codec.rounds - 1:
             size += layout.exact
-        sent = Sent(send, Transfer("all-reduce", p, 4 * size))
+        sent = Sent(send, Transfer("all-reduce", p, dtype.itemsize * size))
         total += Stages((project(round), sent))
         if round < codec.rounds - 1:
             total += local(lambda value: value[:3])
@@ -100,7 +100,8 @@ def psum(codec: Codec | None = None) -> Psum:
 
     Args:
       codec: `None`, or a linear one, `power_sgd` or `random_k`, with feedback or
-        without: what it makes of every device's vector is added up unread, in float32.
+        without: what it makes of every device's vector is added up unread, in float32,
+        or float64 where the vector is.
 
     Raises:
       ValueError: for a codec whose payloads cannot be added.

@@ -35,11 +35,12 @@ def owed(
       states: each device's own.
 
     Returns:
-      float32 [coded], the same on all devices.
+      [coded] in the layout's `working_dtype`, the same on all devices.
     """
     stages = _passing(all_reduce, layout, axis_name, passes=True)
     # Each device's own: of what all share, vmap exchanges nothing, or the wrong thing.
-    zeros = jnp.full(layout.coded, 0.0 * lax.axis_index(axis_name))
+    zero = (0 * lax.axis_index(axis_name)).astype(layout.working_dtype)
+    zeros = jnp.full(layout.coded, zero)
     total, _ = run(stages, zeros, stages.init() | _residuals(states))
     return total
 
@@ -58,7 +59,7 @@ def owing(
       layout: of the vectors it sums.
       axis_name: over which axes.
       states: this device's own, whose keys and warm starts stay.
-      vector: float32 [coded].
+      vector: [coded], in the layout's `working_dtype`.
     """
     stages = _passing(all_reduce, layout, axis_name, passes=False)
     _, kept = run(stages, vector, stages.init())
@@ -72,7 +73,7 @@ def owing(
 def _passing(
     all_reduce: AllReduce, layout: Layout, axis_name: AxisName, *, passes: bool
 ) -> Stages:
-    """The algorithm in float32, its codecs under feedback sending all or nothing."""
+    """The algorithm, its codecs under feedback sending all or nothing."""
 
     def change(part: Any) -> Any:
         if isinstance(part, ErrorFeedback):
@@ -85,8 +86,8 @@ def _passing(
             return dataclasses.replace(part, **parts)
         return part
 
-    float32 = layout._replace(dtype=jnp.float32, exact=0)
-    return change(all_reduce)(float32, axis_name)
+    layout = layout._replace(dtype=layout.working_dtype, exact=0)
+    return change(all_reduce)(layout, axis_name)
 
 
 def _residuals(states: States) -> States:

@@ -58,7 +58,8 @@ class Ring(ScatterGather):
         def read(value: Any) -> Parts:
             seen, payload = value
             # The j-th that came is the piece of the j-th device before this one.
-            before = (lax.axis_index(axis_name) - jnp.arange(p)) % p
+            ago = jnp.arange(p, dtype=jnp.int32)
+            before = (lax.axis_index(axis_name) - ago) % p
             return site.decode(jnp.stack([*seen, payload])[before])
 
         hop = local(keep) + Stages((_hop(site, axis_name),))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from pipejax.codecs import Codec
@@ -21,7 +22,7 @@ from ._stages import Layout, States
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """A vector or a piece of one, as float32.
+    """A vector or a piece of one, in its layout's `working_dtype`.
 
     Attributes:
       coded: [..., h], what may be compressed.
@@ -77,7 +78,8 @@ class Cut(NamedTuple):
         """A place at which pieces are encoded, or so many rows of them at once."""
         return Site(
             name=name,
-            codec=codec,
+            codec=codec.of(dtype=self.layout.working_dtype),
+            dtype=self.layout.working_dtype,
             coded=self.coded,
             exact=self.exact,
             axis_name=axis_name,
@@ -86,7 +88,8 @@ class Cut(NamedTuple):
         )
 
     def _padded(self, x: jax.Array, length: int) -> jax.Array:
-        x = jnp.pad(x.astype(jnp.float32), (0, self.pieces * length - x.size))
+        x = x.astype(self.layout.working_dtype)
+        x = jnp.pad(x, (0, self.pieces * length - x.size))
         return x.reshape(self.pieces, length)
 
 
@@ -96,6 +99,7 @@ class Site(NamedTuple):
     Attributes:
       name: of its state.
       codec: for the coded part.
+      dtype: in which vectors are summed.
       coded: h, elements that it codes.
       exact: t, elements beside them.
       axis_name: of those that exchange.
@@ -105,6 +109,7 @@ class Site(NamedTuple):
 
     name: str
     codec: Codec
+    dtype: np.dtype
     coded: int
     exact: int
     axis_name: AxisName
@@ -114,7 +119,8 @@ class Site(NamedTuple):
     @property
     def bytes(self) -> int:
         """Of one payload; for several, of all."""
-        return (self.rows or 1) * (self.codec.size(self.coded) + 4 * self.exact)
+        exact = self.dtype.itemsize * self.exact
+        return (self.rows or 1) * (self.codec.size(self.coded) + exact)
 
     def init(self) -> States:
         """Its state by its name, or nothing if it has none."""
@@ -171,10 +177,10 @@ class Site(NamedTuple):
 
     def _decode(self, payload: jax.Array) -> Parts:
         split = self.codec.size(self.coded) // payload.dtype.itemsize
-        coded = self.codec.decode(payload[:split], self.coded)
+        coded = self.codec.decode(payload[:split], self.coded).astype(self.dtype)
         if not self.exact:
-            return Parts(coded, jnp.zeros(0))
-        return Parts(coded, from_words(payload[split:], jnp.float32))
+            return Parts(coded, jnp.zeros(0, self.dtype))
+        return Parts(coded, from_words(payload[split:], self.dtype))
 
 
 def check_kept(name: str, state: Any, init: Callable[[jax.Array], Any]) -> None:

@@ -18,7 +18,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
+from pipejax.codecs._codec import working_dtype
 from pipejax.mesh import AxisName
 
 from ._wire import Transfer
@@ -34,7 +36,7 @@ class Layout(NamedTuple):
     Attributes:
       coded: elements that may be compressed, at the front.
       dtype: of all.
-      exact: elements after them that travel as float32.
+      exact: elements after them that travel as they are summed, in `working_dtype`.
       shapes: of the leaves that the coded ones are; `None` for a piece of them.
       drawing: axes whose devices draw random numbers of their own; `None` for those
         that are summed over.
@@ -45,6 +47,11 @@ class Layout(NamedTuple):
     exact: int = 0
     shapes: tuple[tuple[int, ...], ...] | None = None
     drawing: AxisName | None = None
+
+    @property
+    def working_dtype(self) -> np.dtype:
+        """In what the vectors are summed: float32, or float64 if that is theirs."""
+        return working_dtype(self.dtype)
 
 
 class Local(NamedTuple):

@@ -30,7 +30,7 @@ class Tree(AllReduce):
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
         """Up, then down."""
-        codec = whole(self.codec, layout)
+        codec = self.codec.of(layout.shapes)
         cut = Cut.of(layout, 1, codec.multiple)
         up = cut.site("up", codec, axis_name)
         down = cut.site("down", codec, axis_name)
@@ -43,11 +43,6 @@ class Tree(AllReduce):
             pairs = _neighbours(axis_name, distance)
             total += hand_over(axis_name, pairs, down.bytes)
         return total + local(lambda payload: cut.joined(down.decode(payload[None])))
-
-
-def whole(codec: Codec, layout: Layout) -> Codec:
-    """The codec for the vector's leaves, where it is not cut."""
-    return codec if layout.shapes is None else codec.of(layout.shapes)
 
 
 def first(rows: Parts) -> Parts:

@@ -3,7 +3,8 @@
 Device i's vector is cut into p pieces:
 
 1. encode each piece, all_to_all: device j has everybody's piece j
-2. decode, sum in float32, encode, all_gather: everybody has every sum, decoded alike
+2. decode, sum in float32 (float64 for float64 vectors), encode, all_gather: everybody
+   has every sum, decoded alike
 
 Two rounding errors whatever p is; a ring that compresses at every hop has p.
 """

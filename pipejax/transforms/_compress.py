@@ -8,6 +8,7 @@ import optax
 
 from pipejax import buckets, codecs
 from pipejax.codecs import Codec
+from pipejax.codecs._codec import working_dtype
 from pipejax.collectives._all_reduce import check_codec
 
 
@@ -64,7 +65,7 @@ def compress(codec: Codec) -> optax.GradientTransformation:
         del params
         flat, states = buckets.flatten(updates), dict(state.codec_states)
         for name, own, n in _vectors(codec, updates):
-            vector = flat[name].astype(jnp.float32)
+            vector = flat[name].astype(working_dtype(name))
             padded = jnp.pad(vector, (0, n - vector.size))
             payload, after = own.encode(padded, states[name])
             decoded = own.decode(payload, n)
@@ -97,7 +98,7 @@ def _vectors(codec: Codec, tree: Any) -> list[tuple[str, Codec, int]]:
     shapes = buckets.shapes(tree)
     vectors = []
     for name, n in buckets.sizes(tree).items():
-        own = codec.of(shapes[name])
+        own = codec.of(shapes[name], working_dtype(name))
         if n:
             vectors.append((name, own, -(-n // own.multiple) * own.multiple))
     return vectors

@@ -107,10 +107,14 @@ class Programs(NamedTuple):
     bound: Callable[[jax.Array], jax.Array]
 
 
+# Dtypes of vectors: float64 too under `JAX_ENABLE_X64=1`, as in a part of `make soak`.
+DTYPES = ["float32", "float64"] if jax.config.jax_enable_x64 else ["float32"]
+
+
 @functools.cache
-def compiled(name: str, n: int) -> Programs:
+def compiled(name: str, n: int, dtype: str = "float32") -> Programs:
     """Of one vector; a state is of a seed."""
-    codec = CODECS[name]
+    codec = CODECS[name].of(dtype=dtype)
     return Programs(
         jax.jit(lambda seed: codec.init(n, jnp.uint32(seed))),
         jax.jit(codec.encode),
@@ -128,9 +132,12 @@ seeds = st.integers(0, 2**32 - 1)
 exponents = st.floats(-30, 30)
 
 
-def normal(n: int, seed: int = 0) -> np.ndarray:
-    """Float32 [n]."""
-    return np.random.default_rng(seed).normal(size=n).astype(np.float32)
+dtypes = st.sampled_from(DTYPES)
+
+
+def normal(n: int, seed: int = 0, dtype: str = "float32") -> np.ndarray:
+    """A vector [n]."""
+    return np.random.default_rng(seed).normal(size=n).astype(dtype)
 
 
 # Families of vectors, of order 1 where that can be chosen: f(rng, n).
@@ -158,21 +165,21 @@ ROWS = len(FAMILIES)
 
 
 @functools.cache
-def programs(name: str, n: int) -> Programs:
+def programs(name: str, n: int, dtype: str = "float32") -> Programs:
     """Of a matrix [ROWS, n], row by row; with the states themselves."""
-    one = compiled(name, n)
+    one = compiled(name, n, dtype)
     functions = [jax.jit(jax.vmap(function)) for function in one[1:]]
     return Programs(jax.vmap(one.state)(jnp.arange(ROWS)), *functions)
 
 
-def vectors(n: int, exponent: float, seed: int) -> np.ndarray:
-    """One row of each family, float32 [families, n], times `10^exponent`."""
+def vectors(n: int, exponent: float, seed: int, dtype: str = "float32") -> np.ndarray:
+    """One row of each family, [families, n], times `10^exponent`."""
     rng = np.random.default_rng(seed)
     rows = [
         make(rng, n) * (1.0 if family in FIXED else 10.0**exponent)
         for family, make in FAMILIES.items()
     ]
-    return np.clip(rows, -MAX, MAX).astype(np.float32)
+    return np.clip(rows, -MAX, MAX).astype(dtype)
 
 
 def due(x: jax.Array, state: Any) -> np.ndarray:

@@ -141,7 +141,7 @@ def test_power_sgd_without_shapes(wrap, use):
     codec = wrap(c.power_sgd(1, KEY))
     state = jnp.zeros(1)
     if wrap is c.error_feedback:
-        state = c.ErrorFeedbackState(jnp.zeros(N), state)
+        state = c.ErrorFeedbackState(jnp.zeros(N, jnp.float32), state)
     calls = uses(codec, N) | {"encode": lambda: codec.encode(jnp.zeros(N), state)}
     with rejects("`power_sgd` must know the shapes of the leaves, got none. Choose an"):
         calls[use]()

@@ -16,6 +16,7 @@ from .conformance import (
     VARIANTS,
     N,
     compiled,
+    dtypes,
     due,
     exponents,
     normal,
@@ -26,12 +27,12 @@ from .conformance import (
 )
 
 
-def half_ulp(x):
-    """Half the distance of float32 numbers at x."""
-    return np.spacing(np.abs(x).astype(np.float32)).astype(np.float64) / 2
+def half_ulp(x, dtype="float32"):
+    """Half the distance of numbers of this dtype at x."""
+    return np.spacing(np.abs(x).astype(dtype)).astype(np.float64) / 2
 
 
-# Those of which `e' = due - Delta` is a float32, so that nothing is rounded:
+# Those of which `e' = due - Delta` has the dtype of due, so that nothing is rounded:
 # - top_k, random_k: Delta is due, or 0;
 # - truncate: Delta is due without its lower bits, and e' is these;
 # - levels and floats of fewer bits: Delta is 0, or at least half of due and at most
@@ -43,12 +44,12 @@ EXACT = {"bf16", "truncate", "int4", "fp8", "top_k", "random_k"}
 
 
 @pytest.mark.parametrize("name", each(FEEDBACK, full=VARIANTS))
-@hypothesis.given(exponent=exponents, seed=seeds)
-def test_feedback_conserves(name, exponent, seed):
+@hypothesis.given(exponent=exponents, seed=seeds, dtype=dtypes)
+def test_feedback_conserves(name, exponent, seed, dtype):
     """Operation by operation, for XLA rounds products in sums once, not twice."""
-    codec, state = CODECS[name], programs(name, N).state
+    codec, state = CODECS[name].of(dtype=dtype), programs(name, N, dtype).state
     for step in range(2):
-        x = vectors(N, exponent, seed + step)
+        x = vectors(N, exponent, seed + step, dtype)
         wanted = due(x, state)
         payload, state = jax.vmap(codec.encode)(x, state)
         sent = np.asarray(jax.vmap(lambda p: codec.decode(p, N))(payload))
@@ -56,10 +57,10 @@ def test_feedback_conserves(name, exponent, seed):
         kept = kept.all(axis=1)
         lost = wanted[kept].astype(np.float64) - sent[kept]
         error = np.abs(residual(state, x)[kept] - lost)
-        # The difference of two float32 numbers, rounded once: half a unit in the last
-        # place of it, which is at most |due| + |Delta|.
+        # The difference of two numbers, rounded once: half a unit in the last place of
+        # it, which is at most |due| + |Delta|.
         exact = name.removeprefix("feedback ") in EXACT
-        allowed = TINY if exact else half_ulp(lost) + TINY
+        allowed = TINY if exact else half_ulp(lost, dtype) + TINY
         assert (error <= allowed).all()
 
 

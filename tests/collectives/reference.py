@@ -2,7 +2,7 @@
 
 `send(place, device, block, row)` is what arrives of a block that a device has encoded
 at this place of the algorithm, as the row-th of several: `decode(encode(block))`. Sums
-are in float32, in rank order.
+are in the blocks' dtype, float32 or float64, in rank order.
 """
 
 import functools
@@ -169,7 +169,7 @@ class Coded:
         payload, new = encode(np.pad(block, (0, n - len(block))), one)
         if jax.tree.leaves(new):
             states[place] = new if row is None else put(whole, row, new)
-        return np.asarray(decode(payload, n))[: len(block)]
+        return np.asarray(decode(payload, n))[: len(block)].astype(block.dtype)
 
     def project(self, device, block, sums):
         leaves = self.codec.leaves(block)

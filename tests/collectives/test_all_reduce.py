@@ -10,9 +10,22 @@ from jax.sharding import PartitionSpec as P
 from pipejax import collectives
 from pipejax.mesh import on_mesh
 
+from ..codecs.conformance import DTYPES
 from ..grid import grid
 from ..helpers import assert_bits_equal
-from .cases import ALGORITHMS, GRID, QUICK, RANDOM, case, every, expected, program, run
+from .cases import (
+    ALGORITHMS,
+    FLOAT64,
+    GRID,
+    QUICK,
+    RANDOM,
+    case,
+    every,
+    expected,
+    in_dtype,
+    program,
+    run,
+)
 
 DEVICES = [1, 2, 3, 4, 5, 7, 8]
 LENGTHS = [(1, 0), (255, 0), (1000, 0), (997, 3), (0, 4)]
@@ -142,6 +155,8 @@ FAMILIES = {
 )
 def test_equals_its_twin_on_anything(cases, data, families, seed):
     """Devices with values of different kinds, a few vectors after one another."""
+    if "float64" in DTYPES:
+        cases = cases + [x for x in FLOAT64 if in_dtype(x, "float32") in cases]
     each = data.draw(st.sampled_from(cases))
     rng, states = np.random.default_rng(seed), None
     for _ in range(2):
@@ -150,4 +165,4 @@ def test_equals_its_twin_on_anything(cases, data, families, seed):
             FAMILIES[families[i % len(families)]](rng, shape[1:])
             for i in range(each.devices)
         ]
-        _, states = check(each, np.stack(rows).astype(np.float32), states)
+        _, states = check(each, np.stack(rows).astype(each.layout.dtype), states)

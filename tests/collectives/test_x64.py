@@ -1,0 +1,152 @@
+"""With x64 on: float32 as without it, float64 summed in float64 by every algorithm."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pipejax as pj
+from pipejax import codecs, collectives
+
+from ..grid import grid
+from ..helpers import assert_bits_equal, x64
+from .cases import ALGORITHMS, FLOAT64, KEY, case, every, program, run
+from .test_all_reduce import check
+from .test_feedback import pieces
+
+
+@every(FLOAT64)
+def test_float64_equals_its_twin(each):
+    """Bit by bit, with what the codecs keep; and as many bytes as the stages say."""
+    with x64():
+        _, states = check(each, each.vectors(0))
+        check(each, each.vectors(1), states)
+        found = pj.overlap.inspect(program(each).step).collectives
+    sent = [(c.kind, c.bytes) for c in found]
+    said = [(t.kind, t.bytes) for t in program(each).transfers]
+    assert collections.Counter(sent) == collections.Counter(said)
+
+
+@grid(1, algorithm=ALGORITHMS, devices=[3, 4, 6])
+def test_float64_without_a_codec_loses_nothing(algorithm, devices):
+    """Sums of integers up to 2^53, of which float32 has 24 bits."""
+    if algorithm == "hierarchical" and devices == 3:
+        devices = 2
+    each = case(algorithm, None, devices, 100, exact=3, dtype="float64")
+    shape = each.vectors().shape
+    numbers = np.random.default_rng(0).integers(-(2**50), 2**50, shape)
+    with x64():
+        sums, _ = run(each, numbers.astype(np.float64))
+    total = numbers.sum(axis=0).astype(np.float64)
+    np.testing.assert_array_equal(sums, np.tile(total, (devices, 1)), strict=True)
+
+
+feedback = codecs.error_feedback
+IN_STEPS = {
+    "two_shot int8": collectives.two_shot(feedback(codecs.int8(8))),
+    "two_shot top_k": collectives.two_shot(feedback(codecs.top_k(0.2))),
+    "ring int4": collectives.ring(feedback(codecs.int4(8))),
+    "ring sign": collectives.ring(feedback(codecs.sign(8))),
+    "halving_doubling fp8": collectives.halving_doubling(feedback(codecs.fp8(block=8))),
+    "tree quantize": collectives.tree(feedback(codecs.quantize())),
+    "tree truncate": collectives.tree(feedback(codecs.truncate())),
+    "parameter_server stochastic": collectives.parameter_server(
+        feedback(codecs.stochastic(codecs.int4(8), KEY))
+    ),
+    "two_shot random_k": collectives.two_shot(
+        feedback(codecs.random_k(0.2, KEY, scaled=False))
+    ),
+    "psum power_sgd": collectives.psum(feedback(codecs.power_sgd(1, KEY))),
+}
+DEVICES, RATE, STEPS = 4, 0.125, 5
+SHAPE = (8, 12)
+
+
+def trained(name, width, dtype, loss_fn, batch, steps=STEPS, rate=RATE):
+    """Parameters after each step and after the drain, and the last state."""
+    train = pj.make_train_step(
+        loss_fn,
+        optax.sgd(rate),
+        mesh=pj.data_mesh(DEVICES),
+        width=width,
+        all_reduce=IN_STEPS[name],
+        executor="fused",
+    )
+    state, history = train.init({"w": jnp.zeros(SHAPE, dtype)}), []
+    for _ in range(steps):
+        state, _ = train.step(state, batch)
+        history.append(np.asarray(state.params["w"]))
+    state = train.drain(state)
+    return [*history, np.asarray(state.params["w"])], state
+
+
+def regression(params, batch):
+    """Half the mean of squares; its optimum fits every row."""
+    error = batch["x"] @ params["w"] - batch["y"]
+    return (error * error).sum() / (2 * error.shape[0])
+
+
+def rows(dtype, count=32):
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(count, SHAPE[0])), rng.normal(size=SHAPE)
+    return {"x": x.astype(dtype), "y": (x @ w).astype(dtype)}, w
+
+
+@grid(1, name=IN_STEPS, width=[1, 2])
+def test_steps_of_float32_have_the_same_bits(name, width):
+    batch, _ = rows("float32")
+    wanted, _ = trained(name, width, "float32", regression, batch)
+    with jax.enable_x64(True):
+        got, _ = trained(name, width, "float32", regression, batch)
+    assert_bits_equal(got, wanted)
+
+
+def linear(params, batch):
+    """Its gradient is the mean of `batch`, whatever the parameters are."""
+    return (params["w"] * batch.mean(axis=0)).sum()
+
+
+@grid(1, name=IN_STEPS, width=[1, 2])
+def test_steps_of_float64_conserve(name, width):
+    """`w[T] = w[0] - eta/p (T sum_i g_i - sum e)`, e all that is yet to be sent.
+
+    Each step rounds what it adds up a few times, in float64: to 2^-53 of at most the
+    gradients and residuals so far.
+    """
+    batch = np.random.default_rng(1).normal(size=(DEVICES, *SHAPE))
+    with jax.enable_x64(True):
+        history, state = trained(name, width, "float64", linear, batch)
+    left = owed(name, state.in_flight.codec_states["float64"])
+    total = STEPS * batch.sum(axis=0).reshape(-1)
+    wanted = -RATE / DEVICES * (total - left).reshape(SHAPE)
+    assert history[-1].dtype == np.float64
+    assert np.abs(left).max() > 0
+    np.testing.assert_allclose(history[-1], wanted, rtol=0, atol=STEPS * 64 * 2.0**-53)
+
+
+def owed(name, states):
+    """The sum over devices and places of what they have yet to send, as one vector."""
+    n, algorithm = SHAPE[0] * SHAPE[1], name.split()[0]
+    cuts = 1 if algorithm in ("psum", "tree", "parameter_server") else DEVICES
+    total = np.zeros(n)
+    for place, state in states.items():
+        (residual,) = jax.tree.leaves(state.residual)
+        assert residual.dtype == np.float64
+        for device, own in enumerate(np.asarray(residual).reshape(DEVICES, -1)):
+            parts = list(pieces(place, device)(cuts))
+            whole = np.zeros((cuts, own.size // len(parts)))
+            whole[parts] = own.reshape(len(parts), -1)
+            total += whole.reshape(-1)[:n]
+    return total
+
+
+@grid(1, name=["two_shot int8", "two_shot top_k", "ring sign"], width=[1, 2])
+def test_steps_of_float64_converge(name, width):
+    """Further than float32 could: all rows fit at the optimum, which is of order 1."""
+    batch, optimum = rows("float64")
+    with jax.enable_x64(True):
+        history, _ = trained(name, width, "float64", regression, batch, 1500, 0.1)
+    print(name, width, [float(np.abs(h - optimum).max()) for h in history[::150]])
