@@ -138,8 +138,8 @@ def _check_same_everywhere(step: int, extras: dict[str, Any]) -> None:
     others = np.flatnonzero((found != found[0]).any(axis=1)).tolist()
     if others:
         raise ValueError(
-            f"`extras` and `state.step` must be the same on all processes, got others"
-            f" on {others} than on process 0, whose are written; here step {step} with"
-            f" {reprlib.repr(extras)}. Save what holds for the job, such as how many global batches are"
-            " gone."
+            "`extras` and `state.step` must be the same on all processes, for process 0"
+            f" writes its own; got others on processes {others}. Here they are step"
+            f" {step} and {reprlib.repr(extras)}. Save what holds for the whole job,"
+            " such as the number of global batches that are gone."
         )
