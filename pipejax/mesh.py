@@ -4,7 +4,8 @@
 where a sharded one is named. Every program of pipejax runs on Auto axes.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -84,6 +85,16 @@ def _by_host(devices: list[Any], hosts: int | None) -> tuple[int, int]:
             " Choose `num_devices` a multiple of it."
         )
     return hosts, len(devices) // hosts
+
+
+@contextlib.contextmanager
+def without_mesh() -> Iterator[None]:
+    """Runs outside of the mesh that the caller has set by `jax.set_mesh`.
+
+    What is computed on an array of another mesh is an error there.
+    """
+    with jax.set_mesh(Mesh(np.empty((), object), ())):
+        yield
 
 
 def with_auto_axes(mesh: Mesh) -> Mesh:

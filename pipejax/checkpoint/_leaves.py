@@ -6,6 +6,8 @@
   eight bits as int8. Shape and dtype are kept beside them, so that nothing is mistaken
   for something else that is written alike.
 - A leaf of size 0 is not written: shape and dtype are all there is to know.
+- A weak type, that of `jnp.asarray(1.0)`, is kept beside the leaf: its product with a
+  bfloat16 array is bfloat16, where that of float32 would be float32.
 """
 
 from typing import Any
@@ -61,6 +63,23 @@ def decoded(array: jax.Array, like: Any) -> jax.Array:
     if _is_key(like):
         return jax.random.wrap_key_data(array, impl=_implementation(like))
     return array.astype(like.dtype) if _is_narrow(like) else array
+
+
+def is_weak(leaf: Any) -> bool:
+    """Returns whether the leaf takes the dtype of what it is combined with."""
+    return getattr(leaf, "weak_type", False)
+
+
+def weakened(leaf: jax.Array) -> jax.Array:
+    """Returns the same bits as a weak type.
+
+    An array that is written into keeps its own type: here that of a Python scalar.
+    """
+
+    def written(leaf: jax.Array) -> jax.Array:
+        return jnp.full(leaf.shape, leaf.dtype.type(0).item()).at[...].set(leaf)
+
+    return jax.jit(written, out_shardings=leaf.sharding)(leaf)
 
 
 def empty(shape: jax.ShapeDtypeStruct) -> jax.Array:

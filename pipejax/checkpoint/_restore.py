@@ -11,10 +11,11 @@ import orbax.checkpoint as ocp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from pipejax.mesh import without_mesh
 from pipejax.reshard import Spread, reshard, shapes_on
 from pipejax.train_step import PipelineState, TrainStep
 
-from ._leaves import Form, decoded, empty, encoded, form, named
+from ._leaves import Form, decoded, empty, encoded, form, named, weakened
 from ._manager import steps
 
 _log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class Restored(NamedTuple):
     drained: bool
 
 
+@without_mesh()
 def restore(
     manager: ocp.CheckpointManager,
     train: TrainStep,
@@ -76,7 +78,7 @@ def restore(
         ),
     )
     arrays = {k: saved["state"][k] if v.size else empty(v) for k, v in shapes.items()}
-    state = _rebuilt(arrays, target, meta["calls"])
+    state = _rebuilt(arrays, target, meta)
     if not same:
         state = reshard(train, state, before)
         if before.kept is not None:
@@ -201,10 +203,11 @@ def _shapes(
 
 
 def _rebuilt(
-    arrays: dict[str, jax.Array], target: PipelineState, calls: int | None
+    arrays: dict[str, jax.Array], target: PipelineState, meta: dict[str, Any]
 ) -> PipelineState:
     """Returns the state of the form `target` whose leaves were encoded as `arrays`."""
-    shapes = target._replace(calls=None)
-    leaves = [decoded(arrays[name], leaf) for name, leaf in named(shapes).items()]
-    state = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+    shapes, calls = target._replace(calls=None), meta["calls"]
+    leaves = {name: decoded(arrays[name], leaf) for name, leaf in named(shapes).items()}
+    leaves |= {name: weakened(leaves[name]) for name in meta["weak"]}
+    state = jax.tree.unflatten(jax.tree.structure(shapes), leaves.values())
     return state._replace(calls=None if calls is None else np.int32(calls))

@@ -10,15 +10,17 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
+from pipejax.mesh import without_mesh
 from pipejax.pipeline import width_of
 from pipejax.reshard import Spread
 from pipejax.train_step import PipelineState
 
 from ._json_values import json_copy
-from ._leaves import encoded, form, named
+from ._leaves import encoded, form, is_weak, named
 from ._manager import steps
 
 
+@without_mesh()
 def save(
     manager: ocp.CheckpointManager,
     state: PipelineState,
@@ -50,17 +52,15 @@ def save(
     step = int(jax.device_get(state.step))
     _check_same_everywhere(step, extras)
     _check_later(manager, step)
+    leaves = named(state._replace(calls=None))
     meta = {
         "width": width_of(state.in_flight),
         "spread": Spread.of(state)._asdict(),
         "calls": None if state.calls is None else int(state.calls),
         "leaves": {name: form(leaf) for name, leaf in named(state).items()},
+        "weak": [name for name, leaf in leaves.items() if is_weak(leaf)],
     }
-    arrays = {
-        name: _copied(encoded(leaf))
-        for name, leaf in named(state._replace(calls=None)).items()
-        if leaf.size
-    }
+    arrays = {k: _copied(encoded(leaf)) for k, leaf in leaves.items() if leaf.size}
     manager.save(
         step,
         args=ocp.args.Composite(

@@ -39,7 +39,8 @@ def owed(
     """
     stages = _passing(all_reduce, layout, axis_name, passes=True)
     # Each device's own: of what all share, vmap exchanges nothing, or the wrong thing.
-    zeros = jnp.full(layout.coded, 0.0 * lax.axis_index(axis_name))
+    own = lax.axis_index(axis_name).astype(jnp.float32)
+    zeros = jnp.full(layout.coded, 0.0 * own)
     total, _ = run(stages, zeros, stages.init() | _residuals(states))
     return total
 
