@@ -20,7 +20,6 @@ from ._leaves import encoded, form, is_weak, named
 from ._manager import steps
 
 
-@without_mesh()
 def save(
     manager: ocp.CheckpointManager,
     state: PipelineState,
@@ -50,26 +49,36 @@ def save(
     _check_state(state)
     extras = json_copy("extras", {} if extras is None else extras)
     step = int(jax.device_get(state.step))
-    _check_same_everywhere(step, extras)
-    _check_later(manager, step)
-    leaves = named(state._replace(calls=None))
-    meta = {
+    with without_mesh():
+        _check_same_everywhere(step, extras)
+        _check_later(manager, step)
+        manager.save(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(_arrays(state)),
+                meta=ocp.args.JsonSave(_meta(state)),
+                extras=ocp.args.JsonSave(extras),
+            ),
+            force=True,  # no policy of the manager's may leave it out in silence
+        )
+
+
+def _meta(state: PipelineState) -> dict[str, Any]:
+    """Returns what `restore` has to know before it reads the arrays."""
+    leaves = named(state)
+    return {
         "width": width_of(state.in_flight),
         "spread": Spread.of(state)._asdict(),
         "calls": None if state.calls is None else int(state.calls),
-        "leaves": {name: form(leaf) for name, leaf in named(state).items()},
+        "leaves": {name: form(leaf) for name, leaf in leaves.items()},
         "weak": [name for name, leaf in leaves.items() if is_weak(leaf)],
     }
-    arrays = {k: _copied(encoded(leaf)) for k, leaf in leaves.items() if leaf.size}
-    manager.save(
-        step,
-        args=ocp.args.Composite(
-            state=ocp.args.StandardSave(arrays),
-            meta=ocp.args.JsonSave(meta),
-            extras=ocp.args.JsonSave(extras),
-        ),
-        force=True,  # no policy of the manager's may leave it out in silence
-    )
+
+
+def _arrays(state: PipelineState) -> dict[str, jax.Array]:
+    """Returns copies of all that is written, by name."""
+    leaves = named(state._replace(calls=None))
+    return {k: _copied(encoded(leaf)) for k, leaf in leaves.items() if leaf.size}
 
 
 def _copied(array: jax.Array) -> jax.Array:
