@@ -37,6 +37,7 @@ class Restored(NamedTuple):
 
 
 @without_mesh()
+@jax.transfer_guard("allow")
 def restore(
     manager: ocp.CheckpointManager,
     train: TrainStep,

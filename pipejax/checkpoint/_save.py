@@ -6,6 +6,7 @@ import reprlib
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
@@ -49,7 +50,7 @@ def save(
     _check_state(state)
     extras = json_copy("extras", {} if extras is None else extras)
     step = int(jax.device_get(state.step))
-    with without_mesh():
+    with without_mesh(), jax.transfer_guard("allow"):
         _check_same_everywhere(step, extras)
         _check_later(manager, step)
         manager.save(
@@ -82,12 +83,13 @@ def _arrays(state: PipelineState) -> dict[str, jax.Array]:
 
 
 def _copied(array: jax.Array) -> jax.Array:
-    """Returns a copy, made without a computation that `jax_debug_nans` would check.
+    """Returns a copy, NaN and infinities too.
 
     On CPU Orbax would otherwise read, after `save` returns, from memory that a donating
     step may already be overwriting.
     """
-    return jax.device_put(array, array.sharding, may_alias=False)
+    with jax.debug_nans(False), jax.debug_infs(False):
+        return jnp.copy(array)
 
 
 def _check_state(state: Any) -> None:

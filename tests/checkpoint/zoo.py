@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
 import pipejax as pj
 
@@ -87,7 +88,7 @@ def params():
 
 
 FLOATING = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn")
-WHOLE = ("bool", "int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint32")
+WHOLE = ("int2", "uint2", "bool", "int4", "uint4", "int8", "uint8", "int16", "uint32")
 
 
 def model_state():
@@ -104,7 +105,7 @@ def model_state():
     } | {dtype: jnp.ones((2, 3), dtype) for dtype in WHOLE}
 
 
-def loss_fn(params, batch, *, model_state):
+def loss_fn(params, batch):
     raise NotImplementedError("no step is taken")
 
 
@@ -115,7 +116,10 @@ def train_step(devices):
 
 
 def init(train):
-    return train.init(params(), model_state=model_state())
+    # Put in later: on several processes `jax.device_put` takes no typed keys.
+    everywhere = NamedSharding(train.mesh, PartitionSpec())
+    made = jax.jit(model_state, out_shardings=everywhere)()
+    return train.init(params())._replace(model_state=made)
 
 
 def filled_at_random(state):
