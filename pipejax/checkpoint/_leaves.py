@@ -73,13 +73,15 @@ def is_weak(leaf: Any) -> bool:
 def weakened(leaf: jax.Array) -> jax.Array:
     """Returns the same bits as a weak type.
 
-    An array that is written into keeps its own type: here that of a Python scalar.
+    An array that is written into keeps its own type, here that of a Python scalar,
+    which is of 64 bits under `jax_enable_x64`.
     """
 
     def written(leaf: jax.Array) -> jax.Array:
         return jnp.full(leaf.shape, leaf.dtype.type(0).item()).at[...].set(leaf)
 
-    return jax.jit(written, out_shardings=leaf.sharding)(leaf)
+    with jax.enable_x64(leaf.dtype.name in ("int64", "float64", "complex128")):
+        return jax.jit(written, out_shardings=leaf.sharding)(leaf)
 
 
 def empty(shape: jax.ShapeDtypeStruct) -> jax.Array:

@@ -62,8 +62,9 @@ def restore(
       ValueError: if it is of another width, or of another model or optimizer, or was
         not saved by `save`.
     """
-    step = _found(manager, step)
     form_like = _form(like)
+    train.executor.join()  # Orbax has collectives of its own
+    step = _found(manager, step)
     meta = _meta(manager, step)
     _check_width(manager, meta, train)
     before, now = Spread(**meta["spread"]), Spread.now(train, form_like)

@@ -130,6 +130,8 @@ def filled_at_random(state):
 
 
 def _at_random(rng, leaf):
+    if getattr(leaf, "weak_type", False):
+        return leaf
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         data = _at_random(rng, jax.random.key_data(leaf))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
