@@ -43,13 +43,14 @@ def save(
         numbers, bools and None.
 
     Raises:
-      ValueError: before anything is written, if `state` is none, has been donated or is
-        of no later step, or if `extras` would not come back as they are or differ
-        between processes.
+      ValueError: before anything is written, if `state` is not what a step returned,
+        has been donated or is of no later step, or if `extras` would not come back as
+        they are or differ between processes.
     """
     _check_state(state)
     extras = json_copy("extras", {} if extras is None else extras)
     step = int(jax.device_get(state.step))
+    # What is saved has to come to the host: the caller has asked for that transfer.
     with without_mesh(), jax.transfer_guard("allow"):
         _check_same_everywhere(step, extras)
         _check_later(manager, step)
@@ -60,7 +61,6 @@ def save(
                 meta=ocp.args.JsonSave(_meta(state)),
                 extras=ocp.args.JsonSave(extras),
             ),
-            force=True,  # no policy of the manager's may leave it out in silence
         )
 
 
