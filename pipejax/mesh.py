@@ -4,8 +4,9 @@ The axes of a mesh may be Auto, as `data_mesh` makes them, or Explicit, as
 `jax.make_mesh` does by default. A state has the axis types of its train step's mesh.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -86,6 +87,16 @@ def _by_host(devices: list[Any], hosts: int | None) -> tuple[int, int]:
             " Choose `num_devices` a multiple of it."
         )
     return hosts, len(devices) // hosts
+
+
+@contextlib.contextmanager
+def without_mesh() -> Iterator[None]:
+    """Runs outside of the mesh that the caller has set by `jax.set_mesh`.
+
+    What is computed on an array of another mesh is an error there.
+    """
+    with jax.set_mesh(Mesh(np.empty((), object), ())):
+        yield
 
 
 def on_mesh(

@@ -136,8 +136,11 @@ def sums_owed(
     def local(states: Any) -> Buckets:
         return {k: owed(all_reduce, x, names, states[k]) for k, x in form.layouts}
 
-    rows = jax.jit(_in_rows(local, axes(names), sizes))(states)
-    return {k: rows[k][: x.coded] for k, x in form.layouts}  # all rows are the same
+    def one_row(states: Any) -> Buckets:
+        rows = _in_rows(local, axes(names), sizes)(states)
+        return {k: rows[k][: x.coded] for k, x in form.layouts}  # all are the same
+
+    return jax.jit(one_row)(states)
 
 
 def _handed_on(

@@ -1,12 +1,14 @@
 """Meshes: whose devices, which axes, of what type."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from jax.sharding import AxisType, Mesh
 
 import pipejax as pj
+from pipejax.mesh import without_mesh
 
 from .helpers import assert_bits_equal, batches, init_params, loss_fn
 from .overlap.test_topology import TPU
@@ -43,6 +45,19 @@ def test_devices_that_are_not_there(count):
     )
     with pytest.raises(ValueError, match=message):
         pj.data_mesh(count)
+
+
+def test_without_the_mesh_that_is_set():
+    """What lies on a mesh of its own can be computed on, and the set one comes back."""
+    own = jax.sharding.NamedSharding(pj.data_mesh(4), jax.sharding.PartitionSpec())
+    leaf = jax.device_put(np.arange(3), own)
+    explicit = jax.make_mesh((2,), ("x",), (AxisType.Explicit,))
+    with jax.set_mesh(explicit):
+        with pytest.raises(ValueError, match="context mesh"):
+            jnp.sin(leaf)
+        with without_mesh():
+            assert jnp.sin(leaf).sharding == own
+        assert jax.sharding.get_abstract_mesh() == explicit.abstract_mesh
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from pipejax import collectives
 from pipejax.mesh import on_mesh
 
-from ..codecs.conformance import DTYPES
+from ..codecs import conformance
 from ..grid import grid
 from ..helpers import assert_bits_equal
 from .cases import (
@@ -155,7 +155,7 @@ FAMILIES = {
 )
 def test_equals_its_twin_on_anything(cases, data, families, seed):
     """Devices with values of different kinds, a few vectors after one another."""
-    if "float64" in DTYPES:
+    if "float64" in conformance.DTYPES:
         cases = cases + [x for x in FLOAT64 if in_dtype(x, "float32") in cases]
     each = data.draw(st.sampled_from(cases))
     rng, states = np.random.default_rng(seed), None

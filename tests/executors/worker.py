@@ -144,6 +144,47 @@ def restored(folder):
     return bits(run(train, 4, state).params)
 
 
+def saved_and_restored(folder):
+    """Every kind of leaf, and a run past its warm-up, come back on every process."""
+    from ..checkpoint import zoo  # Flax takes a second
+
+    folder, train = pathlib.Path(folder), zoo.train_step(jax.device_count())
+    state = zoo.filled_at_random(zoo.init(train))
+    with checkpoint.manager(folder / "zoo") as manager:
+        checkpoint.save(manager, state, {"position": 1})
+        like = jax.eval_shape(lambda: zoo.init(train))
+        restored = checkpoint.restore(manager, train, like)
+    zoo.assert_same(restored.state, state)
+
+    train = pj.make_train_step(
+        loss_fn, optax.adamw(1e-2), mesh=pj.data_mesh(), warmup_steps=2
+    )
+    state = run(train, 3, drained=False)
+    train.executor.join()
+    with checkpoint.manager(folder / "warm") as manager:
+        checkpoint.save(manager, state)
+        again = checkpoint.restore(manager, train, train.init(init_params())).state
+    zoo.assert_same(again._replace(calls=None), state._replace(calls=None))
+    return {"extras": restored.extras, "calls": int(again.calls)}
+
+
+def refused(folder):
+    """What is said to saves that would not hold for all; the last one is good."""
+    rank, said = jax.process_index(), []
+    train = fed_back(jax.device_count())
+    state = train.init(init_params())
+    train.executor.join()
+    alone = state._replace(skipped=jax.numpy.int32(rank))
+    with checkpoint.manager(folder) as manager:
+        for each, extras in ((state, {"position": rank}), (alone, {}), (state, {})):
+            try:
+                checkpoint.save(manager, each, extras)
+                said.append("saved")
+            except ValueError as error:
+                said.append(str(error))
+    return said
+
+
 def bits(params):
     return {name: np.asarray(x).tobytes().hex() for name, x in params.items()}
 
@@ -222,6 +263,8 @@ TASKS = {
     "coded": coded,
     "saved": saved,
     "restored": restored,
+    "saved_and_restored": saved_and_restored,
+    "refused": refused,
     "late": late,
     "interrupted": interrupted,
     "fails": fails,

@@ -3,9 +3,7 @@
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import orbax.checkpoint as ocp
 import pytest
 
@@ -13,48 +11,11 @@ import pipejax as pj
 from pipejax import checkpoint, reshard
 from pipejax.pipeline import count_in_flight
 
-from .grid import grid
-from .helpers import assert_bits_equal, batches, init_params, loss_fn
+from ..grid import grid
+from ..helpers import assert_bits_equal, batches, init_params
+from .helpers import feedback, host, init, run, train_step
 
 FULL = pytest.mark.full
-
-
-@pytest.fixture
-def manager(tmp_path):
-    with checkpoint.manager(tmp_path / "run") as manager:
-        yield manager
-
-
-def noisy_loss(params, batch, *, rng):
-    noise = 0.01 * jax.random.normal(rng, batch["y"].shape)
-    return loss_fn(params, batch | {"y": batch["y"] + noise})
-
-
-def train_step(devices=4, width=2, **options):
-    return pj.make_train_step(
-        noisy_loss,
-        optax.adamw(1e-2),
-        mesh=pj.data_mesh(devices),
-        width=width,
-        donate=True,
-        **options,
-    )
-
-
-def init(train):
-    return train.init(init_params(), rng=jax.random.key(3))
-
-
-def run(train, state, data):
-    for batch in data:
-        state, _ = train.step(state, batch)
-    return state
-
-
-def host(state):
-    """Bits that outlive donation, keys as integers."""
-    raw = state._replace(rng=jax.random.key_data(state.rng))
-    return jax.tree.map(lambda x: np.array(x, copy=True), raw)
 
 
 @grid(
@@ -134,20 +95,99 @@ def test_other_feedback_is_refused(manager):
     train, other = train_step(), train_step(deviation_feedback=0.5)
     checkpoint.save(manager, run(train, init(train), batches(2)))
     manager.wait_until_finished()
-    with pytest.raises(ValueError, match=r"first is in_flight.deviation.*options"):
+    with pytest.raises(
+        ValueError, match=r"first is in_flight.deviation\['float32'\].*options"
+    ):
         checkpoint.restore(manager, other, init(other))
 
 
-def test_other_model_is_refused(manager):
+def shaped(shape, dtype="float32"):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+OUT = r"params\['out'\]: saved float32\[7,3\], wanted "
+OTHERS = {
+    "shape": (lambda like: with_out(like, shaped((7, 4))), OUT + r"float32\[7,4\]"),
+    "dtype": (
+        lambda like: with_out(like, shaped((7, 3), "bfloat16")),
+        OUT + r"bfloat16\[7,3\]",
+    ),
+    "one less": (
+        lambda like: like._replace(params={"bias": like.params["bias"]}),
+        r"params\['hidden'\]: saved float32\[5,7\], wanted none",
+    ),
+    "one more": (
+        lambda like: like._replace(params=like.params | {"a.b": shaped((2,))}),
+        r"params\['a\.b'\]: saved none, wanted float32\[2\]",
+    ),
+    "structure": (
+        lambda like: like._replace(params=list(like.params.values())),
+        r"params\[0\]: saved none, wanted float32\[7\]",
+    ),
+    "optimizer": (
+        lambda like: like._replace(opt_state=()),
+        r"opt_state\[0\]\.count: saved int32\[\], wanted none",
+    ),
+    "model state": (
+        lambda like: like._replace(model_state=shaped((), "bool")),
+        r"model_state: saved none, wanted bool\[\]",
+    ),
+    "kind of key": (
+        lambda like: like._replace(rng=jax.random.key(0, impl="rbg")),
+        r"rng: saved key<fry>\[\], wanted key<rbg>\[\]",
+    ),
+    "raw key": (
+        lambda like: like._replace(rng=jax.random.PRNGKey(0)),
+        r"rng: saved key<fry>\[\], wanted uint32\[2\]",
+    ),
+    "warm-up": (
+        lambda like: like._replace(calls=np.int32(0)),
+        r"calls: saved none, wanted int32\[\]",
+    ),
+}
+
+
+def with_out(like, leaf):
+    return like._replace(params=like.params | {"out": leaf})
+
+
+def test_a_template_of_another_form_is_refused_by_the_leaf(manager):
     train = train_step()
-    checkpoint.save(manager, run(train, init(train), batches(2)))
-    manager.wait_until_finished()
-    wider = init_params() | {"out": jnp.zeros((7, 4))}
-    like = train.init(wider, rng=jax.random.key(0))
+    checkpoint.save(manager, init(train))
+    like = jax.eval_shape(lambda: init(train))
+    for change, words in OTHERS.values():
+        rule = (
+            rf"`like` must have the form of .* leaves differ, the first is {words}\. "
+        )
+        with pytest.raises(ValueError, match=rule):
+            checkpoint.restore(manager, train, change(like))
+
+
+def test_keys_that_are_written_alike_are_told_apart(manager):
+    """`rbg` and `unsafe_rbg` both hold four integers."""
+    train = train_step()
+    state = train.init(init_params(), rng=jax.random.key(0, impl="rbg"))
+    checkpoint.save(manager, state)
+    other = train.init(init_params(), rng=jax.random.key(0, impl="unsafe_rbg"))
+    with pytest.raises(ValueError, match=r"rng: saved key<rbg>.*, wanted key<urbg>"):
+        checkpoint.restore(manager, train, other)
+
+
+def test_a_template_may_have_been_donated(manager):
+    train = train_step()
+    like = init(train)
+    checkpoint.save(manager, like)
+    run(train, like, batches(1))
+    assert int(checkpoint.restore(manager, train, like).state.step) == 0
+
+
+def test_a_template_is_a_state(manager):
+    train = train_step()
+    checkpoint.save(manager, init(train))
     with pytest.raises(
-        ValueError, match=r"`like` must have the form of the checkpoint"
+        ValueError, match=r"`like` must be a pj.PipelineState .*got dict"
     ):
-        checkpoint.restore(manager, train, like)
+        checkpoint.restore(manager, train, init_params())
 
 
 def test_one_of_an_earlier_version_is_refused(manager):
@@ -178,12 +218,15 @@ def test_no_checkpoint(manager):
         checkpoint.restore(manager, train, init(train))
 
 
-def feedback(devices, width=2):
-    codec = pj.codecs.error_feedback(pj.codecs.int4(8))
-    all_reduce = pj.collectives.scheduled(
-        [pj.collectives.psum(), pj.collectives.two_shot(codec)], [2]
-    )
-    return train_step(devices, width, all_reduce=all_reduce)
+def test_a_step_that_is_not_there(manager):
+    train = train_step()
+    checkpoint.save(manager, run(train, init(train), batches(2)))
+    like = jax.eval_shape(lambda: init(train))
+    rule = r"`step` must be that of a checkpoint in .*, which has \[2\]; got 1\."
+    with pytest.raises(FileNotFoundError, match=rule):
+        checkpoint.restore(manager, train, like, step=1)
+    restored = checkpoint.restore(manager, train, like, step=np.int64(2))
+    assert int(restored.state.step) == 2
 
 
 def residuals(state):

@@ -1,0 +1,11 @@
+"""A manager on a folder of its own."""
+
+import pytest
+
+from pipejax import checkpoint
+
+
+@pytest.fixture
+def manager(tmp_path):
+    with checkpoint.manager(tmp_path / "run") as manager:
+        yield manager

@@ -1,0 +1,54 @@
+"""Train steps whose states have something in every field, and what a state holds."""
+
+import jax
+import numpy as np
+import optax
+
+import pipejax as pj
+
+from ..helpers import init_params, loss_fn
+
+
+def noisy_loss(params, batch, *, rng):
+    noise = 0.01 * jax.random.normal(rng, batch["y"].shape)
+    return loss_fn(params, batch | {"y": batch["y"] + noise})
+
+
+def train_step(devices=4, width=2, **options):
+    return pj.make_train_step(
+        noisy_loss,
+        optax.adamw(1e-2),
+        mesh=pj.data_mesh(devices),
+        width=width,
+        donate=True,
+        **options,
+    )
+
+
+def init(train):
+    return train.init(init_params(), rng=jax.random.key(3))
+
+
+def run(train, state, data):
+    for batch in data:
+        state, _ = train.step(state, batch)
+    return state
+
+
+def feedback(devices, width=2):
+    codec = pj.codecs.error_feedback(pj.codecs.int4(8))
+    all_reduce = pj.collectives.scheduled(
+        [pj.collectives.psum(), pj.collectives.two_shot(codec)], [2]
+    )
+    return train_step(devices, width, all_reduce=all_reduce)
+
+
+def host(state):
+    """Bits that outlive donation, keys as integers."""
+    return jax.tree.map(_bits, state)
+
+
+def _bits(leaf):
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    return np.array(leaf, copy=True)

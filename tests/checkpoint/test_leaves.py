@@ -1,0 +1,59 @@
+"""Leaves of every name, structure, dtype and bit come back as they were."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+
+import pipejax as pj
+from pipejax import checkpoint
+
+from . import zoo
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_all_come_back(manager, devices):
+    train = zoo.train_step(devices)
+    state = zoo.filled_at_random(zoo.init(train))
+    checkpoint.save(manager, state)
+    like = jax.eval_shape(lambda: zoo.init(train))
+    zoo.assert_same(checkpoint.restore(manager, train, like).state, state)
+
+
+def test_a_checkpoint_is_read_by_name_without_this_library(manager):
+    train = zoo.train_step(1)
+    state = zoo.init(train)
+    checkpoint.save(manager, state)
+    manager.wait_until_finished()
+    with ocp.StandardCheckpointer() as checkpointer:
+        leaves = checkpointer.restore(manager.directory / "0" / "state")
+    assert set(leaves) >= {"params['dots']['a.b']", "params['dots']['a']['b']", "step"}
+    np.testing.assert_array_equal(leaves["params['scalar']"], np.float32(1.5))
+
+
+def scaled(params, batch):
+    """A loss that is computed in bfloat16 where `scale` has a weak type."""
+    return jnp.mean((params["scale"] * batch["x"]).astype(jnp.float32) ** 2)
+
+
+def test_a_weak_type_goes_on_as_it_would_have(manager):
+    """The product with bfloat16 rounds, and would not if the type came back strong."""
+    train = pj.make_train_step(scaled, optax.sgd(0.01), mesh=pj.data_mesh(2))
+    x = np.random.default_rng(0).normal(size=(8, 4))
+    batch = {"x": jnp.asarray(x, jnp.bfloat16)}
+
+    def run(state):
+        for _ in range(3):
+            state, _ = train.step(state, batch)
+        return state
+
+    weak = {"scale": jnp.asarray(1.1)}
+    state = run(train.init(weak))
+    checkpoint.save(manager, state)
+    restored = checkpoint.restore(manager, train, train.init(weak)).state
+    strong = jax.tree.map(lambda x: x.astype(x.dtype), state.params)
+    expected = run(state).params["scale"]
+    assert run(restored).params["scale"] == expected
+    assert run(state._replace(params=strong)).params["scale"] != expected

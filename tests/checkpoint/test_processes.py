@@ -1,0 +1,29 @@
+"""Checkpoints of two processes: all of it, or a refusal on both."""
+
+import contextlib
+
+import pytest
+
+from ..executors.group import Group
+
+
+@pytest.fixture(scope="module")
+def group():
+    with contextlib.closing(Group(2)) as group:
+        yield group
+
+
+def test_all_comes_back(group, tmp_path):
+    found = group.ask("saved_and_restored", tmp_path)
+    assert found == [{"extras": {"position": 1}, "calls": 3}] * 2
+
+
+def test_what_does_not_hold_for_all_is_refused_on_all(group, tmp_path):
+    for rank, (differing, alone, good) in enumerate(group.ask("refused", tmp_path)):
+        assert "must be the same on all processes" in differing
+        assert "got others on processes [1]" in differing
+        assert f"{{'position': {rank}}}" in differing
+        assert "`state` must lie on the devices of all 2 processes" in alone
+        assert "got skipped on this one's alone. Place it" in alone
+        assert good == "saved"
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]

@@ -1,0 +1,137 @@
+"""What is refused is refused before anything is written, and harms nothing."""
+
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipejax import checkpoint
+
+from ..helpers import assert_bits_equal, batches
+from .helpers import host, init, run, train_step
+
+
+@pytest.fixture(scope="module")
+def train():
+    return train_step()
+
+
+@pytest.fixture(scope="module")
+def states(train):
+    """States at steps 0, 1 and 2, none of them donated."""
+    data = batches(2)
+    return [run(train, init(train), data[:steps]) for steps in range(3)]
+
+
+def listed(manager):
+    manager.wait_until_finished()
+    return sorted(path.name for path in manager.directory.iterdir())
+
+
+def refused(manager, state, match, extras=None):
+    """The save is a ValueError; nothing is written, and the manager works on."""
+    before = listed(manager)
+    with pytest.raises(ValueError, match=match):
+        checkpoint.save(manager, state, extras)
+    assert listed(manager) == before
+
+
+def assert_latest(manager, train, state, extras=None):
+    """The latest checkpoint is this state."""
+    restored = checkpoint.restore(manager, train, jax.eval_shape(lambda: init(train)))
+    assert restored.extras == (extras or {})
+    assert_bits_equal(host(restored.state), host(state))
+
+
+def test_a_refusal_harms_nothing(manager, train, states):
+    """Neither what was saved before, nor the saves after."""
+    checkpoint.save(manager, states[0], {"saved": 0})
+    refused(manager, states[1], r"`extras` must be .*numpy.int64", {"n": np.int64(1)})
+    refused(manager, states[0], r"`state` must be of a later step")
+    refused(manager, {"w": 1}, r"`state` must be the pj.PipelineState .* got dict")
+    assert_latest(manager, train, states[0], {"saved": 0})
+    checkpoint.save(manager, states[1], {"saved": 1})
+    assert_latest(manager, train, states[1], {"saved": 1})
+
+
+def test_a_step_is_saved_once(manager, train, states):
+    """The drained state of a step is another state than that which was saved."""
+    checkpoint.save(manager, states[1])
+    rule = r"later step than .*got step {} where the latest is of step 1.*delete\(1\)"
+    refused(manager, train.drain(copied(states[1])), rule.format(1))
+    refused(manager, states[0], rule.format(0))
+    assert_latest(manager, train, states[1])
+    manager.delete(1)
+    checkpoint.save(manager, states[0])
+    assert_latest(manager, train, states[0])
+
+
+def copied(state):
+    return jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, state)
+
+
+def test_a_donated_state(manager, train, states):
+    state = copied(states[1])
+    run(train, state, batches(1))
+    rule = r"`state` must still have its arrays, got params\['bias'\] deleted: .*donate"
+    refused(manager, state, rule)
+    state = copied(states[1])
+    state.opt_state[0].mu["out"].delete()
+    refused(manager, state, r"got opt_state\[0\]\.mu\['out'\] deleted")
+    checkpoint.save(manager, states[1])
+    assert_latest(manager, train, states[1])
+
+
+@pytest.mark.parametrize("leaf", [np.float32(1), 1.5, jax.ShapeDtypeStruct((), "int8")])
+def test_leaves_that_are_no_arrays_of_jax(manager, states, leaf):
+    state = states[1]._replace(skipped=leaf)
+    rule = rf"`state` must hold jax.Arrays, got skipped of type {type(leaf).__name__}\."
+    refused(manager, state, rule + " Place it")
+
+
+def test_a_traced_state(manager, states):
+    with pytest.raises(ValueError, match=r"`state` must not be traced, got params"):
+        jax.jit(lambda state: checkpoint.save(manager, state))(states[1])
+    assert listed(manager) == []
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Twins:
+    """A node that gives both children the same key."""
+
+    def __init__(self, *children):
+        self.children = children
+
+    def tree_flatten_with_keys(self):
+        key = jax.tree_util.GetAttrKey("child")
+        return [(key, child) for child in self.children], None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+def test_two_leaves_of_one_name(manager, states):
+    state = states[1]._replace(params=Twins(jnp.ones(2), jnp.zeros(2)))
+    refused(manager, state, r"`state` must have leaves of different names, .*\.child")
+
+
+def test_extras_and_state_may_change_at_once(manager, train, states):
+    extras, state = {"position": [1]}, copied(states[1])
+    checkpoint.save(manager, state, extras)
+    extras["position"].append(2)
+    run(train, state, batches(1))  # donates it
+    assert_latest(manager, train, states[1], {"position": [1]})
+
+
+def test_a_disk_that_is_full(tmp_path):
+    """In a process of its own: Orbax's threads write on to loops that are closed."""
+    subprocess.run(
+        [sys.executable, "-m", "tests.checkpoint.full_disk", str(tmp_path)],
+        cwd=pathlib.Path(__file__).parents[2],
+        check=True,
+    )

@@ -1,0 +1,94 @@
+"""What `jax.config` and `jax.set_mesh` change is not to change a checkpoint."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType
+
+import pipejax as pj
+from pipejax import checkpoint
+
+from ..helpers import batches, init_params
+from . import zoo
+from .helpers import feedback, init, run, train_step
+
+
+def explicit(shape, names):
+    return jax.set_mesh(jax.make_mesh(shape, names, (AxisType.Explicit,) * len(shape)))
+
+
+SWITCHES = {
+    "strict dtypes": lambda: jax.numpy_dtype_promotion("strict"),
+    "no transfers": lambda: jax.transfer_guard("disallow"),
+    "no NaN": lambda: jax.debug_nans(True),
+    "no infinities": lambda: jax.debug_infs(True),
+    "explicit mesh of the same name": lambda: explicit((8,), ("data",)),
+    "explicit mesh of other names": lambda: explicit((2, 4), ("x", "model")),
+    "x64": lambda: jax.enable_x64(True),
+}
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_every_bit_comes_back(manager, switch):
+    train = zoo.train_step(8)
+    state = zoo.filled_at_random(zoo.init(train))
+    like = jax.eval_shape(lambda: zoo.init(train))
+    with SWITCHES[switch]():
+        checkpoint.save(manager, state, {"position": 1})
+        restored = checkpoint.restore(manager, train, like)
+    zoo.assert_same(restored.state, state)
+
+
+@pytest.mark.parametrize("switch", [name for name in SWITCHES if name != "x64"])
+def test_what_codecs_keep_is_handed_on(manager, switch):
+    train, other = feedback(4, width=1), feedback(2, width=1)
+    checkpoint.save(manager, run(train, init(train), batches(3)))
+    like = jax.eval_shape(lambda: init(other))
+    expected = checkpoint.restore(manager, other, like).state
+    with SWITCHES[switch]():
+        found = checkpoint.restore(manager, other, like).state
+    assert int(found.calls) == int(expected.calls) == 3
+    zoo.assert_same(found._replace(calls=None), expected._replace(calls=None))
+
+
+def wide(params, batch):
+    hidden = jnp.tanh(batch["x"] @ params["hidden"] + params["bias"][None, :])
+    return jnp.mean((hidden @ params["out"] - batch["y"]) ** 2)
+
+
+@pytest.mark.parametrize("devices", [4, 2])
+def test_parameters_of_64_bits(manager, devices):
+    """The run goes on with all of them, exactly or drained."""
+    with jax.enable_x64(True):
+        made = [
+            pj.make_train_step(wide, optax.adamw(1e-2), mesh=pj.data_mesh(n))
+            for n in (4, devices)
+        ]
+        train, other = made
+        params = jax.tree.map(np.float64, init_params())
+        data = jax.tree.map(np.float64, batches(4))
+        state = run(train, train.init(params), data)
+        checkpoint.save(manager, state)
+        restored = checkpoint.restore(manager, other, other.init(params))
+        assert restored.drained == (devices != 4)
+        if devices == 4:
+            zoo.assert_same(restored.state, state)
+        for got, want in zip(
+            jax.tree.leaves(other.drain(restored.state).params),
+            jax.tree.leaves(train.drain(state).params),
+            strict=True,
+        ):
+            assert got.dtype == np.float64
+            # Means over devices are summed in another order, in float64.
+            np.testing.assert_allclose(got, want, rtol=1e-14, atol=1e-14)
+
+
+def test_64_bits_are_refused_without_x64(manager):
+    train = train_step()
+    with jax.enable_x64(True):
+        params = jax.tree.map(np.float64, init_params())
+        checkpoint.save(manager, train.init(params, rng=jax.random.key(0)))
+    with pytest.raises(ValueError, match=r"params.*saved float64\[7\], wanted float32"):
+        checkpoint.restore(manager, train, init(train))
