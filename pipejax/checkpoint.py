@@ -21,9 +21,9 @@ import orbax.checkpoint as ocp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from .pipeline import width_of
+from .message import width_of
 from .reshard import Spread, reshard, shapes_on
-from .train_step import PipelineState, TrainStep
+from .train_step import PipelineState, StepInfo, TrainStep
 
 _log = logging.getLogger(__name__)
 
@@ -34,13 +34,15 @@ class Restored(NamedTuple):
     Attributes:
       state: to go on from.
       extras: what `save` was given beside the state.
-      drained: whether gradients in flight had to be applied, for the number of devices
-        has changed.
+      drained: whether gradients in flight had to be applied, because the number of
+        devices has changed.
+      infos: what applying them reported, as `train.drain` returns it; else empty.
     """
 
     state: PipelineState
     extras: dict[str, Any]
     drained: bool
+    infos: tuple[StepInfo, ...]
 
 
 def manager(folder: pathlib.Path | str, keep: int = 2) -> ocp.CheckpointManager:
@@ -164,6 +166,7 @@ def restore(
                 "checkpoint of other devices: of what codecs kept, that which is yet to"
                 " be sent is handed on, keys and warm starts begin anew"
             )
+    infos: tuple[StepInfo, ...] = ()
     moved = before.devices != now.devices and train.width > 1
     if moved:
         _log.warning(
@@ -171,8 +174,8 @@ def restore(
             before.devices,
             now.devices,
         )
-        state = train.drain(state)
-    return Restored(state, saved["extras"], moved)
+        state, infos = train.drain(state)
+    return Restored(state, saved["extras"], moved, infos)
 
 
 Shapes = dict[str, tuple[tuple[int, ...], str]]
@@ -228,8 +231,6 @@ def _rebuilt(saved: dict[str, jax.Array], like: PipelineState) -> PipelineState:
         for name, leaf in _named(like).items()
     ]
     state = jax.tree.unflatten(jax.tree.structure(like), leaves)
-    if state.calls is None:
-        return state
     return state._replace(calls=np.int32(state.calls))
 
 

@@ -208,6 +208,6 @@ def test_what_is_not_finite_stays_so_and_is_skipped():
     bad = batches(1, size=24)[0]
     bad["x"][0, 0] = np.nan
     state = run(first, first.init(params()), [*batches(2, size=24), bad])
-    drained = second.drain(moved(second, state))
+    drained, _ = second.drain(moved(second, state))
     assert int(drained.skipped) == 1
     assert np.isfinite(drained.params["w"]).all()

@@ -92,7 +92,7 @@ def main(config: Config) -> None:
                 checkpoint.save(manager, state, {"batches": batches.get_state()})
             if config.diary and (number + 1) % config.diary == 0:
                 sys.stdout.write(f"{json.dumps(entry(number + 1, state.params))}\n")
-        params = train.drain(state).params
+        params = train.drain(state)[0].params
     sys.stdout.write(f"digest {digest(params)}\n")
 
 

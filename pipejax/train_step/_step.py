@@ -6,7 +6,7 @@ One step, in full:
 2. the pipeline trades it for the sum of the messages of K-1 steps ago
 3. the update applies that, unless it has not arrived or is not finite
 
-1 and 3 are `Halves`; how they and the sum between them run is the executor's business.
+1 and 3 are a `LocalStep`; the executor runs them and the exchange in between.
 Warm-up is the same step at width 1, past an empty pipeline; draining is 3 alone, for
 each message still in flight.
 """
@@ -23,12 +23,10 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax import buckets
 from pipejax.collectives import Schedule, Transfer
 from pipejax.executors import Executor, Setting, choose
 from pipejax.mesh import AxisName, laid_out
-from pipejax.message import MessageForm
-from pipejax.pipeline import PipelinedMeanState, at_width_1, empty_pipeline
+from pipejax.message import InFlight, Message, at_width_1, empty, reduction
 
 from ._check_input import (
     check_batch,
@@ -38,13 +36,16 @@ from ._check_input import (
     check_optimizer,
     check_params,
     check_part,
+    check_pending,
     check_replicated,
     check_state,
 )
 from ._check_settings import check_count
+from ._finite import check_model_state
 from ._gradient import empty_message
-from ._halves import Halves
-from ._state import Carry, Message, PipelineState, StepInfo
+from ._info import StepInfo
+from ._local_step import LocalStep
+from ._state import PipelineState, ReplicatedState
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,7 +55,6 @@ class TrainStep:
     Pure: everything that changes is in the `PipelineState` that goes in and comes out.
     """
 
-    halves: Halves
     setting: Setting
     schedule: Schedule
     warmup_steps: int
@@ -78,8 +78,8 @@ class TrainStep:
           rng: key; `loss_fn` gets one of its own per device and step as a keyword.
           opt_state: to go on from an optimizer's state; `None` makes a new one.
           batch: one batch, arrays or `jax.ShapeDtypeStruct`s. Needed only when
-            `loss_fn` returns metrics and `width > 1`, to know what travels with the
-            gradients.
+            `loss_fn` returns metrics or a weight and `width > 1`, to know what travels
+            with the gradients.
 
         Returns:
           A `PipelineState`; copies, `params` themselves are never donated.
@@ -88,14 +88,14 @@ class TrainStep:
           ValueError: if a parameter is not floating, or the batch does not divide.
         """
         check_params(params)
-        check_keywords(self.halves.loss_fn, model_state=model_state, rng=rng)
+        check_keywords(self.local_step.loss_fn, model_state=model_state, rng=rng)
         given = {"params": params, "model_state": model_state, "opt_state": opt_state}
         for name, tree in given.items():
             check_replicated(name, tree)
-        tx = self.halves.tx
+        tx = self.local_step.tx
         check_optimizer(
             jax.eval_shape(tx.init, params) if opt_state is None else opt_state,
-            plain_delay=self.width > 1 and not self.halves.weight_prediction,
+            plain_delay=self.width > 1 and not self.local_step.weight_prediction,
         )
         # Placing arrays on several processes compares them, with a collective.
         self.executor.join()
@@ -103,11 +103,10 @@ class TrainStep:
         params, model_state, rng, opt_state = args = jax.device_put(
             (params, model_state, rng, opt_state), replicated
         )
-        message = self._message_shape(params, model_state, rng, batch)
-        sizes = buckets.sizes(message, self.halves.reduce_dtype)
+        like = self._message_form(params, model_state, rng, batch)
 
         def make(params: Any, model_state: Any, rng: Any, opt_state: Any) -> Any:
-            carry = Carry(
+            state = ReplicatedState(
                 params=params,
                 opt_state=tx.init(params) if opt_state is None else opt_state,
                 model_state=model_state,
@@ -115,14 +114,12 @@ class TrainStep:
                 skipped=jnp.zeros((), jnp.int32),
                 step=jnp.zeros((), jnp.int32),
             )
-            fed = self.feeds_back
-            return carry, empty_pipeline(sizes, self.width, {}, feeds_back=fed)
+            return state, empty(like, self.width, {}, feeds_back=self.feeds_back)
 
         specs = (P(), P(self.axis_name))
-        carry, in_flight = jax.jit(self.setting.on_mesh(make, P(), specs))(*args)
-        in_flight = in_flight._replace(codec_states=self.codec_states(carry))
-        counted = self.warmup_steps or self.schedule.boundaries
-        return carry.joined(in_flight, np.int32(0) if counted else None)
+        state, in_flight = jax.jit(self.setting.on_mesh(make, P(), specs))(*args)
+        in_flight = in_flight._replace(codec_states=self.codec_states(params))
+        return state.with_in_flight(in_flight, np.int32(0))
 
     def step(self, state: PipelineState, batch: Any) -> tuple[PipelineState, StepInfo]:
         """One iteration: computes this batch's gradient, applies an earlier one.
@@ -142,19 +139,20 @@ class TrainStep:
         """
         self._check(state)
         check_global(batch, self.mesh)
-        check_batch(batch, self.setting.devices, self.halves.microbatches)
-        carry, in_flight = Carry.of(state), state.in_flight
+        check_batch(batch, self.setting.devices, self.local_step.microbatches)
+        check_model_state(self, state, batch)
+        own, in_flight = ReplicatedState.of(state), state.in_flight
         batch = jax.tree.map(lambda leaf: laid_out(leaf, self.setting.data), batch)
         now = self._phase(state.calls)
-        calls = None if state.calls is None else state.calls + np.int32(1)
-        if calls is not None and calls <= self.warmup_steps and self.width > 1:
+        calls = state.calls + np.int32(1)
+        if self.width > 1 and self.warmup_steps and calls <= self.warmup_steps:
             # The pipeline stays empty while the synchronous twin goes past it.
             past, plain = at_width_1(in_flight), now.plain.executor
-            carry, past, info = plain.step(carry, past, batch)
+            own, past, info = plain.step(own, past, batch)
             in_flight = in_flight._replace(codec_states=past.codec_states)
         else:
-            carry, in_flight, info = now.executor.step(carry, in_flight, batch)
-        return carry.joined(in_flight, calls), info
+            own, in_flight, info = now.executor.step(own, in_flight, batch)
+        return own.with_in_flight(in_flight, calls), info
 
     def batch(self, local: Any) -> Any:
         """Makes the global batch of which this process has the part `local`.
@@ -205,26 +203,32 @@ class TrainStep:
         self.executor.join()  # only one thread may launch collectives
         return int(multihost_utils.process_allgather(np.int32(own)).min())
 
-    def drain(self, state: PipelineState) -> PipelineState:
+    def drain(self, state: PipelineState) -> tuple[PipelineState, tuple[StepInfo, ...]]:
         """Reduces and applies, in order, every gradient in flight.
 
-        A run of n steps and a drain has applied all n gradients. Stepping on is
-        allowed: the pipeline then fills anew, its first `width - 1` steps applying
-        nothing.
+        A run of n steps and a drain has applied all n gradients, and their infos
+        together hold all n losses. Stepping on is allowed: the pipeline then fills
+        anew, its first `width - 1` steps applying nothing.
 
         Args:
           state: from `init`, `step` or `drain`.
 
         Returns:
-          The state with nothing in flight.
+          The state with nothing in flight, and `width - 1` infos, oldest first; where
+          the pipeline was not full, nothing has arrived for the first of them.
 
         Raises:
           ValueError: for a state of another width or mesh.
         """
         self._check(state)
+        check_pending(
+            state, state.in_flight, self.local_step.reduce_dtype, self.setting.devices
+        )
         executor = self._phase(state.calls).executor
-        carry, in_flight = executor.drain(Carry.of(state), state.in_flight)
-        return carry.joined(in_flight, state.calls)
+        own, in_flight, infos = executor.drain(
+            ReplicatedState.of(state), state.in_flight
+        )
+        return own.with_in_flight(in_flight, state.calls), infos
 
     def lower(self, state: PipelineState, batch: Any) -> jax.stages.Lowered:
         """The program a step computes in, lowered: to be read, counted or compiled.
@@ -242,8 +246,9 @@ class TrainStep:
           ValueError: as `step`.
         """
         self._check(state)
-        check_batch(batch, self.setting.devices, self.halves.microbatches)
-        return self.executor.lower(Carry.of(state), state.in_flight, batch)
+        check_batch(batch, self.setting.devices, self.local_step.microbatches)
+        own = ReplicatedState.of(state)
+        return self.executor.lower(own, state.in_flight, batch)
 
     def transfers(self, state: PipelineState, batch: Any) -> tuple[Transfer, ...]:
         """What one step sends, collective by collective, without running it.
@@ -257,36 +262,35 @@ class TrainStep:
         """
         found: list[Transfer] = []
 
-        def local(carry: Carry, in_flight: PipelinedMeanState, batch: Any) -> None:
-            fresh, _ = self.halves.compute(carry, in_flight, batch)
-            form = self.setting.form(carry, fresh)
-            for stages in self.setting.reductions(form).values():
-                found.extend(stages.transfers)
+        def local(state: ReplicatedState, in_flight: InFlight, batch: Any) -> None:
+            message, _ = self.local_step.compute(state, in_flight, batch)
+            stages = reduction(message, self.setting.all_reduce, self.axis_name)
+            found.extend(stages.transfers)
 
         own = P(self.axis_name)
         local = self.setting.on_mesh(local, (P(), own, own), P())
         in_flight = state.in_flight._replace(codec_states={})
-        jax.eval_shape(local, Carry.of(state), in_flight, batch)
+        jax.eval_shape(local, ReplicatedState.of(state), in_flight, batch)
         return tuple(found)
 
-    def message_form(self, like: PipelineState | Carry) -> MessageForm:
-        """What buckets of gradients hold; `like` as for `codec_states`."""
-        lengths = buckets.sizes(like.params, self.halves.reduce_dtype)
-        return self.halves.message_form(Carry.of(like), lengths)
-
-    def codec_states(self, like: PipelineState | Carry) -> Any:
-        """What codecs keep, before the first step: of all phases, side by side.
+    def codec_states(self, params: optax.Params) -> Any:
+        """Returns what codecs keep before the first step, of all phases side by side.
 
         Args:
-          like: a state, or its shapes, for its parameters and model state.
+          params: the parameters, or their shapes.
         """
-        form = self.message_form(like)
-        states: dict[str, Any] = {name: {} for name, _ in form.layouts}
+        like = self.gradients_form(params)
+        states: dict[str, Any] = {}
         for phase in self.phases:
             setting = phase.setting.at(phase.executor.reduction_mesh)
-            for name, more in setting.codec_states(form).items():
-                states[name] |= more
+            states |= setting.codec_states(like)
         return states
+
+    def gradients_form(self, params: optax.Params) -> Message:
+        """Returns the shapes of a message that has gradients alone."""
+        return jax.eval_shape(
+            lambda: empty_message(params, None, self.local_step.reduce_dtype)
+        )._replace(passengers=None)
 
     @property
     def compiler_options(self) -> dict[str, Any]:
@@ -312,6 +316,11 @@ class TrainStep:
         return choose(self.executor_name, self.setting)
 
     @property
+    def local_step(self) -> LocalStep:
+        """What each device does."""
+        return self.setting.work
+
+    @property
     def mesh(self) -> jax.sharding.Mesh:
         """The devices."""
         return self.setting.mesh
@@ -327,18 +336,23 @@ class TrainStep:
         return self.setting.axis_name
 
     @property
+    def counted(self) -> bool:
+        """Whether the number of calls decides which program a step runs."""
+        return self.warmup_steps > 0 or bool(self.schedule.boundaries)
+
+    @property
     def feeds_back(self) -> bool:
         """Whether the pipeline keeps deviations; one of width 1 has none."""
-        return self.width > 1 and self.halves.deviation_feedback > 0
+        return self.width > 1 and self.local_step.deviation_feedback > 0
 
     def _check(self, state: PipelineState) -> None:
-        check_state(state, self.setting.data.device_set)
+        check_state(state, self.setting.data.device_set, counted=self.counted)
         devices, fed = self.setting.devices, self.feeds_back
         check_in_flight(state.in_flight, self.width, devices, feeds_back=fed)
 
     def _phase(self, calls: Any) -> "TrainStep":
-        """The step of the phase that so many calls have led to."""
-        if calls is None:
+        """Returns the step of the phase that so many calls have led to."""
+        if not self.schedule.boundaries:
             return self
         number = self.schedule.phase(int(calls))
         if int(calls) in self.schedule.boundaries:
@@ -346,16 +360,17 @@ class TrainStep:
             self.phases[number - 1].executor.join()
         return self.phases[number]
 
-    def _message_shape(
+    def _message_form(
         self, params: Any, model_state: Any, rng: Any, batch: Any
     ) -> Message:
-        """The shapes of one device's message."""
+        """Returns the shapes of one device's message."""
+        dtype = self.local_step.reduce_dtype
         if batch is None:
-            return jax.eval_shape(empty_message, params, model_state)
-        check_batch(batch, self.setting.devices, self.halves.microbatches)
+            return jax.eval_shape(lambda: empty_message(params, model_state, dtype))
+        check_batch(batch, self.setting.devices, self.local_step.microbatches)
 
         def local(params: Any, model_state: Any, rng: Any, batch: Any) -> Message:
-            return self.halves.message(params, model_state, rng, batch)[0]
+            return self.local_step.message(params, model_state, rng, batch)[0]
 
         local = self.setting.on_mesh(local, (P(), P(), P(), P(self.axis_name)), P())
         return jax.eval_shape(local, params, model_state, rng, batch)

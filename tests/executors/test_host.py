@@ -40,7 +40,7 @@ def trained(train, steps=6):
         state, info = train.step(state, batch)
         infos.append(jax.tree.map(np.asarray, info))
     in_flight = jax.tree.map(np.asarray, state)
-    return infos, in_flight, jax.tree.map(np.asarray, train.drain(state))
+    return infos, in_flight, jax.tree.map(np.asarray, train.drain(state)[0])
 
 
 @grid(1, width=[1, 2, 3, 4], optimizer=OPTIMIZERS)
@@ -76,7 +76,7 @@ def test_same_bits_with_everything_on_board(donate):
         )
         for batch in batches(5):
             state, info = train.step(state, batch)
-        state = train.drain(state)
+        state, _ = train.drain(state)
         state = state._replace(rng=jax.random.key_data(state.rng))
         return jax.tree.map(np.asarray, (state, info))
 
@@ -91,7 +91,7 @@ def test_states_go_from_one_executor_to_the_other():
         batches(6), [host, fused, fused, host, host, fused], strict=True
     ):
         state, _ = train.step(state, batch)
-    assert_bits_equal(jax.tree.map(np.asarray, host.drain(state)), trained(fused)[2])
+    assert_bits_equal(jax.tree.map(np.asarray, host.drain(state)[0]), trained(fused)[2])
 
 
 def test_stepping_twice_from_one_state():
@@ -102,7 +102,7 @@ def test_stepping_twice_from_one_state():
     train.step(state, third)  # another branch
     for batch in (second, third):
         state, _ = train.step(state, batch)
-    state = train.drain(state)
+    state, _ = train.drain(state)
     assert_bits_equal(
         jax.tree.map(np.asarray, state), trained(make("fused", width=3), 3)[2]
     )
@@ -142,7 +142,8 @@ def test_failure_surfaces_at_the_next_step(width):
             state, _ = train.step(state, batch)
     assert failures == 1
     assert_bits_equal(
-        jax.tree.map(np.asarray, train.drain(state)), trained(make("fused", width))[2]
+        jax.tree.map(np.asarray, train.drain(state)[0]),
+        trained(make("fused", width))[2],
     )
 
 
@@ -155,7 +156,7 @@ def test_failure_surfaces_in_drain():
     train.executor._begun.clear()
     with pytest.raises(UnpluggedError):
         train.drain(state)
-    assert int(train.drain(state).step) == 1
+    assert int(train.drain(state)[0].step) == 1
 
 
 def test_by_copy_over_other_devices():
@@ -213,7 +214,7 @@ def test_join_waits_and_changes_nothing():
     assert len(train.executor._begun) == 2
     assert all(reduction.sums.done() for reduction in train.executor._begun)
     assert_bits_equal(
-        jax.tree.map(np.asarray, train.drain(state)),
+        jax.tree.map(np.asarray, train.drain(state)[0]),
         trained(make("fused", width=3), 3)[2],
     )
 

@@ -408,7 +408,7 @@ def test_state_of_another_mesh_brought_here():
     with refused(r"of this mesh, with 2 devices; got one of 4 devices, .* Drain it"):
         train.drain(state)
     # As the remedy says.
-    drained = jax.device_get(other.drain(other.step(state, BATCH)[0]))
+    drained = jax.device_get(other.drain(other.step(state, BATCH)[0])[0])
     state = train.init(drained.params, opt_state=drained.opt_state)
     train.step(state, BATCH)
 
@@ -472,7 +472,7 @@ FAILURES = {
     "mesh": lambda train, state: make(devices=4, donate=True).step(state, BATCH),
     "dtype": lambda train, state: make(reduce_dtype="bfloat16", donate=True).drain(
         state
-    ),
+    )[0],
     "metrics": lambda train, state: make(
         lambda p, b: (loss_fn(p, b), pj.Aux(metrics=1.0)), donate=True
     ).step(state, BATCH),

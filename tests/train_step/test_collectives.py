@@ -143,5 +143,5 @@ def test_rank_coded_values(width, devices):
         arrived = max(0, t + 2 - width)
         assert float(state.params) == -(devices + 1) / 2 * (2**arrived - 1)
         assert bool(info.applied) == (arrived > 0)
-    drained = train.drain(state)
+    drained, _ = train.drain(state)
     assert float(drained.params) == -(devices + 1) / 2 * (2**steps - 1)

@@ -9,9 +9,9 @@ import numpy as np
 import optax
 from jax import lax
 from jax.sharding import PartitionSpec as P
+from pipejax.pipeline import count_in_flight
 
 import pipejax as pj
-from pipejax.pipeline import count_in_flight
 
 from ..grid import grid
 from ..helpers import OPTIMIZERS, assert_bits_equal, batches, init_params, loss_fn
@@ -25,7 +25,7 @@ def trajectory(train, data, *, drain=True):
     for batch in data:
         state, _ = train.step(state, batch)
         out.append(state.params)
-    return [*out, train.drain(state).params] if drain else out
+    return [*out, train.drain(state)[0].params] if drain else out
 
 
 @functools.cache
@@ -132,10 +132,10 @@ def test_drain_applies_every_gradient_once(width, steps):
     state = train.init(init_params())
     for batch in batches(steps):
         state, _ = train.step(state, batch)
-    drained = train.drain(state)
+    drained, _ = train.drain(state)
     assert int(drained.opt_state[0].count) == steps
     assert count_in_flight(drained.in_flight) == 0
-    assert_bits_equal(train.drain(drained), drained)
+    assert_bits_equal(train.drain(drained)[0], drained)
 
 
 def test_pipeline_refills_after_a_drain():
@@ -144,7 +144,7 @@ def test_pipeline_refills_after_a_drain():
     applied = []
     for i, batch in enumerate(batches(10)):
         if i == 5:
-            state = train.drain(state)
+            state, _ = train.drain(state)
         state, info = train.step(state, batch)
         applied.append(bool(info.applied))
     assert applied == [False, False, True, True, True] * 2
@@ -203,7 +203,7 @@ def test_one_trace_per_program():
     state = train.init(init_params())
     for batch in batches(10):
         state, _ = train.step(state, batch)
-        state = train.drain(state) if int(state.step) % 4 == 0 else state
+        state = train.drain(state)[0] if int(state.step) % 4 == 0 else state
     assert len(traced) == 2, "one trace of the loss for the warm-up, one for the step"
 
     @chex.assert_max_traces(1)

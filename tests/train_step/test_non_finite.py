@@ -90,7 +90,7 @@ def check(train, name, data):
             assert not bool(info.applied)
             assert_bits_equal(state.params, before.params)
             assert_bits_equal(state.opt_state, before.opt_state)
-    drained = train.drain(state)
+    drained, _ = train.drain(state)
     assert int(drained.skipped) == sum(skips) + drain_skips
     got.append(drained.params)
     assert finite(got)
@@ -180,7 +180,7 @@ def test_overflow_of_the_reduction(width, reduce_dtype, share, skipped):
         reduce_dtype=reduce_dtype,
     )
     state, _ = train.step(train.init(np.float32(0)), np.array(share, np.float32))
-    state = train.drain(state)
+    state, _ = train.drain(state)
     assert int(state.skipped) == skipped
     assert (float(state.params) == 0) == bool(skipped)
 
@@ -223,7 +223,7 @@ def test_model_state_that_is_not_finite_is_skipped_with_its_update(width):
     state = train.init(np.float32(0), model_state=np.float32(0))
     for x in (1, np.nan, 1):
         state, _ = train.step(state, np.full(4, x, np.float32))
-    state = train.drain(state)
+    state, _ = train.drain(state)
     assert int(state.skipped) == 1
     assert float(state.model_state) == 2
     assert float(state.params) == -4

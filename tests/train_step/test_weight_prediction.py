@@ -25,7 +25,7 @@ def drained(data, tx, *, loss=loss_fn, params=None, **settings):
     state = train.init(init_params() if params is None else params)
     for batch in data:
         state, _ = train.step(state, batch)
-    return train.drain(state).params
+    return train.drain(state)[0].params
 
 
 @grid(1, name=OPTIMIZERS, width=[2, 4], executor=["fused", "host"])
@@ -121,7 +121,7 @@ def test_deviations_sum_to_nothing_and_end_with_the_drain(executor):
     for own in kept[1:]:
         assert np.abs(own).max() > 1e-3
         np.testing.assert_allclose(own.sum(axis=0), 0, atol=1e-6)
-    assert not np.any(train.drain(state).in_flight.deviation["float32"])
+    assert not np.any(train.drain(state)[0].in_flight.deviation["float32"])
 
 
 def test_only_feedback_keeps_a_deviation():
@@ -179,7 +179,7 @@ def test_model_state_is_predicted_with_the_parameters():
         state = train.init(init_params(), model_state=jnp.float32(0))
         for batch in batches(STEPS):
             state, _ = train.step(state, batch)
-        return train.drain(state).model_state
+        return train.drain(state)[0].model_state
 
     ahead = run(width=3)
     np.testing.assert_allclose(ahead, run(width=1), rtol=1e-6)

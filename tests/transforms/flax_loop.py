@@ -102,7 +102,7 @@ def expected(width, tx=optax.sgd(0.1), weight_prediction=False):  # noqa: B008
     for batch in batches(STEPS):
         state, _ = train.step(state, batch)
         out.append(state.params)
-    return [*out, train.drain(state).params]
+    return [*out, train.drain(state)[0].params]
 
 
 def assert_close(got, wanted, times=1):
