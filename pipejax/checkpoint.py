@@ -231,6 +231,8 @@ def _rebuilt(saved: dict[str, jax.Array], like: PipelineState) -> PipelineState:
         for name, leaf in _named(like).items()
     ]
     state = jax.tree.unflatten(jax.tree.structure(like), leaves)
+    if state.calls is None:
+        return state
     return state._replace(calls=np.int32(state.calls))
 
 

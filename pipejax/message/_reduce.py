@@ -92,7 +92,7 @@ def layout_of(message: Message) -> Layout:
 
 def codec_states(like: Message, all_reduce: AllReduce, axis_name: AxisName) -> Any:
     """Returns what the codecs keep before the first message of this form."""
-    return reduction(like, all_reduce, axis_name).init()
+    return all_reduce.init(layout_of(like), axis_name)
 
 
 def summands(message: Message) -> Summands:

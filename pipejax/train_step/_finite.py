@@ -20,17 +20,13 @@ def check_model_state(train: "TrainStep", state: PipelineState, batch: Any) -> N
     infinite, so is d, or NaN, and every update would be skipped. Leaves which the loss
     returns as they are (masks, constants) may hold anything.
 
-    Only at the first step after `init`; a state that is being traced is not looked at.
+    Only at the first step after `init`, which has found such a leaf; a state that is
+    being traced is not looked at.
     """
     first = isinstance(state.calls, np.integer) and state.calls == 0
     if not first or isinstance(state.step, jax.core.Tracer):
         return
-    bad = [
-        is_floating(leaf) and not np.isfinite(leaf.addressable_data(0)).all()
-        for leaf in jax.tree.leaves(state.model_state)
-    ]
-    if not any(bad):
-        return
+    bad = non_finite(state.model_state)
     unchanged = _unchanged(train, state, batch)
     paths = jax.tree_util.tree_leaves_with_path(state.model_state)
     for (path, _), infinite, same in zip(paths, bad, unchanged, strict=True):
@@ -41,6 +37,17 @@ def check_model_state(train: "TrainStep", state: PipelineState, batch: Any) -> N
                 " its change would never be finite, and every update skipped. Start it"
                 " at a large finite number, such as jnp.finfo(jnp.float32).min."
             )
+
+
+def non_finite(model_state: Any) -> list[bool]:
+    """Returns for each leaf whether it holds an infinity or NaN; not of tracers."""
+
+    def bad(leaf: Any) -> bool:
+        if isinstance(leaf, jax.core.Tracer) or not is_floating(leaf):
+            return False
+        return not np.isfinite(leaf.addressable_data(0)).all()
+
+    return [bad(leaf) for leaf in jax.tree.leaves(model_state)]
 
 
 def _unchanged(train: "TrainStep", state: PipelineState, batch: Any) -> Any:

@@ -21,8 +21,9 @@ class PipelineState(NamedTuple):
       rng: PRNG key from which each step splits its own; `None` if there is none.
       skipped: int32, updates skipped so far because a reduced gradient was not finite.
       step: int32, calls of `train.step` so far.
-      calls: calls of `train.step` since `train.init`, an int32 of NumPy, so that the
-        host knows which program is next without waiting for a device.
+      calls: calls of `train.step` so far, on the host, where the next program depends
+        on it (warm-up, schedules), or where the first step is to look at a model state
+        that is not finite; else `None`.
     """
 
     params: optax.Params

@@ -41,7 +41,7 @@ from ._check_input import (
     check_state,
 )
 from ._check_settings import check_count
-from ._finite import check_model_state
+from ._finite import check_model_state, non_finite
 from ._gradient import empty_message
 from ._info import StepInfo
 from ._local_step import LocalStep
@@ -119,7 +119,8 @@ class TrainStep:
         specs = (P(), P(self.axis_name))
         state, in_flight = jax.jit(self.setting.on_mesh(make, P(), specs))(*args)
         in_flight = in_flight._replace(codec_states=self.codec_states(params))
-        return state.with_in_flight(in_flight, np.int32(0))
+        counted = self.counted or any(non_finite(model_state))
+        return state.with_in_flight(in_flight, np.int32(0) if counted else None)
 
     def step(self, state: PipelineState, batch: Any) -> tuple[PipelineState, StepInfo]:
         """One iteration: computes this batch's gradient, applies an earlier one.
@@ -144,7 +145,7 @@ class TrainStep:
         own, in_flight = ReplicatedState.of(state), state.in_flight
         batch = jax.tree.map(lambda leaf: laid_out(leaf, self.setting.data), batch)
         now = self._phase(state.calls)
-        calls = state.calls + np.int32(1)
+        calls = self._counted_on(state.calls)
         if self.width > 1 and self.warmup_steps and calls <= self.warmup_steps:
             # The pipeline stays empty while the synchronous twin goes past it.
             past, plain = at_width_1(in_flight), now.plain.executor
@@ -349,6 +350,12 @@ class TrainStep:
         check_state(state, self.setting.data.device_set, counted=self.counted)
         devices, fed = self.setting.devices, self.feeds_back
         check_in_flight(state.in_flight, self.width, devices, feeds_back=fed)
+
+    def _counted_on(self, calls: Any) -> Any:
+        """Returns the number of calls after a step, where it is still needed."""
+        if calls is None or isinstance(calls, jax.core.Tracer) or self.counted:
+            return calls if calls is None else calls + np.int32(1)
+        return None
 
     def _phase(self, calls: Any) -> "TrainStep":
         """Returns the step of the phase that so many calls have led to."""

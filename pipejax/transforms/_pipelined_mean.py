@@ -3,7 +3,6 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.typing import DTypeLike
@@ -155,11 +154,16 @@ def _check_not_summed(updates: Any, axis_name: str) -> None:
 
 
 def _check_state(state: InFlight, width: int, fresh: Message) -> None:
-    found, form = width_of(state), jax.tree.map(jnp.shape, fresh)
-    pending = [jax.tree.map(jnp.shape, message) for message in state.pending]
-    if found != width or any(message != form for message in pending):
+    found, wanted = width_of(state), _form(fresh.gradients)
+    pending = [_form(message.gradients) for message in state.pending]
+    if found != width or any(form != wanted for form in pending):
         raise ValueError(
             "`state` must come from `init` of the same width and parameters: width"
-            f" {width} with gradients {form.gradients} in flight, got width {found}"
-            f" with {[message.gradients for message in pending]}. Call `init` again."
+            f" {width} with gradients {wanted} in flight, got width {found} with"
+            f" {pending}. Call `init` again."
         )
+
+
+def _form(tree: Any) -> dict[str, str]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): jax.typeof(leaf).str_short() for path, leaf in leaves}

@@ -201,8 +201,8 @@ def test_metrics_without_a_batch():
     train = make(loss)
     state = train.init(init_params())
     message = (
-        r"`batch` must be given to `train.init` when `loss_fn` returns metrics, .*"
-        r"\[\"\['a'\]\['b'\]\"\] .* Call `train.init\(params, ..., batch=batch\)`"
+        r"`batch` must be given to `train.init` when `loss_fn` returns metrics or .*"
+        r"\[\"metrics\['a'\]\['b'\]\"\] .* Call `train.init\(params, ..., batch=batch\)`"
     )
     with refused(message):
         train.step(state, BATCH)
@@ -417,8 +417,8 @@ def test_state_of_another_reduce_dtype():
     train = make(reduce_dtype=jnp.bfloat16)
     state = make().init(init_params())
     message = (
-        r"`state` must have gradients in flight of these parameters and this"
-        r" `reduce_dtype`: at least {'bfloat16': 63} .* got {'float32': 64}. Drain it"
+        r"`state` must have gradients in flight of these parameters, .*"
+        r" `gradients\['bias'\]` bfloat16\[\d+\]; got float32\[\d+\] in its place. Drain"
     )
     with refused(message):
         train.step(state, BATCH)
@@ -433,8 +433,8 @@ def test_state_of_other_metrics():
 
     state = make(loss).init(init_params(), batch=BATCH)
     message = (
-        r"`state` must have been made for what `loss_fn` returns: metrics .*{metrics}"
-        r".*got one with {'float32': 65} in flight. Drain it"
+        r"`state` must have been made for what `loss_fn` returns, {metrics}"
+        r"; got one with \[\"metrics\['a'\]\"\] in flight. Drain it"
     )
     with refused(message.replace("{metrics}", r"\[\]")):
         make().step(state, BATCH)
@@ -587,7 +587,7 @@ def test_gradients_already_summed():
 def test_pipeline_of_another_form(other):
     message = (
         r"`state` must come from `init` of the same width and parameters: width 2 with"
-        r" {'float32': 63} elements in flight, got width \d with .* Call `init` again"
+        r" gradients {.*} in flight, got width \d with .* Call `init` again"
     )
     with refused(message):
         on_mesh(
