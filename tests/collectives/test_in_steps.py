@@ -128,7 +128,7 @@ def test_by_copy_over_other_devices(name):
 
 
 def residuals(state):
-    sites = state.in_flight.codec_states["float32"].values()
+    sites = state.in_flight.codec_states.values()
     leaves = [jax.tree.leaves(site.residual) for site in sites]
     return [np.concatenate([np.ravel(x) for x in own]) for own in leaves]
 

@@ -12,9 +12,8 @@ from jax.sharding import Mesh
 
 import pipejax as pj
 from pipejax import codecs, collectives
-from pipejax.collectives import Layout
 from pipejax.executors._reduce import _one_cpu_a_process, reduce_by_copy
-from pipejax.message import MessageForm
+from pipejax.message import Message
 
 from ..grid import grid
 from ..helpers import OPTIMIZERS, assert_bits_equal, batches, init_params, loss_fn
@@ -180,11 +179,11 @@ def test_bfloat16_by_copy():
     train = make("host")
     other = Mesh(np.array(jax.devices()[7:]), ("data",))
     placed = jax.device_put(rows, train.setting.data)
-    form = MessageForm((("bfloat16", Layout(2, "bfloat16")),), (("bfloat16", 2),))
     reduce = reduce_by_copy(train.setting, other)
-    sums, _ = reduce({"bfloat16": placed}, {"bfloat16": {}}, form)
-    assert sums["bfloat16"].dtype == jnp.bfloat16
-    np.testing.assert_array_equal(np.asarray(sums["bfloat16"], np.float32), [12, 16])
+    reduced, _ = reduce(Message({"w": placed}), {})
+    total = reduced.sum.gradients["w"]
+    assert total.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(np.asarray(total, np.float32), [12, 16])
 
 
 def test_not_inside_jit():
@@ -212,7 +211,7 @@ def test_join_waits_and_changes_nothing():
         state, _ = train.step(state, batch)
     train.executor.join()
     assert len(train.executor._begun) == 2
-    assert all(reduction.sums.done() for reduction in train.executor._begun)
+    assert all(reduction.sum.done() for reduction in train.executor._begun)
     assert_bits_equal(
         jax.tree.map(np.asarray, train.drain(state)[0]),
         trained(make("fused", width=3), 3)[2],

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from pipejax.pipeline import count_in_flight
+from pipejax.message import count as count_in_flight
 
 import pipejax as pj
 
@@ -249,5 +249,5 @@ def test_donation_spares_the_users_parameters():
         assert_bits_equal(jax.tree.map(np.asarray, given), init_params())
         assert state.params["out"].is_deleted()
         assert not after.params["out"].is_deleted()
-        in_flight = state.in_flight.pending[0]["float32"]
+        in_flight = state.in_flight.pending[0].gradients["out"]
         assert not in_flight.is_deleted(), "it may still be on its way"

@@ -246,3 +246,28 @@ def test_one_bad_element_of_many_is_seen(codec, value):
     state, info = train.step(train.init(jnp.ones(10_000)), batch)
     assert int(info.skipped) == 1
     assert (np.asarray(state.params) == 1).all()
+
+
+def test_left_to_the_optimizer():
+    """With skip_nonfinite=False, as in a loop without a check of its own."""
+    data = poisoned([2])
+
+    def run(tx, **settings):
+        train = pj.make_train_step(
+            loss_fn, tx, mesh=pj.data_mesh(DEVICES), width=1, **settings
+        )
+        state = train.init(init_params())
+        for batch in data:
+            state, _ = train.step(state, batch)
+        return state
+
+    sgd = optax.sgd(0.1)
+    assert not finite(run(sgd, skip_nonfinite=False).params)
+    zeroed = run(optax.chain(optax.zero_nans(), sgd), skip_nonfinite=False)
+    assert finite(zeroed.params)
+    assert int(zeroed.skipped) == 0
+    counted = run(optax.apply_if_finite(sgd, 3), skip_nonfinite=False)
+    assert int(counted.opt_state.total_notfinite) == 1
+    assert_bits_equal(counted.params, run(sgd).params)
+    with pytest.raises(ValueError, match="`skip_nonfinite` must be True or False"):
+        run(sgd, skip_nonfinite=None)

@@ -1,0 +1,138 @@
+"""The train step under JAX's switches that change dtypes, checks, transfers, meshes."""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
+from pipejax import codecs, collectives
+
+from ..grid import each, grid
+from ..helpers import assert_bits_equal, batches, init_params, loss_fn
+
+STEPS = 3
+ALL_REDUCES = {
+    "psum": collectives.psum(),
+    "fed back": collectives.two_shot(codecs.error_feedback(codecs.int8(8))),
+}
+
+
+@contextlib.contextmanager
+def switched(name, value):
+    before = getattr(jax.config, name)
+    jax.config.update(name, value)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
+
+
+SWITCHES = {
+    "strict promotion": ("jax_numpy_dtype_promotion", "strict"),
+    "no rank promotion": ("jax_numpy_rank_promotion", "raise"),
+    "debug nans": ("jax_debug_nans", True),
+    "debug infs": ("jax_debug_infs", True),
+    "leaks": ("jax_check_tracer_leaks", True),
+    "checks": ("jax_enable_checks", True),
+    "guard": ("jax_transfer_guard", "disallow"),
+    "raw keys": ("jax_default_prng_impl", "rbg"),
+    "threefry": ("jax_threefry_partitionable", False),
+    "matmul": ("jax_default_matmul_precision", "highest"),
+}
+
+
+def noisy(params, batch, *, model_state, rng):
+    noise = jax.random.normal(rng, (batch["x"].shape[0], 1), batch["x"].dtype)
+    loss = loss_fn(params, {**batch, "x": batch["x"] + noise * jnp.float32(0.1)})
+    after = {"mean": model_state["mean"] * jnp.float32(0.5), "n": model_state["n"]}
+    return loss, pj.Aux(metrics={"loss": loss}, model_state=after, weight=jnp.int32(4))
+
+
+def trained(mesh=None, all_reduce="psum", executor="fused", width=2):
+    mesh = mesh or pj.data_mesh(4)
+    train = pj.make_train_step(
+        noisy,
+        optax.sgd(0.1, momentum=0.9),
+        mesh=mesh,
+        width=width,
+        executor=executor,
+        all_reduce=ALL_REDUCES[all_reduce],
+        donate=True,
+    )
+    place = NamedSharding(mesh, P("data"))
+    data = [jax.device_put(batch, place) for batch in batches(STEPS)]
+    model_state = {"mean": np.ones(2, np.float32), "n": np.int32(3)}
+    state = train.init(
+        init_params(), model_state=model_state, rng=jax.random.key(0), batch=data[0]
+    )
+    infos = []
+    for batch in data:
+        state, info = train.step(state, batch)
+        infos.append(info)
+    state, late = train.drain(state)
+    return jax.device_get((state.params, state.model_state, pj.mean_info(infos).loss))
+
+
+@grid(
+    1,
+    switch=list(SWITCHES),
+    executor=["fused", "host"],
+    all_reduce=list(ALL_REDUCES),
+    width=[1, 2],
+)
+def test_a_switch_changes_nothing(switch, executor, all_reduce, width):
+    settings = {"executor": executor, "all_reduce": all_reduce, "width": width}
+    wanted = None if switch == "raw keys" else trained(**settings)
+    with switched(*SWITCHES[switch]):
+        got = trained(**settings)
+    if wanted is None:
+        assert np.isfinite(got[2])
+    else:
+        assert_bits_equal(got, wanted)
+
+
+@pytest.mark.parametrize("executor", each(["fused", "host"], full=["host"]))
+@pytest.mark.parametrize("mesh", ["auto", "explicit"])
+def test_inside_set_mesh_with_explicit_axes(executor, mesh):
+    explicit = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+    wanted = trained(executor=executor)
+    with jax.set_mesh(explicit):
+        own = explicit if mesh == "explicit" else pj.data_mesh(4)
+        assert_bits_equal(trained(own, executor=executor), wanted)
+
+
+def test_what_explicit_axes_are_good_for():
+    """A state on an Explicit mesh can be computed with inside `jax.set_mesh`."""
+    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+    train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=mesh)
+    with jax.set_mesh(mesh):
+        state = train.init(init_params())
+        (batch,) = batches(1)
+        state, info = jax.jit(train.step)(state, batch)
+        assert np.isfinite(jnp.mean(state.params["out"]) + state.params["bias"][0])
+        assert not info.arrived
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_x64(width):
+    wanted = trained(width=width)
+    with jax.enable_x64(True):
+        got = trained(width=width)
+    assert got[0]["out"].dtype == np.float32
+    for a, b in zip(*map(jax.tree.leaves, (got, wanted)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_under_debug_nans_what_has_not_arrived_is_zero():
+    train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(4))
+    (batch,) = batches(1)
+    with switched("jax_debug_nans", True):
+        _, info = train.step(train.init(init_params()), batch)
+    assert float(info.loss) == 0
+    assert not info.arrived
