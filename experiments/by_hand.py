@@ -13,7 +13,6 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pipejax import buckets
 from pipejax.mesh import on_mesh
 
 Loss = Callable[..., Any]
@@ -50,11 +49,10 @@ def applied_first(loss_fn: Loss, tx: optax.GradientTransformation, mesh: Mesh) -
 
     def local(params: Any, opt_state: Any, stale: Any, batch: Any) -> Any:
         mean = jax.tree.map(lambda x: lax.pmean(x, "data"), stale)
-        grads = buckets.unflatten(mean, params)
-        updates, opt_state = tx.update(grads, opt_state, params)
+        updates, opt_state = tx.update(mean, opt_state, params)
         params = optax.apply_updates(params, updates)
         loss, grads = jax.value_and_grad(loss_fn)(params, batch)
-        return params, opt_state, buckets.flatten(grads), loss[None]
+        return params, opt_state, grads, loss[None]
 
     in_specs = (P(), P(), P("data"), P("data"))
     return jax.jit(on_mesh(local, mesh, in_specs, (P(), P(), P("data"), P("data"))))

@@ -131,13 +131,13 @@ def gradients(config: Config, seed: int) -> jax.Array:
 
 def summing(all_reduce: collectives.AllReduce, mesh: Any, n: int) -> Any:
     """The sum as a program, and what each of its collectives moves."""
-    layout = collectives.Layout(n, "float32")
+    layout = collectives.Layout.of_shapes(((n,),))
     transfers: list[collectives.Transfer] = []
 
     def local(row: jax.Array) -> jax.Array:
         stages = all_reduce(layout, AXES)
         transfers[:] = stages.transfers
-        return collectives.run(stages, row[0])[0]
+        return collectives.run(stages, collectives.Summands((row[0],)))[0].coded[0]
 
     program = jax.jit(on_mesh(local, mesh, P(AXES), P()))
     jax.eval_shape(program, jax.ShapeDtypeStruct((mesh.size, n), jnp.float32))

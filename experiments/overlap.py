@@ -39,7 +39,8 @@ from rich.table import Table
 from rich.text import Text
 
 import pipejax as pj
-from pipejax import codecs, collectives, pipeline
+from pipejax import codecs, collectives
+from pipejax.message import at_width_1
 from pipejax.overlap import Report, inspect, topology
 
 from . import by_hand, models, report, task, transformer
@@ -203,11 +204,12 @@ def compiled(program: Program, model: Model, mesh: Mesh) -> tuple[Report, int]:
     (stale,) = state.in_flight.pending
     look: Callable[..., Report] = functools.partial(inspect, train, state)
     if program == "D-Sync":
-        empty = state._replace(in_flight=pipeline.at_width_1(state.in_flight))
+        empty = state._replace(in_flight=at_width_1(state.in_flight))
         look = functools.partial(inspect, train.plain, empty)
     elif program == "negative control":
         step = by_hand.applied_first(problem.loss_fn, SGD, mesh)
-        look = functools.partial(inspect, step, state.params, state.opt_state, stale)
+        own = stale.gradients
+        look = functools.partial(inspect, step, state.params, state.opt_state, own)
     elif program == "naive, defaults":
         step = by_hand.naive(problem.loss_fn, SGD, mesh)
         own = jax.tree.map(lambda x: _on_each(mesh.size, x), state.params)

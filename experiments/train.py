@@ -140,7 +140,7 @@ def run(config: Config, console: Console) -> dict[str, Any]:
                 step = int(outcome.state.step)
                 console.print(f"stopped by SIGTERM, saved at step {step}")
                 return {"stopped": step}
-            state = train.drain(outcome.state)
+            state, _ = train.drain(outcome.state)
             result = test(state)
             log.write(config.steps, result)
     logs.draw_curves({f"width {config.width}": config.out}, config.out / "curves.png")

@@ -95,20 +95,19 @@ def row(
     """What is declared, and whether every target's program sends it."""
     two = algorithm == "hierarchical"
     name: AxisName = TWO_AXES if two else "data"
-    n = sum(map(math.prod, SHAPES))
-    layout = collectives.Layout(n, "float32", shapes=SHAPES)
+    layout = collectives.Layout.of_shapes(SHAPES)
     declared: list[collectives.Transfer] = []
 
-    def local(vector: jax.Array) -> jax.Array:
+    def local(arrays: tuple[jax.Array, ...]) -> Any:
         stages = all_reduce(layout, name)
         declared[:] = stages.transfers
-        return collectives.run(stages, vector)[0]
+        return collectives.run(stages, collectives.Summands(arrays))[0]
 
     same, dtypes = True, set[str]()
     for devices in targets.values():
         mesh = pj.data_mesh(devices=devices, axis_name=name, hosts=2 if two else None)
         program = jax.jit(on_mesh(local, mesh, P(), P()))
-        found = inspect(program, jax.ShapeDtypeStruct((n,), "float32")).collectives
+        found = inspect(program, layout.coded).collectives
         wanted = [(t.kind, t.devices, t.bytes) for t in declared]
         got = [(c.kind, c.group_size, c.bytes) for c in found]
         if two:
@@ -122,7 +121,7 @@ def row(
         "codec": codec,
         "collectives": len(declared),
         "bytes_sent": sent,
-        "ratio": sent / (2 * (DEVICES - 1) / DEVICES * 4 * n),
+        "ratio": sent / (2 * (DEVICES - 1) / DEVICES * 4 * layout.coded_size),
         "dtypes": sorted(dtypes),
         "same": same,
     }

@@ -11,13 +11,14 @@ from . import timing as timing
 from . import transforms as transforms
 from .executors import compiler_options as compiler_options
 from .mesh import data_mesh as data_mesh
-from .pipeline import PipelinedMeanState as PipelinedMeanState
+from .message import InFlight as InFlight
 from .replicas import replica_digest as replica_digest
 from .train_step import Aux as Aux
 from .train_step import PipelineState as PipelineState
 from .train_step import StepInfo as StepInfo
 from .train_step import TrainStep as TrainStep
 from .train_step import make_train_step as make_train_step
+from .train_step import mean_info as mean_info
 from .transforms import PipelinedState as PipelinedState
 from .transforms import pipelined as pipelined
 from .transforms import pipelined_mean as pipelined_mean

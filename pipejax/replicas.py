@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .pipeline import PipelinedMeanState
+from .message import InFlight
 
 
 def replica_digest(tree: Any) -> dict[int, str]:
@@ -54,7 +54,7 @@ def replica_digest(tree: Any) -> dict[int, str]:
 
 def _is_own(node: Any) -> bool:
     """What each device has for itself, wherever it lies."""
-    return isinstance(node, PipelinedMeanState)
+    return isinstance(node, InFlight)
 
 
 def _raw(leaf: jax.Array) -> jax.Array:

@@ -19,11 +19,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from .buckets import Buckets
-from .collectives import AllReduce
+from .collectives import AllReduce, Layout
 from .collectives._residuals import owed, owing
 from .mesh import AxisName, Rows, axes
-from .message import MessageForm
+from .message import codec_states, layout_of
 from .train_step import PipelineState, TrainStep
 
 
@@ -75,11 +74,9 @@ def shapes_on(train: TrainStep, like: PipelineState, spread: Spread) -> Pipeline
         size = leaf.shape[0] // now * spread.devices
         return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype)
 
-    form = train.message_form(like)
-    states: dict[str, Any] = {name: {} for name, _ in form.layouts}
+    states: dict[str, Any] = {}
     for all_reduce in train.schedule.phases:
-        for name, more in _init(all_reduce, form, train.axis_name, spread).items():
-            states[name] |= more
+        states |= _init(all_reduce, train, like, spread)
     in_flight = jax.tree.map(resized, like.in_flight._replace(codec_states={}))
     return like._replace(in_flight=in_flight._replace(codec_states=states))
 
@@ -92,18 +89,20 @@ def reshard(train: TrainStep, state: PipelineState, before: Spread) -> PipelineS
       state: whose `in_flight` is that of other devices, all of it on each.
       before: of those.
     """
-    states, form = train.codec_states(state), train.message_form(state)
+    states = train.codec_states(state.params)
+    layout = layout_of(train.gradients_form(state.params))
     for all_reduce in train.schedule.phases if before.kept is not None else ():
         old = state.in_flight.codec_states
-        sums = sums_owed(all_reduce, form, train.axis_name, before, old)
-        states = _handed_on(all_reduce, form, train, before.devices, sums, states)
+        total = sum_owed(all_reduce, layout, train.axis_name, before, old)
+        states = _handed_on(all_reduce, layout, train, before.devices, total, states)
     in_flight, now = state.in_flight._replace(codec_states={}), train.setting.devices
 
     def shared_out(leaf: jax.Array) -> jax.Array:
         if now == before.devices:
             return leaf
-        mean = leaf.reshape(before.devices, -1).mean(axis=0).astype(leaf.dtype)
-        return jnp.tile(mean, now)
+        each = leaf.reshape(before.devices, -1, *leaf.shape[1:])
+        mean = each.mean(axis=0).astype(leaf.dtype)
+        return jnp.concatenate([mean] * now)
 
     own = NamedSharding(train.mesh, P(train.axis_name))
     spread = jax.jit(lambda tree: jax.tree.map(shared_out, tree), out_shardings=own)
@@ -112,57 +111,55 @@ def reshard(train: TrainStep, state: PipelineState, before: Spread) -> PipelineS
 
 
 def _init(
-    all_reduce: AllReduce, form: MessageForm, axis_name: AxisName, spread: Spread
+    all_reduce: AllReduce, train: TrainStep, like: PipelineState, spread: Spread
 ) -> Any:
-    """Shapes of what codecs kept on these devices."""
-    names, sizes = _mapped(all_reduce, axis_name, spread)
+    """Returns the shapes of what codecs kept on these devices."""
+    names, sizes = _mapped(all_reduce, train.axis_name, spread)
+    gradients = train.gradients_form(like.params)
 
     def local() -> Any:
-        return {k: x.init() for k, x in form.reductions(all_reduce, names).items()}
+        return codec_states(gradients, all_reduce, names)
 
     return jax.eval_shape(_in_rows(local, axes(names), sizes))
 
 
-def sums_owed(
+def sum_owed(
     all_reduce: AllReduce,
-    form: MessageForm,
+    layout: Layout,
     axis_name: AxisName,
     before: Spread,
     states: Any,
-) -> Buckets:
-    """What those devices together have yet to send: `{dtype: [n]}`."""
+) -> jax.Array:
+    """Returns what those devices together have yet to send: [coded]."""
     names, sizes = _mapped(all_reduce, axis_name, before)
 
-    def local(states: Any) -> Buckets:
-        return {k: owed(all_reduce, x, names, states[k]) for k, x in form.layouts}
+    def local(states: Any) -> jax.Array:
+        return owed(all_reduce, layout, names, states)
 
-    def one_row(states: Any) -> Buckets:
+    def one_row(states: Any) -> jax.Array:
         rows = _in_rows(local, axes(names), sizes)(states)
-        return {k: rows[k][: x.coded] for k, x in form.layouts}  # all are the same
+        return rows[: layout.coded_size]  # all are the same
 
     return jax.jit(one_row)(states)
 
 
 def _handed_on(
     all_reduce: AllReduce,
-    form: MessageForm,
+    layout: Layout,
     train: TrainStep,
     before: int,
-    sums: Buckets,
+    total: jax.Array,
     states: Any,
 ) -> Any:
-    """The states, each device's with an equal share of that to be sent."""
+    """Returns the states, each device's with an equal share of that to be sent."""
     setting = train.setting.at(train.executor.reduction_mesh)
     own, axis_name = P(setting.axis_name), setting.axis_name
     scale = train.setting.devices / (before * setting.devices)
 
-    def local(states: Any, sums: Buckets) -> Any:
-        return {
-            k: owing(all_reduce, x, axis_name, states[k], scale * sums[k])
-            for k, x in form.layouts
-        }
+    def local(states: Any, total: jax.Array) -> Any:
+        return owing(all_reduce, layout, axis_name, states, scale * total)
 
-    return jax.jit(setting.on_mesh(local, (own, P()), own))(states, sums)
+    return jax.jit(setting.on_mesh(local, (own, P()), own))(states, total)
 
 
 def _above_one(mesh: Mesh, names: tuple[str, ...]) -> dict[str, int]:

@@ -91,7 +91,8 @@ def test_a_state_and_what_it_leaves_out():
     state = train.init(init_params(), rng=None)
     for batch in batches(3):
         state, _ = train.step(state, batch)
-    rows = np.asarray(state.in_flight.pending[0]["float32"]).reshape(DEVICES, -1)
+    rows = np.asarray(state.in_flight.pending[0].gradients["out"])
+    rows = rows.reshape(DEVICES, -1)
     assert (rows[0] != rows[1]).any()
     digests = pj.replica_digest(state)
     assert len(digests) == DEVICES

@@ -14,7 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax import codecs, collectives
-from pipejax.reshard import Spread, reshard, shapes_on, sums_owed
+from pipejax.message import layout_of
+from pipejax.reshard import Spread, reshard, shapes_on, sum_owed
 
 from .helpers import batches
 
@@ -95,12 +96,12 @@ def moved(train, state):
 
 def owed(train, state):
     """What devices have yet to send, and what that adds to means in the end."""
-    on, form = Spread.of(state), train.message_form(state)
+    on, layout = Spread.of(state), layout_of(train.gradients_form(state.params))
     sums = [
-        sums_owed(phase, form, train.axis_name, on, state.in_flight.codec_states)
+        sum_owed(phase, layout, train.axis_name, on, state.in_flight.codec_states)
         for phase in train.schedule.phases
     ]
-    return {k: sum(np.array(x[k]) for x in sums) / on.devices for k in sums[0]}
+    return sum(map(np.array, sums)) / on.devices
 
 
 def sent(state):
@@ -144,12 +145,12 @@ def test_what_was_due_is_sent_or_owed(name, before, now):
     kept = owed(first, state)
     # Some 10 sums of numbers below 10, rounded at every one.
     close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
-    close(sent(state) + kept["float32"], due(data[:4]))
-    assert np.abs(kept["float32"]).max() > 1e-2, "nothing to hand on"
+    close(sent(state) + kept, due(data[:4]))
+    assert np.abs(kept).max() > 1e-2, "nothing to hand on"
     state = moved(second, state)
-    jax.tree.map(close, owed(second, state), kept)
+    close(owed(second, state), kept)
     state = run(second, state, data[4:])
-    close(sent(state) + owed(second, state)["float32"], due(data))
+    close(sent(state) + owed(second, state), due(data))
 
 
 def test_a_codec_without_feedback_beside_loses_nothing_of_it():
@@ -159,9 +160,9 @@ def test_a_codec_without_feedback_beside_loses_nothing_of_it():
     first, second = train_step(all_reduce, 4, 2), train_step(all_reduce, 2, 2)
     state = run(first, first.init(params()), batches(4, size=24))
     kept = owed(first, state)
-    assert np.abs(kept["float32"]).max() > 1e-2, "nothing to hand on"
+    assert np.abs(kept).max() > 1e-2, "nothing to hand on"
     close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
-    jax.tree.map(close, owed(second, moved(second, state)), kept)
+    close(owed(second, moved(second, state)), kept)
 
 
 @functools.cache
@@ -208,6 +209,6 @@ def test_what_is_not_finite_stays_so_and_is_skipped():
     bad = batches(1, size=24)[0]
     bad["x"][0, 0] = np.nan
     state = run(first, first.init(params()), [*batches(2, size=24), bad])
-    drained = second.drain(moved(second, state))
+    drained, _ = second.drain(moved(second, state))
     assert int(drained.skipped) == 1
     assert np.isfinite(drained.params["w"]).all()

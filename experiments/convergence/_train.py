@@ -38,7 +38,7 @@ def train(
     for _, batch in zip(range(task.steps), task.batches(seed), strict=False):
         state, info = step.step(state, batch)
         losses.append(info.loss)
-    state = step.drain(state)
+    state, _ = step.drain(state)
     params = state.params
     if how.extrapolates:
         params = corrections.unextrapolated(state.opt_state, params)

@@ -80,8 +80,9 @@ def main(config: Config) -> None:
         checkpoint.manager(config.folder / "checkpoints") as manager,
     ):
         if manager.latest_step() is not None:
-            state, extras, _ = checkpoint.restore(manager, train, state)
-            batches.set_state(extras["batches"])
+            restored = checkpoint.restore(manager, train, state)
+            state = restored.state
+            batches.set_state(restored.extras["batches"])
         for number in range(int(state.step), config.steps):
             watchdog.step(number)
             if (config.rank, config.at) == (rank, number):
@@ -92,7 +93,7 @@ def main(config: Config) -> None:
                 checkpoint.save(manager, state, {"batches": batches.get_state()})
             if config.diary and (number + 1) % config.diary == 0:
                 sys.stdout.write(f"{json.dumps(entry(number + 1, state.params))}\n")
-        params = train.drain(state).params
+        params = train.drain(state)[0].params
     sys.stdout.write(f"digest {digest(params)}\n")
 
 

@@ -51,7 +51,7 @@ class Pipejax(Method):
 
     def finish(self) -> None:
         """Drains."""
-        self.state = jax.block_until_ready(self.train.drain(self.state))
+        self.state, _ = jax.block_until_ready(self.train.drain(self.state))
 
     def params(self) -> Any:
         """Without what is in flight."""

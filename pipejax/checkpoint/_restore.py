@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax.mesh import without_mesh
 from pipejax.reshard import Spread, reshard, shapes_on
-from pipejax.train_step import PipelineState, TrainStep
+from pipejax.train_step import PipelineState, StepInfo, TrainStep
 
 from ._leaves import Form, decoded, empty, encoded, form, named, weakened
 from ._manager import steps
@@ -27,13 +27,15 @@ class Restored(NamedTuple):
     Attributes:
       state: to go on from.
       extras: what `save` was given beside the state.
-      drained: whether gradients in flight had to be applied, for the number of devices
-        has changed.
+      drained: whether gradients in flight had to be applied, because the number of
+        devices has changed.
+      infos: what applying them reported, as `train.drain` returns it; else empty.
     """
 
     state: PipelineState
     extras: dict[str, Any]
     drained: bool
+    infos: tuple[StepInfo, ...]
 
 
 @without_mesh()
@@ -88,6 +90,7 @@ def restore(
                 "checkpoint of other devices: of what codecs kept, that which is yet to"
                 " be sent is handed on, keys and warm starts begin anew"
             )
+    infos: tuple[StepInfo, ...] = ()
     moved = before.devices != now.devices and train.width > 1
     if moved:
         _log.warning(
@@ -95,8 +98,8 @@ def restore(
             before.devices,
             now.devices,
         )
-        state = train.drain(state)
-    return Restored(state, saved["extras"], moved)
+        state, infos = train.drain(state)
+    return Restored(state, saved["extras"], moved, infos)
 
 
 def _found(manager: ocp.CheckpointManager, step: int | None) -> int:

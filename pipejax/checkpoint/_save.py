@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from pipejax.mesh import without_mesh
-from pipejax.pipeline import width_of
+from pipejax.message import width_of
 from pipejax.reshard import Spread
 from pipejax.train_step import PipelineState
 

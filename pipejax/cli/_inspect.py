@@ -11,8 +11,8 @@ import jax
 
 import pipejax as pj
 from pipejax.executors import Fused
+from pipejax.message import at_width_1
 from pipejax.overlap import Report, inspect, timeline, topology
-from pipejax.pipeline import at_width_1
 
 from ._program import load, types
 from ._usage import UsageError, in_one_line

@@ -11,7 +11,8 @@ from pipejax.codecs import Codec
 from pipejax.codecs._all_bits import AllBits
 from pipejax.mesh import AxisName, axes
 
-from ._stages import Layout, Stages, States
+from ._layout import Layout
+from ._stages import Stages, States
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +29,10 @@ class AllReduce(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
-        """The stages that sum a vector.
+        """Returns the stages that sum arrays of this layout.
 
         Args:
-          layout: of each device's own vector.
+          layout: of each device's own arrays.
           axis_name: the axes of the surrounding `shard_map` to sum over.
         """
 

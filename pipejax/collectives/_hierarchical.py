@@ -12,14 +12,15 @@ slow, in 2; in 1 and 3 it would add errors and save time that is not spent.
 
 import dataclasses
 
-import jax.numpy as jnp
+import jax
 
 from pipejax.mesh import AxisName, axes
 
 from ._all_reduce import AllReduce, axis_size, check_axes
+from ._layout import Layout, Summands
 from ._scatter_gather import ScatterGather
 from ._sites import Cut, Parts
-from ._stages import Layout, Stages, local, renamed
+from ._stages import Stages, local, renamed
 from ._two_shot import two_shot
 
 
@@ -48,14 +49,15 @@ class Hierarchical(AllReduce):
             )
         layout = layout._replace(drawing=axis_name)
         cut = Cut.of(layout, devices, self.inner.codec.multiple)
-        dtype = layout.working_dtype
-        piece = Layout(cut.coded, dtype, cut.exact, drawing=axis_name)
+        sizes, dtype = (cut.coded, cut.exact), layout.working_dtype
+        coded, exact = (jax.ShapeDtypeStruct((size,), dtype) for size in sizes)
+        piece = Layout((coded,), (exact,), whole=False, drawing=axis_name)
         return (
             local(cut.rows)
             + renamed(self.inner.reduce_scatter(cut, inside), "inner ")
-            + local(lambda x: jnp.concatenate([x.coded, x.exact]))
+            + local(lambda x: Summands((x.coded,), (x.exact,)))
             + renamed(self.outer(piece, between), "outer ")
-            + local(lambda x: Parts(x[: cut.coded], x[cut.coded :]))
+            + local(lambda x: Parts(*x.coded, *x.exact))
             + renamed(self.inner.all_gather(cut, inside), "inner ")
             + local(cut.joined)
         )

@@ -7,15 +7,14 @@ each waits for the one before, here as there.
 import dataclasses
 from typing import Any
 
-import jax
-
 from pipejax.codecs import Codec
 from pipejax.mesh import AxisName
 
 from ._all_reduce import AllReduce, axis_size, check_codec
+from ._layout import Layout, Summands
 from ._permute import hand_over, permute
 from ._sites import Cut, Parts, Site
-from ._stages import Layout, Local, Stages, States, local
+from ._stages import Local, Stages, States, local
 from ._tree import first, from_root
 
 
@@ -33,8 +32,8 @@ class ParameterServer(AllReduce):
         worker = cut.site("worker", codec, axis_name)
         server = cut.site("server", codec, axis_name)
 
-        def encode(vector: jax.Array, states: States) -> tuple[Any, States]:
-            payload, states = worker.encode(first(cut.rows(vector)), states)
+        def encode(summands: Summands, states: States) -> tuple[Any, States]:
+            payload, states = worker.encode(first(cut.rows(summands)), states)
             return [payload], states
 
         def add(payloads: Any) -> Parts:

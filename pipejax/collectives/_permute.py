@@ -35,7 +35,7 @@ def permute(axis_name: AxisName, pairs: Pairs, size: int) -> Sent:
         beside, payload = value
         return beside, _sent(payload, axis_name, pairs)
 
-    return Sent(send, Transfer("collective-permute", axis_size(axis_name), size))
+    return Sent(send, (Transfer("collective-permute", axis_size(axis_name), size),))
 
 
 def hand_over(axis_name: AxisName, pairs: Pairs, size: int) -> Stages:
@@ -46,7 +46,7 @@ def hand_over(axis_name: AxisName, pairs: Pairs, size: int) -> Stages:
         return jnp.where(among(axis_name, (to for _, to in pairs)), came, payload)
 
     transfer = Transfer("collective-permute", axis_size(axis_name), size)
-    return Stages((Sent(send, transfer),))
+    return Stages((Sent(send, (transfer,)),))
 
 
 def _sent(payload: jax.Array, axis_name: AxisName, pairs: Pairs) -> jax.Array:

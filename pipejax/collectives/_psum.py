@@ -2,10 +2,10 @@
 
 import dataclasses
 import functools
+import math
 import zlib
 from typing import Any, cast
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -14,8 +14,9 @@ from pipejax.concatenate import joined
 from pipejax.mesh import AxisName
 
 from ._all_reduce import AllReduce, axis_size, check_codec
+from ._layout import Layout, Summands
 from ._sites import check_kept
-from ._stages import Layout, Local, Sent, Stages, States, local
+from ._stages import Local, Sent, Stages, States, local
 from ._wire import Transfer
 
 
@@ -28,8 +29,7 @@ class Psum(AllReduce):
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
         """One stage; under a codec, one a round."""
         if self.codec is None:
-            size = (layout.coded + layout.exact) * jnp.dtype(layout.dtype).itemsize
-            return Stages((_psum(axis_name, size),))
+            return Stages((_leaf_by_leaf(layout, axis_name),))
         codec = self.codec.of(layout.shapes, layout.working_dtype)
         return _rounds(cast(Linear, codec), layout, axis_name)
 
@@ -40,16 +40,16 @@ class Psum(AllReduce):
 
 def _rounds(codec: Linear, layout: Layout, axis_name: AxisName) -> Stages:
     """The rounds of a linear codec; the value is what is sent, and all that is kept."""
-    n, dtype = layout.coded, layout.working_dtype
+    n, dtype = layout.coded_size, layout.working_dtype
 
     def init() -> States:
         # The same on all devices: what they send is added up unread.
         seed = jnp.uint32(zlib.crc32(b"psum"))
         return {"psum": codec.init(n, seed)}
 
-    def begin(vector: jax.Array) -> Any:
-        vector = vector.astype(dtype)
-        return codec.leaves(vector[:n]), vector[n:], ()
+    def begin(summands: Summands) -> Any:
+        coded, exact = layout.vectors(summands)
+        return codec.leaves(coded), exact, ()
 
     def project(round: int) -> Local:
         def run(value: Any, states: States) -> tuple[Any, States]:
@@ -57,7 +57,7 @@ def _rounds(codec: Linear, layout: Layout, axis_name: AxisName) -> Stages:
             check_kept("psum", states.get("psum", ()), functools.partial(codec.init, n))
             own = codec.project(leaves, states["psum"], sums).astype(dtype)
             last = round == codec.rounds - 1
-            sent = jnp.concatenate([own, exact]) if last and layout.exact else own
+            sent = jnp.concatenate([own, exact]) if last and exact.size else own
             return (sent, (leaves, exact, sums, own)), states
 
         return Local(run, encodes=True)
@@ -68,35 +68,41 @@ def _rounds(codec: Linear, layout: Layout, axis_name: AxisName) -> Stages:
         exact = total[own.size :] if total.size > own.size else exact
         return leaves, exact, (*sums, total[: own.size]), own
 
-    def finish(value: Any, states: States) -> tuple[jax.Array, States]:
+    def finish(value: Any, states: States) -> tuple[Summands, States]:
         leaves, exact, sums, own = value
         state = states["psum"]
         total = codec.rebuild(state, sums, n)
-        whole = joined((total, exact) if layout.exact else total)
         states = {**states, "psum": codec.settled(leaves, state, sums, own)}
-        return whole.astype(layout.dtype), states
+        return layout.arrays(joined(total), exact), states
 
     p = axis_size(axis_name)
     total = Stages((), (init,)) + local(begin)
     for round, size in enumerate(codec.round_sizes(n)):
         if round == codec.rounds - 1:
-            size += layout.exact
-        sent = Sent(send, Transfer("all-reduce", p, dtype.itemsize * size))
+            size += layout.exact_size
+        sent = Sent(send, (Transfer("all-reduce", p, dtype.itemsize * size),))
         total += Stages((project(round), sent))
         if round < codec.rounds - 1:
             total += local(lambda value: value[:3])
     return total + Stages((Local(finish),))
 
 
-def _psum(axis_name: AxisName, size: int) -> Sent:
-    def send(vector: jax.Array) -> jax.Array:
-        return lax.psum(vector, axis_name)
+def _leaf_by_leaf(layout: Layout, axis_name: AxisName) -> Sent:
+    """Sums each array in its own dtype; XLA combines those of one dtype."""
 
-    return Sent(send, Transfer("all-reduce", axis_size(axis_name), size))
+    def send(summands: Summands) -> Summands:
+        return lax.psum(summands, axis_name)
+
+    sizes: dict[Any, int] = {}
+    for form in (*layout.coded, *layout.exact):
+        size = math.prod(form.shape) * form.dtype.itemsize
+        sizes[form.dtype] = sizes.get(form.dtype, 0) + size
+    p = axis_size(axis_name)
+    return Sent(send, tuple(Transfer("all-reduce", p, x) for x in sizes.values()))
 
 
 def psum(codec: Codec | None = None) -> Psum:
-    """`lax.psum`, in the vector's own dtype: whatever algorithm the backend has.
+    """`lax.psum`, in each array's own dtype: whatever algorithm the backend has.
 
     Args:
       codec: `None`, or a linear one, `power_sgd` or `random_k`, with feedback or

@@ -20,7 +20,8 @@ from pipejax.codecs._passing import Passing
 from pipejax.mesh import AxisName
 
 from ._all_reduce import AllReduce
-from ._stages import Layout, Stages, States, run
+from ._layout import Layout, Summands
+from ._stages import Stages, States, run
 
 
 def owed(
@@ -40,9 +41,9 @@ def owed(
     stages = _passing(all_reduce, layout, axis_name, passes=True)
     # Each device's own: of what all share, vmap exchanges nothing, or the wrong thing.
     zero = (0 * lax.axis_index(axis_name)).astype(layout.working_dtype)
-    zeros = jnp.full(layout.coded, zero)
-    total, _ = run(stages, zeros, stages.init() | _residuals(states))
-    return total
+    zeros = jnp.full(layout.coded_size, zero)
+    total, _ = run(stages, Summands((zeros,)), stages.init() | _residuals(states))
+    return total.coded[0]
 
 
 def owing(
@@ -62,7 +63,7 @@ def owing(
       vector: [coded], in the layout's `working_dtype`.
     """
     stages = _passing(all_reduce, layout, axis_name, passes=False)
-    _, kept = run(stages, vector, stages.init())
+    _, kept = run(stages, Summands((vector,)), stages.init())
     new = {
         name: states[name]._replace(residual=residual.residual)
         for name, residual in _residuals(kept).items()
@@ -73,21 +74,22 @@ def owing(
 def _passing(
     all_reduce: AllReduce, layout: Layout, axis_name: AxisName, *, passes: bool
 ) -> Stages:
-    """The algorithm, its codecs under feedback sending all or nothing."""
+    """Returns the algorithm for one vector; with feedback, all or nothing is sent."""
 
     def change(part: Any) -> Any:
         if isinstance(part, ErrorFeedback):
-            return ErrorFeedback(Passing(part.codec, passes))
+            return ErrorFeedback(Passing(part.codec.of(shapes), passes))
         if isinstance(part, Codec):
-            return Passing(part, passes=True)
+            return Passing(part.of(shapes), passes=True)
         if isinstance(part, AllReduce):
             names = [field.name for field in dataclasses.fields(part)]
             parts = {name: change(getattr(part, name)) for name in names}
             return dataclasses.replace(part, **parts)
         return part
 
-    layout = layout._replace(dtype=layout.working_dtype, exact=0)
-    return change(all_reduce)(layout, axis_name)
+    shapes = layout.shapes
+    vector = jax.ShapeDtypeStruct((layout.coded_size,), layout.working_dtype)
+    return change(all_reduce)(Layout((vector,), whole=False), axis_name)
 
 
 def _residuals(states: States) -> States:

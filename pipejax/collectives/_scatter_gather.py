@@ -14,8 +14,9 @@ from pipejax.codecs import Codec
 from pipejax.mesh import AxisName
 
 from ._all_reduce import AllReduce, axis_size
+from ._layout import Layout
 from ._sites import Cut
-from ._stages import Layout, Stages, local
+from ._stages import Stages, local
 
 
 @dataclasses.dataclass(frozen=True)

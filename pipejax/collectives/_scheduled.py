@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pipejax.mesh import AxisName
 
 from ._all_reduce import AllReduce
-from ._stages import Layout, Stages, renamed
+from ._layout import Layout
+from ._stages import Stages, renamed
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,8 @@ from pipejax.codecs import Codec
 from pipejax.codecs._bits import from_words, to_words
 from pipejax.mesh import AxisName
 
-from ._stages import Layout, States
+from ._layout import Layout, Summands
+from ._stages import States
 
 
 @jax.tree_util.register_dataclass
@@ -37,10 +38,10 @@ class Parts:
 
 
 class Cut(NamedTuple):
-    """A vector cut into equal pieces, zeros at the end of what does not divide.
+    """Arrays as a vector cut into equal pieces, zeros at the end of the last.
 
     Attributes:
-      layout: of the vector.
+      layout: of the arrays.
       pieces: how many.
       coded: elements of a piece that may be compressed, h.
       exact: elements of a piece that may not, t.
@@ -54,23 +55,20 @@ class Cut(NamedTuple):
     @classmethod
     def of(cls, layout: Layout, pieces: int, multiple: int) -> "Cut":
         """Pieces whose coded part is a multiple of what the codec takes."""
-        blocks = max(1, -(-layout.coded // (pieces * multiple)))
-        return cls(layout, pieces, multiple * blocks, -(-layout.exact // pieces))
+        blocks = max(1, -(-layout.coded_size // (pieces * multiple)))
+        exact = -(-layout.exact_size // pieces)
+        return cls(layout, pieces, multiple * blocks, exact)
 
-    def rows(self, vector: jax.Array) -> Parts:
-        """[n] to pieces: [pieces, h] and [pieces, t]."""
-        split = self.layout.coded
-        return Parts(
-            self._padded(vector[:split], self.coded),
-            self._padded(vector[split:], self.exact),
-        )
+    def rows(self, summands: Summands) -> Parts:
+        """Returns the arrays as pieces: [pieces, h] and [pieces, t]."""
+        coded, exact = self.layout.vectors(summands)
+        return Parts(self._padded(coded, self.coded), self._padded(exact, self.exact))
 
-    def joined(self, rows: Parts) -> jax.Array:
-        """Inverse of `rows`."""
-        coded = rows.coded.reshape(-1)[: self.layout.coded]
-        exact = rows.exact.reshape(-1)[: self.layout.exact]
-        whole = jnp.concatenate([coded, exact]) if self.layout.exact else coded
-        return whole.astype(self.layout.dtype)
+    def joined(self, rows: Parts) -> Summands:
+        """Undoes `rows`."""
+        coded = rows.coded.reshape(-1)[: self.layout.coded_size]
+        exact = rows.exact.reshape(-1)[: self.layout.exact_size]
+        return self.layout.arrays(coded, exact)
 
     def site(
         self, name: str, codec: Codec, axis_name: AxisName, rows: int | None = None
@@ -88,7 +86,6 @@ class Cut(NamedTuple):
         )
 
     def _padded(self, x: jax.Array, length: int) -> jax.Array:
-        x = x.astype(self.layout.working_dtype)
         x = jnp.pad(x, (0, self.pieces * length - x.size))
         return x.reshape(self.pieces, length)
 

@@ -17,41 +17,12 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
-import numpy as np
-
-from pipejax.codecs._codec import working_dtype
-from pipejax.mesh import AxisName
-
+from ._layout import Summands
 from ._wire import Transfer
 
 # What codecs keep from one vector to the next, by the name of the place of each.
 States = dict[str, Any]
 Stage = Callable[[tuple[Any, States]], tuple[Any, States]]
-
-
-class Layout(NamedTuple):
-    """What one device has to sum: a vector of leaves, and of what must not be coded.
-
-    Attributes:
-      coded: elements that may be compressed, at the front.
-      dtype: of all.
-      exact: elements after them that travel as they are summed, in `working_dtype`.
-      shapes: of the leaves that the coded ones are; `None` for a piece of them.
-      drawing: axes whose devices draw random numbers of their own; `None` for those
-        that are summed over.
-    """
-
-    coded: int
-    dtype: Any
-    exact: int = 0
-    shapes: tuple[tuple[int, ...], ...] | None = None
-    drawing: AxisName | None = None
-
-    @property
-    def working_dtype(self) -> np.dtype:
-        """In what the vectors are summed: float32, or float64 if that is theirs."""
-        return working_dtype(self.dtype)
 
 
 class Local(NamedTuple):
@@ -67,10 +38,15 @@ class Local(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """One collective, value to value, and what it moves."""
+    """A collective, value to value, and what it moves.
+
+    Attributes:
+      run: it.
+      transfers: one, or one for each dtype where it sums arrays of several.
+    """
 
     run: Callable[[Any], Any]
-    transfer: Transfer
+    transfers: tuple[Transfer, ...]
 
 
 Link = Local | Sent
@@ -78,11 +54,11 @@ Link = Local | Sent
 
 @dataclasses.dataclass(frozen=True)
 class Stages:
-    """The sum of one vector over an axis, to be run in order.
+    """The sum of arrays over an axis, to be run in order.
 
     Attributes:
-      links: what happens to `(vector, states)` until it is `(sum, states)`, the same
-        bits on every device.
+      links: what happens to `(summands, states)` until they are `(sums, states)`, the
+        same bits on every device.
       inits: what makes the states before the first sum, each under names of its own.
     """
 
@@ -99,16 +75,17 @@ class Stages:
     @property
     def transfers(self) -> tuple[Transfer, ...]:
         """What each collective moves, in order."""
-        return tuple(x.transfer for x in self.links if isinstance(x, Sent))
+        sent = (link for link in self.links if isinstance(link, Sent))
+        return tuple(transfer for link in sent for transfer in link.transfers)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Each takes what the one before returned, the first `(vector, states)`."""
+        """Each takes what the one before returned, the first `(summands, states)`."""
         return tuple(joined(links) for links in self._groups()[:-1])
 
     @property
     def finish(self) -> Stage:
-        """From what the last returned to `(sum, states)`."""
+        """From what the last returned to `(sums, states)`."""
         return joined(self._groups()[-1])
 
     def _groups(self) -> list[list[Link]]:
@@ -166,19 +143,19 @@ def renamed(stages: Stages, prefix: str) -> Stages:
 
 
 def run(
-    stages: Stages, vector: jax.Array, states: States | None = None
-) -> tuple[jax.Array, States]:
-    """All stages at once, with nothing between them.
+    stages: Stages, summands: Summands, states: States | None = None
+) -> tuple[Summands, States]:
+    """Runs all stages, with nothing between them.
 
     Args:
-      stages: what an algorithm made for this vector.
-      vector: this device's own, [n].
+      stages: what an algorithm made for arrays of this layout.
+      summands: this device's own.
       states: what `stages.init()` or the call before returned; `None` begins anew.
 
     Returns:
-      The sum [n], and the states for the next vector.
+      The sums, and the states for the next summands.
     """
-    carry = vector, stages.init() if states is None else states
+    carry: Any = summands, stages.init() if states is None else states
     for stage in (*stages.stages, stages.finish):
         carry = stage(carry)
     return carry

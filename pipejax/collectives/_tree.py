@@ -17,9 +17,10 @@ from pipejax.codecs import Codec
 from pipejax.mesh import AxisName
 
 from ._all_reduce import AllReduce, axis_size, check_codec
+from ._layout import Layout
 from ._permute import among, hand_over, permute
 from ._sites import Cut, Parts, Site
-from ._stages import Layout, Local, Stages, States, local
+from ._stages import Local, Stages, States, local
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,7 +41,7 @@ class TwoShot(ScatterGather):
 
         transfer = Transfer("all-to-all", p, site.bytes)
         return Stages(
-            (Local(site.encode, encodes=True), Sent(send, transfer), Local(add)),
+            (Local(site.encode, encodes=True), Sent(send, (transfer,)), Local(add)),
             (site.init,),
         )
 
@@ -57,7 +57,7 @@ class TwoShot(ScatterGather):
 
         transfer = Transfer("all-gather", axis_size(axis_name), site.bytes)
         return Stages(
-            (Local(site.encode, encodes=True), Sent(send, transfer), Local(read)),
+            (Local(site.encode, encodes=True), Sent(send, (transfer,)), Local(read)),
             (site.init,),
         )
 

@@ -13,8 +13,15 @@ import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pipejax.message import fed_back, summed
-from pipejax.pipeline import arrivals, emptied, has_arrived, shift
+from pipejax.message import (
+    arrivals,
+    emptied,
+    has_arrived,
+    kept,
+    reduced,
+    reduction,
+    shift,
+)
 
 from ._options import Options, options_for
 from ._setting import Setting
@@ -29,20 +36,20 @@ class Fused:
     reason: str
     name: str = "fused"
 
-    def step(self, carry: Any, in_flight: Any, batch: Any) -> tuple[Any, Any, Any]:
+    def step(self, state: Any, in_flight: Any, batch: Any) -> tuple[Any, Any, Any]:
         """One step on, dispatched; on several CPU devices after the one before."""
-        self._wait_for(carry)
-        traced = isinstance(carry.step, jax.core.Tracer)
-        return self._programs[traced](carry, in_flight, batch)
+        self._wait_for(state)
+        traced = isinstance(state.step, jax.core.Tracer)
+        return self._programs[traced](state, in_flight, batch)
 
-    def drain(self, carry: Any, in_flight: Any) -> tuple[Any, Any]:
-        """Reduces and applies, in order, what is in flight."""
-        self._wait_for(carry)
-        return self._drain(carry, in_flight)
+    def drain(self, state: Any, in_flight: Any) -> tuple[Any, Any, Any]:
+        """Reduces and applies, in order, what is in flight; an info for each."""
+        self._wait_for(state)
+        return self._drain(state, in_flight)
 
-    def lower(self, carry: Any, in_flight: Any, batch: Any) -> jax.stages.Lowered:
+    def lower(self, state: Any, in_flight: Any, batch: Any) -> jax.stages.Lowered:
         """The step's program."""
-        return self._programs[False].lower(carry, in_flight, batch)
+        return self._programs[False].lower(state, in_flight, batch)
 
     def join(self) -> None:
         """Nothing to wait for: the devices run its programs in order."""
@@ -84,52 +91,49 @@ class Fused:
     @functools.cached_property
     def _drain(self) -> jax.stages.Wrapped:
         own = P(self.setting.axis_name)
-        mapped = self.setting.on_mesh(self._local_drain, (P(), own), (P(), own))
+        specs = (P(), own), (P(), own, P())
+        mapped = self.setting.on_mesh(self._local_drain, *specs)
         return jax.jit(mapped, donate_argnums=(0,) if self.setting.donate else ())
 
-    def _local_step(self, carry: Any, in_flight: Any, batch: Any) -> Any:
+    def _local_step(self, state: Any, in_flight: Any, batch: Any) -> Any:
         """One device's part of a step: the recursion, read from top to bottom."""
-        halves = self.setting.halves
-        halves.check_state(carry, in_flight)
+        setting, work = self.setting, self.setting.work
         before, arrived = in_flight.codec_states, has_arrived(in_flight)
-        if self.setting.width == 1:
-            fresh, kept = halves.compute(carry, in_flight, batch)
-            form = self.setting.form(carry, fresh)
-            total, after = summed(self.setting.reductions(form), fresh, before)
+        if setting.width == 1:
+            fresh, left = work.compute(state, in_flight, batch)
+            total, after = reduced(fresh, before, setting.all_reduce, setting.axis_name)
         else:
             oldest = in_flight.pending[0]
-            form = self.setting.form(carry, oldest)
-            total, after, (fresh, kept) = weave(
-                self.setting.reductions(form),
+            total, after, (fresh, left) = weave(
                 oldest,
                 before,
-                halves.compute,
-                carry,
+                reduction(oldest, setting.all_reduce, setting.axis_name),
+                work.compute,
+                state,
                 in_flight,
                 batch,
             )
-        halves.check_message(kept, in_flight)
-        after = fed_back(form, total, arrived, after, before)
-        carry, info = halves.update(carry, kept, total, arrived)
-        deviation = halves.deviation(in_flight, total, info.applied)
-        return carry, shift(in_flight, fresh, after, deviation), info
+        after = kept(total, arrived, after, before)
+        state, info = work.update(state, left, total, arrived)
+        deviation = work.deviation(in_flight, total, info.applied)
+        return state, shift(in_flight, fresh, after, deviation), info
 
-    def _local_drain(self, carry: Any, in_flight: Any) -> Any:
+    def _local_drain(self, state: Any, in_flight: Any) -> Any:
         """One device's part of a drain: oldest first, as they would have arrived."""
-        halves = self.setting.halves
-        halves.check_state(carry, in_flight)
-        states = in_flight.codec_states
+        setting, states, infos = self.setting, in_flight.codec_states, []
         queue = zip(in_flight.pending, arrivals(in_flight), strict=True)
-        for pending, arrived in queue:
-            form = self.setting.form(carry, pending)
-            total, after = summed(self.setting.reductions(form), pending, states)
-            states = fed_back(form, total, arrived, after, states)
-            carry, _ = halves.update(carry, halves.idle(carry), total, arrived)
-        return carry, emptied(in_flight, states)
+        for message, arrived in queue:
+            total, after = reduced(
+                message, states, setting.all_reduce, setting.axis_name
+            )
+            states = kept(total, arrived, after, states)
+            state, info = setting.work.update(state, None, total, arrived)
+            infos.append(info)
+        return state, emptied(in_flight, states), tuple(infos)
 
-    def _wait_for(self, carry: Any) -> None:
-        if self._shares_threads and not isinstance(carry.step, jax.core.Tracer):
-            jax.block_until_ready(carry.step)
+    def _wait_for(self, state: Any) -> None:
+        if self._shares_threads and not isinstance(state.step, jax.core.Tracer):
+            jax.block_until_ready(state.step)
 
     @functools.cached_property
     def _shares_threads(self) -> bool:

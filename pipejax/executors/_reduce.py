@@ -4,17 +4,17 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax.buckets import Buckets
-from pipejax.message import MessageForm, fed_back, summed
+from pipejax.message import Message, Reduced, kept, reduced
 
 from ._setting import Setting
 
-# Buckets, the codecs' states, and what the buckets hold, to sums and states.
-Reduce = Callable[[Buckets, Any, MessageForm], tuple[Buckets, Any]]
+# From messages and the codecs' states to the sum and the states after it.
+Reduce = Callable[[Message, Any], tuple[Reduced, Any]]
 
 
 def make_reduce(setting: Setting, where: Mesh) -> Reduce:
@@ -30,29 +30,26 @@ def reduction_mesh(mesh: Mesh) -> Mesh:
 
 
 def reduce_in_place(setting: Setting) -> Reduce:
-    """From each device's own part of `{dtype: [p n]}` to the sum `{dtype: [n]}`.
+    """Sums each device's own part of a message, on the mesh itself.
 
     Returns when the sum is there, so that a failure is raised here.
     """
     own = P(setting.axis_name)
 
-    def program(buckets: Buckets, states: Any, form: MessageForm) -> Any:
-        def local(buckets: Buckets, before: Any) -> Any:
-            total, after = summed(setting.reductions(form), buckets, before)
-            return total, fed_back(form, total, True, after, before)
+    def local(message: Message, before: Any) -> Any:
+        total, after = reduced(message, before, setting.all_reduce, setting.axis_name)
+        return total, kept(total, jnp.array(True), after, before)
 
-        return setting.on_mesh(local, (own, own), (P(), own))(buckets, states)
+    compiled = jax.jit(setting.on_mesh(local, (own, own), (P(), own)))
 
-    compiled = jax.jit(program, static_argnums=2)
-
-    def reduce(buckets: Buckets, states: Any, form: MessageForm) -> Any:
-        return jax.block_until_ready(compiled(buckets, states, form))
+    def reduce(message: Message, states: Any) -> Any:
+        return jax.block_until_ready(compiled(message, states))
 
     return reduce
 
 
 def reduce_by_copy(setting: Setting, cpus: Mesh) -> Reduce:
-    """The same by way of `cpus`, one device a process: copy out, sum, copy back.
+    """Sums by way of `cpus`, one device a process: copy out, sum, copy back.
 
     A process adds up its own devices' parts first, in their order.
     """
@@ -60,12 +57,13 @@ def reduce_by_copy(setting: Setting, cpus: Mesh) -> Reduce:
     between = reduce_in_place(setting.at(cpus))
     (cpu,) = cpus.local_devices
 
-    def out(bucket: jax.Array) -> jax.Array:
-        shards = sorted(bucket.addressable_shards, key=lambda s: s.index[0].start or 0)
+    def out(array: jax.Array) -> jax.Array:
+        shards = sorted(array.addressable_shards, key=lambda s: s.index[0].start or 0)
         copies = [np.asarray(shard.data) for shard in shards]
         own = jax.device_put(sum(copies[1:], start=copies[0]), cpu)
+        shape = (cpus.size * own.shape[0], *own.shape[1:])
         return jax.make_array_from_single_device_arrays(
-            (cpus.size * own.size,), NamedSharding(cpus, P(axis)), [own]
+            shape, NamedSharding(cpus, P(axis)), [own]
         )
 
     def back(total: jax.Array) -> jax.Array:
@@ -76,10 +74,9 @@ def reduce_by_copy(setting: Setting, cpus: Mesh) -> Reduce:
             [jax.device_put(own, device) for device in mesh.local_devices],
         )
 
-    def reduce(buckets: Buckets, states: Any, form: MessageForm) -> Any:
-        copies = {k: out(v) for k, v in buckets.items()}
-        totals, states = between(copies, states, form)
-        return jax.block_until_ready({k: back(v) for k, v in totals.items()}), states
+    def reduce(message: Message, states: Any) -> Any:
+        total, states = between(jax.tree.map(out, message), states)
+        return jax.block_until_ready(jax.tree.map(back, total)), states
 
     return reduce
 

@@ -1,4 +1,4 @@
-"""What an executor is given, and what it gives back."""
+"""What an executor runs, and what an executor is."""
 
 import dataclasses
 import functools
@@ -10,63 +10,43 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax.buckets import Buckets
-from pipejax.collectives import AllReduce, Stages
+from pipejax.collectives import AllReduce
 from pipejax.mesh import AxisName, axes, on_mesh
-from pipejax.message import MessageForm
-from pipejax.pipeline import PipelinedMeanState
+from pipejax.message import InFlight, Message, Reduced, codec_states
 
 
-class Halves(Protocol):
-    """One device's part of a step, before and after the sum over devices."""
+class DeviceWork(Protocol):
+    """What each device does in a step, before and after the sum over devices."""
 
     def compute(
-        self, carry: Any, in_flight: PipelinedMeanState, batch: Any
-    ) -> tuple[Buckets, Any]:
-        """This device's buckets, and what `update` will need."""
+        self, state: Any, in_flight: InFlight, batch: Any
+    ) -> tuple[Message, Any]:
+        """Returns this device's message, and what `update` will need."""
         ...
 
-    def update(self, carry: Any, kept: Any, total: Any, arrived: Any) -> Any:
-        """The carry with the sum that is due applied, and what to report."""
+    def update(self, state: Any, kept: Any, reduced: Reduced, arrived: Any) -> Any:
+        """Returns the state with the sum that is due applied, and what to report."""
         ...
 
-    def deviation(
-        self, in_flight: PipelinedMeanState, total: Buckets, applied: Any
-    ) -> Buckets:
-        """What the oldest in flight differs from its mean by, for what comes next."""
-        ...
-
-    def idle(self, carry: Any) -> Any:
-        """What `update` needs where no batch was computed."""
-        ...
-
-    def check_state(self, carry: Any, in_flight: PipelinedMeanState) -> None:
-        """A ValueError unless the pipeline is one for these parameters."""
-        ...
-
-    def check_message(self, kept: Any, in_flight: PipelinedMeanState) -> None:
-        """A ValueError unless what was computed has its place in the pipeline."""
-        ...
-
-    def message_form(self, carry: Any, lengths: dict[str, int]) -> MessageForm:
-        """What buckets of these lengths hold."""
+    def deviation(self, in_flight: InFlight, reduced: Reduced, applied: Any) -> Any:
+        """Returns what the oldest message in flight differs from its mean by."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Setting:
-    """A step to be run: its halves, and the all-reduce between them.
+    """A step to be run: what each device does, and the all-reduce in between.
 
     Attributes:
-      halves: what each device does.
-      mesh: where.
+      work: what each device does.
+      mesh: the devices.
       axis_name: the mesh axis of the data, or two of them.
-      width: of the pipeline.
+      width: pipeline width K.
       all_reduce: how gradients are summed.
-      donate: whether a step may overwrite the carry it is given.
+      donate: whether a step may overwrite the replicated state it is given.
     """
 
-    halves: Halves
+    work: DeviceWork
     mesh: Mesh
     axis_name: AxisName
     width: int
@@ -75,36 +55,31 @@ class Setting:
 
     @functools.cached_property
     def devices(self) -> int:
-        """How many share the data."""
+        """How many devices share the data."""
         return math.prod(self.mesh.shape[name] for name in axes(self.axis_name))
 
     @functools.cached_property
     def data(self) -> NamedSharding:
-        """Where a batch lies: one share a device."""
+        """How a batch lies on the mesh: one share on each device."""
         return NamedSharding(self.mesh, P(self.axis_name))
 
-    def form(self, carry: Any, buckets: Buckets) -> MessageForm:
-        """What these buckets of one device hold."""
-        lengths = {name: x.size for name, x in buckets.items()}
-        return self.halves.message_form(carry, lengths)
-
-    def reductions(self, form: MessageForm) -> dict[str, Stages]:
-        """The stages that sum each bucket."""
-        return form.reductions(self.all_reduce, self.axis_name)
-
     def at(self, mesh: Mesh) -> "Setting":
-        """The same on another mesh."""
+        """Returns the same setting on another mesh."""
         return dataclasses.replace(self, mesh=mesh)
 
     def on_mesh(self, local: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
-        """`local`, run by each device of the mesh on its own share."""
+        """Returns `local` as a program that each device runs on its own share."""
         return on_mesh(local, self.mesh, in_specs, out_specs)
 
-    def codec_states(self, form: MessageForm) -> Any:
-        """The codecs' states before the first message, each device's own."""
+    def codec_states(self, like: Message) -> Any:
+        """Returns what the codecs keep before the first message; each device's own.
+
+        Args:
+          like: a device's message, or its shapes.
+        """
 
         def local() -> Any:
-            return {name: x.init() for name, x in self.reductions(form).items()}
+            return codec_states(like, self.all_reduce, self.axis_name)
 
         init = jax.jit(self.on_mesh(local, (), P(self.axis_name)))
         stateless = not jax.tree.leaves(shapes := jax.eval_shape(init))
@@ -112,11 +87,11 @@ class Setting:
 
 
 class Executor(Protocol):
-    """Runs a step: `carry` is replicated and may be donated, `in_flight` never is.
+    """Runs a step: the replicated state may be donated, `in_flight` never is.
 
     Attributes:
       name: as `make_train_step` takes it.
-      reason: why it is this one.
+      reason: why it was chosen.
     """
 
     name: str
@@ -129,21 +104,21 @@ class Executor(Protocol):
 
     @property
     def reduction_mesh(self) -> Mesh:
-        """Where it sums; there lies what codecs keep."""
+        """The devices on which it sums, where the codecs' states lie."""
         ...
 
-    def step(self, carry: Any, in_flight: Any, batch: Any) -> tuple[Any, Any, Any]:
-        """One step on: the carry, what is in flight, and what to report."""
+    def step(self, state: Any, in_flight: Any, batch: Any) -> tuple[Any, Any, Any]:
+        """Takes one step; returns the state, what is in flight, and the info."""
         ...
 
-    def drain(self, carry: Any, in_flight: Any) -> tuple[Any, Any]:
-        """Everything in flight applied, in order."""
+    def drain(self, state: Any, in_flight: Any) -> tuple[Any, Any, Any]:
+        """Applies everything in flight, in order; returns an info for each."""
         ...
 
-    def lower(self, carry: Any, in_flight: Any, batch: Any) -> jax.stages.Lowered:
-        """The program in which a step computes."""
+    def lower(self, state: Any, in_flight: Any, batch: Any) -> jax.stages.Lowered:
+        """Returns the program in which a step computes."""
         ...
 
     def join(self) -> None:
-        """Waits until it has no collective under way, that others may launch theirs."""
+        """Waits until no collective of its own is under way."""
         ...

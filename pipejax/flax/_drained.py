@@ -1,14 +1,14 @@
 """What is written back to a model must not leave gradients behind."""
 
 from pipejax import PipelineState
-from pipejax.pipeline import count_in_flight
+from pipejax.message import count
 
 
 def check_drained(state: PipelineState) -> None:
     """A ValueError if gradients are computed and not yet applied."""
-    in_flight = count_in_flight(state.in_flight)
+    in_flight = count(state.in_flight)
     if in_flight:
         raise ValueError(
             f"`state` must have no gradients in flight, got {in_flight} computed and"
-            " not yet applied. Apply them first: pass `train.drain(state)`."
+            " not yet applied. Apply them first: `state, _ = train.drain(state)`."
         )

@@ -13,7 +13,6 @@ from pipejax.collectives import AllReduce, Layout, Stages
 from pipejax.executors import make_reduce
 from pipejax.mesh import AxisName
 from pipejax.train_step import PipelineState, TrainStep
-from pipejax.train_step._state import Carry
 
 
 class Measurement(NamedTuple):
@@ -93,7 +92,7 @@ def measure(
             f" {rounds=}, {steps=}."
         )
     train, silent = _with(train, donate=False), _with(train, all_reduce=Silence())
-    state = jax.block_until_ready(train.drain(state)._replace(calls=None))
+    state, _ = jax.block_until_ready(train.drain(state))
     runs: dict[str, Callable[[], float]] = {
         "compute": lambda: _time(silent, state, batch, steps),
         "communication": _communication(train, state, batch, steps),
@@ -130,24 +129,26 @@ def _communication(
     like = _with(train, width=2).init(
         state.params, model_state=state.model_state, rng=state.rng, batch=batch
     )
-    (buckets,) = like.in_flight.pending
-    lengths = {name: x.size // train.setting.devices for name, x in buckets.items()}
-    form = train.halves.message_form(Carry.of(state), lengths)
+    (message,) = like.in_flight.pending
     states = state.in_flight.codec_states
     reduce = make_reduce(train.setting, train.executor.reduction_mesh)
 
     def run() -> float:
         start = time.perf_counter()
         for _ in range(steps):
-            reduce(buckets, states, form)
+            reduce(message, states)
         return (time.perf_counter() - start) / steps
 
     return run
 
 
 def _with(train: TrainStep, **changes: Any) -> TrainStep:
+    """Returns the step as it runs past warm-up and schedule, with these changes."""
     setting = dataclasses.replace(train.setting, **{"donate": False} | changes)
-    return dataclasses.replace(train, setting=setting)
+    last = dataclasses.replace(
+        train.schedule, phases=train.schedule.phases[-1:], boundaries=()
+    )
+    return dataclasses.replace(train, setting=setting, schedule=last, warmup_steps=0)
 
 
 class Silence(AllReduce):

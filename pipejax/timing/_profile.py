@@ -110,7 +110,7 @@ class _Chain:
     def __call__(self, barrier: Callable[[], None]) -> list[float]:
         """Seconds of each phase on this process."""
         taken = dict.fromkeys(PHASES, 0.0)
-        carry = jax.block_until_ready(self._copy((self._whole.vector, self._states)))
+        carry = jax.block_until_ready(self._copy((self._whole.summands, self._states)))
         barrier()
         meeting = _seconds(barrier)
         for phase, program in self._programs:

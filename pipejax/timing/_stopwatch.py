@@ -5,13 +5,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax.collectives import AllReduce, Layout, Stages, psum, run
+from pipejax.collectives import AllReduce, Layout, Stages, Summands, psum, run
 from pipejax.mesh import on_mesh
 
 from ._leaves import square_leaves
@@ -84,33 +83,37 @@ def _slowest(times: dict[str, list[float]]) -> dict[str, list[float]]:
 
 
 class Program:
-    """One case, with its vector and its codecs' states.
+    """One case, with the arrays it sums and its codecs' states.
 
     Attributes:
       axis: or axes, over which is summed.
-      vector: all devices' own, one after another.
+      summands: all devices' own, one after another.
       states: of the codecs, likewise.
     """
 
     def __init__(self, mesh: Mesh, case: Case) -> None:
         self.axis = mesh.axis_names if len(mesh.axis_names) > 1 else mesh.axis_names[0]
-        n = case.elements
         self._case = case
-        self._layout = Layout(n, jnp.float32, shapes=square_leaves(n))
+        self._layout = Layout.of_shapes(square_leaves(case.elements))
         own = P(self.axis)
 
         def init() -> Any:
             return self.stages().init()
 
-        def local(vector: jax.Array, states: Any) -> Any:
-            return run(self.stages(), vector, states)
+        def local(summands: Summands, states: Any) -> Any:
+            return run(self.stages(), summands, states)
 
         place = NamedSharding(mesh, own)
-        mine = len(mesh.local_devices) * n
-        vector = np.random.default_rng(jax.process_index()).normal(size=mine)
-        self.vector = jax.make_array_from_process_local_data(
-            place, vector.astype(np.float32)
-        )
+        rng = np.random.default_rng(jax.process_index())
+
+        def made(form: jax.ShapeDtypeStruct) -> jax.Array:
+            rows, *rest = form.shape
+            mine = rng.normal(size=(len(mesh.local_devices) * rows, *rest))
+            return jax.make_array_from_process_local_data(
+                place, mine.astype(form.dtype)
+            )
+
+        self.summands = Summands(tuple(map(made, self._layout.coded)))
         self.states = jax.jit(on_mesh(init, mesh, (), own))()
         self._step = jax.jit(on_mesh(local, mesh, (own, own), (P(), own)))
 
@@ -119,5 +122,5 @@ class Program:
         return self._case.all_reduce(self._layout, self.axis)
 
     def __call__(self) -> None:
-        total, self.states = self._step(self.vector, self.states)
+        total, self.states = self._step(self.summands, self.states)
         jax.block_until_ready(total)

@@ -5,8 +5,9 @@ from ._check_settings import check_axis_name as check_axis_name
 from ._check_settings import check_feedback as check_feedback
 from ._check_settings import check_flag as check_flag
 from ._check_settings import check_width as check_width
+from ._info import StepInfo as StepInfo
+from ._info import mean_info as mean_info
 from ._make import make_train_step as make_train_step
 from ._state import Aux as Aux
 from ._state import PipelineState as PipelineState
-from ._state import StepInfo as StepInfo
 from ._step import TrainStep as TrainStep

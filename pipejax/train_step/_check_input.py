@@ -13,9 +13,9 @@ import optax.contrib
 from jax.core import Tracer
 from jax.typing import DTypeLike
 
-from pipejax import buckets
-from pipejax.pipeline import PipelinedMeanState, lengths_of, width_of
+from pipejax.message import InFlight, Message, Passengers, width_of
 
+from ._gradient import empty_message
 from ._state import PipelineState
 
 
@@ -106,7 +106,7 @@ def check_optimizer(opt_state: Any, *, plain_delay: bool) -> None:
       opt_state: the state, or its shapes.
       plain_delay: whether gradients are taken at parameters of an earlier step.
     """
-    if _holds(opt_state, PipelinedMeanState):
+    if _holds(opt_state, InFlight):
         raise ValueError(
             "`tx` must not hold pj.pipelined_mean, got one in its state: the train step"
             " itself averages and delays the gradients. Leave it out, and set `width`."
@@ -164,18 +164,23 @@ def named_shapes(name: str, tree: Any) -> dict[str, tuple[int, ...]]:
     }
 
 
-def check_state(state: Any, devices: set[Any]) -> None:
+def check_state(state: Any, devices: set[Any], *, counted: bool) -> None:
     """Raises a ValueError unless `state` comes from `init`, on these devices.
 
-    It must not have been donated, nor be traced where the host must know the number of
-    calls (`state.calls`).
+    It must not have been donated.
+
+    Args:
+      state: of the user.
+      devices: of the mesh.
+      counted: whether the host must know the number of calls, so that `state.calls`
+        must not be traced.
     """
     if not isinstance(state, PipelineState):
         raise ValueError(
             "`state` must be the pj.PipelineState that `train.init` returned, got"
             f" {type(state).__name__}."
         )
-    if isinstance(state.calls, Tracer):
+    if counted and isinstance(state.calls, Tracer):
         raise ValueError(
             "`train.step` must not be traced in a run with `warmup_steps` or a schedule"
             " of all-reduces: which program runs is decided between steps, got a traced"
@@ -206,7 +211,7 @@ def _ids(devices: Any) -> list[int]:
 
 
 def check_in_flight(
-    in_flight: PipelinedMeanState, width: int, devices: int, *, feeds_back: bool
+    in_flight: InFlight, width: int, devices: int, *, feeds_back: bool
 ) -> None:
     """Raises a ValueError unless the pipeline fits the step's width and devices.
 
@@ -224,7 +229,7 @@ def check_in_flight(
             f"`state` must be of this mesh, with {devices} devices; got one of"
             f" {parts} devices, which has as many gradients in flight. {_GO_ON}"
         )
-    kept = bool(in_flight.deviation)
+    kept = in_flight.deviation is not None
     if kept != feeds_back:
         raise ValueError(
             f"`state` must {'' if feeds_back else 'not '}have a deviation to be fed"
@@ -233,45 +238,73 @@ def check_in_flight(
         )
 
 
-def check_lengths(in_flight: PipelinedMeanState, least: dict[str, int]) -> None:
-    """Raises a ValueError unless gradients in flight have these dtypes and lengths.
+def check_pending(
+    state: Any, in_flight: InFlight, reduce_dtype: DTypeLike | None, devices: int = 1
+) -> None:
+    """Raises a ValueError unless messages in flight fit parameters and model state.
 
     Args:
-      in_flight: the pipeline of one device.
-      least: elements of the gradients by dtype; passengers come on top.
+      state: with the parameters and the model state.
+      in_flight: of one device, or of several, one behind another.
+      reduce_dtype: in which gradients travel.
+      devices: how many.
     """
-    lengths = lengths_of(in_flight)
-    if in_flight.pending and (
-        lengths.keys() != least.keys() or any(lengths[k] < least[k] for k in least)
-    ):
-        raise ValueError(
-            "`state` must have gradients in flight of these parameters and this"
-            f" `reduce_dtype`: at least {least} elements, got {lengths}. {_GO_ON}"
-        )
-
-
-def check_room(
-    message: Any, in_flight: PipelinedMeanState, reduce_dtype: DTypeLike | None
-) -> None:
-    """Raises a ValueError unless the pipeline has room for all parts of `message`."""
-    expected, lengths = buckets.sizes(message, reduce_dtype), lengths_of(in_flight)
-    if not in_flight.pending or lengths == expected:
+    if not in_flight.pending:
         return
-    metrics = [
-        jax.tree_util.keystr(path)
-        for path, _ in jax.tree_util.tree_leaves_with_path(message.metrics)
-    ]
-    if lengths == buckets.sizes(message._replace(metrics=None), reduce_dtype):
+    wanted = jax.eval_shape(
+        lambda: empty_message(state.params, state.model_state, reduce_dtype)
+    )
+    for name in ("gradients", "changes"):
+        expected = _forms(getattr(wanted, name), devices)
+        found = _forms(getattr(in_flight.pending[0], name))
+        differing = [k for k in expected | found if expected.get(k) != found.get(k)]
+        if differing:
+            first = differing[0]
+            raise ValueError(
+                f"`state` must have {name} in flight of these parameters, this model"
+                f" state and this `reduce_dtype`: `{name}{first}`"
+                f" {expected.get(first, 'is none of them')}; got"
+                f" {found.get(first, 'nothing')} in its place. {_GO_ON}"
+            )
+
+
+def check_room(message: Message, in_flight: InFlight) -> None:
+    """Raises a ValueError unless the passengers of `message` are those in flight."""
+    if not in_flight.pending:
+        return
+    fresh, found = message.passengers, in_flight.pending[0].passengers
+    if (fresh.weighted, fresh.metrics_form) == (found.weighted, found.metrics_form):
+        return
+    names = _names(fresh)
+    if not _names(found):
         raise ValueError(
-            "`batch` must be given to `train.init` when `loss_fn` returns metrics,"
-            f" which travel with the gradients; got metrics {metrics} for which the"
-            " state has no room. Call `train.init(params, ..., batch=batch)`."
+            "`batch` must be given to `train.init` when `loss_fn` returns metrics or a"
+            f" weight, which travel with the gradients; got {names} for which the state"
+            " has no room. Call `train.init(params, ..., batch=batch)`."
         )
     raise ValueError(
-        "`state` must have been made for what `loss_fn` returns: metrics"
-        f" {metrics}, {expected} elements in all, got one with {lengths} in flight."
-        f" {_GO_ON}"
+        f"`state` must have been made for what `loss_fn` returns, {names}; got one with"
+        f" {_names(found)} in flight. {_GO_ON}"
     )
+
+
+def _forms(tree: Any, devices: int = 1) -> dict[str, str]:
+    """Returns dtype and shape of every leaf by its path, over so many devices."""
+    return {
+        jax.tree_util.keystr(path): f"{leaf.dtype.name}"
+        f"{[leaf.shape[0] * devices, *leaf.shape[1:]]}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def _names(passengers: Passengers) -> list[str]:
+    """Returns the names of metrics, and of the weight if there is one."""
+    tree = jax.tree.unflatten(
+        passengers.metrics_form, range(passengers.metrics_form.num_leaves)
+    )
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    metrics = [f"metrics{jax.tree_util.keystr(path)}" for path, _ in paths]
+    return [*metrics, *(["weight"] if passengers.weighted else [])]
 
 
 _GO_ON = (

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax import buckets
 from pipejax.executors import Setting
-from pipejax.pipeline import PipelinedMeanState, empty_pipeline
+from pipejax.message import InFlight, Message, empty
 
 from ._check_input import (
     check_batch,
@@ -19,12 +18,12 @@ from ._check_input import (
     check_replicated,
 )
 from ._gradient import empty_message
-from ._halves import Halves
-from ._state import Carry, Message
+from ._local_step import LocalStep
+from ._state import ReplicatedState
 
 
 def initial(
-    halves: Halves,
+    local_step: LocalStep,
     setting: Setting,
     params: Any,
     model_state: Any,
@@ -33,7 +32,7 @@ def initial(
     batch: Any,
     *,
     feeds_back: bool,
-) -> tuple[Carry, PipelinedMeanState]:
+) -> tuple[ReplicatedState, InFlight]:
     """Lays out the replicated state, and a pipeline with nothing in flight.
 
     Placing arrays on several processes is a collective: no other may be under way.
@@ -42,37 +41,36 @@ def initial(
       ValueError: for what `train.init` must not be given.
     """
     check_params(params)
-    check_keywords(halves.loss_fn, model_state=model_state, rng=rng)
+    check_keywords(local_step.loss_fn, model_state=model_state, rng=rng)
     given = {"params": params, "model_state": model_state, "opt_state": opt_state}
     for name, tree in given.items():
         check_replicated(name, tree)
     check_optimizer(
-        jax.eval_shape(halves.tx.init, params) if opt_state is None else opt_state,
-        plain_delay=setting.width > 1 and not halves.weight_prediction,
+        jax.eval_shape(local_step.tx.init, params) if opt_state is None else opt_state,
+        plain_delay=setting.width > 1 and not local_step.weight_prediction,
     )
     params, model_state, rng, opt_state = args = jax.device_put(
         (params, model_state, rng, opt_state), NamedSharding(setting.mesh, P())
     )
-    message = _message_shape(halves, setting, params, model_state, rng, batch)
-    sizes = buckets.sizes(message, halves.reduce_dtype)
+    like = _message_form(local_step, setting, params, model_state, rng, batch)
 
     def make(params: Any, model_state: Any, rng: Any, opt_state: Any) -> Any:
-        carry = Carry(
+        state = ReplicatedState(
             params=params,
-            opt_state=halves.tx.init(params) if opt_state is None else opt_state,
+            opt_state=local_step.tx.init(params) if opt_state is None else opt_state,
             model_state=model_state,
             rng=rng,
             skipped=jnp.zeros((), jnp.int32),
             step=jnp.zeros((), jnp.int32),
         )
-        return carry, empty_pipeline(sizes, setting.width, {}, feeds_back=feeds_back)
+        return state, empty(like, setting.width, {}, feeds_back=feeds_back)
 
     specs = (P(), P(setting.axis_name))
     return jax.jit(setting.on_mesh(make, P(), specs))(*args)
 
 
-def _message_shape(
-    halves: Halves,
+def _message_form(
+    local_step: LocalStep,
     setting: Setting,
     params: Any,
     model_state: Any,
@@ -81,11 +79,12 @@ def _message_shape(
 ) -> Message:
     """Returns the shapes of one device's message."""
     if batch is None:
-        return jax.eval_shape(empty_message, params, model_state)
-    check_batch(batch, setting.devices, halves.microbatches)
+        dtype = local_step.reduce_dtype
+        return jax.eval_shape(lambda: empty_message(params, model_state, dtype))
+    check_batch(batch, setting.devices, local_step.microbatches)
 
     def local(params: Any, model_state: Any, rng: Any, batch: Any) -> Message:
-        return halves.message(params, model_state, rng, batch)[0]
+        return local_step.message(params, model_state, rng, batch)[0]
 
     local = setting.on_mesh(local, (P(), P(), P(), P(setting.axis_name)), P())
     return jax.eval_shape(local, params, model_state, rng, batch)

@@ -23,8 +23,8 @@ from ._check_settings import (
     check_tx,
     check_width,
 )
-from ._gradient import Loss
-from ._halves import Halves
+from ._local_step import LocalStep
+from ._loss import Loss
 from ._step import TrainStep
 
 
@@ -44,6 +44,7 @@ def make_train_step(
     weight_prediction: bool = True,
     deviation_feedback: float = 0.0,
     executor: Literal["auto", "fused", "host"] = "auto",
+    skip_nonfinite: bool = True,
 ) -> TrainStep:
     """Makes a data-parallel train step of pipeline width K.
 
@@ -58,7 +59,9 @@ def make_train_step(
     pipelines only absorb jitter.
 
     Args:
-      loss_fn: `loss_fn(params, batch) -> scalar`, a mean over the examples it is given.
+      loss_fn: `loss_fn(params, batch) -> scalar`, a mean over the examples it is given;
+        where it is a weighted mean, as over tokens that are no padding, it returns the
+        sum of the weights, `pj.Aux(weight=...)`.
         In full `loss_fn(params, batch, *, model_state, rng) -> (scalar, pj.Aux(...))`:
         it is passed the keywords that `init` was given, and returns what it has.
       tx: any Optax transformation. It sees the reduced gradient, so clipping by global
@@ -93,6 +96,10 @@ def make_train_step(
       executor: `"fused"` runs a step as one program, `"host"` sums on a thread beside
         it; `"auto"` takes what hides communication on these devices, and says which
         and why in `train.executor`.
+      skip_nonfinite: skip an update whose reduced gradient, or change of model state,
+        is not finite, and count it. False leaves that to the optimizer
+        (`optax.apply_if_finite`, `optax.zero_nans`); a codec of the all-reduce then
+        still keeps nothing of such a gradient.
 
     Returns:
       A `TrainStep`: `init`, `step` and `drain`.
@@ -111,7 +118,7 @@ def make_train_step(
     0.81
     """
     axis_name = check_axis_name(axis_name)
-    halves = Halves(
+    work = LocalStep(
         loss_fn=loss_fn,
         tx=check_tx(tx),
         microbatches=check_count("microbatches", microbatches, 1),
@@ -120,10 +127,11 @@ def make_train_step(
         axis_name=axis_name,
         weight_prediction=check_flag("weight_prediction", weight_prediction),
         deviation_feedback=check_feedback(deviation_feedback, weight_prediction),
+        skip_nonfinite=check_flag("skip_nonfinite", skip_nonfinite),
     )
     schedule = check_all_reduce(all_reduce, axis_name)
     setting = Setting(
-        halves=halves,
+        work=work,
         mesh=check_mesh(mesh, axis_name),
         axis_name=axis_name,
         width=check_width(width),
@@ -131,7 +139,6 @@ def make_train_step(
         donate=donate,
     )
     return TrainStep(
-        halves=halves,
         setting=setting,
         schedule=schedule,
         warmup_steps=check_count("warmup_steps", warmup_steps, 0),

@@ -1,12 +1,11 @@
-"""What a train step carries, and what it reports."""
+"""What a train step carries from one step to the next."""
 
 from typing import Any, NamedTuple
 
 import jax
 import optax
 
-from pipejax.buckets import Form
-from pipejax.pipeline import PipelinedMeanState
+from pipejax.message import InFlight
 
 
 class PipelineState(NamedTuple):
@@ -17,30 +16,31 @@ class PipelineState(NamedTuple):
       opt_state: state of the Optax transformation, replicated.
       model_state: state of the model that is not trained (batch-norm statistics),
         replicated; `None` if there is none.
-      in_flight: gradients computed and not yet applied, with the metrics and changes of
-        model state that travel with them.
+      in_flight: messages computed and not yet applied: gradients, with the metrics and
+        changes of model state that travel with them.
       rng: PRNG key from which each step splits its own; `None` if there is none.
       skipped: int32, updates skipped so far because a reduced gradient was not finite.
       step: int32, calls of `train.step` so far.
-      calls: the same as `step`, on the host, where which program runs depends on it, so
-        that nobody waits for a device to know; `None` where it does not.
+      calls: calls of `train.step` so far, on the host, where the next program depends
+        on it (warm-up, schedules), or where the first step is to look at a model state
+        that is not finite; else `None`.
     """
 
     params: optax.Params
     opt_state: optax.OptState
     model_state: Any
-    in_flight: PipelinedMeanState
+    in_flight: InFlight
     rng: jax.Array | None
     skipped: jax.Array
     step: jax.Array
     calls: Any
 
 
-class Carry(NamedTuple):
-    """The part of a `PipelineState` that a step's two halves read and write.
+class ReplicatedState(NamedTuple):
+    """The part of a `PipelineState` that all devices share.
 
-    All of it is replicated, and may be overwritten by the step that is given it. The
-    gradients in flight may not: they may still be being sent.
+    A step that is given it may overwrite it. Gradients in flight may not be
+    overwritten: they may still be being sent.
     """
 
     params: optax.Params
@@ -51,71 +51,41 @@ class Carry(NamedTuple):
     step: jax.Array
 
     @classmethod
-    def of(cls, state: "PipelineState | Carry") -> "Carry":
-        """The carry of `state`."""
+    def of(cls, state: PipelineState) -> "ReplicatedState":
+        """Returns the replicated part of `state`."""
         return cls(*(getattr(state, name) for name in cls._fields))
 
-    def joined(self, in_flight: PipelinedMeanState, calls: Any) -> PipelineState:
-        """The state with this carry."""
+    def with_in_flight(self, in_flight: InFlight, calls: Any) -> PipelineState:
+        """Returns the whole state."""
         return PipelineState(**self._asdict(), in_flight=in_flight, calls=calls)
 
 
 class Kept(NamedTuple):
-    """What the first half of a step leaves for the second.
+    """What computing a message leaves for the update of the same step.
 
     Attributes:
-      model_state: as this device's loss left it.
+      model_state: the model state as this device's loss left it.
       rng: the key to carry on.
       step: the count to carry on.
-      form: of the message that was sent.
     """
 
     model_state: Any
     rng: jax.Array | None
     step: jax.Array
-    form: Form
-
-
-class StepInfo(NamedTuple):
-    """What one step reports. It travelled with the gradients, and lags as they do.
-
-    Attributes:
-      loss: mean loss over the global batch of `width - 1` steps ago, where gradients of
-        it were taken; NaN while nothing has arrived.
-      metrics: the same mean of the metrics that the loss function returned.
-      applied: bool, whether this step changed the parameters.
-      skipped: int32, updates skipped so far because a reduced gradient was not finite.
-    """
-
-    loss: jax.Array
-    metrics: Any
-    applied: jax.Array
-    skipped: jax.Array
 
 
 class Aux(NamedTuple):
     """What a loss function may return beside its loss: `return loss, Aux(...)`.
 
     Attributes:
-      metrics: pytree of real numbers or arrays, averaged over microbatches and devices.
+      metrics: pytree of real scalars, averaged over microbatches and devices.
       model_state: the model state after this batch, as `train.init` was given it.
+      weight: nonnegative scalar W, the number of tokens or examples over which the loss
+        is a mean; it must not depend on the parameters. Gradients, loss and metrics are
+        then averaged by weight, `sum_i W_i g_i / sum_i W_i` over microbatches and
+        devices; a part of weight 0 contributes nothing. `None` weighs all parts alike.
     """
 
     metrics: Any = None
     model_state: Any = None
-
-
-class Message(NamedTuple):
-    """What one device sends each step, in one bucket per dtype.
-
-    Attributes:
-      gradients: as the parameters.
-      model_state: change of the floating leaves of the model state; `None` for others.
-      loss: scalar.
-      metrics: as the loss function returned them.
-    """
-
-    gradients: Any
-    model_state: Any
-    loss: jax.Array
-    metrics: Any
+    weight: Any = None

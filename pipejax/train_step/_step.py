@@ -6,31 +6,33 @@ One step, in full:
 2. the pipeline trades it for the sum of the messages of K-1 steps ago
 3. the update applies that, unless it has not arrived or is not finite
 
-1 and 3 are `Halves`; the executor runs them and the sum in between. Warm-up is the same
-step at width 1, past an empty pipeline. A drain is 3 alone, for each message in flight.
+1 and 3 are a `LocalStep`; the executor runs them and the exchange in between. Warm-up
+is the same step at width 1, past an empty pipeline. A drain is 3 alone, for each
+message in flight.
 """
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
 import optax
 from jax.sharding import PartitionSpec as P
 
-from pipejax import buckets
 from pipejax.collectives import Schedule, Transfer
 from pipejax.executors import Executor, Setting, choose
 from pipejax.mesh import AxisName, laid_out
-from pipejax.message import MessageForm
-from pipejax.pipeline import PipelinedMeanState, at_width_1
+from pipejax.message import InFlight, Message, at_width_1, reduction
 
-from ._check_input import check_batch, check_in_flight, check_state
+from ._check_input import check_batch, check_in_flight, check_pending, check_state
 from ._feed import check_global, global_batch, least_of_all_processes
-from ._halves import Halves
+from ._finite import check_model_state, non_finite
+from ._gradient import empty_message
+from ._info import StepInfo
 from ._init import initial
-from ._state import Carry, PipelineState, StepInfo
+from ._local_step import LocalStep
+from ._state import PipelineState, ReplicatedState
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,7 +42,6 @@ class TrainStep:
     Pure: everything that changes is in the `PipelineState` that goes in and comes out.
     """
 
-    halves: Halves
     setting: Setting
     schedule: Schedule
     warmup_steps: int
@@ -64,8 +65,8 @@ class TrainStep:
           rng: key; `loss_fn` gets one of its own per device and step as a keyword.
           opt_state: to go on from an optimizer's state; `None` makes a new one.
           batch: one batch, arrays or `jax.ShapeDtypeStruct`s. Needed only when
-            `loss_fn` returns metrics and `width > 1`, to know what travels with the
-            gradients.
+            `loss_fn` returns metrics or a weight and `width > 1`, to know what travels
+            with the gradients.
 
         Returns:
           A `PipelineState`; copies, `params` themselves are never donated.
@@ -76,12 +77,12 @@ class TrainStep:
         """
         self.executor.join()  # only one thread may launch collectives
         given = params, model_state, rng, opt_state, batch
-        carry, in_flight = initial(
-            self.halves, self.setting, *given, feeds_back=self.feeds_back
+        state, in_flight = initial(
+            self.local_step, self.setting, *given, feeds_back=self.feeds_back
         )
-        in_flight = in_flight._replace(codec_states=self.codec_states(carry))
-        counted = self.warmup_steps or self.schedule.boundaries
-        return carry.joined(in_flight, np.int32(0) if counted else None)
+        in_flight = in_flight._replace(codec_states=self.codec_states(state.params))
+        counted = self.counted or any(non_finite(state.model_state))
+        return state.with_in_flight(in_flight, np.int32(0) if counted else None)
 
     def step(self, state: PipelineState, batch: Any) -> tuple[PipelineState, StepInfo]:
         """One iteration: computes this batch's gradient, applies an earlier one.
@@ -101,19 +102,20 @@ class TrainStep:
         """
         self._check(state)
         check_global(batch, self.mesh)
-        check_batch(batch, self.setting.devices, self.halves.microbatches)
-        carry, in_flight = Carry.of(state), state.in_flight
+        check_batch(batch, self.setting.devices, self.local_step.microbatches)
+        check_model_state(self, state, batch)
+        own, in_flight = ReplicatedState.of(state), state.in_flight
         batch = jax.tree.map(lambda leaf: laid_out(leaf, self.setting.data), batch)
         now = self._phase(state.calls)
-        calls = None if state.calls is None else state.calls + np.int32(1)
-        if calls is not None and calls <= self.warmup_steps and self.width > 1:
+        calls = self._counted_on(state.calls)
+        if self.width > 1 and self.warmup_steps and calls <= self.warmup_steps:
             # The pipeline stays empty while the synchronous twin goes past it.
             past, plain = at_width_1(in_flight), now.plain.executor
-            carry, past, info = plain.step(carry, past, batch)
+            own, past, info = plain.step(own, past, batch)
             in_flight = in_flight._replace(codec_states=past.codec_states)
         else:
-            carry, in_flight, info = now.executor.step(carry, in_flight, batch)
-        return carry.joined(in_flight, calls), info
+            own, in_flight, info = now.executor.step(own, in_flight, batch)
+        return own.with_in_flight(in_flight, calls), info
 
     def batch(self, local: Any) -> Any:
         """Makes the global batch of which this process has the part `local`.
@@ -159,26 +161,32 @@ class TrainStep:
         self.executor.join()  # only one thread may launch collectives
         return least_of_all_processes(own)
 
-    def drain(self, state: PipelineState) -> PipelineState:
+    def drain(self, state: PipelineState) -> tuple[PipelineState, tuple[StepInfo, ...]]:
         """Reduces and applies, in order, every gradient in flight.
 
-        A run of n steps and a drain has applied all n gradients. Stepping on is
-        allowed: the pipeline then fills anew, its first `width - 1` steps applying
-        nothing.
+        A run of n steps and a drain has applied all n gradients, and their infos
+        together hold all n losses. Stepping on is allowed: the pipeline then fills
+        anew, its first `width - 1` steps applying nothing.
 
         Args:
           state: from `init`, `step` or `drain`.
 
         Returns:
-          The state with nothing in flight.
+          The state with nothing in flight, and `width - 1` infos, oldest first; where
+          the pipeline was not full, nothing has arrived for the first of them.
 
         Raises:
           ValueError: for a state of another width or mesh.
         """
         self._check(state)
+        check_pending(
+            state, state.in_flight, self.local_step.reduce_dtype, self.setting.devices
+        )
         executor = self._phase(state.calls).executor
-        carry, in_flight = executor.drain(Carry.of(state), state.in_flight)
-        return carry.joined(in_flight, state.calls)
+        own, in_flight, infos = executor.drain(
+            ReplicatedState.of(state), state.in_flight
+        )
+        return own.with_in_flight(in_flight, state.calls), infos
 
     def lower(self, state: PipelineState, batch: Any) -> jax.stages.Lowered:
         """The program a step computes in, lowered: to be read, counted or compiled.
@@ -195,8 +203,9 @@ class TrainStep:
           ValueError: as `step`.
         """
         self._check(state)
-        check_batch(batch, self.setting.devices, self.halves.microbatches)
-        return self.executor.lower(Carry.of(state), state.in_flight, batch)
+        check_batch(batch, self.setting.devices, self.local_step.microbatches)
+        own = ReplicatedState.of(state)
+        return self.executor.lower(own, state.in_flight, batch)
 
     def transfers(self, state: PipelineState, batch: Any) -> tuple[Transfer, ...]:
         """What one step sends, collective by collective, without running it.
@@ -210,36 +219,35 @@ class TrainStep:
         """
         found: list[Transfer] = []
 
-        def local(carry: Carry, in_flight: PipelinedMeanState, batch: Any) -> None:
-            fresh, _ = self.halves.compute(carry, in_flight, batch)
-            form = self.setting.form(carry, fresh)
-            for stages in self.setting.reductions(form).values():
-                found.extend(stages.transfers)
+        def local(state: ReplicatedState, in_flight: InFlight, batch: Any) -> None:
+            message, _ = self.local_step.compute(state, in_flight, batch)
+            stages = reduction(message, self.setting.all_reduce, self.axis_name)
+            found.extend(stages.transfers)
 
         own = P(self.axis_name)
         local = self.setting.on_mesh(local, (P(), own, own), P())
         in_flight = state.in_flight._replace(codec_states={})
-        jax.eval_shape(local, Carry.of(state), in_flight, batch)
+        jax.eval_shape(local, ReplicatedState.of(state), in_flight, batch)
         return tuple(found)
 
-    def message_form(self, like: PipelineState | Carry) -> MessageForm:
-        """What buckets of gradients hold; `like` as for `codec_states`."""
-        lengths = buckets.sizes(like.params, self.halves.reduce_dtype)
-        return self.halves.message_form(Carry.of(like), lengths)
-
-    def codec_states(self, like: PipelineState | Carry) -> Any:
-        """What codecs keep, before the first step: of all phases, side by side.
+    def codec_states(self, params: optax.Params) -> Any:
+        """Returns what codecs keep before the first step, of all phases side by side.
 
         Args:
-          like: a state, or its shapes, for its parameters and model state.
+          params: the parameters, or their shapes.
         """
-        form = self.message_form(like)
-        states: dict[str, Any] = {name: {} for name, _ in form.layouts}
+        like = self.gradients_form(params)
+        states: dict[str, Any] = {}
         for phase in self.phases:
             setting = phase.setting.at(phase.executor.reduction_mesh)
-            for name, more in setting.codec_states(form).items():
-                states[name] |= more
+            states |= setting.codec_states(like)
         return states
+
+    def gradients_form(self, params: optax.Params) -> Message:
+        """Returns the shapes of a message that has gradients alone."""
+        return jax.eval_shape(
+            lambda: empty_message(params, None, self.local_step.reduce_dtype)
+        )._replace(passengers=None)
 
     @property
     def compiler_options(self) -> dict[str, Any]:
@@ -265,6 +273,11 @@ class TrainStep:
         return choose(self.executor_name, self.setting)
 
     @property
+    def local_step(self) -> LocalStep:
+        """What each device does."""
+        return cast(LocalStep, self.setting.work)
+
+    @property
     def mesh(self) -> jax.sharding.Mesh:
         """The devices."""
         return self.setting.mesh
@@ -280,18 +293,29 @@ class TrainStep:
         return self.setting.axis_name
 
     @property
+    def counted(self) -> bool:
+        """Whether the number of calls decides which program a step runs."""
+        return self.warmup_steps > 0 or bool(self.schedule.boundaries)
+
+    @property
     def feeds_back(self) -> bool:
         """Whether the pipeline keeps deviations; one of width 1 has none."""
-        return self.width > 1 and self.halves.deviation_feedback > 0
+        return self.width > 1 and self.local_step.deviation_feedback > 0
 
     def _check(self, state: PipelineState) -> None:
-        check_state(state, self.setting.data.device_set)
+        check_state(state, self.setting.data.device_set, counted=self.counted)
         devices, fed = self.setting.devices, self.feeds_back
         check_in_flight(state.in_flight, self.width, devices, feeds_back=fed)
 
+    def _counted_on(self, calls: Any) -> Any:
+        """Returns the number of calls after a step, where it is still needed."""
+        if calls is None or isinstance(calls, jax.core.Tracer) or self.counted:
+            return calls if calls is None else calls + np.int32(1)
+        return None
+
     def _phase(self, calls: Any) -> "TrainStep":
-        """The step of the phase that so many calls have led to."""
-        if calls is None:
+        """Returns the step of the phase that so many calls have led to."""
+        if not self.schedule.boundaries:
             return self
         number = self.schedule.phase(int(calls))
         if int(calls) in self.schedule.boundaries:

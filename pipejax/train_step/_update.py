@@ -1,88 +1,97 @@
 """The update: a reduced message applied, or held back.
 
-- nothing has arrived (start of the pipeline): parameters and optimizer state stay
-- the reduced gradient is not finite: likewise, and counted. The decision is taken from
+- nothing has arrived (start of the pipeline), or all weights are 0: parameters and
+  optimizer state stay
+- a reduced gradient is not finite: likewise, and counted. The decision is taken from
   the reduced value, which every replica has, so it costs no communication
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jax.typing import DTypeLike
 
-from pipejax import buckets
-from pipejax.buckets import Buckets
+from pipejax.message import Message, Reduced, arrived_as, mean
 
-from ._gradient import moved
-from ._state import Carry, Message, StepInfo
+from ._info import StepInfo
+from ._loss import is_floating
+from ._state import ReplicatedState
 
 
-def apply_message(
+def apply_reduced(
     tx: optax.GradientTransformation,
-    carry: Carry,
-    total: Buckets,
-    like: Message,
+    state: ReplicatedState,
+    reduced: Reduced,
     after: Any,
     arrived: jax.Array,
     *,
     devices: int,
-    reduce_dtype: DTypeLike | None,
-) -> tuple[Carry, StepInfo]:
-    """Applies the mean of one iteration's messages if it has arrived and is finite.
+    skip_nonfinite: bool,
+) -> tuple[ReplicatedState, StepInfo]:
+    """Applies the mean of one iteration's messages, if there is one to apply.
 
     Args:
       tx: the optimizer.
-      carry: before the update.
-      total: the messages, summed over devices, in buckets.
-      like: the message's form, of `jax.ShapeDtypeStruct`s.
+      state: before the update.
+      reduced: the messages, summed over devices.
       after: model state as this device's loss left it; its non-floating leaves advance
         whether or not there is an update.
-      arrived: bool scalar, whether `total` is real or only the pipeline's zeros.
+      arrived: bool scalar, whether the sum is real or only the pipeline's zeros.
       devices: how many it was summed over.
-      reduce_dtype: the dtype it was summed in.
+      skip_nonfinite: whether an update that is not finite is held back.
 
     Returns:
-      The carry after the update, and what to report.
+      The state after the update, and what to report.
     """
-    checked = buckets.sizes((like.gradients, like.model_state), reduce_dtype)
-    finite = buckets.all_finite(total, checked)
-    applied = arrived & finite
-    summed = buckets.unflatten(total, like, reduce_dtype)
-    mean = partial(jax.tree.map, lambda x: x / devices)
+    counts = reduced.counts(arrived)
+    skips = counts & ~reduced.finite if skip_nonfinite else jnp.zeros((), jnp.bool_)
+    applied = counts & ~skips
+    message = reduced.sum
 
     def update() -> Any:
         # Divided here, where it fuses with the optimizer's own arithmetic, rather than
-        # in one more pass over the buckets.
-        message = mean(summed)
-        updates, opt_state = updated(
-            tx, message.gradients, carry.opt_state, carry.params, message.loss
-        )
-        params = optax.apply_updates(carry.params, updates)
-        return params, opt_state, moved(carry.model_state, after, message.model_state)
+        # in one more pass over the gradients.
+        gradients = _mean_gradients(message, state.params, devices)
+        loss = mean(message.passengers.loss, message, devices)
+        updates, opt_state = updated(tx, gradients, state.opt_state, state.params, loss)
+        params = optax.apply_updates(state.params, updates)
+        changes = _mean_changes(message, state.model_state, devices)
+        return params, opt_state, moved(state.model_state, after, changes)
 
     def hold() -> Any:
-        still = jax.tree.map(jnp.zeros_like, like.model_state)
-        return carry.params, carry.opt_state, moved(carry.model_state, after, still)
+        still = jax.tree.map(jnp.zeros_like, _floating(state.model_state))
+        return state.params, state.opt_state, moved(state.model_state, after, still)
 
     params, opt_state, model_state = _either(applied, update, hold)
-    skipped = carry.skipped + (arrived & ~finite).astype(jnp.int32)
-    loss, metrics = jax.tree.map(
-        lambda m: jnp.where(arrived, m.astype(jnp.float32), jnp.nan),
-        mean((summed.loss, summed.metrics)),
-    )
+    skipped = state.skipped + skips.astype(jnp.int32)
+    info = _info(message, counts, devices)
     return (
-        carry._replace(
+        state._replace(
             params=params,
             opt_state=opt_state,
             model_state=model_state,
             skipped=skipped,
         ),
-        StepInfo(loss=loss, metrics=metrics, applied=applied, skipped=skipped),
+        info._replace(applied=applied, skipped=skipped),
+    )
+
+
+def moved(model_state: Any, after: Any, changes: Any) -> Any:
+    """Returns `model_state` with the reduced `changes` added to its floating leaves.
+
+    The model state obeys the parameters' recursion, `s[t] = s[t-1] + d[t-K]`, where `d`
+    is the mean of what the devices changed. Other leaves (counters, PRNG keys) are the
+    same on every device, need no reduction, and are taken from `after` at once.
+    """
+    return jax.tree.map(
+        lambda d, s, a: a if d is None else s + d,
+        changes,
+        model_state,
+        after,
+        is_leaf=lambda d: d is None,
     )
 
 
@@ -112,10 +121,46 @@ def updated(
         ) from error
 
 
+def _mean_gradients(message: Message, params: Any, devices: int) -> Any:
+    sums = arrived_as(message.gradients, params)
+    return jax.tree.map(lambda x: mean(x, message, devices), sums)
+
+
+def _mean_changes(message: Message, model_state: Any, devices: int) -> Any:
+    """Returns the mean over devices, whatever their weights."""
+    sums = arrived_as(message.changes, _floating(model_state))
+    return jax.tree.map(lambda x: x / devices, sums)
+
+
+def _info(message: Message, arrived: jax.Array, devices: int) -> StepInfo:
+    """Returns loss, metrics and weight, and whether they are real."""
+    passengers = message.passengers
+    # Under `jax_debug_nans` JAX raises at the first NaN, also where it says "nothing".
+    nothing = 0.0 if jax.debug_nans.value else jnp.nan
+    loss, metrics = jax.tree.map(
+        lambda x: jnp.where(arrived, mean(x, message, devices), nothing),
+        (passengers.loss, passengers.metrics),
+    )
+    weight = jnp.float32(1) if message.weight is None else message.weight
+    return StepInfo(
+        loss=loss,
+        metrics=metrics,
+        weight=jnp.where(arrived, weight, 0),
+        arrived=arrived,
+        applied=arrived,
+        skipped=arrived,
+    )
+
+
+def _floating(model_state: Any) -> Any:
+    """Returns the floating leaves, `None` in place of others."""
+    return jax.tree.map(lambda x: x if is_floating(x) else None, model_state)
+
+
 def _either(
     predicate: jax.Array, new: Callable[[], Any], old: Callable[[], Any]
 ) -> Any:
-    """`new()` where `predicate` holds, else `old()`.
+    """Returns `new()` where `predicate` holds, else `old()`.
 
     On CPU a branch: the update is then compiled by itself, as in a step written by
     hand, and has the same bits. Elsewhere a selection that fuses with the update: a
@@ -128,5 +173,5 @@ def _either(
 
 
 def select(predicate: jax.Array, new: Any, old: Any) -> Any:
-    """Leaf by leaf, `new` where `predicate` holds, else `old`."""
+    """Returns leaf by leaf `new` where `predicate` holds, else `old`."""
     return jax.tree.map(lambda n, o: jnp.where(predicate, n, o), new, old)

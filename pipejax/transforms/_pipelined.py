@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from pipejax.collectives import AllReduce
 from pipejax.collectives._psum import PSUM
 from pipejax.mesh import AxisName
-from pipejax.pipeline import PipelinedMeanState
+from pipejax.message import InFlight
 
 from ._pipelined_mean import pipelined_mean
 
@@ -25,7 +25,7 @@ class PipelinedState(NamedTuple):
       inner_state: the state of the optimizer, the same on all devices.
     """
 
-    in_flight: PipelinedMeanState
+    in_flight: InFlight
     calls: jax.Array
     inner_state: optax.OptState
 

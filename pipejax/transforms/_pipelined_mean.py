@@ -7,18 +7,21 @@ import optax
 from jax import lax
 from jax.typing import DTypeLike
 
-from pipejax import buckets
-from pipejax.collectives import AllReduce, Layout
+from pipejax.collectives import AllReduce
 from pipejax.collectives._all_reduce import axis_size
 from pipejax.collectives._psum import PSUM
 from pipejax.mesh import AxisName, axes
-from pipejax.message import MessageForm, fed_back, summed
-from pipejax.pipeline import (
-    PipelinedMeanState,
-    empty_pipeline,
+from pipejax.message import (
+    InFlight,
+    Message,
+    arrived_as,
+    codec_states,
+    empty,
     has_arrived,
-    lengths_of,
+    kept,
+    reduced,
     shift,
+    travelling,
     width_of,
 )
 from pipejax.train_step import check_all_reduce, check_axis_name, check_width
@@ -72,39 +75,31 @@ def pipelined_mean(
     axis_name, width = check_axis_name(axis_name), check_width(width)
     (all_reduce,) = check_all_reduce(all_reduce, axis_name, several=False).phases
 
-    def form(tree: Any) -> MessageForm:
-        sizes = buckets.sizes(tree, reduce_dtype)
-        shapes = buckets.shapes(tree, reduce_dtype)
-        layouts = ((k, Layout(n, k, shapes=shapes[k])) for k, n in sizes.items())
-        return MessageForm(tuple(layouts), tuple(sizes.items()))
+    def message(tree: Any) -> Message:
+        return Message(travelling(tree, reduce_dtype))
 
-    def init_fn(params: optax.Params) -> PipelinedMeanState:
-        states = {
-            name: all_reduce.init(layout, axis_name)
-            for name, layout in form(params).layouts
-        }
-        return empty_pipeline(buckets.sizes(params, reduce_dtype), width, states)
+    def init_fn(params: optax.Params) -> InFlight:
+        like = jax.eval_shape(message, params)
+        return empty(like, width, codec_states(like, all_reduce, axis_name))
 
     def update_fn(
         updates: optax.Updates,
-        state: PipelinedMeanState,
+        state: InFlight,
         params: optax.Params | None = None,
-    ) -> tuple[optax.Updates, PipelinedMeanState]:
+    ) -> tuple[optax.Updates, InFlight]:
         devices = axis_size(axis_name)
         _check_not_summed(updates, axes(axis_name)[0])
         if params is not None:
             _check_same_shapes(updates, params)
-        _check_state(state, width, buckets.sizes(updates, reduce_dtype))
-        fresh = buckets.flatten(updates, reduce_dtype)
-        reductions = form(updates).reductions(all_reduce, axis_name)
+        fresh = message(updates)
+        _check_state(state, width, fresh)
         due = fresh if width == 1 else state.pending[0]
-        total, after = summed(reductions, due, state.codec_states)
+        total, after = reduced(due, state.codec_states, all_reduce, axis_name)
         if width > 1:
             total, fresh = _late(total, fresh)
-        arrived, before = has_arrived(state), state.codec_states
-        after = fed_back(form(updates), total, arrived, after, before)
-        whole = buckets.unflatten(total, updates, reduce_dtype)
-        mean = jax.tree.map(lambda x: x / devices, whole)
+        after = kept(total, has_arrived(state), after, state.codec_states)
+        sums = arrived_as(total.sum.gradients, updates)
+        mean = jax.tree.map(lambda x: x / devices, sums)
         return mean, shift(state, fresh, after, state.deviation)
 
     return optax.GradientTransformation(init_fn, update_fn)
@@ -158,13 +153,20 @@ def _check_not_summed(updates: Any, axis_name: str) -> None:
         )
 
 
-def _check_state(
-    state: PipelinedMeanState, width: int, expected: dict[str, int]
-) -> None:
-    found = lengths_of(state)
-    if width_of(state) != width or (width > 1 and found != expected):
+def _check_state(state: InFlight, width: int, fresh: Message) -> None:
+    found, wanted = width_of(state), _form(fresh.gradients)
+    pending = [_form(message.gradients) for message in state.pending]
+    if found != width or any(form != wanted for form in pending):
         raise ValueError(
-            f"`state` must come from `init` of the same width and parameters: width"
-            f" {width} with {expected} elements in flight, got width"
-            f" {width_of(state)} with {found}. Call `init` again."
+            "`state` must come from `init` of the same width and parameters: width"
+            f" {width} with gradients {wanted} in flight, got width {found} with"
+            f" {pending}. Call `init` again."
         )
+
+
+def _form(tree: Any) -> dict[str, str]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {
+        jax.tree_util.keystr(path): jax.typeof(leaf).str_short()
+        for path, leaf in leaves
+    }

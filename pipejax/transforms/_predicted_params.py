@@ -6,10 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.typing import DTypeLike
 
-from pipejax import buckets
-from pipejax.pipeline import PipelinedMeanState, arrivals
+from pipejax.message import InFlight, arrivals, arrived_as
 
 from ._pipelined import PipelinedState
 
@@ -18,8 +16,6 @@ def predicted_params(
     tx: optax.GradientTransformation,
     opt_state: optax.OptState,
     params: optax.Params,
-    *,
-    reduce_dtype: DTypeLike | None = None,
 ) -> optax.Params:
     """Returns the parameters to which this device's own gradients in flight would lead.
 
@@ -42,7 +38,6 @@ def predicted_params(
         `pj.pipelined_mean`, what follows that, as one transformation.
       opt_state: the state of the pipelined optimizer, or of that chain.
       params: the parameters.
-      reduce_dtype: that of `pipelined` or `pipelined_mean`.
 
     Returns:
       Parameters, each device's own: to be used inside `shard_map` or `pmap`.
@@ -52,7 +47,7 @@ def predicted_params(
     """
     in_flight, state, arrived = _parts(opt_state)
     for own, real in zip(in_flight.pending, arrived, strict=True):
-        gradients = buckets.unflatten(own, params, reduce_dtype)
+        gradients = arrived_as(own.gradients, params)
         updates, new = tx.update(gradients, state, params)
         new = optax.apply_updates(params, updates), new
         params, state = jax.tree.map(
@@ -61,7 +56,7 @@ def predicted_params(
     return params
 
 
-def _parts(opt_state: Any) -> tuple[PipelinedMeanState, Any, Sequence[Any]]:
+def _parts(opt_state: Any) -> tuple[InFlight, Any, Sequence[Any]]:
     """Returns the pipeline, the optimizer's state, and which gradients to apply."""
     if isinstance(opt_state, PipelinedState):
         in_flight = opt_state.in_flight
@@ -69,7 +64,7 @@ def _parts(opt_state: Any) -> tuple[PipelinedMeanState, Any, Sequence[Any]]:
     if (
         isinstance(opt_state, tuple)
         and len(opt_state) > 1
-        and isinstance(opt_state[0], PipelinedMeanState)
+        and isinstance(opt_state[0], InFlight)
     ):
         in_flight, *rest = opt_state
         # A chain passes the zeros of the start to the optimizer; so does a prediction.

@@ -6,7 +6,7 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 from pipejax.mesh import AxisName
-from pipejax.pipeline import PipelinedMeanState
+from pipejax.message import InFlight
 
 from ._compress import CompressState
 
@@ -15,7 +15,7 @@ def state_specs(tree: Any, axis_name: AxisName = "data") -> Any:
     """Partition specs of a state that holds gradients in flight, or what codecs keep.
 
     Every device has its own of both and shares all else: `P(axis_name)` for a
-    `PipelinedMeanState` or a `CompressState`, `P()` for every other leaf.
+    `InFlight` or a `CompressState`, `P()` for every other leaf.
 
     Args:
       tree: an optimizer state, a Flax `TrainState`, any pytree, or its `eval_shape`.
@@ -26,7 +26,7 @@ def state_specs(tree: Any, axis_name: AxisName = "data") -> Any:
     """
 
     def own(node: Any) -> bool:
-        return isinstance(node, PipelinedMeanState | CompressState)
+        return isinstance(node, InFlight | CompressState)
 
     return jax.tree.map(
         lambda node: P(axis_name) if own(node) else P(), tree, is_leaf=own

@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from pipejax.pipeline import count_in_flight
 
 import pipejax as pj
 from pipejax import checkpoint, reshard
-from pipejax.pipeline import count_in_flight
 
 from ..grid import grid
 from ..helpers import assert_bits_equal, batches, init_params
@@ -25,7 +25,7 @@ FULL = pytest.mark.full
 )
 def test_every_bit_comes_back(manager, width, options):
     data, train = batches(12), train_step(width=width, **options)
-    expected = host(train.drain(run(train, init(train), data)))
+    expected = host(train.drain(run(train, init(train), data))[0])
     state = run(train, init(train), data[:5])
     checkpoint.save(manager, state, {"next_index": 5})
     state = run(train, state, data[5:8])  # goes on, donating, while it is written
@@ -36,7 +36,9 @@ def test_every_bit_comes_back(manager, width, options):
         restored = checkpoint.restore(reader, fresh, like)
     assert restored.extras == {"next_index": 5}
     assert not restored.drained
-    assert_bits_equal(host(fresh.drain(run(fresh, restored.state, data[5:]))), expected)
+    assert_bits_equal(
+        host(fresh.drain(run(fresh, restored.state, data[5:]))[0]), expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,7 @@ def test_other_devices_drain_first(manager, caplog, before, now, feedback, width
     state = run(train, init(train), data)
     checkpoint.save(manager, state)
     manager.wait_until_finished()
-    expected = host(train.drain(state))
+    expected = host(train.drain(state)[0])
     other = train_step(now, width, deviation_feedback=feedback)
     restored = checkpoint.restore(manager, other, init(other))
     assert restored.drained
@@ -239,7 +241,7 @@ def residuals(state):
 def test_what_codecs_keep_comes_back(manager, width):
     """And the step of a schedule: the run goes on as if it had never stopped."""
     data, train = batches(9), feedback(4, width)
-    expected = host(train.drain(run(train, init(train), data)))
+    expected = host(train.drain(run(train, init(train), data))[0])
     state = run(train, init(train), data[:5])
     assert any(x.any() for x in residuals(state))
     checkpoint.save(manager, state)
@@ -247,7 +249,9 @@ def test_what_codecs_keep_comes_back(manager, width):
     fresh = feedback(4, width)
     restored = checkpoint.restore(manager, fresh, jax.eval_shape(lambda: init(fresh)))
     assert int(restored.state.calls) == 5
-    assert_bits_equal(host(fresh.drain(run(fresh, restored.state, data[5:]))), expected)
+    assert_bits_equal(
+        host(fresh.drain(run(fresh, restored.state, data[5:]))[0]), expected
+    )
 
 
 @pytest.mark.parametrize("width", [pytest.param(1, marks=FULL), 2])
@@ -259,7 +263,7 @@ def test_what_codecs_keep_is_handed_on(manager, caplog, width):
     restored = checkpoint.restore(manager, other, init(other))
     assert "yet to be sent is handed on" in caplog.text
     expected = reshard.reshard(other, *everywhere(state))
-    assert_bits_equal(host(restored.state), host(other.drain(expected)))
+    assert_bits_equal(host(restored.state), host(other.drain(expected)[0]))
     assert any(x.any() for x in residuals(restored.state))
 
 

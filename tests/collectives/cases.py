@@ -1,6 +1,7 @@
 """Algorithms, codecs, and one compiled program for each pair: what the tests share."""
 
 import functools
+import math
 import os
 from typing import Any, NamedTuple
 
@@ -81,15 +82,22 @@ class Case(NamedTuple):
         return make() if self.codec is None else make(CODECS[self.codec])
 
     def vectors(self, seed=0):
-        n = self.layout.coded + self.layout.exact
         rng = np.random.default_rng(seed)
-        return rng.normal(size=(self.devices, n)).astype(self.layout.dtype)
+        return rng.normal(size=(self.devices, self.size)).astype(self.dtype)
+
+    @property
+    def size(self):
+        return self.layout.coded_size + self.layout.exact_size
+
+    @property
+    def dtype(self):
+        return self.layout.coded[0].dtype.name
 
 
 def case(algorithm, codec, devices, n, exact=0, dtype="float32"):
     """`n` elements that may be coded, most of them in one matrix."""
     rows = n // 10
-    layout = Layout(n, dtype, exact, ((rows, 9), (n - 9 * rows,)))
+    layout = Layout.of_shapes(((rows, 9), (n - 9 * rows,)), dtype, exact=exact)
     hosts = {1: 1, 2: 2, 3: 3, 4: 2, 5: 1, 6: 2, 7: 7, 8: 4}[devices]
     if algorithm != "hierarchical":
         hosts = None
@@ -116,7 +124,8 @@ QUICK = [
 
 def in_dtype(each, dtype):
     """The same case for vectors of another dtype."""
-    return each._replace(layout=each.layout._replace(dtype=dtype))
+    shapes, exact = each.layout.shapes, each.layout.exact_size
+    return each._replace(layout=Layout.of_shapes(shapes, dtype, exact=exact))
 
 
 # Against `EXACT_BITS`, LLVM contracts `min + q level` in float64 programs of this pair,
@@ -157,8 +166,7 @@ class Program(NamedTuple):
 @functools.cache
 def program(case):
     """Row i of vectors and states, [p, ...], is device i's."""
-    n, own, mesh = case.layout.coded + case.layout.exact, P(case.axis), case.mesh
-    found = []
+    own, mesh, found = P(case.axis), case.mesh, []
 
     def init():
         return rows(stages().init())
@@ -171,18 +179,30 @@ def program(case):
 
     def step(vectors, states):
         found.append(stages().transfers)
-        mine = jax.tree.map(lambda x: x[0], (vectors, states))
-        return rows(collectives.run(stages(), *mine))
+        vector, states = jax.tree.map(lambda x: x[0], (vectors, states))
+        sums, states = collectives.run(stages(), apart(case.layout, vector), states)
+        return rows((jnp.concatenate([x.reshape(-1) for x in sum(sums, ())]), states))
 
     make = jax.jit(on_mesh(init, mesh, (), own))
     states = jax.eval_shape(make)
     if jax.tree.leaves(states):
         states = jax.tree.map(np.asarray, make())
-    vectors = jax.ShapeDtypeStruct((case.devices, n), case.layout.dtype)
+    vectors = jax.ShapeDtypeStruct((case.devices, case.size), case.dtype)
     lowered = jax.jit(
         on_mesh(step, mesh, own, own), compiler_options=reference.EXACT_BITS
     ).lower(vectors, states)
     return Program(states, lowered.compile(), lowered.as_text(), found[0])
+
+
+def apart(layout, vector):
+    """The arrays of a layout that lie one after another in a vector."""
+    arrays = []
+    for form in (*layout.coded, *layout.exact):
+        size = math.prod(form.shape)
+        arrays.append(vector[:size].reshape(form.shape))
+        vector = vector[size:]
+    count = len(layout.coded)
+    return collectives.Summands(tuple(arrays[:count]), tuple(arrays[count:]))
 
 
 def run(case, vectors, states=None):
@@ -203,7 +223,7 @@ def expected(case, vectors, states=None):
     send = reference.Exactly()
     if case.codec is not None:
         send = reference.Coded(_of(case.codec, case.layout.shapes, dtype), each)
-    n = case.layout.coded
+    n = case.layout.coded_size
     x = np.asarray(vectors, dtype)
     with np.errstate(over="ignore", invalid="ignore"):  # as XLA, which has no warnings
         coded = ref(list(x[:, :n]), send)

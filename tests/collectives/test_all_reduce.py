@@ -86,8 +86,8 @@ def test_equals_its_twin(each):
 def test_what_must_be_exact_is(each):
     """To float32: each of p - 1 additions rounds what is at most the sum of all |x|."""
     vectors = each.vectors(2)
-    tail = vectors[:, each.layout.coded :].astype(np.float64)
-    got = run(each, vectors)[0][:, each.layout.coded :]
+    tail = vectors[:, each.layout.coded_size :].astype(np.float64)
+    got = run(each, vectors)[0][:, each.layout.coded_size :]
     bound = (each.devices - 1) * 2.0**-24 * np.abs(tail).sum(axis=0)
     assert (np.abs(got - tail.sum(axis=0)[None]) <= bound[None]).all()
 
@@ -99,7 +99,7 @@ def test_what_is_not_finite_stays_so_everywhere(each, place, bad):
     vectors = each.vectors()
     vectors[1, place] = bad
     got, _ = run(each, vectors)
-    if each.codec == "random_k" and place < each.layout.coded:
+    if each.codec == "random_k" and place < each.layout.coded_size:
         # That place may not be drawn; all that are drawn are then not finite.
         assert not np.isfinite(got).all(axis=1).any()
     else:
@@ -165,4 +165,4 @@ def test_equals_its_twin_on_anything(cases, data, families, seed):
             FAMILIES[families[i % len(families)]](rng, shape[1:])
             for i in range(each.devices)
         ]
-        _, states = check(each, np.stack(rows).astype(each.layout.dtype), states)
+        _, states = check(each, np.stack(rows).astype(each.dtype), states)

@@ -29,7 +29,7 @@ def cuts(each):
 
 def residuals(each, states):
     """For every device and place its residual, as a vector of all the elements."""
-    p, n = cuts(each), each.layout.coded
+    p, n = cuts(each), each.layout.coded_size
     for place, state in states.items():
         leaves = jax.tree.leaves(state.residual)
         for device in range(each.devices):
@@ -52,7 +52,7 @@ def test_nothing_is_lost(each):
     sum of that with the others. No number rounded is above s, the sum of all that are
     added up here, and an element is encoded at no more than p + 1 places.
     """
-    before, n = program(each).init, each.layout.coded
+    before, n = program(each).init, each.layout.coded_size
     for seed in range(3):
         vectors = each.vectors(seed)
         sums, after = run(each, vectors, before)
@@ -70,7 +70,7 @@ def test_nothing_is_lost(each):
 def test_what_was_lost_is_sent_later(each):
     """The same gradient many times: its mean result comes as near as one residual."""
     vectors, states, steps = each.vectors(), program(each).init, 20
-    n, mean = each.layout.coded, 0
+    n, mean = each.layout.coded_size, 0
     for _ in range(steps):
         sums, states = run(each, vectors, states)
         mean = mean + sums[0, :n] / steps

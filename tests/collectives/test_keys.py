@@ -16,7 +16,7 @@ AXES = ("host", "device")
 
 def keys(all_reduce, axis_name="data", hosts=None):
     """Of every device and place, as rows."""
-    layout = collectives.Layout(64, "float32")
+    layout = collectives.Layout.of_shapes(((64,),))
     mesh = pj.data_mesh(4, axis_name=axis_name, hosts=hosts)
 
     def init():

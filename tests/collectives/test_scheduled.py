@@ -50,7 +50,7 @@ def history(train, steps=STEPS, drain_at=()):
     state, out = train.init(init_params()), []
     for t, batch in enumerate(batches(steps)):
         state, _ = train.step(state, batch)
-        state = train.drain(state) if t in drain_at else state
+        state = train.drain(state)[0] if t in drain_at else state
         out.append(jax.tree.map(np.asarray, (state.params, state.in_flight)))
     params, in_flight = zip(*out, strict=True)
     return params, [x.codec_states for x in in_flight]

@@ -12,9 +12,8 @@ from jax.sharding import Mesh
 
 import pipejax as pj
 from pipejax import codecs, collectives
-from pipejax.collectives import Layout
 from pipejax.executors._reduce import _one_cpu_a_process, reduce_by_copy
-from pipejax.message import MessageForm
+from pipejax.message import Message
 
 from ..grid import grid
 from ..helpers import OPTIMIZERS, assert_bits_equal, batches, init_params, loss_fn
@@ -40,7 +39,7 @@ def trained(train, steps=6):
         state, info = train.step(state, batch)
         infos.append(jax.tree.map(np.asarray, info))
     in_flight = jax.tree.map(np.asarray, state)
-    return infos, in_flight, jax.tree.map(np.asarray, train.drain(state))
+    return infos, in_flight, jax.tree.map(np.asarray, train.drain(state)[0])
 
 
 @grid(1, width=[1, 2, 3, 4], optimizer=OPTIMIZERS)
@@ -76,7 +75,7 @@ def test_same_bits_with_everything_on_board(donate):
         )
         for batch in batches(5):
             state, info = train.step(state, batch)
-        state = train.drain(state)
+        state, _ = train.drain(state)
         state = state._replace(rng=jax.random.key_data(state.rng))
         return jax.tree.map(np.asarray, (state, info))
 
@@ -91,7 +90,7 @@ def test_states_go_from_one_executor_to_the_other():
         batches(6), [host, fused, fused, host, host, fused], strict=True
     ):
         state, _ = train.step(state, batch)
-    assert_bits_equal(jax.tree.map(np.asarray, host.drain(state)), trained(fused)[2])
+    assert_bits_equal(jax.tree.map(np.asarray, host.drain(state)[0]), trained(fused)[2])
 
 
 def test_stepping_twice_from_one_state():
@@ -102,7 +101,7 @@ def test_stepping_twice_from_one_state():
     train.step(state, third)  # another branch
     for batch in (second, third):
         state, _ = train.step(state, batch)
-    state = train.drain(state)
+    state, _ = train.drain(state)
     assert_bits_equal(
         jax.tree.map(np.asarray, state), trained(make("fused", width=3), 3)[2]
     )
@@ -142,7 +141,8 @@ def test_failure_surfaces_at_the_next_step(width):
             state, _ = train.step(state, batch)
     assert failures == 1
     assert_bits_equal(
-        jax.tree.map(np.asarray, train.drain(state)), trained(make("fused", width))[2]
+        jax.tree.map(np.asarray, train.drain(state)[0]),
+        trained(make("fused", width))[2],
     )
 
 
@@ -155,7 +155,7 @@ def test_failure_surfaces_in_drain():
     train.executor._begun.clear()
     with pytest.raises(UnpluggedError):
         train.drain(state)
-    assert int(train.drain(state).step) == 1
+    assert int(train.drain(state)[0].step) == 1
 
 
 def test_by_copy_over_other_devices():
@@ -179,11 +179,11 @@ def test_bfloat16_by_copy():
     train = make("host")
     other = Mesh(np.array(jax.devices()[7:]), ("data",))
     placed = jax.device_put(rows, train.setting.data)
-    form = MessageForm((("bfloat16", Layout(2, "bfloat16")),), (("bfloat16", 2),))
     reduce = reduce_by_copy(train.setting, other)
-    sums, _ = reduce({"bfloat16": placed}, {"bfloat16": {}}, form)
-    assert sums["bfloat16"].dtype == jnp.bfloat16
-    np.testing.assert_array_equal(np.asarray(sums["bfloat16"], np.float32), [12, 16])
+    reduced, _ = reduce(Message({"w": placed}), {})
+    total = reduced.sum.gradients["w"]
+    assert total.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(np.asarray(total, np.float32), [12, 16])
 
 
 def test_not_inside_jit():
@@ -211,9 +211,9 @@ def test_join_waits_and_changes_nothing():
         state, _ = train.step(state, batch)
     train.executor.join()
     assert len(train.executor._begun) == 2
-    assert all(reduction.sums.done() for reduction in train.executor._begun)
+    assert all(reduction.sum.done() for reduction in train.executor._begun)
     assert_bits_equal(
-        jax.tree.map(np.asarray, train.drain(state)),
+        jax.tree.map(np.asarray, train.drain(state)[0]),
         trained(make("fused", width=3), 3)[2],
     )
 

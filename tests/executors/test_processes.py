@@ -99,7 +99,7 @@ def test_same_bits_as_one_process(ask, processes, widths):
         state = train.init(init_params())
         for batch in batches(6):
             state, _ = train.step(state, batch)
-        assert bits(train.drain(state).params) == first["params"][str(width)]
+        assert bits(train.drain(state)[0].params) == first["params"][str(width)]
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=FULL)])
@@ -113,7 +113,7 @@ def test_same_bits_as_one_process_with_codecs(ask, processes):
         state = train.init(init_params())
         for batch in batches(6):
             state, _ = train.step(state, batch)
-        assert bits(train.drain(state).params) == first[name]
+        assert bits(train.drain(state)[0].params) == first[name]
 
 
 def test_checkpoint_of_two_processes_goes_on_in_one(ask, tmp_path):

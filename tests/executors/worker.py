@@ -49,7 +49,7 @@ def run(train, steps, state=None, *, drained=True):
     for batch in batches(steps):
         mine = jax.tree.map(lambda x: np.split(x, processes)[rank], batch)
         state, _ = train.step(state, train.batch(mine))
-    return train.drain(state) if drained else state
+    return train.drain(state)[0] if drained else state
 
 
 def in_rank_order(processes):

@@ -55,7 +55,7 @@ def main(folder):
                 time.sleep(0.05 * (1 + rank))  # not all are at one step when it comes
             if number == 3:
                 (folder / f"running{rank}").write_text(str(os.getpid()))
-        params = train.drain(state).params
+        params = train.drain(state)[0].params
     (folder / f"ended{rank}").write_text(f"{begun} {digest(params)}")
 
 

@@ -43,7 +43,7 @@ def declared(algorithm, codec, p, n, shapes=None):
     all_reduce = make() if codec is None else make(codec)
 
     def local(row):
-        stages = all_reduce(Layout(n, np.float32, shapes=shapes or ((n,),)), "data")
+        stages = all_reduce(Layout.of_shapes(shapes or ((n,),)), "data")
         found.extend(stages.transfers)
         return collectives.run(stages, row[0])[0][None]
 

@@ -18,7 +18,7 @@ def found(all_reduce, p=4):
     seen = []
 
     def local():
-        stages = all_reduce(Layout(1000, "float32", shapes=((1000,),)), "data")
+        stages = all_reduce(Layout.of_shapes(((1000,),)), "data")
         seen.extend(phases(stages))
 
     jax.eval_shape(on_mesh(local, pj.data_mesh(p), (), P()))

@@ -105,8 +105,9 @@ def test_metrics_without_a_batch():
     train = make(loss)
     state = train.init(init_params())
     message = (
-        r"`batch` must be given to `train.init` when `loss_fn` returns metrics, .*"
-        r"\[\"\['a'\]\['b'\]\"\] .* Call `train.init\(params, ..., batch=batch\)`"
+        r"`batch` must be given to `train.init` when `loss_fn` returns metrics or .*"
+        r"\[\"metrics\['a'\]\['b'\]\"\] .* Call"
+        r" `train.init\(params, ..., batch=batch\)`"
     )
     with refused(message):
         train.step(state, BATCH)
@@ -206,7 +207,7 @@ def test_state_of_another_mesh_brought_here():
     with refused(r"of this mesh, with 2 devices; got one of 4 devices, .* Drain it"):
         train.drain(state)
     # As the remedy says.
-    drained = jax.device_get(other.drain(other.step(state, BATCH)[0]))
+    drained = jax.device_get(other.drain(other.step(state, BATCH)[0])[0])
     state = train.init(drained.params, opt_state=drained.opt_state)
     train.step(state, BATCH)
 
@@ -215,8 +216,8 @@ def test_state_of_another_reduce_dtype():
     train = make(reduce_dtype=jnp.bfloat16)
     state = make().init(init_params())
     message = (
-        r"`state` must have gradients in flight of these parameters and this"
-        r" `reduce_dtype`: at least {'bfloat16': 63} .* got {'float32': 64}. Drain it"
+        r"`state` must have gradients in flight of these parameters, .*"
+        r" `gradients\['bias'\]` bfloat16\[\d+\]; got float32\[\d+\] in its place."
     )
     with refused(message):
         train.step(state, BATCH)
@@ -231,8 +232,8 @@ def test_state_of_other_metrics():
 
     state = make(loss).init(init_params(), batch=BATCH)
     message = (
-        r"`state` must have been made for what `loss_fn` returns: metrics .*{metrics}"
-        r".*got one with {'float32': 65} in flight. Drain it"
+        r"`state` must have been made for what `loss_fn` returns, {metrics}"
+        r"; got one with \[\"metrics\['a'\]\"\] in flight. Drain it"
     )
     with refused(message.replace("{metrics}", r"\[\]")):
         make().step(state, BATCH)
@@ -267,7 +268,7 @@ FAILURES = {
     "mesh": lambda train, state: make(devices=4, donate=True).step(state, BATCH),
     "dtype": lambda train, state: make(reduce_dtype="bfloat16", donate=True).drain(
         state
-    ),
+    )[0],
     "metrics": lambda train, state: make(
         lambda p, b: (loss_fn(p, b), pj.Aux(metrics=1.0)), donate=True
     ).step(state, BATCH),

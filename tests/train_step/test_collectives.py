@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import pipejax as pj
-from pipejax.train_step._state import Carry
+from pipejax.train_step._state import ReplicatedState
 
 from ..helpers import batches, init_params, loss_fn
 
@@ -21,7 +21,9 @@ def lowered(train, state, *batch):
     """The StableHLO of the step, or without a batch of the drain."""
     if batch:
         return train.lower(state, *batch).as_text()
-    return train.executor._drain.lower(Carry.of(state), state.in_flight).as_text()
+    return train.executor._drain.lower(
+        ReplicatedState.of(state), state.in_flight
+    ).as_text()
 
 
 def all_reduces(text):
@@ -143,5 +145,5 @@ def test_rank_coded_values(width, devices):
         arrived = max(0, t + 2 - width)
         assert float(state.params) == -(devices + 1) / 2 * (2**arrived - 1)
         assert bool(info.applied) == (arrived > 0)
-    drained = train.drain(state)
+    drained, _ = train.drain(state)
     assert float(drained.params) == -(devices + 1) / 2 * (2**steps - 1)

@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
-from pipejax.pipeline import count_in_flight
+from pipejax.message import count as count_in_flight
 
 from ..grid import grid
 from ..helpers import (
@@ -133,10 +133,10 @@ def test_drain_applies_every_gradient_once(width, steps):
     state = train.init(init_params())
     for batch in batches(steps):
         state, _ = train.step(state, batch)
-    drained = train.drain(state)
+    drained, _ = train.drain(state)
     assert int(drained.opt_state[0].count) == steps
     assert count_in_flight(drained.in_flight) == 0
-    assert_bits_equal(train.drain(drained), drained)
+    assert_bits_equal(train.drain(drained)[0], drained)
 
 
 def test_pipeline_refills_after_a_drain():
@@ -145,7 +145,7 @@ def test_pipeline_refills_after_a_drain():
     applied = []
     for i, batch in enumerate(batches(10)):
         if i == 5:
-            state = train.drain(state)
+            state, _ = train.drain(state)
         state, info = train.step(state, batch)
         applied.append(bool(info.applied))
     assert applied == [False, False, True, True, True] * 2
@@ -204,7 +204,7 @@ def test_one_trace_per_program():
     state = train.init(init_params())
     for batch in batches(10):
         state, _ = train.step(state, batch)
-        state = train.drain(state) if int(state.step) % 4 == 0 else state
+        state = train.drain(state)[0] if int(state.step) % 4 == 0 else state
     assert len(traced) == 2, "one trace of the loss for the warm-up, one for the step"
 
     @chex.assert_max_traces(1)
@@ -250,5 +250,5 @@ def test_donation_spares_the_users_parameters():
         assert_bits_equal(jax.tree.map(np.asarray, given), init_params())
         assert state.params["out"].is_deleted()
         assert not after.params["out"].is_deleted()
-        in_flight = state.in_flight.pending[0]["float32"]
+        in_flight = state.in_flight.pending[0].gradients["out"]
         assert not in_flight.is_deleted(), "it may still be on its way"

@@ -90,7 +90,7 @@ def check(train, name, data):
             assert not bool(info.applied)
             assert_bits_equal(state.params, before.params)
             assert_bits_equal(state.opt_state, before.opt_state)
-    drained = train.drain(state)
+    drained, _ = train.drain(state)
     assert int(drained.skipped) == sum(skips) + drain_skips
     got.append(drained.params)
     assert finite(got)
@@ -180,7 +180,7 @@ def test_overflow_of_the_reduction(width, reduce_dtype, share, skipped):
         reduce_dtype=reduce_dtype,
     )
     state, _ = train.step(train.init(np.float32(0)), np.array(share, np.float32))
-    state = train.drain(state)
+    state, _ = train.drain(state)
     assert int(state.skipped) == skipped
     assert (float(state.params) == 0) == bool(skipped)
 
@@ -223,7 +223,7 @@ def test_model_state_that_is_not_finite_is_skipped_with_its_update(width):
     state = train.init(np.float32(0), model_state=np.float32(0))
     for x in (1, np.nan, 1):
         state, _ = train.step(state, np.full(4, x, np.float32))
-    state = train.drain(state)
+    state, _ = train.drain(state)
     assert int(state.skipped) == 1
     assert float(state.model_state) == 2
     assert float(state.params) == -4
@@ -246,3 +246,28 @@ def test_one_bad_element_of_many_is_seen(codec, value):
     state, info = train.step(train.init(jnp.ones(10_000)), batch)
     assert int(info.skipped) == 1
     assert (np.asarray(state.params) == 1).all()
+
+
+def test_left_to_the_optimizer():
+    """With skip_nonfinite=False, as in a loop without a check of its own."""
+    data = poisoned([2])
+
+    def run(tx, **settings):
+        train = pj.make_train_step(
+            loss_fn, tx, mesh=pj.data_mesh(DEVICES), width=1, **settings
+        )
+        state = train.init(init_params())
+        for batch in data:
+            state, _ = train.step(state, batch)
+        return state
+
+    sgd = optax.sgd(0.1)
+    assert not finite(run(sgd, skip_nonfinite=False).params)
+    zeroed = run(optax.chain(optax.zero_nans(), sgd), skip_nonfinite=False)
+    assert finite(zeroed.params)
+    assert int(zeroed.skipped) == 0
+    counted = run(optax.apply_if_finite(sgd, 3), skip_nonfinite=False)
+    assert int(counted.opt_state.total_notfinite) == 1
+    assert_bits_equal(counted.params, run(sgd).params)
+    with pytest.raises(ValueError, match="`skip_nonfinite` must be True or False"):
+        run(sgd, skip_nonfinite=None)

@@ -17,7 +17,6 @@ from ..grid import each, grid
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn
 
 STEPS = 3
-KEY = jax.random.key(0)
 ALL_REDUCES = {
     "psum": collectives.psum(),
     "fed back": collectives.two_shot(codecs.error_feedback(codecs.int8(8))),
@@ -37,6 +36,8 @@ def switched(name, value):
 SWITCHES = {
     "strict promotion": ("jax_numpy_dtype_promotion", "strict"),
     "no rank promotion": ("jax_numpy_rank_promotion", "raise"),
+    "debug nans": ("jax_debug_nans", True),
+    "debug infs": ("jax_debug_infs", True),
     "leaks": ("jax_check_tracer_leaks", True),
     "checks": ("jax_enable_checks", True),
     "guard": ("jax_transfer_guard", "disallow"),
@@ -48,7 +49,7 @@ def noisy(params, batch, *, model_state, rng):
     noise = jax.random.normal(rng, (batch["x"].shape[0], 1), batch["x"].dtype)
     loss = loss_fn(params, {**batch, "x": batch["x"] + noise * jnp.float32(0.1)})
     after = {"mean": model_state["mean"] * jnp.float32(0.5), "n": model_state["n"]}
-    return loss, pj.Aux(metrics={"loss": loss}, model_state=after)
+    return loss, pj.Aux(metrics={"loss": loss}, model_state=after, weight=jnp.int32(4))
 
 
 def trained(mesh=None, all_reduce="psum", executor="fused", width=2):
@@ -65,11 +66,16 @@ def trained(mesh=None, all_reduce="psum", executor="fused", width=2):
     place = NamedSharding(mesh, P("data"))
     data = [jax.device_put(batch, place) for batch in batches(STEPS)]
     model_state = {"mean": np.ones(2, np.float32), "n": np.int32(3)}
-    state = train.init(init_params(), model_state=model_state, rng=KEY, batch=data[0])
+    state = train.init(
+        init_params(), model_state=model_state, rng=jax.random.key(0), batch=data[0]
+    )
+    infos = []
     for batch in data:
         state, info = train.step(state, batch)
-    state = train.drain(state)
-    return jax.device_get((state.params, state.model_state, info.loss))
+        infos.append(info)
+    state, late = train.drain(state)
+    loss = pj.mean_info([*infos, *late]).loss
+    return jax.device_get((state.params, state.model_state, loss))
 
 
 @grid(
@@ -106,7 +112,7 @@ def test_what_explicit_axes_are_good_for():
         (batch,) = batches(1)
         state, info = jax.jit(train.step)(state, batch)
         assert np.isfinite(jnp.mean(state.params["out"]) + state.params["bias"][0])
-        assert not info.applied
+        assert not info.arrived
 
 
 def test_a_loop_inside_set_mesh():
@@ -122,3 +128,32 @@ def test_a_loop_inside_set_mesh():
     with jax.set_mesh(mesh):
         got = jax.lax.scan(step, train.init(init_params()), data)[0].params
     assert_bits_equal(got, wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("jax_default_prng_impl", "rbg"), ("jax_threefry_partitionable", False)],
+)
+def test_other_random_numbers(name, value):
+    with switched(name, value):
+        _, _, loss = trained()
+    assert np.isfinite(loss)
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_x64(width):
+    wanted = trained(width=width)
+    with jax.enable_x64(True):
+        got = trained(width=width)
+    assert got[0]["out"].dtype == np.float32
+    for a, b in zip(*map(jax.tree.leaves, (got, wanted)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+
+
+def test_under_debug_nans_what_has_not_arrived_is_zero():
+    train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(4))
+    (batch,) = batches(1)
+    with switched("jax_debug_nans", True):
+        _, info = train.step(train.init(init_params()), batch)
+    assert float(info.loss) == 0
+    assert not info.arrived

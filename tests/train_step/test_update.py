@@ -8,10 +8,12 @@ import optax
 import pytest
 
 import pipejax as pj
-from pipejax.train_step._update import select, updated
+from pipejax.train_step._update import moved, select, updated
 
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn
 from ..reference import mean, split
+
+ONES = jnp.ones(2)
 
 ONES = jnp.ones(2)
 
@@ -125,3 +127,9 @@ def test_predicted_on_one_device_wrappers_are_synchronous(name):
             state, _ = train.step(state, batch)
         found.append(train.drain(state).params)
     chex.assert_trees_all_close(*found, rtol=0, atol=1e-5)
+
+
+def test_other_leaves_move_at_once():
+    state, after = {"mean": ONES, "seen": jnp.int32(1)}, {"mean": 9.0, "seen": 2}
+    out = moved(state, after, {"mean": 2 * ONES, "seen": None})
+    assert_bits_equal(out, {"mean": 3 * ONES, "seen": 2})

@@ -158,7 +158,7 @@ def test_shapes_without_computing():
         return jax.eval_shape(step, state, jax.tree.map(lambda x: x[0], xs))
 
     state, updates = delayed(pj.pipelined_mean("data"), gradients, run=shapes)
-    assert state.pending[-1]["float32"].shape == (4 * 3,)
+    assert state.pending[-1].gradients.shape == (4 * 3,)
     assert updates.shape == gradients[0].shape
 
 

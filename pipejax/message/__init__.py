@@ -1,0 +1,24 @@
+"""What travels: one device's message, its sum over devices, the messages in flight."""
+
+from ._in_flight import InFlight as InFlight
+from ._in_flight import arrivals as arrivals
+from ._in_flight import at_width_1 as at_width_1
+from ._in_flight import count as count
+from ._in_flight import emptied as emptied
+from ._in_flight import empty as empty
+from ._in_flight import has_arrived as has_arrived
+from ._in_flight import shift as shift
+from ._in_flight import width_of as width_of
+from ._message import Message as Message
+from ._message import Passengers as Passengers
+from ._message import arrived_as as arrived_as
+from ._message import mean as mean
+from ._message import travelling as travelling
+from ._reduce import Reduced as Reduced
+from ._reduce import codec_states as codec_states
+from ._reduce import kept as kept
+from ._reduce import layout_of as layout_of
+from ._reduce import message_of as message_of
+from ._reduce import reduced as reduced
+from ._reduce import reduction as reduction
+from ._reduce import summands as summands

@@ -1,0 +1,176 @@
+"""One device's part of a step, before and after the sum over devices.
+
+1. compute: the message of this batch, taken at the parameters as they are, or where
+   this device expects them to be
+2. update: the mean of the messages that are due, applied
+
+The exchange between them needs neither, so that an executor can run it beside the
+compute.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.typing import DTypeLike
+
+from pipejax.mesh import AxisName
+from pipejax.message import InFlight, Message, Reduced, arrivals, mean
+
+from ._check_input import check_pending, check_room
+from ._gradient import local_message
+from ._info import StepInfo
+from ._loss import Loss
+from ._state import Kept, ReplicatedState
+from ._update import apply_reduced
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LocalStep:
+    """A loss and an optimizer as the two halves of a step, inside `shard_map`."""
+
+    loss_fn: Loss
+    tx: optax.GradientTransformation
+    microbatches: int
+    compute_dtype: DTypeLike | None
+    reduce_dtype: DTypeLike | None
+    axis_name: AxisName
+    weight_prediction: bool
+    deviation_feedback: float
+    skip_nonfinite: bool
+
+    def compute(
+        self, state: ReplicatedState, in_flight: InFlight, batch: Any
+    ) -> tuple[Message, Kept]:
+        """Returns this device's message, and what the update will need.
+
+        Raises:
+          ValueError: if what is in flight is of other parameters or other metrics.
+        """
+        check_pending(state, in_flight, self.reduce_dtype)
+        rng, key = self._split_rng(state.rng)
+        at = self.predicted(state, in_flight) if self.weight_prediction else state
+        message, after = self.message(at.params, at.model_state, key, batch)
+        check_room(message, in_flight)
+        return message, Kept(after, rng, state.step + 1)
+
+    def update(
+        self,
+        state: ReplicatedState,
+        kept: Kept | None,
+        reduced: Reduced,
+        arrived: jax.Array,
+    ) -> tuple[ReplicatedState, StepInfo]:
+        """Applies the mean that is due, if it has `arrived` and is finite.
+
+        Args:
+          state: before the update.
+          kept: what `compute` left; `None` in a drain, which computes nothing.
+          reduced: the messages that are due, summed over devices.
+          arrived: bool scalar, whether they are real.
+        """
+        after = state.model_state
+        if kept is not None:
+            after = kept.model_state
+            state = state._replace(rng=kept.rng, step=kept.step)
+        devices = lax.axis_size(self.axis_name)
+        return self._applied(state, reduced, after, arrived, devices)
+
+    def predicted(self, state: ReplicatedState, in_flight: InFlight) -> ReplicatedState:
+        """Returns the state as it will be, as far as this device can know.
+
+        Messages in flight are applied in their order, this device's own gradients in
+        place of the means, which are not there yet. No other device learns of it: the
+        next step begins from the means again, so errors of the prediction do not add
+        up. But a gradient taken far from where the others take theirs differs more from
+        the mean, and the next prediction with it: `deviation_feedback` damps that.
+
+        The mean of the devices' predictions is exact where updates are linear; how far
+        they may lie apart is a matter of the learning rate (`pj.stability`). For
+        predictions from the optimizer's momentum alone see
+        `pj.corrections.extrapolate_updates`.
+        """
+        queue = zip(self._expected(in_flight), arrivals(in_flight), strict=True)
+        for own, arrived in queue:
+            reduced = Reduced.of(own)
+            state, _ = self._applied(state, reduced, state.model_state, arrived, 1)
+        return state
+
+    def deviation(
+        self, in_flight: InFlight, reduced: Reduced, applied: jax.Array
+    ) -> Any:
+        """Returns the gradients that were applied, minus their mean over devices.
+
+        Zeros for a message that was not applied; `None` unless deviations are fed back.
+        """
+        if in_flight.deviation is None:
+            return None
+        own, total = in_flight.pending[0], reduced.sum
+        devices = lax.axis_size(self.axis_name)
+        applied &= reduced.finite
+        return jax.tree.map(
+            lambda o, t: jnp.where(
+                applied, mean(o, own, 1) - mean(t, total, devices), 0
+            ),
+            own.gradients,
+            total.gradients,
+        )
+
+    def message(
+        self, params: Any, model_state: Any, key: Any, batch: Any
+    ) -> tuple[Message, Any]:
+        """Returns this device's message, and the model state as its loss left it."""
+        return local_message(
+            self.loss_fn,
+            params,
+            model_state,
+            batch,
+            key,
+            microbatches=self.microbatches,
+            compute_dtype=self.compute_dtype,
+            reduce_dtype=self.reduce_dtype,
+        )
+
+    def _expected(self, in_flight: InFlight) -> tuple[Message, ...]:
+        """Returns what to apply for what is in flight: this device's own, fed back."""
+        if in_flight.deviation is None:
+            return in_flight.pending
+        oldest, *newer = in_flight.pending
+        weight = oldest.weight
+
+        def add(own: jax.Array, deviation: jax.Array) -> jax.Array:
+            share: Any = self.deviation_feedback
+            if weight is not None:  # what is in flight is multiplied by it
+                share *= weight.astype(own.dtype)
+            return own + share * deviation
+
+        gradients = jax.tree.map(add, oldest.gradients, in_flight.deviation)
+        return oldest._replace(gradients=gradients), *newer
+
+    def _applied(
+        self,
+        state: ReplicatedState,
+        reduced: Reduced,
+        after: Any,
+        arrived: jax.Array,
+        devices: int,
+    ) -> tuple[ReplicatedState, StepInfo]:
+        return apply_reduced(
+            self.tx,
+            state,
+            reduced,
+            after,
+            arrived,
+            devices=devices,
+            skip_nonfinite=self.skip_nonfinite,
+        )
+
+    def _split_rng(self, rng: Any) -> tuple[Any, Any]:
+        """Returns the key to carry on, and this device's own for this step."""
+        if rng is None:
+            return None, None
+        rng, key = jax.random.split(rng)
+        return rng, jax.random.fold_in(key, lax.axis_index(self.axis_name))

@@ -1,0 +1,166 @@
+"""The user's loss function, in one form, and the rules for what it returns."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from ._state import Aux
+
+Loss = Callable[..., Any]
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Unchanged:
+    """Which leaves of the model state a loss function returns as they were.
+
+    Known while tracing, and a pytree without leaves, so that a traced function may
+    return it.
+    """
+
+    leaves: tuple[bool, ...]
+
+
+class Returned(NamedTuple):
+    """What a loss function returns beside its loss.
+
+    Attributes:
+      metrics: pytree of float32 scalars.
+      model_state: in the dtypes of the model state that it was given.
+      weight: float32 scalar, NaN where the loss function gives a negative one; `None`
+        without weights.
+      unchanged: which leaves of the model state are as they were.
+    """
+
+    metrics: Any
+    model_state: Any
+    weight: jax.Array | None
+    unchanged: Unchanged
+
+
+def full_form(loss_fn: Loss, compute_dtype: DTypeLike | None) -> Loss:
+    """Returns `loss_fn` as `(params, batch, model_state, rng) -> loss, Returned`."""
+
+    def full(params: Any, batch: Any, model_state: Any, rng: Any) -> Any:
+        if compute_dtype is not None:
+            params, batch = _cast((params, batch), compute_dtype)
+        given = {"model_state": model_state, "rng": rng}
+        given = {name: value for name, value in given.items() if value is not None}
+        out = _called(loss_fn, params, batch, **given)
+        loss, aux = out if isinstance(out, tuple) and len(out) == 2 else (out, Aux())
+        _check_loss(loss, aux)
+        _check_metrics(aux.metrics)
+        _check_model_state(aux.model_state, model_state)
+        metrics = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), aux.metrics)
+        after = jax.tree.map(_in_dtype_of, aux.model_state, model_state)
+        pairs = zip(*map(jax.tree.leaves, (aux.model_state, model_state)), strict=True)
+        unchanged = Unchanged(tuple(a is b for a, b in pairs))
+        return jnp.asarray(loss), Returned(
+            metrics, after, _checked_weight(aux.weight), unchanged
+        )
+
+    return full
+
+
+def is_floating(leaf: Any) -> bool:
+    """Returns whether the array has a floating dtype."""
+    return jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def _called(loss_fn: Loss, *args: Any, **keywords: Any) -> Any:
+    try:
+        return loss_fn(*args, **keywords)
+    except NameError as error:
+        if "unbound axis name" not in str(error):
+            raise
+        raise ValueError(
+            "`loss_fn` must use axes of the mesh only:"
+            f" {str(error).partition('.')[0]}. Name an axis of `mesh`, or pass a mesh"
+            " that has this one."
+        ) from error
+
+
+def _in_dtype_of(after: Any, before: Any) -> jax.Array:
+    after = jnp.asarray(after)
+    # A typed PRNG key has no `astype`.
+    return after if after.dtype == before.dtype else after.astype(before.dtype)
+
+
+def _cast(tree: Any, dtype: DTypeLike) -> Any:
+    return jax.tree.map(lambda x: x.astype(dtype) if is_floating(x) else x, tree)
+
+
+def _checked_weight(weight: Any) -> jax.Array | None:
+    if weight is None:
+        return None
+    real = jnp.issubdtype(jnp.result_type(weight), jnp.floating) or jnp.issubdtype(
+        jnp.result_type(weight), jnp.integer
+    )
+    if jnp.shape(weight) != () or not real:
+        raise ValueError(
+            "`loss_fn` must return a weight that is a real scalar, the number of tokens"
+            f" or examples in the loss; got {jnp.result_type(weight).name} of shape"
+            f" {jnp.shape(weight)}. Sum it: `pj.Aux(weight=weights.sum())`."
+        )
+    weight = jax.lax.stop_gradient(jnp.asarray(weight).astype(jnp.float32))
+    # A negative weight makes the gradients NaN, and with them the update is skipped.
+    return jnp.where(weight >= 0, weight, jnp.nan)
+
+
+def _check_loss(loss: Any, aux: Any) -> None:
+    if not isinstance(aux, Aux):
+        raise ValueError(
+            "`loss_fn` must return a scalar, or a scalar and pj.Aux(metrics=...,"
+            f" model_state=...); got {type(aux).__name__} in second place."
+        )
+    if not hasattr(loss, "shape") and not isinstance(loss, float):
+        raise ValueError(
+            "`loss_fn` must return a scalar, or a scalar and pj.Aux(metrics=...,"
+            f" model_state=...); got {type(loss).__name__}."
+        )
+    if jnp.shape(loss) != ():
+        raise ValueError(
+            f"`loss_fn` must return a scalar, got an array of shape {jnp.shape(loss)}."
+            " Average it over the examples: `loss.mean()`."
+        )
+    if not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
+        raise ValueError(
+            "`loss_fn` must return a floating scalar, got"
+            f" {jnp.result_type(loss).name}. Only a real loss has a gradient."
+        )
+
+
+def _check_metrics(metrics: Any) -> None:
+    for path, metric in jax.tree_util.tree_leaves_with_path(metrics):
+        name = f"metrics{jax.tree_util.keystr(path)}"
+        if jnp.shape(metric) != ():
+            raise ValueError(
+                "`loss_fn` must return metrics that are scalars, because they travel"
+                f" with the gradients and are averaged over devices; got `{name}` of"
+                f" shape {jnp.shape(metric)}. Return its mean, or leave it out: outputs"
+                " such as logits are no metrics."
+            )
+        if jnp.iscomplexobj(metric):
+            raise ValueError(
+                f"`loss_fn` must return real metrics, got `{name}` of dtype"
+                f" {jnp.result_type(metric).name}. Return its real and imaginary parts"
+                " or its magnitude."
+            )
+
+
+def _check_model_state(after: Any, before: Any) -> None:
+    got, given = (jax.tree.map(jnp.shape, tree) for tree in (after, before))
+    if str(got) != str(given) or _structure(after) != _structure(before):
+        raise ValueError(
+            "`loss_fn` must return the model state in the structure and shapes that"
+            f" `train.init` was given: {given}, got {got}. Return `loss,"
+            " pj.Aux(model_state=...)` and call `train.init(params, model_state=...)`."
+        )
+
+
+def _structure(tree: Any) -> str:
+    return str(jax.tree.structure(tree))

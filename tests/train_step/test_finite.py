@@ -1,0 +1,84 @@
+"""Model state that is not finite."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pipejax as pj
+
+from ..helpers import batches, init_params, loss_fn
+
+MASK = np.array([0.0, -np.inf], np.float32)
+
+
+def masked(params, batch, *, model_state):
+    """Leaves its mask as it is, and counts in another leaf."""
+    loss = loss_fn(params, batch) + 0 * jnp.exp(model_state["mask"]).sum()
+    after = {"mask": model_state["mask"], "mean": model_state["mean"] + 1}
+    return loss, pj.Aux(model_state=after)
+
+
+def running(params, batch, *, model_state):
+    largest = jnp.maximum(model_state["largest"], batch["x"].max())
+    return loss_fn(params, batch), pj.Aux(model_state={"largest": largest})
+
+
+@pytest.mark.parametrize("executor", ["fused", "host"])
+@pytest.mark.parametrize(("width", "microbatches"), [(1, 1), (2, 2)])
+def test_what_the_loss_leaves_alone_may_hold_anything(executor, width, microbatches):
+    train = pj.make_train_step(
+        masked,
+        optax.adam(1e-2),
+        mesh=pj.data_mesh(4),
+        width=width,
+        microbatches=microbatches,
+        executor=executor,
+    )
+    state = train.init(init_params(), model_state={"mask": MASK, "mean": np.zeros(2)})
+    for batch in batches(3):
+        state, _ = train.step(state, batch)
+    state, _ = train.drain(state)
+    assert int(state.skipped) == 0
+    np.testing.assert_array_equal(state.model_state["mask"], MASK)
+    np.testing.assert_array_equal(state.model_state["mean"], 3.0 * microbatches)
+
+
+@pytest.mark.parametrize("start", [-np.inf, np.nan])
+def test_what_it_changes_must_be_finite_at_the_start(start):
+    train = pj.make_train_step(running, optax.sgd(0.1), mesh=pj.data_mesh(4))
+    state = train.init(init_params(), model_state={"largest": np.float32(start)})
+    (batch,) = batches(1)
+    message = r"`model_state\['largest'\]` with an infinity .* jnp.finfo"
+    with pytest.raises(ValueError, match=message):
+        train.step(state, batch)
+    low = np.finfo(np.float32).min / 2
+    state = train.init(init_params(), model_state={"largest": np.float32(low)})
+    for each in batches(3):
+        state, _ = train.step(state, each)
+    assert int(state.skipped) == 0
+
+
+def test_a_later_infinity_is_skipped_and_counted():
+    train = pj.make_train_step(running, optax.sgd(0.1), mesh=pj.data_mesh(4), width=1)
+    state = train.init(init_params(), model_state={"largest": np.float32(0)})
+    data = batches(3)
+    data[1]["x"][3, 0] = np.inf
+    skipped = []
+    for batch in data:
+        state, _ = train.step(state, batch)
+        skipped.append(int(state.skipped))
+    assert skipped == [0, 1, 1]
+    assert np.isfinite(state.model_state["largest"])
+
+
+def test_only_the_first_step_looks():
+    train = pj.make_train_step(masked, optax.sgd(0.1), mesh=pj.data_mesh(4))
+    state = train.init(init_params(), model_state={"mask": MASK, "mean": np.zeros(2)})
+    assert state.calls == 0
+    (batch,) = batches(1)
+    state, _ = train.step(state, batch)
+    assert state.calls is None
+    jitted, _ = jax.jit(train.step)(state, batch)
+    assert int(jitted.skipped) == 0

@@ -1,0 +1,215 @@
+"""Losses weighted by tokens: padded batches are averaged over what is no padding."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pipejax as pj
+from pipejax import codecs, collectives
+
+from ..grid import grid
+from ..helpers import assert_bits_equal, init_params
+
+DEVICES, STEPS, SIZE = 4, 6, 16
+
+
+def residuals(params, batch):
+    hidden = jnp.tanh(batch["x"] @ params["hidden"] + params["bias"][None, :])
+    return ((hidden @ params["out"] - batch["y"]) ** 2).mean(axis=-1)
+
+
+def weighted_mean(params, batch):
+    """The loss of a whole batch, as lm1b has it."""
+    return (residuals(params, batch) * batch["w"]).sum() / batch["w"].sum()
+
+
+def loss_fn(params, batch):
+    weight = batch["w"].sum()
+    loss = (residuals(params, batch) * batch["w"]).sum() / weight
+    return loss, pj.Aux(metrics={"first": batch["x"][0, 0]}, weight=weight)
+
+
+def padded(steps=STEPS, empty=()):
+    """Batches with 1 to 4 real examples in 4; shares in `empty` have none."""
+    rng = np.random.default_rng(0)
+    out = []
+    for _ in range(steps):
+        w = (np.arange(SIZE) % 4 < rng.integers(1, 5, SIZE).repeat(1)).astype("f4")
+        w.reshape(-1, 4)[:, 0] = 1
+        for share in empty:
+            w.reshape(DEVICES, -1)[share] = 0
+        out.append(
+            {
+                "x": rng.normal(size=(SIZE, 5)).astype("f4"),
+                "y": rng.normal(size=(SIZE, 3)).astype("f4"),
+                "w": w * rng.integers(1, 9, SIZE).astype("f4"),
+            }
+        )
+    return out
+
+
+@functools.cache
+def compiled(tx):
+    def update(g, opt_state, w):
+        u, opt_state = tx.update(g, opt_state, w)
+        return optax.apply_updates(w, u), opt_state
+
+    return jax.jit(jax.value_and_grad(weighted_mean)), jax.jit(update)
+
+
+def by_hand(tx, data, width):
+    """The recursion with the gradient of the loss over the global batch."""
+    grad, update = compiled(tx)
+    w, opt_state, in_flight, losses = init_params(), None, [], []
+    opt_state = tx.init(w)
+    for batch in data:
+        loss, g = grad(w, batch)
+        losses.append(float(loss))
+        in_flight.append(g)
+        if len(in_flight) == width:
+            w, opt_state = update(in_flight.pop(0), opt_state, w)
+    for g in in_flight:
+        w, opt_state = update(g, opt_state, w)
+    return w, losses
+
+
+def trained(data, tx=None, loss=loss_fn, devices=DEVICES, **settings):
+    settings = {"weight_prediction": False} | settings
+    train = pj.make_train_step(
+        loss, tx or optax.adamw(1e-2), mesh=pj.data_mesh(devices), **settings
+    )
+    state, infos = train.init(init_params(), batch=data[0]), []
+    for batch in data:
+        state, info = train.step(state, batch)
+        infos.append(info)
+    state, late = train.drain(state)
+    return state, [*infos, *late]
+
+
+def close(got, wanted, steps=STEPS):
+    # Adam divides by the root of its second moment, which near 0 enlarges roundings.
+    bound = 64 * steps * np.finfo(np.float32).eps
+    for name, x in wanted.items():
+        np.testing.assert_allclose(got[name], x, rtol=0, atol=bound)
+
+
+@grid(
+    2,
+    width=[1, 2, 3],
+    microbatches=[1, 2],
+    executor=["fused", "host"],
+    empty=[(), (1,)],
+)
+def test_it_equals_the_loss_of_the_global_batch(width, microbatches, executor, empty):
+    data = padded(empty=empty)
+    tx = optax.adamw(1e-2)
+    state, infos = trained(
+        data, tx, width=width, microbatches=microbatches, executor=executor
+    )
+    wanted, losses = by_hand(tx, data, width)
+    close(state.params, wanted)
+    arrived = [info for info in infos if info.arrived]
+    np.testing.assert_allclose([x.loss for x in arrived], losses, rtol=1e-5)
+    weights = [batch["w"].sum() for batch in data]
+    assert [float(info.weight) for info in arrived] == weights
+    assert int(state.skipped) == 0
+
+
+def test_a_mean_of_means_is_something_else():
+    """What the weight is for."""
+    data = padded()
+    state, _ = trained(data, loss=weighted_mean, width=1)
+    wanted, _ = by_hand(optax.adamw(1e-2), data, 1)
+    assert np.abs(np.asarray(state.params["out"]) - wanted["out"]).max() > 1e-3
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_weight_of_zero_contributes_nothing_even_as_nan(width):
+    data = padded(empty=(2,))
+    clean, _ = trained(data, width=width)
+    for batch in data:
+        batch["x"].reshape(DEVICES, -1, 5)[2] = np.nan
+    state, infos = trained(data, width=width)
+    assert_bits_equal(state.params, clean.params)
+    assert int(state.skipped) == 0
+    assert all(np.isfinite(info.loss) for info in infos if info.arrived)
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_without_any_weight_the_update_is_held_and_not_counted(width):
+    data = padded()
+    data[2]["w"][:] = 0
+    state, infos = trained(data, width=width)
+    rest, _ = trained([*data[:2], *data[3:]], width=width)
+    if width == 1:
+        assert_bits_equal(state.params, rest.params)
+    assert int(state.skipped) == 0
+    gone = infos[2 + width - 1]
+    assert not gone.arrived
+    assert not gone.applied
+    assert float(gone.weight) == 0
+    assert np.isnan(gone.loss)
+
+
+def test_a_negative_weight_is_skipped_and_counted():
+    data = padded()
+    data[1]["w"][:4] = -1
+    state, _ = trained(data, width=1)
+    assert int(state.skipped) == 1
+
+
+@pytest.mark.parametrize("width", [2, 3])
+def test_predicted_on_one_device_it_is_synchronous(width):
+    data = padded()
+    state, _ = trained(data, devices=1, width=width, weight_prediction=True)
+    wanted, _ = by_hand(optax.adamw(1e-2), data, 1)
+    close(state.params, wanted)
+
+
+def test_metrics_are_weighted_too():
+    data = padded(1)
+    _, (info,) = trained(data, width=1)
+    weights = data[0]["w"].reshape(DEVICES, -1).sum(axis=1)
+    firsts = data[0]["x"].reshape(DEVICES, -1, 5)[:, 0, 0]
+    wanted = np.average(firsts, weights=weights)
+    np.testing.assert_allclose(info.metrics["first"], wanted, rtol=1e-5)
+
+
+def test_model_state_is_not_weighted():
+    def loss(params, batch, *, model_state):
+        value, aux = loss_fn(params, batch)
+        return value, aux._replace(model_state=model_state + batch["x"].mean())
+
+    (batch,) = padded(1)
+    train = pj.make_train_step(
+        loss, optax.sgd(0.1), mesh=pj.data_mesh(DEVICES), width=1
+    )
+    state = train.init(init_params(), model_state=np.float32(0), batch=batch)
+    state, _ = train.step(state, batch)
+    np.testing.assert_allclose(state.model_state, batch["x"].mean(), rtol=1e-5)
+
+
+def test_error_feedback_conserves_the_weighted_sum():
+    """With SGD, what was applied and what is owed are all the gradients."""
+    feedback = codecs.error_feedback(codecs.int8(8))
+    data = padded()
+    state, _ = trained(data, width=2, all_reduce=collectives.two_shot(feedback))
+    plain, _ = trained(data, width=2)
+    for name, x in plain.params.items():
+        np.testing.assert_allclose(state.params[name], x, atol=0.05)
+
+
+@pytest.mark.parametrize("settings", [{"reduce_dtype": jnp.float16}])
+def test_float16_ends_before_a_number_of_tokens(settings):
+    with pytest.raises(ValueError, match="`reduce_dtype` must not be float16 where"):
+        trained(padded(1), **settings)
+
+
+@pytest.mark.parametrize("weight", [jnp.ones(2), 1j, True])
+def test_weights_that_are_no_real_scalars(weight):
+    with pytest.raises(ValueError, match="must return a weight that is a real scalar"):
+        trained(padded(1), loss=lambda p, b: (0.0, pj.Aux(weight=weight)))
