@@ -49,7 +49,7 @@ def trajectory(train, params, data, *, drain=True):
     for batch in data:
         state, _ = train.step(state, batch)
         out.append(state.params)
-    return [*out, train.drain(state).params] if drain else out
+    return [*out, train.drain(state)[0].params] if drain else out
 
 
 def assert_bits_equal(a, b):

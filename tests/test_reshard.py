@@ -95,13 +95,14 @@ def moved(train, state):
 
 
 def owed(train, state):
-    """What devices have yet to send, and what that adds to means in the end."""
+    """What devices have yet to send for `w`, and what that adds to its means."""
     on, layout = Spread.of(state), layout_of(train.gradients_form(state.params))
     sums = [
         sum_owed(phase, layout, train.axis_name, on, state.in_flight.codec_states)
         for phase in train.schedule.phases
     ]
-    return sum(map(np.array, sums)) / on.devices
+    both = sum(map(np.array, sums)) / on.devices
+    return both[state.params["half"].size :]
 
 
 def sent(state):

@@ -197,8 +197,11 @@ def _shapes(
     shapes = jax.eval_shape(written, target._replace(calls=None))
 
     def on(mesh: jax.sharding.Mesh, tree: Any, spec: P) -> Any:
-        place = NamedSharding(mesh, spec)
-        return jax.tree.map(lambda leaf: leaf.update(sharding=place), tree)
+        def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            # JAX replicates what has no elements.
+            return leaf.update(sharding=NamedSharding(mesh, spec if leaf.size else P()))
+
+        return jax.tree.map(placed, tree)
 
     spec = P(train.axis_name) if own else P()
     in_flight = on(train.mesh, shapes.in_flight, spec)

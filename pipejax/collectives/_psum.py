@@ -2,13 +2,14 @@
 
 import dataclasses
 import functools
-import math
 import zlib
 from typing import Any, cast
 
 import jax.numpy as jnp
 from jax import lax
 
+from pipejax import buckets
+from pipejax.buckets import Buckets
 from pipejax.codecs import Codec, Linear
 from pipejax.concatenate import joined
 from pipejax.mesh import AxisName
@@ -27,9 +28,9 @@ class Psum(AllReduce):
     codec: Linear | None
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
-        """One stage; under a codec, one a round."""
+        """One stage; with a codec, one for each round."""
         if self.codec is None:
-            return Stages((_leaf_by_leaf(layout, axis_name),))
+            return _by_dtype(layout, axis_name)
         codec = self.codec.of(layout.shapes, layout.working_dtype)
         return _rounds(cast(Linear, codec), layout, axis_name)
 
@@ -87,18 +88,26 @@ def _rounds(codec: Linear, layout: Layout, axis_name: AxisName) -> Stages:
     return total + Stages((Local(finish),))
 
 
-def _leaf_by_leaf(layout: Layout, axis_name: AxisName) -> Sent:
-    """Sums each array in its own dtype; XLA combines those of one dtype."""
-
-    def send(summands: Summands) -> Summands:
-        return lax.psum(summands, axis_name)
-
-    sizes: dict[Any, int] = {}
-    for form in (*layout.coded, *layout.exact):
-        size = math.prod(form.shape) * form.dtype.itemsize
-        sizes[form.dtype] = sizes.get(form.dtype, 0) + size
+def _by_dtype(layout: Layout, axis_name: AxisName) -> Stages:
+    """Sums arrays in their own dtypes, in one collective for each dtype."""
+    like = Summands(layout.coded, layout.exact)
     p = axis_size(axis_name)
-    return Sent(send, tuple(Transfer("all-reduce", p, x) for x in sizes.values()))
+
+    def flatten(summands: Summands, states: States) -> tuple[Buckets, States]:
+        return buckets.flatten(summands), states
+
+    def send(vectors: Buckets) -> Buckets:
+        return {name: lax.psum(vector, axis_name) for name, vector in vectors.items()}
+
+    def unflatten(vectors: Buckets) -> Summands:
+        return buckets.unflatten(vectors, like)
+
+    transfers = tuple(
+        Transfer("all-reduce", p, jnp.dtype(name).itemsize * size)
+        for name, size in buckets.sizes(like).items()
+    )
+    links = Local(flatten, encodes=True), Sent(send, transfers)
+    return Stages(links) + local(unflatten)
 
 
 def psum(codec: Codec | None = None) -> Psum:

@@ -31,8 +31,8 @@ class Reduced(NamedTuple):
         # The largest magnitude would not do: of 4,096 elements or more XLA's maximum
         # loses NaN on CPUs, https://github.com/openxla/xla/issues/21461
         leaves = jax.tree.leaves((total.gradients, total.changes))
-        finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()
-        return cls(total, finite)
+        finite = [jnp.isfinite(leaf).all() for leaf in leaves]
+        return cls(total, jnp.stack(finite).all() if finite else jnp.array(True))
 
     def counts(self, arrived: jax.Array) -> jax.Array:
         """Returns whether the sum is of examples: it has arrived, and has a weight."""

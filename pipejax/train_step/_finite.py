@@ -27,6 +27,8 @@ def check_model_state(train: "TrainStep", state: PipelineState, batch: Any) -> N
     if not first or isinstance(state.step, jax.core.Tracer):
         return
     bad = non_finite(state.model_state)
+    if not any(bad):
+        return
     unchanged = _unchanged(train, state, batch)
     paths = jax.tree_util.tree_leaves_with_path(state.model_state)
     for (path, _), infinite, same in zip(paths, bad, unchanged, strict=True):
@@ -35,7 +37,8 @@ def check_model_state(train: "TrainStep", state: PipelineState, batch: Any) -> N
                 "`model_state` must be finite where `loss_fn` changes it, got"
                 f" `model_state{jax.tree_util.keystr(path)}` with an infinity or NaN:"
                 " its change would never be finite, and every update skipped. Start it"
-                " at a large finite number, such as jnp.finfo(jnp.float32).min."
+                " at a number of the size of what it will hold, such as that of one"
+                " batch."
             )
 
 

@@ -167,6 +167,6 @@ def _check_state(state: InFlight, width: int, fresh: Message) -> None:
 def _form(tree: Any) -> dict[str, str]:
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {
-        jax.tree_util.keystr(path): jax.typeof(leaf).str_short()
+        jax.tree_util.keystr(path): f"{leaf.dtype.name}{list(leaf.shape)}"
         for path, leaf in leaves
     }

@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from pipejax.pipeline import count_in_flight
 
 import pipejax as pj
 from pipejax import checkpoint, reshard
+from pipejax.message import count as count_in_flight
 
 from ..grid import grid
 from ..helpers import assert_bits_equal, batches, init_params
@@ -97,9 +97,7 @@ def test_other_feedback_is_refused(manager):
     train, other = train_step(), train_step(deviation_feedback=0.5)
     checkpoint.save(manager, run(train, init(train), batches(2)))
     manager.wait_until_finished()
-    with pytest.raises(
-        ValueError, match=r"first is in_flight.deviation\['float32'\].*options"
-    ):
+    with pytest.raises(ValueError, match=r"first is in_flight.deviation.*options"):
         checkpoint.restore(manager, other, init(other))
 
 
@@ -278,5 +276,5 @@ def test_another_codec_is_refused(manager):
     train, other = feedback(4), train_step(4)
     checkpoint.save(manager, run(train, init(train), batches(2)))
     manager.wait_until_finished()
-    with pytest.raises(ValueError, match=r"of 18 leaves differ"):
+    with pytest.raises(ValueError, match=r"of 21 leaves differ"):
         checkpoint.restore(manager, other, init(other))

@@ -62,7 +62,7 @@ def test_a_step_is_saved_once(manager, train, states):
     """The drained state of a step is another state than that which was saved."""
     checkpoint.save(manager, states[1])
     rule = r"later step than .*got step {} where the latest is of step 1.*delete\(1\)"
-    refused(manager, train.drain(copied(states[1])), rule.format(1))
+    refused(manager, train.drain(copied(states[1]))[0], rule.format(1))
     refused(manager, states[0], rule.format(0))
     assert_latest(manager, train, states[1])
     manager.delete(1)

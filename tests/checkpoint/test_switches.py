@@ -76,8 +76,8 @@ def test_parameters_of_64_bits(manager, devices):
         if devices == 4:
             zoo.assert_same(restored.state, state)
         for got, want in zip(
-            jax.tree.leaves(other.drain(restored.state).params),
-            jax.tree.leaves(train.drain(state).params),
+            jax.tree.leaves(other.drain(restored.state)[0].params),
+            jax.tree.leaves(train.drain(state)[0].params),
             strict=True,
         ):
             assert got.dtype == np.float64

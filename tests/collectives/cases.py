@@ -180,8 +180,7 @@ def program(case):
     def step(vectors, states):
         found.append(stages().transfers)
         vector, states = jax.tree.map(lambda x: x[0], (vectors, states))
-        sums, states = collectives.run(stages(), apart(case.layout, vector), states)
-        return rows((jnp.concatenate([x.reshape(-1) for x in sum(sums, ())]), states))
+        return rows(summed(case.layout, stages(), vector, states))
 
     make = jax.jit(on_mesh(init, mesh, (), own))
     states = jax.eval_shape(make)
@@ -194,8 +193,13 @@ def program(case):
     return Program(states, lowered.compile(), lowered.as_text(), found[0])
 
 
+def summed(layout, stages, vector, states=None):
+    """The sum of a vector in which the arrays of a layout lie one after another."""
+    sums, states = collectives.run(stages, apart(layout, vector), states)
+    return jnp.concatenate([x.reshape(-1) for x in sum(sums, ())]), states
+
+
 def apart(layout, vector):
-    """The arrays of a layout that lie one after another in a vector."""
     arrays = []
     for form in (*layout.coded, *layout.exact):
         size = math.prod(form.shape)

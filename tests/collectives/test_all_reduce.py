@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
-from pipejax import collectives
 from pipejax.mesh import on_mesh
 
 from ..codecs import conformance
@@ -25,6 +24,7 @@ from .cases import (
     in_dtype,
     program,
     run,
+    summed,
 )
 
 DEVICES = [1, 2, 3, 4, 5, 7, 8]
@@ -52,7 +52,7 @@ def test_the_sum_of_integers_is_exact(algorithm, devices):
 
     def local(rows):
         sums = [
-            collectives.run(x.all_reduce(x.layout, x.axis), row[0])[0][None]
+            summed(x.layout, x.all_reduce(x.layout, x.axis), row[0])[0][None]
             for x, row in zip(cases, rows, strict=True)
         ]
         return sums

@@ -9,11 +9,11 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax import codecs
-from pipejax.collectives import hierarchical, run, two_shot
+from pipejax.collectives import hierarchical, two_shot
 from pipejax.mesh import on_mesh
 
 from ..grid import grid
-from .cases import ALGORITHMS, CODECS, allowed, apart, case
+from .cases import ALGORITHMS, CODECS, allowed, case, summed
 
 pytest.importorskip("jax_plugins.xla_cuda12")
 pytest.importorskip("nvidia.cuda_nvcc")
@@ -45,8 +45,8 @@ def test_the_compiled_program_sends_what_the_stages_say(algorithm, codec):
     def local(row, states):
         stages = each.all_reduce(each.layout, each.axis)
         found.extend(stages.transfers)
-        total, states = run(stages, apart(each.layout, row[0]), states)
-        return jax.tree.map(lambda x: x[None], total), states
+        total, states = summed(each.layout, stages, row[0], states)
+        return total[None], states
 
     def init():
         return each.all_reduce(each.layout, each.axis).init()

@@ -95,8 +95,8 @@ def test_a_warm_up_across_the_boundary():
 def test_the_same_algorithm_twice_keeps_two_states():
     twice = collectives.scheduled([CODED, CODED], [BOUNDARY])
     _, kept = history(make(twice, 1))
-    first = [x["float32"]["phase 0 gather"].residual for x in kept]
-    second = [x["float32"]["phase 1 gather"].residual for x in kept]
+    first = [x["phase 0 gather"].residual for x in kept]
+    second = [x["phase 1 gather"].residual for x in kept]
     assert_bits_equal(first[BOUNDARY - 1 :], [first[BOUNDARY - 1]] * (STEPS - 2))
     assert not any(np.abs(x).max() for x in second[:BOUNDARY])
     assert all(np.abs(x).max() for x in second[BOUNDARY:])

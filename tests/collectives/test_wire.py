@@ -10,10 +10,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
-from pipejax import collectives
 from pipejax.mesh import on_mesh
 
-from .cases import GRID, case, every, program
+from .cases import GRID, case, every, program, summed
 
 EACH = every(GRID)
 
@@ -53,7 +52,7 @@ def test_counts_in_the_lowered_text(algorithm, devices):
         stages = each.all_reduce(each.layout, each.axis)
         found.extend(stages.transfers)
         assert len(stages.stages) == len(stages.transfers)
-        return collectives.run(stages, row[0])[0][None]
+        return summed(each.layout, stages, row[0])[0][None]
 
     own = P(each.axis)
     mapped = jax.jit(on_mesh(local, each.mesh, own, own))

@@ -78,7 +78,7 @@ def trained(name, width, dtype, loss_fn, batch, steps=STEPS, rate=RATE):
     for _ in range(steps):
         state, _ = train.step(state, batch)
         history.append(np.asarray(state.params["w"]))
-    state = train.drain(state)
+    state, _ = train.drain(state)
     return [*history, np.asarray(state.params["w"])], state
 
 
@@ -118,7 +118,7 @@ def test_steps_of_float64_conserve(name, width):
     batch = np.random.default_rng(1).normal(size=(DEVICES, *SHAPE))
     with jax.enable_x64(True):
         history, state = trained(name, width, "float64", linear, batch)
-    left = owed(name, state.in_flight.codec_states["float64"])
+    left = owed(name, state.in_flight.codec_states)
     total = STEPS * batch.sum(axis=0).reshape(-1)
     wanted = -RATE / DEVICES * (total - left).reshape(SHAPE)
     assert history[-1].dtype == np.float64

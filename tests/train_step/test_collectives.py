@@ -89,8 +89,8 @@ def with_accuracy(params, batch):
     [
         (init_params, None, ["65xf32"]),
         (mixed_params, None, ["30xf32", "35xbf16"]),
-        (init_params, jnp.bfloat16, ["65xbf16"]),
-        (mixed_params, jnp.bfloat16, ["65xbf16"]),
+        (init_params, jnp.bfloat16, ["2xf32", "63xbf16"]),  # loss and metric exact
+        (mixed_params, jnp.bfloat16, ["2xf32", "63xbf16"]),
         (mixed_params, jnp.float32, ["65xf32"]),
     ],
     ids=["f32", "mixed", "f32-as-bf16", "mixed-as-bf16", "mixed-as-f32"],

@@ -50,11 +50,10 @@ def test_what_it_changes_must_be_finite_at_the_start(start):
     train = pj.make_train_step(running, optax.sgd(0.1), mesh=pj.data_mesh(4))
     state = train.init(init_params(), model_state={"largest": np.float32(start)})
     (batch,) = batches(1)
-    message = r"`model_state\['largest'\]` with an infinity .* jnp.finfo"
+    message = r"`model_state\['largest'\]` with an infinity .* Start it at a number"
     with pytest.raises(ValueError, match=message):
         train.step(state, batch)
-    low = np.finfo(np.float32).min / 2
-    state = train.init(init_params(), model_state={"largest": np.float32(low)})
+    state = train.init(init_params(), model_state={"largest": np.float32(-9)})
     for each in batches(3):
         state, _ = train.step(state, each)
     assert int(state.skipped) == 0

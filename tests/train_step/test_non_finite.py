@@ -268,6 +268,7 @@ def test_left_to_the_optimizer():
     assert int(zeroed.skipped) == 0
     counted = run(optax.apply_if_finite(sgd, 3), skip_nonfinite=False)
     assert int(counted.opt_state.total_notfinite) == 1
-    assert_bits_equal(counted.params, run(sgd).params)
+    # Its own branch rounds in other places: parameters of order 1, two updates.
+    chex.assert_trees_all_close(counted.params, run(sgd).params, rtol=0, atol=1e-7)
     with pytest.raises(ValueError, match="`skip_nonfinite` must be True or False"):
         run(sgd, skip_nonfinite=None)

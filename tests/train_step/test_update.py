@@ -125,7 +125,7 @@ def test_predicted_on_one_device_wrappers_are_synchronous(name):
         state = train.init(init_params())
         for batch in batches(STEPS):
             state, _ = train.step(state, batch)
-        found.append(train.drain(state).params)
+        found.append(train.drain(state)[0].params)
     chex.assert_trees_all_close(*found, rtol=0, atol=1e-5)
 
 

@@ -175,7 +175,7 @@ def all_reduces(step, state, xs):
     return text.count("stablehlo.all_reduce")
 
 
-def test_a_bucket_for_each_dtype():
+def test_one_collective_for_each_dtype():
     coded = rank_coded(4, shape=(2, 2))
     gradients = {
         "a": coded,
@@ -189,9 +189,12 @@ def test_a_bucket_for_each_dtype():
         np.testing.assert_array_equal(got[name], means(gradient, 2), strict=True)
     assert delayed(tx, gradients, run=all_reduces) == 2
     state = tx.init(jax.tree.map(lambda g: g[0, 0], gradients))
-    assert {k: v.shape for k, v in state.pending[0].items()} == {
-        "float32": (6,),
-        "bfloat16": (4,),
+    pending = state.pending[0].gradients
+    assert {k: (x.shape, x.dtype.name) for k, x in pending.items()} == {
+        "a": ((2, 2), "float32"),
+        "b": ((3,), "bfloat16"),
+        "c": ((2,), "float32"),
+        "d": ((1,), "bfloat16"),
     }
 
 
