@@ -22,3 +22,4 @@ from ._reduce import message_of as message_of
 from ._reduce import reduced as reduced
 from ._reduce import reduction as reduction
 from ._reduce import summands as summands
+from ._reduce import summed as summed

@@ -77,6 +77,14 @@ def message_of(arrays: Summands, like: Message) -> Message:
 def reduced(
     message: Message, states: Any, all_reduce: AllReduce, axis_name: AxisName
 ) -> tuple[Reduced, Any]:
+    """Does as `summed`, and looks whether the sum is finite."""
+    total, states = summed(message, states, all_reduce, axis_name)
+    return Reduced.of(total), states
+
+
+def summed(
+    message: Message, states: Any, all_reduce: AllReduce, axis_name: AxisName
+) -> tuple[Message, Any]:
     """Sums a message over devices, all stages back to back.
 
     Returns:
@@ -84,7 +92,7 @@ def reduced(
     """
     stages = reduction(message, all_reduce, axis_name)
     total, states = run(stages, summands(message), states)
-    return Reduced.of(message_of(total, message)), states
+    return message_of(total, message), states
 
 
 def kept(total: Reduced, arrived: Any, new: Any, old: Any) -> Any:

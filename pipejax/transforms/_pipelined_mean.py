@@ -14,13 +14,14 @@ from pipejax.mesh import AxisName, axes
 from pipejax.message import (
     InFlight,
     Message,
+    Reduced,
     arrived_as,
     codec_states,
     empty,
     has_arrived,
     kept,
-    reduced,
     shift,
+    summed,
     travelling,
     width_of,
 )
@@ -94,11 +95,11 @@ def pipelined_mean(
         fresh = message(updates)
         _check_state(state, width, fresh)
         due = fresh if width == 1 else state.pending[0]
-        total, after = reduced(due, state.codec_states, all_reduce, axis_name)
+        total, after = summed(due, state.codec_states, all_reduce, axis_name)
         if width > 1:
             total, fresh = _late(total, fresh)
-        after = kept(total, has_arrived(state), after, state.codec_states)
-        sums = arrived_as(total.sum.gradients, updates)
+        after = kept(Reduced.of(total), has_arrived(state), after, state.codec_states)
+        sums = arrived_as(total.gradients, updates)
         mean = jax.tree.map(lambda x: x / devices, sums)
         return mean, shift(state, fresh, after, state.deviation)
 
@@ -111,7 +112,9 @@ def _late(sums: Any, fresh: Any) -> tuple[Any, Any]:
     Without the barrier XLA puts the update, and with it the end of the all-reduce,
     before this step's compute, where nothing hides it.
     """
-    late = lax.optimization_barrier((sums, fresh))
+    # First all of `fresh` together: XLA otherwise computes its last gradient after the
+    # end of the all-reduce, where that gradient hides nothing.
+    late = lax.optimization_barrier((sums, lax.optimization_barrier(fresh)))
     # In JAX 0.10 under `check_vma=True` the barrier makes the sums vary over the axis,
     # as `fresh` does, and no cast without a collective undoes it. No barrier, then:
     # the values are the same, the overlap is up to XLA. JAX 0.12 keeps them apart.

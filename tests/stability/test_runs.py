@@ -63,7 +63,7 @@ def deviation_growth(tx, width, curvatures, steps=4000, **how):
     def run(curvature):
         def step(state, push):
             state, _ = train.step(state, (jnp.full(2, curvature), push))
-            return state, (state.params, state.in_flight.pending[-1]["float32"][0])
+            return state, (state.params, state.in_flight.pending[-1].gradients[0])
 
         return lax.scan(step, train.init(jnp.float32(0)), pushes)[1]
 

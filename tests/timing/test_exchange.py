@@ -5,7 +5,6 @@ import math
 import re
 
 import jax
-import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
@@ -42,13 +41,15 @@ def declared(algorithm, codec, p, n, shapes=None):
     make, found = getattr(collectives, algorithm), []
     all_reduce = make() if codec is None else make(codec)
 
-    def local(row):
-        stages = all_reduce(Layout.of_shapes(shapes or ((n,),)), "data")
-        found.extend(stages.transfers)
-        return collectives.run(stages, row[0])[0][None]
+    layout = Layout.of_shapes(shapes or ((n,),))
 
-    mapped = on_mesh(local, pj.data_mesh(p), P("data"), P("data"))
-    jax.eval_shape(mapped, jax.ShapeDtypeStruct((p, n), np.float32))
+    def local(arrays):
+        stages = all_reduce(layout, "data")
+        found.extend(stages.transfers)
+        return collectives.run(stages, collectives.Summands(arrays))[0]
+
+    mapped = on_mesh(local, pj.data_mesh(p), P(), P())
+    jax.eval_shape(mapped, layout.coded)
     return found
 
 
