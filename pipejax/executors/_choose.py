@@ -2,13 +2,18 @@
 
 import logging
 
+from ._auto import Auto
 from ._fused import Fused
 from ._host import Host
 from ._setting import Executor, Setting
 
 _log = logging.getLogger(__name__)
 
-_EXECUTORS = {"fused": Fused, "host": Host}
+_EXECUTORS: dict[str, type[Fused | Host | Auto]] = {
+    "auto": Auto,
+    "fused": Fused,
+    "host": Host,
+}
 
 
 def choose(name: str, setting: Setting) -> Executor:
@@ -16,8 +21,8 @@ def choose(name: str, setting: Setting) -> Executor:
     reason = "asked for"
     if name == "auto":
         name, reason = _automatic(setting)
-    executor = _EXECUTORS[name](setting, reason)
-    _log.info("executor %s: %s", name, reason)
+    executor: Executor = _EXECUTORS[name](setting, reason)
+    _log.info("executor %s: %s", executor.name, reason)
     return executor
 
 
@@ -29,4 +34,4 @@ def _automatic(setting: Setting) -> tuple[str, str]:
         return "fused", f"XLA runs collectives beside compute on {platform}"
     if processes == 1:
         return "fused", "one process on CPU, with no network to wait for"
-    return "host", f"{processes} processes on CPU, where a collective blocks a program"
+    return "auto", f"{processes} processes on CPU, where a collective blocks a program"

@@ -1,9 +1,10 @@
 """A communication thread beside the compute, as in the paper.
 
 Three programs: compute, reduce, update. The caller dispatches compute and update; a
-thread of its own dispatches reduce, and no other program has a collective. For CPUs,
-where a collective blocks the program it is in, and for GPUs on plain Ethernet, whose
-gradients are then summed by the CPUs' own collectives, whatever XLA schedules.
+thread of its own dispatches reduce. For CPUs, where a collective blocks the program it
+is in and where no other program may have one between processes; and for GPUs on plain
+Ethernet, whose gradients are then summed by the CPUs' own collectives, whatever XLA
+schedules.
 
 A gradient is given to the thread as soon as it is dispatched, and its sum is waited for
 K-1 steps later, so up to K-1 reductions are in flight. The state does not know: it
@@ -24,6 +25,7 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax.message import InFlight, Message, Reduced, emptied
 
+from ._own_collectives import OwnCollectiveError, check_no_own, spans_cpu_processes
 from ._reduce import Reduce, make_reduce, reduction_mesh
 from ._setting import Setting
 from ._thread import CommunicationThread
@@ -56,11 +58,14 @@ class Host:
     )
     # Reductions that have begun and were not asked for yet, oldest first.
     _begun: list[Begun] = dataclasses.field(default_factory=list)
+    # Programs without collectives of their own, with the shapes they were compiled for.
+    _checked: set[Any] = dataclasses.field(default_factory=set)
 
     def step(self, state: Any, in_flight: Any, batch: Any) -> tuple[Any, Any, Any]:
         """Takes one step; waits for the sum that is due, and for nothing else."""
         _check_concrete(state)
         self._raise_failures()
+        self._check_no_own(self._compute, state, _bare(in_flight), batch)
         fresh, left = self._compute(state, _bare(in_flight), batch)
         pending = (*in_flight.pending, fresh)
         # All but the first were begun in the steps before, if they were ours.
@@ -68,6 +73,7 @@ class Host:
         total, states = self._result(first)
         self._begun[:] = [x._replace(before=states) for x in others[:1]] + others[1:]
         due = _due(in_flight)
+        self._check_no_own(self._update, state, left, total, due)
         state, filled, deviation, info = self._update(state, left, total, due)
         return state, InFlight(pending[1:], filled, states, deviation), info
 
@@ -79,6 +85,7 @@ class Host:
         begun = self._reductions(in_flight, in_flight.pending)
         for age, reduction in enumerate(begun):
             total, states = self._result(reduction)
+            self._check_no_own(self._apply[age], state, total, in_flight.filled)
             state, info = self._apply[age](state, total, in_flight.filled)
             infos.append(info)
         self._begun.clear()
@@ -137,6 +144,24 @@ class Host:
             return total, after if real else states
 
         return Begun(message, before, self._thread.submit(reduce))
+
+    def _check_no_own(self, program: Any, *args: Any) -> None:
+        """Raises an `OwnCollectiveError` before such a program is dispatched.
+
+        Compiles the program, as its first call would. A program is compiled anew, and
+        checked anew, for other shapes of its last argument.
+        """
+        if not spans_cpu_processes(self.setting.mesh):
+            return
+        shapes = tuple(leaf.shape for leaf in jax.tree.leaves(args[-1]))
+        if (program, shapes) in self._checked:
+            return
+        try:
+            check_no_own(program.lower(*args).compile(), self.setting.mesh)
+        except OwnCollectiveError:
+            self._begun.clear()
+            raise
+        self._checked.add((program, shapes))
 
     def _raise_failures(self) -> None:
         """Raises what a reduction of a step before has failed with."""

@@ -87,15 +87,17 @@ class Setting:
 
 
 class Executor(Protocol):
-    """Runs a step: the replicated state may be donated, `in_flight` never is.
+    """Runs a step: the replicated state may be donated, `in_flight` never is."""
 
-    Attributes:
-      name: as `make_train_step` takes it.
-      reason: why it was chosen.
-    """
+    @property
+    def name(self) -> str:
+        """As `make_train_step` takes it."""
+        ...
 
-    name: str
-    reason: str
+    @property
+    def reason(self) -> str:
+        """Why it was chosen."""
+        ...
 
     @property
     def compiler_options(self) -> dict[str, Any]:

@@ -18,12 +18,11 @@ from typing import Any, cast
 import jax
 import numpy as np
 import optax
-from jax.sharding import PartitionSpec as P
 
 from pipejax.collectives import Schedule, Transfer
 from pipejax.executors import Executor, Setting, choose
 from pipejax.mesh import AxisName, laid_out
-from pipejax.message import InFlight, Message, at_width_1, reduction
+from pipejax.message import Message, at_width_1
 
 from ._check_input import check_batch, check_in_flight, check_pending, check_state
 from ._feed import check_global, global_batch, least_of_all_processes
@@ -33,6 +32,7 @@ from ._info import StepInfo
 from ._init import initial
 from ._local_step import LocalStep
 from ._state import PipelineState, ReplicatedState
+from ._transfers import transfers_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -208,27 +208,19 @@ class TrainStep:
         return self.executor.lower(own, state.in_flight, batch)
 
     def transfers(self, state: PipelineState, batch: Any) -> tuple[Transfer, ...]:
-        """What one step sends, collective by collective, without running it.
+        """Lists what one step sends, collective by collective, without running it.
 
         Args:
           state: a state, or its shapes.
           batch: arrays or `jax.ShapeDtypeStruct`s.
 
         Returns:
-          Kind, devices and bytes of each, past the last boundary of a schedule.
+          Kind, devices and bytes of each, past the last boundary of a schedule: first
+          the collectives that `loss_fn` and `tx` have of their own, for which they are
+          compiled, then those of the exchange.
         """
-        found: list[Transfer] = []
-
-        def local(state: ReplicatedState, in_flight: InFlight, batch: Any) -> None:
-            message, _ = self.local_step.compute(state, in_flight, batch)
-            stages = reduction(message, self.setting.all_reduce, self.axis_name)
-            found.extend(stages.transfers)
-
-        own = P(self.axis_name)
-        local = self.setting.on_mesh(local, (P(), own, own), P())
-        in_flight = state.in_flight._replace(codec_states={})
-        jax.eval_shape(local, ReplicatedState.of(state), in_flight, batch)
-        return tuple(found)
+        own = ReplicatedState.of(state)
+        return transfers_of(self.setting, own, state.in_flight, batch)
 
     def codec_states(self, params: optax.Params) -> Any:
         """Returns what codecs keep before the first step, of all phases side by side.

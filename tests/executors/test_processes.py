@@ -13,6 +13,7 @@ import pipejax as pj
 from pipejax import checkpoint
 
 from ..helpers import batches, init_params, loss_fn
+from . import own_collectives
 from .group import Group
 from .worker import (
     SECONDS,
@@ -141,6 +142,25 @@ def goes_on(folder, devices):
     with checkpoint.manager(folder) as manager:
         state = checkpoint.restore(manager, train, train.init(init_params())).state
     return bits(run(train, 4, state).params)
+
+
+@pytest.mark.parametrize("name", ["sync batch norm", "scalar", "optimizer"])
+@pytest.mark.parametrize("width", [1, pytest.param(2, marks=FULL), 3])
+def test_a_collective_of_the_loss_or_the_optimizer(ask, name, width):
+    """Runs in one program with the exchange, with the bits of one process."""
+    first, second = ask("own_collective", name, width)
+    assert first == second
+    reason = "`loss_fn` or `tx` has a collective between processes, all-reduce (jit"
+    assert first["executor"] == "fused"
+    assert first["reason"].startswith(reason)
+    said = "`executor` must not be 'host' on CPUs of several processes where"
+    assert first["said"].startswith(f"{said} {reason}")
+    train, state = own_collectives.make(name, pj.data_mesh(2), width)
+    (batch,) = batches(1)
+    assert first["sent"] == [list(x) for x in train.transfers(state, batch)]
+    state = own_collectives.trained(train, state)
+    assert bits(state.params) == first["params"]
+    assert bits(state.model_state) == first["model_state"]
 
 
 def test_takes_the_longer_of_compute_and_communication(ask):

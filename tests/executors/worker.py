@@ -23,6 +23,7 @@ import pipejax as pj
 from pipejax import checkpoint, codecs, collectives
 
 from ..helpers import batches, init_params, loss_fn
+from . import own_collectives
 
 SECONDS = 0.3  # what a step computes, and what its communication takes
 
@@ -186,7 +187,10 @@ def refused(folder):
 
 
 def bits(params):
-    return {name: np.asarray(x).tobytes().hex() for name, x in params.items()}
+    return {
+        jax.tree_util.keystr(path): np.asarray(x).tobytes().hex()
+        for path, x in jax.tree_util.tree_leaves_with_path(params)
+    }
 
 
 def slow_loss(params, batch):
@@ -203,7 +207,11 @@ def late():
     out = {}
     for width in (1, 2):
         train = pj.make_train_step(
-            slow_loss, optax.sgd(0.1), mesh=pj.data_mesh(), width=width
+            slow_loss,
+            optax.sgd(0.1),
+            mesh=pj.data_mesh(),
+            width=width,
+            executor="host",
         )
         delay(train.executor, SECONDS * jax.process_index())
         state = run(train, 2)  # which compiles
@@ -211,6 +219,30 @@ def late():
         run(train, 12, state)
         out[str(width)] = (time.perf_counter() - start) / 12
     return out
+
+
+def own_collective(name, width):
+    """What "auto" chooses and trains, what "host" says, and what a step sends."""
+    train, state = own_collectives.make(name, pj.data_mesh(), int(width))
+    (batch,) = batches(1)
+    shapes = jax.eval_shape(lambda: batch)
+    sent = [tuple(x) for x in train.transfers(state, shapes)]
+    state = own_collectives.trained(train, state)
+    host, first = own_collectives.make(name, pj.data_mesh(), int(width), "host")
+    try:
+        own_collectives.trained(host, first)
+        said = None
+    except ValueError as error:
+        said = str(error)
+    host.executor.join()
+    return {
+        "executor": train.executor.name,
+        "reason": train.executor.reason,
+        "said": said,
+        "sent": sent,
+        "params": bits(state.params),
+        "model_state": bits(state.model_state),
+    }
 
 
 def delay(executor, seconds):
@@ -266,6 +298,7 @@ TASKS = {
     "saved_and_restored": saved_and_restored,
     "refused": refused,
     "late": late,
+    "own_collective": own_collective,
     "interrupted": interrupted,
     "fails": fails,
     "ends": ends,
