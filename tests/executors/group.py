@@ -24,9 +24,14 @@ class GroupError(AssertionError):
 
 
 class Group:
-    """Processes that run `tests.executors.worker`, until `close`."""
+    """Processes that run `tests.executors.worker`, until `close`.
 
-    def __init__(self, processes):
+    Args:
+      processes: how many.
+      devices: CPU devices of each.
+    """
+
+    def __init__(self, processes, devices=1):
         port = free_port()
         self.errors = [
             tempfile.TemporaryFile("w+")  # noqa: SIM115 - until `close`
@@ -35,7 +40,7 @@ class Group:
         self.running = [
             subprocess.Popen(
                 [sys.executable, "-m", "tests.executors.worker"]
-                + [str(number) for number in (rank, processes, port)],
+                + [str(number) for number in (rank, processes, port, devices)],
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -28,11 +28,11 @@ from . import own_collectives
 SECONDS = 0.3  # what a step computes, and what its communication takes
 
 
-def main(rank, processes, port):
+def main(rank, processes, port, devices):
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # also for what C++ prints
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", 1)
+    jax.config.update("jax_num_cpu_devices", devices)
     jax.distributed.initialize(f"127.0.0.1:{port}", processes, rank)
     for line in sys.stdin:
         name, *arguments = json.loads(line)
@@ -221,6 +221,15 @@ def late():
     return out
 
 
+def inside():
+    """What trains a loss that exchanges inside each process, at widths 2 and 3."""
+    mesh, out = pj.data_mesh(axis_name=("host", "device")), {}
+    for width in (2, 3):
+        train, state = own_collectives.make("inside", mesh, width)
+        out[str(width)] = bits(own_collectives.trained(train, state, 100).params)
+    return {"executor": train.executor.name, "params": out}
+
+
 def own_collective(name, width):
     """What "auto" chooses and trains, what "host" says, and what a step sends."""
     train, state = own_collectives.make(name, pj.data_mesh(), int(width))
@@ -298,6 +307,7 @@ TASKS = {
     "saved_and_restored": saved_and_restored,
     "refused": refused,
     "late": late,
+    "inside": inside,
     "own_collective": own_collective,
     "interrupted": interrupted,
     "fails": fails,
