@@ -6,7 +6,8 @@
 # make convergence  all that docs/convergence.md shows; TEXT=tinyshakespeare.txt is
 #             Karpathy's, 1.1 MB; a day on 2 cores. It goes on where it was broken off:
 #             without experiments/results/convergence.json every run is run anew
-# make soak      property tests on more than 10,000 generated cases, about 10 minutes
+# make soak      property tests on more than 10,000 generated cases, without and with x64,
+#                about 20 minutes
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
@@ -96,6 +97,8 @@ convergence: .venv/ready-demo
 
 soak: .venv/ready-dev
 	.venv/bin/pytest -m "" tests/codecs tests/collectives --hypothesis-profile=soak
+	JAX_ENABLE_X64=1 .venv/bin/pytest -m "" tests/codecs tests/collectives \
+	  --hypothesis-profile=soak
 
 .venv/ready-%: SET_UP = $(PYTHON)
 .venv-other/ready-%: SET_UP = $(OTHER_PYTHON)
