@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 from pipejax.mesh import AxisName
 from pipejax.message import InFlight, Message, Reduced, arrivals, mean
 
-from ._check_input import check_pending, check_room
+from ._check_state import check_pending, check_room
 from ._gradient import local_message
 from ._info import StepInfo
 from ._loss import Loss

@@ -24,7 +24,8 @@ from pipejax.executors import Executor, Setting, choose
 from pipejax.mesh import AxisName, laid_out
 from pipejax.message import Message, at_width_1
 
-from ._check_input import check_batch, check_in_flight, check_pending, check_state
+from ._check_input import check_batch
+from ._check_state import check_in_flight, check_pending, check_state
 from ._feed import check_global, global_batch, least_of_all_processes
 from ._finite import check_model_state, non_finite
 from ._gradient import empty_message

@@ -1,16 +1,16 @@
-"""What a train step is given: the argument, the rule, the value, the remedy."""
+"""What `init` is given, and batches: the argument, the rule, the value, the remedy."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 
-from ..helpers import assert_bits_equal, batches, init_params, loss_fn
+from ..helpers import batches, init_params, loss_fn
 from .refusals import BATCH, TX, make, refused
 
 
@@ -98,23 +98,6 @@ def test_optimizers_that_cannot_be_delayed_or_averaged():
     make(tx=sam, weight_prediction=False, width=1).init(init_params())
 
 
-def test_metrics_without_a_batch():
-    def loss(params, batch):
-        return loss_fn(params, batch), pj.Aux(metrics={"a": {"b": jnp.ones(())}})
-
-    train = make(loss)
-    state = train.init(init_params())
-    message = (
-        r"`batch` must be given to `train.init` when `loss_fn` returns metrics or .*"
-        r"\[\"metrics\['a'\]\['b'\]\"\] .* Call"
-        r" `train.init\(params, ..., batch=batch\)`"
-    )
-    with refused(message):
-        train.step(state, BATCH)
-    synchronous = make(loss, width=1)
-    synchronous.step(synchronous.init(init_params()), BATCH)
-
-
 @pytest.mark.parametrize("call", ["init", "step", "lower"])
 @pytest.mark.parametrize(
     ("size", "microbatches"), [(15, 1), (16, 3), (2, 2), (0, 1), (0, 2)]
@@ -153,138 +136,3 @@ def test_batch_without_a_common_axis(batch):
     )
     with refused(message):
         train.step(train.init(init_params()), batch)
-
-
-def test_state_that_is_none():
-    train = make()
-    for call in (train.drain, lambda s: train.step(s, BATCH)):
-        with refused(r"`state` must be the pj.PipelineState that .*, got dict\."):
-            call(init_params())
-
-
-@pytest.mark.parametrize("executor", ["fused", "host"])
-def test_state_that_was_donated(executor):
-    train = make(donate=True, executor=executor)
-    first = train.init(init_params())
-    second, _ = train.step(first, BATCH)
-    for use in (train.drain, lambda state: train.step(state, BATCH)):
-        with refused("`state` must not have been donated, got one whose `.*` is"):
-            use(first)
-    train.drain(second)  # which is unharmed
-
-
-@pytest.mark.parametrize("other", [1, 3, 4])
-def test_state_of_another_width(other):
-    train, state = make(), make(width=other).init(init_params())
-    message = (
-        rf"`state` must be of width 2, as this train step; got one of width {other}."
-        r" Drain it with the train step that made it"
-    )
-    with refused(message):
-        train.step(state, BATCH)
-    with refused(message):
-        train.drain(state)
-
-
-@pytest.mark.parametrize("width", [1, 2])
-def test_state_of_another_mesh(width):
-    train = make(width=width)
-    elsewhere = Mesh(np.array(jax.devices()[2:4]), ("data",))
-    message = r"`state` must be of this mesh, on devices \[0, 1\]; got one on devices"
-    for other in (make(devices=4, width=width), make(mesh=elsewhere, width=width)):
-        state = other.init(init_params())
-        for call in (train.drain, lambda s: train.step(s, BATCH)):
-            with refused(message + r" \[\d, .*\]. Drain it"):
-                call(state)
-
-
-def test_state_of_another_mesh_brought_here():
-    """By the host: two devices still cannot hold the gradients in flight of four."""
-    train, other = make(), make(devices=4)
-    state = jax.device_get(other.init(init_params()))
-    with refused(r"of this mesh, with 2 devices; got one of 4 devices, .* Drain it"):
-        train.step(state, BATCH)
-    with refused(r"of this mesh, with 2 devices; got one of 4 devices, .* Drain it"):
-        train.drain(state)
-    # As the remedy says.
-    drained = jax.device_get(other.drain(other.step(state, BATCH)[0])[0])
-    state = train.init(drained.params, opt_state=drained.opt_state)
-    train.step(state, BATCH)
-
-
-def test_state_of_another_reduce_dtype():
-    train = make(reduce_dtype=jnp.bfloat16)
-    state = make().init(init_params())
-    message = (
-        r"`state` must have gradients in flight of these parameters, .*"
-        r" `gradients\['bias'\]` bfloat16\[\d+\]; got float32\[\d+\] in its place."
-    )
-    with refused(message):
-        train.step(state, BATCH)
-    with refused(message):
-        train.drain(state)
-
-
-def test_state_of_other_metrics():
-    def loss(params, batch, names="a"):
-        metrics = {name: batch["x"].mean() for name in names}
-        return loss_fn(params, batch), pj.Aux(metrics=metrics)
-
-    state = make(loss).init(init_params(), batch=BATCH)
-    message = (
-        r"`state` must have been made for what `loss_fn` returns, {metrics}"
-        r"; got one with \[\"metrics\['a'\]\"\] in flight. Drain it"
-    )
-    with refused(message.replace("{metrics}", r"\[\]")):
-        make().step(state, BATCH)
-    with refused(message.replace("{metrics}", r"\[.*'a'.*'b'.*\]")):
-        make(lambda p, b: loss(p, b, "ab")).step(state, BATCH)
-    # A drain looks at no metrics.
-    make().drain(state)
-
-
-def test_state_traced_during_the_warm_up():
-    train = make(warmup_steps=3)
-    state = train.init(init_params())
-    message = (
-        r"`train.step` must not be traced in a run with `warmup_steps` or .*"
-        r" Call it outside jit and scan, or warm up with `train.plain` first"
-    )
-    with refused(message):
-        jax.jit(train.step)(state, BATCH)
-    with refused(message):
-        jax.eval_shape(train.drain, state)
-
-
-def raises_late(params, batch):
-    """Fails while it is traced, far inside the step."""
-    return jnp.ones(3)
-
-
-FAILURES = {
-    "batch": lambda train, state: train.step(state, batches(1, 15)[0]),
-    "loss": lambda train, state: make(raises_late, donate=True).step(state, BATCH),
-    "width": lambda train, state: make(width=3, donate=True).step(state, BATCH),
-    "mesh": lambda train, state: make(devices=4, donate=True).step(state, BATCH),
-    "dtype": lambda train, state: make(reduce_dtype="bfloat16", donate=True).drain(
-        state
-    )[0],
-    "metrics": lambda train, state: make(
-        lambda p, b: (loss_fn(p, b), pj.Aux(metrics=1.0)), donate=True
-    ).step(state, BATCH),
-}
-
-
-@pytest.mark.parametrize("failure", FAILURES)
-@pytest.mark.parametrize("donate", [False, True])
-def test_a_refusal_harms_nothing(donate, failure):
-    train, params = make(donate=donate), jax.tree.map(jnp.asarray, init_params())
-    state = train.step(train.init(params), BATCH)[0]
-    before = jax.device_get(state)
-    with pytest.raises(ValueError, match="must"):
-        FAILURES[failure](train, state)
-    assert_bits_equal(jax.device_get(state), before)
-    assert_bits_equal(params, init_params())
-    after, info = train.step(state, BATCH)
-    assert bool(info.applied)
-    assert int(after.step) == 2

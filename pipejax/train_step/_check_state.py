@@ -1,0 +1,171 @@
+"""Checks of the state that a step is given, and of the messages in flight in it.
+
+Each message names the rule, the value and the remedy.
+"""
+
+from typing import Any
+
+import jax
+from jax.core import Tracer
+from jax.typing import DTypeLike
+
+from pipejax.message import InFlight, Message, Passengers, width_of
+
+from ._gradient import empty_message
+from ._state import PipelineState
+
+
+def check_state(state: Any, devices: set[Any], *, counted: bool) -> None:
+    """Raises a ValueError unless `state` comes from `init`, on these devices.
+
+    It must not have been donated.
+
+    Args:
+      state: of the user.
+      devices: of the mesh.
+      counted: whether the host must know the number of calls, so that `state.calls`
+        must not be traced.
+    """
+    if not isinstance(state, PipelineState):
+        raise ValueError(
+            "`state` must be the pj.PipelineState that `train.init` returned, got"
+            f" {type(state).__name__}."
+        )
+    if counted and isinstance(state.calls, Tracer):
+        raise ValueError(
+            "`train.step` must not be traced in a run with `warmup_steps` or a schedule"
+            " of all-reduces: which program runs is decided between steps, got a traced"
+            " `state.calls`. Call it outside jit and scan, or warm up with"
+            " `train.plain` first."
+        )
+    step = state.step
+    if not _is_array(step):
+        return
+    if any(map(_is_deleted, jax.tree.leaves(state))):
+        paths = jax.tree_util.tree_leaves_with_path(state)
+        name = next(jax.tree_util.keystr(p) for p, leaf in paths if _is_deleted(leaf))
+        raise ValueError(
+            f"`state` must not have been donated, got one whose `{name[1:]}` is"
+            " deleted: a step made with donate=True has overwritten it. Go on from the"
+            " state which that step returned, or copy what you keep:"
+            " `jax.tree.map(jnp.copy, state)`."
+        )
+    if step.committed and step.sharding.device_set != devices:
+        raise ValueError(
+            f"`state` must be of this mesh, on devices {_ids(devices)}; got one on"
+            f" devices {_ids(step.sharding.device_set)}. {_GO_ON}"
+        )
+
+
+def _is_deleted(leaf: Any) -> bool:
+    # In every step, of every leaf: `isinstance(leaf, jax.Array)` takes three times as
+    # long as this.
+    is_deleted = getattr(leaf, "is_deleted", None)
+    return is_deleted is not None and not isinstance(leaf, Tracer) and is_deleted()
+
+
+def _ids(devices: Any) -> list[int]:
+    return sorted(device.id for device in devices)
+
+
+def check_in_flight(
+    in_flight: InFlight, width: int, devices: int, *, feeds_back: bool
+) -> None:
+    """Raises a ValueError unless the pipeline fits the step's width and devices.
+
+    It must have a deviation exactly where the step feeds deviations back.
+    """
+    found = width_of(in_flight)
+    if found != width:
+        raise ValueError(
+            f"`state` must be of width {width}, as this train step; got one of width"
+            f" {found}. {_GO_ON}"
+        )
+    parts = in_flight.filled.shape[0]
+    if parts != devices:
+        raise ValueError(
+            f"`state` must be of this mesh, with {devices} devices; got one of"
+            f" {parts} devices, which has as many gradients in flight. {_GO_ON}"
+        )
+    kept = in_flight.deviation is not None
+    if kept != feeds_back:
+        raise ValueError(
+            f"`state` must {'' if feeds_back else 'not '}have a deviation to be fed"
+            f" back, as this train step {'does' if feeds_back else 'does not'}; got one"
+            f" {'with' if kept else 'without'} it. {_GO_ON}"
+        )
+
+
+def check_pending(
+    state: Any, in_flight: InFlight, reduce_dtype: DTypeLike | None, devices: int = 1
+) -> None:
+    """Raises a ValueError unless messages in flight fit parameters and model state.
+
+    Args:
+      state: with the parameters and the model state.
+      in_flight: of one device, or of several, one behind another.
+      reduce_dtype: in which gradients travel.
+      devices: how many.
+    """
+    if not in_flight.pending:
+        return
+    wanted = jax.eval_shape(
+        lambda: empty_message(state.params, state.model_state, reduce_dtype)
+    )
+    for name in ("gradients", "changes"):
+        expected = _forms(getattr(wanted, name), devices)
+        found = _forms(getattr(in_flight.pending[0], name))
+        differing = [k for k in expected | found if expected.get(k) != found.get(k)]
+        if differing:
+            first = differing[0]
+            raise ValueError(
+                f"`state` must have {name} in flight of these parameters, this model"
+                f" state and this `reduce_dtype`: `{name}{first}`"
+                f" {expected.get(first, 'is none of them')}; got"
+                f" {found.get(first, 'nothing')} in its place. {_GO_ON}"
+            )
+
+
+def check_room(message: Message, in_flight: InFlight) -> None:
+    """Raises a ValueError unless the passengers of `message` are those in flight."""
+    if not in_flight.pending:
+        return
+    fresh, found = message.passengers, in_flight.pending[0].passengers
+    if (fresh.weighted, fresh.metrics_form) == (found.weighted, found.metrics_form):
+        return
+    names = _names(fresh)
+    if not _names(found):
+        raise ValueError(
+            "`batch` must be given to `train.init` when `loss_fn` returns metrics or a"
+            f" weight, which travel with the gradients; got {names} for which the state"
+            " has no room. Call `train.init(params, ..., batch=batch)`."
+        )
+    raise ValueError(
+        f"`state` must have been made for what `loss_fn` returns, {names}; got one with"
+        f" {_names(found)} in flight. {_GO_ON}"
+    )
+
+
+def _forms(tree: Any, devices: int = 1) -> dict[str, str]:
+    """Returns dtype and shape of every leaf by its path, over so many devices."""
+    return {
+        jax.tree_util.keystr(path): f"{leaf.dtype.name}"
+        f"{[leaf.shape[0] * devices, *leaf.shape[1:]]}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def _names(passengers: Passengers) -> list[str]:
+    """Returns the names of metrics, and of the weight if there is one."""
+    tree = jax.tree.unflatten(
+        passengers.metrics_form, range(passengers.metrics_form.num_leaves)
+    )
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    metrics = [f"metrics{jax.tree_util.keystr(path)}" for path, _ in paths]
+    return [*metrics, *(["weight"] if passengers.weighted else [])]
+
+
+_GO_ON = (
+    "Drain it with the train step that made it, then go on from"
+    " `train.init(state.params, opt_state=state.opt_state)`."
+)
