@@ -46,7 +46,7 @@ def _is_number(leaf: Any) -> bool:
 def check_replicated(name: str, tree: Any) -> None:
     """Raises a ValueError if a leaf of `tree` is sharded over devices."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if _is_array(leaf) and not leaf.sharding.is_fully_replicated:
+        if is_array(leaf) and not leaf.sharding.is_fully_replicated:
             raise ValueError(
                 f"`{name}` must be replicated, got `{name}{jax.tree_util.keystr(path)}`"
                 f" sharded by {leaf.sharding}. pipejax does not support sharded models"
@@ -55,7 +55,7 @@ def check_replicated(name: str, tree: Any) -> None:
             )
 
 
-def _is_array(leaf: Any) -> bool:
+def is_array(leaf: Any) -> bool:
     """Returns whether `leaf` is an array on devices, and not a tracer of one."""
     return isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
 

@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 
 from pipejax.message import InFlight, Message, Passengers, width_of
 
+from ._check_input import is_array
 from ._gradient import empty_message
 from ._state import PipelineState
 
@@ -39,7 +40,7 @@ def check_state(state: Any, devices: set[Any], *, counted: bool) -> None:
             " `train.plain` first."
         )
     step = state.step
-    if not _is_array(step):
+    if not is_array(step):
         return
     if any(map(_is_deleted, jax.tree.leaves(state))):
         paths = jax.tree_util.tree_leaves_with_path(state)
