@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pipejax.executors import Setting
@@ -19,6 +18,7 @@ from ._check_input import (
 )
 from ._gradient import empty_message
 from ._local_step import LocalStep
+from ._replicate import replicated
 from ._state import ReplicatedState
 
 
@@ -42,16 +42,20 @@ def initial(
     """
     check_params(params)
     check_keywords(local_step.loss_fn, model_state=model_state, rng=rng)
-    given = {"params": params, "model_state": model_state, "opt_state": opt_state}
+    given = {
+        "params": params,
+        "model_state": model_state,
+        "rng": rng,
+        "opt_state": opt_state,
+    }
     for name, tree in given.items():
         check_replicated(name, tree)
     check_optimizer(
         jax.eval_shape(local_step.tx.init, params) if opt_state is None else opt_state,
         plain_delay=setting.width > 1 and not local_step.weight_prediction,
     )
-    params, model_state, rng, opt_state = args = jax.device_put(
-        (params, model_state, rng, opt_state), NamedSharding(setting.mesh, P())
-    )
+    placed = replicated(given, setting.mesh)
+    params, model_state, rng, opt_state = args = [placed[name] for name in given]
     like = _message_form(local_step, setting, params, model_state, rng, batch)
 
     def make(params: Any, model_state: Any, rng: Any, opt_state: Any) -> Any:

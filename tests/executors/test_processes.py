@@ -24,6 +24,7 @@ from .worker import (
     coded_step,
     fed_back,
     in_rank_order,
+    noisy_loss,
     run,
 )
 
@@ -162,6 +163,29 @@ def test_a_collective_of_the_loss_or_the_optimizer(ask, name, width):
     state = own_collectives.trained(train, state)
     assert bits(state.params) == first["params"]
     assert bits(state.model_state) == first["model_state"]
+
+
+@pytest.mark.parametrize("kind", ["typed", "raw"])
+def test_random_keys(ask, kind):
+    first, second = ask("keyed", kind)
+    assert first == second
+    train = pj.make_train_step(noisy_loss, optax.sgd(0.1), mesh=pj.data_mesh(2))
+    key = {"typed": jax.random.key, "raw": jax.random.PRNGKey}[kind](0)
+    state = run(train, 3, train.init(init_params(), rng=key), drained=False)
+    assert first["again"] == bits(state.params)
+    assert first["params"] == bits(run(train, 3, state).params)
+
+
+@pytest.mark.parametrize("name", ["out", "rng", "structure"])
+def test_what_differs_between_processes_is_refused(ask, name):
+    message = {
+        "out": "`params['out']` must be the same on every process, because",
+        "rng": "`rng` must be the same on every process, because",
+        "structure": "`train.init` must be given the same structure of arrays on every",
+    }[name]
+    for said in ask("differing", name):
+        assert said.startswith(message)
+        assert "on processes [1] than on process 0" in said
 
 
 @FULL

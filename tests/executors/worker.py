@@ -221,6 +221,37 @@ def late():
     return out
 
 
+def noisy_loss(params, batch, *, rng):
+    x = batch["x"] + jax.random.normal(rng, batch["x"].shape)
+    return loss_fn(params, {**batch, "x": x})
+
+
+def keyed(kind):
+    """The bits of training with a typed or a raw key, and what it was restored from."""
+    train = pj.make_train_step(noisy_loss, optax.sgd(0.1), mesh=pj.data_mesh())
+    key = {"typed": jax.random.key, "raw": jax.random.PRNGKey}[kind](0)
+    state = run(train, 3, train.init(init_params(), rng=key), drained=False)
+    again = train.init(state.params, rng=state.rng)  # on all processes already
+    return {"params": bits(run(train, 3, state).params), "again": bits(again.params)}
+
+
+def differing(name):
+    """What `init` says of arguments that are not the same on every process."""
+    rank, given = jax.process_index(), {"params": init_params()}
+    if name == "rng":
+        given["rng"] = jax.random.key(rank)
+    elif name == "structure":
+        given["params"] |= {"more": np.ones(2, np.float32)} if rank else {}
+    else:
+        given["params"][name] = given["params"][name] + np.float32(rank)
+    loss = noisy_loss if name == "rng" else loss_fn
+    train = pj.make_train_step(loss, optax.sgd(0.1), mesh=pj.data_mesh())
+    try:
+        train.init(given.pop("params"), **given)
+    except ValueError as error:
+        return str(error)
+
+
 def inside():
     """What trains a loss that exchanges inside each process, at widths 2 and 3."""
     mesh, out = pj.data_mesh(axis_name=("host", "device")), {}
@@ -308,6 +339,8 @@ TASKS = {
     "refused": refused,
     "late": late,
     "inside": inside,
+    "keyed": keyed,
+    "differing": differing,
     "own_collective": own_collective,
     "interrupted": interrupted,
     "fails": fails,
