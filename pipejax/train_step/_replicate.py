@@ -4,6 +4,7 @@ import hashlib
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
@@ -25,7 +26,7 @@ def replicated(given: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
     Raises:
       ValueError: if processes give different arrays; it names the first.
     """
-    if mesh.is_multi_process:
+    if mesh.is_multi_process and not _is_traced():
         _check_same(given)
     return jax.tree.map(lambda leaf: _placed(leaf, NamedSharding(mesh, P())), given)
 
@@ -80,6 +81,11 @@ def _digest(*parts: str | bytes) -> np.ndarray:
     for part in parts:
         digest.update(part.encode() if isinstance(part, str) else part)
     return np.frombuffer(digest.digest(), np.uint8)
+
+
+def _is_traced() -> bool:
+    """Returns whether this runs inside a transformation, such as `jax.eval_shape`."""
+    return isinstance(jnp.zeros(()), jax.core.Tracer)
 
 
 def _is_key(leaf: Any) -> bool:

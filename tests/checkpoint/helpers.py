@@ -10,14 +10,14 @@ from ..helpers import init_params, loss_fn
 
 
 def noisy_loss(params, batch, *, rng):
-    noise = 0.01 * jax.random.normal(rng, batch["y"].shape)
+    noise = 0.01 * jax.random.normal(rng, batch["y"].shape, batch["y"].dtype)
     return loss_fn(params, batch | {"y": batch["y"] + noise})
 
 
-def train_step(devices=4, width=2, **options):
+def train_step(devices=4, width=2, tx=optax.adamw(1e-2), **options):  # noqa: B008
     return pj.make_train_step(
         noisy_loss,
-        optax.adamw(1e-2),
+        tx,
         mesh=pj.data_mesh(devices),
         width=width,
         donate=True,

@@ -26,6 +26,8 @@ SWITCHES = {
     "no infinities": lambda: jax.debug_infs(True),
     "explicit mesh of the same name": lambda: explicit((8,), ("data",)),
     "explicit mesh of other names": lambda: explicit((2, 4), ("x", "model")),
+    "leaks": jax.checking_leaks,
+    "checks": lambda: jax.enable_checks(True),
     "x64": lambda: jax.enable_x64(True),
 }
 
@@ -51,6 +53,22 @@ def test_what_codecs_keep_is_handed_on(manager, switch):
         found = checkpoint.restore(manager, other, like).state
     assert int(found.calls) == int(expected.calls) == 3
     zoo.assert_same(found._replace(calls=None), expected._replace(calls=None))
+
+
+@pytest.mark.parametrize("switch", [name for name in SWITCHES if name != "x64"])
+def test_what_is_in_flight_is_applied_on_other_devices(manager, switch):
+    """With momentum, because Optax's Adam itself fails under strict promotion."""
+    tx = optax.sgd(0.1, momentum=0.9)
+    train, other = train_step(4, tx=tx), train_step(2, tx=tx)
+    checkpoint.save(manager, run(train, init(train), batches(3)))
+    like = jax.eval_shape(lambda: init(other))
+    expected = checkpoint.restore(manager, other, like)
+    with SWITCHES[switch]():
+        found = checkpoint.restore(manager, other, like)
+    assert found.drained
+    assert [bool(info.arrived) for info in found.infos] == [True]
+    zoo.assert_same(found.state, expected.state)
+    zoo.assert_same(found.infos, expected.infos)
 
 
 def wide(params, batch):

@@ -1,7 +1,5 @@
 """The train step under JAX's switches that change dtypes, checks, transfers, meshes."""
 
-import contextlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,34 +13,13 @@ from pipejax import codecs, collectives
 
 from ..grid import each, grid
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn
+from ..switches import SWITCHES, switched
 
 STEPS = 3
 KEY = jax.random.key(0)
 ALL_REDUCES = {
     "psum": collectives.psum(),
     "fed back": collectives.two_shot(codecs.error_feedback(codecs.int8(8))),
-}
-
-
-@contextlib.contextmanager
-def switched(name, value):
-    before = getattr(jax.config, name)
-    jax.config.update(name, value)
-    try:
-        yield
-    finally:
-        jax.config.update(name, before)
-
-
-SWITCHES = {
-    "strict promotion": ("jax_numpy_dtype_promotion", "strict"),
-    "no rank promotion": ("jax_numpy_rank_promotion", "raise"),
-    "debug nans": ("jax_debug_nans", True),
-    "debug infs": ("jax_debug_infs", True),
-    "leaks": ("jax_check_tracer_leaks", True),
-    "checks": ("jax_enable_checks", True),
-    "guard": ("jax_transfer_guard", "disallow"),
-    "matmul": ("jax_default_matmul_precision", "highest"),
 }
 
 
