@@ -1,0 +1,42 @@
+"""Epochs of width 2 with weight prediction, written out by hand; each ends drained.
+
+Worker i takes its gradient where its own gradient in flight would lead, with u the
+update: `g_i[t] = grad f_i(w[t] - u(g_i[t-1]))`, and `w[t+1] = w[t] - u(g[t-1])`, where
+g is the mean over workers.
+"""
+
+import jax
+import numpy as np
+import optax
+
+from .reference import mean
+
+
+def by_hand(loss_fn, tx, params, epochs):
+    """Yields the parameters after each epoch, and the mean loss of each of its batches.
+
+    Args:
+      loss_fn: loss of one worker on its share of a batch.
+      tx: Optax transformation.
+      params: pytree of float32 arrays.
+      epochs: of each epoch the batches, of each batch the workers' shares.
+    """
+
+    @jax.jit
+    def update(g, opt_state, w):
+        u, opt_state = tx.update(g, opt_state, w)
+        return optax.apply_updates(w, u), opt_state
+
+    grad = jax.jit(jax.value_and_grad(loss_fn))
+    w, opt_state = params, tx.init(params)
+    for batches in epochs:
+        losses, in_flight = [], []
+        for shares in batches:
+            ahead = [update(g, opt_state, w)[0] for g in in_flight] or [w] * len(shares)
+            found = [grad(*each) for each in zip(ahead, shares, strict=True)]
+            if in_flight:
+                w, opt_state = update(mean(in_flight), opt_state, w)
+            losses.append(np.mean([loss for loss, _ in found]))
+            in_flight = [g for _, g in found]
+        w, opt_state = update(mean(in_flight), opt_state, w)
+        yield w, losses

@@ -1,0 +1,141 @@
+"""docs/training_loop.md: its code runs, and what it logs is what it says."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pipejax as pj
+
+from .epochs import by_hand
+from .reference import split
+from .test_documents import ROOT, fences
+
+DEVICES, BATCHES, EPOCHS, EVERY = 4, 25, 2, 10
+# Like that of Weights & Biases, as far as the page uses it.
+WANDB = """
+import json, os
+
+rows, settings = [], {}
+
+def init(*, project, config):
+    settings.update(project=project, config=config)
+
+def log(data, step=None):
+    if rows and step < rows[-1][0]:
+        raise ValueError(f"step {step} after {rows[-1][0]}: it would be dropped")
+    rows.append([step, {name: float(value) for name, value in data.items()}])
+
+def finish():
+    with open(os.environ["ROWS"], "w") as file:
+        json.dump([settings, rows], file)
+"""
+
+
+def installed(module):
+    return importlib.util.find_spec(module) is not None
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """Runs the page, without TensorBoard where that is not installed."""
+    folder = tmp_path_factory.mktemp("page")
+    (folder / "wandb.py").write_text(WANDB)
+    blocks = [
+        block
+        for block in fences("docs/training_loop.md", "python")
+        if installed("tensorboardX") or "tensorboardX" not in block
+    ]
+    variables = {
+        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
+        "ROWS": str(folder / "rows.json"),
+        "TMPDIR": str(folder),
+    }
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", "\n".join(blocks)],
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_what_is_logged_is_what_a_loop_by_hand_finds(ran):
+    settings, rows = json.loads((ran / "rows.json").read_text())
+    assert settings == {"project": "digits", "config": {"width": 2}}
+    wanted = logged_by_hand()
+    assert [step for step, _ in rows] == [step for step, _ in wanted]
+    for (_, row), (_, by_name) in zip(rows, wanted, strict=True):
+        assert by_name.keys() <= row.keys()
+        for name, value in by_name.items():
+            # Rounding alone; 50 updates of AdamW move losses by less than 1e-5.
+            np.testing.assert_allclose(row[name], value, rtol=1e-4, err_msg=name)
+
+
+def logged_by_hand():
+    """Steps and scalars of the log, by a loop without pipejax."""
+    page = {"jax": jax, "jnp": jnp, "np": np, "optax": optax, "pj": pj}
+    _, data_and_loss, *_ = fences("docs/training_loop.md", "python")
+    exec(data_and_loss, page)
+
+    def loss(params, batch):
+        return page["loss_fn"](params, batch)[0]
+
+    epochs = [
+        [split(batch, DEVICES) for batch in page["batches"](page["data"], epoch)]
+        for epoch in range(EPOCHS)
+    ]
+    assert {len(epoch) for epoch in epochs} == {BATCHES}
+    found = by_hand(loss, optax.adamw(1e-2), page["params"], epochs)
+    rows, losses, logged = [], [], 0
+    for number, (params, of_epoch) in enumerate(found):
+        losses += of_epoch
+        for call in range(number * BATCHES + 1, len(losses) + 1):
+            if call % EVERY == 0:
+                # What has arrived since the last line: all but the newest batch.
+                mean = np.mean(losses[logged : call - 1])
+                rows.append((call - 1, {"train/loss": mean}))
+                logged = call - 1
+        test_loss, aux = page["loss_fn"](params, page["test"])
+        scalars = {
+            "epoch/train_loss": np.mean(of_epoch),
+            "epoch/test_loss": test_loss,
+            "epoch/test_accuracy": aux.metrics["accuracy"],
+        }
+        rows.append((len(losses), scalars))
+    return rows
+
+
+@pytest.mark.skipif(not installed("tensorboardX"), reason="no tensorboardX here")
+def test_tensorboard_holds_the_same_numbers(ran):
+    _, rows = json.loads((ran / "rows.json").read_text())
+    wanted = {(step, name): value for step, row in rows for name, value in row.items()}
+    (file,) = ran.glob("*/events.*")
+    found = dict(scalars(file.read_bytes()))
+    assert found == {key: np.float32(value) for key, value in wanted.items()}
+
+
+def scalars(content):
+    """Yields `(step, name), value` of a file of TensorBoard events.
+
+    It is a sequence of records: 8 bytes with a length, 4 of checksum, so many bytes
+    with an event, 4 of checksum.
+    """
+    from tensorboardX.proto.event_pb2 import Event
+
+    while content:
+        end = 12 + int.from_bytes(content[:8], "little")
+        event = Event.FromString(content[12:end])
+        for value in event.summary.value:
+            yield (event.step, value.tag), value.simple_value
+        content = content[end + 4 :]
