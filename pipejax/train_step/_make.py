@@ -72,8 +72,8 @@ def make_train_step(
       microbatches: parts, run in turn, of each device's share of a batch.
       compute_dtype: floating parameters and inputs are cast to it inside the loss;
         parameters, optimizer state and gradients keep the parameters' dtype.
-      reduce_dtype: dtype in which gradients, and all that travels with them, are sent
-        and summed; `None` keeps the gradients' own.
+      reduce_dtype: dtype in which gradients and changes of model state are sent and
+        summed; `None` keeps their own. Loss, metrics and weight travel as float32.
       axis_name: the mesh axis of the data, or the two, `("host", "device")`.
       donate: let a step overwrite the memory of the state it is given (not of the
         gradients in flight, which may still be being sent). That state is then gone.
