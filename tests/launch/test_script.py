@@ -44,6 +44,21 @@ def test_it_is_stopped_and_ends_as_by_hand(tmp_path, name):
     assert accuracy == f"{wanted_accuracy:.4f}"
 
 
+@pytest.mark.full
+def test_it_runs_on_one_process_without_a_launcher(tmp_path):
+    (text,) = fences("docs/many_hosts.md", "python")
+    done = subprocess.run(
+        [sys.executable, "-c", text, str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("done\n")
+    assert "end of epoch 4: " in done.stdout
+
+
 def run(path, number=None):
     """Runs the script on two processes, one of which is sent a signal; what is said."""
     launch = [sys.executable, "-m", "pipejax.cli", "launch", "--grace", "1"]
