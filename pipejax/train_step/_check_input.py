@@ -126,6 +126,24 @@ def check_optimizer(opt_state: Any, *, plain_delay: bool) -> None:
         )
 
 
+def check_opt_state(tx: optax.GradientTransformation, params: Any, given: Any) -> None:
+    """Raises a ValueError unless `given` has the form that `tx` makes for `params`."""
+    wanted = jax.eval_shape(tx.init, params)
+    if jax.tree.structure(given) == jax.tree.structure(wanted):
+        given, wanted = (named_shapes("opt_state", tree) for tree in (given, wanted))
+        names = [name for name in given if given[name] != wanted[name]]
+        if not names:
+            return
+        given, wanted = (f"`{names[0]}` of shape {x[names[0]]}" for x in (given, wanted))
+    else:
+        given, wanted = map(jax.tree.structure, (given, wanted))
+    raise ValueError(
+        "`opt_state` must be a state of this train step's `tx` for these `params`,"
+        f" {wanted}; got {given}. Make the train step with the optimizer that the state"
+        " is of, or leave it out to begin with a new one."
+    )
+
+
 def _holds(state: Any, kind: type) -> bool:
     """Returns whether a node of `state` is of this kind."""
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))

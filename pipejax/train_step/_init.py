@@ -13,6 +13,7 @@ from pipejax.message import InFlight, Message, empty
 from ._check_input import (
     check_batch,
     check_keywords,
+    check_opt_state,
     check_optimizer,
     check_params,
     check_replicated,
@@ -49,6 +50,8 @@ def initial(
         jax.eval_shape(local_step.tx.init, params) if opt_state is None else opt_state,
         plain_delay=setting.width > 1 and not local_step.weight_prediction,
     )
+    if opt_state is not None:
+        check_opt_state(local_step.tx, params, opt_state)
     params, model_state, rng, opt_state = args = jax.device_put(
         (params, model_state, rng, opt_state), NamedSharding(setting.mesh, P())
     )

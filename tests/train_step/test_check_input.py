@@ -98,6 +98,16 @@ def test_optimizers_that_cannot_be_delayed_or_averaged():
     make(tx=sam, weight_prediction=False, width=1).init(init_params())
 
 
+def test_an_optimizer_state_of_something_else():
+    message = r"`opt_state` must be a state of this train step's `tx` for these `param"
+    with refused(message + r"s`, .*ScaleByAdamState.*; got .*TraceState.*\. Make the"):
+        make().init(init_params(), opt_state=optax.sgd(0.1, 0.9).init(init_params()))
+    other = init_params() | {"out": np.zeros((7, 4), np.float32)}
+    name = r"`opt_state\[0\]\.mu\['out'\]` of shape"
+    with refused(rf"{message}s`, {name} \(7, 3\); got {name} \(7, 4\)\."):
+        make().init(init_params(), opt_state=TX.init(other))
+
+
 def test_metrics_without_a_batch():
     def loss(params, batch):
         return loss_fn(params, batch), pj.Aux(metrics={"a": {"b": jnp.ones(())}})
