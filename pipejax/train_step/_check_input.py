@@ -129,18 +129,19 @@ def check_optimizer(opt_state: Any, *, plain_delay: bool) -> None:
 def check_opt_state(tx: optax.GradientTransformation, params: Any, given: Any) -> None:
     """Raises a ValueError unless `given` has the form that `tx` makes for `params`."""
     wanted = jax.eval_shape(tx.init, params)
-    if jax.tree.structure(given) == jax.tree.structure(wanted):
-        given, wanted = (named_shapes("opt_state", tree) for tree in (given, wanted))
-        names = [name for name in given if given[name] != wanted[name]]
-        if not names:
-            return
-        given, wanted = (f"`{names[0]}` of shape {x[names[0]]}" for x in (given, wanted))
+    shapes, found = (named_shapes("opt_state", tree) for tree in (wanted, given))
+    differing = [k for k in shapes | found if shapes.get(k) != found.get(k)]
+    if differing:
+        name = differing[0]
+        rule, value = shapes.get(name, "is none of it"), found.get(name, "nothing")
     else:
-        given, wanted = map(jax.tree.structure, (given, wanted))
+        name, rule, value = "opt_state", *map(jax.tree.structure, (wanted, given))
+        if rule == value:
+            return
     raise ValueError(
-        "`opt_state` must be a state of this train step's `tx` for these `params`,"
-        f" {wanted}; got {given}. Make the train step with the optimizer that the state"
-        " is of, or leave it out to begin with a new one."
+        "`opt_state` must be a state of this train step's `tx` for these `params`:"
+        f" `{name}` {rule}; got {value} in its place. Make the train step with the"
+        " optimizer that the state is of, or leave it out to begin with a new one."
     )
 
 
