@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.core import FrozenDict, freeze, unfreeze
 from flax.training.dynamic_scale import DynamicScale
 from flax.training.train_state import TrainState
@@ -73,7 +74,8 @@ def init(
         opt_state=train_state.opt_state,
         batch=batch,
     )
-    step = jnp.asarray(train_state.step, jnp.int32)
+    step = train_state.step
+    step = step.astype(np.int32) if isinstance(step, jax.Array) else np.int32(step)
     return state._replace(step=jax.device_put(step, NamedSharding(train.mesh, P())))
 
 
