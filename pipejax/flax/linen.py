@@ -74,7 +74,7 @@ def init(
         opt_state=train_state.opt_state,
         batch=batch,
     )
-    step = train_state.step
+    step: Any = train_state.step
     step = step.astype(np.int32) if isinstance(step, jax.Array) else np.int32(step)
     return state._replace(step=jax.device_put(step, NamedSharding(train.mesh, P())))
 

@@ -12,7 +12,7 @@ import pytest
 from flax import linen as nn
 from flax import struct
 from flax.core import FrozenDict, freeze
-from flax.jax_utils import replicate
+from flax.jax_utils import replicate, unreplicate
 from flax.training.dynamic_scale import DynamicScale
 from flax.training.train_state import TrainState
 
@@ -308,6 +308,10 @@ def test_a_train_state_that_is_replicated_for_pmap():
     for devices in (jax.devices()[:1], jax.devices()[:4]):
         with pytest.raises(ValueError, match=message):
             pj.flax.linen.init(make_train(), replicate(fresh(), devices))
+    # As the remedy says. What comes out lies on one device, wherever the mesh is.
+    alone = unreplicate(replicate(fresh(), jax.devices()[4:]))
+    state = pj.flax.linen.init(make_train(), alone, rng=jax.random.key(0))
+    assert_bits_equal(state.params, fresh().params)
 
 
 def test_gradients_in_flight_are_not_lost():
