@@ -5,7 +5,7 @@ from pipejax.message import count
 
 
 def check_drained(state: PipelineState) -> None:
-    """A ValueError if gradients are computed and not yet applied."""
+    """Raises a ValueError if gradients are computed and not yet applied."""
     in_flight = count(state.in_flight)
     if in_flight:
         raise ValueError(

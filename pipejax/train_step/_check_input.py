@@ -115,6 +115,25 @@ def check_optimizer(opt_state: Any, *, plain_delay: bool) -> None:
         )
 
 
+def check_opt_state(tx: optax.GradientTransformation, params: Any, given: Any) -> None:
+    """Raises a ValueError unless `given` has the form that `tx` makes for `params`."""
+    wanted = jax.eval_shape(tx.init, params)
+    shapes, found = (named_shapes("opt_state", tree) for tree in (wanted, given))
+    differing = [k for k in shapes | found if shapes.get(k) != found.get(k)]
+    if differing:
+        name = differing[0]
+        rule, value = shapes.get(name, "is none of it"), found.get(name, "nothing")
+    else:
+        name, rule, value = "opt_state", *map(jax.tree.structure, (wanted, given))
+        if rule == value:
+            return
+    raise ValueError(
+        "`opt_state` must be a state of this train step's `tx` for these `params`:"
+        f" `{name}` {rule}; got {value} in its place. Make the train step with the"
+        " optimizer that the state is of, or leave it out to begin with a new one."
+    )
+
+
 def _holds(state: Any, kind: type) -> bool:
     """Returns whether a node of `state` is of this kind."""
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))

@@ -12,6 +12,7 @@ from pipejax.message import InFlight, Message, empty
 from ._check_input import (
     check_batch,
     check_keywords,
+    check_opt_state,
     check_optimizer,
     check_params,
     check_replicated,
@@ -54,6 +55,8 @@ def initial(
         jax.eval_shape(local_step.tx.init, params) if opt_state is None else opt_state,
         plain_delay=setting.width > 1 and not local_step.weight_prediction,
     )
+    if opt_state is not None:
+        check_opt_state(local_step.tx, params, opt_state)
     placed = replicated(given, setting.mesh)
     params, model_state, rng, opt_state = args = [placed[name] for name in given]
     like = _message_form(local_step, setting, params, model_state, rng, batch)

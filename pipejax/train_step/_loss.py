@@ -48,7 +48,10 @@ def full_form(loss_fn: Loss, compute_dtype: DTypeLike | None) -> Loss:
     def full(params: Any, batch: Any, model_state: Any, rng: Any) -> Any:
         if compute_dtype is not None:
             params, batch = _cast((params, batch), compute_dtype)
-        given = {"model_state": model_state, "rng": rng}
+        # A copy: a loss may put new leaves into the dict that it is passed, and
+        # Equinox marks a state that it has updated as used.
+        own = jax.tree.map(lambda leaf: leaf, model_state)
+        given = {"model_state": own, "rng": rng}
         given = {name: value for name, value in given.items() if value is not None}
         out = _called(loss_fn, params, batch, **given)
         loss, aux = out if isinstance(out, tuple) and len(out) == 2 else (out, Aux())

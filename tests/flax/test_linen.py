@@ -3,18 +3,25 @@
 import functools
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax import linen as nn
+from flax import struct
+from flax.core import FrozenDict, freeze
+from flax.jax_utils import replicate, unreplicate
+from flax.training.dynamic_scale import DynamicScale
 from flax.training.train_state import TrainState
 
 import pipejax as pj
 import pipejax.flax.linen
 
+from ..grid import grid
 from ..helpers import assert_bits_equal
+from . import twin
 
 TX = optax.adam(3e-2)
 STEPS = 40
@@ -110,6 +117,45 @@ def test_a_train_state_is_trained_and_written_back():
     )
 
 
+def by_hand(params, model_state, batch, key):
+    """The loss of one device, as a Flax loop has it."""
+    logits, model_state = Model().apply(
+        {"params": params, **model_state},
+        batch["x"],
+        train=True,
+        rngs={"dropout": key},
+        mutable=["batch_stats"],
+    )
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
+    return losses.mean(), model_state
+
+
+@grid(devices=[1, 4], width=[1, 2])
+def test_equals_a_loop_written_by_hand(devices, width):
+    """Batch norm, and dropout with a key of its own for each device and step."""
+    tx = optax.sgd(0.1, momentum=0.9)
+    train = pj.make_train_step(loss_fn, tx, mesh=pj.data_mesh(devices), width=width)
+    before = fresh().replace(tx=tx, opt_state=tx.init(fresh().params))
+    state = pj.flax.linen.init(train, before, rng=jax.random.key(1), batch=batch_at(0))
+    after = pj.flax.linen.update(before, train.drain(run(train, state, 5)[0])[0])
+    params, model_state = twin.pipe_sgd(
+        by_hand,
+        tx,
+        before.params,
+        {"batch_stats": before.batch_stats},
+        jax.random.key(1),
+        [batch_at(step) for step in range(5)],
+        devices=devices,
+        width=width,
+    )
+    got = after.params, {"batch_stats": after.batch_stats}
+    # Another program adds up in another order: some 10 roundings of terms below 1 in a
+    # gradient, which learning rate and momentum multiply by 0.1 / (1 - 0.9) = 1.
+    chex.assert_trees_all_close(
+        got, (params, model_state), rtol=0, atol=10 * np.finfo(np.float32).eps
+    )
+
+
 def test_a_train_state_goes_on_where_it_was():
     train = make_train()
     state = pj.flax.linen.init(train, fresh(), rng=jax.random.key(1), batch=batch_at(0))
@@ -132,11 +178,140 @@ def test_a_train_state_without_batch_statistics():
         mesh=pj.data_mesh(4),
         width=1,
     )
-    state = pj.flax.linen.init(train, before)
+    with jax.transfer_guard("disallow"):
+        state = pj.flax.linen.init(train, before)
     assert state.model_state is None
     after = pj.flax.linen.update(before, train.step(state, batch_at(0))[0])
     assert int(after.step) == 1
     assert not np.array_equal(after.params["w"], before.params["w"])
+
+
+def test_frozen_dicts_come_back_frozen():
+    """As older code has them: `apply` returns ordinary dicts all the same."""
+    train, before = make_train(), fresh()
+    frozen = State.create(
+        apply_fn=before.apply_fn,
+        tx=TX,
+        params=freeze(before.params),
+        batch_stats=freeze(before.batch_stats),
+    )
+    after = []
+    for each in (before, frozen):
+        start = pj.flax.linen.init(
+            train, each, rng=jax.random.key(1), batch=batch_at(0)
+        )
+        trained, _ = train.drain(run(train, start, 2)[0])
+        after.append(pj.flax.linen.update(each, trained))
+    assert isinstance(after[1].params, FrozenDict)
+    assert isinstance(after[1].batch_stats, FrozenDict)
+    assert jax.tree.structure(after[1]) == jax.tree.structure(frozen)
+    assert_bits_equal(jax.tree.leaves(after[1]), jax.tree.leaves(after[0]))
+
+
+class Counting(nn.Module):
+    """Has two variable collections: batch statistics, and a count of its calls."""
+
+    @nn.compact
+    def __call__(self, x, train):
+        count = self.variable("counters", "calls", lambda: jnp.zeros((), jnp.int32))
+        if train and not self.is_initializing():
+            count.value += 1
+        return Model()(x, train)
+
+
+def test_several_variable_collections_and_a_field_set_aside():
+    class More(State):
+        counters: Any
+        key: jax.Array | None = None
+        name: str = struct.field(pytree_node=False, default="run")
+
+    def loss(params, batch, *, model_state, rng):
+        logits, model_state = Counting().apply(
+            {"params": params, **model_state},
+            batch["x"],
+            train=True,
+            rngs={"dropout": rng},
+            mutable=["batch_stats", "counters"],
+        )
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
+        return loss.mean(), pj.Aux(model_state=model_state)
+
+    variables = Counting().init(jax.random.key(0), jnp.ones((1, 5)), train=False)
+    key = jax.random.key(3)
+    before = More.create(apply_fn=Counting().apply, tx=TX, key=key, **variables)
+    train = pj.make_train_step(loss, TX, mesh=pj.data_mesh(2), width=2)
+    state = pj.flax.linen.init(
+        train,
+        before.replace(key=None),
+        rng=before.key,
+        collections=["batch_stats", "counters"],
+    )
+    after = pj.flax.linen.update(before, train.drain(run(train, state, 3)[0])[0])
+    assert int(after.counters["calls"]) == 3
+    assert not np.array_equal(
+        after.batch_stats["Model_0"]["BatchNorm_0"]["mean"],
+        before.batch_stats["Model_0"]["BatchNorm_0"]["mean"],
+    )
+    assert after.key is key
+
+
+def test_fields_that_training_would_leave_as_they_are():
+    class Scaled(State):
+        dynamic_scale: Any = None
+
+    class Keyed(State):
+        ema: Any = None
+
+    given = {**vars(fresh())}
+    train, scale = make_train(), Scaled(**given, dynamic_scale=DynamicScale())
+    start = functools.partial(pj.flax.linen.init, train, rng=jax.random.key(0))
+    message = (
+        r"`train_state` must not have a DynamicScale, got one in `dynamic_scale`: .*"
+        r" compute_dtype=jnp.bfloat16.*replace\(dynamic_scale=None\)"
+    )
+    with pytest.raises(ValueError, match=message):
+        start(scale)
+    message = (
+        r"no field that training would leave as it is, got `ema`. .*"
+        r" `collections=\('batch_stats', 'ema'\)`. .*replace\(ema=None\)"
+    )
+    with pytest.raises(ValueError, match=message):
+        start(Keyed(**given, ema=fresh().params))
+    for state in (scale.replace(dynamic_scale=None), Keyed(**given)):
+        assert int(start(state, batch=batch_at(0)).step) == 0
+
+
+def test_a_dynamic_scale_is_not_needed_in_bfloat16():
+    """A gradient below the range of float16, which a scale would have to lift."""
+    tiny = 2.0**-40
+
+    def loss(params, batch):
+        return tiny * (params["w"] * batch["x"]).mean()
+
+    params = {"w": np.ones((1, 5), np.float32)}
+    tx = optax.sgd(1 / tiny)
+    before = TrainState.create(apply_fn=None, params=params, tx=tx)
+    train = pj.make_train_step(
+        loss, tx, mesh=pj.data_mesh(2), width=1, compute_dtype=jnp.bfloat16
+    )
+    state, info = train.step(
+        pj.flax.linen.init(train, before), {"x": np.ones((2, 5), np.float32)}
+    )
+    # Each weight moves by 1 / 5, to bfloat16's 8 bits.
+    np.testing.assert_allclose(state.params["w"], 0.8, rtol=2**-8)
+    assert int(info.skipped) == 0
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_train_state_that_is_replicated_for_pmap():
+    message = r"must not be replicated for jax.pmap, got a `step` of shape \(\d,\). Pa"
+    for devices in (jax.devices()[:1], jax.devices()[:4]):
+        with pytest.raises(ValueError, match=message):
+            pj.flax.linen.init(make_train(), replicate(fresh(), devices))
+    # As the remedy says. What comes out lies on one device, wherever the mesh is.
+    alone = unreplicate(replicate(fresh(), jax.devices()[4:]))
+    state = pj.flax.linen.init(make_train(), alone, rng=jax.random.key(0))
+    assert_bits_equal(state.params, fresh().params)
 
 
 def test_gradients_in_flight_are_not_lost():

@@ -1,5 +1,6 @@
 """An NNX model with batch norm and dropout, split, trained and updated in place."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,9 @@ from flax import nnx
 import pipejax as pj
 import pipejax.flax.nnx
 
+from ..grid import grid
 from ..helpers import assert_bits_equal
+from . import twin
 from .test_linen import CHANCE, TX, batch_at, raw, run
 
 
@@ -67,39 +70,89 @@ def test_a_model_is_trained_and_updated_in_place():
     assert hits.mean() > 0.75
 
 
-@pytest.mark.parametrize("rng", [None, jax.random.key(2)])
-def test_equals_the_same_model_called_by_hand(rng):
-    """`nnx.merge` and `nnx.split` written out in the loss."""
-    graph, params, keys, stats = nnx.split(fresh(), nnx.Param, nnx.RngState, ...)
+def cross_entropy(logits, batch):
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
+    return losses.mean()
 
-    def by_hand(params, batch, *, model_state, rng=None):
-        keys, stats = model_state
-        given = keys
-        if rng is not None:
-            key = jax.random.split(rng, 1)[0]
-            # What `nnx.reseed` makes of it: the stream's own first key.
-            key, count = jax.random.fold_in(key, 0), jnp.zeros((), jnp.uint32)
-            given = {"dropout": {"rngs": {"key": key, "count": count}}}
-        model = nnx.merge(graph, params, given, stats)
-        loss, metrics = loss_fn(model, batch)
-        _, _, after, stats = nnx.split(model, nnx.Param, nnx.RngState, ...)
-        after = nnx.to_pure_dict(after) if rng is None else keys
-        return loss, pj.Aux(metrics, (after, nnx.to_pure_dict(stats)))
 
-    train = pj.make_train_step(by_hand, TX, mesh=pj.data_mesh(4), width=2)
-    by_hand_state = train.init(
-        nnx.to_pure_dict(params),
-        model_state=(nnx.to_pure_dict(keys), nnx.to_pure_dict(stats)),
-        rng=rng,
-        batch=batch_at(0),
+class CalledWith(Model):
+    """Its dropout draws from what the model is called with."""
+
+    def __init__(self, *, rngs):
+        super().__init__(rngs=rngs)
+        self.dropout = nnx.Dropout(0.2)
+
+    def __call__(self, x, rngs=None):
+        x = nnx.relu(self.norm(self.hidden[0](x)))
+        return self.out(self.dropout(x, rngs=rngs))
+
+
+class Both(CalledWith):
+    """A stream of its own, and what it is called with."""
+
+    def __init__(self, *, rngs):
+        super().__init__(rngs=rngs)
+        self.first = nnx.Dropout(0.1, rngs=rngs)
+
+    def __call__(self, x, rngs=None):
+        return super().__call__(self.first(x), rngs=rngs)
+
+
+def stream(key):
+    """A random stream that begins with the first draw of another, as NNX reseeds."""
+    key = jax.random.fold_in(jax.random.fold_in(key, 0), 0)
+    return {"key": key, "count": jnp.zeros((), jnp.uint32)}
+
+
+def called_by_hand(kind):
+    """The loss of one device with merge and split written out, and its arguments."""
+    model = kind(rngs=nnx.Rngs(params=0, dropout=1))
+    graph, params, _, stats = nnx.split(model, nnx.Param, nnx.RngState, ...)
+
+    def loss_fn(params, stats, batch, key):
+        name = {Model: "dropout", Both: "first"}.get(kind)
+        streams = {name: {"rngs": stream(key)}} if name else {}
+        model = nnx.merge(graph, params, streams, stats)
+        rngs = nnx.Rngs(key)
+        if kind is Both:
+            rngs()  # the draw from which the model's own stream begins
+        given = {} if kind is Model else {"rngs": rngs}
+        loss = cross_entropy(model(batch["x"], **given), batch)
+        stats = nnx.state(model, nnx.BatchStat)
+        return loss, nnx.to_pure_dict(stats)
+
+    return loss_fn, nnx.to_pure_dict(params), nnx.to_pure_dict(stats)
+
+
+LOSSES = {
+    Model: lambda model, batch: cross_entropy(model(batch["x"]), batch),
+    CalledWith: lambda model, batch, rngs: cross_entropy(
+        model(batch["x"], rngs=rngs), batch
+    ),
+    Both: lambda model, batch, *, rngs: cross_entropy(
+        model(batch["x"], rngs=rngs), batch
+    ),
+}
+
+
+@grid(kind=LOSSES, devices=[1, 4], width=[1, 2])
+def test_equals_a_loop_written_by_hand(kind, devices, width):
+    """Batch norm, and dropout by a stream of the model, at the call, and both."""
+    tx, key = optax.sgd(0.1, momentum=0.9), jax.random.key(2)
+    model = kind(rngs=nnx.Rngs(params=0, dropout=1))
+    loss, params, model_state = pj.flax.nnx.split(model, LOSSES[kind])
+    train = pj.make_train_step(loss, tx, mesh=pj.data_mesh(devices), width=width)
+    state = train.init(params, model_state=model_state, rng=key)
+    state, _ = train.drain(run(train, state, 5)[0])
+    by_hand, params, stats = called_by_hand(kind)
+    data = [batch_at(step) for step in range(5)]
+    expected = twin.pipe_sgd(
+        by_hand, tx, params, stats, key, data, devices=devices, width=width
     )
-    expected, expected_losses = run(train, by_hand_state, 5)
-    state, losses = run(*start(fresh(), rng), 5)
-    np.testing.assert_array_equal(losses, expected_losses)
-    assert_bits_equal(state.params, expected.params)
-    assert_bits_equal(
-        state.model_state["norm"]["mean"], expected.model_state[1]["norm"]["mean"]
-    )
+    got = state.params, {"norm": state.model_state["norm"]}
+    # Rounding, as in test_linen.
+    eps = np.finfo(np.float32).eps
+    chex.assert_trees_all_close(got, expected, rtol=0, atol=10 * eps)
 
 
 class Noise(nnx.Module):
@@ -145,13 +198,37 @@ def test_with_a_key_every_device_and_step_draws_its_own():
     assert len(set(pj.replica_digest(state).values())) == 1
 
 
-def test_without_a_key_the_streams_run_on_alike_on_every_device():
-    drawn, state, given = draws(None)
-    assert (drawn == drawn[:, :1]).all()
-    assert len(np.unique(drawn)) == len(drawn)
-    count = state.model_state["rngs"]["a"]["count"]
-    assert int(count) == int(given["rngs"]["a"]["count"]) + 3
-    assert len(set(pj.replica_digest(state).values())) == 1
+def test_random_numbers_need_a_key():
+    message = r"`rng` must be given to `train.init`, because `loss_fn` {}.*; got None\."
+    with pytest.raises(ValueError, match=message.format("draws from the random strea")):
+        draws(None)
+    loss, params, model_state = pj.flax.nnx.split(
+        CalledWith(rngs=nnx.Rngs(0)), LOSSES[CalledWith]
+    )
+    train = pj.make_train_step(loss, TX, mesh=pj.data_mesh(2))
+    with pytest.raises(ValueError, match=message.format("takes `rngs`")):
+        train.init(params, model_state=model_state, batch=batch_at(0))
+    # Streams that are not drawn from need none.
+    model = fresh()
+    model.eval()
+    train, state = start(model)
+    train.step(state, batch_at(0))
+
+
+def test_random_numbers_from_outside_of_the_loss():
+    rngs = nnx.Rngs(0)
+
+    def loss(model, batch):
+        return cross_entropy(model(batch["x"], rngs=rngs), batch)
+
+    loss, params, model_state = pj.flax.nnx.split(CalledWith(rngs=rngs), loss)
+    train = pj.make_train_step(loss, TX, mesh=pj.data_mesh(2))
+    message = (
+        r"`loss_fn` must not change what it has not been passed, .* Cannot mutate"
+        r" RngCount .*`loss_fn\(model, batch, rngs\)`, and give `train.init` an `rng`"
+    )
+    with pytest.raises(ValueError, match=message):
+        train.init(params, model_state=model_state, batch=batch_at(0))
 
 
 @pytest.mark.parametrize("rng", [None, jax.random.key(0)])
@@ -195,9 +272,213 @@ def test_streams_of_layers_stacked_by_vmap():
     assert_bits_equal(raw(after.model_state), raw(model_state))
 
 
+def trained_by_hand(model, loss_fn, tx, steps, wrt=nnx.Param):
+    """The loop of an NNX user on one device."""
+    optimizer = nnx.Optimizer(model, tx, wrt=wrt)
+
+    @nnx.jit
+    def step(model, optimizer, batch):
+        grads = nnx.grad(loss_fn, argnums=nnx.DiffState(0, wrt))(model, batch)
+        optimizer.update(model, grads)
+
+    for number in range(steps):
+        step(model, optimizer, batch_at(number))
+    return optimizer
+
+
+def trained(model, loss_fn, tx, steps, devices=1, first=0, **options):
+    """The same with a train step."""
+    opt_state = options.pop("opt_state", None)
+    loss, params, model_state = pj.flax.nnx.split(model, loss_fn, **options)
+    train = pj.make_train_step(loss, tx, mesh=pj.data_mesh(devices), width=1)
+    state = train.init(params, model_state=model_state, opt_state=opt_state)
+    for number in range(first, steps):
+        state, _ = train.step(state, batch_at(number))
+    pj.flax.nnx.update(model, state)
+    return state
+
+
+class Calls(nnx.Variable):
+    pass
+
+
+class Zoo(nnx.Module):
+    """Tied layers, more than ten in a list, a tuple as parameter, other variables."""
+
+    def __init__(self, *, rngs):
+        self.layers = nnx.List([nnx.Linear(5, 5, rngs=rngs) for _ in range(11)])
+        self.tied = self.layers[3]
+        self.scales = nnx.Param((jnp.ones((1, 5)), jnp.full((1, 5), 0.5)))
+        self.norm = nnx.BatchNorm(5, rngs=rngs)
+        self.out = nnx.Sequential(nnx.Linear(5, 3, rngs=rngs), jnp.tanh)
+        self.calls = Calls(jnp.zeros((), jnp.int32))
+        self.mask = nnx.Variable(jnp.array([[0.0, 0.0, 0.0, 0.0, -jnp.inf]]))
+
+    def __call__(self, x):
+        self.calls[...] += 1
+        for layer in self.layers:
+            x = x + jnp.tanh(layer(x))
+        one, other = self.scales.get_value()
+        x = self.norm(one * self.tied(x) + other)
+        return self.out(jnp.maximum(x + self.mask[...], -9.0))
+
+
+def zoo_loss(model, batch):
+    return cross_entropy(model(batch["x"]), batch)
+
+
+def test_a_model_of_many_kinds_of_variables():
+    """On one device, the loop written by hand up to the order of sums."""
+    tx = optax.sgd(0.1)
+    expected, model = (Zoo(rngs=nnx.Rngs(0)) for _ in range(2))
+    trained_by_hand(expected, zoo_loss, tx, 4)
+    state = trained(model, zoo_loss, tx, 4)
+    assert int(model.calls[...]) == 4
+    assert int(state.skipped) == 0
+    assert model.tied is model.layers[3]
+    # Twelve layers add up terms below 1 in another order, four times.
+    atol = 4 * 12 * np.finfo(np.float32).eps
+    chex.assert_trees_all_close(values(model), values(expected), rtol=0, atol=atol)
+    assert not np.array_equal(
+        model.tied.kernel[...], Zoo(rngs=nnx.Rngs(0)).tied.kernel[...]
+    )
+
+
+def test_only_some_of_the_parameters():
+    """Low-rank adapters beside frozen weights, as `nnx.Optimizer(wrt=...)` trains."""
+
+    def fresh():
+        model = nnx.LoRALinear(5, 3, lora_rank=2, rngs=nnx.Rngs(0))
+        model.lora.lora_b[...] = jnp.ones((2, 3))
+        return model
+
+    tx, start = optax.sgd(0.1), fresh()
+    expected, model = fresh(), fresh()
+    trained_by_hand(expected, zoo_loss, tx, 3, wrt=nnx.LoRAParam)
+    state = trained(model, zoo_loss, tx, 3, devices=2, wrt=nnx.LoRAParam)
+    assert set(state.params) == {"lora"}
+    assert_bits_equal(model.kernel[...], start.kernel[...])
+    assert not np.array_equal(model.lora.lora_a[...], start.lora.lora_a[...])
+    # Three gradients, means over 64 examples in halves: 7 roundings of terms below 4.
+    atol = 3 * 0.1 * 7 * 4 * np.finfo(np.float32).eps
+    chex.assert_trees_all_close(values(model), values(expected), rtol=0, atol=atol)
+
+
+def test_goes_on_from_an_optimizer():
+    """Eleven layers: NNX numbers them, and names sorted as text would mix them up."""
+
+    def fresh():
+        rngs = nnx.Rngs(0)
+        layers = [nnx.Linear(5, 5, rngs=rngs) for _ in range(11)]
+        return nnx.Sequential(*layers)
+
+    tx = optax.sgd(0.05, momentum=0.9)
+    whole, model = fresh(), fresh()
+    trained_by_hand(whole, zoo_loss, tx, 5)
+    optimizer = trained_by_hand(model, zoo_loss, tx, 2)
+    opt_state = pj.flax.nnx.opt_state(optimizer)
+    trained(model, zoo_loss, tx, 5, first=2, opt_state=opt_state)
+    # As above; momentum multiplies the learning rate of 0.05 by at most 10.
+    atol = 3 * 11 * np.finfo(np.float32).eps
+    chex.assert_trees_all_close(values(model), values(whole), rtol=0, atol=atol)
+    with pytest.raises(ValueError, match="`opt_state` must be a state of this train s"):
+        trained(model, zoo_loss, tx, 5, opt_state=optimizer.opt_state)
+
+
+def test_a_loss_with_weights():
+    """A mean over what is not padding is one over the devices, too."""
+    weights = np.r_[np.ones(5), np.zeros(59)].astype(np.float32)
+
+    def weighted(model, batch):
+        losses = optax.softmax_cross_entropy_with_integer_labels(
+            model(batch["x"]), batch["y"]
+        )
+        total = batch["w"].sum()
+        loss = (losses * batch["w"]).sum() / jnp.maximum(total, 1)
+        return loss, pj.Aux(metrics={"tokens": total}, weight=total)
+
+    def fresh():
+        return nnx.Linear(5, 3, rngs=nnx.Rngs(0))
+
+    batch = batch_at(0) | {"w": weights}
+    loss, params, model_state = pj.flax.nnx.split(fresh(), weighted)
+    train = pj.make_train_step(loss, optax.sgd(0.1), mesh=pj.data_mesh(4), width=1)
+    state, info = train.step(train.init(params, model_state=model_state), batch)
+    assert float(info.weight) == 5
+    model = fresh()
+    grads = nnx.grad(lambda model: weighted(model, batch)[0])(model)
+    nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param).update(model, grads)
+    chex.assert_trees_all_close(state.params, values(model), rtol=0, atol=1e-7)
+
+
+def test_model_state_that_the_loss_returns_itself():
+    loss, params, model_state = pj.flax.nnx.split(
+        fresh(), lambda model, batch: (model(batch["x"]).mean(), pj.Aux(model_state=1))
+    )
+    train = pj.make_train_step(loss, TX, mesh=pj.data_mesh(2))
+    state = train.init(params, model_state=model_state, rng=jax.random.key(0))
+    with pytest.raises(ValueError, match="`loss_fn` must leave `model_state` to the m"):
+        train.step(state, batch_at(0))
+
+
+class Sown(nnx.Linear):
+    def __call__(self, x):
+        self.seen = nnx.Intermediate(x.mean())
+        return super().__call__(x)
+
+
+class Counted(nnx.Linear):
+    calls = 0
+
+    def __call__(self, x):
+        self.calls += 1
+        return super().__call__(x) * self.calls
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [(Sown, r"a new variable model\['seen'\]"), (Counted, "an attribute that has ch")],
+)
+def test_a_model_that_its_loss_rebuilds(kind, what):
+    model = kind(5, 3, rngs=nnx.Rngs(0))
+    loss, params, model_state = pj.flax.nnx.split(model, zoo_loss)
+    train = pj.make_train_step(loss, TX, mesh=pj.data_mesh(2))
+    message = rf"`loss_fn` must leave the model as it is, but .* got {what}.* `model.tr"
+    with pytest.raises(ValueError, match=message):
+        train.step(train.init(params, model_state=model_state), batch_at(0))
+
+
+def test_what_is_sown_and_taken_out_again():
+    def loss(model, batch):
+        loss = zoo_loss(model, batch)
+        seen = nnx.pop(model, nnx.Intermediate)
+        return loss, {"seen": seen["seen"].get_value()}
+
+    model = Sown(5, 3, rngs=nnx.Rngs(0))
+    loss, params, model_state = pj.flax.nnx.split(model, loss)
+    train = pj.make_train_step(loss, TX, mesh=pj.data_mesh(2), width=1)
+    state = train.init(params, model_state=model_state)
+    _, info = train.step(state, batch_at(0))
+    np.testing.assert_allclose(info.metrics["seen"], batch_at(0)["x"].mean(), rtol=1e-5)
+
+
+def test_evaluation_leaves_training_as_it_was():
+    """`model.eval()` is for the model at hand; the loss was split in training mode."""
+    model, key = fresh(), jax.random.key(2)
+    train, state = start(model, key)
+    expected, _ = run(train, train.drain(run(train, state, 2)[0])[0], 2)
+    state, _ = train.drain(run(train, state, 2)[0])
+    pj.flax.nnx.update(model, state)
+    model.eval()
+    first, second = (model(batch_at(0)["x"]) for _ in range(2))
+    assert_bits_equal(first, second)
+    state, _ = run(train, state, 2)
+    assert_bits_equal(raw(state), raw(expected))
+
+
 def test_gradients_in_flight_are_not_lost():
     model = fresh()
-    train, state = start(model)
+    train, state = start(model, jax.random.key(0))
     state, _ = train.step(state, batch_at(0))
     message = r"got 1 computed .* `state, _ = train.drain\(state\)`"
     with pytest.raises(ValueError, match=message):

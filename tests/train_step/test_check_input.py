@@ -98,6 +98,20 @@ def test_optimizers_that_cannot_be_delayed_or_averaged():
     make(tx=sam, weight_prediction=False, width=1).init(init_params())
 
 
+def test_an_optimizer_state_of_something_else():
+    params, other = init_params(), init_params() | {"out": np.zeros((7, 4), np.float32)}
+    momentum = optax.sgd(0.1, momentum=0.9)
+    given = {
+        r"`opt_state\[0\]\.count` \(\); got nothing in": momentum.init(params),
+        r"`opt_state\[0\]\.mu\['out'\]` \(7, 3\); got \(7, 4\) in": TX.init(other),
+        r"`opt_state` PyTreeDef\(.*; got PyTreeDef\(\[": list(TX.init(params)),
+    }
+    rule = r"`opt_state` must be a state of this train step's `tx` for these `params`: "
+    for message, opt_state in given.items():
+        with refused(rule + message + r".* its place\. Make the train step with"):
+            make().init(params, opt_state=opt_state)
+
+
 @pytest.mark.parametrize("call", ["init", "step", "lower"])
 @pytest.mark.parametrize(
     ("size", "microbatches"), [(15, 1), (16, 3), (2, 2), (0, 1), (0, 2)]

@@ -63,6 +63,24 @@ def test_model_state_obeys_the_recursion(width):
     np.testing.assert_array_equal(np.stack(got), np.stack(expected))
 
 
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_loss_may_change_the_model_state_that_it_is_passed(microbatches):
+    """Puts new leaves into the dict itself, and returns that."""
+
+    def loss(params, batch, *, model_state):
+        model_state["mean"] = model_state["mean"] + batch.mean()
+        return params * batch.mean(), pj.Aux(model_state=model_state)
+
+    train = make(loss, width=2, microbatches=microbatches)
+    states, _ = run(
+        train,
+        train.init(np.float32(0), model_state={"mean": np.float32(0)}),
+        np.ones((3, 2 * DEVICES), np.float32),
+    )
+    drained, _ = train.drain(states[-1])
+    assert float(drained.model_state["mean"]) == 3 * microbatches
+
+
 def counting(params, batch, *, model_state):
     after = {
         "count": model_state["count"] + 1,
