@@ -10,6 +10,7 @@ from jax.sharding import AxisType
 import pipejax as pj
 from pipejax import checkpoint
 
+from ..grid import each
 from ..helpers import batches, init_params
 from . import zoo
 from .helpers import feedback, init, run, train_step
@@ -32,7 +33,7 @@ SWITCHES = {
 }
 
 
-@pytest.mark.parametrize("switch", SWITCHES)
+@pytest.mark.parametrize("switch", each(SWITCHES, full=["leaks", "checks"]))
 def test_every_bit_comes_back(manager, switch):
     train = zoo.train_step(8)
     state = zoo.filled_at_random(zoo.init(train))
@@ -43,7 +44,13 @@ def test_every_bit_comes_back(manager, switch):
     zoo.assert_same(restored.state, state)
 
 
-@pytest.mark.parametrize("switch", [name for name in SWITCHES if name != "x64"])
+OTHERS = each(
+    [name for name in SWITCHES if name != "x64"],
+    full=["no NaN", "no infinities", "explicit mesh of other names", "leaks", "checks"],
+)
+
+
+@pytest.mark.parametrize("switch", OTHERS)
 def test_what_codecs_keep_is_handed_on(manager, switch):
     train, other = feedback(4, width=1), feedback(2, width=1)
     checkpoint.save(manager, run(train, init(train), batches(3)))
@@ -55,7 +62,7 @@ def test_what_codecs_keep_is_handed_on(manager, switch):
     zoo.assert_same(found._replace(calls=None), expected._replace(calls=None))
 
 
-@pytest.mark.parametrize("switch", [name for name in SWITCHES if name != "x64"])
+@pytest.mark.parametrize("switch", OTHERS)
 def test_what_is_in_flight_is_applied_on_other_devices(manager, switch):
     """With momentum, because Optax's Adam itself fails under strict promotion."""
     tx = optax.sgd(0.1, momentum=0.9)
