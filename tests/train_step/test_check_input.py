@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -11,15 +10,7 @@ from jax.sharding import PartitionSpec as P
 import pipejax as pj
 
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn
-from .refusals import BATCH, TX, make, refused
-
-
-def test_tx_with_a_pipeline_of_its_own():
-    tx = optax.chain(pj.pipelined_mean("data"), TX)
-    params = init_params()
-    for settings in ({}, {"opt_state": tx.init(params)}):
-        with refused(r"`tx` must not hold pj.pipelined_mean, .* set `width`"):
-            make(tx=tx).init(params, **settings)
+from .refusals import BATCH, make, refused
 
 
 def test_integer_parameters():
@@ -84,18 +75,6 @@ def test_keywords_that_the_loss_does_not_take(name):
     with refused(message):
         make().init(init_params(), **given)
     make(lambda params, batch, **_: 0.0).init(init_params(), **given)
-
-
-def test_optimizers_that_cannot_be_delayed_or_averaged():
-    with refused("`tx` must not hold optax.lookahead, whose parameters are pairs"):
-        make(tx=optax.lookahead(TX, 5, 0.5)).init(init_params())
-    lbfgs = make(tx=optax.chain(optax.clip(1.0), optax.lbfgs()))
-    with refused("`tx` must need nothing but gradients, .* 'value_fn'.* optax.adamw"):
-        lbfgs.step(lbfgs.init(init_params()), BATCH)
-    sam = optax.chain(optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1)))
-    with refused("`tx` must not hold optax.contrib.sam with weight_prediction=False"):
-        make(tx=sam, weight_prediction=False).init(init_params())
-    make(tx=sam, weight_prediction=False, width=1).init(init_params())
 
 
 def test_metrics_without_a_batch():
