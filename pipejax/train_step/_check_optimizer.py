@@ -67,14 +67,21 @@ def check_kept_structure(before: Any, after: Any) -> None:
       before: the state before the update.
       after: the state after it.
     """
-    was, now = jax.tree.structure(before), jax.tree.structure(after)
+    was, now = _paths(before), _paths(after)
     if was != now:
+        path = min(was ^ now)
         raise ValueError(
             "`tx` must keep the structure of its state, which stays as it is where"
-            f" nothing has arrived: got {was} before an update and {now} after it. Use"
+            f" nothing has arrived: got `opt_state{path}`, which is there"
+            f" {'after' if path in now else 'before'} an update alone. Use"
             " optax.snapshot in place of optax.monitor, which begins without its"
             " measurements; or give `train.init` an `opt_state` that has been updated."
         )
+
+
+def _paths(tree: Any) -> set[str]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path) for path, _ in leaves}
 
 
 def _found(state: Any, kind: type) -> list[Any]:
