@@ -53,7 +53,7 @@ def flax_nnx(seed: int) -> Client:
 
 def equinox(seed: int) -> Client:
     """An Equinox model with layer norm and dropout, partitioned as its users do."""
-    import equinox as eqx  # no dependency of the project
+    import equinox as eqx
 
     keys = jax.random.split(jax.random.key(seed))
     model = eqx.nn.Sequential(
