@@ -29,7 +29,9 @@ def save(path: pathlib.Path, *, seed: int, **figures: Any) -> None:
         "python": platform.python_version(),
         "versions": {
             name: importlib.metadata.version(name)
-            for name in ("jax", "jaxlib", "flax", "optax", "numpy", "torch")
+            for name in (
+                *("jax", "jaxlib", "flax", "optax", "equinox", "numpy", "torch"),
+            )
             if importlib.util.find_spec(name)
         },
         "seed": seed,

@@ -9,10 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax.contrib
 from jax.core import Tracer
-
-from pipejax.message import InFlight
 
 
 def check_params(params: Any) -> None:
@@ -86,58 +83,6 @@ def check_keywords(loss_fn: Callable[..., Any], **given: Any) -> None:
                 f"`{name}` must be given to `train.init`, because `loss_fn` takes it as"
                 f" a keyword; got None. Call `train.init(params, {name}=...)`."
             )
-
-
-def check_optimizer(opt_state: Any, *, plain_delay: bool) -> None:
-    """Raises a ValueError if the optimizer's state shows that it cannot be delayed.
-
-    Args:
-      opt_state: the state, or its shapes.
-      plain_delay: whether gradients are taken at parameters of an earlier step.
-    """
-    if _holds(opt_state, InFlight):
-        raise ValueError(
-            "`tx` must not hold pj.pipelined_mean, got one in its state: the train step"
-            " itself averages and delays the gradients. Leave it out, and set `width`."
-        )
-    if _holds(opt_state, optax.LookaheadState):
-        raise ValueError(
-            "`tx` must not hold optax.lookahead, whose parameters are pairs of fast and"
-            " slow ones but whose gradients are of the fast ones alone; got one in its"
-            " state. Keep a slow copy beside the train step, for example with"
-            " optax.ema."
-        )
-    if plain_delay and _holds(opt_state, optax.contrib.SAMState):
-        raise ValueError(
-            "`tx` must not hold optax.contrib.sam with weight_prediction=False and a"
-            " `width` above 1: a delay exchanges its two kinds of steps, and it"
-            " diverges. Keep weight prediction on, or choose width=1."
-        )
-
-
-def check_opt_state(tx: optax.GradientTransformation, params: Any, given: Any) -> None:
-    """Raises a ValueError unless `given` has the form that `tx` makes for `params`."""
-    wanted = jax.eval_shape(tx.init, params)
-    shapes, found = (named_shapes("opt_state", tree) for tree in (wanted, given))
-    differing = [k for k in shapes | found if shapes.get(k) != found.get(k)]
-    if differing:
-        name = differing[0]
-        rule, value = shapes.get(name, "is none of it"), found.get(name, "nothing")
-    else:
-        name, rule, value = "opt_state", *map(jax.tree.structure, (wanted, given))
-        if rule == value:
-            return
-    raise ValueError(
-        "`opt_state` must be a state of this train step's `tx` for these `params`:"
-        f" `{name}` {rule}; got {value} in its place. Make the train step with the"
-        " optimizer that the state is of, or leave it out to begin with a new one."
-    )
-
-
-def _holds(state: Any, kind: type) -> bool:
-    """Returns whether a node of `state` is of this kind."""
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))
-    return any(isinstance(node, kind) for node in nodes)
 
 
 def check_batch(batch: Any, devices: int, microbatches: int) -> None:

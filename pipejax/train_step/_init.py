@@ -12,11 +12,10 @@ from pipejax.message import InFlight, Message, empty
 from ._check_input import (
     check_batch,
     check_keywords,
-    check_opt_state,
-    check_optimizer,
     check_params,
     check_replicated,
 )
+from ._check_optimizer import check_opt_state, check_optimizer
 from ._gradient import empty_message
 from ._local_step import LocalStep
 from ._replicate import replicated

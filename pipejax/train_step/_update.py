@@ -16,6 +16,7 @@ from jax import lax
 
 from pipejax.message import Message, Reduced, arrived_as, mean
 
+from ._check_optimizer import check_kept_structure
 from ._info import StepInfo
 from ._loss import is_floating
 from ._state import ReplicatedState
@@ -57,6 +58,7 @@ def apply_reduced(
         gradients = _mean_gradients(message, state.params, devices)
         loss = mean(message.passengers.loss, message, devices)
         updates, opt_state = updated(tx, gradients, state.opt_state, state.params, loss)
+        check_kept_structure(state.opt_state, opt_state)
         params = optax.apply_updates(state.params, updates)
         changes = _mean_changes(message, state.model_state, devices)
         return params, opt_state, moved(state.model_state, after, changes)

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -11,15 +10,7 @@ from jax.sharding import PartitionSpec as P
 import pipejax as pj
 
 from ..helpers import batches, init_params, loss_fn
-from .refusals import BATCH, TX, make, refused
-
-
-def test_tx_with_a_pipeline_of_its_own():
-    tx = optax.chain(pj.pipelined_mean("data"), TX)
-    params = init_params()
-    for settings in ({}, {"opt_state": tx.init(params)}):
-        with refused(r"`tx` must not hold pj.pipelined_mean, .* set `width`"):
-            make(tx=tx).init(params, **settings)
+from .refusals import BATCH, make, refused
 
 
 def test_integer_parameters():
@@ -84,32 +75,6 @@ def test_keywords_that_the_loss_does_not_take(name):
     with refused(message):
         make().init(init_params(), **given)
     make(lambda params, batch, **_: 0.0).init(init_params(), **given)
-
-
-def test_optimizers_that_cannot_be_delayed_or_averaged():
-    with refused("`tx` must not hold optax.lookahead, whose parameters are pairs"):
-        make(tx=optax.lookahead(TX, 5, 0.5)).init(init_params())
-    lbfgs = make(tx=optax.chain(optax.clip(1.0), optax.lbfgs()))
-    with refused("`tx` must need nothing but gradients, .* 'value_fn'.* optax.adamw"):
-        lbfgs.step(lbfgs.init(init_params()), BATCH)
-    sam = optax.chain(optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1)))
-    with refused("`tx` must not hold optax.contrib.sam with weight_prediction=False"):
-        make(tx=sam, weight_prediction=False).init(init_params())
-    make(tx=sam, weight_prediction=False, width=1).init(init_params())
-
-
-def test_an_optimizer_state_of_something_else():
-    params, other = init_params(), init_params() | {"out": np.zeros((7, 4), np.float32)}
-    momentum = optax.sgd(0.1, momentum=0.9)
-    given = {
-        r"`opt_state\[0\]\.count` \(\); got nothing in": momentum.init(params),
-        r"`opt_state\[0\]\.mu\['out'\]` \(7, 3\); got \(7, 4\) in": TX.init(other),
-        r"`opt_state` PyTreeDef\(.*; got PyTreeDef\(\[": list(TX.init(params)),
-    }
-    rule = r"`opt_state` must be a state of this train step's `tx` for these `params`: "
-    for message, opt_state in given.items():
-        with refused(rule + message + r".* its place\. Make the train step with"):
-            make().init(params, opt_state=opt_state)
 
 
 @pytest.mark.parametrize("call", ["init", "step", "lower"])

@@ -1,0 +1,1 @@
+"""Programs and optimizers that others wrote, in pipejax and by hand."""

@@ -1,0 +1,189 @@
+"""What the loops written by hand are made of: gradients, their mean, an update."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ._client import Client, Loss
+
+DEVICES = 4
+
+
+class State(NamedTuple):
+    """What an update changes.
+
+    Attributes:
+      params: the parameters.
+      opt_state: the optimizer's state.
+      model_state: the model's; all its leaves are floating.
+    """
+
+    params: Any
+    opt_state: Any
+    model_state: Any
+
+
+class Inputs(NamedTuple):
+    """What a step reads.
+
+    Attributes:
+      batch: the global batch.
+      rng: the step's key, if there is one.
+    """
+
+    batch: Any
+    rng: Any
+
+
+class Message(NamedTuple):
+    """A gradient and what comes with it: of all devices, or their mean.
+
+    Attributes:
+      gradient: pytree like the parameters.
+      reported: the loss and the metrics.
+      change: what was added to the model state.
+      weight: scalar, by which messages are averaged; `None` if all are alike.
+    """
+
+    gradient: Any
+    reported: tuple[jax.Array, Any]
+    change: Any
+    weight: jax.Array | None
+
+
+class Pieces(NamedTuple):
+    """The functions that loops call. "Of all devices" is a leading axis.
+
+    Attributes:
+      whole: `(state, inputs) -> message`, the mean over the global batch.
+      own: `(states of all devices, inputs) -> messages of all devices`.
+      mean: `messages of all devices -> message`.
+      update: `(state, message) -> state`.
+    """
+
+    whole: Callable[..., Any]
+    own: Callable[..., Any]
+    mean: Callable[..., Any]
+    update: Callable[..., Any]
+
+
+def pieces_of(client: Client) -> Pieces:
+    """Returns the functions of a client's loops, compiled."""
+
+    def update(state: State, message: Message) -> State:
+        value = {"value": message.reported[0]} if client.takes_value else {}
+        updates, opt_state = client.tx.update(
+            message.gradient, state.opt_state, state.params, **value
+        )
+        params = optax.apply_updates(state.params, updates)
+        model_state = jax.tree.map(jnp.add, state.model_state, message.change)
+        new = State(params, opt_state, model_state)
+        if message.weight is None:
+            return new
+        real = message.weight > 0
+        return jax.tree.map(lambda n, o: jnp.where(real, n, o), new, state)
+
+    own = _own(client.loss, client.microbatches)
+    return Pieces(
+        whole=_whole(client.whole) if client.whole else _mean_of_all(own),
+        own=own,
+        mean=jax.jit(_mean),
+        update=jax.jit(update),
+    )
+
+
+@functools.cache
+def _own(loss: Loss, microbatches: int) -> Callable[..., Any]:
+    """Every device's message on its share; a collective in the loss is between them."""
+
+    def one(state: State, share: Any, key: Any) -> Message:
+        return _accumulated(loss, state, share, key, microbatches)
+
+    def own(states: State, inputs: Inputs) -> Message:
+        shares = jax.tree.map(
+            lambda x: x.reshape(DEVICES, -1, *x.shape[1:]), inputs.batch
+        )
+        keys = None
+        if inputs.rng is not None:
+            # As pipejax does: the step's key, with the device's number folded in.
+            fold_in = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+            keys = fold_in(inputs.rng, jnp.arange(DEVICES))
+        return jax.vmap(one, axis_name="data")(states, shares, keys)
+
+    return jax.jit(own)
+
+
+@functools.cache
+def _whole(loss: Loss) -> Callable[..., Any]:
+    def whole(state: State, inputs: Inputs) -> Message:
+        return _message(loss, state, inputs.batch, inputs.rng)
+
+    return jax.jit(whole)
+
+
+def _mean_of_all(own: Callable[..., Any]) -> Callable[..., Any]:
+    """The mean of what all devices have at the same state."""
+
+    def whole(state: State, inputs: Inputs) -> Message:
+        return _mean(own(stacked([state] * DEVICES), inputs))
+
+    return whole
+
+
+def stacked(states: Sequence[State]) -> State:
+    """Returns the states of all devices along a leading axis."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+
+
+def part(messages: Message, device: int) -> Message:
+    """Returns the message of one device."""
+    return jax.tree.map(lambda x: x[device], messages)
+
+
+def _mean(messages: Message) -> Message:
+    """Returns the mean of messages, by weight if they have one."""
+    weights = messages.weight
+    if weights is None:
+        return jax.tree.map(lambda x: x.mean(axis=0), messages)
+    total = weights.sum()
+
+    def weighted(x: jax.Array) -> jax.Array:
+        w = weights.reshape(-1, *[1] * (x.ndim - 1))
+        # What has no weight may be NaN.
+        return jnp.where(w > 0, w * x, 0).sum(axis=0) / total
+
+    return Message(
+        gradient=jax.tree.map(weighted, messages.gradient),
+        reported=jax.tree.map(weighted, messages.reported),
+        change=jax.tree.map(lambda x: x.mean(axis=0), messages.change),
+        weight=total,
+    )
+
+
+def _accumulated(loss: Loss, state: State, share: Any, key: Any, parts: int) -> Message:
+    """Returns the message of a share that is taken in parts, one after another."""
+    if parts == 1:
+        return _message(loss, state, share, key)
+    keys = [None] * parts if key is None else jax.random.split(key, parts)
+    each, now = [], state
+    for i in range(parts):
+        batch = jax.tree.map(lambda x, i=i: jnp.split(x, parts)[i], share)
+        each.append(_message(loss, now, batch, keys[i]))
+        moved = jax.tree.map(jnp.add, now.model_state, each[-1].change)
+        now = now._replace(model_state=moved)
+    together = _mean(jax.tree.map(lambda *x: jnp.stack(x), *each))
+    change = jax.tree.map(jnp.subtract, now.model_state, state.model_state)
+    return together._replace(change=change)
+
+
+def _message(loss: Loss, state: State, batch: Any, key: Any) -> Message:
+    given = {"model_state": state.model_state, "rng": key}
+    given = {name: value for name, value in given.items() if value is not None}
+    grad = jax.value_and_grad(loss, has_aux=True)
+    (value, extra), gradient = grad(state.params, batch, **given)
+    change = jax.tree.map(jnp.subtract, extra.model_state, state.model_state)
+    return Message(gradient, (value, extra.metrics), change, extra.weight)

@@ -1,0 +1,53 @@
+"""The tables of docs/clients.md."""
+
+import re
+from typing import Any
+
+Found = dict[str, dict[str, Any]]
+
+
+def rows(found: Found, title: str) -> list[list[str]]:
+    """Returns titles, then a row for every client: difference / bound, by way.
+
+    Args:
+      found: of every client by its name, what `compared` returns.
+      title: of the first column.
+    """
+    ways = list(next(iter(found.values()), {}))
+    return [
+        [title, *ways],
+        *([name, *(_cell(row[way]) for way in ways)] for name, row in found.items()),
+    ]
+
+
+def refusals(found: Found) -> list[list[str]]:
+    """Returns titles, then a row for every message with which a client is refused."""
+    table = [["refused", "where", "what pipejax says"]]
+    for name, row in found.items():
+        messages: dict[str, list[str]] = {}
+        for way, cell in row.items():
+            if "refused" in cell:
+                messages.setdefault(cell["refused"], []).append(way)
+        for message, ways in messages.items():
+            where = "everywhere" if len(ways) == len(row) else ", ".join(ways)
+            table.append([name, where, message])
+    return table
+
+
+def markdown(table: list[list[str]]) -> list[str]:
+    """Returns the lines of a table, titles first."""
+    titles, *others = [f"| {' | '.join(cells)} |" for cells in table]
+    return [titles, "|" + " --- |" * len(table[0]), *others]
+
+
+def with_tables(text: str, *tables: list[list[str]]) -> str:
+    """Returns a document with its tables, in their order, replaced by others."""
+    lines = ("\n".join(markdown(table)) + "\n" for table in tables)
+    return re.sub(r"(?:^\|.*\n)+", lambda _: next(lines), text, flags=re.MULTILINE)
+
+
+def _cell(found: dict[str, Any]) -> str:
+    if "refused" in found:
+        return "refused"
+    difference, bound = found["params"]["difference"], found["params"]["bound"]
+    return f"{difference:.1e} / {bound:.1e}" if difference else f"0 / {bound:.1e}"

@@ -1,0 +1,116 @@
+"""Checks of the optimizer: which cannot be averaged over devices, or delayed.
+
+- those whose update needs more than the mean gradient, the parameters and the loss
+- those whose own recursion a delay takes apart
+- those whose state changes its structure
+"""
+
+from typing import Any
+
+import jax
+import optax.contrib
+
+from pipejax.message import InFlight
+
+from ._check_input import named_shapes
+
+_CANNOT_BE_GIVEN: dict[type, str] = {
+    InFlight: (
+        "pj.pipelined_mean, got one in its state: the train step itself averages and"
+        " delays the gradients. Leave it out, and set `width`."
+    ),
+    optax.LookaheadState: (
+        "optax.lookahead, whose parameters are pairs of fast and slow ones but whose"
+        " gradients are of the fast ones alone; got one in its state. Keep a slow copy"
+        " beside the train step, for example with optax.ema."
+    ),
+    optax.contrib.DifferentiallyPrivateAggregateState: (
+        "optax.contrib.differentially_private_aggregate, which needs the gradient of"
+        " every example and would take the rows of a mean gradient for examples; got"
+        " one in its state. Aggregate them in a step of your own, and give pj.pipelined"
+        " the aggregate."
+    ),
+    optax.contrib.HutchinsonState: (
+        "optax.contrib.hutchinson_estimator_diag_hessian, which needs the loss function"
+        " where an update has gradients and the loss alone; got one in its state. Give"
+        " optax.contrib.sophia a `hessian_diagonal_fn` that needs no more."
+    ),
+}
+
+
+def check_optimizer(opt_state: Any, *, plain_delay: bool) -> None:
+    """Raises a ValueError if the optimizer's state shows that it cannot be delayed.
+
+    Args:
+      opt_state: the state, or its shapes.
+      plain_delay: whether gradients are taken at parameters of an earlier step.
+    """
+    for kind, reason in _CANNOT_BE_GIVEN.items():
+        if _holds(opt_state, kind):
+            raise ValueError(f"`tx` must not hold {reason}")
+    if any(sam.cache is None for sam in _found(opt_state, optax.contrib.SAMState)):
+        raise ValueError(
+            "`tx` must not hold optax.contrib.sam with opaque_mode=True, which takes"
+            " gradients of its own inside the update, without a mean over devices."
+            " Leave opaque_mode at False."
+        )
+    if plain_delay and _holds(opt_state, optax.contrib.SAMState):
+        raise ValueError(
+            "`tx` must not hold optax.contrib.sam with weight_prediction=False and a"
+            " `width` above 1: a delay exchanges its two kinds of steps, and it"
+            " diverges. Keep weight prediction on, or choose width=1."
+        )
+
+
+def check_opt_state(tx: optax.GradientTransformation, params: Any, given: Any) -> None:
+    """Raises a ValueError unless `given` has the form that `tx` makes for `params`."""
+    wanted = jax.eval_shape(tx.init, params)
+    shapes, found = (named_shapes("opt_state", tree) for tree in (wanted, given))
+    differing = [k for k in shapes | found if shapes.get(k) != found.get(k)]
+    if differing:
+        name = differing[0]
+        rule, value = shapes.get(name, "is none of it"), found.get(name, "nothing")
+    else:
+        name, rule, value = "opt_state", *map(jax.tree.structure, (wanted, given))
+        if rule == value:
+            return
+    raise ValueError(
+        "`opt_state` must be a state of this train step's `tx` for these `params`:"
+        f" `{name}` {rule}; got {value} in its place. Make the train step with the"
+        " optimizer that the state is of, or leave it out to begin with a new one."
+    )
+
+
+def check_kept_structure(before: Any, after: Any) -> None:
+    """Raises a ValueError if an update changed the structure of the optimizer's state.
+
+    Args:
+      before: the state before the update.
+      after: the state after it.
+    """
+    was, now = _paths(before), _paths(after)
+    if was != now:
+        path = min(was ^ now)
+        raise ValueError(
+            "`tx` must keep the structure of its state, which stays as it is where"
+            f" nothing has arrived: got `opt_state{path}`, which is there"
+            f" {'after' if path in now else 'before'} an update alone. Use"
+            " optax.snapshot in place of optax.monitor, which begins without its"
+            " measurements; or give `train.init` an `opt_state` that has been updated."
+        )
+
+
+def _paths(tree: Any) -> set[str]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path) for path, _ in leaves}
+
+
+def _found(state: Any, kind: type) -> list[Any]:
+    """Returns the nodes of `state` that are of this kind."""
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))
+    return [node for node in nodes if isinstance(node, kind)]
+
+
+def _holds(state: Any, kind: type) -> bool:
+    """Returns whether a node of `state` is of this kind."""
+    return bool(_found(state, kind))

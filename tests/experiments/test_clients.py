@@ -1,0 +1,173 @@
+"""Programs and optimizers that others wrote train in pipejax as in loops by hand."""
+
+import dataclasses
+import inspect
+import itertools
+import json
+import pathlib
+import re
+import shutil
+
+import optax
+import pytest
+from optax import contrib
+
+import experiments.clients
+from experiments.clients import __main__ as clients
+from experiments.clients import (
+    _compare,
+    _optimizers,
+    _ours,
+    _pieces,
+    _programs,
+    _rounding,
+)
+
+from . import here
+
+ROOT = pathlib.Path(__file__).parents[2]
+OPTIMIZERS, PROGRAMS, WAYS = _optimizers.OPTIMIZERS, _programs.PROGRAMS, _compare.WAYS
+REFUSED = [(name, way) for name in OPTIMIZERS for way in OPTIMIZERS[name].refused]
+# One of each kind: linear, with moments, of signs, of norms, of matrices, at random,
+# with its own rate, reading the loss, waiting, holding still, and by parts.
+FEW = (
+    *("sgd, momentum", "adamw", "signum", "lamb", "muon", "noisy_sgd", "prodigy"),
+    *("polyak_sgd", "MultiSteps of adam and reduce_on_plateau"),
+    *("apply_if_finite of adam, a batch with NaN", "partition into muon and adam"),
+)
+
+
+def all_ways(names, quick):
+    """Every name in every way that is not refused; `full` but for some pairs."""
+    return [
+        pytest.param(name, way, marks=() if (name, way) in quick else pytest.mark.full)
+        for name, way in itertools.product(names, WAYS)
+        if (name, way) not in REFUSED
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "way"), all_ways(OPTIMIZERS, {*zip(FEW, itertools.cycle(WAYS))})
+)
+def test_optimizers_train_as_in_a_loop_by_hand(name, way):
+    row = _compare.compared(_optimizers.client(name, 0), 0, [way])[way]
+    assert _compare.within(row), row
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    all_ways(PROGRAMS, {(name, "width 2 predicted") for name in PROGRAMS}),
+)
+def test_programs_train_as_in_a_loop_by_hand(name, way):
+    if name.startswith("Equinox"):
+        pytest.importorskip("equinox")
+    row = _compare.compared(PROGRAMS[name](0), 0, [way])[way]
+    assert _compare.within(row), row
+
+
+@pytest.mark.parametrize(("name", "way"), REFUSED)
+def test_what_is_refused_is_told_why(name, way):
+    assert _compare.refusal(_optimizers.client(name, 0), way)
+
+
+def test_what_should_be_refused_and_is_not_fails():
+    client = dataclasses.replace(
+        _optimizers.regression(0), refused={"width 1": "something"}
+    )
+    with pytest.raises(AssertionError, match="width 1 must be refused: something"):
+        _compare.compared(client, 0, ["width 1"])
+
+
+def test_another_loop_is_not_within_the_bound(monkeypatch):
+    """The twin with a plain delay, beside a train step with weight prediction."""
+    way = "width 2 plain"
+    predicted = WAYS["width 2 predicted"].settings
+    changed = WAYS[way]._replace(settings=predicted)
+    monkeypatch.setitem(WAYS, way, changed)
+    row = _compare.compared(_optimizers.client("adamw", 0), 0, [way])[way]
+    assert row["params"]["difference"] > 100 * row["params"]["bound"]
+
+
+def test_a_mean_without_weights_is_not_within_the_bound(monkeypatch):
+    """What a train step does with lm1b whose loss keeps its weight to itself."""
+    client = PROGRAMS["lm1b (Flax): language model, token weights"](0)
+    # Without the batch in which a device has padding alone, and the loss 0 / 0.
+    client = dataclasses.replace(client, batches=client.batches[:2])
+    run = _ours.run
+
+    def unweighted(client, **settings):
+        def loss(params, batch):
+            value, extra = client.loss(params, batch)
+            return value, extra._replace(weight=None)
+
+        return run(dataclasses.replace(client, loss=loss), **settings)
+
+    monkeypatch.setattr(_ours, "run", unweighted)
+    row = _compare.compared(client, 0, ["width 1"])["width 1"]
+    assert row["params"]["difference"] > 100 * row["params"]["bound"]
+
+
+def test_twins_import_nothing_of_pipejax():
+    (folder,) = experiments.clients.__path__
+    imports = re.compile(r"^(import|from) pipejax", re.MULTILINE)
+    found = {
+        path.name
+        for path in pathlib.Path(folder).glob("*.py")
+        if imports.search(path.read_text())
+    }
+    assert found == {"_ours.py"}
+
+
+def made(module):
+    """The names of functions that return a transformation, and are not parts of one."""
+    return {
+        name
+        for name, value in vars(module).items()
+        if inspect.isfunction(value)
+        and "GradientTransformation" in str(inspect.signature(value).return_annotation)
+        and not name.startswith(("scale_by_", "_"))
+    }
+
+
+def test_every_optimizer_of_optax_is_tried():
+    tried = {name.split(",")[0].split(" ")[0] for name in OPTIMIZERS}
+    aliases = {
+        name
+        for name in made(optax)
+        if getattr(optax, name).__module__ == "optax._src.alias"
+    }
+    # An older form of optimistic_adam_v2; a chain that begins with the aggregate.
+    assert aliases - {"optimistic_adam"} <= tried
+    parts = {"normalize", "dpsgd", "hutchinson_estimator_diag_hessian"}
+    assert made(contrib) - parts <= tried
+
+
+def test_rounding_is_bounded_by_the_number_of_terms():
+    assert _rounding.gamma(48) == pytest.approx(48 * 2.0**-24, rel=1e-5)
+
+
+def test_differences_count_what_is_not_a_number():
+    nan, inf = float("nan"), float("inf")
+    assert _rounding.distance([1.0, nan, inf], [1.5, nan, inf]) == 0.5
+    assert _rounding.distance([1.0, nan], [1.0, 2.0]) == inf
+    assert _rounding.distance([], []) == 0
+
+
+def test_command_line_writes_result_and_tables(tmp_path, monkeypatch):
+    out, page = tmp_path / "clients.json", tmp_path / "clients.md"
+    shutil.copy(ROOT / "docs/clients.md", page)
+    flags = ("--ways", "width 2 plain", "--optimizers", "sgd", "sam")
+    here.run(
+        monkeypatch,
+        "clients",
+        *("--programs", *flags, "--out", str(out), "--page", str(page)),
+    )
+    record = json.loads(out.read_text())
+    assert record["devices"] == _pieces.DEVICES
+    sgd, sam = (record["optimizers"][name]["width 2 plain"] for name in ("sgd", "sam"))
+    assert _compare.within(sgd)
+    assert "weight_prediction=False" in sam["refused"]
+    text = page.read_text()
+    assert "\n| optimizer | width 2 plain |\n| --- | --- |\n| sgd | 0 / " in text
+    assert f"| sam | everywhere | {sam['refused']} |" in text
+    assert clients.with_tables(text, *clients.tables(record)) == text
