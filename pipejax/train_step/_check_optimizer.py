@@ -96,7 +96,7 @@ def check_kept_structure(before: Any, after: Any) -> None:
             f" nothing has arrived: got `opt_state{path}`, which is there"
             f" {'after' if path in now else 'before'} an update alone. Use"
             " optax.snapshot in place of optax.monitor, which begins without its"
-            " measurements; or give `train.init` an `opt_state` that has been updated."
+            " measurements."
         )
 
 

@@ -1,7 +1,5 @@
 """Which optimizers are refused: the rule, and what to do instead."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -65,12 +63,6 @@ def test_optimizer_state_that_changes_its_structure(width):
     )
     with refused(message):
         train.step(train.init(init_params()), BATCH)
-    params = jax.tree.map(jnp.asarray, init_params())
-    _, opt_state = tx.update(params, tx.init(params), params)
-    state = train.init(params, opt_state=opt_state)
-    for _ in range(width):
-        state, info = train.step(state, BATCH)
-    assert info.applied
 
 
 def test_an_optimizer_state_of_something_else():
