@@ -58,7 +58,7 @@ class Host:
     )
     # Reductions that have begun and were not asked for yet, oldest first.
     _begun: list[Begun] = dataclasses.field(default_factory=list)
-    # Programs without collectives of their own, with the shapes they were compiled for.
+    # Programs without collectives of their own, with the form of their arguments.
     _checked: set[Any] = dataclasses.field(default_factory=set)
 
     def step(self, state: Any, in_flight: Any, batch: Any) -> tuple[Any, Any, Any]:
@@ -149,19 +149,20 @@ class Host:
         """Raises an `OwnCollectiveError` before such a program is dispatched.
 
         Compiles the program, as its first call would. A program is compiled anew, and
-        checked anew, for other shapes of its last argument.
+        checked anew, for arguments of another form.
         """
         if not spans_cpu_processes(self.setting.mesh):
             return
-        shapes = tuple(leaf.shape for leaf in jax.tree.leaves(args[-1]))
-        if (program, shapes) in self._checked:
+        leaves, structure = jax.tree.flatten(args)
+        form = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        if (program, form) in self._checked:
             return
         try:
             check_no_own(program.lower(*args).compile(), self.setting.mesh)
         except OwnCollectiveError:
             self._begun.clear()
             raise
-        self._checked.add((program, shapes))
+        self._checked.add((program, form))
 
     def _raise_failures(self) -> None:
         """Raises what a reduction of a step before has failed with."""
