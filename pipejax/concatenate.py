@@ -31,5 +31,5 @@ def concatenate(pieces: Sequence[jax.Array]) -> jax.Array:
 
 def joined(tree: Any) -> jax.Array:
     """The leaves of a pytree, one after another, as one vector."""
-    leaves = [jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)]
+    leaves = [jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)] or [jnp.zeros(0)]
     return leaves[0] if len(leaves) == 1 else concatenate(leaves)
