@@ -64,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"`--rounds` must be at least {least}, got {args.rounds}")
     sizes = [count("sizes", text) for text in args.sizes]
     with in_one_line(ValueError, pj.launch.RollCallError):
-        chosen = candidates(args.codecs)
         pj.launch.initialize()
+        chosen = candidates(args.codecs)  # some hold a key, an array on a device
     mesh = pj.data_mesh()
     # First, since it is the user's code: if it fails, nothing measured is lost.
     model = _measured(args.model, mesh, args.rounds) if args.model else None

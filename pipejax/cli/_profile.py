@@ -66,8 +66,15 @@ def run(args: argparse.Namespace) -> int:
     if args.rounds < 1:
         raise UsageError(f"`--rounds` must be above 0, got {args.rounds}")
     with in_one_line(ValueError, pj.launch.RollCallError):
-        chosen = _chosen(args.algorithms, args.codecs, elements)
         pj.launch.initialize()
+        # Some codecs hold a key, an array on a device.
+        chosen = _chosen(args.algorithms, args.codecs, elements)
+    if not chosen:
+        raise UsageError(
+            "`--algorithms` must have one that takes one of `--codecs`, got"
+            f" {', '.join(args.algorithms)} and {', '.join(args.codecs)}; psum is for"
+            " power_sgd, and two_shot takes all others"
+        )
     mesh = pj.data_mesh()
     cases = {
         name: timing.Case(getattr(collectives, algorithm)(codec), elements)

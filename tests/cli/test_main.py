@@ -13,3 +13,24 @@ def test_version(capsys):
     assert ended.value.code == 0
     said = capsys.readouterr().out
     assert said == f"pipejax {pj.__version__}, JAX {jax.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["calibrate", "--codecs", "power_sgd", "--model", "gone:f"],
+        ["profile-allreduce", "--codecs", "power_sgd", "--algorithms", "ring"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_joins_the_others_before_it_makes_a_codec(monkeypatch, capsys, command):
+    """A key of a codec is an array, and JAX joins no processes once it has arrays."""
+    monkeypatch.setattr(pj.launch, "initialize", lambda: made.append("joined"))
+    made = []
+    for name, make in pj.codecs.NAMES.items():
+        monkeypatch.setitem(
+            pj.codecs.NAMES, name, lambda make=make: made.append("codec") or make()
+        )
+    assert main(command) == 2  # there is no such module, and no such pair
+    assert made == ["joined", "codec"]
+    assert "pipejax: " in capsys.readouterr().err

@@ -55,6 +55,11 @@ def test_a_picture(tmp_path, monkeypatch):
         ),
         (["--elements", "1.5"], "pipejax: `--elements` must be a whole number above"),
         (["--codecs", "int9"], "pipejax: `name` must be one of bf16, truncate"),
+        (
+            ["--codecs", "power_sgd", "--algorithms", "ring"],
+            "pipejax: `--algorithms` must have one that takes one of `--codecs`, got"
+            " ring and power_sgd",
+        ),
     ],
 )
 def test_refusals(capsys, flags, says):
