@@ -133,16 +133,16 @@ def _meta(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
     """Returns what `save` has noted of the state."""
     if "meta" not in manager.item_metadata(step):
         raise ValueError(
-            f"the checkpoint in {manager.directory} must be one of"
+            f"the checkpoint of step {step} in {manager.directory} must be one of"
             " pipejax.checkpoint.save, and has nothing of what that writes. Save"
-            " `train.init(params)` of its parameters."
+            " `train.init(params)` of its parameters in another folder, or remove it."
         )
     found = manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))
     if "leaves" not in found["meta"]:
         raise ValueError(
-            f"the checkpoint in {manager.directory} must be of this version of pipejax,"
-            " and is of one before 0.1.0. Go on with that, or begin anew from its"
-            " parameters."
+            f"the checkpoint of step {step} in {manager.directory} must be of this"
+            " version of pipejax, and is of one before 0.1.0. Go on with that, or begin"
+            " anew from its parameters."
         )
     return found["meta"]
 
@@ -154,8 +154,9 @@ def _check_width(
         raise ValueError(
             f"`train` must be of width {meta['width']}, as the checkpoint in"
             f" {manager.directory}; got width {train.width}. Restore it with width"
-            f" {meta['width']}, `train.drain(state)`, and go on from `train.init("
-            "state.params, opt_state=state.opt_state)` of the other."
+            f" {meta['width']}, `state, _ = train.drain(state)`, and go on from"
+            " `train.init(state.params, model_state=state.model_state, rng=state.rng,"
+            " opt_state=state.opt_state, batch=batch)` of the other."
         )
 
 

@@ -1,6 +1,7 @@
 """What comes back from a checkpoint: every bit, or a drained state, or a refusal."""
 
 import json
+import re
 
 import jax
 import numpy as np
@@ -89,8 +90,15 @@ def test_other_width_is_refused(manager):
     train, other = train_step(width=2), train_step(width=3)
     checkpoint.save(manager, run(train, init(train), batches(2)))
     manager.wait_until_finished()
-    with pytest.raises(ValueError, match=r"`train` must be of width 2.*got width 3"):
+    with pytest.raises(
+        ValueError, match=r"`train` must be of width 2.*got width 3"
+    ) as refused:
         checkpoint.restore(manager, other, init(other))
+    remedy = re.search(r"`(train.init\(.*?\))`", str(refused.value))[1]
+    state = checkpoint.restore(manager, train, init(train)).state
+    state, _ = train.drain(state)
+    again = eval(remedy, {"train": other, "state": state, "batch": batches(1)[0]})
+    run(other, again, batches(2))
 
 
 def test_other_feedback_is_refused(manager):
