@@ -110,13 +110,20 @@ def _thawed(collection: Any) -> Any:
 
 def _check_fields(train_state: TrainState, collections: Sequence[str]) -> None:
     """Raises a ValueError for what a train step would silently leave as it is."""
+    own = {field.name for field in dataclasses.fields(TrainState)}
+    if isinstance(collections, str) or own & {*collections}:
+        raise ValueError(
+            "`collections` must be a sequence of names of variable collections, none of"
+            f" {', '.join(sorted(own))}; got {collections!r}. Parameters are taken from"
+            " `params`: `collections=['batch_stats']`."
+        )
     if jnp.ndim(train_state.step):
         raise ValueError(
             "`train_state` must not be replicated for jax.pmap, got a `step` of shape"
             f" {jnp.shape(train_state.step)}. Pass"
             " `flax.jax_utils.unreplicate(train_state)`."
         )
-    taken = {field.name for field in dataclasses.fields(TrainState)} | {*collections}
+    taken = own | {*collections}
     for field in dataclasses.fields(train_state):
         value = getattr(train_state, field.name)
         static = not field.metadata.get("pytree_node", True)

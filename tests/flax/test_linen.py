@@ -281,6 +281,13 @@ def test_fields_that_training_would_leave_as_they_are():
         assert int(start(state, batch=batch_at(0)).step) == 0
 
 
+@pytest.mark.parametrize("collections", ["batch_stats", ["batch_stats", "params"]])
+def test_collections_are_a_list_without_parameters(collections):
+    message = "`collections` must be a sequence of names of variable collections, none"
+    with pytest.raises(ValueError, match=message):
+        pj.flax.linen.init(make_train(), fresh(), collections=collections)
+
+
 def test_a_dynamic_scale_is_not_needed_in_bfloat16():
     """A gradient below the range of float16, which a scale would have to lift."""
     tiny = 2.0**-40
