@@ -53,7 +53,8 @@ def add(commands: Any) -> None:
         "--model",
         metavar="MODULE:FUNCTION",
         help="measure what a step computes, too: a function of a mesh that returns"
-        " (train, state, batch), as for `pipejax inspect`, with arrays",
+        " (train, state, batch), as for `pipejax inspect`, with arrays; on several"
+        " processes the batch is train.batch(part)",
     )
 
 

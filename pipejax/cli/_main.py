@@ -1,6 +1,7 @@
 """The command line as a whole."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -19,7 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: its arguments; `None` takes those of the process.
 
     Returns:
-      0, or 1 if the answer is no (`--fail-under`), or 2 if the question is wrong.
+      0, or 1 if the answer is no (`--fail-under`) or nobody reads it to its end, or 2
+      if the question is wrong.
     """
     parser = argparse.ArgumentParser("pipejax", description=pj.__doc__)
     parser.add_argument(
@@ -32,7 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add(commands)
     args = parser.parse_args(argv)
     try:
-        return args.command(args)
+        code = args.command(args)
+        sys.stdout.flush()
+        return code
     except UsageError as error:
         sys.stderr.write(f"pipejax: {error}\n")
         return 2
+    except BrokenPipeError:  # whoever reads has seen enough, such as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1

@@ -7,6 +7,8 @@ import math
 import pathlib
 from typing import Any
 
+import jax
+
 from pipejax import timing
 
 from . import _cluster
@@ -72,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"`--{option}` must be above 0, got {value}")
     cluster, notes = _cluster.known(args, elements)
     compute = timing.Compute.of(args.compute_ms / 1e3)
+    # Nothing runs: leave alone what accelerators there are.
+    jax.config.update("jax_platforms", "cpu")
     with in_one_line(ValueError):
         chosen = candidates(cluster.codecs)
     if any(codec.needs_leaves for codec in chosen.values()):

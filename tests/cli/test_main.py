@@ -1,5 +1,9 @@
 """The command line as a whole."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import pytest
 
@@ -34,3 +38,21 @@ def test_joins_the_others_before_it_makes_a_codec(monkeypatch, capsys, command):
     assert main(command) == 2  # there is no such module, and no such pair
     assert made == ["joined", "codec"]
     assert "pipejax: " in capsys.readouterr().err
+
+
+def test_a_plan_needs_no_accelerator_and_no_reader():
+    """It is arithmetic, to be had beside a job that fills the GPU, and by `| head`."""
+    cluster = ["--hosts", "2", "--bandwidth", "1gbit"]
+    model = ["--parameters", "1M", "--compute-ms", "1"]
+    readable, writable = os.pipe()
+    os.close(readable)
+    ended = subprocess.run(
+        [sys.executable, "-m", "pipejax.cli", "plan", *cluster, *model],
+        env={**os.environ, "JAX_PLATFORMS": "no_such_platform"},
+        stdout=writable,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(writable)
+    assert ended.returncode == 1
+    assert "Error" not in ended.stderr
