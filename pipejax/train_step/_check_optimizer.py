@@ -16,8 +16,8 @@ from ._check_input import named_shapes
 
 _CANNOT_BE_GIVEN: dict[type, str] = {
     InFlight: (
-        "pj.pipelined_mean, got one in its state: the train step itself averages and"
-        " delays the gradients. Leave it out, and set `width`."
+        "pj.pipelined_mean, got one in its state: gradients are averaged and delayed"
+        " already. Leave it out, and set `width`."
     ),
     optax.LookaheadState: (
         "optax.lookahead, whose parameters are pairs of fast and slow ones but whose"

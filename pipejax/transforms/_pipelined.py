@@ -11,6 +11,7 @@ from pipejax.collectives import AllReduce
 from pipejax.collectives._psum import PSUM
 from pipejax.mesh import AxisName
 from pipejax.message import InFlight
+from pipejax.train_step import check_kept_structure, check_optimizer
 
 from ._pipelined_mean import pipelined_mean
 
@@ -66,7 +67,8 @@ def pipelined(
       of `update` on to `tx`. Give `shard_map` the specs of `pj.state_specs`.
 
     Raises:
-      ValueError: as `pipelined_mean`.
+      ValueError: as `pipelined_mean`; in `init` and `update`, for an optimizer that
+        cannot be given a late mean gradient.
     """
     mean = pipelined_mean(
         axis_name, width, reduce_dtype=reduce_dtype, all_reduce=all_reduce
@@ -74,7 +76,9 @@ def pipelined(
     tx = optax.with_extra_args_support(tx)
 
     def init_fn(params: optax.Params) -> PipelinedState:
-        return PipelinedState(mean.init(params), jnp.int32(0), tx.init(params))
+        inner_state = tx.init(params)
+        check_optimizer(inner_state, plain_delay=False)
+        return PipelinedState(mean.init(params), jnp.int32(0), inner_state)
 
     def update_fn(
         updates: optax.Updates,
@@ -85,6 +89,7 @@ def pipelined(
         arrived = state.calls >= width - 1
         gradients, in_flight = mean.update(updates, state.in_flight, params)
         new = tx.update(gradients, state.inner_state, params, **extra_args)
+        check_kept_structure(state.inner_state, new[1])
         held = optax.tree.zeros_like(new[0]), state.inner_state
         updates, inner_state = jax.tree.map(
             lambda n, h: jnp.where(arrived, n, h), new, held

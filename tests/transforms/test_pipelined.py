@@ -60,6 +60,28 @@ def test_extra_arguments_reach_the_optimizer():
     np.testing.assert_allclose(jax.jit(mapped)(jnp.float32(2)), -0.5 * np.ones(4))
 
 
+@pytest.mark.parametrize(
+    ("tx", "rule"),
+    [
+        (optax.lookahead(ADAMW, 5, 0.5), "`tx` must not hold optax.lookahead, whose"),
+        (pj.pipelined_mean("data"), "`tx` must not hold pj.pipelined_mean, got one in"),
+        (
+            optax.contrib.differentially_private_aggregate(1.0, 0.1, key=0),
+            "`tx` must not hold optax.contrib.differentially_private_aggregate, which",
+        ),
+    ],
+)
+def test_optimizers_that_cannot_be_given_a_late_mean(tx, rule):
+    with pytest.raises(ValueError, match=rule):
+        pj.pipelined(tx, "data").init({"w": jnp.ones(4)})
+
+
+def test_an_optimizer_whose_state_changes_its_structure():
+    tx = pj.pipelined(optax.monitor({"norm": optax.tree.norm}), "data")
+    with pytest.raises(ValueError, match="`tx` must keep the structure of its state"):
+        Loop(tx).run(1)
+
+
 @pytest.mark.parametrize("width", [0, 1.5])
 def test_width(width):
     with pytest.raises(ValueError, match="`width` must be an integer of at least 1"):
