@@ -67,6 +67,8 @@ def local_message(
 
     def one(batch: Any, before: Any, rng: Any) -> tuple[Part, Any, Unchanged]:
         (loss, returned), gradients = grad_fn(params, batch, before, rng)
+        # float16 would end at 65,504: a loss times its tokens is more.
+        loss = loss.astype(jnp.promote_types(loss.dtype, jnp.float32))
         part = Part(gradients, loss, returned.metrics, returned.weight)
         return _weighed(part), _model_state(returned, before), returned.unchanged
 
@@ -80,7 +82,7 @@ def local_message(
             total = jax.tree.map(jnp.add, total, part.gradients)
             return (total, after), (part._replace(gradients=None), unchanged)
 
-        parts = jax.tree.map(lambda x: x.reshape(microbatches, -1, *x.shape[1:]), batch)
+        parts = jax.tree.map(lambda x: _in_parts(x, microbatches), batch)
         keys = None if rng is None else jax.random.split(rng, microbatches)
         zeros = jax.tree.map(jnp.zeros_like, params)
         (total, after), (each, unchanged) = lax.scan(
@@ -109,6 +111,11 @@ def empty_message(
         changes=travelling(changes, reduce_dtype),
         passengers=Passengers.of(jnp.zeros(()), None),
     )
+
+
+def _in_parts(x: jax.Array, count: int) -> jax.Array:
+    """Returns an array cut along its first axis into `count` equal parts."""
+    return x.reshape(count, x.shape[0] // count, *x.shape[1:])
 
 
 def _weighed(part: Part) -> Part:

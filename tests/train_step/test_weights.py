@@ -213,3 +213,20 @@ def test_float16_ends_before_a_number_of_tokens(settings):
 def test_weights_that_are_no_real_scalars(weight):
     with pytest.raises(ValueError, match="must return a weight that is a real scalar"):
         trained(padded(1), loss=lambda p, b: (0.0, pj.Aux(weight=weight)))
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_float16_loss_times_its_tokens_may_exceed_float16(microbatches):
+    def loss(params, batch):
+        return 5 + 0 * (params * batch).mean(), pj.Aux(weight=np.float32(20_000))
+
+    train = pj.make_train_step(
+        loss,
+        optax.sgd(0.1),
+        mesh=pj.data_mesh(2),
+        width=1,
+        compute_dtype=jnp.float16,
+        microbatches=microbatches,
+    )
+    _, info = train.step(train.init(np.float32(1)), np.ones(8, np.float32))
+    assert float(info.loss) == 5
