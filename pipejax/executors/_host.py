@@ -104,7 +104,7 @@ class Host:
     @functools.cached_property
     def reduction_mesh(self) -> Mesh:
         """The mesh if it is of CPUs, else CPUs beside it."""
-        return reduction_mesh(self.setting.mesh)
+        return reduction_mesh(self.setting.mesh, self.setting.axis_name)
 
     @property
     def compiler_options(self) -> dict[str, Any]:

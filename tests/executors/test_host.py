@@ -174,6 +174,19 @@ def test_by_copy_over_other_devices():
     assert state.params["out"].sharding.device_set == set(jax.devices()[:4])
 
 
+@pytest.mark.parametrize("names", [("data", "model"), ("model", "data")])
+def test_by_copy_of_parts_that_several_devices_have(names):
+    """Along an axis that does not share the data, devices have copies."""
+    extents = {"data": 4, "model": 2}
+    devices = np.array(jax.devices()).reshape([extents[name] for name in names])
+    mesh = Mesh(devices, names)
+    train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=mesh)
+    cpus = _one_cpu_a_process(mesh, "data")
+    placed = jax.device_put(jnp.arange(8.0), train.setting.data)
+    total, _ = reduce_by_copy(train.setting, cpus)(Message({"w": placed}), {})
+    np.testing.assert_array_equal(total.sum.gradients["w"], [12, 16])
+
+
 def test_bfloat16_by_copy():
     rows = jnp.arange(8, dtype=jnp.bfloat16)
     train = make("host")
@@ -244,4 +257,4 @@ def test_no_cpu_backend_beside_the_accelerators(monkeypatch):
     mesh = make("host").mesh
     monkeypatch.setattr(jax, "devices", none)
     with pytest.raises(ValueError, match=message):
-        _one_cpu_a_process(mesh)
+        _one_cpu_a_process(mesh, "data")
