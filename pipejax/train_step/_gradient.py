@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
+from pipejax.codecs._codec import working_dtype
 from pipejax.message import Message, Passengers, travelling
 
 from ._loss import Loss, Returned, Unchanged, full_form, is_floating
@@ -68,7 +69,7 @@ def local_message(
     def one(batch: Any, before: Any, rng: Any) -> tuple[Part, Any, Unchanged]:
         (loss, returned), gradients = grad_fn(params, batch, before, rng)
         # float16 would end at 65,504: a loss times its tokens is more.
-        loss = loss.astype(jnp.promote_types(loss.dtype, jnp.float32))
+        loss = loss.astype(working_dtype(loss.dtype))
         part = Part(gradients, loss, returned.metrics, returned.weight)
         return _weighed(part), _model_state(returned, before), returned.unchanged
 
@@ -125,7 +126,7 @@ def _weighed(part: Part) -> Part:
         return part
 
     def times(x: jax.Array) -> jax.Array:
-        wide = jnp.promote_types(x.dtype, jnp.float32)
+        wide = working_dtype(x.dtype)
         product = x.astype(wide) * weight.astype(wide)
         return jnp.where(weight == 0, 0, product).astype(x.dtype)
 

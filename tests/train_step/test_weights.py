@@ -12,7 +12,7 @@ import pipejax as pj
 from pipejax import codecs, collectives
 
 from ..grid import grid
-from ..helpers import assert_bits_equal, init_params
+from ..helpers import assert_bits_equal, init_params, x64
 
 DEVICES, STEPS, SIZE = 4, 6, 16
 
@@ -230,3 +230,19 @@ def test_a_float16_loss_times_its_tokens_may_exceed_float16(microbatches):
     )
     _, info = train.step(train.init(np.float32(1)), np.ones(8, np.float32))
     assert float(info.loss) == 5
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_weights_where_dtypes_must_not_be_mixed(dtype):
+    def loss(params, batch):
+        return (params * batch).mean(), pj.Aux(weight=jnp.float32(2))
+
+    with x64():
+        train = pj.make_train_step(loss, optax.sgd(1.0), mesh=pj.data_mesh(2), width=2)
+        params, batch = np.ones((), dtype), np.ones(8, dtype)
+        state = train.init(params, batch=batch)
+        for _ in range(2):
+            state, _ = train.step(state, batch)
+        state, (info,) = train.drain(state)
+        assert state.params.dtype == dtype
+        assert (float(state.params), float(info.loss)) == (-1, 0)
