@@ -187,6 +187,26 @@ def test_by_copy_of_parts_that_several_devices_have(names):
     np.testing.assert_array_equal(total.sum.gradients["w"], [12, 16])
 
 
+@pytest.mark.parametrize(
+    "all_reduce", [collectives.psum(), collectives.ring(codecs.int8(8))]
+)
+def test_float64_switched_on_for_the_caller_alone(all_reduce):
+    def trained(executor):
+        train = pj.make_train_step(
+            lambda params, batch: (params * batch).mean(),
+            optax.sgd(1.0),
+            mesh=pj.data_mesh(2),
+            executor=executor,
+            all_reduce=all_reduce,
+        )
+        state = train.init(np.zeros(()))
+        state, _ = train.step(state, np.full(8, 1 / 3))
+        return train.drain(state)[0].params
+
+    with jax.enable_x64(True):
+        assert_bits_equal(trained("host"), trained("fused"))
+
+
 def test_bfloat16_by_copy():
     rows = jnp.arange(8, dtype=jnp.bfloat16)
     train = make("host")
