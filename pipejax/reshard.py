@@ -5,9 +5,14 @@
 - what error feedback has yet to send, e: from p devices to p', each given an equal
   share of `p'/p sum e`, so that what it adds to a mean in the end, `sum e / p`, is the
   same
+- both under weights, `sum W g / sum W`: every device is given an equal share of the
+  sum, because the sum of the weights of a batch does not depend on the number of
+  devices
 - keys and warm starts of codecs begin anew
 
-All that the old devices had lies on every new one for a moment.
+All that the old devices had lies on every new one for a moment. That a loss function
+returns weights shows in the messages in flight; at width 1 there are none, and what
+error feedback has yet to send is handed on as without weights.
 """
 
 import math
@@ -22,7 +27,7 @@ from jax.sharding import PartitionSpec as P
 from .collectives import AllReduce, Layout
 from .collectives._residuals import owed, owing
 from .mesh import AxisName, Rows, axes
-from .message import codec_states, layout_of
+from .message import InFlight, Message, codec_states, layout_of
 from .train_step import PipelineState, TrainStep
 
 
@@ -89,25 +94,55 @@ def reshard(train: TrainStep, state: PipelineState, before: Spread) -> PipelineS
       state: whose `in_flight` is that of other devices, all of it on each.
       before: of those.
     """
-    states = train.codec_states(state.params)
+    states, in_flight = train.codec_states(state.params), state.in_flight
     layout = layout_of(train.gradients_form(state.params))
+    now = train.setting.devices
+    weighted = any(message.weight is not None for message in in_flight.pending)
+    times = 1.0 if weighted else now / before.devices
     for all_reduce in train.schedule.phases if before.kept is not None else ():
         old = state.in_flight.codec_states
         total = sum_owed(all_reduce, layout, train.axis_name, before, old)
-        states = _handed_on(all_reduce, layout, train, before.devices, total, states)
-    in_flight, now = state.in_flight._replace(codec_states={}), train.setting.devices
-
-    def shared_out(leaf: jax.Array) -> jax.Array:
-        if now == before.devices:
-            return leaf
-        each = leaf.reshape(before.devices, -1, *leaf.shape[1:])
-        mean = each.mean(axis=0).astype(leaf.dtype)
-        return jnp.concatenate([mean] * now)
-
+        states = _handed_on(all_reduce, layout, train, times, total, states)
     own = NamedSharding(train.mesh, P(train.axis_name))
-    spread = jax.jit(lambda tree: jax.tree.map(shared_out, tree), out_shardings=own)
-    in_flight = spread(in_flight)._replace(codec_states=states)
-    return state._replace(in_flight=in_flight)
+
+    def spread(in_flight: InFlight) -> InFlight:
+        if before.devices == now:
+            return in_flight
+        return _shared_out(in_flight, before.devices, now)
+
+    in_flight = in_flight._replace(codec_states={})
+    in_flight = jax.jit(spread, out_shardings=own)(in_flight)
+    return state._replace(in_flight=in_flight._replace(codec_states=states))
+
+
+def _shared_out(in_flight: InFlight, before: int, now: int) -> InFlight:
+    """Returns what is in flight, for another number of devices: each has the same."""
+
+    def rows(leaf: jax.Array) -> jax.Array:
+        return leaf.reshape(before, leaf.shape[0] // before, *leaf.shape[1:])
+
+    def mean(leaf: jax.Array) -> jax.Array:
+        one = rows(leaf).mean(axis=0).astype(leaf.dtype)
+        return jnp.concatenate([one] * now)
+
+    def share(leaf: jax.Array) -> jax.Array:
+        one = (rows(leaf).sum(axis=0) / now).astype(leaf.dtype)
+        return jnp.concatenate([one] * now)
+
+    def shared_out(message: Message) -> Message:
+        by = mean if message.weight is None else share
+        return Message(
+            gradients=jax.tree.map(by, message.gradients),
+            changes=jax.tree.map(mean, message.changes),
+            passengers=jax.tree.map(by, message.passengers),
+        )
+
+    return in_flight._replace(
+        pending=tuple(map(shared_out, in_flight.pending)),
+        # The same on all devices. A mean of integers could come out one too small.
+        filled=jnp.repeat(in_flight.filled[:1], now),
+        deviation=jax.tree.map(mean, in_flight.deviation),
+    )
 
 
 def _init(
@@ -147,17 +182,17 @@ def _handed_on(
     all_reduce: AllReduce,
     layout: Layout,
     train: TrainStep,
-    before: int,
+    times: float,
     total: jax.Array,
     states: Any,
 ) -> Any:
-    """Returns the states, each device's with an equal share of that to be sent."""
+    """Returns the states, each device's with an equal share of `times total`."""
     setting = train.setting.at(train.executor.reduction_mesh)
     own, axis_name = P(setting.axis_name), setting.axis_name
-    scale = train.setting.devices / (before * setting.devices)
 
     def local(states: Any, total: jax.Array) -> Any:
-        return owing(all_reduce, layout, axis_name, states, scale * total)
+        share = times / setting.devices * total
+        return owing(all_reduce, layout, axis_name, states, share)
 
     return jax.jit(setting.on_mesh(local, (own, P()), own))(states, total)
 

@@ -213,3 +213,89 @@ def test_what_is_not_finite_stays_so_and_is_skipped():
     drained, _ = second.drain(moved(second, state))
     assert int(drained.skipped) == 1
     assert np.isfinite(drained.params["w"]).all()
+
+
+def test_leaves_without_elements():
+    def make(devices):
+        def loss(params, batch):
+            return (params["w"] * batch).mean()
+
+        return pj.make_train_step(loss, optax.sgd(RATE), mesh=pj.data_mesh(devices))
+
+    like = {"w": jnp.ones(()), "flat": jnp.zeros((0, 5)), "thin": jnp.zeros((5, 0))}
+    first, second = make(4), make(2)
+    state = run(first, first.init(like), [np.ones(8, np.float32)] * 2)
+    known = jax.device_put(state, NamedSharding(second.mesh, P()))
+    state, _ = second.drain(reshard(second, known, Spread.of(state)))
+    assert float(state.params["w"]) == 1 - 2 * RATE
+    assert state.params["flat"].shape == (0, 5)
+    assert state.params["thin"].shape == (5, 0)
+
+
+@pytest.mark.parametrize("devices", [41, 47, 55, 61])
+def test_what_is_in_flight_stays_so(devices):
+    """The float32 mean of 41 ones is below 1, and would be 0 as an integer."""
+    train = train_step(collectives.psum(), 1, width=2)
+    state = run(train, train.init(params()), batches(1, size=24))
+    each = jax.tree.map(
+        lambda x: jnp.concatenate([x] * devices),
+        state.in_flight._replace(codec_states={}),
+    )
+    before = Spread(devices, None)
+    state = reshard(train, state._replace(in_flight=each), before)
+    assert state.in_flight.filled.tolist() == [1]
+
+
+@functools.cache
+def weighted(devices, codec=None):
+    """Devices whose examples have more weight the further behind they are."""
+
+    def loss(params, batch):
+        weight = batch["n"].sum()
+        each = (batch["x"] @ params) * batch["n"]
+        return each.sum() / weight, pj.Aux(weight=weight)
+
+    all_reduce = codec and collectives.two_shot(codec)
+    return pj.make_train_step(
+        loss,
+        optax.sgd(RATE),
+        mesh=pj.data_mesh(devices),
+        all_reduce=all_reduce or collectives.psum(),
+    )
+
+
+@pytest.mark.parametrize("now", [1, 6])
+def test_weights_are_those_of_the_batch_on_any_devices(now):
+    batch = {"x": batches(1, size=12)[0]["x"], "n": np.arange(1.0, 13, dtype="f4")}
+    first, second = weighted(4), weighted(now)
+    state = first.init(jnp.zeros(5), batch=batch)
+    state = run(first, state, [batch])
+    wanted, (info,) = first.drain(state)
+    known = jax.device_put(state, NamedSharding(second.mesh, P()))
+    drained, (found,) = second.drain(reshard(second, known, Spread.of(state)))
+    np.testing.assert_allclose(drained.params, wanted.params, rtol=1e-5)
+    np.testing.assert_allclose(found.loss, info.loss, rtol=1e-5)
+    assert float(found.weight) == float(info.weight) == 78
+
+
+@pytest.mark.parametrize("now", [1, 6])
+def test_the_weighted_sum_of_what_is_owed_stays_the_same(now):
+    batch = {"x": batches(1, size=12)[0]["x"], "n": np.arange(1.0, 13, dtype="f4")}
+    first, second = weighted(4, SIGN), weighted(now, SIGN)
+    state = run(first, first.init(jnp.zeros(5), batch=batch), [batch] * 3)
+    known = jax.device_put(state, NamedSharding(second.mesh, P()))
+    there = reshard(second, known, Spread.of(state))
+
+    def owed_in_all(train, state):
+        layout = layout_of(train.gradients_form(state.params))
+        return sum_owed(
+            train.schedule.phases[0],
+            layout,
+            "data",
+            Spread.of(state),
+            state.in_flight.codec_states,
+        )
+
+    wanted = np.array(owed_in_all(first, state))
+    assert np.abs(wanted).max() > 1, "nothing to hand on"
+    np.testing.assert_allclose(owed_in_all(second, there), wanted, rtol=1e-4, atol=1e-4)

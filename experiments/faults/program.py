@@ -89,7 +89,7 @@ def main(config: Config) -> None:
                 provoke.once(config.fault, config.folder, config.rate)
             state, _ = train.step(state, train.batch(next(batches)))
             if (number + 1) % config.every == 0:
-                train.executor.join()  # Orbax has collectives of its own
+                train.join()  # Orbax has collectives of its own
                 checkpoint.save(manager, state, {"batches": batches.get_state()})
             if config.diary and (number + 1) % config.diary == 0:
                 sys.stdout.write(f"{json.dumps(entry(number + 1, state.params))}\n")

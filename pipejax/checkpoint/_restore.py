@@ -65,7 +65,7 @@ def restore(
         not saved by `save`.
     """
     form_like = _form(like)
-    train.executor.join()  # Orbax has collectives of its own
+    train.join()  # Orbax has collectives of its own
     step = _found(manager, step)
     meta = _meta(manager, step)
     _check_width(manager, meta, train)

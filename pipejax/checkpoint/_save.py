@@ -33,7 +33,7 @@ def save(
     it failed with, as the next `save` does. What was saved before is still there then.
 
     On several processes all of them call it, at the same step and with the same extras,
-    after `train.executor.join()`.
+    after `train.join()`.
 
     Args:
       manager: what `manager(folder)` returned.

@@ -104,7 +104,7 @@ class Host:
     @functools.cached_property
     def reduction_mesh(self) -> Mesh:
         """The mesh if it is of CPUs, else CPUs beside it."""
-        return reduction_mesh(self.setting.mesh)
+        return reduction_mesh(self.setting.mesh, self.setting.axis_name)
 
     @property
     def compiler_options(self) -> dict[str, Any]:
@@ -134,10 +134,14 @@ class Host:
         least = self.setting.width - 1 - age
         filled = in_flight.filled
         before = in_flight.codec_states if last is None else None
+        # A switch set by `with` is of the caller's thread alone. Without this one, the
+        # other thread would sum float64 in float32.
+        x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
 
         def reduce() -> tuple[Reduced, Any]:
             states = before if last is None else last.result()[1]
-            total, after = self._reduce(message, states)
+            with jax.enable_x64(x64):
+                total, after = self._reduce(message, states)
             stateless = not jax.tree.leaves(states)
             # Nothing is fed back of the zeros of the start.
             real = stateless or least == 0 or _first(filled) >= least

@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from pipejax.mesh import AxisName, axes
 from pipejax.message import Message, Reduced, kept, reduced
 
 from ._setting import Setting
@@ -24,9 +25,11 @@ def make_reduce(setting: Setting, where: Mesh) -> Reduce:
     return reduce_by_copy(setting, where)
 
 
-def reduction_mesh(mesh: Mesh) -> Mesh:
+def reduction_mesh(mesh: Mesh, axis_name: AxisName) -> Mesh:
     """Where the communication thread sums: a mesh of CPUs itself, or CPUs beside it."""
-    return mesh if mesh.devices.flat[0].platform == "cpu" else _one_cpu_a_process(mesh)
+    if mesh.devices.flat[0].platform == "cpu":
+        return mesh
+    return _one_cpu_a_process(mesh, axis_name)
 
 
 def reduce_in_place(setting: Setting) -> Reduce:
@@ -59,8 +62,10 @@ def reduce_by_copy(setting: Setting, cpus: Mesh) -> Reduce:
 
     def out(array: jax.Array) -> jax.Array:
         shards = sorted(array.addressable_shards, key=lambda s: s.index[0].start or 0)
-        copies = [np.asarray(shard.data) for shard in shards]
-        own = jax.device_put(sum(copies[1:], start=copies[0]), cpu)
+        # Along axes that do not share the data, devices have copies of one part.
+        copies = [np.asarray(x.data) for x in shards if x.replica_id == 0]
+        nothing = np.zeros_like(shards[0].data)
+        own = jax.device_put(sum(copies[1:], start=(copies or [nothing])[0]), cpu)
         shape = (cpus.size * own.shape[0], *own.shape[1:])
         return jax.make_array_from_single_device_arrays(
             shape, NamedSharding(cpus, P(axis)), [own]
@@ -81,7 +86,7 @@ def reduce_by_copy(setting: Setting, cpus: Mesh) -> Reduce:
     return reduce
 
 
-def _one_cpu_a_process(mesh: Mesh) -> Mesh:
+def _one_cpu_a_process(mesh: Mesh, axis_name: AxisName) -> Mesh:
     """A CPU device of each process that has devices in `mesh`, in their order."""
     processes = dict.fromkeys(device.process_index for device in mesh.devices.flat)
     try:
@@ -95,5 +100,7 @@ def _one_cpu_a_process(mesh: Mesh) -> Mesh:
             " JAX_PLATFORMS=cuda,cpu."
         )
     devices = np.array([cpus[process] for process in processes])
-    # Of the devices of one process one is left, over the first axis.
-    return Mesh(devices.reshape(-1, *(1,) * (mesh.devices.ndim - 1)), mesh.axis_names)
+    # Of the devices of one process one is left, over the first axis of the data.
+    along = axes(axis_name)[0]
+    shape = [len(devices) if name == along else 1 for name in mesh.axis_names]
+    return Mesh(devices.reshape(shape), mesh.axis_names)

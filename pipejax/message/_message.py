@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from pipejax.codecs._codec import working_dtype
+
 
 @functools.partial(
     jax.tree_util.register_dataclass,
@@ -96,7 +98,7 @@ def mean(total: jax.Array, message: Message, devices: int) -> jax.Array:
     weight = message.weight
     if weight is None:
         return total / devices
-    wide = jnp.promote_types(total.dtype, jnp.float32)
+    wide = working_dtype(total.dtype)
     weight = jnp.where(weight == 0, 1, weight).astype(wide)
     return (total.astype(wide) / weight).astype(total.dtype)
 

@@ -39,6 +39,13 @@ def check_state(state: Any, devices: set[Any], *, counted: bool) -> None:
             " `state.calls`. Call it outside jit and scan, or warm up with"
             " `train.plain` first."
         )
+    if counted and state.calls is None:
+        raise ValueError(
+            "`state` must count its steps in a run with `warmup_steps` or a schedule of"
+            " all-reduces, got one of a train step without. Go on from `train.init("
+            "state.params, opt_state=state.opt_state)` of this train step, or drain"
+            " before with the one that made the state."
+        )
     step = state.step
     if not is_array(step):
         return

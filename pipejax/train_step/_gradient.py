@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
+from pipejax.codecs._codec import working_dtype
 from pipejax.message import Message, Passengers, travelling
 
 from ._loss import Loss, Returned, Unchanged, full_form, is_floating
@@ -67,6 +68,8 @@ def local_message(
 
     def one(batch: Any, before: Any, rng: Any) -> tuple[Part, Any, Unchanged]:
         (loss, returned), gradients = grad_fn(params, batch, before, rng)
+        # float16 would end at 65,504: a loss times its tokens is more.
+        loss = loss.astype(working_dtype(loss.dtype))
         part = Part(gradients, loss, returned.metrics, returned.weight)
         return _weighed(part), _model_state(returned, before), returned.unchanged
 
@@ -80,7 +83,7 @@ def local_message(
             total = jax.tree.map(jnp.add, total, part.gradients)
             return (total, after), (part._replace(gradients=None), unchanged)
 
-        parts = jax.tree.map(lambda x: x.reshape(microbatches, -1, *x.shape[1:]), batch)
+        parts = jax.tree.map(lambda x: _in_parts(x, microbatches), batch)
         keys = None if rng is None else jax.random.split(rng, microbatches)
         zeros = jax.tree.map(jnp.zeros_like, params)
         (total, after), (each, unchanged) = lax.scan(
@@ -111,6 +114,11 @@ def empty_message(
     )
 
 
+def _in_parts(x: jax.Array, count: int) -> jax.Array:
+    """Returns an array cut along its first axis into `count` equal parts."""
+    return x.reshape(count, x.shape[0] // count, *x.shape[1:])
+
+
 def _weighed(part: Part) -> Part:
     """Multiplies by the weight; what has a weight of 0 may be NaN and becomes 0."""
     weight = part.weight
@@ -118,7 +126,7 @@ def _weighed(part: Part) -> Part:
         return part
 
     def times(x: jax.Array) -> jax.Array:
-        wide = jnp.promote_types(x.dtype, jnp.float32)
+        wide = working_dtype(x.dtype)
         product = x.astype(wide) * weight.astype(wide)
         return jnp.where(weight == 0, 0, product).astype(x.dtype)
 

@@ -76,7 +76,7 @@ class TrainStep:
           ValueError: for parameters that are not floating or are sharded, keywords that
             `loss_fn` does not take, optimizers that cannot be delayed, a bad batch.
         """
-        self.executor.join()  # only one thread may launch collectives
+        self.join()  # only one thread may launch collectives
         given = params, model_state, rng, opt_state, batch
         state, in_flight = initial(
             self.local_step, self.setting, *given, feeds_back=self.feeds_back
@@ -159,8 +159,17 @@ class TrainStep:
         Raises:
           ValueError: if `own` is not a nonnegative integer.
         """
-        self.executor.join()  # only one thread may launch collectives
+        self.join()  # only one thread may launch collectives
         return least_of_all_processes(own)
+
+    def join(self) -> None:
+        """Waits until no reduction is under way; gradients in flight stay in flight.
+
+        Needed before any other collective on CPUs of several processes, such as those
+        of a checkpoint or of an evaluation.
+        """
+        for phase in self.phases:
+            phase.executor.join()
 
     def drain(self, state: PipelineState) -> tuple[PipelineState, tuple[StepInfo, ...]]:
         """Reduces and applies, in order, every gradient in flight.

@@ -1,5 +1,7 @@
 """One all-reduce after another: which runs when, counted and by its bits."""
 
+import time
+
 import jax
 import numpy as np
 import optax
@@ -109,3 +111,18 @@ def test_not_inside_a_traced_program():
     message = r"`train.step` must not be traced .* a schedule of all-reduces"
     with pytest.raises(ValueError, match=message):
         jax.jit(train.step)(state, batch)
+
+
+@pytest.mark.parametrize(
+    "wait", [lambda train: train.join(), lambda t: t.init(init_params())]
+)
+def test_waiting_is_for_the_thread_of_any_phase(wait):
+    train = make(BOTH, executor="host")
+    state, _ = train.step(train.init(init_params()), batches(1)[0])
+    now = train.phases[0].executor
+    (begun,) = now._begun
+    late = now._thread.submit(time.sleep, 0.2)
+    wait(train)
+    assert begun.sum.done()
+    assert late.done()
+    assert state.calls == 1

@@ -174,6 +174,39 @@ def test_by_copy_over_other_devices():
     assert state.params["out"].sharding.device_set == set(jax.devices()[:4])
 
 
+@pytest.mark.parametrize("names", [("data", "model"), ("model", "data")])
+def test_by_copy_of_parts_that_several_devices_have(names):
+    """Along an axis that does not share the data, devices have copies."""
+    extents = {"data": 4, "model": 2}
+    devices = np.array(jax.devices()).reshape([extents[name] for name in names])
+    mesh = Mesh(devices, names)
+    train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=mesh)
+    cpus = _one_cpu_a_process(mesh, "data")
+    placed = jax.device_put(jnp.arange(8.0), train.setting.data)
+    total, _ = reduce_by_copy(train.setting, cpus)(Message({"w": placed}), {})
+    np.testing.assert_array_equal(total.sum.gradients["w"], [12, 16])
+
+
+@pytest.mark.parametrize(
+    "all_reduce", [collectives.psum(), collectives.ring(codecs.int8(8))]
+)
+def test_float64_switched_on_for_the_caller_alone(all_reduce):
+    def trained(executor):
+        train = pj.make_train_step(
+            lambda params, batch: (params * batch).mean(),
+            optax.sgd(1.0),
+            mesh=pj.data_mesh(2),
+            executor=executor,
+            all_reduce=all_reduce,
+        )
+        state = train.init(np.zeros(()))
+        state, _ = train.step(state, np.full(8, 1 / 3))
+        return train.drain(state)[0].params
+
+    with jax.enable_x64(True):
+        assert_bits_equal(trained("host"), trained("fused"))
+
+
 def test_bfloat16_by_copy():
     rows = jnp.arange(8, dtype=jnp.bfloat16)
     train = make("host")
@@ -244,4 +277,4 @@ def test_no_cpu_backend_beside_the_accelerators(monkeypatch):
     mesh = make("host").mesh
     monkeypatch.setattr(jax, "devices", none)
     with pytest.raises(ValueError, match=message):
-        _one_cpu_a_process(mesh)
+        _one_cpu_a_process(mesh, "data")

@@ -7,6 +7,7 @@ import pytest
 from jax.sharding import Mesh
 
 import pipejax as pj
+from pipejax import collectives
 
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn
 from .refusals import BATCH, make, refused
@@ -162,3 +163,21 @@ def test_a_refusal_harms_nothing(donate, failure):
     after, info = train.step(state, BATCH)
     assert bool(info.applied)
     assert int(after.step) == 2
+
+
+@pytest.mark.parametrize(
+    "counted",
+    [
+        {"warmup_steps": 3},
+        {
+            "all_reduce": collectives.scheduled(
+                [collectives.psum(), collectives.ring()], [2]
+            )
+        },
+    ],
+)
+def test_state_of_a_train_step_that_does_not_count(counted):
+    state, train = make().init(init_params()), make(**counted)
+    for call in (train.drain, lambda s: train.step(s, BATCH)):
+        with refused("`state` must count its steps in a run with `warmup_steps` or"):
+            call(state)

@@ -417,3 +417,17 @@ def test_a_mesh_with_another_axis():
     expected, _ = run(plain, plain.init(init_params()), batches(3))
     assert_bits_equal(states[-1].params, expected[-1].params)
     assert len(set(pj.replica_digest(states[-1]).values())) == 1
+
+
+def test_microbatches_of_arrays_without_elements():
+    """Features that are left out, as arrays of shape (examples, 0)."""
+
+    def loss(params, batch):
+        return jnp.mean(params * batch["x"]) + batch["none"].sum()
+
+    train = pj.make_train_step(
+        loss, optax.sgd(1.0), mesh=pj.data_mesh(2), width=1, microbatches=2
+    )
+    batch = {"x": np.ones(8, np.float32), "none": np.ones((8, 0), np.float32)}
+    state, _ = train.step(train.init(np.float32(1)), batch)
+    assert float(state.params) == 0

@@ -12,7 +12,7 @@ import pipejax as pj
 from pipejax import codecs, collectives
 
 from ..grid import grid
-from ..helpers import assert_bits_equal, init_params
+from ..helpers import assert_bits_equal, init_params, x64
 
 DEVICES, STEPS, SIZE = 4, 6, 16
 
@@ -213,3 +213,36 @@ def test_float16_ends_before_a_number_of_tokens(settings):
 def test_weights_that_are_no_real_scalars(weight):
     with pytest.raises(ValueError, match="must return a weight that is a real scalar"):
         trained(padded(1), loss=lambda p, b: (0.0, pj.Aux(weight=weight)))
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_float16_loss_times_its_tokens_may_exceed_float16(microbatches):
+    def loss(params, batch):
+        return 5 + 0 * (params * batch).mean(), pj.Aux(weight=np.float32(20_000))
+
+    train = pj.make_train_step(
+        loss,
+        optax.sgd(0.1),
+        mesh=pj.data_mesh(2),
+        width=1,
+        compute_dtype=jnp.float16,
+        microbatches=microbatches,
+    )
+    _, info = train.step(train.init(np.float32(1)), np.ones(8, np.float32))
+    assert float(info.loss) == 5
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_weights_where_dtypes_must_not_be_mixed(dtype):
+    def loss(params, batch):
+        return (params * batch).mean(), pj.Aux(weight=jnp.float32(2))
+
+    with x64():
+        train = pj.make_train_step(loss, optax.sgd(1.0), mesh=pj.data_mesh(2), width=2)
+        params, batch = np.ones((), dtype), np.ones(8, dtype)
+        state = train.init(params, batch=batch)
+        for _ in range(2):
+            state, _ = train.step(state, batch)
+        state, (info,) = train.drain(state)
+        assert state.params.dtype == dtype
+        assert (float(state.params), float(info.loss)) == (-1, 0)
