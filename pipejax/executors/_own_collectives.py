@@ -58,7 +58,7 @@ def own_transfers(program: Any, *args: Any) -> tuple[Transfer, ...]:
     """
     from pipejax.overlap import inspect
 
-    if not any(map(_is_collective, _equations(jax.make_jaxpr(program)(*args)))):
+    if not collective_axes(program, *args):
         return ()
     return tuple(
         Transfer(found.kind, found.group_size, int(found.bytes))
@@ -67,13 +67,18 @@ def own_transfers(program: Any, *args: Any) -> tuple[Transfer, ...]:
     )
 
 
-def _is_collective(equation: Any) -> bool:
-    """Returns whether an equation of a jaxpr names axes of the mesh to talk over."""
+def collective_axes(function: Any, *args: Any) -> set[str]:
+    """Returns the names of the axes over which a function has collectives."""
+    equations = _equations(jax.make_jaxpr(function)(*args))
+    return {name for equation in equations for name in _axes_of(equation)}
+
+
+def _axes_of(equation: Any) -> Iterator[str]:
+    """Yields the axes of the mesh over which an equation of a jaxpr talks."""
     names = equation.params.get("axes", equation.params.get("axis_name", ()))
     names = (names,) if isinstance(names, str) else names or ()
-    return equation.primitive.name != "axis_index" and any(
-        isinstance(name, str) for name in names
-    )
+    if equation.primitive.name != "axis_index":
+        yield from (name for name in names if isinstance(name, str))
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:

@@ -9,33 +9,18 @@
   with respect to the master copy and has its dtype
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from pipejax.codecs._codec import working_dtype
+from pipejax.mesh import AxisName
 from pipejax.message import Message, Passengers, travelling
 
 from ._loss import Loss, Returned, Unchanged, full_form, is_floating
-
-
-class Part(NamedTuple):
-    """What one microbatch, or all of them, add to a message.
-
-    Attributes:
-      gradients: pytree like the parameters; times the weight, if there is one.
-      loss: scalar, likewise.
-      metrics: pytree of scalars, likewise.
-      weight: float32 scalar; `None` without weights.
-    """
-
-    gradients: Any
-    loss: jax.Array
-    metrics: Any
-    weight: jax.Array | None
+from ._part import Part, part_of, together
 
 
 def local_message(
@@ -45,6 +30,7 @@ def local_message(
     batch: Any,
     rng: jax.Array | None,
     *,
+    axis_name: AxisName,
     microbatches: int = 1,
     compute_dtype: DTypeLike | None = None,
     reduce_dtype: DTypeLike | None = None,
@@ -57,6 +43,7 @@ def local_message(
       model_state: passed to `loss_fn` as a keyword unless `None`.
       batch: pytree of arrays, leading axis B, a multiple of `microbatches`.
       rng: this device's key for this step, passed likewise; split over microbatches.
+      axis_name: the axes of the surrounding `shard_map` that share the batch.
       microbatches: how many parts to take the gradient over, one after another.
       compute_dtype: dtype of the floating parameters and inputs inside the loss.
       reduce_dtype: dtype in which gradients travel; `None` keeps their own.
@@ -64,14 +51,11 @@ def local_message(
     Returns:
       The message to reduce, and the model state as this device leaves it.
     """
-    grad_fn = jax.value_and_grad(full_form(loss_fn, compute_dtype), has_aux=True)
+    full = full_form(loss_fn, compute_dtype)
 
     def one(batch: Any, before: Any, rng: Any) -> tuple[Part, Any, Unchanged]:
-        (loss, returned), gradients = grad_fn(params, batch, before, rng)
-        # float16 would end at 65,504: a loss times its tokens is more.
-        loss = loss.astype(working_dtype(loss.dtype))
-        part = Part(gradients, loss, returned.metrics, returned.weight)
-        return _weighed(part), _model_state(returned, before), returned.unchanged
+        part, returned = part_of(full, params, batch, before, rng, axis_name=axis_name)
+        return part, _model_state(returned, before), returned.unchanged
 
     if microbatches == 1:
         part, after, unchanged = one(batch, model_state, rng)
@@ -89,7 +73,7 @@ def local_message(
         (total, after), (each, unchanged) = lax.scan(
             add, (zeros, model_state), (parts, keys)
         )
-        part = _together(total, each)
+        part = together(total, each)
     message = Message(
         gradients=travelling(part.gradients, reduce_dtype),
         changes=travelling(_changes(after, model_state, unchanged), reduce_dtype),
@@ -119,20 +103,6 @@ def _in_parts(x: jax.Array, count: int) -> jax.Array:
     return x.reshape(count, x.shape[0] // count, *x.shape[1:])
 
 
-def _weighed(part: Part) -> Part:
-    """Multiplies by the weight; what has a weight of 0 may be NaN and becomes 0."""
-    weight = part.weight
-    if weight is None:
-        return part
-
-    def times(x: jax.Array) -> jax.Array:
-        wide = working_dtype(x.dtype)
-        product = x.astype(wide) * weight.astype(wide)
-        return jnp.where(weight == 0, 0, product).astype(x.dtype)
-
-    return jax.tree.map(times, part._replace(weight=None))._replace(weight=weight)
-
-
 def _model_state(returned: Returned, before: Any) -> Any:
     """Returns the model state after a part; floating leaves as before at weight 0."""
     if returned.weight is None:
@@ -143,21 +113,6 @@ def _model_state(returned: Returned, before: Any) -> Any:
         returned.model_state,
         before,
     )
-
-
-def _together(gradients: Any, each: Part) -> Part:
-    """Returns what m microbatches add: their mean, or with weights their sum.
-
-    Args:
-      gradients: their sum.
-      each: loss, metrics and weight of every microbatch, leading axis m.
-    """
-    if each.weight is not None:
-        sums = jax.tree.map(lambda x: x.sum(axis=0), each)
-        return sums._replace(gradients=gradients)
-    means = jax.tree.map(lambda x: x.mean(axis=0), each)
-    count = each.loss.shape[0]
-    return means._replace(gradients=jax.tree.map(lambda g: g / count, gradients))
 
 
 def _changes(after: Any, before: Any, unchanged: Unchanged) -> Any:

@@ -77,7 +77,9 @@ class LocalStep:
             after = kept.model_state
             state = state._replace(rng=kept.rng, step=kept.step)
         devices = lax.axis_size(self.axis_name)
-        return self._applied(state, reduced, after, arrived, devices)
+        return self._applied(
+            state, reduced, after, arrived, devices=devices, alike=True
+        )
 
     def predicted(self, state: ReplicatedState, in_flight: InFlight) -> ReplicatedState:
         """Returns the state as it will be, as far as this device can know.
@@ -96,7 +98,9 @@ class LocalStep:
         queue = zip(self._expected(in_flight), arrivals(in_flight), strict=True)
         for own, arrived in queue:
             reduced = Reduced.of(own)
-            state, _ = self._applied(state, reduced, state.model_state, arrived, 1)
+            state, _ = self._applied(
+                state, reduced, state.model_state, arrived, devices=1, alike=False
+            )
         return state
 
     def deviation(
@@ -129,6 +133,7 @@ class LocalStep:
             model_state,
             batch,
             key,
+            axis_name=self.axis_name,
             microbatches=self.microbatches,
             compute_dtype=self.compute_dtype,
             reduce_dtype=self.reduce_dtype,
@@ -156,7 +161,9 @@ class LocalStep:
         reduced: Reduced,
         after: Any,
         arrived: jax.Array,
+        *,
         devices: int,
+        alike: bool,
     ) -> tuple[ReplicatedState, StepInfo]:
         return apply_reduced(
             self.tx,
@@ -165,6 +172,7 @@ class LocalStep:
             after,
             arrived,
             devices=devices,
+            alike=alike,
             skip_nonfinite=self.skip_nonfinite,
         )
 

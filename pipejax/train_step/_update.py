@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from pipejax.executors import collective_axes
 from pipejax.message import Message, Reduced, arrived_as, mean
 
 from ._check_optimizer import check_kept_structure
@@ -30,6 +31,7 @@ def apply_reduced(
     arrived: jax.Array,
     *,
     devices: int,
+    alike: bool,
     skip_nonfinite: bool,
 ) -> tuple[ReplicatedState, StepInfo]:
     """Applies the mean of one iteration's messages, if there is one to apply.
@@ -42,6 +44,7 @@ def apply_reduced(
         whether or not there is an update.
       arrived: bool scalar, whether the sum is real or only the pipeline's zeros.
       devices: how many it was summed over.
+      alike: whether all devices apply the same; else each applies messages of its own.
       skip_nonfinite: whether an update that is not finite is held back.
 
     Returns:
@@ -67,7 +70,7 @@ def apply_reduced(
         still = jax.tree.map(jnp.zeros_like, _floating(state.model_state))
         return state.params, state.opt_state, moved(state.model_state, after, still)
 
-    params, opt_state, model_state = _either(applied, update, hold)
+    params, opt_state, model_state = _either(applied, update, hold, alike)
     skipped = state.skipped + skips.astype(jnp.int32)
     info = _info(message, counts, devices)
     return (
@@ -160,14 +163,18 @@ def _floating(model_state: Any) -> Any:
 
 
 def _either(
-    predicate: jax.Array, new: Callable[[], Any], old: Callable[[], Any]
+    predicate: jax.Array, new: Callable[[], Any], old: Callable[[], Any], alike: bool
 ) -> Any:
     """Returns `new()` where `predicate` holds, else `old()`.
 
     On CPU a branch: the update is then compiled by itself, as in a step written by
     hand, and has the same bits. Elsewhere a selection that fuses with the update: a
-    branch would make the host wait for the device in every step.
+    branch would make the host wait for the device in every step. A selection too where
+    devices may differ in `predicate` and the optimizer has a collective: a device in
+    the other branch would be waited for in vain.
     """
+    if not alike and collective_axes(new):
+        return select(predicate, new(), old())
     return lax.platform_dependent(
         cpu=lambda: lax.cond(predicate, new, old),
         default=lambda: select(predicate, new(), old()),

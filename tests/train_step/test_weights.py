@@ -246,3 +246,72 @@ def test_weights_where_dtypes_must_not_be_mixed(dtype):
         state, (info,) = train.drain(state)
         assert state.params.dtype == dtype
         assert (float(state.params), float(info.loss)) == (-1, 0)
+
+
+def errors(params, batch, mean):
+    """The loss with a hidden layer that is normalised; 0 where there is no weight."""
+    hidden = batch["x"] @ params["hidden"] + params["bias"][None, :]
+    centred = hidden - mean(hidden)[None, :]
+    hidden = jnp.tanh(centred / jnp.sqrt(mean(centred**2) + 1)[None, :])
+    each = ((hidden @ params["out"] - batch["y"]) ** 2).mean(axis=-1)
+    return (each * batch["w"]).sum() / jnp.maximum(batch["w"].sum(), 1)
+
+
+def batch_norm(params, batch):
+    def over_all(x):
+        return jax.lax.pmean(x.mean(axis=0), "data")
+
+    return errors(params, batch, over_all), pj.Aux(weight=batch["w"].sum())
+
+
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("empty", [(), (1,)])
+def test_a_loss_with_a_collective_is_that_of_the_global_batch(width, empty):
+    """The statistics are of all examples, those of a share without weight too."""
+    data, tx = padded(empty=empty), optax.sgd(0.5)
+    state, infos = trained(data, tx, loss=batch_norm, width=width)
+    grad = jax.jit(jax.value_and_grad(lambda w, b: errors(w, b, lambda x: x.mean(0))))
+    w, in_flight, losses = init_params(), [], []
+    for batch in data:
+        loss, g = grad(w, batch)
+        losses.append(loss)
+        in_flight.append(g)
+        if len(in_flight) == width:
+            w = jax.tree.map(lambda w, g: w - 0.5 * g, w, in_flight.pop(0))
+    for g in in_flight:
+        w = jax.tree.map(lambda w, g: w - 0.5 * g, w, g)
+    close(state.params, w)
+    found = [info.loss for info in infos if info.arrived]
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
+
+
+def test_a_loss_with_a_collective_in_float16_may_have_many_tokens():
+    def loss(params, batch):
+        mean = jax.lax.pmean((params * batch).mean(), "data")
+        return mean, pj.Aux(weight=jnp.float32(80_000))
+
+    train = pj.make_train_step(
+        loss,
+        optax.sgd(1.0),
+        mesh=pj.data_mesh(2),
+        width=1,
+        compute_dtype=jnp.float16,
+    )
+    state, info = train.step(train.init(np.float32(1)), np.ones(4, np.float32))
+    assert int(info.skipped) == 0
+    assert float(state.params) == 0
+
+
+@pytest.mark.parametrize("width", [2, 3])
+def test_a_prediction_with_a_collective_where_a_device_has_no_weight(width):
+    """Its optimizer must run on every device, or the others would wait for it."""
+
+    def update(gradients, state, params=None):
+        count = jax.lax.psum(jnp.ones(()), "data")
+        return jax.tree.map(lambda g: -0.1 * g * count / DEVICES, gradients), state
+
+    tx = optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    data, settings = padded(empty=(1,)), {"width": width, "weight_prediction": True}
+    state, _ = trained(data, tx, **settings)
+    wanted, _ = trained(data, optax.sgd(0.1), **settings)
+    close(state.params, wanted.params)
