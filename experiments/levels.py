@@ -30,8 +30,9 @@ from jax.sharding import PartitionSpec as P
 from rich.table import Table
 
 import pipejax as pj
-from pipejax import buckets, codecs, collectives
+from pipejax import codecs, collectives
 from pipejax.mesh import on_mesh
+from pipejax.vectors import joined
 
 from . import data, models, report, task
 
@@ -125,7 +126,7 @@ def gradients(config: Config, seed: int) -> jax.Array:
     for part in range(devices):
         own = jax.tree.map(lambda x, i=part: x[32 * i : 32 * (i + 1)], batch)
         found, _ = jax.grad(loss_fn, has_aux=True)(params, own)
-        rows.append(buckets.flatten(found)["float32"])
+        rows.append(joined(jax.tree.leaves(found)))
     return jnp.stack(rows)
 
 

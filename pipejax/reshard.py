@@ -57,7 +57,7 @@ class Spread(NamedTuple):
     @classmethod
     def now(cls, train: TrainStep, like: PipelineState) -> "Spread":
         """That of the states of `train`, or of their shapes."""
-        devices = train.setting.devices
+        devices = train.config.devices
         if not jax.tree.leaves(like.in_flight.codec_states):
             return cls(devices, None)
         names = axes(train.axis_name)
@@ -73,7 +73,7 @@ class Spread(NamedTuple):
 
 def shapes_on(train: TrainStep, like: PipelineState, spread: Spread) -> PipelineState:
     """The shapes of a state of `train`, were its devices these."""
-    now = train.setting.devices
+    now = train.config.devices
 
     def resized(leaf: Any) -> jax.ShapeDtypeStruct:
         size = leaf.shape[0] // now * spread.devices
@@ -96,7 +96,7 @@ def reshard(train: TrainStep, state: PipelineState, before: Spread) -> PipelineS
     """
     states, in_flight = train.codec_states(state.params), state.in_flight
     layout = layout_of(train.gradients_form(state.params))
-    now = train.setting.devices
+    now = train.config.devices
     weighted = any(message.weight is not None for message in in_flight.pending)
     times = 1.0 if weighted else now / before.devices
     for all_reduce in train.schedule.phases if before.kept is not None else ():
@@ -164,16 +164,17 @@ def sum_owed(
     axis_name: AxisName,
     before: Spread,
     states: Any,
-) -> jax.Array:
-    """Returns what those devices together have yet to send: [coded]."""
+) -> tuple[jax.Array, ...]:
+    """Returns what those devices together have yet to send, by gradient."""
     names, sizes = _mapped(all_reduce, axis_name, before)
 
-    def local(states: Any) -> jax.Array:
+    def local(states: Any) -> tuple[jax.Array, ...]:
         return owed(all_reduce, layout, names, states)
 
-    def one_row(states: Any) -> jax.Array:
+    def one_row(states: Any) -> tuple[jax.Array, ...]:
         rows = _in_rows(local, axes(names), sizes)(states)
-        return rows[: layout.coded_size]  # all are the same
+        pairs = zip(rows, layout.coded, strict=True)
+        return tuple(x[: form.shape[0]] for x, form in pairs)  # all are the same
 
     return jax.jit(one_row)(states)
 
@@ -183,18 +184,18 @@ def _handed_on(
     layout: Layout,
     train: TrainStep,
     times: float,
-    total: jax.Array,
+    total: tuple[jax.Array, ...],
     states: Any,
 ) -> Any:
     """Returns the states, each device's with an equal share of `times total`."""
-    setting = train.setting.at(train.executor.reduction_mesh)
-    own, axis_name = P(setting.axis_name), setting.axis_name
+    config = train.config.at(train.executor.reduction_mesh)
+    own, axis_name = P(config.axis_name), config.axis_name
 
-    def local(states: Any, total: jax.Array) -> Any:
-        share = times / setting.devices * total
+    def local(states: Any, total: tuple[jax.Array, ...]) -> Any:
+        share = jax.tree.map(lambda x: times / config.devices * x, total)
         return owing(all_reduce, layout, axis_name, states, share)
 
-    return jax.jit(setting.on_mesh(local, (own, P()), own))(states, total)
+    return jax.jit(config.on_mesh(local, (own, P()), own))(states, total)
 
 
 def _above_one(mesh: Mesh, names: tuple[str, ...]) -> dict[str, int]:

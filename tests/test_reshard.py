@@ -101,8 +101,8 @@ def owed(train, state):
         sum_owed(phase, layout, train.axis_name, on, state.in_flight.codec_states)
         for phase in train.schedule.phases
     ]
-    both = sum(map(np.array, sums)) / on.devices
-    return both[state.params["half"].size :]
+    _, weights = zip(*sums, strict=True)  # of the parameters "half" and "w"
+    return np.ravel(sum(map(np.array, weights)) / on.devices)
 
 
 def sent(state):

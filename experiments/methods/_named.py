@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from pipejax import codecs, collectives
-from pipejax.overlap import Silence
+from pipejax.overlap import NoCommunication
 
 from ._method import Method
 from ._parameter_server import AsynchronousServer
@@ -65,7 +65,7 @@ def _port(offset: int) -> int:
 
 
 NAMES: dict[str, Make] = {
-    "compute": _ours(1, Silence),
+    "compute": _ours(1, NoCommunication),
     "PS-Sync": _ours(1, collectives.parameter_server),
     "PS-Async": _asynchronous,
     "D-Sync": _ours(1, collectives.psum),

@@ -48,12 +48,12 @@ class Blocks(Codec):
         """[b, block] to [b, 1]."""
         return jnp.max(jnp.abs(blocks), axis=1, keepdims=True)
 
-    def joined(self, codes: jax.Array, scale: jax.Array) -> jax.Array:
+    def packed(self, codes: jax.Array, scale: jax.Array) -> jax.Array:
         """uint8 codes [b, block] below `2^bits`, and scales, as one payload."""
         return jnp.concatenate([pack(codes, self.bits).reshape(-1), to_words(scale)])
 
     def parted(self, payload: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
-        """Inverse of `joined`."""
+        """Inverse of `packed`."""
         coded = n * self.bits // 8
         packed = payload[:coded].reshape(n // self.block, -1)
         scale = from_words(payload[coded:], jnp.float32)
@@ -83,7 +83,7 @@ class Integers(Blocks, Rounding):
         q = to_integer(units, noise, self.top)
         q = jnp.where(jnp.isnan(units), -self.top - 1, q)  # infinite: 0 x inf
         codes = lax.bitcast_convert_type(q.astype(jnp.int8), jnp.uint8)
-        return self.joined(codes if self.bits == 8 else codes & 15, scale)
+        return self.packed(codes if self.bits == 8 else codes & 15, scale)
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
         """`q s / L`, or NaN."""
@@ -120,7 +120,7 @@ class Float8(Blocks):
         blocks = self._blocks(x)
         scale = self.scale(blocks)
         small = (blocks * _over(self.top, scale)).astype(self.dtype)
-        return self.joined(lax.bitcast_convert_type(small, jnp.uint8), scale), state
+        return self.packed(lax.bitcast_convert_type(small, jnp.uint8), scale), state
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
         """`q s / L`."""
@@ -157,7 +157,7 @@ class Sign(Blocks):
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
         """Sign bits, eight to a byte, and scales."""
         blocks = self._blocks(x)
-        return self.joined((blocks < 0).astype(jnp.uint8), self.scale(blocks)), state
+        return self.packed((blocks < 0).astype(jnp.uint8), self.scale(blocks)), state
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
         """`s` or `-s`."""

@@ -84,10 +84,11 @@ class Codec(abc.ABC):
         return self
 
     def leaves(self, x: jax.Array) -> Any:
-        """x as the arrays that the rounds of a linear codec take; by default itself.
+        """Returns a vector as the rounds of a linear codec take it; by default itself.
 
         Returns:
-          A pytree whose leaves, one after another, are x.
+          A pytree whose leaves, one after another, are x: arrays in the shapes of the
+          gradients if the codec `needs_leaves`.
         """
         return x
 
@@ -137,7 +138,7 @@ class Linear(Codec):
     """A codec whose payloads can be summed: `C(x) + C(y) = C(x + y)`, round by round.
 
     All devices must have the same state, so none is seeded by its rank. The rounds take
-    a vector as its `leaves`, and give one so.
+    and return what `leaves` returns: a vector, or arrays in the gradients' own shapes.
     """
 
     @abc.abstractmethod

@@ -23,7 +23,7 @@ import optax
 from jax import lax
 from jax.typing import DTypeLike
 
-from pipejax.concatenate import joined
+from pipejax.vectors import joined
 
 from ._codec import Codec, Linear, Shapes
 from ._sparse import RandomK
@@ -33,8 +33,8 @@ class ErrorFeedbackState(NamedTuple):
     """What the codec has lost so far, and its own state.
 
     Attributes:
-      residual: e, [n], as the codec's `leaves`: float32, or float64 where the vectors
-        are float64.
+      residual: e, as the codec's `leaves`: a vector [n], or arrays in the shapes of the
+        gradients; float32, or float64 where they are float64.
       codec: of the codec inside.
     """
 
@@ -85,7 +85,7 @@ class ErrorFeedback(Linear):
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
         """The payload of what is due, and what that loses."""
-        due = x.astype(self.dtype) + joined(state.residual)
+        due = x.astype(self.dtype) + joined(jax.tree.leaves(state.residual))
         payload, inner = self.codec.encode(due, state.codec)
         # Of the payload that is sent, decoded as others decode it: XLA would compute
         # both anew here, and round elsewhere.

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from pipejax.concatenate import joined
+from pipejax.vectors import joined
 
 from ._all_bits import AllBits
 from ._codec import Codec, Linear, Shapes
@@ -34,6 +34,11 @@ class Passing(Linear):
     def multiple(self) -> int:
         """As of the codec."""
         return self.codec.multiple
+
+    @property
+    def needs_leaves(self) -> bool:
+        """As of the codec."""
+        return self.codec.needs_leaves
 
     @property
     def rounds(self) -> int:
@@ -76,7 +81,7 @@ class Passing(Linear):
     ) -> jax.Array:
         """All, or zeros."""
         del state, sums
-        return self._sent(joined(leaves))
+        return self._sent(joined(jax.tree.leaves(leaves)))
 
     def rebuild(self, state: Any, sums: tuple[jax.Array, ...], n: int) -> Any:
         """The sum."""

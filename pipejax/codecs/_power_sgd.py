@@ -22,8 +22,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from pipejax.concatenate import joined
 from pipejax.integers import is_integer
+from pipejax.vectors import apart, joined
 
 from ._bits import from_words, to_words
 from ._codec import Linear, Shapes
@@ -62,7 +62,7 @@ class PowerSGD(Linear):
 
     def init(self, n: int, seed: jax.Array) -> Any:
         """Q of every matrix, at random."""
-        self._slices(n)
+        self._forms(n)
         length = self.rank * sum(n for _, n in self._matrices())
         key = jax.random.fold_in(self.key, seed)
         return jax.random.normal(key, (length,), jnp.float32)
@@ -73,7 +73,7 @@ class PowerSGD(Linear):
 
     def round_sizes(self, n: int) -> tuple[int, ...]:
         """P; then Q and the rest."""
-        self._slices(n)
+        self._forms(n)
         matrices = self._matrices()
         rest = n - sum(rows * columns for rows, columns in matrices)
         return (
@@ -87,7 +87,7 @@ class PowerSGD(Linear):
         first = self.project(leaves, state, ())
         last = self.project(leaves, state, (first,))
         columns = [p.reshape(-1) for p in self._orthonormal(first)]
-        payload = to_words(jnp.concatenate([*columns, last]), jnp.uint32)
+        payload = to_words(joined([*columns, last]), jnp.uint32)
         return payload, self.settled(leaves, state, (first, last), last)
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
@@ -100,38 +100,35 @@ class PowerSGD(Linear):
     def bound(self, x: jax.Array) -> jax.Array:
         """The norm of the matrix an element is in; nothing for the rest."""
         bounds = []
-        for leaf, shape in zip(self._slices(x.size), self._shapes(), strict=True):
+        for leaf in self.leaves(x):
             norm = jnp.zeros((), x.dtype)
-            if self._is_coded(shape):
-                unit, largest = _scaled(x[leaf])
+            if self._is_coded(leaf.shape):
+                unit, largest = _scaled(leaf.reshape(-1))
                 norm = jnp.linalg.norm(unit) * (1 + 1e-4) * largest
                 # What the products add up may overflow.
                 norm = jnp.where(jnp.isfinite(largest * unit.size), norm, jnp.inf)
-            bounds.append(jnp.full(leaf.stop - leaf.start, norm))
-        return jnp.concatenate(bounds)
+            bounds.append(jnp.full(leaf.size, norm))
+        return joined(bounds)
 
     def leaves(self, x: jax.Array) -> Any:
-        """The leaves: matrices, and vectors as which the others travel."""
-        pieces = zip(self._slices(x.size), self._shapes(), strict=True)
-        return tuple(
-            x[leaf].reshape(_sides(shape) if self._is_coded(shape) else -1)
-            for leaf, shape in pieces
-        )
+        """The gradients in their own shapes."""
+        return apart(x, self._forms(x.size, x.dtype))
 
     def project(
         self, leaves: Any, state: Any, sums: tuple[jax.Array, ...]
     ) -> jax.Array:
         """`M Q`; then `M^T P`, and the rest."""
-        matrices = [x for x in leaves if x.ndim == 2]
-        rest = [x for x in leaves if x.ndim == 1]
+        coded = [x for x in leaves if self._is_coded(x.shape)]
+        matrices = [x.reshape(_sides(x.shape)) for x in coded]
         if not sums:
             start = self._cut(state, [n for _, n in self._matrices()])
             pairs = zip(matrices, start, strict=True)
-            return _flat([m @ q.astype(m.dtype) for m, q in pairs])
+            return joined([m @ q.astype(m.dtype) for m, q in pairs])
         columns = self._orthonormal(sums[0])
         # Not `m.T @ p`, which XLA:CPU does far slower for one column.
         products = [(p.T @ m).T for m, p in zip(matrices, columns, strict=True)]
-        return _flat([*products, *rest])
+        rest = [x for x in leaves if not self._is_coded(x.shape)]
+        return joined([*products, *rest])
 
     def rebuild(self, state: Any, sums: tuple[jax.Array, ...], n: int) -> Any:
         """`P Q^T`, and the rest."""
@@ -146,23 +143,21 @@ class PowerSGD(Linear):
         sides = [n for _, n in self._matrices()]
         last = sums[1][: state.size].astype(state.dtype)
         new, old = self._cut(last, sides), self._cut(state, sides)
-        return _flat([_restarted(n, o) for n, o in zip(new, old, strict=True)])
+        return joined([_restarted(n, o) for n, o in zip(new, old, strict=True)])
 
     def _product(self, columns: list[jax.Array], last: jax.Array, n: int) -> Any:
         sides = [n for _, n in self._matrices()]
         split = self.rank * sum(sides)
         rows = self._cut(last[:split], sides)
-        matrices = iter(zip(columns, rows, strict=True))
-        rest, start, leaves = last[split:], 0, []
-        for leaf, shape in zip(self._slices(n), self._shapes(), strict=True):
-            if self._is_coded(shape):
-                p, q = next(matrices)
-                leaves.append(p @ q.T)
-            else:
-                length = leaf.stop - leaf.start
-                leaves.append(rest[start : start + length])
-                start += length
-        return tuple(leaves)
+        products = iter([p @ q.T for p, q in zip(columns, rows, strict=True)])
+        forms = self._forms(n, last.dtype)
+        rest = iter(
+            apart(last[split:], [x for x in forms if not self._is_coded(x.shape)])
+        )
+        return tuple(
+            next(products).reshape(x.shape) if self._is_coded(x.shape) else next(rest)
+            for x in forms
+        )
 
     def _orthonormal(self, first: jax.Array) -> list[jax.Array]:
         sides = [m for m, _ in self._matrices()]
@@ -184,17 +179,18 @@ class PowerSGD(Linear):
         m, n = _sides(shape)
         return len(shape) > 1 and self.rank * (m + n) < m * n
 
-    def _slices(self, n: int) -> list[slice]:
-        """Where each leaf lies in the vector."""
-        sizes = [math.prod(shape) for shape in self._shapes()]
-        if sum(sizes) != n:
+    def _forms(
+        self, n: int, dtype: DTypeLike = jnp.float32
+    ) -> list[jax.ShapeDtypeStruct]:
+        """Returns the shapes of the leaves of a vector of n elements."""
+        forms = [jax.ShapeDtypeStruct(x or (1,), dtype) for x in self._shapes()]
+        if (total := sum(map(math.prod, self._shapes()))) != n:
             raise ValueError(
-                f"`power_sgd` must be given whole leaves, {sum(sizes)} elements; got a"
+                f"`power_sgd` must be given whole leaves, {total} elements; got a"
                 f" vector of {n}. Choose an algorithm that does not cut vectors:"
                 " pj.collectives.psum, tree or parameter_server."
             )
-        ends = itertools.accumulate(sizes)
-        return [slice(e - s, e) for e, s in zip(ends, sizes, strict=True)]
+        return forms
 
     def _shapes(self) -> Shapes:
         if self.shapes is None:
@@ -263,9 +259,3 @@ def _restarted(new: jax.Array, old: jax.Array) -> jax.Array:
 
 def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
     return math.prod(shape[:-1]), shape[-1] if shape else 1
-
-
-def _flat(pieces: list[jax.Array]) -> jax.Array:
-    """One after another; of no pieces, an empty vector."""
-    vectors = [piece.reshape(-1) for piece in pieces]
-    return jnp.concatenate(vectors) if vectors else jnp.zeros(0, jnp.float32)

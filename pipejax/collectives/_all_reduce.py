@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 from jax import lax
+from jax.sharding import Mesh
 
 from pipejax.codecs import Codec
 from pipejax.codecs._all_bits import AllBits
@@ -39,6 +40,11 @@ class AllReduce(abc.ABC):
     def init(self, layout: Layout, axis_name: AxisName) -> States:
         """What its codecs keep, before the first sum; empty without any."""
         return self(layout, axis_name).init()
+
+    def on(self, mesh: Mesh) -> "AllReduce":
+        """Returns the algorithm as it is best on this mesh; by default as it is."""
+        del mesh
+        return self
 
 
 def axis_size(axis_name: AxisName) -> int:

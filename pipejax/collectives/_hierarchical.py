@@ -59,7 +59,7 @@ class Hierarchical(AllReduce):
             + renamed(self.outer(piece, between), "outer ")
             + local(lambda x: Parts(*x.coded, *x.exact))
             + renamed(self.inner.all_gather(cut, inside), "inner ")
-            + local(cut.joined)
+            + local(cut.arrays)
         )
 
 

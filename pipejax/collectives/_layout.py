@@ -2,12 +2,10 @@
 
 Gradients are summed in the shapes of the parameters. An algorithm that cuts its input
 into pieces makes two vectors of them, of what a codec may compress and of what it may
-not, and takes the sums apart again. That is done here and nowhere else.
+not, and takes the sums apart again.
 """
 
-import itertools
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,8 +14,8 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from pipejax.codecs._codec import Shapes, working_dtype
-from pipejax.concatenate import concatenate
 from pipejax.mesh import AxisName
+from pipejax.vectors import apart, joined
 
 
 class Summands(NamedTuple):
@@ -89,28 +87,18 @@ class Layout(NamedTuple):
 
     def vectors(self, summands: Summands) -> tuple[jax.Array, jax.Array]:
         """Returns the arrays as two vectors in the working dtype, coded and exact."""
-        return self._vector(summands.coded), self._vector(summands.exact)
+        dtype = self.working_dtype
+        return joined(summands.coded, dtype), joined(summands.exact, dtype)
 
     def arrays(self, coded: jax.Array, exact: jax.Array) -> Summands:
         """Undoes `vectors`, and gives each array its own dtype back."""
-        return Summands(_apart(coded, self.coded), _apart(exact, self.exact))
+        return Summands(apart(coded, self.coded), apart(exact, self.exact))
 
-    def _vector(self, arrays: tuple[jax.Array, ...]) -> jax.Array:
-        pieces = [jnp.ravel(x).astype(self.working_dtype) for x in arrays]
-        if not pieces:
-            return jnp.zeros(0, self.working_dtype)
-        return pieces[0] if len(pieces) == 1 else concatenate(pieces)
-
-
-def _apart(
-    vector: jax.Array, forms: Sequence[jax.ShapeDtypeStruct]
-) -> tuple[jax.Array, ...]:
-    ends = list(itertools.accumulate(math.prod(x.shape) for x in forms))
-    starts = [0, *ends[:-1]]
-    return tuple(
-        vector[start:end].reshape(x.shape).astype(x.dtype)
-        for start, end, x in zip(starts, ends, forms, strict=False)
-    )
+    def widened(self) -> "Layout":
+        """Returns the layout of the arrays a codec compresses, in the working dtype."""
+        dtype = self.working_dtype
+        coded = tuple(jax.ShapeDtypeStruct(x.shape, dtype) for x in self.coded)
+        return self._replace(coded=coded, exact=())
 
 
 def _form(x: Any) -> jax.ShapeDtypeStruct:

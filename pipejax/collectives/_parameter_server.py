@@ -45,7 +45,7 @@ class ParameterServer(AllReduce):
         total += local(add) + from_root(server, axis_name)
         for rank in range(1, p):
             total += hand_over(axis_name, [(0, rank)], server.bytes)
-        return total + local(lambda payload: cut.joined(server.decode(payload[None])))
+        return total + local(lambda payload: cut.arrays(server.decode(payload[None])))
 
 
 def _to_server(site: Site, axis_name: AxisName, rank: int) -> Stages:

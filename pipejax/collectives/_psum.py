@@ -1,4 +1,4 @@
-"""The backend's own all-reduce."""
+"""The backend's own all-reduce, of arrays in their own shapes."""
 
 import dataclasses
 import functools
@@ -7,18 +7,21 @@ from typing import Any, cast
 
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import Mesh
 
-from pipejax import buckets
-from pipejax.buckets import Buckets
 from pipejax.codecs import Codec, Linear
-from pipejax.concatenate import joined
+from pipejax.integers import is_integer
 from pipejax.mesh import AxisName
+from pipejax.vectors import apart, joined
 
 from ._all_reduce import AllReduce, axis_size, check_codec
+from ._groups import Groups
 from ._layout import Layout, Summands
 from ._sites import check_kept
 from ._stages import Local, Sent, Stages, States, local
 from ._wire import Transfer
+
+MIB = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,17 +29,51 @@ class Psum(AllReduce):
     """See `psum`."""
 
     codec: Linear | None
+    together: int | None
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
         """One stage; with a codec, one for each round."""
         if self.codec is None:
-            return _by_dtype(layout, axis_name)
+            return _in_own_shapes(layout, axis_name, self.together or 0)
         codec = self.codec.of(layout.shapes, layout.working_dtype)
         return _rounds(cast(Linear, codec), layout, axis_name)
 
     def init(self, layout: Layout, axis_name: AxisName) -> States:
         """As of every algorithm; without a codec, outside `shard_map` too."""
         return super().init(layout, axis_name) if self.codec else {}
+
+    def on(self, mesh: Mesh) -> "Psum":
+        """Joins short arrays between CPU processes and on TPUs, unless told otherwise.
+
+        Between CPU processes every collective costs a round trip, and XLA combines
+        none. On GPUs XLA combines collectives up to 30 MiB. Between the CPU devices of
+        one process a collective costs less than the copies into a vector and back.
+        """
+        platform = mesh.devices.flat[0].platform
+        launches = platform == "tpu" or (platform == "cpu" and mesh.is_multi_process)
+        if self.together is not None or not launches:
+            return self
+        return dataclasses.replace(self, together=MIB)
+
+
+def _in_own_shapes(layout: Layout, axis_name: AxisName, together: int) -> Stages:
+    """Sums arrays in their own shapes and dtypes, all in one stage."""
+    groups = Groups.of((*layout.coded, *layout.exact), together)
+    p, coded = axis_size(axis_name), len(layout.coded)
+
+    def pack(summands: Summands, states: States) -> tuple[Any, States]:
+        return groups.together((*summands.coded, *summands.exact)), states
+
+    def send(arrays: Any) -> Any:
+        return tuple(lax.psum(x, axis_name) for x in arrays)
+
+    def unpack(sums: Any) -> Summands:
+        arrays = groups.separate(sums)
+        return Summands(arrays[:coded], arrays[coded:])
+
+    transfers = tuple(Transfer("all-reduce", p, size) for size in groups.bytes)
+    links = Local(pack, encodes=True), Sent(send, transfers)
+    return Stages(links) + local(unpack)
 
 
 def _rounds(codec: Linear, layout: Layout, axis_name: AxisName) -> Stages:
@@ -49,8 +86,9 @@ def _rounds(codec: Linear, layout: Layout, axis_name: AxisName) -> Stages:
         return {"psum": codec.init(n, seed)}
 
     def begin(summands: Summands) -> Any:
-        coded, exact = layout.vectors(summands)
-        return codec.leaves(coded), exact, ()
+        arrays = tuple(x.astype(dtype) for x in summands.coded)
+        coded = arrays if codec.needs_leaves else joined(arrays, dtype)
+        return coded, joined(summands.exact, dtype), ()
 
     def project(round: int) -> Local:
         def run(value: Any, states: States) -> tuple[Any, States]:
@@ -74,7 +112,10 @@ def _rounds(codec: Linear, layout: Layout, axis_name: AxisName) -> Stages:
         state = states["psum"]
         total = codec.rebuild(state, sums, n)
         states = {**states, "psum": codec.settled(leaves, state, sums, own)}
-        return layout.arrays(joined(total), exact), states
+        arrays = total if codec.needs_leaves else apart(total, layout.coded)
+        pairs = zip(arrays, layout.coded, strict=True)
+        coded = tuple(x.astype(form.dtype) for x, form in pairs)
+        return Summands(coded, apart(exact, layout.exact)), states
 
     p = axis_size(axis_name)
     total = Stages((), (init,)) + local(begin)
@@ -88,48 +129,35 @@ def _rounds(codec: Linear, layout: Layout, axis_name: AxisName) -> Stages:
     return total + Stages((Local(finish),))
 
 
-def _by_dtype(layout: Layout, axis_name: AxisName) -> Stages:
-    """Sums arrays in their own dtypes, in one collective for each dtype."""
-    like = Summands(layout.coded, layout.exact)
-    p = axis_size(axis_name)
-
-    def flatten(summands: Summands, states: States) -> tuple[Buckets, States]:
-        return buckets.flatten(summands), states
-
-    def send(vectors: Buckets) -> Buckets:
-        return {name: lax.psum(vector, axis_name) for name, vector in vectors.items()}
-
-    def unflatten(vectors: Buckets) -> Summands:
-        return buckets.unflatten(vectors, like)
-
-    transfers = tuple(
-        Transfer("all-reduce", p, jnp.dtype(name).itemsize * size)
-        for name, size in buckets.sizes(like).items()
-    )
-    links = Local(flatten, encodes=True), Sent(send, transfers)
-    return Stages(links) + local(unflatten)
-
-
-def psum(codec: Codec | None = None) -> Psum:
-    """`lax.psum`, in each array's own dtype: whatever algorithm the backend has.
+def psum(codec: Codec | None = None, *, together: int | None = None) -> Psum:
+    """Sums by `lax.psum`, in each array's own shape and dtype, as the backend does it.
 
     Args:
       codec: `None`, or a linear one, `power_sgd` or `random_k`, with feedback or
         without: what it makes of every device's vector is added up unread, in float32,
         or float64 where the vector is.
+      together: without a codec, arrays that are shorter than this many bytes travel as
+        one vector for each dtype. `None` chooses by the mesh of `make_train_step`:
+        1 MiB on TPUs and between CPU processes, else 0.
 
     Raises:
-      ValueError: for a codec whose payloads cannot be added.
+      ValueError: for a codec whose payloads cannot be added, or a `together` that is no
+        number of bytes.
     """
+    if together is not None and not is_integer(together, 0):
+        raise ValueError(
+            "`together` must be a whole number of bytes, or None; got"
+            f" {together!r}. Choose 0 to send every array alone."
+        )
     if codec is None:
-        return Psum(None)
+        return Psum(None, together)
     if not check_codec(codec).rounds:
         raise ValueError(
             "`codec` must be linear under psum, which adds what it is given:"
             f" pj.codecs.power_sgd or random_k; got {codec}. Choose another algorithm,"
             " such as pj.collectives.two_shot(codec)."
         )
-    return Psum(cast(Linear, codec))
+    return Psum(cast(Linear, codec), together)
 
 
 PSUM = psum()  # the default of everything that sums

@@ -1,10 +1,10 @@
-"""What error feedback has yet to send, as one vector, and back.
+"""What error feedback has yet to send, in the shapes of the gradients, and back.
 
-It lies where an algorithm encodes, in pieces that depend on the algorithm and on the
-number of devices. The algorithm itself knows where:
+Residuals lie where an algorithm encodes, in pieces that depend on the algorithm and on
+the number of devices. The algorithm itself knows where:
 
 - given zeros, with codecs that send all they have, it sums whatever was kept
-- given a vector, with codecs that send nothing, it keeps that
+- given arrays, with codecs that send nothing, it keeps those arrays
 """
 
 import dataclasses
@@ -26,24 +26,25 @@ from ._stages import Stages, States, run
 
 def owed(
     all_reduce: AllReduce, layout: Layout, axis_name: AxisName, states: States
-) -> jax.Array:
-    """The sum over devices of what they have yet to send.
+) -> tuple[jax.Array, ...]:
+    """Returns the sum over devices of what they have yet to send.
 
     Args:
       all_reduce: which has kept it.
-      layout: of the vectors it sums.
+      layout: of the arrays it sums.
       axis_name: over which axes.
       states: each device's own.
 
     Returns:
-      [coded] in the layout's `working_dtype`, the same on all devices.
+      Arrays in the shapes of the gradients and in the layout's `working_dtype`, the
+      same on all devices.
     """
     stages = _passing(all_reduce, layout, axis_name, passes=True)
     # Each device's own: of what all share, vmap exchanges nothing, or the wrong thing.
     zero = (0 * lax.axis_index(axis_name)).astype(layout.working_dtype)
-    zeros = jnp.full(layout.coded_size, zero)
-    total, _ = run(stages, Summands((zeros,)), stages.init() | _residuals(states))
-    return total.coded[0]
+    zeros = tuple(jnp.full(x.shape, zero) for x in layout.coded)
+    total, _ = run(stages, Summands(zeros), stages.init() | _residuals(states))
+    return total.coded
 
 
 def owing(
@@ -51,19 +52,19 @@ def owing(
     layout: Layout,
     axis_name: AxisName,
     states: States,
-    vector: jax.Array,
+    arrays: tuple[jax.Array, ...],
 ) -> States:
-    """The states, with a vector to be sent by this device and nothing else.
+    """Returns the states, with `arrays` to be sent by this device and nothing else.
 
     Args:
-      all_reduce: which is to send it.
-      layout: of the vectors it sums.
+      all_reduce: which is to send them.
+      layout: of the arrays it sums.
       axis_name: over which axes.
       states: this device's own, whose keys and warm starts stay.
-      vector: [coded], in the layout's `working_dtype`.
+      arrays: in the shapes of the gradients and in the layout's `working_dtype`.
     """
     stages = _passing(all_reduce, layout, axis_name, passes=False)
-    _, kept = run(stages, Summands((vector,)), stages.init())
+    _, kept = run(stages, Summands(arrays), stages.init())
     new = {
         name: states[name]._replace(residual=residual.residual)
         for name, residual in _residuals(kept).items()
@@ -74,22 +75,20 @@ def owing(
 def _passing(
     all_reduce: AllReduce, layout: Layout, axis_name: AxisName, *, passes: bool
 ) -> Stages:
-    """Returns the algorithm for one vector; with feedback, all or nothing is sent."""
+    """Returns the algorithm, its codecs with feedback sending all or nothing."""
 
     def change(part: Any) -> Any:
         if isinstance(part, ErrorFeedback):
-            return ErrorFeedback(Passing(part.codec.of(shapes), passes))
+            return ErrorFeedback(Passing(part.codec, passes))
         if isinstance(part, Codec):
-            return Passing(part.of(shapes), passes=True)
+            return Passing(part, passes=True)
         if isinstance(part, AllReduce):
             names = [field.name for field in dataclasses.fields(part)]
             parts = {name: change(getattr(part, name)) for name in names}
             return dataclasses.replace(part, **parts)
         return part
 
-    shapes = layout.shapes
-    vector = jax.ShapeDtypeStruct((layout.coded_size,), layout.working_dtype)
-    return change(all_reduce)(Layout((vector,), whole=False), axis_name)
+    return change(all_reduce)(layout.widened(), axis_name)
 
 
 def _residuals(states: States) -> States:

@@ -45,5 +45,5 @@ class ScatterGather(AllReduce):
             local(cut.rows)
             + self.reduce_scatter(cut, axis_name)
             + self.all_gather(cut, axis_name)
-            + local(cut.joined)
+            + local(cut.arrays)
         )

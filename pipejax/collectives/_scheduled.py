@@ -5,6 +5,8 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
+from jax.sharding import Mesh
+
 from pipejax.mesh import AxisName
 
 from ._all_reduce import AllReduce
@@ -44,6 +46,10 @@ class Phase(AllReduce):
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
         """As the algorithm, its states named by its number."""
         return renamed(self.all_reduce(layout, axis_name), f"phase {self.number} ")
+
+    def on(self, mesh: Mesh) -> "Phase":
+        """As the algorithm."""
+        return Phase(self.all_reduce.on(mesh), self.number)
 
 
 def scheduled(all_reduces: Sequence[AllReduce], boundaries: Sequence[int]) -> Schedule:

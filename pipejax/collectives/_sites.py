@@ -64,7 +64,7 @@ class Cut(NamedTuple):
         coded, exact = self.layout.vectors(summands)
         return Parts(self._padded(coded, self.coded), self._padded(exact, self.exact))
 
-    def joined(self, rows: Parts) -> Summands:
+    def arrays(self, rows: Parts) -> Summands:
         """Undoes `rows`."""
         coded = rows.coded.reshape(-1)[: self.layout.coded_size]
         exact = rows.exact.reshape(-1)[: self.layout.exact_size]

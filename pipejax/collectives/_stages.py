@@ -81,12 +81,12 @@ class Stages:
     @property
     def stages(self) -> tuple[Stage, ...]:
         """Each takes what the one before returned, the first `(summands, states)`."""
-        return tuple(joined(links) for links in self._groups()[:-1])
+        return tuple(chained(links) for links in self._groups()[:-1])
 
     @property
     def finish(self) -> Stage:
         """From what the last returned to `(sums, states)`."""
-        return joined(self._groups()[-1])
+        return chained(self._groups()[-1])
 
     def _groups(self) -> list[list[Link]]:
         """The links, a new group after each collective."""
@@ -98,7 +98,7 @@ class Stages:
         return groups
 
 
-def joined(links: Sequence[Link]) -> Stage:
+def chained(links: Sequence[Link]) -> Stage:
     """Links in order, as one."""
 
     def stage(carry: tuple[Any, States]) -> tuple[Any, States]:

@@ -43,7 +43,7 @@ class Tree(AllReduce):
         for distance in reversed(distances):
             pairs = _neighbours(axis_name, distance)
             total += hand_over(axis_name, pairs, down.bytes)
-        return total + local(lambda payload: cut.joined(down.decode(payload[None])))
+        return total + local(lambda payload: cut.arrays(down.decode(payload[None])))
 
 
 def first(rows: Parts) -> Parts:

@@ -11,18 +11,19 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from ._config import StepConfig
+from ._executor import Executor
 from ._fused import Fused
 from ._host import Host
 from ._own_collectives import OwnCollectiveError
-from ._setting import Executor, Setting
 
 
 class Auto:
     """Runs steps as `Host` does, from a collective of the loss's own on as `Fused`."""
 
-    def __init__(self, setting: Setting, reason: str) -> None:
-        self._setting = setting
-        self._now: Executor = Host(setting, reason)
+    def __init__(self, config: StepConfig, reason: str) -> None:
+        self._config = config
+        self._now: Executor = Host(config, reason)
 
     @property
     def name(self) -> str:
@@ -71,4 +72,4 @@ class Auto:
     def _fuse(self, error: OwnCollectiveError) -> None:
         """Goes on with the fused executor; what was begun is begun anew."""
         self._now.join()
-        self._now = Fused(self._setting, error.reason)
+        self._now = Fused(self._config, error.reason)

@@ -3,9 +3,10 @@
 import logging
 
 from ._auto import Auto
+from ._config import StepConfig
+from ._executor import Executor
 from ._fused import Fused
 from ._host import Host
-from ._setting import Executor, Setting
 
 _log = logging.getLogger(__name__)
 
@@ -16,18 +17,18 @@ _EXECUTORS: dict[str, type[Fused | Host | Auto]] = {
 }
 
 
-def choose(name: str, setting: Setting) -> Executor:
+def choose(name: str, config: StepConfig) -> Executor:
     """The executor of that name; of `"auto"` the one that hides communication here."""
     reason = "asked for"
     if name == "auto":
-        name, reason = _automatic(setting)
-    executor: Executor = _EXECUTORS[name](setting, reason)
+        name, reason = _automatic(config)
+    executor: Executor = _EXECUTORS[name](config, reason)
     _log.info("executor %s: %s", executor.name, reason)
     return executor
 
 
-def _automatic(setting: Setting) -> tuple[str, str]:
-    devices = setting.mesh.devices.flat
+def _automatic(config: StepConfig) -> tuple[str, str]:
+    devices = config.mesh.devices.flat
     platform = devices[0].platform
     processes = len({device.process_index for device in devices})
     if platform != "cpu":

@@ -1,8 +1,11 @@
 """One XLA program a step: the collectives overlap inside it.
 
 For GPUs and TPUs, whose compilers can start a collective and go on. What makes them do
-so: one flat bucket per dtype, stages woven into the compute, a late consumer, and
-compiler options.
+so: stages woven into the compute, a late consumer, and compiler options.
+
+A step takes the oldest message off the queue and puts a fresh one at its end. The
+queue is put together outside the program, which so copies no message that stays in it,
+and which may overwrite all that it is given when asked to donate.
 """
 
 import dataclasses
@@ -14,6 +17,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from pipejax.message import (
+    InFlight,
+    Message,
     arrivals,
     emptied,
     has_arrived,
@@ -23,8 +28,8 @@ from pipejax.message import (
     shift,
 )
 
+from ._config import StepConfig
 from ._options import Options, options_for
-from ._setting import Setting
 from ._weave import weave
 
 
@@ -32,7 +37,7 @@ from ._weave import weave
 class Fused:
     """Runs compute, all-reduce and update as one program."""
 
-    setting: Setting
+    config: StepConfig
     reason: str
     name: str = "fused"
 
@@ -40,7 +45,11 @@ class Fused:
         """One step on, dispatched; on several CPU devices after the one before."""
         self._wait_for(state)
         traced = isinstance(state.step, jax.core.Tracer)
-        return self._programs[traced](state, in_flight, batch)
+        leaving, staying = _parted(in_flight)
+        program = self._programs[traced]
+        state, entering, info = program(state, leaving, staying, batch)
+        pending = (*staying, *entering.pending)
+        return state, entering._replace(pending=pending), info
 
     def drain(self, state: Any, in_flight: Any) -> tuple[Any, Any, Any]:
         """Reduces and applies, in order, what is in flight; an info for each."""
@@ -49,7 +58,7 @@ class Fused:
 
     def lower(self, state: Any, in_flight: Any, batch: Any) -> jax.stages.Lowered:
         """The step's program."""
-        return self._programs[False].lower(state, in_flight, batch)
+        return self._programs[False].lower(state, *_parted(in_flight), batch)
 
     def join(self) -> None:
         """Nothing to wait for: the devices run its programs in order."""
@@ -57,7 +66,7 @@ class Fused:
     @property
     def reduction_mesh(self) -> Mesh:
         """The mesh."""
-        return self.setting.mesh
+        return self.config.mesh
 
     @property
     def compiler_options(self) -> dict[str, Any]:
@@ -67,20 +76,20 @@ class Fused:
     @functools.cached_property
     def options(self) -> Options:
         """The options, and those the compiler refused."""
-        return options_for(self.setting.mesh)
+        return options_for(self.config.mesh)
 
     @functools.cached_property
     def _programs(self) -> dict[bool, jax.stages.Wrapped]:
         """The step as a program of its own, and as part of one being traced."""
-        own = P(self.setting.axis_name)
-        mapped = self.setting.on_mesh(
-            self._local_step, (P(), own, own), (P(), own, P())
+        own = P(self.config.axis_name)
+        mapped = self.config.on_mesh(
+            self._local_step, (P(), own, own, own), (P(), own, P())
         )
         program = functools.partial(
             jax.jit,
             mapped,
-            in_shardings=(None, None, self.setting.data),
-            donate_argnums=(0,) if self.setting.donate else (),
+            in_shardings=(None, None, None, self.config.data),
+            donate_argnums=self._donated,
         )
         # JAX takes compiler options for a whole program only.
         return {
@@ -90,24 +99,30 @@ class Fused:
 
     @functools.cached_property
     def _drain(self) -> jax.stages.Wrapped:
-        own = P(self.setting.axis_name)
+        own = P(self.config.axis_name)
         specs = (P(), own), (P(), own, P())
-        mapped = self.setting.on_mesh(self._local_drain, *specs)
-        return jax.jit(mapped, donate_argnums=(0,) if self.setting.donate else ())
+        mapped = self.config.on_mesh(self._local_drain, *specs)
+        return jax.jit(mapped, donate_argnums=self._donated)
 
-    def _local_step(self, state: Any, in_flight: Any, batch: Any) -> Any:
+    @property
+    def _donated(self) -> tuple[int, ...]:
+        """The arguments of a program that it may overwrite: the state and the queue."""
+        return (0, 1) if self.config.donate else ()
+
+    def _local_step(self, state: Any, leaving: Any, staying: Any, batch: Any) -> Any:
         """One device's part of a step: the recursion, read from top to bottom."""
-        setting, work = self.setting, self.setting.work
+        config, work = self.config, self.config.work
+        in_flight = leaving._replace(pending=(*leaving.pending, *staying))
         before, arrived = in_flight.codec_states, has_arrived(in_flight)
-        if setting.width == 1:
+        if config.width == 1:
             fresh, left = work.compute(state, in_flight, batch)
-            total, after = reduced(fresh, before, setting.all_reduce, setting.axis_name)
+            total, after = reduced(fresh, before, config.sums_by, config.axis_name)
         else:
             oldest = in_flight.pending[0]
             total, after, (fresh, left) = weave(
                 oldest,
                 before,
-                reduction(oldest, setting.all_reduce, setting.axis_name),
+                reduction(oldest, config.sums_by, config.axis_name),
                 work.compute,
                 state,
                 in_flight,
@@ -116,18 +131,17 @@ class Fused:
         after = kept(total, arrived, after, before)
         state, info = work.update(state, left, total, arrived)
         deviation = work.deviation(in_flight, total, info.applied)
-        return state, shift(in_flight, fresh, after, deviation), info
+        queue = shift(in_flight, fresh, after, deviation)
+        return state, queue._replace(pending=queue.pending[-1:]), info
 
     def _local_drain(self, state: Any, in_flight: Any) -> Any:
         """One device's part of a drain: oldest first, as they would have arrived."""
-        setting, states, infos = self.setting, in_flight.codec_states, []
+        config, states, infos = self.config, in_flight.codec_states, []
         queue = zip(in_flight.pending, arrivals(in_flight), strict=True)
         for message, arrived in queue:
-            total, after = reduced(
-                message, states, setting.all_reduce, setting.axis_name
-            )
+            total, after = reduced(message, states, config.sums_by, config.axis_name)
             states = kept(total, arrived, after, states)
-            state, info = setting.work.update(state, None, total, arrived)
+            state, info = config.work.update(state, None, total, arrived)
             infos.append(info)
         return state, emptied(in_flight, states), tuple(infos)
 
@@ -142,5 +156,11 @@ class Fused:
         An all-reduce holds one for each device until all have come. Of two steps at
         once each may hold what the other waits for, and neither ends.
         """
-        devices = self.setting.mesh.local_devices
+        devices = self.config.mesh.local_devices
         return len(devices) > 1 and devices[0].platform == "cpu"
+
+
+def _parted(in_flight: InFlight) -> tuple[InFlight, tuple[Message, ...]]:
+    """Returns the queue with the oldest message alone, and the others."""
+    oldest, staying = in_flight.pending[:1], in_flight.pending[1:]
+    return in_flight._replace(pending=oldest), staying

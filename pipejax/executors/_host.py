@@ -25,9 +25,9 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax.message import InFlight, Message, Reduced, emptied
 
+from ._config import StepConfig
 from ._own_collectives import OwnCollectiveError, check_no_own, spans_cpu_processes
 from ._reduce import Reduce, make_reduce, reduction_mesh
-from ._setting import Setting
 from ._thread import CommunicationThread
 
 
@@ -50,7 +50,7 @@ class Begun(NamedTuple):
 class Host:
     """Runs compute and update as programs of their own, and reduces on a thread."""
 
-    setting: Setting
+    config: StepConfig
     reason: str
     name: str = "host"
     _thread: CommunicationThread = dataclasses.field(
@@ -104,7 +104,7 @@ class Host:
     @functools.cached_property
     def reduction_mesh(self) -> Mesh:
         """The mesh if it is of CPUs, else CPUs beside it."""
-        return reduction_mesh(self.setting.mesh, self.setting.axis_name)
+        return reduction_mesh(self.config.mesh, self.config.axis_name)
 
     @property
     def compiler_options(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class Host:
         self, message: Message, in_flight: InFlight, age: int, last: Any
     ) -> Begun:
         """Has the thread sum, after all that it was given before; `last` is that."""
-        least = self.setting.width - 1 - age
+        least = self.config.width - 1 - age
         filled = in_flight.filled
         before = in_flight.codec_states if last is None else None
         # A switch set by `with` is of the caller's thread alone. Without this one, the
@@ -155,14 +155,14 @@ class Host:
         Compiles the program, as its first call would. A program is compiled anew, and
         checked anew, for arguments of another form.
         """
-        if not spans_cpu_processes(self.setting.mesh):
+        if not spans_cpu_processes(self.config.mesh):
             return
         leaves, structure = jax.tree.flatten(args)
         form = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         if (program, form) in self._checked:
             return
         try:
-            check_no_own(program.lower(*args).compile(), self.setting.mesh)
+            check_no_own(program.lower(*args).compile(), self.config.mesh)
         except OwnCollectiveError:
             self._begun.clear()
             raise
@@ -184,47 +184,47 @@ class Host:
 
     @functools.cached_property
     def _reduce(self) -> Reduce:
-        return make_reduce(self.setting, self.reduction_mesh)
+        return make_reduce(self.config, self.reduction_mesh)
 
     @functools.cached_property
     def _compute(self) -> jax.stages.Wrapped:
-        compute, own = self.setting.work.compute, P(self.setting.axis_name)
-        mapped = self.setting.on_mesh(compute, (P(), own, own), (own, P()))
-        return jax.jit(mapped, in_shardings=(None, None, self.setting.data))
+        compute, own = self.config.work.compute, P(self.config.axis_name)
+        mapped = self.config.on_mesh(compute, (P(), own, own), (own, P()))
+        return jax.jit(mapped, in_shardings=(None, None, self.config.data))
 
     @functools.cached_property
     def _update(self) -> jax.stages.Wrapped:
-        own, last = P(self.setting.axis_name), self.setting.width - 1
+        own, last = P(self.config.axis_name), self.config.width - 1
 
         def local(state: Any, left: Any, total: Any, due: Any) -> Any:
-            work, filled = self.setting.work, due.filled
+            work, filled = self.config.work, due.filled
             state, info = work.update(state, left, total, filled[0] == last)
             deviation = work.deviation(due, total, info.applied)
             return state, jnp.minimum(filled + 1, last), deviation, info
 
         specs = (P(), P(), P(), own), (P(), own, own, P())
-        mapped = self.setting.on_mesh(local, *specs)
-        return jax.jit(mapped, donate_argnums=(0,) if self.setting.donate else ())
+        mapped = self.config.on_mesh(local, *specs)
+        return jax.jit(mapped, donate_argnums=(0,) if self.config.donate else ())
 
     @functools.cached_property
     def _apply(self) -> list[jax.stages.Wrapped]:
         """For each place in the queue, the program that applies its sum in a drain."""
-        return [self._applying(age) for age in range(self.setting.width - 1)]
+        return [self._applying(age) for age in range(self.config.width - 1)]
 
     def _applying(self, age: int) -> jax.stages.Wrapped:
-        work, own = self.setting.work, P(self.setting.axis_name)
+        work, own = self.config.work, P(self.config.axis_name)
 
         def local(state: Any, total: Any, filled: Any) -> Any:
-            arrived = filled[0] >= self.setting.width - 1 - age
+            arrived = filled[0] >= self.config.width - 1 - age
             return work.update(state, None, total, arrived)
 
-        mapped = self.setting.on_mesh(local, (P(), P(), own), P())
-        return jax.jit(mapped, donate_argnums=(0,) if self.setting.donate else ())
+        mapped = self.config.on_mesh(local, (P(), P(), own), P())
+        return jax.jit(mapped, donate_argnums=(0,) if self.config.donate else ())
 
     @functools.cached_property
     def _emptied(self) -> jax.stages.Wrapped:
-        own = P(self.setting.axis_name)
-        return jax.jit(self.setting.on_mesh(lambda x: emptied(x, {}), (own,), own))
+        own = P(self.config.axis_name)
+        return jax.jit(self.config.on_mesh(lambda x: emptied(x, {}), (own,), own))
 
 
 def _identical(a: Any, b: Any) -> bool:

@@ -12,17 +12,17 @@ from jax.sharding import PartitionSpec as P
 from pipejax.mesh import AxisName, axes
 from pipejax.message import Message, Reduced, kept, reduced
 
-from ._setting import Setting
+from ._config import StepConfig
 
 # From messages and the codecs' states to the sum and the states after it.
 Reduce = Callable[[Message, Any], tuple[Reduced, Any]]
 
 
-def make_reduce(setting: Setting, where: Mesh) -> Reduce:
+def make_reduce(config: StepConfig, where: Mesh) -> Reduce:
     """The sum, on the mesh's own devices or by way of CPUs beside them."""
-    if where is setting.mesh:
-        return reduce_in_place(setting)
-    return reduce_by_copy(setting, where)
+    if where is config.mesh:
+        return reduce_in_place(config)
+    return reduce_by_copy(config, where)
 
 
 def reduction_mesh(mesh: Mesh, axis_name: AxisName) -> Mesh:
@@ -32,18 +32,18 @@ def reduction_mesh(mesh: Mesh, axis_name: AxisName) -> Mesh:
     return _one_cpu_a_process(mesh, axis_name)
 
 
-def reduce_in_place(setting: Setting) -> Reduce:
+def reduce_in_place(config: StepConfig) -> Reduce:
     """Sums each device's own part of a message, on the mesh itself.
 
     Returns when the sum is there, so that a failure is raised here.
     """
-    own = P(setting.axis_name)
+    own = P(config.axis_name)
 
     def local(message: Message, before: Any) -> Any:
-        total, after = reduced(message, before, setting.all_reduce, setting.axis_name)
+        total, after = reduced(message, before, config.sums_by, config.axis_name)
         return total, kept(total, jnp.array(True), after, before)
 
-    compiled = jax.jit(setting.on_mesh(local, (own, own), (P(), own)))
+    compiled = jax.jit(config.on_mesh(local, (own, own), (P(), own)))
 
     def reduce(message: Message, states: Any) -> Any:
         return jax.block_until_ready(compiled(message, states))
@@ -51,13 +51,13 @@ def reduce_in_place(setting: Setting) -> Reduce:
     return reduce
 
 
-def reduce_by_copy(setting: Setting, cpus: Mesh) -> Reduce:
+def reduce_by_copy(config: StepConfig, cpus: Mesh) -> Reduce:
     """Sums by way of `cpus`, one device a process: copy out, sum, copy back.
 
     A process adds up its own devices' parts first, in their order.
     """
-    mesh, axis = setting.mesh, setting.axis_name
-    between = reduce_in_place(setting.at(cpus))
+    mesh, axis = config.mesh, config.axis_name
+    between = reduce_in_place(config.at(cpus))
     (cpu,) = cpus.local_devices
 
     def out(array: jax.Array) -> jax.Array:

@@ -4,7 +4,7 @@ from ._collective_groups import CollectiveGroups as CollectiveGroups
 from ._collective_groups import collective_groups as collective_groups
 from ._inspect import inspect as inspect
 from ._measure import Measurement as Measurement
-from ._measure import Silence as Silence
+from ._measure import NoCommunication as NoCommunication
 from ._measure import measure as measure
 from ._report import Collective as Collective
 from ._report import Report as Report

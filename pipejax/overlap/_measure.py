@@ -91,7 +91,10 @@ def measure(
             "`rounds` must be at least 2, for a spread, and `steps` at least 1; got"
             f" {rounds=}, {steps=}."
         )
-    train, silent = _with(train, donate=False), _with(train, all_reduce=Silence())
+    train, silent = (
+        _with(train, donate=False),
+        _with(train, all_reduce=NoCommunication()),
+    )
     state, _ = jax.block_until_ready(train.drain(state))
     runs: dict[str, Callable[[], float]] = {
         "compute": lambda: _time(silent, state, batch, steps),
@@ -131,7 +134,7 @@ def _communication(
     )
     (message,) = like.in_flight.pending
     states = state.in_flight.codec_states
-    reduce = make_reduce(train.setting, train.executor.reduction_mesh)
+    reduce = make_reduce(train.config, train.executor.reduction_mesh)
 
     def run() -> float:
         start = time.perf_counter()
@@ -144,14 +147,14 @@ def _communication(
 
 def _with(train: TrainStep, **changes: Any) -> TrainStep:
     """Returns the step as it runs past warm-up and schedule, with these changes."""
-    setting = dataclasses.replace(train.setting, **{"donate": False} | changes)
+    config = dataclasses.replace(train.config, **{"donate": False} | changes)
     last = dataclasses.replace(
         train.schedule, phases=train.schedule.phases[-1:], boundaries=()
     )
-    return dataclasses.replace(train, setting=setting, schedule=last, warmup_steps=0)
+    return dataclasses.replace(train, config=config, schedule=last, warmup_steps=0)
 
 
-class Silence(AllReduce):
+class NoCommunication(AllReduce):
     """An all-reduce that sends nothing: each device keeps its own."""
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from pipejax.collectives import Stages, psum
-from pipejax.collectives._stages import Link, Sent, joined
+from pipejax.collectives._stages import Link, Sent, chained
 from pipejax.mesh import on_mesh
 
 from ._stopwatch import Case, Program, check_several
@@ -101,7 +101,7 @@ class _Chain:
         for number, phase in enumerate(self._phases(mesh)):
 
             def link(carry: Any, number: int = number) -> Any:
-                return joined(_grouped(self._whole.stages())[number][1])(carry)
+                return chained(_grouped(self._whole.stages())[number][1])(carry)
 
             program = jax.jit(on_mesh(link, mesh, (own,), own), donate_argnums=0)
             self._programs.append((phase, program))

@@ -62,6 +62,6 @@ def _unchanged(train: "TrainStep", state: PipelineState, batch: Any) -> Any:
         return loss_fn(params, batch, model_state, rng)[1].unchanged
 
     specs = (P(), own, P(), P())
-    local = train.setting.on_mesh(local, specs, P())
+    local = train.config.on_mesh(local, specs, P())
     args = state.params, batch, state.model_state, state.rng
     return jax.eval_shape(local, *args).leaves

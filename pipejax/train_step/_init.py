@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from pipejax.executors import Setting
+from pipejax.executors import StepConfig
 from pipejax.message import InFlight, Message, empty
 
 from ._check_input import (
@@ -24,7 +24,7 @@ from ._state import ReplicatedState
 
 def initial(
     local_step: LocalStep,
-    setting: Setting,
+    config: StepConfig,
     params: Any,
     model_state: Any,
     rng: Any,
@@ -52,13 +52,13 @@ def initial(
         check_replicated(name, tree)
     check_optimizer(
         jax.eval_shape(local_step.tx.init, params) if opt_state is None else opt_state,
-        plain_delay=setting.width > 1 and not local_step.weight_prediction,
+        plain_delay=config.width > 1 and not local_step.weight_prediction,
     )
     if opt_state is not None:
         check_opt_state(local_step.tx, params, opt_state)
-    placed = replicated(given, setting.mesh)
+    placed = replicated(given, config.mesh)
     params, model_state, rng, opt_state = args = [placed[name] for name in given]
-    like = _message_form(local_step, setting, params, model_state, rng, batch)
+    like = _message_form(local_step, config, params, model_state, rng, batch)
 
     def make(params: Any, model_state: Any, rng: Any, opt_state: Any) -> Any:
         state = ReplicatedState(
@@ -69,15 +69,15 @@ def initial(
             skipped=jnp.zeros((), jnp.int32),
             step=jnp.zeros((), jnp.int32),
         )
-        return state, empty(like, setting.width, {}, feeds_back=feeds_back)
+        return state, empty(like, config.width, {}, feeds_back=feeds_back)
 
-    specs = (P(), P(setting.axis_name))
-    return jax.jit(setting.on_mesh(make, P(), specs))(*args)
+    specs = (P(), P(config.axis_name))
+    return jax.jit(config.on_mesh(make, P(), specs))(*args)
 
 
 def _message_form(
     local_step: LocalStep,
-    setting: Setting,
+    config: StepConfig,
     params: Any,
     model_state: Any,
     rng: Any,
@@ -87,10 +87,10 @@ def _message_form(
     if batch is None:
         dtype = local_step.reduce_dtype
         return jax.eval_shape(lambda: empty_message(params, model_state, dtype))
-    check_batch(batch, setting.devices, local_step.microbatches)
+    check_batch(batch, config.devices, local_step.microbatches)
 
     def local(params: Any, model_state: Any, rng: Any, batch: Any) -> Message:
         return local_step.message(params, model_state, rng, batch)[0]
 
-    local = setting.on_mesh(local, (P(), P(), P(), P(setting.axis_name)), P())
+    local = config.on_mesh(local, (P(), P(), P(), P(config.axis_name)), P())
     return jax.eval_shape(local, params, model_state, rng, batch)

@@ -8,7 +8,7 @@ from jax.typing import DTypeLike
 
 from pipejax.collectives import AllReduce, Schedule
 from pipejax.collectives._psum import PSUM
-from pipejax.executors import Setting
+from pipejax.executors import StepConfig
 from pipejax.mesh import AxisName
 
 from ._check_settings import (
@@ -75,8 +75,10 @@ def make_train_step(
       reduce_dtype: dtype in which gradients and changes of model state are sent and
         summed; `None` keeps their own. Loss, metrics and weight travel as float32.
       axis_name: the mesh axis of the data, or the two, `("host", "device")`.
-      donate: let a step overwrite the memory of the state it is given (not of the
-        gradients in flight, which may still be being sent). That state is then gone.
+      donate: let a step overwrite the state it is given, which may not be used after
+        it. The fused executor takes all of it, except messages in flight that stay in
+        flight, which the next state has too. The host executor takes all but what is in
+        flight, which may still be being sent.
       all_reduce: how gradients are summed, and what travels: by default
         `pj.collectives.psum()`, the backend's own; `two_shot(pj.codecs.int8())` sends
         a quarter of the bytes. `pj.collectives.scheduled` begins with one and goes on
@@ -130,7 +132,7 @@ def make_train_step(
         skip_nonfinite=check_flag("skip_nonfinite", skip_nonfinite),
     )
     schedule = check_all_reduce(all_reduce, axis_name)
-    setting = Setting(
+    config = StepConfig(
         work=work,
         mesh=check_mesh(mesh, axis_name),
         axis_name=axis_name,
@@ -139,7 +141,7 @@ def make_train_step(
         donate=donate,
     )
     return TrainStep(
-        setting=setting,
+        config=config,
         schedule=schedule,
         warmup_steps=check_count("warmup_steps", warmup_steps, 0),
         executor_name=check_executor(executor),

@@ -20,7 +20,7 @@ import numpy as np
 import optax
 
 from pipejax.collectives import Schedule, Transfer
-from pipejax.executors import Executor, Setting, choose
+from pipejax.executors import Executor, StepConfig, choose
 from pipejax.mesh import AxisName, laid_out
 from pipejax.message import Message, at_width_1
 
@@ -43,7 +43,7 @@ class TrainStep:
     Pure: everything that changes is in the `PipelineState` that goes in and comes out.
     """
 
-    setting: Setting
+    config: StepConfig
     schedule: Schedule
     warmup_steps: int
     executor_name: str
@@ -79,7 +79,7 @@ class TrainStep:
         self.join()  # only one thread may launch collectives
         given = params, model_state, rng, opt_state, batch
         state, in_flight = initial(
-            self.local_step, self.setting, *given, feeds_back=self.feeds_back
+            self.local_step, self.config, *given, feeds_back=self.feeds_back
         )
         in_flight = in_flight._replace(codec_states=self.codec_states(state.params))
         counted = self.counted or any(non_finite(state.model_state))
@@ -103,17 +103,20 @@ class TrainStep:
         """
         self._check(state)
         check_global(batch, self.mesh)
-        check_batch(batch, self.setting.devices, self.local_step.microbatches)
+        check_batch(batch, self.config.devices, self.local_step.microbatches)
         check_model_state(self, state, batch)
         own, in_flight = ReplicatedState.of(state), state.in_flight
-        batch = jax.tree.map(lambda leaf: laid_out(leaf, self.setting.data), batch)
+        batch = jax.tree.map(lambda leaf: laid_out(leaf, self.config.data), batch)
         now = self._phase(state.calls)
         calls = self._counted_on(state.calls)
         if self.width > 1 and self.warmup_steps and calls <= self.warmup_steps:
             # The pipeline stays empty while the synchronous twin goes past it.
             past, plain = at_width_1(in_flight), now.plain.executor
             own, past, info = plain.step(own, past, batch)
-            in_flight = in_flight._replace(codec_states=past.codec_states)
+            # Nothing is in flight before and after; the counter may have been donated.
+            in_flight = in_flight._replace(
+                filled=past.filled, codec_states=past.codec_states
+            )
         else:
             own, in_flight, info = now.executor.step(own, in_flight, batch)
         return own.with_in_flight(in_flight, calls), info
@@ -141,7 +144,7 @@ class TrainStep:
         >>> train.batch(np.zeros(4)).sharding.spec == jax.sharding.PartitionSpec("data")
         True
         """
-        return global_batch(local, self.setting.data, self.setting.devices)
+        return global_batch(local, self.config.data, self.config.devices)
 
     def fewest_batches(self, own: int) -> int:
         """Returns the least number of batches that any process has.
@@ -190,7 +193,7 @@ class TrainStep:
         """
         self._check(state)
         check_pending(
-            state, state.in_flight, self.local_step.reduce_dtype, self.setting.devices
+            state, state.in_flight, self.local_step.reduce_dtype, self.config.devices
         )
         executor = self._phase(state.calls).executor
         own, in_flight, infos = executor.drain(
@@ -213,7 +216,7 @@ class TrainStep:
           ValueError: as `step`.
         """
         self._check(state)
-        check_batch(batch, self.setting.devices, self.local_step.microbatches)
+        check_batch(batch, self.config.devices, self.local_step.microbatches)
         own = ReplicatedState.of(state)
         return self.executor.lower(own, state.in_flight, batch)
 
@@ -230,7 +233,7 @@ class TrainStep:
           compiled, then those of the exchange.
         """
         own = ReplicatedState.of(state)
-        return transfers_of(self.setting, own, state.in_flight, batch)
+        return transfers_of(self.config, own, state.in_flight, batch)
 
     def codec_states(self, params: optax.Params) -> Any:
         """Returns what codecs keep before the first step, of all phases side by side.
@@ -241,8 +244,8 @@ class TrainStep:
         like = self.gradients_form(params)
         states: dict[str, Any] = {}
         for phase in self.phases:
-            setting = phase.setting.at(phase.executor.reduction_mesh)
-            states |= setting.codec_states(like)
+            config = phase.config.at(phase.executor.reduction_mesh)
+            states |= config.codec_states(like)
         return states
 
     def gradients_form(self, params: optax.Params) -> Message:
@@ -259,40 +262,40 @@ class TrainStep:
     @functools.cached_property
     def plain(self) -> "TrainStep":
         """The synchronous twin: the same step at width 1."""
-        setting = dataclasses.replace(self.setting, width=1)
-        return dataclasses.replace(self, setting=setting, warmup_steps=0)
+        config = dataclasses.replace(self.config, width=1)
+        return dataclasses.replace(self, config=config, warmup_steps=0)
 
     @functools.cached_property
     def phases(self) -> tuple["TrainStep", ...]:
         """For each all-reduce of the schedule the step with it; the last is this."""
         *earlier, _ = self.schedule.phases
-        settings = (dataclasses.replace(self.setting, all_reduce=x) for x in earlier)
-        return (*(dataclasses.replace(self, setting=x) for x in settings), self)
+        configs = (dataclasses.replace(self.config, all_reduce=x) for x in earlier)
+        return (*(dataclasses.replace(self, config=x) for x in configs), self)
 
     @functools.cached_property
     def executor(self) -> Executor:
         """What runs the step in the end; its `name`, and the `reason` it was chosen."""
-        return choose(self.executor_name, self.setting)
+        return choose(self.executor_name, self.config)
 
     @property
     def local_step(self) -> LocalStep:
         """What each device does."""
-        return cast(LocalStep, self.setting.work)
+        return cast(LocalStep, self.config.work)
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
         """The devices."""
-        return self.setting.mesh
+        return self.config.mesh
 
     @property
     def width(self) -> int:
         """The width K of the pipeline."""
-        return self.setting.width
+        return self.config.width
 
     @property
     def axis_name(self) -> AxisName:
         """The mesh axis of the data, or both."""
-        return self.setting.axis_name
+        return self.config.axis_name
 
     @property
     def counted(self) -> bool:
@@ -305,8 +308,8 @@ class TrainStep:
         return self.width > 1 and self.local_step.deviation_feedback > 0
 
     def _check(self, state: PipelineState) -> None:
-        check_state(state, self.setting.data.device_set, counted=self.counted)
-        devices, fed = self.setting.devices, self.feeds_back
+        check_state(state, self.config.data.device_set, counted=self.counted)
+        devices, fed = self.config.devices, self.feeds_back
         check_in_flight(state.in_flight, self.width, devices, feeds_back=fed)
 
     def _counted_on(self, calls: Any) -> Any:

@@ -6,14 +6,14 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 from pipejax.collectives import Transfer
-from pipejax.executors import Setting, own_transfers
+from pipejax.executors import StepConfig, own_transfers
 from pipejax.message import InFlight, Reduced, has_arrived, reduction
 
 from ._state import ReplicatedState
 
 
 def transfers_of(
-    setting: Setting, state: ReplicatedState, in_flight: InFlight, batch: Any
+    config: StepConfig, state: ReplicatedState, in_flight: InFlight, batch: Any
 ) -> tuple[Transfer, ...]:
     """Lists every collective of a step, from shapes alone.
 
@@ -24,14 +24,14 @@ def transfers_of(
     found: list[Transfer] = []
 
     def local(state: ReplicatedState, in_flight: InFlight, batch: Any) -> Any:
-        message, kept = setting.work.compute(state, in_flight, batch)
-        stages = reduction(message, setting.all_reduce, setting.axis_name)
+        message, kept = config.work.compute(state, in_flight, batch)
+        stages = reduction(message, config.sums_by, config.axis_name)
         found[:] = stages.transfers
         arrived, total = has_arrived(in_flight), Reduced.of(message)
-        return message, setting.work.update(state, kept, total, arrived)
+        return message, config.work.update(state, kept, total, arrived)
 
-    own = P(setting.axis_name)
-    without_exchange = setting.on_mesh(local, (P(), own, own), (own, P()))
+    own = P(config.axis_name)
+    without_exchange = config.on_mesh(local, (P(), own, own), (own, P()))
     in_flight = in_flight._replace(codec_states={})
     args = state, in_flight, batch
     return (*own_transfers(jax.jit(without_exchange), *args), *found)

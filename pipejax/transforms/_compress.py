@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipejax import buckets, codecs
+from pipejax import codecs
 from pipejax.codecs import Codec
-from pipejax.codecs._codec import working_dtype
+from pipejax.collectives import Layout, Summands
 from pipejax.collectives._all_reduce import check_codec
 
 
@@ -16,10 +16,10 @@ class CompressState(NamedTuple):
     """What the codec keeps from one step to the next. Each device has its own.
 
     Attributes:
-      codec_states: by dtype: residuals, keys, warm starts; without leaves for most.
+      codec: residuals, keys, warm starts; without leaves for most codecs.
     """
 
-    codec_states: Any
+    codec: Any
 
 
 def compress(codec: Codec) -> optax.GradientTransformation:
@@ -29,8 +29,8 @@ def compress(codec: Codec) -> optax.GradientTransformation:
 
     Nothing is sent. In front of a plain `pmean` it shows what a codec does to training,
     without saving a byte; what saves bytes is `all_reduce_mean(axis, algorithm, codec)`
-    or `pipelined_mean(..., all_reduce=algorithm(codec))`. All leaves of one dtype are
-    one vector to the codec, as they are on the wire.
+    or `pipelined_mean(..., all_reduce=algorithm(codec))`. All leaves together are one
+    vector to the codec, as they are on the wire.
 
     Args:
       codec: of `pj.codecs`. A random one draws alike on every device; fold the device's
@@ -51,11 +51,11 @@ def compress(codec: Codec) -> optax.GradientTransformation:
     codec = check_codec(codec)
 
     def init_fn(params: optax.Params) -> CompressState:
-        states = {}
-        for name, own, n in _vectors(codec, params):
-            own.size(n)  # raises what there is to raise
-            states[name] = own.init(n, jnp.uint32(0))
-        return CompressState(states)
+        own, layout, n = _vector(codec, params)
+        if not layout.coded_size:
+            return CompressState(())
+        own.size(n)  # raises what there is to raise
+        return CompressState(own.init(n, jnp.uint32(0)))
 
     def update_fn(
         updates: optax.Updates,
@@ -63,21 +63,19 @@ def compress(codec: Codec) -> optax.GradientTransformation:
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, CompressState]:
         del params
-        flat, states = buckets.flatten(updates), dict(state.codec_states)
-        for name, own, n in _vectors(codec, updates):
-            vector = flat[name].astype(working_dtype(name))
-            padded = jnp.pad(vector, (0, n - vector.size))
-            payload, after = own.encode(padded, states[name])
-            decoded = own.decode(payload, n)
-            finite = buckets.all_finite({name: decoded}, {name: n})
-            # What is not finite is skipped by whoever looks; nothing of it is kept.
-            states[name] = jax.tree.map(
-                lambda new, old, finite=finite: jnp.where(finite, new, old),
-                after,
-                states[name],
-            )
-            flat[name] = decoded[: vector.size].astype(name)
-        return buckets.unflatten(flat, updates), CompressState(states)
+        own, layout, n = _vector(codec, updates)
+        if not layout.coded_size:
+            return updates, state
+        leaves, structure = jax.tree.flatten(updates)
+        vector, nothing = layout.vectors(Summands(tuple(leaves)))
+        padded = jnp.pad(vector, (0, n - vector.size))
+        payload, after = own.encode(padded, state.codec)
+        decoded = own.decode(payload, n)
+        # What is not finite is skipped by whoever looks; nothing of it is kept.
+        finite = jnp.isfinite(decoded).all()
+        after = jax.tree.map(lambda a, b: jnp.where(finite, a, b), after, state.codec)
+        arrays = layout.arrays(decoded[: vector.size], nothing).coded
+        return jax.tree.unflatten(structure, arrays), CompressState(after)
 
     return optax.GradientTransformation(init_fn, update_fn)
 
@@ -93,12 +91,8 @@ def error_feedback(codec: Codec) -> optax.GradientTransformation:
     return compress(codecs.error_feedback(codec))
 
 
-def _vectors(codec: Codec, tree: Any) -> list[tuple[str, Codec, int]]:
-    """Of each dtype that has elements: its name, its codec, its length when padded."""
-    shapes = buckets.shapes(tree)
-    vectors = []
-    for name, n in buckets.sizes(tree).items():
-        own = codec.of(shapes[name], working_dtype(name))
-        if n:
-            vectors.append((name, own, -(-n // own.multiple) * own.multiple))
-    return vectors
+def _vector(codec: Codec, tree: Any) -> tuple[Codec, Layout, int]:
+    """Returns the codec for these arrays, their layout, and their padded length."""
+    layout = Layout.of(Summands(tuple(jax.tree.leaves(tree))))
+    own = codec.of(layout.shapes, layout.working_dtype)
+    return own, layout, -(-layout.coded_size // own.multiple) * own.multiple

@@ -12,8 +12,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from pipejax.concatenate import joined
-
 # A multiplication and an addition in one loop are contracted, and round once less, by
 # LLVM's optimisations and in YNNPACK's kernels. Without both, bits depend on the
 # algorithm alone, not on what XLA puts into one loop.
@@ -177,7 +175,8 @@ class Coded:
 
     def rebuild(self, device, sums, n):
         rebuild = self._linear("rebuild", static_argnums=2)
-        return np.asarray(joined(rebuild(self._own(device), sums, n)))
+        leaves = jax.tree.leaves(rebuild(self._own(device), sums, n))
+        return np.concatenate([np.ravel(leaf) for leaf in leaves])
 
     def settle(self, device, block, sums, own):
         leaves = self.codec.leaves(block)

@@ -182,8 +182,8 @@ def test_by_copy_of_parts_that_several_devices_have(names):
     mesh = Mesh(devices, names)
     train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=mesh)
     cpus = _one_cpu_a_process(mesh, "data")
-    placed = jax.device_put(jnp.arange(8.0), train.setting.data)
-    total, _ = reduce_by_copy(train.setting, cpus)(Message({"w": placed}), {})
+    placed = jax.device_put(jnp.arange(8.0), train.config.data)
+    total, _ = reduce_by_copy(train.config, cpus)(Message({"w": placed}), {})
     np.testing.assert_array_equal(total.sum.gradients["w"], [12, 16])
 
 
@@ -211,8 +211,8 @@ def test_bfloat16_by_copy():
     rows = jnp.arange(8, dtype=jnp.bfloat16)
     train = make("host")
     other = Mesh(np.array(jax.devices()[7:]), ("data",))
-    placed = jax.device_put(rows, train.setting.data)
-    reduce = reduce_by_copy(train.setting, other)
+    placed = jax.device_put(rows, train.config.data)
+    reduce = reduce_by_copy(train.config, other)
     reduced, _ = reduce(Message({"w": placed}), {})
     total = reduced.sum.gradients["w"]
     assert total.dtype == jnp.bfloat16

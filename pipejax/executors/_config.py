@@ -1,4 +1,4 @@
-"""What an executor runs, and what an executor is."""
+"""What an executor runs."""
 
 import dataclasses
 import functools
@@ -34,7 +34,7 @@ class DeviceWork(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Setting:
+class StepConfig:
     """A step to be run: what each device does, and the all-reduce in between.
 
     Attributes:
@@ -43,7 +43,7 @@ class Setting:
       axis_name: the mesh axis of the data, or two of them.
       width: pipeline width K.
       all_reduce: how gradients are summed.
-      donate: whether a step may overwrite the replicated state it is given.
+      donate: whether a step may overwrite the state it is given.
     """
 
     work: DeviceWork
@@ -59,12 +59,17 @@ class Setting:
         return math.prod(self.mesh.shape[name] for name in axes(self.axis_name))
 
     @functools.cached_property
+    def sums_by(self) -> AllReduce:
+        """The all-reduce, as it is best on this mesh."""
+        return self.all_reduce.on(self.mesh)
+
+    @functools.cached_property
     def data(self) -> NamedSharding:
         """How a batch lies on the mesh: one share on each device."""
         return NamedSharding(self.mesh, P(self.axis_name))
 
-    def at(self, mesh: Mesh) -> "Setting":
-        """Returns the same setting on another mesh."""
+    def at(self, mesh: Mesh) -> "StepConfig":
+        """Returns the same configuration on another mesh."""
         return dataclasses.replace(self, mesh=mesh)
 
     def on_mesh(self, local: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
@@ -79,48 +84,8 @@ class Setting:
         """
 
         def local() -> Any:
-            return codec_states(like, self.all_reduce, self.axis_name)
+            return codec_states(like, self.sums_by, self.axis_name)
 
         init = jax.jit(self.on_mesh(local, (), P(self.axis_name)))
         stateless = not jax.tree.leaves(shapes := jax.eval_shape(init))
         return shapes if stateless else init()
-
-
-class Executor(Protocol):
-    """Runs a step: the replicated state may be donated, `in_flight` never is."""
-
-    @property
-    def name(self) -> str:
-        """As `make_train_step` takes it."""
-        ...
-
-    @property
-    def reason(self) -> str:
-        """Why it was chosen."""
-        ...
-
-    @property
-    def compiler_options(self) -> dict[str, Any]:
-        """What its programs are compiled with."""
-        ...
-
-    @property
-    def reduction_mesh(self) -> Mesh:
-        """The devices on which it sums, where the codecs' states lie."""
-        ...
-
-    def step(self, state: Any, in_flight: Any, batch: Any) -> tuple[Any, Any, Any]:
-        """Takes one step; returns the state, what is in flight, and the info."""
-        ...
-
-    def drain(self, state: Any, in_flight: Any) -> tuple[Any, Any, Any]:
-        """Applies everything in flight, in order; returns an info for each."""
-        ...
-
-    def lower(self, state: Any, in_flight: Any, batch: Any) -> jax.stages.Lowered:
-        """Returns the program in which a step computes."""
-        ...
-
-    def join(self) -> None:
-        """Waits until no collective of its own is under way."""
-        ...

@@ -1,0 +1,70 @@
+"""Which arrays travel in one collective."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pipejax as pj
+from pipejax.collectives._groups import Groups
+
+from ..helpers import assert_bits_equal
+
+ARRAYS = [
+    jnp.arange(6.0).reshape(2, 3),  # 24 bytes
+    jnp.bfloat16([1, 2]),  # 4
+    jnp.float32([7]),  # 4
+    jnp.arange(100.0),  # 400
+    jnp.bfloat16([[3]]),  # 2
+]
+
+
+@pytest.mark.parametrize(
+    ("together", "members", "sizes"),
+    [
+        (0, ((0,), (1,), (2,), (3,), (4,)), (24, 4, 4, 400, 2)),
+        (4, ((0,), (1,), (2,), (3,), (4,)), (24, 4, 4, 400, 2)),
+        (5, ((0,), (1, 4), (2,), (3,)), (24, 6, 4, 400)),
+        (25, ((0, 2), (1, 4), (3,)), (28, 6, 400)),
+        (1000, ((0, 2, 3), (1, 4)), (428, 6)),
+    ],
+)
+def test_arrays_below_the_threshold_share_one_for_each_dtype(together, members, sizes):
+    forms = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in ARRAYS]
+    groups = Groups.of(forms, together)
+    assert (groups.members, groups.bytes) == (members, sizes)
+    sent = groups.together(ARRAYS)
+    assert [x.nbytes for x in sent] == list(sizes)
+    assert_bits_equal(list(groups.separate(sent)), ARRAYS)
+
+
+@pytest.mark.parametrize("together", [-1, 1.5, True, "1 MiB"])
+def test_no_number_of_bytes(together):
+    with pytest.raises(ValueError, match="`together` must be a whole number of bytes"):
+        pj.collectives.psum(together=together)
+
+
+def test_the_mesh_chooses_unless_told():
+    mesh = pj.data_mesh(2)
+    assert pj.collectives.psum().on(mesh) == pj.collectives.psum()
+    asked = pj.collectives.psum(together=8)
+    assert asked.on(mesh) is asked
+
+
+@pytest.mark.parametrize("together", [None, 0, 64, 1 << 20])
+def test_the_sum_is_the_same_in_any_groups(together):
+    def loss_fn(params, batch):
+        return sum((x * batch.mean()).sum() for x in params)
+
+    train = pj.make_train_step(
+        loss_fn,
+        optax.sgd(1.0),
+        mesh=pj.data_mesh(2),
+        width=1,
+        all_reduce=pj.collectives.psum(together=together),
+    )
+    params = [np.zeros(shape, np.float32) for shape in ((3, 2), (), (40,))]
+    state, _ = train.step(train.init(params), np.float32([1, 2, 3, 6]))
+    for leaf in state.params:
+        np.testing.assert_array_equal(leaf, np.full(leaf.shape, -3, np.float32))

@@ -1,0 +1,64 @@
+"""Arrays as one vector and back, against NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipejax.vectors import apart, joined
+
+from .helpers import assert_bits_equal
+
+RNG = np.random.default_rng(0)
+ARRAYS = {
+    "every rank": [RNG.normal(size=s).astype(np.float32) for s in ((2, 3), (), (4,))],
+    "one": [np.arange(6, dtype=np.float32).reshape(2, 3)],
+    "an empty one": [np.ones(2, np.float32), np.ones((0, 5), np.float32)],
+    "integers": [np.arange(3), np.arange(4).reshape(2, 2)],
+    "none": [],
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", ARRAYS)
+def test_joined_is_its_twin_and_apart_its_inverse(name, compiled):
+    arrays = list(map(jnp.asarray, ARRAYS[name]))
+    vector = (jax.jit(joined) if compiled else joined)(arrays)
+    wanted = [np.ravel(x) for x in arrays] or [np.zeros(0, np.float32)]
+    assert_bits_equal(vector, np.concatenate(wanted))
+    cut = jax.jit(apart) if compiled else apart
+    assert_bits_equal(list(cut(vector, arrays)), arrays)
+
+
+def test_one_dtype_on_the_way_and_each_its_own_after_it():
+    arrays = [jnp.float32([1.25, 2]), jnp.bfloat16([[3], [4]])]
+    vector = joined(arrays, jnp.float32)
+    assert_bits_equal(vector, np.float32([1.25, 2, 3, 4]))
+    assert_bits_equal(list(apart(vector, arrays)), arrays)
+
+
+def test_what_is_left_over_is_not_looked_at():
+    vector = jnp.float32([1, 2, np.nan])
+    form = jax.ShapeDtypeStruct((2, 1), "float32")
+    assert_bits_equal(apart(vector, [form]), (np.float32([[1], [2]]),))
+
+
+def test_every_bit_travels():
+    """Infinities, NaNs with their payload, denormals, negative zero."""
+    bits = np.array(
+        [0x7F800000, 0xFF800000, 0x7FC12345, 0x00000001, 0x80000000, 0x7F7FFFFF],
+        np.uint32,
+    )
+    arrays = bits[:2].view(np.float32), bits[2:].view(np.float32)
+    vector = jax.jit(joined)(arrays)
+    np.testing.assert_array_equal(np.asarray(vector).view(np.uint32), bits)
+    back = jax.jit(apart)(vector, arrays)[1]
+    np.testing.assert_array_equal(np.asarray(back).view(np.uint32), bits[2:])
+
+
+def test_differentiable():
+    """The gradient of a weighted sum is the weights, in the shapes of the arrays."""
+    arrays = jnp.ones((2, 2)), jnp.ones(3)
+    weights = jnp.arange(7.0)
+    found = jax.jit(jax.grad(lambda x: joined(x) @ weights))(arrays)
+    assert_bits_equal(found, apart(weights, arrays))
