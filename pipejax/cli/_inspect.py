@@ -13,6 +13,7 @@ import pipejax as pj
 from pipejax.executors import Fused
 from pipejax.message import at_width_1
 from pipejax.overlap import Report, inspect, timeline, topology
+from pipejax.overlap._report import amount
 
 from ._program import load, types
 from ._usage import UsageError, in_one_line
@@ -146,6 +147,7 @@ def _in_short(report: Report) -> str:
         f"covered {_two_digits(report.covered)}, share {_two_digits(report.share)},"
         f" collectives {len(report.collectives)}:"
         f" {len(report.collectives) - asynchronous} sync, {asynchronous} async"
+        + ("" if report.memory is None else f", live {amount(report.memory.live)}B")
     )
 
 

@@ -6,6 +6,7 @@ from ._inspect import inspect as inspect
 from ._measure import Measurement as Measurement
 from ._measure import NoCommunication as NoCommunication
 from ._measure import measure as measure
+from ._memory import Memory as Memory
 from ._report import Collective as Collective
 from ._report import Report as Report
 from ._timeline import timeline as timeline

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 
+from ._memory import Memory
 from ._parse import parse
 from ._reading import Reading
 from ._report import Report
@@ -27,7 +28,7 @@ def inspect(
         attribute of that name, as a `pj.TrainStep` does.
 
     Returns:
-      A `Report`: print it, or `report.plot("schedule.png")`.
+      A `Report`: print it, or draw it with `timeline(report, "schedule.png")`.
 
     Raises:
       ValueError: for what is no program, no HLO, or HLO without a schedule; and for
@@ -38,7 +39,8 @@ def inspect(
     >>> report.flops, len(report.collectives)
     (1024.0, 0)
     """
-    text = _text(program, args, compiler_options)
+    program = _compiled(program, args, compiler_options)
+    text = program if isinstance(program, str) else program.as_text() or ""
     if not text.strip().startswith("HloModule"):
         raise ValueError(
             "`program` must be HLO text, which begins with `HloModule`; got"
@@ -51,11 +53,13 @@ def inspect(
             f" {module.name} without. Compile it: `lowered.compile().as_text()`, not"
             " `lowered.as_text()`."
         )
-    return Reading(module).report()
+    report = Reading(module).report()
+    known = isinstance(program, jax.stages.Compiled)
+    return report._replace(memory=Memory.of(program) if known else None)
 
 
-def _text(program: Any, args: tuple[Any, ...], options: dict[str, Any] | None) -> str:
-    """The HLO of `program`, compiled if it is not yet."""
+def _compiled(program: Any, args: tuple[Any, ...], options: Any) -> Any:
+    """Returns HLO text as it is, and all else compiled."""
     if isinstance(program, str | jax.stages.Compiled) and options is not None:
         raise ValueError(
             "`compiler_options` must be left out for a program that is compiled"
@@ -80,5 +84,5 @@ def _text(program: Any, args: tuple[Any, ...], options: dict[str, Any] | None) -
             options = getattr(program, "compiler_options", None)
         program = program.lower(*args)
     if isinstance(program, jax.stages.Lowered):
-        program = program.compile(compiler_options=options or None)
-    return program.as_text() or ""
+        return program.compile(compiler_options=options or None)
+    return program

@@ -1,7 +1,8 @@
-"""What an inspection says: numbers, a table, a picture."""
+"""What an inspection says: numbers and a table."""
 
-import os
 from typing import Any, NamedTuple
+
+from ._memory import Memory
 
 _NONE = """\
 no collectives: there is no communication to hide. Perhaps the program runs on one
@@ -81,8 +82,9 @@ class Report(NamedTuple):
       covered: share of the FLOPs that run under at least one collective; `None` without
         FLOPs.
       uncounted: what is not in `flops`, and why.
-      schedule: compute and collectives, for `plot`; loops without collectives are one
-        item, others are drawn as one iteration.
+      schedule: compute and collectives, for `timeline`; loops without collectives are
+        one item, others are drawn as one iteration.
+      memory: what the program needs; `None` for text, which does not say.
     """
 
     program: str
@@ -92,6 +94,7 @@ class Report(NamedTuple):
     covered: float | None
     uncounted: tuple[str, ...]
     schedule: tuple[Item, ...]
+    memory: Memory | None = None
 
     @property
     def share(self) -> float | None:
@@ -118,13 +121,8 @@ class Report(NamedTuple):
             "covered": self.covered,
             "uncounted": list(self.uncounted),
             "collectives": collectives,
+            "memory": None if self.memory is None else self.memory.to_dict(),
         }
-
-    def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draws the schedule: compute below, collectives above; see `timeline`."""
-        from ._timeline import timeline
-
-        timeline(self, path)
 
     def __str__(self) -> str:
         lines = [
@@ -132,6 +130,9 @@ class Report(NamedTuple):
             f" ({self.matmuls}), collectives ({len(self.collectives)})"
         ]
         lines += [f"not counted: {what}" for what in self.uncounted]
+        if self.memory is not None:
+            parts = self.memory.to_dict().items()
+            lines += ["memory: " + ", ".join(f"{k} {amount(v)}B" for k, v in parts)]
         if not self.collectives:
             return "\n".join([*lines, "", _NONE])
         covered = "none" if self.covered is None else f"{self.covered:.2f}"

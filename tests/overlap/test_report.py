@@ -71,6 +71,7 @@ def test_dict_is_json(report):
     assert found["collectives"][0]["dtypes"] == ["f32"]
     assert found["collectives"][0]["op_name"] == "jit(step)/psum"
     assert found["uncounted"] == []
+    assert found["memory"] is None  # text does not say
 
 
 def test_table(report):
@@ -131,7 +132,7 @@ def test_schedule(report):
 
 def test_picture(report, tmp_path):
     pytest.importorskip("matplotlib")
-    report.plot(tmp_path / "one.png")
+    timeline(report, tmp_path / "one.png")
     nothing = inspect(program("ROOT %r = f32[100] bitcast(%x)"))
     timeline({"hidden": report, "empty": nothing}, tmp_path / "two.svg")
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
@@ -143,7 +144,7 @@ def test_picture(report, tmp_path):
 def test_picture_without_matplotlib(report, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"^pip install 'pipejax\[demo\]'$"):
-        report.plot(tmp_path / "one.png")
+        timeline(report, tmp_path / "one.png")
 
 
 def test_share_of_a_collective_of_one_device():

@@ -1,0 +1,36 @@
+"""What a compiled program needs of memory, against sizes known beforehand."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pipejax.overlap import inspect
+
+X = jax.ShapeDtypeStruct((1000, 1000), jnp.float32)
+
+
+@pytest.mark.parametrize("donated", [False, True])
+def test_arguments_outputs_and_what_is_aliased(donated):
+    step = jax.jit(lambda x: 2 * x, donate_argnums=(0,) if donated else ())
+    memory = inspect(step, X).memory
+    assert (memory.arguments, memory.outputs) == (4_000_000, 4_000_000)
+    assert memory.aliased == (4_000_000 if donated else 0)
+    assert memory.live == memory.temporaries + (4_000_000 if donated else 8_000_000)
+
+
+def test_temporaries_hold_what_is_between():
+    def step(x):
+        return jnp.tanh(x @ x) @ x
+
+    assert inspect(jax.jit(step), X).memory.temporaries >= 4_000_000
+
+
+def test_in_the_table_and_in_the_record():
+    report = inspect(jax.jit(lambda x: 2 * x), X)
+    assert "memory: arguments 4 MB, outputs 4 MB, temporaries 0 B" in str(report)
+    assert report.to_dict()["memory"]["live"] == 8_000_000
+
+
+def test_text_does_not_say():
+    text = jax.jit(lambda x: 2 * x).lower(X).compile().as_text()
+    assert inspect(text).memory is None
