@@ -18,7 +18,13 @@ from pipejax.mesh import on_mesh
 Loss = Callable[..., Any]
 
 
-def synchronous(loss_fn: Loss, tx: optax.GradientTransformation, mesh: Mesh) -> Any:
+def synchronous(
+    loss_fn: Loss,
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    donate: bool = False,
+) -> Any:
     """D-Sync as a tutorial has it: one `pmean` a leaf."""
 
     def local(params: Any, opt_state: Any, batch: Any) -> Any:
@@ -28,7 +34,41 @@ def synchronous(loss_fn: Loss, tx: optax.GradientTransformation, mesh: Mesh) -> 
         params = optax.apply_updates(params, updates)
         return params, opt_state, lax.pmean(loss, "data")
 
-    return jax.jit(on_mesh(local, mesh, (P(), P(), P("data")), P()))
+    return jax.jit(
+        on_mesh(local, mesh, (P(), P(), P("data")), P()),
+        donate_argnums=(0, 1) if donate else (),
+    )
+
+
+def pipelined(
+    loss_fn: Loss,
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    predicts: bool = False,
+) -> Any:
+    """Pipe-SGD at its best: a `psum` a leaf, a barrier, everything donated.
+
+    `predicts` takes the gradient after an update by this device's own stale gradient.
+    """
+
+    def local(params: Any, opt_state: Any, stale: Any, batch: Any) -> Any:
+        at = params
+        if predicts:
+            expected, _ = tx.update(stale, opt_state, params)
+            at = optax.apply_updates(params, expected)
+        loss, grads = jax.value_and_grad(loss_fn)(at, batch)
+        sums = jax.tree.map(lambda g: lax.psum(g, "data"), stale)
+        sums, grads = lax.optimization_barrier((sums, grads))
+        mean = jax.tree.map(lambda g: g / mesh.size, sums)
+        updates, opt_state = tx.update(mean, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, grads, loss[None]
+
+    in_specs = (P(), P(), P("data"), P("data"))
+    return jax.jit(
+        on_mesh(local, mesh, in_specs, (P(), P(), P("data"), P("data"))),
+        donate_argnums=(0, 1, 2),
+    )
 
 
 def naive(loss_fn: Loss, tx: optax.GradientTransformation, mesh: Mesh) -> Any:

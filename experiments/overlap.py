@@ -4,8 +4,8 @@ Claim: of `pj.make_train_step(width=2)`, as it comes, at least 0.95 of the matmu
 lie between start and end of the all-reduce (0.90 for the smallest model, MNIST's MLP),
 on A100, H100, H200 and B200, 8, 64 and 256 of them. Of the 8-bit two-shot exchange
 both collectives run beside compute, 0.85 of it in all. The limit is 1. A step with all
-that pipejax offers at once (batch norm, AdamW, clipping, microbatches, metrics) still
-has one collective per bucket, and 0.95 under it.
+that pipejax offers at once (batch norm, AdamW, clipping, microbatches, metrics) has
+0.95 under its collectives.
 
 Beside it stand D-Sync of ours and by hand (one `pmean` a leaf, with the same compiler
 options and with none), the pipeline as one writes it down (a `pmean` a leaf of the
@@ -45,7 +45,9 @@ from pipejax.overlap import Report, inspect, topology
 
 from . import by_hand, models, report, task, transformer
 
-Model = Literal["mlp", "cnn", "resnet18", "transformer", "transformer scan"]
+Model = Literal[
+    "mlp", "cnn", "resnet18", "transformer", "transformer scan", "small leaves"
+]
 Program = Literal[
     "pipelined",
     "D-Sync",
@@ -71,7 +73,8 @@ class Config:
     targets: tuple[str, ...] = GPUS
     """Devices, as `pj.overlap.topology` takes them."""
     models: tuple[Model, ...] = get_args(Model)
-    """On images of MNIST's and of CIFAR-10's shape, and on 256 bytes of text."""
+    """On images of MNIST's and of CIFAR-10's shape, on 256 bytes of text; and an MLP of
+    300 small leaves."""
     programs: tuple[Program, ...] = get_args(Program)
     """On TPUs the first two only; "everything" is of resnet18 only."""
     small: bool = False
@@ -145,10 +148,10 @@ def measured(target: str, model: Model, program: Program) -> dict[str, Any]:
     names = {"target": target, "model": model, "program": program}
     mesh = pj.data_mesh(devices=topology(target))
     try:
-        found, bucket_count = compiled(program, model, mesh)
+        found = compiled(program, model, mesh)
     except jax.errors.JaxRuntimeError as error:
         return {**names, "failed": str(error).splitlines()[0], "met": False}
-    bar, met = judged(found, program, model, bucket_count)
+    bar, met = judged(found, program, model)
     no_bar = target.startswith("tpu")
     return {
         **names,
@@ -167,9 +170,7 @@ def measured(target: str, model: Model, program: Program) -> dict[str, Any]:
     }
 
 
-def judged(
-    found: Report, program: Program, model: Model, bucket_count: int
-) -> tuple[str, bool]:
+def judged(found: Report, program: Program, model: Model) -> tuple[str, bool]:
     """The bar of a program, in words, and whether it is met."""
     covered = found.covered or 0.0
     everywhere = bool(found.collectives) and all(
@@ -181,15 +182,14 @@ def judged(
     if program == "two-shot":
         return "at least 0.85, all asynchronous", covered >= 0.85 and everywhere
     if program == "everything":
-        single = len(found.collectives) == bucket_count
-        return "at least 0.95, one collective a bucket", covered >= 0.95 and single
+        return "at least 0.95", covered >= 0.95
     if program == "negative control":
         return "less than 0.50", covered < 0.5
     return "none", True
 
 
-def compiled(program: Program, model: Model, mesh: Mesh) -> tuple[Report, int]:
-    """The report on one program, and how many buckets its gradients make."""
+def compiled(program: Program, model: Model, mesh: Mesh) -> Report:
+    """The report on one program."""
     full = program == "everything"
     problem = full_problem(mesh.size) if full else plain_problem(model, mesh.size)
     train = pj.make_train_step(
@@ -212,16 +212,16 @@ def compiled(program: Program, model: Model, mesh: Mesh) -> tuple[Report, int]:
         look = functools.partial(inspect, step, state.params, state.opt_state, own)
     elif program == "naive, defaults":
         step = by_hand.naive(problem.loss_fn, SGD, mesh)
-        own = jax.tree.map(lambda x: _on_each(mesh.size, x), state.params)
+        own = jax.tree.map(lambda x: on_each(mesh.size, x), state.params)
         look = functools.partial(inspect, step, state.params, state.opt_state, own)
     elif program.startswith("D-Sync by hand"):
         step = by_hand.synchronous(problem.loss_fn, SGD, mesh)
         look = functools.partial(inspect, step, state.params, state.opt_state)
     options = {} if program.endswith("defaults") else train.compiler_options
-    return look(problem.batch, compiler_options=options), len(stale)
+    return look(problem.batch, compiler_options=options)
 
 
-def _on_each(devices: int, leaf: Any) -> Any:
+def on_each(devices: int, leaf: Any) -> Any:
     """The shape of one such leaf on each device."""
     return jax.ShapeDtypeStruct((devices * leaf.shape[0], *leaf.shape[1:]), leaf.dtype)
 
@@ -235,6 +235,8 @@ def plain_problem(model: Model, devices: int) -> Problem:
         shape = (SEQUENCES * devices, config.context + 1)
         tokens = jax.ShapeDtypeStruct(shape, jnp.int32)
         return Problem(transformer.loss_fn(config), params, tokens, {})
+    if model == "small leaves":
+        return small_leaves(300, devices)
     net, variables, batch = images(model, devices)
 
     def loss_fn(params: Any, batch: Any) -> jax.Array:
@@ -243,6 +245,23 @@ def plain_problem(model: Model, devices: int) -> Problem:
         return losses.mean()
 
     return Problem(loss_fn, variables["params"], batch, {})
+
+
+def small_leaves(count: int, devices: int) -> Problem:
+    """An MLP of so many leaves, of 64 x 64 and of 64 in turn; a residual network."""
+    params = [
+        jax.ShapeDtypeStruct((64, 64) if i % 2 == 0 else (64,), jnp.float32)
+        for i in range(count)
+    ]
+
+    def loss_fn(params: Any, batch: jax.Array) -> jax.Array:
+        x = batch
+        for w, b in zip(params[::2], params[1::2], strict=True):
+            x = x + jnp.tanh(x @ w + b)
+        return jnp.mean(x**2)
+
+    batch = jax.ShapeDtypeStruct((256 * devices, 64), jnp.float32)
+    return Problem(loss_fn, params, batch, {})
 
 
 def full_problem(devices: int) -> Problem:

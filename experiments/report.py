@@ -5,6 +5,7 @@ import datetime
 import importlib.metadata
 import importlib.util
 import json
+import os
 import pathlib
 import platform
 import shlex
@@ -26,6 +27,7 @@ def save(path: pathlib.Path, *, seed: int, **figures: Any) -> None:
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "device": f"{len(jax.devices())} x {jax.devices()[0].device_kind}",
+        "cpu": cpu(),
         "python": platform.python_version(),
         "versions": {
             name: importlib.metadata.version(name)
@@ -39,6 +41,21 @@ def save(path: pathlib.Path, *, seed: int, **figures: Any) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def cpu() -> dict[str, Any]:
+    """The processor: its model, cores, and the widest vector extension it has."""
+    info = pathlib.Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    pairs = [[part.strip() for part in x.split(":", 1)] for x in lines if ":" in x]
+    found = dict(pairs)
+    flags = found.get("flags", "").split()
+    widest = [name for name in ("avx512f", "avx2", "avx", "sse4_2") if name in flags]
+    return {
+        "model": found.get("model name", platform.processor() or "unknown"),
+        "cores": os.cpu_count(),
+        "vectors": widest[0] if widest else "unknown",
+    }
 
 
 def console(**options: Any) -> Console:

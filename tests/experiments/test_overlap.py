@@ -51,16 +51,16 @@ def test_pipelined_is_hidden_and_nothing_else_is(tmp_path, target, model, least)
 
 @pytest.mark.full
 def test_with_everything_on():
-    """Batch norm, AdamW, clipping, microbatches, a key, metrics: one collective."""
+    """Batch norm, AdamW, clipping, microbatches, a key, metrics."""
     cell = overlap.measured("h100:1x8x8", "resnet18", "everything")
-    assert cell["asynchronous"] == [True]
+    assert all(cell["asynchronous"])
     assert cell["covered"] >= 0.95
 
 
 @pytest.mark.parametrize(
     ("flags", "count"),
-    # On TPUs two programs of five models; "everything" is of one model only.
-    [({"small": True}, 2 * 3 * 4), ({}, 12 * (5 * 7 + 1)), ({"tpu": True}, 4 * 5 * 2)],
+    # On TPUs two programs of six models; "everything" is of one model only.
+    [({"small": True}, 2 * 3 * 4), ({}, 12 * (6 * 7 + 1)), ({"tpu": True}, 4 * 6 * 2)],
 )
 def test_the_matrix(monkeypatch, tmp_path, flags, count):
     def measured(target, model, program):

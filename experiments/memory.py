@@ -1,0 +1,190 @@
+"""What a step needs of a device's memory, beside a step written by hand.
+
+Claim: gradients in flight cost one copy of the parameters a step of delay, as in a step
+by hand, and nothing else is copied. On an MLP of twelve layers of 2048 x 2048 with
+AdamW a synchronous step holds at most 4.1 times the parameters, a pipelined one 5.2,
+with weight prediction 5.3, at width 3 6.3, with `two_shot(int8())` 5.7; on the five
+models of `experiments.overlap` at most 1.03 times the step by hand.
+
+Live memory is `arguments + outputs + temporaries - aliased` of the compiled program,
+with what the caller holds during the step: at width 3, the message that stays in
+flight. The limit is what must be held whatever the program: parameters and AdamW's two
+moments, three copies, and one for each message in flight. Programs are compiled for 64
+H100 that need not be there, and not run.
+
+Command: python -m experiments.memory
+Time: about 15 minutes on 2 cores.
+Result: experiments/results/memory.json
+"""
+
+import dataclasses
+import pathlib
+import sys
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import optax
+import tyro
+from jax.sharding import Mesh
+
+import pipejax as pj
+from pipejax.codecs import error_feedback, int8
+from pipejax.collectives import two_shot
+from pipejax.overlap import Memory, inspect, topology
+
+from . import by_hand, overlap, report
+
+Model = Literal["deep mlp", "mlp", "cnn", "resnet18", "transformer", "transformer scan"]
+INT8 = two_shot(int8())
+FEEDBACK = two_shot(error_feedback(int8()))
+# Our steps: width, and what else `make_train_step` is given.
+STEPS: dict[str, tuple[int, dict[str, Any]]] = {
+    "K=1": (1, {}),
+    "K=2, plain": (2, {"weight_prediction": False}),
+    "K=2, predicted": (2, {}),
+    "K=3, plain": (3, {"weight_prediction": False}),
+    "K=3, predicted": (3, {}),
+    "K=2, int8": (2, {"weight_prediction": False, "all_reduce": INT8}),
+    "K=2, int8 with feedback": (
+        2,
+        {"weight_prediction": False, "all_reduce": FEEDBACK},
+    ),
+}
+BY_HAND = ("K=1", "K=2, plain", "K=2, predicted")
+# Live memory over the parameters of the deep MLP.
+BARS = {
+    "K=1": 4.1,
+    "K=2, plain": 5.2,
+    "K=2, predicted": 5.3,
+    "K=3, plain": 6.3,
+    "K=3, predicted": 6.3,
+    "K=2, int8": 5.7,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What is compiled."""
+
+    target: str = "h100:1x8x8"
+    """Devices, as `pj.overlap.topology` takes them."""
+    models: tuple[Model, ...] = get_args(Model)
+    """Those of `experiments.overlap`, and the one that the bars are for."""
+    steps: tuple[str, ...] = tuple(STEPS)
+    """Which of ours; beside each stands the one by hand, where there is one."""
+    out: pathlib.Path = report.RESULTS / "memory.json"
+    """Where the result goes."""
+
+
+def main(config: Config) -> int:
+    """Compiles every step, prints a table, writes the result file.
+
+    Returns:
+      The exit code: 1 if a step misses its bar.
+    """
+    mesh = pj.data_mesh(devices=topology(config.target))
+    cells = []
+    for model in config.models:
+        for step in config.steps:
+            cells.append(measured(model, step, mesh))
+            print(_line(cells[-1]), flush=True)
+    report.save(config.out, seed=0, target=config.target, cells=cells)
+    return int(not all(cell["met"] for cell in cells))
+
+
+def measured(model: Model, step: str, mesh: Mesh) -> dict[str, Any]:
+    """Compares one of our steps with the one by hand, and with its bar."""
+    if model == "deep mlp":
+        problem = deep_mlp(mesh.size)
+    else:
+        problem = overlap.plain_problem(model, mesh.size)
+    tx, (width, options) = optax.adamw(1e-3), STEPS[step]
+    train = pj.make_train_step(
+        problem.loss_fn, tx, mesh=mesh, width=width, donate=True, **options
+    )
+    state = jax.eval_shape(train.init, problem.params)
+    unit = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(problem.params))
+    found = inspect(train, state, problem.batch)
+    # A step that predicts is given the messages that stay in flight; another is not.
+    held = () if train.local_step.weight_prediction else state.in_flight.pending[1:]
+    ours = _live(found.memory) + _bytes(held) // mesh.size
+    hand = _by_hand(step, problem, tx, mesh, train)
+    against = None if hand is None else ours / hand
+    bar = BARS.get(step) if model == "deep mlp" else None
+    met = ours / unit <= bar if bar else against is None or against <= 1.03
+    return {
+        "model": model,
+        "step": step,
+        "parameters": unit,
+        "memory": None if found.memory is None else found.memory.to_dict(),
+        "live": ours / unit,
+        "limit": 3.0 + (width - 1),
+        "by_hand": None if hand is None else hand / unit,
+        "over_by_hand": against,
+        "covered": found.covered,
+        "bar": bar,
+        "met": met,
+    }
+
+
+def deep_mlp(devices: int) -> overlap.Problem:
+    """Twelve layers of 2048 x 2048, 32 examples a device."""
+    side = 2048
+    params = [jax.ShapeDtypeStruct((side, side), jnp.float32) for _ in range(12)]
+
+    def loss_fn(params: Any, batch: jax.Array) -> jax.Array:
+        x = batch
+        for w in params:
+            x = jnp.tanh(x @ w)
+        return jnp.mean(x**2)
+
+    batch = jax.ShapeDtypeStruct((32 * devices, side), jnp.float32)
+    return overlap.Problem(loss_fn, params, batch, {})
+
+
+def _by_hand(
+    step: str,
+    problem: overlap.Problem,
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    train: pj.TrainStep,
+) -> int | None:
+    """Returns the live bytes of the step by hand; `None` where there is none."""
+    if step not in BY_HAND:
+        return None
+    args: tuple[Any, ...] = problem.params, jax.eval_shape(tx.init, problem.params)
+    if step == "K=1":
+        program = by_hand.synchronous(problem.loss_fn, tx, mesh, donate=True)
+    else:
+        predicts = step.endswith("predicted")
+        program = by_hand.pipelined(problem.loss_fn, tx, mesh, predicts=predicts)
+        stale = jax.tree.map(lambda x: overlap.on_each(mesh.size, x), problem.params)
+        args = (*args, stale)
+    options = train.compiler_options
+    return _live(
+        inspect(program, *args, problem.batch, compiler_options=options).memory
+    )
+
+
+def _live(memory: Memory | None) -> int:
+    if memory is None:
+        raise ValueError("the compiler of this target does not say what memory it uses")
+    return memory.live
+
+
+def _bytes(tree: Any) -> int:
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def _line(cell: dict[str, Any]) -> str:
+    hand = "" if cell["by_hand"] is None else f", by hand {cell['by_hand']:.2f}"
+    verdict = "" if cell["met"] else "; MISSED"
+    return (
+        f"{cell['model']}, {cell['step']}: {cell['live']:.2f} times the parameters"
+        f" (limit {cell['limit']:.0f}{hand}), covered {cell['covered']:.2f}{verdict}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(tyro.cli(Config, description=__doc__)))
