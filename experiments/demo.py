@@ -97,7 +97,7 @@ def _on_devices(config: Config, console: Console) -> dict[str, pathlib.Path]:
 
 def _device_table(results: dict[str, Any], steps: int) -> Table:
     table = Table(title=f"{steps:,} steps, then a drain; per step and device")
-    for column in ("", "test accuracy", "steps/s", "collectives", "bytes sent"):
+    for column in ("", "test accuracy", "steps/s", "all-reduces", "bytes sent"):
         table.add_column(column)
     for label, row in results.items():
         table.add_row(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from pipejax.vectors import apart, joined
 
@@ -18,7 +19,8 @@ class Groups(NamedTuple):
 
     Attributes:
       forms: shapes and dtypes of the arrays.
-      members: for each group the positions of its arrays.
+      members: for each group the positions of its arrays. Arrays without elements are
+        in none of them.
     """
 
     forms: tuple[jax.ShapeDtypeStruct, ...]
@@ -34,6 +36,8 @@ class Groups(NamedTuple):
         """
         groups: dict[tuple[str, int], list[int]] = {}
         for i, form in enumerate(forms):
+            if not size(form):
+                continue
             alone = i + 1 if size(form) >= together else 0
             groups.setdefault((form.dtype.name, alone), []).append(i)
         return cls(tuple(forms), tuple(map(tuple, groups.values())))
@@ -52,7 +56,11 @@ class Groups(NamedTuple):
 
     def separate(self, sent: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
         """Undoes `together`."""
-        arrays: dict[int, jax.Array] = {}
+        arrays = {
+            i: jnp.zeros(form.shape, form.dtype)
+            for i, form in enumerate(self.forms)
+            if not size(form)
+        }
         for group, x in zip(self.members, sent, strict=True):
             forms = [self.forms[i] for i in group]
             own = (x,) if len(group) == 1 else apart(x, forms)

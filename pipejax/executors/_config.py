@@ -24,11 +24,11 @@ class DeviceWork(Protocol):
         """Returns this device's message, and what `update` will need."""
         ...
 
-    def update(self, state: Any, kept: Any, reduced: Reduced, arrived: Any) -> Any:
+    def update(self, state: Any, kept: Any, reduced: Reduced) -> Any:
         """Returns the state with the sum that is due applied, and what to report."""
         ...
 
-    def deviation(self, in_flight: InFlight, reduced: Reduced, applied: Any) -> Any:
+    def deviation(self, in_flight: InFlight, reduced: Reduced) -> Any:
         """Returns what the oldest message in flight differs from its mean by."""
         ...
 

@@ -19,10 +19,10 @@ from jax.sharding import PartitionSpec as P
 from pipejax.message import (
     InFlight,
     Message,
+    Reduced,
     arrivals,
     emptied,
     has_arrived,
-    kept,
     reduced,
     reduction,
     shift,
@@ -116,21 +116,19 @@ class Fused:
         before, arrived = in_flight.codec_states, has_arrived(in_flight)
         if config.width == 1:
             fresh, left = work.compute(state, in_flight, batch)
-            total, after = reduced(fresh, before, config.sums_by, config.axis_name)
+            total, after = reduced(
+                fresh, before, arrived, config.sums_by, config.axis_name
+            )
         else:
             oldest = in_flight.pending[0]
-            total, after, (fresh, left) = weave(
-                oldest,
-                before,
-                reduction(oldest, config.sums_by, config.axis_name),
-                work.compute,
-                state,
-                in_flight,
-                batch,
+            stages = reduction(oldest, config.sums_by, config.axis_name)
+            whole, after, (fresh, left) = weave(
+                oldest, before, stages, work.compute, state, in_flight, batch
             )
-        after = kept(total, arrived, after, before)
-        state, info = work.update(state, left, total, arrived)
-        deviation = work.deviation(in_flight, total, info.applied)
+            total = Reduced.of(whole, arrived)
+            after = total.settled(after, before)
+        state, info = work.update(state, left, total)
+        deviation = work.deviation(in_flight, total)
         queue = shift(in_flight, fresh, after, deviation)
         return state, queue._replace(pending=queue.pending[-1:]), info
 
@@ -139,9 +137,10 @@ class Fused:
         config, states, infos = self.config, in_flight.codec_states, []
         queue = zip(in_flight.pending, arrivals(in_flight), strict=True)
         for message, arrived in queue:
-            total, after = reduced(message, states, config.sums_by, config.axis_name)
-            states = kept(total, arrived, after, states)
-            state, info = config.work.update(state, None, total, arrived)
+            total, states = reduced(
+                message, states, arrived, config.sums_by, config.axis_name
+            )
+            state, info = config.work.update(state, None, total)
             infos.append(info)
         return state, emptied(in_flight, states), tuple(infos)
 

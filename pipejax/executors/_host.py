@@ -198,8 +198,9 @@ class Host:
 
         def local(state: Any, left: Any, total: Any, due: Any) -> Any:
             work, filled = self.config.work, due.filled
-            state, info = work.update(state, left, total, filled[0] == last)
-            deviation = work.deviation(due, total, info.applied)
+            total = total._replace(arrived=filled[0] == last)
+            state, info = work.update(state, left, total)
+            deviation = work.deviation(due, total)
             return state, jnp.minimum(filled + 1, last), deviation, info
 
         specs = (P(), P(), P(), own), (P(), own, own, P())
@@ -216,7 +217,7 @@ class Host:
 
         def local(state: Any, total: Any, filled: Any) -> Any:
             arrived = filled[0] >= self.config.width - 1 - age
-            return work.update(state, None, total, arrived)
+            return work.update(state, None, total._replace(arrived=arrived))
 
         mapped = self.config.on_mesh(local, (P(), P(), own), P())
         return jax.jit(mapped, donate_argnums=(0,) if self.config.donate else ())

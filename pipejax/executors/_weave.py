@@ -6,7 +6,7 @@ from typing import Any
 from jax import lax
 
 from pipejax.collectives import Stages
-from pipejax.message import Message, Reduced, message_of, summands
+from pipejax.message import Message, message_of, summands
 
 
 def weave(
@@ -15,7 +15,7 @@ def weave(
     stages: Stages,
     compute: Callable[..., Any],
     *args: Any,
-) -> tuple[Reduced, Any, Any]:
+) -> tuple[Message, Any, Any]:
     """Sums `message` over devices beside `compute(*args)`, which does not need the sum.
 
     The compute is cut into as many pieces as there are stages. Between two pieces, and
@@ -45,4 +45,4 @@ def weave(
         values = piece(values)
         payload, values = lax.optimization_barrier((payload, values))
     total, after = stages.finish(payload)
-    return Reduced.of(message_of(total, message)), after, result(values)
+    return message_of(total, message), after, result(values)

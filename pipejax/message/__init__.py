@@ -16,7 +16,6 @@ from ._message import mean as mean
 from ._message import travelling as travelling
 from ._reduce import Reduced as Reduced
 from ._reduce import codec_states as codec_states
-from ._reduce import kept as kept
 from ._reduce import layout_of as layout_of
 from ._reduce import message_of as message_of
 from ._reduce import reduced as reduced

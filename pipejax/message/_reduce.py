@@ -15,29 +15,47 @@ from ._message import Message
 
 
 class Reduced(NamedTuple):
-    """A message summed over devices.
+    """A message summed over devices, and whether it may be applied.
 
     Attributes:
       sum: the message of all devices together, the same bits on each of them.
+      arrived: bool scalar, whether it is real and not one of the pipeline's zeros.
       finite: bool scalar, whether its gradients and changes are finite.
     """
 
     sum: Message
+    arrived: jax.Array
     finite: jax.Array
 
     @classmethod
-    def of(cls, total: Message) -> "Reduced":
+    def of(cls, total: Message, arrived: jax.Array) -> "Reduced":
         """Looks at every gradient and change; at infinity and NaN, not at overflow."""
         # The largest magnitude would not do: of 4,096 elements or more XLA's maximum
         # loses NaN on CPUs, https://github.com/openxla/xla/issues/21461
         leaves = jax.tree.leaves((total.gradients, total.changes))
         finite = [jnp.isfinite(leaf).all() for leaf in leaves]
-        return cls(total, jnp.stack(finite).all() if finite else jnp.array(True))
+        whole = jnp.stack(finite).all() if finite else jnp.array(True)
+        return cls(total, arrived, whole)
 
-    def counts(self, arrived: jax.Array) -> jax.Array:
-        """Returns whether the sum is of examples: it has arrived, and has a weight."""
+    @property
+    def counts(self) -> jax.Array:
+        """Whether the sum is of examples: it has arrived, and has a weight."""
         weight = self.sum.weight
-        return arrived if weight is None else arrived & (weight != 0)
+        return self.arrived if weight is None else self.arrived & (weight != 0)
+
+    @property
+    def usable(self) -> jax.Array:
+        """Whether it is of examples and finite."""
+        return self.counts & self.finite
+
+    def settled(self, new: Any, old: Any) -> Any:
+        """Returns the codecs' states after the sum: the old ones if it is not usable.
+
+        Args:
+          new: the states after the sum.
+          old: the states before it.
+        """
+        return jax.tree.map(lambda n, o: jnp.where(self.usable, n, o), new, old)
 
 
 def reduction(message: Message, all_reduce: AllReduce, axis_name: AxisName) -> Stages:
@@ -75,11 +93,20 @@ def message_of(arrays: Summands, like: Message) -> Message:
 
 
 def reduced(
-    message: Message, states: Any, all_reduce: AllReduce, axis_name: AxisName
+    message: Message,
+    states: Any,
+    arrived: jax.Array,
+    all_reduce: AllReduce,
+    axis_name: AxisName,
 ) -> tuple[Reduced, Any]:
-    """Does as `summed`, and looks whether the sum is finite."""
-    total, states = summed(message, states, all_reduce, axis_name)
-    return Reduced.of(total), states
+    """Sums a message over devices, and looks whether the sum may be applied.
+
+    Returns:
+      The sum, and the codecs' states after it.
+    """
+    total, after = summed(message, states, all_reduce, axis_name)
+    found = Reduced.of(total, arrived)
+    return found, found.settled(after, states)
 
 
 def summed(
@@ -93,18 +120,3 @@ def summed(
     stages = reduction(message, all_reduce, axis_name)
     total, states = run(stages, summands(message), states)
     return message_of(total, message), states
-
-
-def kept(total: Reduced, arrived: Any, new: Any, old: Any) -> Any:
-    """Returns the codecs' states after a message: the old ones if it is not applied.
-
-    Args:
-      total: the sum of the message.
-      arrived: bool scalar, whether the message is real.
-      new: the states after it.
-      old: the states before it.
-    """
-    if not jax.tree.leaves(new):
-        return new
-    applied = total.counts(arrived) & total.finite
-    return jax.tree.map(lambda n, o: jnp.where(applied, n, o), new, old)

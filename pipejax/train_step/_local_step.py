@@ -62,24 +62,20 @@ class LocalStep:
         state: ReplicatedState,
         kept: Kept | None,
         reduced: Reduced,
-        arrived: jax.Array,
     ) -> tuple[ReplicatedState, StepInfo]:
-        """Applies the mean that is due, if it has `arrived` and is finite.
+        """Applies the mean that is due, if it has arrived and is finite.
 
         Args:
           state: before the update.
           kept: what `compute` left; `None` in a drain, which computes nothing.
           reduced: the messages that are due, summed over devices.
-          arrived: bool scalar, whether they are real.
         """
         after = state.model_state
         if kept is not None:
             after = kept.model_state
             state = state._replace(rng=kept.rng, step=kept.step)
         devices = lax.axis_size(self.axis_name)
-        return self._applied(
-            state, reduced, after, arrived, devices=devices, alike=True
-        )
+        return self._applied(state, reduced, after, devices=devices, alike=True)
 
     def predicted(self, state: ReplicatedState, in_flight: InFlight) -> ReplicatedState:
         """Returns the state as it will be, as far as this device can know.
@@ -97,27 +93,27 @@ class LocalStep:
         """
         queue = zip(self._expected(in_flight), arrivals(in_flight), strict=True)
         for own, arrived in queue:
-            reduced = Reduced.of(own)
             state, _ = self._applied(
-                state, reduced, state.model_state, arrived, devices=1, alike=False
+                state,
+                Reduced.of(own, arrived),
+                state.model_state,
+                devices=1,
+                alike=False,
             )
         return state
 
-    def deviation(
-        self, in_flight: InFlight, reduced: Reduced, applied: jax.Array
-    ) -> Any:
+    def deviation(self, in_flight: InFlight, reduced: Reduced) -> Any:
         """Returns the gradients that were applied, minus their mean over devices.
 
-        Zeros for a message that was not applied; `None` unless deviations are fed back.
+        Zeros for a message that is not usable; `None` unless deviations are fed back.
         """
         if in_flight.deviation is None:
             return None
         own, total = in_flight.pending[0], reduced.sum
         devices = lax.axis_size(self.axis_name)
-        applied &= reduced.finite
         return jax.tree.map(
             lambda o, t: jnp.where(
-                applied, mean(o, own, 1) - mean(t, total, devices), 0
+                reduced.usable, mean(o, own, 1) - mean(t, total, devices), 0
             ),
             own.gradients,
             total.gradients,
@@ -160,7 +156,6 @@ class LocalStep:
         state: ReplicatedState,
         reduced: Reduced,
         after: Any,
-        arrived: jax.Array,
         *,
         devices: int,
         alike: bool,
@@ -170,7 +165,6 @@ class LocalStep:
             state,
             reduced,
             after,
-            arrived,
             devices=devices,
             alike=alike,
             skip_nonfinite=self.skip_nonfinite,

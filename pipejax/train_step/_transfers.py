@@ -27,8 +27,8 @@ def transfers_of(
         message, kept = config.work.compute(state, in_flight, batch)
         stages = reduction(message, config.sums_by, config.axis_name)
         found[:] = stages.transfers
-        arrived, total = has_arrived(in_flight), Reduced.of(message)
-        return message, config.work.update(state, kept, total, arrived)
+        total = Reduced.of(message, has_arrived(in_flight))
+        return message, config.work.update(state, kept, total)
 
     own = P(config.axis_name)
     without_exchange = config.on_mesh(local, (P(), own, own), (own, P()))

@@ -28,7 +28,6 @@ def apply_reduced(
     state: ReplicatedState,
     reduced: Reduced,
     after: Any,
-    arrived: jax.Array,
     *,
     devices: int,
     alike: bool,
@@ -42,7 +41,6 @@ def apply_reduced(
       reduced: the messages, summed over devices.
       after: model state as this device's loss left it; its non-floating leaves advance
         whether or not there is an update.
-      arrived: bool scalar, whether the sum is real or only the pipeline's zeros.
       devices: how many it was summed over.
       alike: whether all devices apply the same; else each applies messages of its own.
       skip_nonfinite: whether an update that is not finite is held back.
@@ -50,7 +48,7 @@ def apply_reduced(
     Returns:
       The state after the update, and what to report.
     """
-    counts = reduced.counts(arrived)
+    counts = reduced.counts
     skips = counts & ~reduced.finite if skip_nonfinite else jnp.zeros((), jnp.bool_)
     applied = counts & ~skips
     message = reduced.sum

@@ -19,7 +19,6 @@ from pipejax.message import (
     codec_states,
     empty,
     has_arrived,
-    kept,
     shift,
     summed,
     travelling,
@@ -98,7 +97,8 @@ def pipelined_mean(
         total, after = summed(due, state.codec_states, all_reduce, axis_name)
         if width > 1:
             total, fresh = _late(total, fresh)
-        after = kept(Reduced.of(total), has_arrived(state), after, state.codec_states)
+        found = Reduced.of(total, has_arrived(state))
+        after = found.settled(after, state.codec_states)
         sums = arrived_as(total.gradients, updates)
         mean = jax.tree.map(lambda x: x / devices, sums)
         return mean, shift(state, fresh, after, state.deviation)

@@ -39,6 +39,14 @@ def test_arrays_below_the_threshold_share_one_for_each_dtype(together, members, 
     assert_bits_equal(list(groups.separate(sent)), ARRAYS)
 
 
+def test_arrays_without_elements_are_not_sent():
+    arrays = [jnp.zeros((0, 3)), jnp.arange(3.0), jnp.zeros((2, 0), jnp.bfloat16)]
+    forms = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
+    groups = Groups.of(forms, 0)
+    assert groups.members == ((1,),)
+    assert_bits_equal(list(groups.separate(groups.together(arrays))), arrays)
+
+
 @pytest.mark.parametrize("together", [-1, 1.5, True, "1 MiB"])
 def test_no_number_of_bytes(together):
     with pytest.raises(ValueError, match="`together` must be a whole number of bytes"):

@@ -69,7 +69,7 @@ def test_a_run_leaves_its_records(undisturbed):
     assert any(name.startswith("events.out.tfevents") for name in names)
     record = result(undisturbed)
     assert record["test_accuracy"] > 0.8
-    assert record["collectives"] == ["all-reduce"]
+    assert set(record["collectives"]) == {"all-reduce"}
     assert {"command", "commit", "versions", "seed", "device"} <= record.keys()
 
 
