@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.sharding import Mesh
@@ -24,14 +25,17 @@ def synchronous(
     mesh: Mesh,
     *,
     donate: bool = False,
+    checks: bool = False,
 ) -> Any:
-    """D-Sync as a tutorial has it: one `pmean` a leaf."""
+    """D-Sync as a tutorial has it: one `pmean` a leaf.
+
+    `checks` skips updates by gradients that are not finite, as pipejax does.
+    """
 
     def local(params: Any, opt_state: Any, batch: Any) -> Any:
         loss, grads = jax.value_and_grad(loss_fn)(params, batch)
         grads = jax.tree.map(lambda g: lax.pmean(g, "data"), grads)
-        updates, opt_state = tx.update(grads, opt_state, params)
-        params = optax.apply_updates(params, updates)
+        params, opt_state = _updated(tx, grads, opt_state, params, checks)
         return params, opt_state, lax.pmean(loss, "data")
 
     return jax.jit(
@@ -46,6 +50,7 @@ def pipelined(
     mesh: Mesh,
     *,
     predicts: bool = False,
+    checks: bool = False,
 ) -> Any:
     """Pipe-SGD at its best: a `psum` a leaf, a barrier, everything donated.
 
@@ -55,14 +60,13 @@ def pipelined(
     def local(params: Any, opt_state: Any, stale: Any, batch: Any) -> Any:
         at = params
         if predicts:
-            expected, _ = tx.update(stale, opt_state, params)
-            at = optax.apply_updates(params, expected)
+            at, _ = _updated(tx, stale, opt_state, params, checks)
         loss, grads = jax.value_and_grad(loss_fn)(at, batch)
         sums = jax.tree.map(lambda g: lax.psum(g, "data"), stale)
         sums, grads = lax.optimization_barrier((sums, grads))
         mean = jax.tree.map(lambda g: g / mesh.size, sums)
-        updates, opt_state = tx.update(mean, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, grads, loss[None]
+        params, opt_state = _updated(tx, mean, opt_state, params, checks)
+        return params, opt_state, grads, loss[None]
 
     in_specs = (P(), P(), P("data"), P("data"))
     return jax.jit(
@@ -96,3 +100,22 @@ def applied_first(loss_fn: Loss, tx: optax.GradientTransformation, mesh: Mesh) -
 
     in_specs = (P(), P(), P("data"), P("data"))
     return jax.jit(on_mesh(local, mesh, in_specs, (P(), P(), P("data"), P("data"))))
+
+
+def _updated(
+    tx: optax.GradientTransformation,
+    grads: Any,
+    opt_state: Any,
+    params: Any,
+    checks: bool,
+) -> tuple[Any, Any]:
+    """An update; if `checks`, none where a gradient is not finite."""
+
+    def update() -> tuple[Any, Any]:
+        updates, after = tx.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), after
+
+    if not checks:
+        return update()
+    finite = [jnp.isfinite(g).all() for g in jax.tree.leaves(grads)]
+    return lax.cond(jnp.stack(finite).all(), update, lambda: (params, opt_state))

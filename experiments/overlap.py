@@ -257,7 +257,7 @@ def small_leaves(count: int, devices: int) -> Problem:
     def loss_fn(params: Any, batch: jax.Array) -> jax.Array:
         x = batch
         for w, b in zip(params[::2], params[1::2], strict=True):
-            x = x + jnp.tanh(x @ w + b)
+            x = x + jnp.tanh(x @ w + b[None, :])
         return jnp.mean(x**2)
 
     batch = jax.ShapeDtypeStruct((256 * devices, 64), jnp.float32)

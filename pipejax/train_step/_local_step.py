@@ -38,6 +38,7 @@ class LocalStep:
     compute_dtype: DTypeLike | None
     reduce_dtype: DTypeLike | None
     axis_name: AxisName
+    platform: str
     weight_prediction: bool
     deviation_feedback: float
     skip_nonfinite: bool
@@ -167,6 +168,7 @@ class LocalStep:
             after,
             devices=devices,
             alike=alike,
+            platform=self.platform,
             skip_nonfinite=self.skip_nonfinite,
         )
 

@@ -120,6 +120,7 @@ def make_train_step(
     0.81
     """
     axis_name = check_axis_name(axis_name)
+    mesh = check_mesh(mesh, axis_name)
     work = LocalStep(
         loss_fn=loss_fn,
         tx=check_tx(tx),
@@ -127,6 +128,7 @@ def make_train_step(
         compute_dtype=check_floating("compute_dtype", compute_dtype),
         reduce_dtype=check_floating("reduce_dtype", reduce_dtype),
         axis_name=axis_name,
+        platform=mesh.devices.flat[0].platform,
         weight_prediction=check_flag("weight_prediction", weight_prediction),
         deviation_feedback=check_feedback(deviation_feedback, weight_prediction),
         skip_nonfinite=check_flag("skip_nonfinite", skip_nonfinite),
@@ -134,7 +136,7 @@ def make_train_step(
     schedule = check_all_reduce(all_reduce, axis_name)
     config = StepConfig(
         work=work,
-        mesh=check_mesh(mesh, axis_name),
+        mesh=mesh,
         axis_name=axis_name,
         width=check_width(width),
         all_reduce=schedule.phases[-1],

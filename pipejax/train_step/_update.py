@@ -31,6 +31,7 @@ def apply_reduced(
     *,
     devices: int,
     alike: bool,
+    platform: str,
     skip_nonfinite: bool,
 ) -> tuple[ReplicatedState, StepInfo]:
     """Applies the mean of one iteration's messages, if there is one to apply.
@@ -43,6 +44,7 @@ def apply_reduced(
         whether or not there is an update.
       devices: how many it was summed over.
       alike: whether all devices apply the same; else each applies messages of its own.
+      platform: of the devices, such as "cpu".
       skip_nonfinite: whether an update that is not finite is held back.
 
     Returns:
@@ -68,7 +70,10 @@ def apply_reduced(
         still = jax.tree.map(jnp.zeros_like, _floating(state.model_state))
         return state.params, state.opt_state, moved(state.model_state, after, still)
 
-    params, opt_state, model_state = _either(applied, update, hold, alike)
+    # A device in the other branch would be waited for in vain.
+    unlike = not alike and bool(collective_axes(update))
+    either = _branch if platform == "cpu" and not unlike else _selection
+    params, opt_state, model_state = either(applied, update, hold)
     skipped = state.skipped + skips.astype(jnp.int32)
     info = _info(message, counts, devices)
     return (
@@ -160,23 +165,27 @@ def _floating(model_state: Any) -> Any:
     return jax.tree.map(lambda x: x if is_floating(x) else None, model_state)
 
 
-def _either(
-    predicate: jax.Array, new: Callable[[], Any], old: Callable[[], Any], alike: bool
+def _branch(
+    predicate: jax.Array, new: Callable[[], Any], old: Callable[[], Any]
 ) -> Any:
-    """Returns `new()` where `predicate` holds, else `old()`.
+    """Returns `new()` where `predicate` holds, else `old()`; computes one of them.
 
-    On CPU a branch: the update is then compiled by itself, as in a step written by
-    hand, and has the same bits. Elsewhere a selection that fuses with the update: a
-    branch would make the host wait for the device in every step. A selection too where
-    devices may differ in `predicate` and the optimizer has a collective: a device in
-    the other branch would be waited for in vain.
+    For CPUs: the update is then compiled by itself, as in a step written by hand, and
+    has the same bits.
     """
-    if not alike and collective_axes(new):
-        return select(predicate, new(), old())
-    return lax.platform_dependent(
-        cpu=lambda: lax.cond(predicate, new, old),
-        default=lambda: select(predicate, new(), old()),
-    )
+    return lax.cond(predicate, new, old)
+
+
+def _selection(
+    predicate: jax.Array, new: Callable[[], Any], old: Callable[[], Any]
+) -> Any:
+    """Returns `new()` where `predicate` holds, else `old()`; computes both.
+
+    For accelerators: it fuses with the update, and a branch would make the host wait
+    for the device in every step. Also where devices may differ in `predicate` and the
+    optimizer has a collective.
+    """
+    return select(predicate, new(), old())
 
 
 def select(predicate: jax.Array, new: Any, old: Any) -> Any:
