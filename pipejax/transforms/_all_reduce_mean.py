@@ -20,8 +20,8 @@ def all_reduce_mean(
 
       `update(g_i[t]) = 1/p sum_i g_i[t]`
 
-    It is `pipelined_mean(axis_name, width=1, all_reduce=algorithm(codec))`: one vector
-    per dtype, summed as asked for, and what the codec keeps in the state.
+    It is `pipelined_mean(axis_name, width=1, all_reduce=algorithm(codec))`, with what
+    the codec keeps in the state.
 
       `optax.chain(pj.transforms.all_reduce_mean("data", pj.collectives.ring,
       pj.codecs.error_feedback(pj.codecs.int4())), optax.adam(1e-3))`

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from experiments import codec_speed, logs
+from experiments import codec_speed, logs, overhead
 from experiments.convex import _codecs, _regret
 from pipejax import stability
 from pipejax.stability import _picture
@@ -55,7 +55,12 @@ def test_overhead(tmp_path, run):
     run("overhead", *size, "--seconds", "0.01", "--out", str(out))
     (rows,) = json.loads(out.read_text())["models"].values()
     assert rows["by hand"]["ratio"]["median"] == 1
-    assert {"width 1", "width 2", "by hand, skipping"} < rows.keys()
+    assert {"width 1", "width 2, predicted", "by hand, skipping"} < rows.keys()
+    for name, twin in overhead.TWINS.items():
+        assert rows[name]["twin"] == rows[f"{name}, program"]["twin"] == twin
+        short = rows[f"{name}, program"]["ratio"]["median"]
+        assert rows[name]["judged"] in (short, rows[name]["ratio"]["median"])
+        assert rows[name]["met"] == (rows[name]["judged"] <= overhead.BAR)
 
 
 def test_convex(tmp_path, where, run, monkeypatch):
