@@ -25,6 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import tyro
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from rich.table import Table
 
 import pipejax as pj
@@ -68,7 +70,9 @@ def main(config: Config) -> dict[str, Any]:
             "image": rng.normal(size=(size, *SHAPES[name])).astype(np.float32),
             "label": rng.integers(10, size=size).astype(np.int32),
         }
-        rows[f"{name}, batch {size}"] = paired(variants(name, batch), config, rng)
+        problem = classifier(name, batch)
+        runs = variants(*problem, pj.data_mesh(1))
+        rows[f"{name}, batch {size}"] = paired(runs, config.rounds, config.seconds, rng)
     show(rows)
     report.save(config.out, seed=config.seed, limit=1.0, bar=BAR, models=rows)
     return rows
@@ -82,17 +86,26 @@ TWINS = {
 }
 
 
-def variants(name: str, batch: Any) -> dict[str, Run]:
-    """The same training step by hand and by pipejax, as called and as compiled."""
+def classifier(name: str, batch: Any) -> tuple[Callable[..., Any], Any, Any]:
+    """Loss, parameters and batch of a model of images."""
     model = models.build(name, num_classes=10)
     params = model.init(jax.random.key(0), batch["image"][:1], train=True)["params"]
-    tx, mesh = optax.adamw(1e-3), pj.data_mesh(1)
-    batch = jax.device_put(batch)
 
     def loss_fn(params: Any, batch: Any) -> jax.Array:
         logits = model.apply({"params": params}, batch["image"], train=True)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
         return jnp.mean(losses)
+
+    return loss_fn, params, batch
+
+
+def variants(
+    loss_fn: Callable[..., Any], params: Any, batch: Any, mesh: Mesh
+) -> dict[str, Run]:
+    """The same training step by hand and by pipejax, as called and as compiled."""
+    tx = optax.adamw(1e-3)
+    batch = jax.device_put(batch, NamedSharding(mesh, P("data")))
+    params = jax.device_put(params, NamedSharding(mesh, P()))
 
     def looped(step: Callable[..., Any], state: tuple[Any, ...]) -> Run:
         """Runs `*state, out = step(*state, batch)` so many times."""
@@ -121,7 +134,14 @@ def variants(name: str, batch: Any) -> dict[str, Run]:
         )
     }
     predicted = by_hand.pipelined(loss_fn, tx, mesh, predicts=True, checks=True)
-    stale = jax.tree.map(jnp.zeros_like, params)
+    stale = jax.tree.map(
+        lambda x: jnp.zeros(
+            (mesh.size * x.shape[0], *x.shape[1:]),
+            x.dtype,
+            device=NamedSharding(mesh, P("data")),
+        ),
+        params,
+    )
     runs["by hand, predicted"] = looped(predicted, (*copied(), stale))
     for title, width, predicts in (
         ("width 1", 1, False),
@@ -155,13 +175,15 @@ def compiled(
     return step, own
 
 
-def paired(runs: dict[str, Run], config: Config, rng: np.random.Generator) -> Any:
+def paired(
+    runs: dict[str, Run], rounds: int, seconds: float, rng: np.random.Generator
+) -> Any:
     """Milliseconds a step and, round by round, the ratio to the step by hand."""
     start = time.perf_counter()
     runs["by hand"](5)
-    steps = max(1, round(5 * config.seconds / (time.perf_counter() - start)))
+    steps = max(1, round(5 * seconds / (time.perf_counter() - start)))
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(config.rounds):
+    for _ in range(rounds):
         for name in rng.permutation(list(runs)):
             start = time.perf_counter()
             runs[name](steps)

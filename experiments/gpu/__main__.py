@@ -1,0 +1,140 @@
+"""All that only a GPU can tell, in eight minutes.
+
+- codecs: how fast each encodes and decodes, beside a copy; the limit is the copy
+- steps: of five models, at width 1 and 2, beside steps by hand that do the same
+- memory: what the allocator reports, beside what the compiled program says
+- hosts: the host executor, two processes that share the GPU, over links of 1 and 10
+  Gbit/s; the limit is the longer of compute and exchange
+- trace: a profile of the host executor, whose copies run beside kernels
+- overlap: on several GPUs the share of communication that is hidden, beside the share
+  of FLOPs that the schedule has under it
+
+Every part is a process of its own, so that one that fails leaves the others alone and
+the GPU's memory is free for the next. What fails is recorded with its reason. A part
+that begins after the time is up is left out, and recorded as such.
+
+Command: python -m experiments.gpu
+Time: 8 minutes with a GPU; on a CPU, with smaller sizes, 4 minutes on 2 cores.
+Result: experiments/results/gpu_DEVICE.json, of each device one
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tyro
+
+from experiments import report
+from experiments.cluster import reason_why_not
+
+from . import _codecs, _hosts, _steps, _trace
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of the measurement."""
+
+    seconds: float = 480
+    """Of all parts together; a part that has begun ends."""
+    parts: tuple[str, ...] = ()
+    """Which, such as `codecs` or `steps`; all by default."""
+    child: str | None = None
+    """A part to run here: how this program calls itself."""
+    out: pathlib.Path | None = None
+    """Where the result goes; by default as above."""
+
+
+PARTS: dict[str, tuple[str, ...]] = {
+    "codecs": ("codecs",),
+    "steps": tuple(f"steps:{model}" for model in _steps.MODELS),
+    "memory": tuple(
+        f"memory:{model}:{step}"
+        for model in ("resnet18", "transformer")
+        for step in _steps.STEPS
+    ),
+    "hosts": ("hosts:1gbit", "hosts:10gbit"),
+    "trace": ("trace",),
+    "overlap": ("overlap:transformer",),
+}
+RUNS: dict[str, Callable[..., Any]] = {
+    "codecs": _codecs.measured,
+    "steps": _steps.measured,
+    "memory": _steps.memory,
+    "trace": _trace.measured,
+    "overlap": _steps.overlapped,
+}
+
+
+def main(config: Config) -> int:
+    """Runs all parts, prints what they found, writes the result file.
+
+    Returns:
+      The exit code: 1 if a part has failed.
+    """
+    if config.child:
+        part, *arguments = config.child.split(":")
+        found = RUNS[part](*arguments)
+        print(json.dumps({"device": _device(), "found": found}))
+        return 0
+    start, results, device = time.monotonic(), {}, "unknown"
+    for name in config.parts or PARTS:
+        for part in PARTS[name]:
+            if time.monotonic() - start > config.seconds:
+                results[part] = {"left_out": "the time was up"}
+                continue
+            results[part] = run(part)
+            device = results[part].pop("device", device)
+            print(f"{part}: {_in_short(results[part])}", flush=True)
+    name = re.sub(r"[^a-z0-9]+", "_", device.lower()).strip("_")
+    out = config.out or report.RESULTS / f"gpu_{name}.json"
+    report.save(out, seed=0, measured_on=device, parts=results)
+    return int(any("failed" in found for found in results.values()))
+
+
+def run(part: str) -> dict[str, Any]:
+    """What a part finds in a process of its own, or why it failed."""
+    name, *arguments = part.split(":")
+    if name == "hosts":
+        if why := reason_why_not():
+            return {"left_out": why}
+        return _hosts.measured(*arguments)
+    with tempfile.TemporaryFile("w+") as errors:
+        done = subprocess.run(
+            [sys.executable, "-m", "experiments.gpu", "--child", part],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            check=False,
+            env={**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
+        )
+        if done.returncode == 0:
+            return json.loads(done.stdout.splitlines()[-1])
+        errors.seek(0)
+        lines = errors.read().strip().splitlines() or ["it said nothing"]
+        return {"failed": f"exit code {done.returncode}: {lines[-1]}"}
+
+
+def _device() -> str:
+    import jax
+
+    devices = jax.devices()
+    return f"{len(devices)} x {devices[0].device_kind}"
+
+
+def _in_short(found: dict[str, Any]) -> str:
+    for name in ("failed", "left_out"):
+        if name in found:
+            return f"{name.replace('_', ' ')}: {found[name]}"
+    return json.dumps(found["found"])
+
+
+if __name__ == "__main__":
+    sys.exit(main(tyro.cli(Config, description=__doc__)))

@@ -1,0 +1,26 @@
+"""Real arrays of shapes, and whether they are to be few."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def filled(shapes: Any, seed: int = 0) -> Any:
+    """Small normal numbers in place of floating shapes, integers below 10 of others."""
+    rng = np.random.default_rng(seed)
+
+    def array(shape: jax.ShapeDtypeStruct) -> np.ndarray:
+        if jnp.issubdtype(shape.dtype, jnp.floating):
+            values = 0.02 * rng.normal(size=shape.shape)
+        else:
+            values = rng.integers(10, size=shape.shape)
+        return values.astype(shape.dtype)
+
+    return jax.tree.map(array, shapes)
+
+
+def is_small() -> bool:
+    """Whether to measure sizes that a CPU can do, because there is nothing else."""
+    return jax.default_backend() == "cpu"

@@ -1,0 +1,73 @@
+"""Steps of five models: times beside steps by hand, memory, and what is hidden."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+import pipejax as pj
+from experiments import overhead, overlap
+
+from ._arrays import filled, is_small
+
+MODELS = ("mlp", "cnn", "resnet18", "transformer", "transformer scan")
+# Width, and whether it predicts.
+STEPS = {
+    "width 1": (1, False),
+    "width 2, plain": (2, False),
+    "width 2, predicted": (2, True),
+}
+
+
+def measured(model: Any) -> dict[str, Any]:
+    """Milliseconds of every step, ours beside the one by hand."""
+    loss_fn, params, batch = _problem(model)
+    runs = overhead.variants(loss_fn, params, batch, pj.data_mesh())
+    rounds, seconds = (2, 0.01) if is_small() else (7, 0.3)
+    return overhead.paired(runs, rounds, seconds, np.random.default_rng(0))
+
+
+def memory(model: Any, step: str) -> dict[str, Any]:
+    """Bytes as the allocator counts them, and as the compiled program says."""
+    train, state, batch = _training(model, step)
+    expected = pj.overlap.inspect(train, state, batch).memory
+    for _ in range(3):
+        state, info = train.step(state, batch)
+    jax.block_until_ready((state, info))
+    found = jax.local_devices()[0].memory_stats() or {}
+    return {
+        "allocator": {
+            name: found.get(name) for name in ("bytes_in_use", "peak_bytes_in_use")
+        },
+        "program": None if expected is None else expected.to_dict(),
+    }
+
+
+def overlapped(model: Any) -> dict[str, Any]:
+    """Of several devices: compute, communication and step, and what a schedule says."""
+    if len(jax.devices()) == 1:
+        return {"left_out": "one device has nothing to send"}
+    train, state, batch = _training(model, "width 2, predicted")
+    report = pj.overlap.inspect(train, state, batch)
+    found = pj.overlap.measure(train, state, batch, rounds=2 if is_small() else 7)
+    return {"covered": report.covered, **found._asdict()}
+
+
+def _training(model: Any, step: str) -> tuple[Any, Any, Any]:
+    loss_fn, params, batch = _problem(model)
+    width, predicts = STEPS[step]
+    train = pj.make_train_step(
+        loss_fn,
+        optax.adamw(1e-3),
+        mesh=pj.data_mesh(),
+        width=width,
+        weight_prediction=predicts,
+        donate=True,
+    )
+    return train, train.init(params), batch
+
+
+def _problem(model: Any) -> tuple[Any, Any, Any]:
+    problem = overlap.plain_problem("mlp" if is_small() else model, len(jax.devices()))
+    return problem.loss_fn, filled(problem.params), filled(problem.batch)

@@ -1,0 +1,89 @@
+"""What only a GPU can tell, on the CPU; and a profile read."""
+
+import gzip
+import json
+
+import jax
+import pytest
+
+from experiments.gpu import __main__ as gpu
+from experiments.gpu import _codecs, _steps, _trace
+
+from . import here
+
+
+@pytest.mark.full
+def test_all_of_it(tmp_path, monkeypatch):
+    out = tmp_path / "gpu.json"
+    here.run(monkeypatch, "gpu", "--out", str(out))
+    parts = json.loads(out.read_text())["parts"]
+    assert set(parts) == {part for parts in gpu.PARTS.values() for part in parts}
+    assert not [name for name, found in parts.items() if "failed" in found]
+
+
+def test_a_codec_beside_the_copy(monkeypatch):
+    monkeypatch.setattr(_codecs, "CODECS", {"truncate": _codecs.CODECS["truncate"]})
+    found = _codecs.measured()
+    assert found["copy"]["of_the_copy"] == 1
+    assert set(found) == {"copy", "truncate, encode", "truncate, decode"}
+    assert all(row["gigabytes_per_second"] > 0 for row in found.values())
+
+
+def test_memory_of_a_program_without_an_allocator_that_counts():
+    found = _steps.memory("mlp", "width 2, plain")
+    assert found["allocator"] == {"bytes_in_use": None, "peak_bytes_in_use": None}
+    assert found["program"]["live"] > found["program"]["temporaries"] > 0
+
+
+def test_what_is_hidden_on_several_devices():
+    found = _steps.overlapped("mlp")
+    assert len(jax.devices()) > 1
+    assert found["covered"] == 0  # on CPU a collective blocks
+    assert all(len(found[name]) == 2 for name in ("compute", "communication", "step"))
+
+
+def event(name, start, length, pid=1):
+    return {"ph": "X", "pid": pid, "name": name, "ts": start, "dur": length}
+
+
+def test_a_profile(tmp_path):
+    """Kernels at 0-10 and 20-30; a copy 5-15, a collective 18-22; others elsewhere."""
+    events = [
+        {"name": "process_name", "pid": 1, "args": {"name": "/device:GPU:0"}},
+        {"name": "process_name", "pid": 2, "args": {"name": "/host:CPU"}},
+        event("loop_add_fusion", 0, 6),
+        event("gemm", 4, 6),
+        event("gemm", 20, 10),
+        event("MemcpyD2H", 5, 10),
+        event("ncclDevKernel_AllReduce", 18, 4),
+        event("gemm", 0, 100, pid=2),
+    ]
+    with gzip.open(tmp_path / "host.trace.json.gz", "wt") as file:
+        json.dump({"traceEvents": events}, file)
+    assert _trace.read(tmp_path) == {
+        "kernels": {"microseconds": 20, "beside_kernels": 20},
+        "copies": {"microseconds": 10, "beside_kernels": 5},
+        "collectives": {"microseconds": 4, "beside_kernels": 2},
+    }
+
+
+def test_what_fails_and_what_is_left_out(tmp_path, monkeypatch):
+    def run(part):
+        if part == "codecs":
+            return {"failed": "exit code 1: no memory"}
+        return {"device": "1 x Card", "found": {}}
+
+    monkeypatch.setattr(gpu, "run", run)
+    out = tmp_path / "gpu.json"
+    assert gpu.main(gpu.Config(parts=("codecs", "trace"), out=out)) == 1
+    record = json.loads(out.read_text())
+    assert record["parts"]["codecs"] == {"failed": "exit code 1: no memory"}
+    assert record["measured_on"] == "1 x Card"
+    assert gpu.main(gpu.Config(parts=("trace",), seconds=0, out=out)) == 0
+    parts = json.loads(out.read_text())["parts"]
+    assert parts == {"trace": {"left_out": "the time was up"}}
+
+
+def test_a_part_that_does_not_run_says_why():
+    found = gpu.run("memory:mlp:width 9")
+    assert found == {"failed": "exit code 1: KeyError: 'width 9'"}
