@@ -55,7 +55,7 @@ def sent(all_reduce, devices, n, hosts=None):
 
 
 def sums(all_reduce, rows, hosts=None):
-    """Sums rows [p, n], one on each device, and returns the sum of each device [p, n]."""
+    """Sums rows [p, n], one on each device, and returns what each device then has."""
     rows = np.asarray(rows, np.float32)
     return np.asarray(_program(all_reduce, *rows.shape, hosts)(rows))
 

@@ -26,7 +26,7 @@ def test_whole_vectors_up_and_down(devices):
 
 
 def test_a_vector_is_encoded_at_every_level_and_once_to_go_down():
-    """Device 3 sends by way of 2, others directly, and the root encodes only the sum."""
+    """Device 3 sends by way of 2, others directly; the root encodes only the sum."""
     assert encodings(tree(Halving()), 5, pieces=1) == [[1, 2, 2, 3, 2]]
 
 
