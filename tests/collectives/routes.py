@@ -21,7 +21,7 @@ from .cases import summed
 
 _SENT = re.compile(
     r'"stablehlo\.(collective_permute|all_to_all|all_gather)".*'
-    r"(?:source_target_pairs|replica_groups) = dense<(\[\[.*?\]\])>.*"
+    r"(?:source_target_pairs|replica_groups) = (dense<.*?>|#.*?\]>).*"
     r": \(tensor<((?:\d+x)+)[a-z]+(\d+)>\) ->"
 )
 
@@ -47,11 +47,20 @@ def sent(all_reduce, devices, n, hosts=None):
     return [
         Sent(
             kind.replace("_", "-"),
-            json.loads(among),
+            _among(among, devices, hosts),
             math.prod(map(int, sizes[:-1].split("x"))) * int(bits) // 8,
         )
         for kind, among, sizes, bits in found
     ]
+
+
+def _among(text, devices, hosts):
+    """Reads pairs or groups, for which JAX 0.12 has the name of a mesh axis."""
+    if text.startswith("dense"):
+        return json.loads(text.removeprefix("dense<").removesuffix(">"))
+    (axis,) = re.findall(r'axis_ref<name = "(\w+)">', text)
+    by_host = np.arange(devices).reshape(hosts or 1, -1)
+    return (by_host.T if axis == "host" else by_host).tolist()
 
 
 def sums(all_reduce, rows, hosts=None):
