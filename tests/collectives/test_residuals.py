@@ -53,7 +53,7 @@ def arrays(vector):
 
 
 def test_both_places_are_owed():
-    """A device owes what it lost of its own pieces, and of the sum of the one it owns."""
+    """A device owes what it lost of its own pieces and of the sum that it owns."""
     scatter, gather = residuals()
     kept = states(scatter, gather)
     got = on_devices(lambda own: owed(FED_BACK, LAYOUT, "data", own), kept)
