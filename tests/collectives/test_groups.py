@@ -9,10 +9,10 @@ from pipejax.collectives._groups import Groups
 from ..helpers import assert_bits_equal
 
 ARRAYS = [
-    jnp.arange(6.0).reshape(2, 3),  # 24 bytes
+    jnp.arange(6, dtype="float32").reshape(2, 3),  # 24 bytes
     jnp.bfloat16([1, 2]),  # 4
     jnp.float32([7]),  # 4
-    jnp.arange(100.0),  # 400
+    jnp.arange(100, dtype="float32"),  # 400
     jnp.bfloat16([[3]]),  # 2
 ]
 
