@@ -54,7 +54,8 @@ def test_a_vector_is_cut_into_equal_pieces_of_whole_blocks():
     layout = Layout.of_shapes(((2, 3), (4,)), exact=2)
     cut = Cut.of(layout, 3, 2)
     assert (cut.coded, cut.exact) == (4, 1)
-    coded = (jnp.arange(6.0).reshape(2, 3), jnp.arange(6.0, 10))
+    numbers = jnp.arange(10, dtype="float32")
+    coded = (numbers[:6].reshape(2, 3), numbers[6:])
     summands = Summands(coded, (jnp.float32([-1, -2]),))
     rows = cut.rows(summands)
     assert_bits_equal(
