@@ -50,7 +50,7 @@ def test_a_device_that_is_sent_nothing_gets_zeros(on):
 
 
 @everywhere
-def test_or_keeps_its_own_where_payloads_are_handed_over(on):
+def test_a_device_that_is_handed_nothing_keeps_its_own(on):
     got = on(lambda axis, row: run(hand_over(axis, PAIRS, 8), row, {})[0])
     np.testing.assert_array_equal(got, [[40, 41], [20, 21], [10, 11], [40, 41]])
 

@@ -62,7 +62,7 @@ def test_states_begin_anew_or_go_on():
 
 
 def test_renamed_stages_leave_the_states_of_others_alone():
-    """Two of a kind side by side, as the algorithms of a schedule are."""
+    """Stages of one kind can stand side by side, as in a schedule."""
     one, other = (renamed(counting("up"), f"phase {i} ") for i in (0, 1))
     states = {"phase 0 up": 5, "phase 1 up": 7, "up": 9}
     assert (one + other).init() == {"phase 0 up": 0, "phase 1 up": 0}
