@@ -1,0 +1,53 @@
+"""Casts against the bits of float32, of which bfloat16 is the upper half."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipejax import codecs as c
+
+from ..helpers import assert_bits_equal
+
+# 1 and half a unit in the last place of bfloat16, which is a tie; a tie above an odd
+# number; a little more than the first tie; and the first tie, negative.
+BITS = np.uint32([0x3F808000, 0x3F818000, 0x3F808001, 0xBF808000])
+
+
+def payload(codec, bits):
+    encoded, _ = codec.encode(jnp.asarray(bits.view(np.float32)), ())
+    return encoded
+
+
+def test_bf16_rounds_ties_to_even():
+    wanted = np.uint16([0x3F80, 0x3F82, 0x3F81, 0xBF80])
+    assert_bits_equal(payload(c.bf16(), BITS), wanted)
+
+
+def test_truncate_drops_the_lower_half():
+    wanted = np.uint16([0x3F80, 0x3F81, 0x3F80, 0xBF80])
+    assert_bits_equal(payload(c.truncate(), BITS), wanted)
+
+
+def test_float16_overflows_half_a_unit_above_its_largest():
+    """65,520 is halfway from 65,504 to 65,536, which is even and taken as infinity."""
+    x = jnp.float32([65519, 65520, -65520])
+    encoded, _ = c.cast("float16").encode(x, ())
+    assert_bits_equal(encoded, np.float16([65504, np.inf, -np.inf]).view(np.uint16))
+
+
+@pytest.mark.parametrize("sign", [0, 0x80000000])
+def test_noise_moves_a_number_up_in_proportion(sign):
+    """A number a quarter of a unit above 1 moves up for noise of 3/4 and more."""
+    x = np.full(4, 0x3F804000 | sign, np.uint32).view(np.float32)
+    noise = jnp.float32([0, 0.7499, 0.75, 1 - 2.0**-24])
+    wanted = np.uint16([0x3F80, 0x3F80, 0x3F81, 0x3F81]) | np.uint16(sign >> 16)
+    assert_bits_equal(c.bf16().rounded(jnp.asarray(x), noise), wanted)
+
+
+def test_noise_keeps_what_is_not_finite():
+    """A NaN of all ones plus one would be 0, infinity plus some a NaN."""
+    x = np.uint32([0xFFFFFFFF, 0x7FFFFFFF, 0x7F800000, 0xFF800000]).view(np.float32)
+    noise = jnp.full(4, 1 - 2.0**-24, jnp.float32)
+    codec = c.bf16()
+    decoded = np.asarray(codec.decode(codec.rounded(jnp.asarray(x), noise), 4))
+    np.testing.assert_array_equal(decoded, [np.nan, np.nan, np.inf, -np.inf])

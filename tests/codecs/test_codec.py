@@ -1,0 +1,80 @@
+"""A user's codec: four methods, and the defaults of the base class."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
+from pipejax import collectives
+from pipejax.codecs import Codec
+from pipejax.codecs._codec import working_dtype
+from pipejax.mesh import on_mesh
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole(Codec):
+    """Sends whole numbers between -128 and 127, a byte for each."""
+
+    def size(self, n):
+        return n
+
+    def encode(self, x, state):
+        return jax.lax.bitcast_convert_type(x.astype(jnp.int8), jnp.uint8), state
+
+    def decode(self, payload, n):
+        return jax.lax.bitcast_convert_type(payload, jnp.int8).astype(jnp.float32)
+
+    def bound(self, x):
+        return jnp.abs(x - jnp.round(x))
+
+
+def test_four_methods_are_enough_for_a_ring():
+    """3 devices with rows of whole numbers: every device has their exact sum."""
+    layout = collectives.Layout.of_shapes(((7,),))
+
+    def local(rows):
+        stages = collectives.ring(Whole())(layout, "data")
+        assert all(x.bytes == 3 for x in stages.transfers)  # 7 elements in 3 pieces
+        sums, states = collectives.run(stages, collectives.Summands((rows[0],)))
+        assert states == {}
+        return sums.coded[0][None]
+
+    rows = np.arange(-10, 11, dtype=np.float32).reshape(3, 7)
+    got = jax.jit(on_mesh(local, pj.data_mesh(3), P("data"), P("data")))(rows)
+    np.testing.assert_array_equal(got, np.tile(rows.sum(axis=0), (3, 1)))
+
+
+def test_defaults_are_those_of_rounding_to_the_nearest():
+    """A codec takes any length, and has no state, no feedback and no linear rounds."""
+    codec, x = Whole(), jnp.zeros(3)
+    assert (codec.multiple, codec.rounds) == (1, 0)
+    traits = codec.unbiased, codec.needs_feedback, codec.needs_leaves
+    assert not any(traits)
+    assert codec.init(3, jnp.uint32(0)) == ()
+    assert codec.leaves(x) is x
+    assert codec.of(((3,),), "float64") is codec
+
+
+@pytest.mark.parametrize("missing", ["size", "encode", "decode", "bound"])
+def test_each_of_the_four_is_needed(missing):
+    names = {"size", "encode", "decode", "bound"} - {missing}
+    methods = {name: getattr(Whole, name) for name in names}
+    with pytest.raises(TypeError, match=rf"abstract method.*{missing}"):
+        type("Partial", (Codec,), methods)()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wanted"),
+    [
+        ("float64", "float64"),
+        ("float32", "float32"),
+        ("bfloat16", "float32"),
+        ("float16", "float32"),
+    ],
+)
+def test_sums_are_at_least_float32(dtype, wanted):
+    assert working_dtype(dtype) == wanted

@@ -1,0 +1,52 @@
+"""Codecs by name: how many bytes each sends of a matrix of 256 x 256 elements."""
+
+import jax
+import pytest
+
+from pipejax import codecs
+
+N = 256 * 256
+# Bytes that are derived from the formats: codes, scales, places, seeds and factors.
+BYTES = {
+    "bf16": 2 * N,
+    "truncate": 2 * N,
+    "quantize": N + 2 * 4,  # a minimum and a distance
+    "int8": N + N // 256 * 4,
+    "int4": N // 2 + N // 64 * 4,
+    "stochastic_int4": N // 2 + N // 64 * 4,
+    "fp8_e4m3": N + N // 256 * 4,
+    "fp8_e5m2": N + N // 256 * 4,
+    "sign": N // 8 + N // 1024 * 4,
+    "top_k": 655 * (4 + 4),  # 1 % of the elements, each with its place
+    "random_k": 655 * 4 + 4,  # and the seed of their places
+    "power_sgd": 4 * (256 + 256) * 4,  # two factors of rank 4
+}
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_bytes(name):
+    assert codecs.named(name).of(((256, 256),)).size(N) == BYTES[name]
+
+
+def test_every_name_has_its_bytes_here():
+    assert list(codecs.NAMES) == list(BYTES)
+
+
+def test_both_formats_of_eight_bits_are_what_their_names_say():
+    """They send as many bytes, and differ in their largest number."""
+    tops = [codecs.named(name).top for name in ("fp8_e4m3", "fp8_e5m2")]
+    assert tops == [448, 57344]
+
+
+def test_only_the_stochastic_one_of_four_bits_has_a_key():
+    states = [
+        codecs.named(name).init(64, jax.numpy.uint32(0))
+        for name in ("int4", "stochastic_int4")
+    ]
+    assert [bool(jax.tree.leaves(state)) for state in states] == [False, True]
+
+
+def test_an_unknown_name():
+    message = r"`name` must be one of bf16, truncate, .*, power_sgd; got 'int9'\."
+    with pytest.raises(ValueError, match=message):
+        codecs.named("int9")

@@ -1,0 +1,72 @@
+"""Permutes between devices, and between the rows of one device that stand for them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
+from pipejax.collectives import Transfer
+from pipejax.collectives._permute import among, hand_over, permute
+from pipejax.collectives._stages import run
+from pipejax.mesh import Rows, on_mesh
+
+DEVICES = 4
+PAIRS = [(3, 0), (0, 2)]  # devices 1 and 3 are sent nothing
+PAYLOADS = np.uint32([[10, 11], [20, 21], [30, 31], [40, 41]])
+
+
+def on_devices(function):
+    """Runs `function(axis, row)` for each of the payloads, on a device each."""
+    mapped = on_mesh(
+        lambda rows: function("data", rows[0])[None],
+        pj.data_mesh(DEVICES),
+        P("data"),
+        P("data"),
+    )
+    return np.asarray(jax.jit(mapped)(PAYLOADS))
+
+
+def on_rows(function):
+    """Runs it for each of the payloads as a row under `vmap`."""
+    axis = Rows("data")
+    mapped = jax.vmap(lambda row: function(axis, row), axis_name=axis)
+    return np.asarray(jax.jit(mapped)(PAYLOADS))
+
+
+everywhere = pytest.mark.parametrize("on", [on_devices, on_rows])
+
+
+@everywhere
+def test_a_device_that_is_sent_nothing_gets_zeros(on):
+    def exchange(axis, row):
+        beside, came = permute(axis, PAIRS, 8).run((2 * row, row))
+        return jnp.stack([beside, came])
+
+    beside, came = np.moveaxis(on(exchange), 1, 0)
+    np.testing.assert_array_equal(beside, 2 * PAYLOADS)
+    np.testing.assert_array_equal(came, [[40, 41], [0, 0], [10, 11], [0, 0]])
+
+
+@everywhere
+def test_a_device_that_is_handed_nothing_keeps_its_own(on):
+    got = on(lambda axis, row: run(hand_over(axis, PAIRS, 8), row, {})[0])
+    np.testing.assert_array_equal(got, [[40, 41], [20, 21], [10, 11], [40, 41]])
+
+
+@everywhere
+@pytest.mark.parametrize("ranks", [[], [2], [0, 3]])
+def test_among(on, ranks):
+    got = on(lambda axis, row: among(axis, iter(ranks)))
+    np.testing.assert_array_equal(got, [rank in ranks for rank in range(DEVICES)])
+
+
+def test_what_is_sent_is_said():
+    def exchange(axis, row):
+        transfer = Transfer("collective-permute", DEVICES, 8)
+        assert permute(axis, PAIRS, 8).transfers == (transfer,)
+        assert hand_over(axis, PAIRS, 8).transfers == (transfer,)
+        return row
+
+    on_devices(exchange)

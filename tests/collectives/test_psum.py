@@ -1,0 +1,110 @@
+"""The backend's all-reduce: arrays in their own shapes, or rounds of a linear codec."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
+from pipejax import codecs, collectives
+from pipejax.collectives import Layout, Summands
+from pipejax.mesh import on_mesh
+
+from .cases import KEY
+from .test_sites import keys
+
+SUMMANDS = Summands(
+    coded=(np.ones((2, 3), np.float32), jnp.bfloat16([1, 2, 3, 4]), np.float32(5)),
+    exact=(np.float32([6, 7]),),
+)
+
+
+def operands(together):
+    """Types of what is added up, as the lowered program has them."""
+
+    def local(summands):
+        stages = collectives.psum(together=together)(Layout.of(summands), "data")
+        return collectives.run(stages, summands)[0]
+
+    program = jax.jit(on_mesh(local, pj.data_mesh(2), P(), P()))
+    return re.findall(
+        r'"stablehlo\.all_reduce".*?\}\) : \(tensor<([^>]*)>\) ->',
+        program.lower(SUMMANDS).as_text(),
+        re.DOTALL,
+    )
+
+
+@pytest.mark.parametrize(
+    ("together", "wanted"),
+    [
+        (None, ["2x3xf32", "4xbf16", "f32", "2xf32"]),
+        # Only arrays of less than 10 bytes travel together.
+        (10, ["2x3xf32", "4xbf16", "3xf32"]),
+        (25, ["9xf32", "4xbf16"]),
+    ],
+)
+def test_arrays_are_added_up_in_their_own_shapes_and_dtypes(together, wanted):
+    assert operands(together) == wanted
+
+
+@pytest.mark.parametrize(
+    ("codec", "numbers"),
+    [
+        # P of a matrix of 8 x 12; then Q, the vector of 4 and what stays exact.
+        (codecs.power_sgd(1, KEY), [8, 12 + 4 + 3]),
+        (codecs.random_k(10, KEY, scaled=False), [10 + 3]),
+    ],
+)
+def test_what_stays_exact_travels_in_the_last_round(codec, numbers):
+    layout = Layout.of_shapes(((8, 12), (4,)), exact=3)
+    found = []
+
+    def local():
+        all_reduce = collectives.psum(codecs.error_feedback(codec))
+        found.extend(all_reduce(layout, "data").transfers)
+        return jnp.zeros(1)
+
+    jax.eval_shape(on_mesh(local, pj.data_mesh(2), (), P("data")))
+    assert [x.bytes for x in found] == [4 * count for count in numbers]
+    assert {(x.kind, x.devices) for x in found} == {("all-reduce", 2)}
+
+
+def test_what_is_added_up_unread_is_drawn_alike():
+    found = keys(collectives.psum(codecs.random_k(0.1, KEY)))
+    assert len(found) == 4
+    assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize("together", [-1, 1.5, True, "1 MiB"])
+def test_no_number_of_bytes(together):
+    with pytest.raises(ValueError, match="`together` must be a whole number of bytes"):
+        pj.collectives.psum(together=together)
+
+
+def test_the_mesh_chooses_unless_told():
+    mesh = pj.data_mesh(2)
+    assert pj.collectives.psum().on(mesh) == pj.collectives.psum()
+    asked = pj.collectives.psum(together=8)
+    assert asked.on(mesh) is asked
+
+
+@pytest.mark.parametrize("together", [None, 0, 64, 1 << 20])
+def test_the_sum_is_the_same_in_any_groups(together):
+    def loss_fn(params, batch):
+        return sum((x * batch.mean()).sum() for x in params)
+
+    train = pj.make_train_step(
+        loss_fn,
+        optax.sgd(1.0),
+        mesh=pj.data_mesh(2),
+        width=1,
+        all_reduce=pj.collectives.psum(together=together),
+    )
+    params = [np.zeros(shape, np.float32) for shape in ((3, 2), (), (40,))]
+    state, _ = train.step(train.init(params), np.float32([1, 2, 3, 6]))
+    for leaf in state.params:
+        np.testing.assert_array_equal(leaf, np.full(leaf.shape, -3, np.float32))

@@ -1,0 +1,36 @@
+"""A ring's hops: to whom, how long, in which order pieces are summed and encoded."""
+
+import numpy as np
+import pytest
+
+from pipejax.collectives import ring
+
+from .routes import Halving, Sent, encodings, sent, sums
+
+
+@pytest.mark.parametrize(
+    ("devices", "to_next"),
+    [
+        (3, [[0, 1], [1, 2], [2, 0]]),
+        (4, [[0, 1], [1, 2], [2, 3], [3, 0]]),
+    ],
+)
+def test_every_hop_is_a_piece_to_the_next_device(devices, to_next):
+    """A p-th of 12 float32 numbers is sent 2(p-1) times."""
+    hop = Sent("collective-permute", to_next, 48 // devices)
+    assert sent(ring(), devices, 12) == [hop] * (2 * (devices - 1))
+
+
+def test_a_piece_is_encoded_at_every_hop():
+    """Piece j sets out at device j + 1 and is encoded 3 times, by its owner once."""
+    assert encodings(ring(Halving()), 3, pieces=3) == [[1, 3, 2], [2, 1, 3], [3, 2, 1]]
+
+
+def test_a_piece_is_summed_on_its_way():
+    """In float32, 2^24 + 1 is 2^24, so that the order of the summands shows.
+
+    Piece 0 is (1 + 1) + 2^24, piece 1 is (1 + 2^24) + 1 and piece 2 (2^24 + 1) + 1.
+    """
+    rows = [[2.0**24] * 3, [1] * 3, [1] * 3]
+    wanted = [2.0**24 + 2, 2.0**24, 2.0**24]
+    np.testing.assert_array_equal(sums(ring(), rows), [wanted] * 3)

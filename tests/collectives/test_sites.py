@@ -1,0 +1,99 @@
+"""Places at which codecs encode: random numbers of their own, pieces and states."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
+from pipejax import codecs, collectives
+from pipejax.collectives import Layout, Summands
+from pipejax.collectives._sites import Cut, Parts
+from pipejax.mesh import on_mesh
+
+from ..helpers import assert_bits_equal
+
+KEY = jax.random.key(0)
+ROUNDED = codecs.stochastic(codecs.int8(8), KEY)
+AXES = ("host", "device")
+
+
+def keys(all_reduce, axis_name="data", hosts=None):
+    """Of every device and place, as rows."""
+    layout = collectives.Layout.of_shapes(((64,),))
+    mesh = pj.data_mesh(4, axis_name=axis_name, hosts=hosts)
+
+    def init():
+        states = all_reduce(layout, axis_name).init()
+        return jax.tree.map(lambda x: x[None], states)
+
+    found = jax.jit(on_mesh(init, mesh, (), P(axis_name)))()
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(found)]
+    return [tuple(row) for leaf in leaves for row in leaf.reshape(-1, leaf.shape[-1])]
+
+
+@pytest.mark.parametrize("name", ["two_shot", "ring", "halving_doubling", "tree"])
+def test_every_place_has_its_own(name):
+    found = keys(getattr(collectives, name)(ROUNDED))
+    assert len(found) == len(set(found)) >= 8
+
+
+def test_every_place_of_both_levels_has_its_own():
+    both = collectives.two_shot(ROUNDED)
+    found = keys(collectives.hierarchical(both, both), AXES, hosts=2)
+    # Of 4 devices, at either level: one for each of 2 pieces, and one for its sum.
+    assert len(found) == len(set(found)) == 4 * 2 * 3
+
+
+def test_a_vector_is_cut_into_equal_pieces_of_whole_blocks():
+    """10 numbers in 3 pieces and in blocks of 2 are 4 each, with zeros at the end.
+
+    Each piece also has one of the 2 numbers that stay exact, the last piece a zero.
+    """
+    layout = Layout.of_shapes(((2, 3), (4,)), exact=2)
+    cut = Cut.of(layout, 3, 2)
+    assert (cut.coded, cut.exact) == (4, 1)
+    numbers = jnp.arange(10, dtype="float32")
+    coded = (numbers[:6].reshape(2, 3), numbers[6:])
+    summands = Summands(coded, (jnp.float32([-1, -2]),))
+    rows = cut.rows(summands)
+    assert_bits_equal(
+        rows.coded, np.float32([[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 0]])
+    )
+    assert_bits_equal(rows.exact, np.float32([[-1], [-2], [0]]))
+    assert_bits_equal(cut.arrays(rows), summands)
+
+
+def test_pieces_are_no_shorter_than_a_block():
+    assert Cut.of(Layout.of_shapes(((5,),)), 3, 8).coded == 8
+    assert Cut.of(Layout.of_shapes((), exact=4), 3, 8)[2:] == (8, 2)
+
+
+def test_what_stays_exact_follows_the_codes():
+    """8 codes and a scale of 4 bytes, then the bits of a float32."""
+    cut = Cut.of(Layout.of_shapes(((8,),), exact=1), 1, 8)
+    site = cut.site("up", codecs.int8(8), "data")
+    x = jnp.float32([127, 1, 2, 3, 4, 5, 6, 7])
+    payload, states = site.encode(Parts(x, jnp.float32([1 / 3])), {})
+    assert states == {}
+    assert site.bytes == payload.nbytes == 8 + 4 + 4
+    assert np.asarray(payload[12:]).tobytes() == np.float32(1 / 3).tobytes()
+    decoded = site.decode(payload)
+    assert_bits_equal(decoded, Parts(x, jnp.float32([1 / 3])))
+    assert cut.site("up", codecs.int8(8), "data", rows=3).bytes == 3 * 16
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_who_does_not_send_keeps_its_state(sends):
+    """The residual of 2.5 is 0.5 where it is really sent, and stays 0 elsewhere."""
+    cut = Cut.of(Layout.of_shapes(((8,),)), 1, 8)
+    codec = codecs.error_feedback(codecs.int8(8))
+    site = cut.site("up", codec, "data")
+    states = {"up": codec.init(8, jnp.uint32(0)), "down": "another place's"}
+    x = jnp.float32([127, 2.5, 0, 0, 0, 0, 0, 0])
+    parts = Parts(x, jnp.zeros(0, jnp.float32))
+    _, after = site.encode(parts, states, where=jnp.bool_(sends))
+    wanted = np.float32([0, 0.5 * sends, 0, 0, 0, 0, 0, 0])
+    assert_bits_equal(after["up"].residual, wanted)
+    assert after["down"] == "another place's"

@@ -1,0 +1,85 @@
+"""Links put together by hand: where stages begin, and whose states are whose."""
+
+import pytest
+
+from pipejax.collectives import Stages, Transfer, run
+from pipejax.collectives._stages import Local, Sent, chained, local, renamed
+
+
+def collective(name, size):
+    """Appends its name to the value."""
+    transfer = Transfer("all-reduce", 2, size)
+    return Stages((Sent(lambda value: [*value, name], (transfer,)),))
+
+
+def appending(name):
+    """Appends its name without sending anything."""
+    return local(lambda value: [*value, name])
+
+
+def counting(place):
+    """Appends how often it has run, which is what its state says."""
+
+    def count(value, states):
+        times = states[place] + 1
+        return [*value, times], {**states, place: times}
+
+    return Stages((Local(count, encodes=True),), (lambda: {place: 0},))
+
+
+MIXED = (
+    appending("a")
+    + appending("b")
+    + collective("B", 16)
+    + collective("C", 32)
+    + appending("c")
+)
+
+
+def test_a_stage_ends_with_its_collective():
+    """Two local links and a collective, a collective alone, and what is left over."""
+    parts = [stage(([], {}))[0] for stage in (*MIXED.stages, MIXED.finish)]
+    assert parts == [["a", "b", "B"], ["C"], ["c"]]
+    assert [transfer.bytes for transfer in MIXED.transfers] == [16, 32]
+
+
+def test_run_takes_the_stages_in_order():
+    assert run(MIXED, [], {}) == (["a", "b", "B", "C", "c"], {})
+
+
+def test_without_a_collective_all_is_the_finish():
+    stages = appending("a")
+    assert (stages.stages, stages.transfers) == ((), ())
+    assert stages.finish(([], {})) == (["a"], {})
+
+
+def test_states_begin_anew_or_go_on():
+    stages = counting("up") + collective("sent", 4) + counting("down")
+    assert stages.init() == {"up": 0, "down": 0}
+    value, states = run(stages, [])
+    assert (value, states) == ([1, "sent", 1], {"up": 1, "down": 1})
+    assert run(stages, [], states)[0] == [2, "sent", 2]
+
+
+def test_renamed_stages_leave_the_states_of_others_alone():
+    """Stages of one kind can stand side by side, as in a schedule."""
+    one, other = (renamed(counting("up"), f"phase {i} ") for i in (0, 1))
+    states = {"phase 0 up": 5, "phase 1 up": 7, "up": 9}
+    assert (one + other).init() == {"phase 0 up": 0, "phase 1 up": 0}
+    value, after = run(one, [], states)
+    assert (value, after) == ([6], states | {"phase 0 up": 6})
+    value, after = run(renamed(other, "outer "), [], {"outer phase 1 up": 1})
+    assert (value, after) == ([2], {"outer phase 1 up": 2})
+
+
+def test_renamed_links_say_what_they_said():
+    """Collectives stay the same objects, and links that encode still say so."""
+    stages = counting("up") + collective("sent", 4)
+    before, after = stages.links, renamed(stages, "inner ").links
+    assert after[0].encodes
+    assert after[1] is before[1]
+
+
+@pytest.mark.parametrize("links", [(), (Local(lambda value, states: (value, states)),)])
+def test_no_work_is_no_change(links):
+    assert chained(links)(("value", {"up": 1})) == ("value", {"up": 1})
