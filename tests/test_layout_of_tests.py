@@ -15,7 +15,7 @@ EXCEPTIONS: dict[str, str] = {}
 # Packages whose test files are still being named after their modules.
 PENDING = {
     *("codecs", "collectives", "executors", "message", "train_step", "transforms"),
-    *("cli", "flax", "launch", "overlap", "pipejax"),
+    *("cli", "flax", "launch", "pipejax"),
     *("stability", "timing"),
 }
 
