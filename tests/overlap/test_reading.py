@@ -29,8 +29,7 @@ def test_in_a_loop():
     assert report.covered == report.share == pytest.approx(5 / 12)
 
 
-def test_in_a_branch():
-    others = f"""
+BRANCHES = f"""
 %many (p: f32[8,8]) -> f32[8,8] {{
   %p = f32[8,8] parameter(0)
   %a = f32[8,8] {DOT}
@@ -44,10 +43,13 @@ def test_in_a_branch():
   ROOT %r = f32[8,8] all-reduce-done(%s)
 }}
 """
+
+
+def test_in_a_branch():
     report = read(
         "%c = f32[8,8] conditional(%x, %p, %p), branch_computations={%many, %few}",
         "ROOT %r = f32[100] copy(%x)",
-        others=others,
+        others=BRANCHES,
     )
     (c,) = report.collectives
     assert (c.matmuls, c.share) == (1, 0.5)
@@ -55,9 +57,21 @@ def test_in_a_branch():
     report = read(
         "%c = f32[8,8] call(%p), to_apply=%few",
         "ROOT %r = f32[100] copy(%x)",
-        others=others,
+        others=BRANCHES,
     )
     assert report.collectives[0].share == report.covered == 1
+
+
+def test_of_branches_the_largest_is_drawn():
+    """The other one's collective is counted, and has no place in the picture."""
+    report = read(
+        "%c = f32[8,8] conditional(%x, %p, %p), branch_computations={%many, %few}",
+        "ROOT %r = f32[100] copy(%x)",
+        others=BRANCHES,
+    )
+    assert [c.name for c in report.collectives] == ["s"]
+    found = [(x.name, x.start, x.end) for x in report.schedule]
+    assert found == [("a", 0, 1), ("d", 1, 2), ("r", 2, 3)]
 
 
 def test_covered_is_a_union():

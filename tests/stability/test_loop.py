@@ -59,6 +59,8 @@ def test_polynomials_are_those_by_hand(family, width, p, q):
         (2, 0.3, [0, ETA, 0.3 * ETA]),
         # z (z^2 + lambda (eta z + (1 + mu) eta))
         (3, 0.0, [0, ETA, (1 + MU) * ETA, 0]),
+        # What is fed back joins the oldest, which has moved (1 + mu) eta.
+        (3, 0.3, [0, ETA, (1 + MU) * ETA, 0.3 * (1 + MU) * ETA]),
     ],
 )
 def test_polynomials_of_deviations_are_those_by_hand(width, feedback, q):
