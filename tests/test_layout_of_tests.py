@@ -26,14 +26,14 @@ TWINS = [
 
 
 def place_of_test(module):
-    """Where a module's test belongs: both are paths from the root."""
+    """Returns where a module's test belongs; both are paths from the root."""
     path = pathlib.PurePosixPath(module)
     name = f"test_{path.stem.removeprefix('_')}.py"
     return str("tests" / path.parent.relative_to("pipejax") / name)
 
 
 def modules():
-    """Paths from the root of all modules of pipejax but `__init__` and `__main__`."""
+    """Returns all modules but `__init__` and `__main__`, as paths from the root."""
     found = (ROOT / "pipejax").rglob("*.py")
     return {
         path.relative_to(ROOT).as_posix()
@@ -66,7 +66,7 @@ def test_every_exception_is_one():
 
 
 def imported(path, text):
-    """Names of the modules that a file imports, in full.
+    """Returns full names of the modules that a file imports.
 
     Relative names are resolved from the file's folder, and `from a import b` counts as
     `a` and as `a.b`, which may be a module.
@@ -91,7 +91,7 @@ def test_imports_are_found_in_all_their_forms():
 
 
 def test_reference_twins_import_nothing_of_pipejax():
-    """Directly or through a helper of the tests: those that they import are twins."""
+    """Twins import pipejax neither directly nor through a helper of the tests."""
     twins = {name.removesuffix(".py").replace("/", ".") for name in TWINS}
     for path in TWINS:
         names = imported(path, (ROOT / path).read_text())

@@ -1,4 +1,4 @@
-"""What the tests of `pipejax plan` and of its parts share."""
+"""Helpers for the tests of `pipejax plan` and its parts."""
 
 import json
 

@@ -16,7 +16,7 @@ DOCUMENT = (ROOT / "docs" / "timing.md").read_text()
 
 
 def fitted(rounds=3):
-    """Of times by the formula, for a cluster whose fit can be trusted."""
+    """Fits times that follow the formula, so that three rounds can be trusted."""
     samples = [
         timing.Sample(f"{algorithm} {n}", exchange, rounds * (seconds,), n)
         for algorithm in ("psum", "ring", "two_shot", "halving_doubling", "tree")

@@ -1,4 +1,4 @@
-"""What the tests of corrections share."""
+"""Helpers for the tests of corrections."""
 
 import functools
 

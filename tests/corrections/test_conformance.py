@@ -1,4 +1,4 @@
-"""What holds of every correction: of its state, in a train step, and without delay."""
+"""Every correction keeps its state's form and does nothing without a delay."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""What the tests of places and of jobs are given."""
+"""Fixtures for the tests of places and jobs."""
 
 import pytest
 

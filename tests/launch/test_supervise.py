@@ -29,7 +29,7 @@ def test_only_processes_that_have_not_been_waited_for_are_sent_signals():
 
 
 def test_lines_are_shown_behind_names_and_the_last_of_a_failure_kept():
-    """Of 30 lines 20, of the one that failed; a core and variables are its own."""
+    """A process has its own core and variables; of a failure, 20 lines are kept."""
     code, out, errors = run("""
         core = min(os.sched_getaffinity(0))
         show = "import os; print(os.environ['MARK'], *os.sched_getaffinity(0))"

@@ -35,7 +35,7 @@ def test_the_excess_is_taken_in_float64():
     In float64 the sum has an error of at most 2^-54, or 1e-4 of what is added.
     """
     excess = by_hand([0.0, 2.0]).excess(np.float64(1 + 1e-6))
-    assert excess == pytest.approx(5e-13, rel=3e-4)
+    assert excess == pytest.approx(5e-13, rel=3e-4, abs=0)
 
 
 def test_batch_is_of_the_examples_asked_for():

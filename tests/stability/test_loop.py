@@ -12,7 +12,7 @@ ETA, MU = 0.1, 0.9
 
 
 def update_of(family):
-    """In float64: what is read from an optimizer has float32's constants."""
+    """Writes the update in float64; an optimizer has float32 constants."""
     if family is sgd:
         return LinearUpdate(np.eye(1), np.array([-ETA]))
     state = np.array([[MU, 0.0], [-ETA * MU, 1.0]])

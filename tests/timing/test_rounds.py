@@ -14,7 +14,7 @@ DEVICES = [1, 2, 3, 4, 5, 7, 8]
 
 
 def messages(algorithm, p, n=8):
-    """Of each round that has any, its kind, who sends to whom, and the bytes."""
+    """Returns kind, (sender, receiver) pairs and bytes of each round with messages."""
     return [
         (each.kind, [*zip(each.senders, each.receivers, strict=True)], each.bytes)
         for each in rounds(algorithm, p, n, None, NOTHING)

@@ -26,7 +26,7 @@ def test_a_way_is_told_by_what_it_does(way, says):
 
 
 def test_an_exchange_is_of_one_bucket():
-    """4 hosts, 10 elements in 3 buckets, of 4 elements or 16 bytes: of a psum 2 3/4."""
+    """Three buckets of 10 elements have 4 each, 16 bytes; a psum of 4 sends 2 * 3/4."""
     cluster = Cluster(4, Link(0.0, 1.0))
     assert Way(1, "psum", buckets=3).exchange(cluster, 10, None).wire == 1.5 * 16
     assert Way(1, "psum").exchange(cluster, 10, None).wire == 1.5 * 40
@@ -40,7 +40,7 @@ def test_one_device_exchanges_nothing():
 
 
 def test_between_hosts_a_share_of_the_vector():
-    """Two hosts of two: all 4 n bytes through a link, of a flat psum 2 3/4 of them."""
+    """With two hosts of two, 4 n bytes pass a link; a flat psum sends 3/2 of that."""
     cluster = Cluster(2, Link(0.0, 1.0), devices=2, inner=Link(0.0, float("inf")))
     assert Way(2, "psum", levels=True).exchange(cluster, 100, None).wire == 400
     assert Way(2, "psum").exchange(cluster, 100, None).wire == 600
