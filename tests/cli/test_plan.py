@@ -6,17 +6,12 @@ import pathlib
 import re
 import shlex
 
-import jax.numpy as jnp
-import optax
 import pytest
 
 from pipejax import timing
-from pipejax.cli import _cluster, main
-from pipejax.timing import Cluster, CodecSpeed, Link
+from pipejax.cli import main
 
-CLUSTER = Cluster(
-    4, Link(5e-5, 62.5e6), reduction=4e9, codecs={"int8": CodecSpeed(4e9, 4e9)}
-)
+from .helpers import CLUSTER, GIVEN, plan, written
 
 
 @pytest.fixture
@@ -24,10 +19,6 @@ def file(tmp_path):
     path = tmp_path / "cluster.json"
     path.write_text(json.dumps({"cluster": timing.as_json(CLUSTER)}))
     return str(path)
-
-
-def plan(*where, parameters="4000000", compute="120"):
-    return main(["plan", *where, "--parameters", parameters, "--compute-ms", compute])
 
 
 def test_the_best_first(file, capsys):
@@ -39,9 +30,6 @@ def test_the_best_first(file, capsys):
     assert "120.0 ms   1.00 x compute  hidden behind compute" in first
     assert len(others) == 2
     assert "pipelining gains at most 1." in summary
-
-
-GIVEN = ("--hosts", "4", "--devices", "8", "--bandwidth", "10gbit")
 
 
 def test_without_a_file(capsys):
@@ -85,33 +73,6 @@ def test_the_batch_size_that_hides_the_exchange(file, capsys):
     )
     plan(file)
     assert "times this batch size on.\n" in capsys.readouterr().out
-
-
-def loss_fn(params, batch):
-    return jnp.mean((batch @ params["w"]) ** 2)
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (("--hosts", "4", "--bandwidth", "10gbit"), "pj.collectives.ring(codec)"),
-        ((*GIVEN, "--device", "h100"), "error_feedback"),
-        (GIVEN, "hierarchical(outer=pj.collectives.ring(codec))"),
-        (("--hosts", "1", "--bandwidth", "10gbit"), "width=1,"),
-    ],
-)
-def test_the_last_lines_are_a_program(flags, says, capsys):
-    assert plan(*flags, parameters="300M", compute="250") == 0
-    *_, program = re.split(r"\n\n(?=# )", capsys.readouterr().out)
-    assert says in program
-    names = {"loss_fn": loss_fn, "tx": optax.sgd(0.01)}
-    exec(program, names)
-    train = names["train"]
-    state = train.init({"w": jnp.ones((16, 12))})
-    for _ in range(3):
-        state, info = train.step(state, jnp.ones((8, 16)))
-    assert int(info.skipped) == 0
-    assert float(jnp.max(state.params["w"])) < 1
 
 
 def test_all_of_it_is_written(file, tmp_path, capsys):
@@ -175,56 +136,6 @@ def test_bad_flags(flags, says, capsys):
     assert capsys.readouterr().err.startswith(f"pipejax: {says}")
 
 
-FIT = {"trusted": True, "verdict": "This fit can be trusted.", "largest": 2**21}
-
-
-def written(tmp_path, **record):
-    path = tmp_path / "cluster.json"
-    path.write_text(json.dumps({"cluster": timing.as_json(CLUSTER), **record}))
-    return str(path)
-
-
-def test_what_speaks_against_a_calibration_is_said(tmp_path, capsys):
-    plan(written(tmp_path, fit=FIT), parameters="2M")
-    assert capsys.readouterr().out.startswith("width 2, ")
-    plan(written(tmp_path, fit=FIT), parameters="8388608")
-    assert capsys.readouterr().out.startswith(
-        "Extrapolated: the gradient has 4.0 times the elements of the largest vector"
-        " measured, 2,097,152.\n\nwidth 2, "
-    )
-    verdict = "This fit cannot be trusted. It is not."
-    fit = {"trusted": False, "verdict": verdict, "largest": None}
-    plan(written(tmp_path, fit=fit))
-    assert capsys.readouterr().out.startswith(f"{verdict}\n\nwidth 2, ")
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (None, "No such file"),
-        ("{", "bad.json must be JSON: Expecting property name"),
-        ("[]", "bad.json: a calibration must be an object with `cluster`"),
-        ('{"hosts": 2}', "bad.json: a calibration must be an object with `cluster`"),
-        ('{"cluster": {"hosts": 2}}', "bad.json: `cluster` must have link, got ['ho"),
-        (
-            '{"cluster": {"hosts": 2, "link": {"latency": 0, "bandwidth": -1}}}',
-            "bad.json: In `cluster.link`: `bandwidth` must be bytes a second",
-        ),
-        ({"fit": []}, "cluster.json: `fit` must have `trusted`, true or false"),
-        ({"fit": {**FIT, "trusted": 1}}, "cluster.json: `fit` must have `trusted`"),
-        ({"fit": {**FIT, "largest": "2"}}, "cluster.json: `fit` must have `trusted`"),
-    ],
-)
-def test_bad_files(tmp_path, capsys, text, says):
-    path = str(tmp_path / "bad.json")
-    if isinstance(text, dict):
-        path = written(tmp_path, **text)
-    elif text is not None:
-        (tmp_path / "bad.json").write_text(text)
-    assert plan(path) == 2
-    assert says in capsys.readouterr().err
-
-
 def test_a_codec_that_has_no_such_name(tmp_path, capsys):
     cluster = timing.as_json(CLUSTER)
     cluster["codecs"] = {"int9": cluster["codecs"]["int8"]}
@@ -253,18 +164,3 @@ def test_the_file_that_the_document_shows_is_read(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("width ")
     cluster = timing.from_json(json.loads(text)["cluster"])
     assert timing.as_json(cluster) == json.loads(text)["cluster"]
-
-
-def test_all_that_calibration_writes_is_documented():
-    samples = [
-        timing.Sample(f"{algorithm} {n}", exchange, (seconds,), n)
-        for algorithm in ("psum", "ring", "two_shot", "halving_doubling", "tree")
-        for n in (2**12, 2**20)
-        for exchange in [timing.Exchange(timing.FORMS[algorithm](4, n, None))]
-        for seconds in [timing.duration(CLUSTER, exchange).total]
-    ]
-    record = json.loads(_cluster.written(timing.fit(4, samples, 4e9)))
-    assert record.keys() == {"cluster", "fit"}
-    for part, fields in record.items():
-        assert all(f"`{part}.{name}`" in DOCUMENT for name in fields)
-    assert all(f"`{name}`" in DOCUMENT for name in record["fit"]["samples"][0])

@@ -4,6 +4,8 @@ import concurrent.futures
 import dataclasses
 import socket
 
+import jax
+
 from pipejax import launch
 from pipejax.launch import _record, _roll_call
 
@@ -34,3 +36,52 @@ def outcomes(port, records, timeout=20.0, bind=None):
 
     with concurrent.futures.ThreadPoolExecutor(len(records)) as pool:
         return list(pool.map(one, records))
+
+
+# What launchers leave in the environment of a process.
+OWN = {
+    "JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234",
+    "JAX_NUM_PROCESSES": "4",
+    "JAX_PROCESS_ID": "3",
+}
+TORCHRUN = {
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "1234",
+    "WORLD_SIZE": "4",
+    "RANK": "3",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+}
+SLURM = {
+    "SLURM_JOB_ID": "4096",
+    "SLURM_STEP_NODELIST": "gpu[07,09-12]",
+    "SLURM_NTASKS": "7",
+    "SLURM_PROCID": "4",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2),3",
+}
+OPEN_MPI = {
+    "OMPI_MCA_orte_hnp_uri": "8192.0;tcp://10.0.0.1,10.1.0.1:34911",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+
+
+class Store:
+    """A key-value store without a runtime; it may be cut off."""
+
+    def __init__(self):
+        self.texts = {}
+        self.cut_off = False
+
+    def key_value_set(self, name, text, allow_overwrite):
+        assert allow_overwrite
+        if self.cut_off:
+            raise jax.errors.JaxRuntimeError("UNAVAILABLE")
+        self.texts[name] = text
+
+    def key_value_dir_get(self, folder):
+        return [item for item in self.texts.items() if item[0].startswith(folder)]

@@ -8,56 +8,11 @@ from jax._src.clusters import ClusterEnv
 from pipejax import launch
 from pipejax.cli import main
 
-OWN = {
-    "JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234",
-    "JAX_NUM_PROCESSES": "4",
-    "JAX_PROCESS_ID": "3",
-}
-TORCHRUN = {
-    "MASTER_ADDR": "10.0.0.1",
-    "MASTER_PORT": "1234",
-    "WORLD_SIZE": "4",
-    "RANK": "3",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "2",
-}
-SLURM = {
-    "SLURM_JOB_ID": "4096",
-    "SLURM_STEP_NODELIST": "gpu[07,09-12]",
-    "SLURM_NTASKS": "7",
-    "SLURM_PROCID": "4",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "2",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x2),3",
-}
-OPEN_MPI = {
-    "OMPI_MCA_orte_hnp_uri": "8192.0;tcp://10.0.0.1,10.1.0.1:34911",
-    "OMPI_COMM_WORLD_SIZE": "4",
-    "OMPI_COMM_WORLD_RANK": "3",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-}
+from .helpers import OPEN_MPI, OWN, SLURM, TORCHRUN
+
 SLURM_PLACE = ("Slurm", "gpu07:61440", 7, 4)
 OWN_PLACE = ("JAX_NUM_PROCESSES", "10.0.0.1:1234", 4, 3)
 TORCHRUN_PLACE = ("torchrun", "10.0.0.1:1234", 4, 3)
-
-
-@pytest.fixture
-def environ(monkeypatch):
-    """Sets variables, where there is no other launcher's."""
-    known = [*OWN, *TORCHRUN, *SLURM, *OPEN_MPI, "PMI_SIZE", "PMIX_RANK"]
-    known += ["CUDA_VISIBLE_DEVICES", "JAX_LOCAL_DEVICE_IDS", "TORCHELASTIC_RUN_ID"]
-    known += ["TORCHELASTIC_USE_AGENT_STORE"]
-    known += ["SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "KUBERNETES_SERVICE_HOST"]
-    known += ["PMI_RANK", "PMIX_SIZE"]
-    for name in known:
-        monkeypatch.delenv(name, raising=False)
-
-    def set_all(variables):
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-
-    return set_all
 
 
 @pytest.mark.parametrize(
@@ -198,36 +153,6 @@ def test_what_says_nothing_or_two_things_is_refused(environ, variables, message)
     environ(variables)
     with pytest.raises((ValueError, RuntimeError), match=message):
         launch.detect()
-
-
-@pytest.mark.parametrize("given", [("host:1",), ("host:1", 2), (None, 2, 0)])
-def test_arguments_come_together_or_not_at_all(environ, given):
-    environ(OWN)
-    with pytest.raises(ValueError, match="must be given together, or none"):
-        launch.initialize(*given)
-
-
-def test_without_a_launcher_nothing_is_done(environ, caplog):
-    environ({})
-    with caplog.at_level("INFO", "pipejax"):
-        assert launch.initialize() is None
-    assert "no launcher found: one process" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"timeout": 0.0}, r"`timeout` must lie in \(0, 1e6\] seconds, got 0.0"),
-        ({"timeout": float("inf")}, "`timeout` must lie in .* got inf"),
-        ({"timeout": float("nan")}, "`timeout` must lie in .* got nan"),
-        ({"bind": "0.0.0.0"}, "`bind` must be host:port, got '0.0.0.0'"),
-        ({"bind": "[::]:99999"}, "`bind` must be host:port"),
-    ],
-)
-def test_bad_arguments_are_named_before_anything_is_done(environ, given, message):
-    environ(OWN)
-    with pytest.raises(ValueError, match=message):
-        launch.initialize(**given)
 
 
 def test_the_command_line_says_what_is_wrong_in_one_line(environ, capsys):

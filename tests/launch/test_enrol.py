@@ -10,12 +10,7 @@ import sys
 
 import pytest
 
-from .helpers import free_port, outcomes, record
-
-
-@pytest.fixture
-def port():
-    return free_port()
+from .helpers import outcomes, record
 
 
 @pytest.mark.parametrize(

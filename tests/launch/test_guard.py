@@ -114,26 +114,6 @@ def test_the_exit_status_is_known_where_that_of_children_was_ignored():
     assert code == 5, errors
 
 
-def test_only_processes_that_have_not_been_waited_for_are_sent_signals():
-    """Else their numbers may be those of other processes by then."""
-    code, out, errors = run("""
-        killpg = os.killpg
-
-        def send(group, number):
-            os.waitid(os.P_PID, group, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            killpg(group, number)
-
-        os.killpg = send
-        starts = [
-            _supervise.Start(name, command.split(), os.environ)
-            for name, command in (("0", "false"), ("1", "sleep 600"), ("2", "true"))
-        ]
-        ended = _supervise.supervise(starts, 0.0, [])
-        print(ended.first, ended.code)
-    """)
-    assert (code, out) == (0, "0 1\n"), errors
-
-
 def test_a_signal_between_two_attempts_ends_it():
     """Nothing is started again, and the exit status is that of the signal."""
     code, out, errors = run("""

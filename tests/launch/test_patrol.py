@@ -13,22 +13,7 @@ from pipejax.launch import _judge, _patrol, _where
 from pipejax.launch._board import Board
 from pipejax.launch._judge import Beat
 
-
-class Store:
-    """A key-value store without a runtime; it may be cut off."""
-
-    def __init__(self):
-        self.texts = {}
-        self.cut_off = False
-
-    def key_value_set(self, name, text, allow_overwrite):
-        assert allow_overwrite
-        if self.cut_off:
-            raise jax.errors.JaxRuntimeError("UNAVAILABLE")
-        self.texts[name] = text
-
-    def key_value_dir_get(self, folder):
-        return [item for item in self.texts.items() if item[0].startswith(folder)]
+from .helpers import Store
 
 
 @pytest.fixture
@@ -129,17 +114,6 @@ def test_a_watchdog_that_fails_says_so(patrols):
     assert "has failed: TypeError" in verdicts[0]
     for patrol in (first, second):  # it would have ended the process
         patrol.over.set()
-
-
-def test_a_second_watchdog_does_not_hear_the_first():
-    store = Store()
-    boards = [[Board.opened(store, rank) for rank in range(2)] for _ in range(2)]
-    for board in boards[0]:
-        board.post(Beat(0, "host0", finished=True))
-        board.condemn(0, "it failed")
-    assert [board.number for pair in boards for board in pair] == [0, 0, 1, 1]
-    assert boards[1][0].beats() == []
-    assert boards[1][1].verdict() == ""
 
 
 def test_a_save_that_fails_beside_the_main_thread_is_named(patrols, monkeypatch):

@@ -1,26 +1,13 @@
 """Processes that say what they are before they join, some of them as threads."""
 
 import contextlib
-import importlib.metadata
 import re
 import socket
-import subprocess
-import sys
 import threading
-from typing import NamedTuple
 
-import jax
 import pytest
 
-from pipejax import launch
-from pipejax.launch import _initialize, _record
-
-from .helpers import free_port, outcomes, record
-
-
-@pytest.fixture
-def port():
-    return free_port()
+from .helpers import outcomes, record
 
 
 def test_all_alike_are_told_who_is_where(port):
@@ -68,19 +55,6 @@ def test_all_are_told_what_is_wrong(port, records, message):
 def test_modules_that_only_one_has_imported_are_no_difference(port):
     boards = record(1, modules={"train": "abc", "boards": "def"})
     assert outcomes(port, [record(0), boards, record(2)])[0][1] == "host1"
-
-
-def test_of_many_differences_some_are_named():
-    many = {f"module{i}": "abc" for i in range(12)}
-    others = dict.fromkeys(many, "def")
-    records = [record(rank, 9, modules=others if rank else many) for rank in range(9)]
-    *lines, last = _record.differences(records)
-    assert len(lines) == 5
-    assert lines[0] == (
-        "module module0 differs: 'abc' in 0 on host0; 'def' in 1 on host1, 2 on host2,"
-        " 3 on host3, 4 on host4, 5 on host5 and 3 more"
-    )
-    assert last == "and 7 more like these"
 
 
 def test_who_does_not_come_is_named_by_all_others(port):
@@ -137,84 +111,3 @@ def test_a_name_that_is_not_known_yet(port, monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", late)
     assert outcomes(port, [record(0, 1)], bind=f"localhost:{port}") == [["host0"]]
     assert next(missing, None) is None
-
-
-def test_a_record_is_of_versions_settings_config_and_own_sources(monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_b=1  --xla_dump_to=/tmp/0 --xla_a=2")
-    place = launch.Place("arguments", "host:1", 2, 1)
-    mine = _record.of_this_process(place, {"learning_rate": 0.1})
-    assert (mine.rank, mine.processes, mine.host) == (1, 2, socket.gethostname())
-    assert mine.same["config learning_rate"] == "0.1"
-    assert mine.same["XLA_FLAGS"] == "--xla_a=2 --xla_b=1"
-    assert {"Python", "jax", "optax", "jax_enable_x64"} <= mine.same.keys()
-    assert __name__ in mine.modules
-    assert not {"json", "jax", "numpy"} & mine.modules.keys()
-    assert _record.Record.from_json(mine.to_json()) == mine
-
-
-def test_a_package_that_is_not_installed_is_absent(monkeypatch):
-    def version(package):
-        if package == "flax":
-            raise importlib.metadata.PackageNotFoundError(package)
-        return "1.0"
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
-    place = launch.Place("arguments", "host:1", 2, 1)
-    same = _record.of_this_process(place, {}).same
-    assert (same["flax"], same["jax"]) == ("absent", "1.0")
-
-
-PROGRAM = """
-import sys
-import jax
-import pipejax as pj
-
-rank, port, setting = map(int, sys.argv[1:])
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.config.update("jax_threefry_partitionable", bool(setting))
-jax.config.update("jax_num_cpu_devices", 2)
-place = pj.launch.initialize(f"127.0.0.1:{port}", 2, rank, timeout=60)
-print(place.rank, jax.process_count(), len(jax.devices()), flush=True)
-"""
-
-
-def programs(port, *settings):
-    """Ends of two processes, as a user would start them."""
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(rank), str(port), str(setting)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank, setting in enumerate(settings)
-    ]
-    try:
-        return [(*each.communicate(timeout=240), each.returncode) for each in running]
-    finally:
-        for each in running:
-            each.kill()
-
-
-@pytest.mark.full  # in the quick run the jobs of the other files join
-def test_two_processes_join(port):
-    for rank, (out, errors, code) in enumerate(programs(port, 1, 1)):
-        assert code == 0, errors
-        assert out == f"{rank} 2 4\n"
-
-
-def test_processes_have_as_many_devices_as_one_another(monkeypatch):
-    """One of a host's GPUs is lost, say: its process sees the others all the same."""
-
-    class Device(NamedTuple):
-        process_index: int
-
-    monkeypatch.setattr(jax, "devices", lambda: [Device(0), Device(0), Device(1)])
-    with pytest.raises(launch.RollCallError, match="2 in 0 on host0, 1 in 1 on host1"):
-        _initialize.check_devices(["host0", "host1"])
-
-
-def test_two_processes_of_other_settings_do_not(port):
-    for _, errors, code in programs(port, 1, 0):
-        assert code == 1
-        assert "jax_threefry_partitionable differs: 'True' in 0 on" in errors

@@ -50,3 +50,15 @@ def _indented(lines):
 def dots(*names):
     """One matmul a line."""
     return "\n".join(f"%{name} = f32[8,8]{{1,0}} {DOT}" for name in names)
+
+
+HIDDEN = f"""
+%s = (f32[100]{{0}}, f32[100]{{0}}) all-reduce-start(%x), {GROUPS}, \
+metadata={{op_name="jit(step)/psum"}}
+{dots("a", "b")}
+%e = f32[8,8] add(%a, %b)
+%sd = f32[100]{{0}} all-reduce-done(%s)
+%u = u8[300]{{0}} convert(%sd)
+%v = u8[300]{{0}} all-gather(%u), {GROUPS}
+ROOT %r = f32[100] copy(%sd)
+"""

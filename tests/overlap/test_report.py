@@ -1,27 +1,14 @@
-"""The numbers of a report, its table, its picture."""
+"""The numbers of a report, and its table."""
 
 import json
-import sys
 
 import pytest
 
 from pipejax.collectives._wire import wire_bytes
 from pipejax.overlap import inspect
 from pipejax.overlap._report import amount
-from pipejax.overlap._timeline import timeline
 
-from . import FLOPS, GROUPS, dots, program
-
-HIDDEN = f"""
-%s = (f32[100]{{0}}, f32[100]{{0}}) all-reduce-start(%x), {GROUPS}, \
-metadata={{op_name="jit(step)/psum"}}
-{dots("a", "b")}
-%e = f32[8,8] add(%a, %b)
-%sd = f32[100]{{0}} all-reduce-done(%s)
-%u = u8[300]{{0}} convert(%sd)
-%v = u8[300]{{0}} all-gather(%u), {GROUPS}
-ROOT %r = f32[100] copy(%sd)
-"""
+from . import FLOPS, GROUPS, HIDDEN, dots, program
 
 
 @pytest.fixture
@@ -46,14 +33,6 @@ def report():
 def test_wire_bytes(kind, sent):
     assert wire_bytes(kind, 4, 100.0) == sent
     assert wire_bytes(kind, 1, 100.0) == 0
-
-
-@pytest.mark.parametrize(("dtype", "size"), [("bf16", 200), ("u8", 100), ("s4", 50)])
-def test_payload_of_narrow_dtypes(dtype, size):
-    convert = f"%n = {dtype}[100] convert(%x)"
-    text = f"{convert}\nROOT %r = {dtype}[100] all-reduce(%n), {GROUPS}"
-    (c,) = inspect(program(text)).collectives
-    assert (c.bytes, c.dtypes) == (size, (dtype,))
 
 
 def test_share_is_weighted_by_bytes_sent(report):
@@ -115,36 +94,6 @@ def test_without_flops_there_is_no_share():
 def test_amounts():
     found = [amount(x) for x in (0, 999, 1000, 1.5e7, 2e13)]
     assert found == ["0 ", "999 ", "1 k", "15 M", "20 T"]
-
-
-def test_schedule(report):
-    found = [(x.name, x.kind, x.start, x.end) for x in report.schedule]
-    assert found == [
-        ("a", "matmul", 0, 1),
-        ("b", "matmul", 1, 2),
-        ("e", "other", 2, 3),
-        ("u", "other", 3, 4),
-        ("r", "other", 4, 5),
-        ("s", "all-reduce", 0, 3),
-        ("v", "all-gather", 4, 4),
-    ]
-
-
-def test_picture(report, tmp_path):
-    pytest.importorskip("matplotlib")
-    timeline(report, tmp_path / "one.png")
-    nothing = inspect(program("ROOT %r = f32[100] bitcast(%x)"))
-    timeline({"hidden": report, "empty": nothing}, tmp_path / "two.svg")
-    assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
-    text = (tmp_path / "two.svg").read_text()
-    assert "hidden: 100% of the FLOPs under communication" in text
-    assert "empty: no collectives" in text
-
-
-def test_picture_without_matplotlib(report, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"^pip install 'pipejax\[demo\]'$"):
-        timeline(report, tmp_path / "one.png")
 
 
 def test_share_of_a_collective_of_one_device():

@@ -230,14 +230,6 @@ def test_a_fused_collective_that_nobody_started_is_synchronous():
     assert (c.name, c.asynchronous, c.matmuls) == ("go", False, 0)
 
 
-def test_variadic():
-    c = only(
-        f"%s = (f32[100], f32[8,8]) all-reduce(%x, %p), {GROUPS}",
-        "ROOT %r = f32[100] get-tuple-element(%s), index=0",
-    )
-    assert (c.bytes, c.wire_bytes, c.dtypes) == (656, 2 * 7 / 8 * 656, ("f32",))
-
-
 def loop(body, trips=5):
     """A `while` over (i, p, x), whose body is given."""
     state = "(s32[], f32[8,8], f32[100])"
@@ -263,19 +255,6 @@ def loop(body, trips=5):
         "ROOT %out = f32[100] get-tuple-element(%w), index=2",
     ]
     return entry, others
-
-
-def test_in_a_loop():
-    entry, others = loop(
-        f"{START}\n{dots('a')}\n%r = f32[100] all-reduce-done(%s)\n{dots('c')}\n"
-        "ROOT %t = (s32[], f32[8,8], f32[100]) tuple(%i, %a, %r)"
-    )
-    report = read(dots("d", "e"), *entry, others=others)
-    (c,) = report.collectives
-    assert report.flops == (2 + 5 * 2) * FLOPS
-    assert (c.times, c.matmuls, c.flops) == (5, 5, 5 * FLOPS)
-    assert c.bytes == 400  # of one execution
-    assert report.covered == report.share == pytest.approx(5 / 12)
 
 
 def test_around_a_loop():
@@ -324,55 +303,6 @@ def test_two_in_flight_from_one_iteration_to_the_next():
     assert report.covered == 1
 
 
-def test_in_a_branch():
-    others = f"""
-%many (p: f32[8,8]) -> f32[8,8] {{
-  %p = f32[8,8] parameter(0)
-  %a = f32[8,8] {DOT}
-  ROOT %d = f32[8,8] {DOT}
-}}
-
-%few (p: f32[8,8]) -> f32[8,8] {{
-  %p = f32[8,8] parameter(0)
-  %s = f32[8,8] all-reduce-start(%p), {GROUPS}
-  %a = f32[8,8] {DOT}
-  ROOT %r = f32[8,8] all-reduce-done(%s)
-}}
-"""
-    report = read(
-        "%c = f32[8,8] conditional(%x, %p, %p), branch_computations={%many, %few}",
-        "ROOT %r = f32[100] copy(%x)",
-        others=others,
-    )
-    (c,) = report.collectives
-    assert (c.matmuls, c.share) == (1, 0.5)
-    assert report.covered == 0  # of the largest branch
-    report = read(
-        "%c = f32[8,8] call(%p), to_apply=%few",
-        "ROOT %r = f32[100] copy(%x)",
-        others=others,
-    )
-    assert report.collectives[0].share == report.covered == 1
-
-
-def test_covered_is_a_union():
-    second = START.replace("%s", "%s2")
-    report = read(
-        START,
-        dots("a"),
-        second,
-        dots("b"),
-        DONE.removeprefix("ROOT "),
-        dots("c"),
-        "ROOT %r2 = f32[100] all-reduce-done(%s2)",
-        dots("d"),
-    )
-    assert [c.share for c in report.collectives] == [0.5, 0.5]
-    assert report.covered == 0.75
-    overlapping = [(x.start, x.end) for x in report.schedule if x.kind == "all-reduce"]
-    assert overlapping == [(0, 2), (1, 3)]
-
-
 def test_an_asynchronous_instruction_not_known():
     with pytest.raises(ValueError, match=r"'swap-start' may hide a collective.*\n%s ="):
         read("%s = f32[100] swap-start(%x)", DONE)
@@ -401,8 +331,3 @@ def test_an_end_without_start():
 def test_a_fusion_that_starts_twice():
     with pytest.raises(ValueError, match="this is started while it is under way"):
         read(BEGIN, BEGIN.replace("%s", "%s2"), FINISH, others=FUSED)
-
-
-def test_a_collective_called_from_somewhere_unheard_of():
-    with pytest.raises(ValueError, match="a collective in wrapped, which no loop"):
-        read("ROOT %r = f32[100] sort(%x), to_apply=%wrapped", others=WRAPPED)

@@ -73,15 +73,6 @@ def test_a_profile():
     assert profiles["psum"].reduction == profiles["psum"].second == 0
 
 
-def test_a_picture(tmp_path):
-    pytest.importorskip("matplotlib")
-    each = timing.Profile(*(0.001 * i for i in range(7)))
-    path = tmp_path / "profile.png"
-    panel = timing.Panel("4 hosts", {"ring": each, "tree": each}, {"ring": 0.01})
-    timing.profile_picture([panel, panel._replace(limits={})], path)
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
 def test_one_device_exchanges_nothing():
     with pytest.raises(ValueError, match="`mesh` must have several devices, got one"):
         timing.profile(pj.data_mesh(1), {}, rounds=1)

@@ -1,4 +1,4 @@
-"""Slurm, Open MPI and torchrun, for real, by the recipes that are printed."""
+"""Recipes: Slurm, Open MPI and torchrun for real, Kubernetes by its schema."""
 
 import os
 import pathlib

@@ -1,0 +1,144 @@
+"""The cluster of a command line: calibrated and written, read again, or assumed."""
+
+import argparse
+import json
+
+import pytest
+
+from pipejax import timing
+from pipejax.cli import _cluster
+from pipejax.cli._usage import UsageError
+
+from ..test_documents import ROOT
+from .helpers import CLUSTER, plan, written
+
+DOCUMENT = (ROOT / "docs" / "timing.md").read_text()
+
+
+def fitted(rounds=3):
+    """Fits times that follow the formula, so that three rounds can be trusted."""
+    samples = [
+        timing.Sample(f"{algorithm} {n}", exchange, rounds * (seconds,), n)
+        for algorithm in ("psum", "ring", "two_shot", "halving_doubling", "tree")
+        for n in (2**10, 2**14, 2**18, 2**22)
+        for exchange in [timing.Exchange(timing.FORMS[algorithm](4, n, None))]
+        for seconds in [timing.duration(KNOWN, exchange).total]
+    ]
+    return timing.fit(4, samples, KNOWN.reduction)
+
+
+KNOWN = timing.Cluster(
+    4, timing.Link(2e-4, 62.5e6), reduction=4e9, synchronisation=5e-4
+)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "elements", "notes"),
+    [
+        (3, 2**22, []),
+        (3, 2**23, ["Extrapolated: the gradient has 2.0 times the elements"]),
+        (1, 2**22, ["This fit cannot be trusted."]),
+        (1, 2**23, ["This fit cannot be trusted.", "Extrapolated: "]),
+    ],
+)
+def test_what_was_written_is_read_with_what_speaks_against_it(
+    tmp_path, rounds, elements, notes
+):
+    fit, path = fitted(rounds), tmp_path / "cluster.json"
+    path.write_text(_cluster.written(fit))
+    known = _cluster.read(str(path), elements)
+    assert known.cluster == fit.cluster
+    for note, begins in zip(known.notes, notes, strict=True):
+        assert note.startswith(begins)
+
+
+def parsed(*arguments):
+    parser = argparse.ArgumentParser()
+    _cluster.add(parser)
+    return parser.parse_args(arguments)
+
+
+def test_options_are_in_the_units_that_they_name():
+    """Bits are an eighth of a byte, and a microsecond 1e-6 of a second."""
+    flags = ("--hosts", "4", "--bandwidth", "10gbit", "--latency-us", "20")
+    cluster, notes = _cluster.known(parsed(*flags), 100)
+    assert (cluster.hosts, cluster.devices) == (4, 1)
+    assert cluster.link.bandwidth == 1.25e9
+    assert cluster.link.latency == pytest.approx(2e-5, rel=1e-12)
+    assert notes[0].startswith("This cluster is not calibrated. Assumed are 20 us a")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ((), "`--hosts` and `--bandwidth` must be given"),
+        (("--hosts", "4"), "`--bandwidth` must be given"),
+        (("a.json", "--latency-us", "0"), "`--latency-us` must be left out beside a f"),
+        (
+            ("a.json", "--hosts", "4", "--device", "cpu"),
+            "`--hosts`, `--device` must be left out beside a file",
+        ),
+    ],
+)
+def test_a_file_or_options_and_not_both(flags, says):
+    with pytest.raises(UsageError, match=f"^{says}"):
+        _cluster.known(parsed(*flags), 100)
+
+
+FIT = {"trusted": True, "verdict": "This fit can be trusted.", "largest": 2**21}
+
+
+def test_what_speaks_against_a_calibration_is_said(tmp_path, capsys):
+    plan(written(tmp_path, fit=FIT), parameters="2M")
+    assert capsys.readouterr().out.startswith("width 2, ")
+    plan(written(tmp_path, fit=FIT), parameters="8388608")
+    assert capsys.readouterr().out.startswith(
+        "Extrapolated: the gradient has 4.0 times the elements of the largest vector"
+        " measured, 2,097,152.\n\nwidth 2, "
+    )
+    verdict = "This fit cannot be trusted. It is not."
+    fit = {"trusted": False, "verdict": verdict, "largest": None}
+    plan(written(tmp_path, fit=fit))
+    assert capsys.readouterr().out.startswith(f"{verdict}\n\nwidth 2, ")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "No such file"),
+        ("{", "bad.json must be JSON: Expecting property name"),
+        ("[]", "bad.json: a calibration must be an object with `cluster`"),
+        ('{"hosts": 2}', "bad.json: a calibration must be an object with `cluster`"),
+        ('{"cluster": {"hosts": 2}}', "bad.json: `cluster` must have link, got ['ho"),
+        (
+            '{"cluster": {"hosts": 2, "link": {"latency": 0, "bandwidth": -1}}}',
+            "bad.json: In `cluster.link`: `bandwidth` must be bytes a second",
+        ),
+        ({"fit": []}, "cluster.json: `fit` must have `trusted`, true or false"),
+        ({"fit": {**FIT, "trusted": 1}}, "cluster.json: `fit` must have `trusted`"),
+        ({"fit": {**FIT, "largest": "2"}}, "cluster.json: `fit` must have `trusted`"),
+    ],
+)
+def test_bad_files(tmp_path, capsys, text, says):
+    path = str(tmp_path / "bad.json")
+    if isinstance(text, dict):
+        path = written(tmp_path, **text)
+    elif text is not None:
+        (tmp_path / "bad.json").write_text(text)
+    assert plan(path) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_all_that_calibration_writes_is_documented():
+    samples = [
+        timing.Sample(f"{algorithm} {n}", exchange, (seconds,), n)
+        for algorithm in ("psum", "ring", "two_shot", "halving_doubling", "tree")
+        for n in (2**12, 2**20)
+        for exchange in [timing.Exchange(timing.FORMS[algorithm](4, n, None))]
+        for seconds in [timing.duration(CLUSTER, exchange).total]
+    ]
+    record = json.loads(_cluster.written(timing.fit(4, samples, 4e9)))
+    assert record.keys() == {"cluster", "fit"}
+    for part, fields in record.items():
+        assert all(f"`{part}.{name}`" in DOCUMENT for name in fields)
+    assert all(f"`{name}`" in DOCUMENT for name in record["fit"]["samples"][0])

@@ -1,0 +1,75 @@
+"""Functions that a command line names, and what is said of what they return."""
+
+import sys
+
+import pytest
+
+from pipejax.cli._program import load, types
+from pipejax.cli._usage import UsageError
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A current folder with modules of names that no other test has loaded."""
+    (tmp_path / "program_here.py").write_text("def f(): return 'here'\nnumber = 3\n")
+    inside = tmp_path / "program_package"
+    inside.mkdir()
+    (inside / "program_inside.py").write_text("def f(): return 'inside'\n")
+    (inside / "program_broken.py").write_text("import program_package.gone\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if name.startswith("program_"):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("program_here:f", "here"),
+        ("program_here.py:f", "here"),
+        ("program_package.program_inside:f", "inside"),
+        ("program_package/program_inside.py:f", "inside"),
+    ],
+)
+def test_a_module_or_a_file_is_loaded_from_the_current_folder(name, says):
+    assert load(name)() == says
+
+
+def test_a_folder_is_put_before_all_others_once(folder):
+    for _ in range(2):
+        load("program_package/program_inside.py:f")
+        load("program_here:f")
+    assert sys.path[:2] == [str(folder), str(folder / "program_package")]
+    assert sys.path.count(str(folder)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("program_here", "the program must be MODULE:FUNCTION, got 'program_here'"),
+        (":f", "the program must be MODULE:FUNCTION, got ':f'"),
+        ("program_here:", "the program must be MODULE:FUNCTION"),
+        ("program_gone.py:f", "there is no file 'program_gone.py'"),
+        ("program_gone:f", "there is no module 'program_gone', neither in this folder"),
+        ("program_package.gone:f", "there is no module 'program_package.gone'"),
+        ("program_here:g", "'program_here' has no function 'g'"),
+        ("program_here:number", "'program_here' has no function 'number'"),
+    ],
+)
+def test_what_cannot_be_loaded_is_named(name, says):
+    with pytest.raises(UsageError, match=f"^{says}"):
+        load(name)
+
+
+def test_a_module_that_the_program_itself_lacks_keeps_its_traceback():
+    with pytest.raises(ModuleNotFoundError, match=r"program_package\.gone"):
+        load("program_package.program_broken:f")
+
+
+def test_types_of_what_a_function_returned():
+    assert types(3) == "int"
+    assert types((3, "a", None)) == "(int, str, NoneType)"
+    assert types(()) == "()"

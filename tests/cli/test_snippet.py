@@ -1,0 +1,74 @@
+"""The train step as Python: by hand, and run."""
+
+import re
+
+import jax.numpy as jnp
+import optax
+import pytest
+
+from pipejax.cli._snippet import snippet
+from pipejax.timing import Way
+
+from .helpers import GIVEN, plan
+
+HEAD = (
+    "# The first that pj.make_train_step offers, of your loss_fn and optimizer tx:\n"
+    "import pipejax as pj\n"
+    "\n"
+)
+
+
+def test_without_a_codec_by_hand():
+    assert snippet(Way(1, "tree")) == HEAD + (
+        "mesh = pj.data_mesh()\n"
+        "train = pj.make_train_step(\n"
+        "    loss_fn,\n"
+        "    tx,\n"
+        "    mesh=mesh,\n"
+        "    width=1,\n"
+        "    all_reduce=pj.collectives.tree(),\n"
+        ")"
+    )
+
+
+def test_with_hosts_and_a_codec_that_needs_feedback_by_hand():
+    assert snippet(Way(2, "ring", "sign", levels=True)) == HEAD + (
+        'mesh = pj.data_mesh(axis_name=("host", "device"))\n'
+        'codec = pj.codecs.error_feedback(pj.codecs.named("sign"))\n'
+        "train = pj.make_train_step(\n"
+        "    loss_fn,\n"
+        "    tx,\n"
+        "    mesh=mesh,\n"
+        '    axis_name=("host", "device"),\n'
+        "    width=2,\n"
+        "    all_reduce=pj.collectives.hierarchical("
+        "outer=pj.collectives.ring(codec)),\n"
+        ")"
+    )
+
+
+def loss_fn(params, batch):
+    return jnp.mean((batch @ params["w"]) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--hosts", "4", "--bandwidth", "10gbit"), "pj.collectives.ring(codec)"),
+        ((*GIVEN, "--device", "h100"), "error_feedback"),
+        (GIVEN, "hierarchical(outer=pj.collectives.ring(codec))"),
+        (("--hosts", "1", "--bandwidth", "10gbit"), "width=1,"),
+    ],
+)
+def test_the_last_lines_are_a_program(flags, says, capsys):
+    assert plan(*flags, parameters="300M", compute="250") == 0
+    *_, program = re.split(r"\n\n(?=# )", capsys.readouterr().out)
+    assert says in program
+    names = {"loss_fn": loss_fn, "tx": optax.sgd(0.01)}
+    exec(program, names)
+    train = names["train"]
+    state = train.init({"w": jnp.ones((16, 12))})
+    for _ in range(3):
+        state, info = train.step(state, jnp.ones((8, 16)))
+    assert int(info.skipped) == 0
+    assert float(jnp.max(state.params["w"])) < 1

@@ -1,0 +1,73 @@
+"""Every correction keeps its state's form and does nothing without a delay."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pipejax as pj
+from pipejax import corrections
+
+from ..helpers import assert_bits_equal, batches, init_params, loss_fn
+from .helpers import TREE
+
+BY_WIDTH = {
+    "average": corrections.average_gradients,
+    "extrapolate": lambda width: corrections.extrapolate_updates(width - 1),
+    "staleness": corrections.scale_by_staleness,
+    "compensate": corrections.delay_compensation,
+    "robust": functools.partial(corrections.delay_robust, 0.9),
+}
+
+
+@pytest.mark.parametrize("name", BY_WIDTH)
+def test_state_keeps_its_form_and_a_train_step_takes_it(name):
+    tx = BY_WIDTH[name](2)
+    state = tx.init(TREE)
+    _, after = tx.update(TREE, state, TREE)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    assert [x.dtype for x in jax.tree.leaves(after)] == [
+        x.dtype for x in jax.tree.leaves(state)
+    ]
+    chained = optax.chain(tx, optax.sgd(0.05))
+    train = pj.make_train_step(loss_fn, chained, mesh=pj.data_mesh(2))
+    state = train.init(init_params())
+    for batch in batches(5):
+        state, info = train.step(state, batch)
+    assert np.isfinite(info.loss)
+
+
+@pytest.mark.parametrize("name", BY_WIDTH)
+def test_a_loop_may_donate_parameters_and_state(name):
+    """No array is in two places."""
+    tx = BY_WIDTH[name](3)
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def step(params, state):
+        updates, state = tx.update(TREE, state, params)
+        return optax.apply_updates(params, updates), state
+
+    params = jax.tree.map(jnp.copy, TREE)
+    expected, kept = jax.tree.map(jnp.copy, TREE), tx.init(TREE)
+    state = tx.init(params)
+    for _ in range(3):
+        params, state = step(params, state)
+        updates, kept = tx.update(TREE, kept, expected)
+        expected = optax.apply_updates(expected, updates)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-5), params, expected
+    )
+
+
+@pytest.mark.parametrize("name", BY_WIDTH)
+def test_without_delay_nothing_is_corrected(name):
+    tx, params = BY_WIDTH[name](1), TREE
+    state = tx.init(params)
+    for scale in (1.0, -0.3):
+        gradient = jax.tree.map(lambda x, s=scale: s * x, TREE)
+        updates, state = tx.update(gradient, state, params)
+        assert_bits_equal(updates, gradient)
+        params = optax.apply_updates(params, updates)

@@ -1,0 +1,94 @@
+"""Momentum that a delay leaves stable: its filter by hand, its limits, its noise."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from pipejax import corrections
+
+from .helpers import max_learning_rate, outputs
+
+
+def robust(momentum, width, **options):
+    return lambda rate: optax.chain(
+        corrections.delay_robust(momentum, width, **options), optax.sgd(rate, momentum)
+    )
+
+
+def test_robust_momentum_is_a_share_of_the_gradient_and_a_slower_average():
+    """`u = k g + (h - k) EMA_beta(g)`, h = 1: k = 1/2 of mu = 0.6, w = pi/3 of K=2."""
+    gradients = np.random.default_rng(0).normal(size=20)
+    slow = 1 - np.pi / 3 / 2 / 8
+    average, wanted = 0.0, []
+    for gradient in gradients:
+        average = slow * average + (1 - slow) * gradient
+        wanted.append(-(gradient / 2 + average / 2))
+    found = outputs(robust(0.6, 2)(0.4), gradients)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_robust_momentum_may_stand_on_either_side_of_sgd():
+    gradients = np.random.default_rng(0).normal(size=20)
+    after = optax.chain(optax.sgd(0.1, 0.9), corrections.delay_robust(0.9, 2))
+    before = outputs(robust(0.9, 2)(0.1), gradients)
+    np.testing.assert_allclose(outputs(after, gradients), before, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("momentum", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize("width", [2, 3, 4])
+def test_robust_momentum_is_stable_as_far_as_sgd_at_its_share(width, momentum):
+    """But for what is left of the lag at the limit, which takes an eighth of it."""
+    at_rate_1 = 2 * np.sin(np.pi / (4 * width - 2))
+    of_noise = np.sqrt((1 - momentum) / (1 + momentum))
+    of_lag = (1 - momentum) / (1 + momentum)
+    for share, given in ((of_noise, {}), (of_lag, {"share": of_lag})):
+        limit = max_learning_rate(robust(momentum, width, **given), width)
+        sgd = at_rate_1 * (1 - momentum) / share
+        assert 0.85 * sgd < limit <= sgd
+
+
+@pytest.mark.parametrize(("momentum", "more"), [(0.5, 1.2), (0.9, 1.2), (0.99, 1.5)])
+def test_robust_momentum_makes_as_much_of_noise_as_heavy_ball(momentum, more):
+    """And what its average adds: at K=2 nearly `pi / 48 / share` of the variance."""
+    impulse = jnp.zeros(2000).at[0].set(1)
+
+    def response(tx):
+        def step(state, gradient):
+            update, state = tx.update(gradient, state)
+            return state, update
+
+        return jax.lax.scan(step, tx.init(jnp.float32(0)), impulse)[1]
+
+    before, after = (
+        float(jnp.linalg.norm(response(tx)))
+        for tx in (optax.sgd(0.1, momentum), robust(momentum, 2)(0.1))
+    )
+    assert before < after < more * before
+
+
+def test_robust_momentum_takes_a_share_and_a_decay():
+    found = outputs(robust(0.5, 2, share=0.25, decay=0.0)(0.5), [1.0, -3.0, 2.0])
+    np.testing.assert_allclose(found, [-1.0, 3.0, -2.0], rtol=1e-6)  # averages of one
+    found = outputs(robust(0.5, 2, share=0.25, decay=0.5)(0.5), [1.0, 0.0, 0.0])
+    np.testing.assert_allclose(found, [-0.625, -0.1875, -0.09375], rtol=1e-6)
+
+
+def test_robust_momentum_without_momentum_is_no_correction():
+    assert outputs(corrections.delay_robust(0.0, 2), [3, -5]) == [3, -5]
+
+
+@pytest.mark.parametrize("momentum", [-0.1, 1.0, float("nan")])
+def test_robust_momentum_wants_a_momentum(momentum):
+    with pytest.raises(ValueError, match=r"`momentum` must lie in \[0, 1\)"):
+        corrections.delay_robust(momentum, 2)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("share", 0.0), ("share", 1.1), ("decay", 1.0), ("decay", float("nan"))],
+)
+def test_robust_momentum_wants_a_share_and_a_decay_that_exist(option, value):
+    with pytest.raises(ValueError, match=f"`{option}` must lie in"):
+        corrections.delay_robust(0.9, 2, **{option: value})

@@ -1,0 +1,72 @@
+"""Extrapolated updates: by hand, undone again, and what they do to stability."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from pipejax import corrections
+
+from .helpers import TREE, max_learning_rate, outputs
+
+
+def test_extrapolation_adds_what_the_guess_got_wrong():
+    tx = corrections.extrapolate_updates(2)
+    # d + 2 (d - the one before), 0 at first.
+    assert outputs(tx, [1, 1, 4, 0]) == [3, 1, 10, -8]
+
+
+def test_extrapolation_by_none_changes_nothing():
+    assert outputs(corrections.extrapolate_updates(0), [1, -5]) == [1, -5]
+
+
+def test_unextrapolated_parameters_are_those_of_the_plain_recursion():
+    """The parameters in the loop are `steps` updates ahead of the plain ones."""
+    tx = optax.chain(optax.sgd(0.1), corrections.extrapolate_updates(1.5))
+    x = y = TREE
+    state = tx.init(y)
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        g = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape)), TREE)
+        updates, state = tx.update(g, state, y)
+        y = optax.apply_updates(y, updates)
+        x = jax.tree.map(lambda x, g: x - 0.1 * g, x, g)
+        plain = corrections.unextrapolated(state, y)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), plain, x)
+        last = jax.tree.map(lambda x, g: x - 1.5 * 0.1 * g, x, g)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), y, last)
+
+
+def predicted(steps):
+    return lambda rate: optax.chain(
+        optax.sgd(rate, momentum=0.9), corrections.extrapolate_updates(steps)
+    )
+
+
+def test_prediction_gives_back_part_of_the_stability():
+    """From 0.1 at width 2 to 0.27, of 3.8 at width 1."""
+    assert max_learning_rate(predicted(0), 2) == pytest.approx(0.1, rel=1e-5)
+    assert max_learning_rate(predicted(1), 2) == pytest.approx(0.270, rel=5e-3)
+
+
+def test_prediction_costs_plain_sgd_stability():
+    def family(rate):
+        return optax.chain(optax.sgd(rate), corrections.extrapolate_updates(1))
+
+    assert max_learning_rate(family, 2) == pytest.approx(0.618, rel=1e-3)
+
+
+@pytest.mark.parametrize("steps", [-1, np.inf])
+def test_steps_are_a_number_of_at_least_none(steps):
+    with pytest.raises(ValueError, match="`steps` must be a finite"):
+        corrections.extrapolate_updates(steps)
+
+
+def test_only_a_state_that_extrapolates_has_parameters_behind_it():
+    with pytest.raises(
+        ValueError, match="must hold one ExtrapolateUpdatesState, got 0"
+    ):
+        corrections.unextrapolated(optax.sgd(0.1).init(TREE), TREE)

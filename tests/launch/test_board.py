@@ -1,0 +1,38 @@
+"""Where processes leave word: each reads what the others wrote last."""
+
+from pipejax.launch._board import Board
+from pipejax.launch._judge import Beat
+
+from .helpers import Store
+
+
+def test_a_beat_is_posted_in_place_of_the_last():
+    store = Store()
+    first, second = Board(store), Board(store)
+    first.post(Beat(1, "host1", step=3))
+    first.post(Beat(1, "host1", step=4))
+    second.post(Beat(11, "host11", step=5))
+    every = [Beat(1, "host1", step=4), Beat(11, "host11", step=5)]
+    assert sorted(first.beats(), key=lambda beat: beat.rank) == every
+    # Process 11's key begins as process 1's does.
+    assert second.beats(1) == every[:1]
+    assert second.beats(2) == []
+
+
+def test_a_verdict_is_read_by_all_and_is_no_beat():
+    store = Store()
+    assert Board(store).verdict() == ""
+    Board(store).condemn(1, "process 0 is silent")
+    assert Board(store).verdict() == "process 0 is silent"
+    assert Board(store).beats() == []
+
+
+def test_a_second_watchdog_does_not_hear_the_first():
+    store = Store()
+    boards = [[Board.opened(store, rank) for rank in range(2)] for _ in range(2)]
+    for board in boards[0]:
+        board.post(Beat(0, "host0", finished=True))
+        board.condemn(0, "it failed")
+    assert [board.number for pair in boards for board in pair] == [0, 0, 1, 1]
+    assert boards[1][0].beats() == []
+    assert boards[1][1].verdict() == ""

@@ -1,0 +1,96 @@
+"""Records: what is in one, what reads as one, and how two differ."""
+
+import importlib.metadata
+import json
+import socket
+
+import pytest
+
+from pipejax import launch
+from pipejax.launch import _record
+
+from .helpers import record
+
+
+def test_of_many_differences_some_are_named():
+    many = {f"module{i}": "abc" for i in range(12)}
+    others = dict.fromkeys(many, "def")
+    records = [record(rank, 9, modules=others if rank else many) for rank in range(9)]
+    *lines, last = _record.differences(records)
+    assert len(lines) == 5
+    assert lines[0] == (
+        "module module0 differs: 'abc' in 0 on host0; 'def' in 1 on host1, 2 on host2,"
+        " 3 on host3, 4 on host4, 5 on host5 and 3 more"
+    )
+    assert last == "and 7 more like these"
+
+
+def test_a_record_is_of_versions_settings_config_and_own_sources(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_b=1  --xla_dump_to=/tmp/0 --xla_a=2")
+    place = launch.Place("arguments", "host:1", 2, 1)
+    mine = _record.of_this_process(place, {"learning_rate": 0.1})
+    assert (mine.rank, mine.processes, mine.host) == (1, 2, socket.gethostname())
+    assert mine.same["config learning_rate"] == "0.1"
+    assert mine.same["XLA_FLAGS"] == "--xla_a=2 --xla_b=1"
+    assert {"Python", "jax", "optax", "jax_enable_x64"} <= mine.same.keys()
+    assert __name__ in mine.modules
+    assert not {"json", "jax", "numpy"} & mine.modules.keys()
+    assert _record.Record.from_json(mine.to_json()) == mine
+
+
+def test_a_package_that_is_not_installed_is_absent(monkeypatch):
+    def version(package):
+        if package == "flax":
+            raise importlib.metadata.PackageNotFoundError(package)
+        return "1.0"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    place = launch.Place("arguments", "host:1", 2, 1)
+    same = _record.of_this_process(place, {}).same
+    assert (same["flax"], same["jax"]) == ("absent", "1.0")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"rank": "1"}, "no record of a process: rank"),
+        ({"rank": True}, "no record of a process: rank"),
+        ({"processes": 2.0}, "no record of a process: processes"),
+        ({"same": []}, "no record of a process: same"),
+        ({"same": {"jax": 1}}, "no record of a process: same"),
+        ({"modules": {"train": None}}, "no record of a process: modules"),
+        ({"more": 1}, "no record of a process$"),
+    ],
+)
+def test_what_is_no_record_is_refused(change, says):
+    known = json.loads(record(1).to_json())
+    with pytest.raises(ValueError, match=says):
+        _record.Record.from_json(json.dumps(known | change).encode())
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b"{", "no JSON"),
+        (b"\xff", "no JSON"),
+        (b"[]", "no JSON object"),
+        (b"1", "no JSON"),
+    ],
+)
+def test_what_is_no_json_object_is_refused(line, says):
+    with pytest.raises(ValueError, match=f"what is said there is {says}"):
+        _record.parsed(line)
+
+
+def test_those_alike_are_named_together_and_only_shared_modules_compared():
+    records = [
+        record(0, modules={"train": "abc", "boards": "1"}),
+        record(1, same={"jax": "0.12.0", "XLA_FLAGS": ""}),
+        record(2, same={"jax": "0.10.2"}, modules={"train": "def"}),
+    ]
+    assert _record.differences(records) == [
+        "jax differs: '0.10.2' in 0 on host0, 2 on host2; '0.12.0' in 1 on host1",
+        "XLA_FLAGS differs: '' in 0 on host0, 1 on host1; 'absent' in 2 on host2",
+        "module train differs: 'abc' in 0 on host0, 1 on host1; 'def' in 2 on host2",
+    ]
+    assert _record.differences([record(0), record(1)]) == []

@@ -1,0 +1,80 @@
+"""Processes that are started and watched: how they end, and that nothing is left."""
+
+import pytest
+
+from .test_guard import run
+
+# The programs fork before anything of JAX runs, and each start costs a second.
+pytestmark = pytest.mark.one_python
+
+
+def test_only_processes_that_have_not_been_waited_for_are_sent_signals():
+    """Else their numbers may be those of other processes by then."""
+    code, out, errors = run("""
+        killpg = os.killpg
+
+        def send(group, number):
+            os.waitid(os.P_PID, group, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            killpg(group, number)
+
+        os.killpg = send
+        starts = [
+            _supervise.Start(name, command.split(), os.environ)
+            for name, command in (("0", "false"), ("1", "sleep 600"), ("2", "true"))
+        ]
+        ended = _supervise.supervise(starts, 0.0, [])
+        print(ended.first, ended.code)
+    """)
+    assert (code, out) == (0, "0 1\n"), errors
+
+
+def test_lines_are_shown_behind_names_and_the_last_of_a_failure_kept():
+    """A process has its own core and variables; of a failure, 20 lines are kept."""
+    code, out, errors = run("""
+        core = min(os.sched_getaffinity(0))
+        show = "import os; print(os.environ['MARK'], *os.sched_getaffinity(0))"
+        fail = "for i in range(30): print(i)\\nraise SystemExit(3)"
+        def start(name, text, **changes):
+            variables = {**os.environ, **changes}
+            command = [sys.executable, "-c", text]
+            return _supervise.Start(name, command, variables, {core})
+
+        ended = _supervise.supervise([start("a", show, MARK="x")], 10.0, [])
+        assert ended == _supervise.Ended(None, 0, (), None), ended
+        print(core)
+        ended = _supervise.supervise([start("b", fail)], 10.0, [])
+        assert (ended.first, ended.code, ended.told) == (0, 3, None), ended
+        assert ended.lines == tuple(f"{i}\\n" for i in range(10, 30)), ended
+    """)
+    assert code == 0, errors
+    shown, core, *lines = out.splitlines()
+    assert shown == f"[a] x {core}"
+    assert lines == [f"[b] {i}" for i in range(30)]
+
+
+def test_a_signal_is_passed_on_and_told(tmp_path):
+    """One ends well at SIGTERM, and one that ignores it has to be killed."""
+    code, out, errors = run(f"""
+        import pathlib, threading
+
+        folder = pathlib.Path({str(tmp_path)!r})
+        text = "import pathlib, signal, time; signal.signal(signal.SIGTERM, %s);"
+        text += " pathlib.Path('%s').touch(); time.sleep(600)"
+
+        def told(number, handler, grace):
+            ready, received = folder / str(number), []
+            command = [sys.executable, "-c", text % (handler, ready)]
+
+            def tell():
+                if until(ready.exists):
+                    received.append(signal.SIGTERM)
+
+            threading.Thread(target=tell).start()
+            start = _supervise.Start("0", command, os.environ)
+            ended = _supervise.supervise([start], grace, received)
+            print(ended.first, ended.code, ended.told)
+
+        told(0, "lambda *_: exit(0)", 60.0)
+        told(1, "signal.SIG_IGN", 0.2)
+    """)
+    assert (code, out) == (0, "None 0 15\nNone -9 15\n"), errors

@@ -1,0 +1,119 @@
+"""Numbers of a whole module: what loops and branches multiply, what is covered."""
+
+import pytest
+
+from pipejax.overlap import inspect
+
+from . import DOT, FLOPS, GROUPS, HIDDEN, dots, program
+from .test_schedule import DONE, START, WRAPPED, loop, only, read
+
+
+def test_variadic():
+    c = only(
+        f"%s = (f32[100], f32[8,8]) all-reduce(%x, %p), {GROUPS}",
+        "ROOT %r = f32[100] get-tuple-element(%s), index=0",
+    )
+    assert (c.bytes, c.wire_bytes, c.dtypes) == (656, 2 * 7 / 8 * 656, ("f32",))
+
+
+def test_in_a_loop():
+    entry, others = loop(
+        f"{START}\n{dots('a')}\n%r = f32[100] all-reduce-done(%s)\n{dots('c')}\n"
+        "ROOT %t = (s32[], f32[8,8], f32[100]) tuple(%i, %a, %r)"
+    )
+    report = read(dots("d", "e"), *entry, others=others)
+    (c,) = report.collectives
+    assert report.flops == (2 + 5 * 2) * FLOPS
+    assert (c.times, c.matmuls, c.flops) == (5, 5, 5 * FLOPS)
+    assert c.bytes == 400  # of one execution
+    assert report.covered == report.share == pytest.approx(5 / 12)
+
+
+BRANCHES = f"""
+%many (p: f32[8,8]) -> f32[8,8] {{
+  %p = f32[8,8] parameter(0)
+  %a = f32[8,8] {DOT}
+  ROOT %d = f32[8,8] {DOT}
+}}
+
+%few (p: f32[8,8]) -> f32[8,8] {{
+  %p = f32[8,8] parameter(0)
+  %s = f32[8,8] all-reduce-start(%p), {GROUPS}
+  %a = f32[8,8] {DOT}
+  ROOT %r = f32[8,8] all-reduce-done(%s)
+}}
+"""
+
+
+def test_in_a_branch():
+    report = read(
+        "%c = f32[8,8] conditional(%x, %p, %p), branch_computations={%many, %few}",
+        "ROOT %r = f32[100] copy(%x)",
+        others=BRANCHES,
+    )
+    (c,) = report.collectives
+    assert (c.matmuls, c.share) == (1, 0.5)
+    assert report.covered == 0  # of the largest branch
+    report = read(
+        "%c = f32[8,8] call(%p), to_apply=%few",
+        "ROOT %r = f32[100] copy(%x)",
+        others=BRANCHES,
+    )
+    assert report.collectives[0].share == report.covered == 1
+
+
+def test_of_branches_the_largest_is_drawn():
+    """The other one's collective is counted, and has no place in the picture."""
+    report = read(
+        "%c = f32[8,8] conditional(%x, %p, %p), branch_computations={%many, %few}",
+        "ROOT %r = f32[100] copy(%x)",
+        others=BRANCHES,
+    )
+    assert [c.name for c in report.collectives] == ["s"]
+    found = [(x.name, x.start, x.end) for x in report.schedule]
+    assert found == [("a", 0, 1), ("d", 1, 2), ("r", 2, 3)]
+
+
+def test_covered_is_a_union():
+    second = START.replace("%s", "%s2")
+    report = read(
+        START,
+        dots("a"),
+        second,
+        dots("b"),
+        DONE.removeprefix("ROOT "),
+        dots("c"),
+        "ROOT %r2 = f32[100] all-reduce-done(%s2)",
+        dots("d"),
+    )
+    assert [c.share for c in report.collectives] == [0.5, 0.5]
+    assert report.covered == 0.75
+    overlapping = [(x.start, x.end) for x in report.schedule if x.kind == "all-reduce"]
+    assert overlapping == [(0, 2), (1, 3)]
+
+
+def test_a_collective_called_from_somewhere_unheard_of():
+    with pytest.raises(ValueError, match="a collective in wrapped, which no loop"):
+        read("ROOT %r = f32[100] sort(%x), to_apply=%wrapped", others=WRAPPED)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("bf16", 200), ("u8", 100), ("s4", 50)])
+def test_payload_of_narrow_dtypes(dtype, size):
+    convert = f"%n = {dtype}[100] convert(%x)"
+    text = f"{convert}\nROOT %r = {dtype}[100] all-reduce(%n), {GROUPS}"
+    (c,) = inspect(program(text)).collectives
+    assert (c.bytes, c.dtypes) == (size, (dtype,))
+
+
+def test_compute_and_collectives_are_drawn_where_they_run():
+    report = inspect(program(HIDDEN))
+    found = [(x.name, x.kind, x.start, x.end) for x in report.schedule]
+    assert found == [
+        ("a", "matmul", 0, 1),
+        ("b", "matmul", 1, 2),
+        ("e", "other", 2, 3),
+        ("u", "other", 3, 4),
+        ("r", "other", 4, 5),
+        ("s", "all-reduce", 0, 3),
+        ("v", "all-gather", 4, 4),
+    ]

@@ -1,0 +1,79 @@
+"""Linear models: their optima where others know them, and what they refuse."""
+
+import numpy as np
+import pytest
+
+from pipejax import problems
+
+from .helpers import N, features, labels, signs, targets
+
+
+def test_optimum_of_least_squares_is_lapacks():
+    expected = np.linalg.lstsq(features(), targets(), rcond=None)[0]
+    np.testing.assert_allclose(
+        problems.least_squares(features(), targets()).optimum, expected, rtol=1e-10
+    )
+
+
+def test_optimum_of_the_absolute_loss_of_a_constant_is_the_median():
+    y = np.array([3.0, -1.0, 10.0, 2.0, 2.5])
+    assert problems.absolute(np.ones((5, 1)), y).optimum[0] == pytest.approx(2.5)
+
+
+def test_unsigned_targets_are_numbers_like_others():
+    y = np.abs(40 * targets()).astype(np.uint8)
+    found, expected = (
+        problems.absolute(features(), kind) for kind in (y, y.astype(float))
+    )
+    np.testing.assert_array_equal(found.optimum, expected.optimum)
+
+
+def test_optimum_does_not_depend_on_the_scale_of_features():
+    scaled = problems.logistic(1e6 * features(), signs()).optimum
+    expected = problems.logistic(features(), signs()).optimum
+    np.testing.assert_allclose(1e6 * scaled, expected, rtol=1e-9)
+
+
+def test_optimum_of_logistic_regression_on_a_constant_is_the_log_odds():
+    y = np.array([1] * 3 + [-1])
+    problem = problems.logistic(np.ones((4, 1)), y)
+    assert problem.optimum[0] == pytest.approx(np.log(3), rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: problems.absolute(features(), targets()[1:]), r"shape \[n, d\]"),
+        (lambda: problems.absolute(features() * np.nan, targets()), "must be finite"),
+        (
+            lambda: problems.least_squares(np.ones((N, 2)), targets()),
+            "must have independent features",
+        ),
+        (
+            lambda: problems.least_squares(features(), targets(), l2=-1.0),
+            "`l2` must be a finite number of at least 0",
+        ),
+        (lambda: problems.hinge(features(), labels()), "labels -1 and 1"),
+        (
+            lambda: problems.logistic(features(), np.sign(features()[:, 0])),
+            "`l2` must be above 0 where a plane separates",
+        ),
+        (
+            lambda: problems.logistic(features() * [1, 1e3, 1, 1e-3], signs()),
+            "must have an optimum that Newton's method finds.* scale the features",
+        ),
+        (lambda: problems.absolute(1e200 * features(), targets()), "Scale the feat"),
+        (
+            lambda: problems.least_squares(features(), targets(), l2=np.inf),
+            "`l2` must be a finite number",
+        ),
+        (lambda: problems.softmax(features(), labels(), l2=0), "`l2` must be above 0"),
+        (
+            lambda: problems.softmax(features(), targets(), l2=0.1),
+            "`y` must be integer labels from 0",
+        ),
+    ],
+)
+def test_bad_input_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

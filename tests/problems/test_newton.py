@@ -1,0 +1,46 @@
+"""Newton's method: minima that are known, from near and far, and functions without."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipejax.problems._newton import TOLERANCE, minimise
+
+
+def test_a_quadratic_is_solved_as_lapack_does():
+    rng = np.random.default_rng(0)
+    factor, b = rng.normal(size=(5, 5)), rng.normal(size=5)
+    matrix = factor @ factor.T + np.eye(5)
+
+    def function(w):
+        return 0.5 * w @ matrix @ w - b @ w
+
+    found = minimise(function, np.zeros(5))
+    assert found.dtype == np.float64
+    # The error is at most the gradient's by the least curvature, which is above 1.
+    enough = TOLERANCE * max(1.0, np.linalg.norm(b))
+    assert np.linalg.norm(found - np.linalg.solve(matrix, b)) <= enough
+
+
+@pytest.mark.parametrize("start", [[[0.0, 1.0]], [[1.0, 0.0]], [[20.0, -20.0]]])
+def test_full_steps_that_diverge_are_halved(start):
+    """`log cosh` has Newton's step `-sinh(2 w) / 2`: from above 1.09 on it diverges."""
+    center = np.array([[3.0, -1.0]])
+
+    def function(w):
+        return jnp.sum(jnp.log(jnp.cosh(w - center)) + 1e-3 * (w - center) ** 2)
+
+    found = minimise(function, np.array(start))
+    np.testing.assert_allclose(found, center, atol=2 * TOLERANCE)
+
+
+def test_it_starts_at_the_optimum_and_stays():
+    assert (
+        minimise(lambda w: jnp.sum((w - 2) ** 2), np.full(3, 2.0)).tolist() == [2] * 3
+    )
+
+
+def test_a_function_without_a_minimum_is_refused():
+    """Convex, with a slope of 2 far to the left, 4 far to the right, 3 at the start."""
+    with pytest.raises(ValueError, match="the gradient fell to 2, not to 3e-11"):
+        minimise(lambda w: 3 * w[0] + jnp.log(jnp.cosh(w[0])), np.zeros(1))

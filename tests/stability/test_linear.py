@@ -1,0 +1,64 @@
+"""Optimizers as matrices: those of a few by hand, and what is no linear system."""
+
+import functools
+
+import numpy as np
+import optax
+import pytest
+
+from pipejax import stability
+from pipejax.stability._linear import linear_update
+
+from .families import averaged, decayed, heavy_ball, nesterov, sgd
+
+# Of a plain delay.
+max_curvature = functools.partial(stability.max_curvature, weight_prediction=False)
+
+MATRICES = {
+    # w' = w - eta g
+    "sgd": (sgd(0.1), [[1]], [-0.1]),
+    # w' = w - eta (g + 0.5 w)
+    "decayed": (decayed(0.1), [[0.95]], [-0.1]),
+    # m' = mu m + g, w' = w - eta m'
+    "momentum": (heavy_ball(0.1), [[0.9, 0], [-0.09, 1]], [1, -0.1]),
+    # m' as above, w' = w - eta (g + mu m')
+    "nesterov": (nesterov(0.1), [[0.9, 0], [-0.081, 1]], [1, -0.19]),
+    # m' = b m + (1 - b) g, with a debias that is over; w' = w - eta m'
+    "average": (
+        averaged(0.1),
+        [[0.9, 0], [-0.09, 1]],
+        [0.1, -0.01],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_matrices_are_those_by_hand(name):
+    tx, state, gradient = MATRICES[name]
+    found = linear_update(tx)
+    # Float32 constants inside an optimizer may have 24 bits.
+    np.testing.assert_allclose(found.state, state, rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(found.gradient, gradient, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("tx", [optax.adam(1e-3), optax.sign_sgd(0.1)])
+def test_what_is_not_linear_is_refused(tx):
+    with pytest.raises(ValueError, match="must be linear in its gradients"):
+        max_curvature(tx, 2)
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optax.sgd(optax.cosine_decay_schedule(0.1, 1000), momentum=0.9),
+        optax.MultiSteps(optax.sgd(0.1), 4),
+    ],
+)
+def test_what_stands_still_in_the_end_is_refused(tx):
+    with pytest.raises(ValueError, match="must still move parameters at step 1048576"):
+        max_curvature(tx, 2)
+
+
+def test_of_a_schedule_the_end_counts():
+    tx = optax.sgd(optax.linear_schedule(0.0, 0.1, 1000), momentum=0.9)
+    assert max_curvature(tx, 2) == pytest.approx(1.0, rel=1e-6)

@@ -1,0 +1,21 @@
+"""Pictures of stable regions."""
+
+import numpy as np
+import optax
+import pytest
+
+import pipejax as pj
+from pipejax.stability import _picture
+
+
+def test_picture_draws_a_line_a_width(monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(_picture, "_MOMENTA", np.linspace(0, 0.99, 12))  # of 100
+    families = {
+        "heavy-ball": lambda rate, momentum, width: optax.sgd(rate, momentum),
+        "Nesterov": lambda rate, momentum, width: optax.sgd(rate, momentum, True),
+    }
+    figure = pj.stability.picture(families, widths=(1, 2))
+    assert [len(axes.lines) for axes in figure.axes] == [2, 2]
+    heavy = figure.axes[0].lines[1]
+    np.testing.assert_allclose(heavy.get_ydata(), 1 - heavy.get_xdata(), rtol=1e-4)

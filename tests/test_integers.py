@@ -1,0 +1,26 @@
+"""Whole numbers: Python's and NumPy's, and what only looks like one."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipejax.integers import is_integer
+
+
+@pytest.mark.parametrize("value", [2, 10**30, np.int8(2), np.uint64(3), np.array(2)])
+def test_integers_of_every_kind_count(value):
+    assert is_integer(value, 2)
+    assert not is_integer(value, 10**31)
+
+
+def test_the_least_is_one_of_them():
+    assert is_integer(0, 0)
+    assert is_integer(-3, -3)
+    assert not is_integer(-4, -3)
+
+
+@pytest.mark.parametrize(
+    "value", [True, 2.0, "2", None, np.float32(2), np.array([2]), jnp.float32(2), 2j]
+)
+def test_what_only_looks_like_one_does_not(value):
+    assert not is_integer(value, 0)

@@ -1,0 +1,23 @@
+"""Figures without a window, and without matplotlib the way to get it."""
+
+import sys
+
+import pytest
+
+from pipejax.picture import new_figure
+
+
+def test_a_figure_has_the_settings_and_no_window(monkeypatch):
+    """`pyplot` would choose a window system, and keep each figure until closed."""
+    figure = pytest.importorskip("matplotlib.figure")
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # not to be imported
+    made = new_figure(figsize=(3, 2), dpi=50)
+    assert type(made) is figure.Figure
+    assert made.get_size_inches().tolist() == [3, 2]
+    assert made.get_dpi() == 50
+
+
+def test_without_matplotlib_it_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"^pip install 'pipejax\[demo\]'$"):
+        new_figure()

@@ -1,0 +1,103 @@
+"""Counts in closed form: against what our collectives say they send, and codecs."""
+
+import math
+
+import jax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
+from pipejax import codecs, collectives, timing
+from pipejax.collectives import Layout
+from pipejax.mesh import on_mesh
+from pipejax.timing import FORMS, Counts
+from pipejax.timing._counts import Piece
+
+CODECS = {"int8": codecs.int8(), "top_k": codecs.error_feedback(codecs.top_k(0.1))}
+
+
+PAIRS = [(a, c) for a in FORMS for c in (None, *CODECS) if a != "psum" or not c]
+
+
+def declared(algorithm, codec, p, n, shapes=None):
+    """What the collective of that name says it moves."""
+    make, found = getattr(collectives, algorithm), []
+    all_reduce = make() if codec is None else make(codec)
+
+    layout = Layout.of_shapes(shapes or ((n,),))
+
+    def local(arrays):
+        stages = all_reduce(layout, "data")
+        found.extend(stages.transfers)
+        return collectives.run(stages, collectives.Summands(arrays))[0]
+
+    mapped = on_mesh(local, pj.data_mesh(p), P(), P())
+    jax.eval_shape(mapped, layout.coded)
+    return found
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 7, 8])
+@pytest.mark.parametrize(("algorithm", "codec"), PAIRS)
+@pytest.mark.parametrize("n", [1, 1000])
+def test_counts_are_those_of_the_collectives(algorithm, codec, p, n):
+    chosen = CODECS.get(codec)
+    counts = FORMS[algorithm](p, n, chosen)
+    sent = declared(algorithm, chosen, p, n)
+    if algorithm == "psum":  # by the backend, which does not say how it cuts
+        assert math.isclose(counts.wire, sum(x.wire_bytes for x in sent))
+    else:
+        assert counts.wire == sum(x.wire_bytes for x in sent)
+    if p > 1:
+        assert counts.collectives == len(sent)
+    else:
+        assert counts.messages == counts.collectives == counts.wire == 0
+
+
+def test_linear_codecs_under_psum():
+    """PowerSGD of rank r: `r (rows + columns)` floats a matrix, in two rounds."""
+    codec = codecs.power_sgd(2, jax.random.key(0)).of(((64, 32),))
+    counts = FORMS["psum"](4, 64 * 32, codec)
+    assert counts.collectives == 2
+    assert counts.messages == 12
+    assert counts.wire == 2 * 3 / 4 * 4 * 2 * (64 + 32)
+    # All that is read is read once for both, as encoding is timed.
+    assert counts.encoded == counts.decoded == 4 * 64 * 32
+
+
+@pytest.mark.parametrize("algorithm", FORMS)
+def test_power_sgd_goes_with_what_does_not_cut_leaves(algorithm):
+    """As the collectives have it, which refuse the others."""
+    codec = codecs.error_feedback(codecs.power_sgd(1, jax.random.key(0)))
+    shapes, n = ((6, 8), (5,)), 53
+    if timing.compatible(algorithm, codec):
+        counts = FORMS[algorithm](4, n, codec.of(shapes))
+        sent = declared(algorithm, codec, 4, n, shapes)
+        assert math.isclose(counts.wire, sum(x.wire_bytes for x in sent))
+    else:
+        with pytest.raises(ValueError, match="`power_sgd` must "):
+            declared(algorithm, codec, 4, n, shapes)
+    assert not timing.compatible(algorithm, codec, levels=True)
+
+
+def test_a_piece_has_the_zeros_that_blocks_ask_for():
+    """10 elements in 3 pieces are 4 each; in blocks of 8 one of 8, with its scale."""
+    assert Piece.of(10, 3, None) == Piece(bytes=16, coded=0, payload=16)
+    assert Piece.of(10, 3, codecs.int8(8)) == Piece(bytes=32, coded=32, payload=12)
+
+
+def test_counts_of_a_ring_by_hand():
+    """3 devices, 10 elements, int8 in blocks of 8: a piece as above, 2 hops twice."""
+    assert FORMS["ring"](3, 10, codecs.int8(8)) == Counts(
+        messages=4,
+        wire=4 * 12,
+        shifted=4 * 12,
+        summed=2 * 32,
+        encoded=3 * 32,  # each hop of the first half, and the sum
+        decoded=5 * 32,  # what each hop brings, and all pieces
+        collectives=4,
+    )
+
+
+def test_both_after_one_another():
+    both = Counts(messages=1, wire=2).plus(Counts(wire=3, collectives=4))
+    assert both == Counts(messages=1, wire=5, collectives=4)

@@ -1,0 +1,106 @@
+"""Speeds fitted to times: found where they are known, refused where they cannot be."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from pipejax import timing
+from pipejax.timing import Cluster, CodecSpeed, Exchange, Link, Sample, Shares
+
+KNOWN = Cluster(
+    4,
+    Link(2e-4, 62.5e6),
+    reduction=4e9,
+    synchronisation=5e-4,
+    shares=Shares(pair=0.6, shift=0.9, shuffle=0.7),
+    codecs={"int8": CodecSpeed(2e9, 3e9)},
+)
+
+
+ALGORITHMS = ("psum", "ring", "two_shot", "halving_doubling", "tree")
+
+
+def samples(noise=0.0, algorithms=ALGORITHMS, known=KNOWN, rounds=1):
+    rng = np.random.default_rng(0)
+    found = []
+    for algorithm in algorithms:
+        for n in (2**10, 2**14, 2**18, 2**22):
+            exchange = Exchange(timing.FORMS[algorithm](known.hosts, n, None))
+            seconds = timing.duration(known, exchange).total
+            times = seconds * np.exp(noise * rng.normal(size=rounds))
+            found.append(Sample(f"{algorithm} {n}", exchange, tuple(times)))
+    return found
+
+
+def test_what_is_known_is_found():
+    fit = timing.fit(4, samples(), KNOWN.reduction, KNOWN.codecs)
+    np.testing.assert_allclose(fit.errors, 0, atol=1e-9)
+    link, known = fit.cluster.link, KNOWN.link
+    assert math.isclose(link.latency, known.latency, rel_tol=1e-6)
+    assert math.isclose(link.bandwidth, known.bandwidth, rel_tol=1e-6)
+    synchronisation = fit.cluster.synchronisation
+    assert math.isclose(synchronisation, KNOWN.synchronisation, rel_tol=1e-6)
+    found = dataclasses.astuple(fit.cluster.shares)
+    np.testing.assert_allclose(found, dataclasses.astuple(KNOWN.shares), rtol=1e-6)
+
+
+def test_noise_moves_it_by_as_much():
+    """5 % on each of 20 samples, of six numbers: within a few of 5 %/sqrt(3)."""
+    fit = timing.fit(4, samples(noise=0.05), KNOWN.reduction)
+    assert abs(fit.cluster.link.bandwidth / KNOWN.link.bandwidth - 1) < 0.1
+    assert np.abs(fit.errors).max() < 0.25
+    assert np.abs(fit.errors).max() > 0.01
+
+
+def test_times_that_vary_count_less():
+    """Those of one size, off by half: the bandwidth is that of the others."""
+    true = samples()
+    off = [
+        sample._replace(times=tuple(x * sample.seconds for x in (1.0, 1.5, 3.0)))
+        if sample.name.endswith(" 262144")
+        else sample
+        for sample in true
+    ]
+    blind = [sample._replace(times=(sample.seconds,)) for sample in off]
+    found, other = (
+        timing.fit(4, given, KNOWN.reduction).cluster.link.bandwidth
+        for given in (off, blind)
+    )
+    known = KNOWN.link.bandwidth
+    assert abs(found / known - 1) < 0.02
+    assert abs(found / known - 1) < abs(other / known - 1) / 2
+
+
+def test_a_link_of_two_free_directions_is_found():
+    free = dataclasses.replace(KNOWN, shares=Shares())
+    shares = timing.fit(4, samples(known=free), KNOWN.reduction).cluster.shares
+    assert min(dataclasses.astuple(shares)) > 0.98
+
+
+def test_two_hosts_have_no_ring_but_a_pair():
+    two = dataclasses.replace(KNOWN, hosts=2)
+    shares = timing.fit(2, samples(known=two), KNOWN.reduction).cluster.shares
+    assert shares.shift == 1
+    assert math.isclose(shares.pair, 0.6, rel_tol=1e-6)
+
+
+def test_a_sample_is_its_median():
+    sample = Sample("it", Exchange(), (1.0, 4.0, 2.0))
+    assert sample.seconds == 2
+    assert math.isclose(sample.spread, math.log(2) * math.sqrt(2 / 3))
+
+
+def test_a_fit_says_what_it_found():
+    text = str(timing.fit(4, samples(), KNOWN.reduction, KNOWN.codecs))
+    assert "latency 200 us, bandwidth 500 Mbit/s (0.60 of it pair, 0.90" in text
+    assert "synchronisation 500 us" in text
+    assert "int8: encodes 2.0, decodes 3.0 GB/s of float32" in text
+    assert "ring 4194304" in text
+
+
+@pytest.mark.parametrize("algorithms", [(), ("psum",), ("ring",), ("two_shot",)])
+def test_samples_that_do_not_tell(algorithms):
+    with pytest.raises(ValueError, match="`samples` must be of several sizes, and of"):
+        timing.fit(4, samples(algorithms=algorithms), KNOWN.reduction)

@@ -1,0 +1,120 @@
+"""Rounds of messages: by hand, and each algorithm's sum reaches everybody."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from pipejax import codecs
+from pipejax.timing import FORMS, Cluster, CodecSpeed, Link, Shares
+from pipejax.timing._rounds import Round, Work, rounds
+
+NOTHING = Work(lambda size: 0.0, lambda size: 0.0, lambda size: 0.0)
+DEVICES = [1, 2, 3, 4, 5, 7, 8]
+
+
+def messages(algorithm, p, n=8):
+    """Returns kind, (sender, receiver) pairs and bytes of each round with messages."""
+    return [
+        (each.kind, [*zip(each.senders, each.receivers, strict=True)], each.bytes)
+        for each in rounds(algorithm, p, n, None, NOTHING)
+        if each.receivers.size
+    ]
+
+
+def test_a_server_by_hand():
+    up, down = [(1, 0)], [(0, 1)]
+    assert messages("parameter_server", 3) == [
+        *[("stream", up, 32), ("stream", [(2, 0)], 32)],
+        *[("stream", down, 32), ("stream", [(0, 2)], 32)],
+    ]
+
+
+def test_a_tree_by_hand():
+    """Five devices: 1 to 0 and 3 to 2, 2 to 0, 4 to 0; and back."""
+    up = [[(1, 0), (3, 2)], [(2, 0)], [(4, 0)]]
+    down = [[(0, 4)], [(0, 2)], [(0, 1), (2, 3)]]
+    assert messages("tree", 5) == [("stream", pairs, 32) for pairs in [*up, *down]]
+
+
+def test_halving_and_doubling_by_hand():
+    """Five devices: the fifth folds all into the first, and four halve and double."""
+    far, near = [(0, 2), (1, 3), (2, 0), (3, 1)], [(0, 1), (1, 0), (2, 3), (3, 2)]
+    assert messages("halving_doubling", 5) == [
+        ("stream", [(4, 0)], 32),
+        *[("pair", far, 16), ("pair", near, 8), ("pair", near, 8), ("pair", far, 16)],
+        ("stream", [(0, 4)], 32),
+    ]
+
+
+def test_a_ring_of_two_is_a_pair():
+    both = [(0, 1), (1, 0)]
+    assert messages("ring", 2) == [("pair", both, 16), ("pair", both, 16)]
+    assert {kind for kind, _, _ in messages("ring", 3)} == {"shift"}
+    assert {kind for kind, _, _ in messages("psum", 2)} == {"stream"}
+
+
+@pytest.mark.parametrize("p", DEVICES)
+def test_in_each_half_of_a_two_shot_everybody_sends_to_everybody_once(p):
+    pairs = [pairs for _, pairs, _ in messages("two_shot", p)]
+    every = sorted((a, b) for a in range(p) for b in range(p) if a != b)
+    for half in pairs[: p - 1], pairs[p - 1 :]:
+        assert sorted(itertools.chain.from_iterable(half)) == every
+
+
+@pytest.mark.parametrize("algorithm", FORMS)
+@pytest.mark.parametrize("p", DEVICES)
+def test_in_a_round_no_device_sends_or_receives_twice(algorithm, p):
+    for _, pairs, _ in messages(algorithm, p):
+        for ranks in zip(*pairs, strict=True):
+            assert len(set(ranks)) == len(ranks)
+
+
+@pytest.mark.parametrize("algorithm", sorted(FORMS.keys() - {"two_shot"}))
+@pytest.mark.parametrize("p", DEVICES)
+def test_everybody_hears_of_everybody_as_soon_as_can_be(algorithm, p):
+    """Each message carries all that its sender has heard of, itself or from others."""
+    pairs = [pairs for _, pairs, _ in messages(algorithm, p)]
+    known = [{rank} for rank in range(p)]
+    complete = []
+    for each in pairs:
+        told = [(receiver, set(known[sender])) for sender, receiver in each]
+        for receiver, what in told:
+            known[receiver] |= what
+        complete.append(all(len(ranks) == p for ranks in known))
+    # The first half alone passes pieces of all on; through one device all rounds do.
+    halves = algorithm in ("psum", "ring")
+    halves |= algorithm == "halving_doubling" and p & (p - 1) == 0
+    needed = len(pairs) // 2 if halves else len(pairs)
+    assert complete == [i + 1 >= needed for i in range(len(pairs))]
+
+
+def test_work_is_by_the_clusters_speeds():
+    speeds = {"int8": CodecSpeed(encode=1e9, decode=2e9)}
+    cluster = Cluster(2, Link(0.0, 1.0), reduction=4e9, codecs=speeds)
+    work = Work.of(cluster, "int8")
+    assert (work.encode(8e9), work.decode(8e9), work.add(8e9)) == (8, 4, 2)
+    plain = Work.of(cluster, None)
+    assert (plain.encode(8e9), plain.decode(8e9), plain.add(8e9)) == (0, 0, 2)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "two_shot", "halving_doubling"])
+@pytest.mark.parametrize("p", [2, 4, 8])
+def test_a_device_works_as_long_as_the_closed_form_says(algorithm, p):
+    """All devices do the same: seconds of each kind, at a byte a second."""
+    codec = codecs.int8(8)
+    counts = FORMS[algorithm](p, 1000, codec)
+    for name in ("encode", "decode", "add"):
+        work = NOTHING._replace(**{name: float})
+        found = sum(r.before + r.after for r in rounds(algorithm, p, 1000, codec, work))
+        wanted = {"encode": "encoded", "decode": "decoded", "add": "summed"}[name]
+        assert found == getattr(counts, wanted)
+
+
+def test_a_round_has_its_share_of_a_link():
+    shares, none = Shares(pair=0.5, shift=0.8, shuffle=0.25), np.zeros(0, int)
+    found = [
+        Round(none, none, 1.0, kind).share(shares)
+        for kind in ("stream", "pair", "shift", "shuffle")
+    ]
+    assert found == [1.0, 0.5, 0.8, 0.25]

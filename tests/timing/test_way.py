@@ -1,0 +1,111 @@
+"""Ways to train: their step times from made-up exchanges, and what is said of them."""
+
+import pytest
+
+from pipejax import codecs, timing
+from pipejax.timing import Choice, Cluster, CodecSpeed, Compute, Duration, Link, Way
+
+COMPUTE = Compute(forward=0.1, backward=0.2, update=0.03)
+
+
+def exchange(wire=0.0, codec=0.0):
+    return Duration(0.0, wire, 0.0, codec, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("way", "says"),
+    [
+        (Way(1, "psum"), "width 1, psum, all bits"),
+        (Way(2, "ring", "int8"), "width 2, ring, int8"),
+        (Way(2, "tree", levels=True), "width 2, hierarchical, tree, all bits"),
+        (Way(1, "ring", buckets=4), "width 1, ring, all bits, 4 buckets"),
+    ],
+)
+def test_a_way_is_told_by_what_it_does(way, says):
+    assert str(way) == says
+
+
+def test_an_exchange_is_of_one_bucket():
+    """Three buckets of 10 elements have 4 each, 16 bytes; a psum of 4 sends 2 * 3/4."""
+    cluster = Cluster(4, Link(0.0, 1.0))
+    assert Way(1, "psum", buckets=3).exchange(cluster, 10, None).wire == 1.5 * 16
+    assert Way(1, "psum").exchange(cluster, 10, None).wire == 1.5 * 40
+
+
+def test_one_device_exchanges_nothing():
+    speeds = {"int8": CodecSpeed(1.0, 1.0)}
+    alone = Cluster(1, Link(1.0, 1.0), codecs=speeds, synchronisation=1.0)
+    way = Way(2, "ring", "int8")
+    assert way.exchange(alone, 1000, codecs.int8()) == Duration(0, 0, 0, 0, 0)
+
+
+def test_between_hosts_a_share_of_the_vector():
+    """With two hosts of two, 4 n bytes pass a link; a flat psum sends 3/2 of that."""
+    cluster = Cluster(2, Link(0.0, 1.0), devices=2, inner=Link(0.0, float("inf")))
+    assert Way(2, "psum", levels=True).exchange(cluster, 100, None).wire == 400
+    assert Way(2, "psum").exchange(cluster, 100, None).wire == 600
+
+
+@pytest.mark.parametrize(
+    ("way", "one_core", "seconds"),
+    [
+        # Waits: 0.33 + 0.5.
+        (Way(1, "psum"), False, 0.83),
+        # Each half is exchanged beside the backward pass: 0.1 + (0.1 + 2 0.5) + 0.03.
+        (Way(1, "psum", buckets=2), False, 1.23),
+        # The exchange is longer than 0.33 and an update for the prediction, 0.36.
+        (Way(2, "psum"), False, 0.5),
+        # Not so with 0.2 of the exchange's on the model's core.
+        (Way(2, "psum"), True, 0.56),
+    ],
+)
+def test_steps_by_hand(way, one_core, seconds):
+    found = way.step(COMPUTE, exchange(wire=0.3, codec=0.2), one_core=one_core)
+    assert found == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("way", "wire", "step", "says"),
+    [
+        (
+            Way(1, "psum"),
+            0.25,
+            0.75,
+            "waits 250.0 ms for an exchange of 250.0 ms, most of it wire",
+        ),
+        (
+            Way(1, "psum", buckets=4),
+            0.125,
+            0.625,
+            "waits 125.0 ms for an exchange of 500.0 ms, most of it wire, the rest"
+            " beside the backward pass",
+        ),
+        (
+            Way(2, "psum"),
+            0.125,
+            0.5,
+            "hidden behind compute, 75% of it to spare",
+        ),
+        (
+            Way(2, "psum"),
+            0.75,
+            0.75,
+            "hides 500.0 ms of an exchange of 750.0 ms: wire",
+        ),
+    ],
+)
+def test_a_choice_says_where_its_time_goes(way, wire, step, says):
+    choice = Choice(way, exchange(wire=wire), step, compute=0.5)
+    assert choice.reason == says
+    assert choice.ratio == step / 0.5
+    assert (
+        str(choice)
+        == f"{way!s:<58}{1e3 * step:9.1f} ms  {2 * step:5.2f} x compute  {says}"
+    )
+
+
+def test_without_compute_there_is_no_ratio():
+    assert Choice(Way(2, "psum"), exchange(1.0), 1.0, 0.0).ratio == float("inf")
+    assert timing.Choice(Way(2, "psum"), exchange(), 0.0, 0.0).reason.startswith(
+        "hidden behind compute, 0% of it"
+    )
