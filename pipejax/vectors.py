@@ -12,8 +12,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def working_dtype(dtype: DTypeLike) -> np.dtype:
+    """Returns in what vectors of this dtype are summed: float32, float64 if they are.
+
+    >>> working_dtype("bfloat16"), working_dtype("float64")
+    (dtype('float32'), dtype('float64'))
+    """
+    return np.dtype("float64" if jnp.dtype(dtype) == "float64" else "float32")
 
 
 def joined(arrays: Sequence[jax.Array], dtype: DTypeLike | None = None) -> jax.Array:

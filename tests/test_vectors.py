@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipejax.vectors import apart, joined
+from pipejax.vectors import apart, joined, working_dtype
 
 from .helpers import assert_bits_equal
 
@@ -62,3 +62,16 @@ def test_differentiable():
     weights = jnp.arange(7.0)
     found = jax.jit(jax.grad(lambda x: joined(x) @ weights))(arrays)
     assert_bits_equal(found, apart(weights, arrays))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wanted"),
+    [
+        ("float64", "float64"),
+        ("float32", "float32"),
+        ("bfloat16", "float32"),
+        ("float16", "float32"),
+    ],
+)
+def test_sums_are_at_least_float32(dtype, wanted):
+    assert working_dtype(dtype) == wanted

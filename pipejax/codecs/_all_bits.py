@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from pipejax.vectors import Shapes
+
 from ._bits import from_words, to_words
-from ._codec import Codec, Shapes
+from ._codec import Codec
 
 
 @dataclasses.dataclass(frozen=True)

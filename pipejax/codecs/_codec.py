@@ -16,15 +16,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 
-Shapes = tuple[tuple[int, ...], ...]
-
-
-def working_dtype(dtype: DTypeLike) -> np.dtype:
-    """In what vectors of this dtype are summed: float32, or float64 for float64."""
-    return np.dtype("float64" if jnp.dtype(dtype) == "float64" else "float32")
+from pipejax.vectors import Shapes
 
 
 class Codec(abc.ABC):

@@ -23,9 +23,9 @@ import optax
 from jax import lax
 from jax.typing import DTypeLike
 
-from pipejax.vectors import joined
+from pipejax.vectors import Shapes, joined
 
-from ._codec import Codec, Linear, Shapes
+from ._codec import Codec, Linear
 from ._sparse import RandomK
 
 

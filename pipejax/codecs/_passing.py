@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from pipejax.vectors import joined
+from pipejax.vectors import Shapes, joined
 
 from ._all_bits import AllBits
-from ._codec import Codec, Linear, Shapes
+from ._codec import Codec, Linear
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -23,10 +23,10 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pipejax.integers import is_integer
-from pipejax.vectors import apart, joined
+from pipejax.vectors import Shapes, apart, joined
 
 from ._bits import from_words, to_words
-from ._codec import Linear, Shapes
+from ._codec import Linear
 from ._rounding import check_key
 
 

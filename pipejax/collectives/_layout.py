@@ -13,9 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from pipejax.codecs._codec import Shapes, working_dtype
 from pipejax.mesh import AxisName
-from pipejax.vectors import apart, joined
+from pipejax.vectors import Shapes, apart, joined, working_dtype
 
 
 class Summands(NamedTuple):

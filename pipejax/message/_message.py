@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from pipejax.codecs._codec import working_dtype
+from pipejax.vectors import working_dtype
 
 
 @functools.partial(

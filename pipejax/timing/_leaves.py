@@ -1,6 +1,6 @@
 """The leaves of a gradient of which only the number of elements is known."""
 
-Shapes = tuple[tuple[int, ...], ...]
+from pipejax.vectors import Shapes
 
 SIDE = 1024
 

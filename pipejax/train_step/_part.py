@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pipejax.codecs._codec import working_dtype
 from pipejax.executors import collective_axes
 from pipejax.mesh import AxisName, axes
+from pipejax.vectors import working_dtype
 
 from ._loss import Loss, Returned
 

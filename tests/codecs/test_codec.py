@@ -11,7 +11,6 @@ from jax.sharding import PartitionSpec as P
 import pipejax as pj
 from pipejax import collectives
 from pipejax.codecs import Codec
-from pipejax.codecs._codec import working_dtype
 from pipejax.mesh import on_mesh
 
 
@@ -65,16 +64,3 @@ def test_each_of_the_four_is_needed(missing):
     methods = {name: getattr(Whole, name) for name in names}
     with pytest.raises(TypeError, match=rf"abstract method.*{missing}"):
         type("Partial", (Codec,), methods)()
-
-
-@pytest.mark.parametrize(
-    ("dtype", "wanted"),
-    [
-        ("float64", "float64"),
-        ("float32", "float32"),
-        ("bfloat16", "float32"),
-        ("float16", "float32"),
-    ],
-)
-def test_sums_are_at_least_float32(dtype, wanted):
-    assert working_dtype(dtype) == wanted
