@@ -35,7 +35,7 @@ class Config:
     """Settings of the measurement."""
 
     leaves: tuple[int, ...] = (100, 400, 800)
-    """Of the model: matrices of 64 x 64 and vectors of 64, in turn."""
+    """How many parameters the model has: matrices of 64 x 64 and vectors of 64."""
     rounds: int = 3
     """How often each step is compiled."""
     out: pathlib.Path = report.RESULTS / "compile_time.json"

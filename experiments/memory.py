@@ -1,10 +1,10 @@
-"""What a step needs of a device's memory, beside a step written by hand.
+"""How much device memory a step takes, beside a step written by hand.
 
-Claim: gradients in flight cost one copy of the parameters a step of delay, as in a step
-by hand, and nothing else is copied. On an MLP of twelve layers of 2048 x 2048 with
-AdamW a synchronous step holds at most 4.1 times the parameters, a pipelined one 5.2,
-with weight prediction 5.3, at width 3 6.3, with `two_shot(int8())` 5.7; on the five
-models of `experiments.overlap` at most 1.03 times the step by hand.
+Claim: a step of delay costs one copy of the parameters, as it does by hand, and nothing
+else is copied. Bars for an MLP of twelve layers of 2048 x 2048 with AdamW, in copies of
+the parameters: 4.1 for a synchronous step, 5.2 for a pipelined one, 5.3 with weight
+prediction, 6.3 at width 3, 5.7 with `two_shot(int8())`. The bar for the five models of
+`experiments.overlap` is 1.03 times the step by hand.
 
 Live memory is `arguments + outputs + temporaries - aliased` of the compiled program,
 with what the caller holds during the step: at width 3, the message that stays in
@@ -65,12 +65,12 @@ BARS = {
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What is compiled."""
+    """The programs to compile."""
 
     target: str = "h100:1x8x8"
     """Devices, as `pj.overlap.topology` takes them."""
     models: tuple[Model, ...] = get_args(Model)
-    """Those of `experiments.overlap`, and the one that the bars are for."""
+    """The models of `experiments.overlap`, and the deep MLP of the bars."""
     steps: tuple[str, ...] = tuple(STEPS)
     """Which of ours; beside each stands the one by hand, where there is one."""
     out: pathlib.Path = report.RESULTS / "memory.json"

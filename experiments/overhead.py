@@ -107,13 +107,14 @@ def variants(
     batch = jax.device_put(batch, NamedSharding(mesh, P("data")))
     params = jax.device_put(params, NamedSharding(mesh, P()))
 
-    def looped(step: Callable[..., Any], state: tuple[Any, ...]) -> Run:
-        """Runs `*state, out = step(*state, batch)` so many times."""
+    def looped(step: Callable[..., Any], start: tuple[Any, ...]) -> Run:
+        """Runs `*state, out = step(*state, batch)` as often as it is asked to."""
+        state = list(start)
 
         def run(steps: int) -> None:
             nonlocal state
             for _ in range(steps):
-                *state, out = step(*state, batch)  # type: ignore[assignment]
+                *state, out = step(*state, batch)
             jax.block_until_ready((state, out))
 
         run(3)  # compile

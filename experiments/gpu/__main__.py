@@ -9,9 +9,9 @@
 - overlap: on several GPUs the share of communication that is hidden, beside the share
   of FLOPs that the schedule has under it
 
-Every part is a process of its own, so that one that fails leaves the others alone and
-the GPU's memory is free for the next. What fails is recorded with its reason. A part
-that begins after the time is up is left out, and recorded as such.
+Every part runs in a process of its own, so that a failure harms no other part and each
+part finds the GPU's memory free. The result file says which part failed, with the
+reason, and which was left out because the time was up.
 
 Command: python -m experiments.gpu
 Time: 8 minutes with a GPU; on a CPU, with smaller sizes, 4 minutes on 2 cores.
@@ -43,7 +43,7 @@ class Config:
     """Settings of the measurement."""
 
     seconds: float = 480
-    """Of all parts together; a part that has begun ends."""
+    """Time for all parts together. No part begins after it."""
     parts: tuple[str, ...] = ()
     """Which, such as `codecs` or `steps`; all by default."""
     child: str | None = None
@@ -100,7 +100,7 @@ def main(config: Config) -> int:
 
 
 def run(part: str) -> dict[str, Any]:
-    """What a part finds in a process of its own, or why it failed."""
+    """Runs a part in a process of its own; returns its figures, or why it failed."""
     name, *arguments = part.split(":")
     if name == "hosts":
         if why := reason_why_not():

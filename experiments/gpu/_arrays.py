@@ -8,7 +8,7 @@ import numpy as np
 
 
 def filled(shapes: Any, seed: int = 0) -> Any:
-    """Small normal numbers in place of floating shapes, integers below 10 of others."""
+    """Returns arrays of these shapes: small normal numbers, or integers below 10."""
     rng = np.random.default_rng(seed)
 
     def array(shape: jax.ShapeDtypeStruct) -> np.ndarray:
@@ -22,5 +22,5 @@ def filled(shapes: Any, seed: int = 0) -> Any:
 
 
 def is_small() -> bool:
-    """Whether to measure sizes that a CPU can do, because there is nothing else."""
+    """Returns whether there is no accelerator, so that sizes must fit a CPU."""
     return jax.default_backend() == "cpu"

@@ -18,7 +18,7 @@ CALLS = 10  # dispatched before one waits, so that launching costs nothing
 
 
 def measured() -> dict[str, Any]:
-    """GB/s of memory that each reads and writes, and its share of the copy's."""
+    """Returns the GB/s that each codec reads and writes, and their share of a copy."""
     mebibytes, rounds = (1, 3) if is_small() else (256, 9)
     n = mebibytes * 2**18
     x = jnp.asarray(np.random.default_rng(0).normal(size=n).astype(np.float32))

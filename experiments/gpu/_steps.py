@@ -21,7 +21,7 @@ STEPS = {
 
 
 def measured(model: Any) -> dict[str, Any]:
-    """Milliseconds of every step, ours beside the one by hand."""
+    """Times every step in milliseconds, ours beside those by hand."""
     loss_fn, params, batch = _problem(model)
     runs = overhead.variants(loss_fn, params, batch, pj.data_mesh())
     rounds, seconds = (2, 0.01) if is_small() else (7, 0.3)
@@ -29,7 +29,7 @@ def measured(model: Any) -> dict[str, Any]:
 
 
 def memory(model: Any, step: str) -> dict[str, Any]:
-    """Bytes as the allocator counts them, and as the compiled program says."""
+    """Returns the bytes that the allocator counts, and those the program declares."""
     train, state, batch = _training(model, step)
     expected = pj.overlap.inspect(train, state, batch).memory
     for _ in range(3):
@@ -45,7 +45,7 @@ def memory(model: Any, step: str) -> dict[str, Any]:
 
 
 def overlapped(model: Any) -> dict[str, Any]:
-    """Of several devices: compute, communication and step, and what a schedule says."""
+    """Times compute, communication and step on several devices, beside the schedule."""
     if len(jax.devices()) == 1:
         return {"left_out": "one device has nothing to send"}
     train, state, batch = _training(model, "width 2, predicted")

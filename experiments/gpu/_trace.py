@@ -21,7 +21,7 @@ _COLLECTIVE = re.compile("nccl|all-reduce|all_reduce", re.IGNORECASE)
 
 
 def measured() -> dict[str, Any]:
-    """Microseconds of kernels, copies and collectives, and what runs beside kernels."""
+    """Profiles three steps; see `read`."""
     import optax
 
     problem = overlap.plain_problem(
@@ -41,7 +41,7 @@ def measured() -> dict[str, Any]:
 
 
 def read(folder: pathlib.Path) -> dict[str, Any]:
-    """What a profile has on the streams of the device."""
+    """Returns how long kernels, copies and collectives take, and beside kernels."""
     (path,) = glob.glob(f"{folder}/**/*.trace.json.gz", recursive=True)
     with gzip.open(path) as file:
         events = json.load(file)["traceEvents"]
@@ -72,7 +72,7 @@ def _kind(name: str) -> str:
 
 
 def merged(spans: Spans) -> Spans:
-    """The same time, without overlaps.
+    """Returns spans that cover the same time and do not overlap.
 
     >>> merged([(3, 5), (0, 2), (1, 4)])
     [(0, 5)]
@@ -87,7 +87,7 @@ def merged(spans: Spans) -> Spans:
 
 
 def both(one: Spans, other: Spans) -> Spans:
-    """The time that is in both, each without overlaps.
+    """Returns the time that lies in both; the spans of neither overlap.
 
     >>> both([(0, 4), (6, 9)], [(2, 7)])
     [(2, 4), (6, 7)]
@@ -97,5 +97,5 @@ def both(one: Spans, other: Spans) -> Spans:
 
 
 def length(spans: Spans) -> float:
-    """Of all together."""
+    """Returns how long all spans are together."""
     return sum(end - start for start, end in spans)

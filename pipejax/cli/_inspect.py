@@ -13,7 +13,6 @@ import pipejax as pj
 from pipejax.executors import Fused
 from pipejax.message import at_width_1
 from pipejax.overlap import Report, inspect, timeline, topology
-from pipejax.overlap._report import amount
 
 from ._program import load, types
 from ._usage import UsageError, in_one_line
@@ -71,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     reports = {title: _inspected(*given) for title, given in programs.items()}
     for title, report in reports.items():
         print(f"\n{title}\n{report}")
-    print("\n" + "\n".join(f"{k}: {_in_short(v)}" for k, v in reports.items()))
+    print("\n" + "\n".join(f"{k}: {v.summary}" for k, v in reports.items()))
     with in_one_line(ImportError, OSError, ValueError):
         if args.json:
             _write(args.json, setting, reports)
@@ -139,16 +138,6 @@ def _verdict(title: str, report: Report, least: float | None) -> int:
         file=sys.stderr,
     )
     return 1
-
-
-def _in_short(report: Report) -> str:
-    asynchronous = sum(c.asynchronous for c in report.collectives)
-    return (
-        f"covered {_two_digits(report.covered)}, share {_two_digits(report.share)},"
-        f" collectives {len(report.collectives)}:"
-        f" {len(report.collectives) - asynchronous} sync, {asynchronous} async"
-        + ("" if report.memory is None else f", live {amount(report.memory.live)}B")
-    )
 
 
 def _two_digits(share: float | None) -> str:

@@ -37,7 +37,7 @@ class Passing(Linear):
 
     @property
     def needs_leaves(self) -> bool:
-        """As of the codec."""
+        """Whether the codec does, so that it is given the same arrays."""
         return self.codec.needs_leaves
 
     @property

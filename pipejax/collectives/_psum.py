@@ -45,15 +45,16 @@ class Psum(AllReduce):
     def on(self, mesh: Mesh) -> "Psum":
         """Joins short arrays between CPU processes and on TPUs, unless told otherwise.
 
-        Between CPU processes every collective costs a round trip, and XLA combines
-        none. On GPUs XLA combines collectives up to 30 MiB. Between the CPU devices of
-        one process a collective costs less than the copies into a vector and back.
+        XLA combines all-reduces into one that takes several arrays. On GPUs such an
+        all-reduce is one kernel. Between CPU processes it still exchanges its arrays
+        one after another, and the compiler for TPUs makes it synchronous.
         """
-        platform = mesh.devices.flat[0].platform
-        launches = platform == "tpu" or (platform == "cpu" and mesh.is_multi_process)
-        if self.together is not None or not launches:
+        if self.together is not None or self.codec is not None:
             return self
-        return dataclasses.replace(self, together=MIB)
+        platform = mesh.devices.flat[0].platform
+        one_by_one = platform == "cpu" and mesh.is_multi_process
+        together = MIB if platform == "tpu" or one_by_one else 0
+        return dataclasses.replace(self, together=together)
 
 
 def _in_own_shapes(layout: Layout, axis_name: AxisName, together: int) -> Stages:
@@ -130,19 +131,22 @@ def _rounds(codec: Linear, layout: Layout, axis_name: AxisName) -> Stages:
 
 
 def psum(codec: Codec | None = None, *, together: int | None = None) -> Psum:
-    """Sums by `lax.psum`, in each array's own shape and dtype, as the backend does it.
+    """Sums by `lax.psum`, with whatever algorithm the backend has.
+
+    Each array is summed in its own shape and dtype, and is copied neither before nor
+    after.
 
     Args:
       codec: `None`, or a linear one, `power_sgd` or `random_k`, with feedback or
         without: what it makes of every device's vector is added up unread, in float32,
         or float64 where the vector is.
-      together: without a codec, arrays that are shorter than this many bytes travel as
-        one vector for each dtype. `None` chooses by the mesh of `make_train_step`:
-        1 MiB on TPUs and between CPU processes, else 0.
+      together: arrays that are shorter than this many bytes travel as one vector for
+        each dtype. `None` chooses by the mesh of `make_train_step`: 1 MiB on TPUs and
+        between CPU processes, else 0.
 
     Raises:
       ValueError: for a codec whose payloads cannot be added, or a `together` that is no
-        number of bytes.
+        number of bytes or stands beside a codec.
     """
     if together is not None and not is_integer(together, 0):
         raise ValueError(
@@ -151,13 +155,18 @@ def psum(codec: Codec | None = None, *, together: int | None = None) -> Psum:
         )
     if codec is None:
         return Psum(None, together)
+    if together is not None:
+        raise ValueError(
+            f"`together` must be None beside a codec, got {together!r}: a codec sends"
+            " one vector of all arrays. Leave it out."
+        )
     if not check_codec(codec).rounds:
         raise ValueError(
             "`codec` must be linear under psum, which adds what it is given:"
             f" pj.codecs.power_sgd or random_k; got {codec}. Choose another algorithm,"
             " such as pj.collectives.two_shot(codec)."
         )
-    return Psum(cast(Linear, codec), together)
+    return Psum(cast(Linear, codec), None)
 
 
 PSUM = psum()  # the default of everything that sums

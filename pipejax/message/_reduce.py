@@ -55,7 +55,8 @@ class Reduced(NamedTuple):
           new: the states after the sum.
           old: the states before it.
         """
-        return jax.tree.map(lambda n, o: jnp.where(self.usable, n, o), new, old)
+        usable = self.usable
+        return jax.tree.map(lambda n, o: jnp.where(usable, n, o), new, old)
 
 
 def reduction(message: Message, all_reduce: AllReduce, axis_name: AxisName) -> Stages:

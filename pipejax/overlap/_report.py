@@ -108,6 +108,17 @@ class Report(NamedTuple):
         shares = [c.share for c in self.collectives]
         return sum(map(float.__mul__, weights, shares)) / sum(weights)
 
+    @property
+    def summary(self) -> str:
+        """One line: what is covered, how many collectives wait, live memory."""
+        hidden = sum(c.asynchronous for c in self.collectives)
+        count = len(self.collectives)
+        live = "" if self.memory is None else f", live {amount(self.memory.live)}B"
+        return (
+            f"covered {two_digits(self.covered)}, share {two_digits(self.share)},"
+            f" collectives {count}: {count - hidden} sync, {hidden} async{live}"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """All but the schedule, in types that JSON has."""
         collectives = [
@@ -135,7 +146,6 @@ class Report(NamedTuple):
             lines += ["memory: " + ", ".join(f"{k} {amount(v)}B" for k, v in parts)]
         if not self.collectives:
             return "\n".join([*lines, "", _NONE])
-        covered = "none" if self.covered is None else f"{self.covered:.2f}"
         why = "nothing is sent" if self.flops else "it has no matmul"
         share = f"none, {why}" if self.share is None else f"{self.share:.2f}"
         return "\n".join(
@@ -144,7 +154,8 @@ class Report(NamedTuple):
                 "",
                 *_table([_row(c) for c in self.collectives]),
                 "",
-                f"share of FLOPs under at least one collective: {covered}",
+                "share of FLOPs under at least one collective:"
+                f" {two_digits(self.covered)}",
                 f"share of FLOPs under communication, weighted by bytes: {share}",
             ]
         )
@@ -192,6 +203,11 @@ def _table(rows: list[tuple[str, ...]]) -> list[str]:
         ).rstrip()
         for row in (_HEAD, *rows)
     ]
+
+
+def two_digits(share: float | None) -> str:
+    """A share; `none` where there is none."""
+    return "none" if share is None else f"{share:.2f}"
 
 
 def amount(number: float) -> str:

@@ -111,10 +111,10 @@ class LocalStep:
         if in_flight.deviation is None:
             return None
         own, total = in_flight.pending[0], reduced.sum
-        devices = lax.axis_size(self.axis_name)
+        usable, devices = reduced.usable, lax.axis_size(self.axis_name)
         return jax.tree.map(
             lambda o, t: jnp.where(
-                reduced.usable, mean(o, own, 1) - mean(t, total, devices), 0
+                usable, mean(o, own, 1) - mean(t, total, devices), 0
             ),
             own.gradients,
             total.gradients,

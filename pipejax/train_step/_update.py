@@ -70,9 +70,9 @@ def apply_reduced(
         still = jax.tree.map(jnp.zeros_like, _floating(state.model_state))
         return state.params, state.opt_state, moved(state.model_state, after, still)
 
-    # A device in the other branch would be waited for in vain.
-    unlike = not alike and bool(collective_axes(update))
-    either = _branch if platform == "cpu" and not unlike else _selection
+    # A collective in a branch would wait in vain for devices in the other branch.
+    branches = platform == "cpu" and (alike or not collective_axes(update))
+    either = _branch if branches else _selection
     params, opt_state, model_state = either(applied, update, hold)
     skipped = state.skipped + skips.astype(jnp.int32)
     info = _info(message, counts, devices)

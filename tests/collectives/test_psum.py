@@ -1,6 +1,7 @@
 """The backend's all-reduce: arrays in their own shapes, or rounds of a linear codec."""
 
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -85,11 +86,27 @@ def test_no_number_of_bytes(together):
         pj.collectives.psum(together=together)
 
 
-def test_the_mesh_chooses_unless_told():
-    mesh = pj.data_mesh(2)
-    assert pj.collectives.psum().on(mesh) == pj.collectives.psum()
+def test_together_beside_a_codec():
+    codec = codecs.error_feedback(codecs.power_sgd(1, KEY))
+    with pytest.raises(ValueError, match=r"`together` must be None beside .*got 8:"):
+        pj.collectives.psum(codec, together=8)
+
+
+@pytest.mark.parametrize(
+    ("platform", "processes", "wanted"),
+    [("cpu", 1, 0), ("cpu", 2, 1 << 20), ("cuda", 2, 0), ("tpu", 1, 1 << 20)],
+)
+def test_the_mesh_chooses_unless_told(platform, processes, wanted):
+    """The choice reads nothing of a mesh but these two."""
+    device = types.SimpleNamespace(platform=platform)
+    mesh = types.SimpleNamespace(
+        devices=np.array([device]), is_multi_process=processes > 1
+    )
+    assert pj.collectives.psum().on(mesh) == pj.collectives.psum(together=wanted)
     asked = pj.collectives.psum(together=8)
     assert asked.on(mesh) is asked
+    feedback = pj.collectives.psum(codecs.error_feedback(codecs.power_sgd(1, KEY)))
+    assert feedback.on(mesh) is feedback
 
 
 @pytest.mark.parametrize("together", [None, 0, 64, 1 << 20])

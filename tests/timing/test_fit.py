@@ -7,17 +7,9 @@ import numpy as np
 import pytest
 
 from pipejax import timing
-from pipejax.timing import Cluster, CodecSpeed, Exchange, Link, Sample, Shares
+from pipejax.timing import Exchange, Sample, Shares
 
-KNOWN = Cluster(
-    4,
-    Link(2e-4, 62.5e6),
-    reduction=4e9,
-    synchronisation=5e-4,
-    shares=Shares(pair=0.6, shift=0.9, shuffle=0.7),
-    codecs={"int8": CodecSpeed(2e9, 3e9)},
-)
-
+from .known import KNOWN
 
 ALGORITHMS = ("psum", "ring", "two_shot", "halving_doubling", "tree")
 

@@ -8,16 +8,10 @@ import re
 import pytest
 
 from pipejax import timing
-from pipejax.timing import Cluster, CodecSpeed, Link, Shares
+from pipejax.timing import Cluster, CodecSpeed, Link
 
-KNOWN = Cluster(
-    4,
-    Link(2e-4, 62.5e6),
-    reduction=4e9,
-    synchronisation=5e-4,
-    shares=Shares(pair=0.6, shift=0.9, shuffle=0.7),
-    codecs={"int8": CodecSpeed(2e9, 3e9)},
-)
+from .known import KNOWN
+
 INSTANT = dataclasses.replace(KNOWN, reduction=math.inf, codecs={"int8": CodecSpeed()})
 
 
