@@ -109,18 +109,7 @@ def measured(config: Config) -> dict[str, Any]:
     """Milliseconds and ratios of everything, round by round beside the copy."""
     os.sched_setaffinity(0, {config.core})
     rng = np.random.default_rng(config.seed)
-    n = config.mebibytes * 2**18
-    x = jnp.asarray(rng.normal(size=n).astype(np.float32))
-    runs: dict[str, Callable[[], Any]] = {"copy": _timed(jnp.copy, x)}
-    moved = {"copy": 8 * n}
-    for name, make in CODECS.items():
-        codec = make()
-        state = codec.init(n, jnp.uint32(0))
-        encode = functools.partial(_encode, codec)
-        payload = jax.jit(encode)(x, state)[0]
-        runs[f"{name}, encode"] = _timed(encode, x, state)
-        runs[f"{name}, decode"] = _timed(functools.partial(codec.decode, n=n), payload)
-        moved[f"{name}, encode"] = moved[f"{name}, decode"] = 4 * n + codec.size(n)
+    runs, moved = programs(config.mebibytes, rng)
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(config.rounds):
         for name in rng.permutation(list(runs)):
@@ -151,18 +140,41 @@ def measured(config: Config) -> dict[str, Any]:
     }
 
 
-def _encode(codec: codecs.Codec, x: jax.Array, state: Any) -> Any:
-    return codec.encode(x, state)
+def programs(
+    mebibytes: int, rng: np.random.Generator, calls: int = 1
+) -> tuple[dict[str, Callable[[], float]], dict[str, int]]:
+    """The copy, and every codec encoding and decoding, by name.
+
+    Args:
+      mebibytes: of float32.
+      rng: for the numbers.
+      calls: how many are dispatched before one waits for them.
+
+    Returns:
+      What measures the seconds of one call, and the bytes that it reads and writes.
+    """
+    n = mebibytes * 2**18
+    timed = functools.partial(_timed, calls)
+    x = jnp.asarray(rng.normal(size=n).astype(np.float32))
+    runs, moved = {"copy": timed(jnp.copy, x)}, {"copy": 8 * n}
+    for name, make in CODECS.items():
+        codec = make()
+        state = codec.init(n, jnp.uint32(0))
+        payload, _ = jax.jit(codec.encode)(x, state)
+        runs[f"{name}, encode"] = timed(codec.encode, x, state)
+        runs[f"{name}, decode"] = timed(functools.partial(codec.decode, n=n), payload)
+        moved[f"{name}, encode"] = moved[f"{name}, decode"] = 4 * n + codec.size(n)
+    return runs, moved
 
 
-def _timed(function: Callable[..., Any], *args: Any) -> Callable[[], float]:
+def _timed(calls: int, function: Callable[..., Any], *args: Any) -> Callable[[], float]:
     compiled = jax.jit(function)
     jax.block_until_ready(compiled(*args))
 
     def run() -> float:
         start = time.perf_counter()
-        jax.block_until_ready(compiled(*args))
-        return time.perf_counter() - start
+        jax.block_until_ready([compiled(*args) for _ in range(calls)])
+        return (time.perf_counter() - start) / calls
 
     return run
 

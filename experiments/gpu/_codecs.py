@@ -1,16 +1,11 @@
 """How fast codecs are, beside a copy of the same array."""
 
-import functools
 import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from experiments.codec_speed import CODECS
+from experiments import codec_speed
 
 from ._arrays import is_small
 
@@ -20,24 +15,12 @@ CALLS = 10  # dispatched before one waits, so that launching costs nothing
 def measured() -> dict[str, Any]:
     """Returns the GB/s that each codec reads and writes, and their share of a copy."""
     mebibytes, rounds = (1, 3) if is_small() else (256, 9)
-    n = mebibytes * 2**18
-    x = jnp.asarray(np.random.default_rng(0).normal(size=n).astype(np.float32))
-    runs, moved = {"copy": _timed(jnp.copy, x)}, {"copy": 8 * n}
-    for name, make in CODECS.items():
-        codec = make()
-        state = codec.init(n, jnp.uint32(0))
-        payload, _ = jax.jit(codec.encode)(x, state)
-        decode = functools.partial(codec.decode, n=n)
-        for way, run in (
-            ("encode", _timed(codec.encode, x, state)),
-            ("decode", _timed(decode, payload)),
-        ):
-            runs[f"{name}, {way}"] = run
-            moved[f"{name}, {way}"] = 4 * n + codec.size(n)
+    rng = np.random.default_rng(0)
+    runs, moved = codec_speed.programs(mebibytes, rng, CALLS)
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
-        for name, run in runs.items():
-            times[name].append(run())
+        for name in rng.permutation(list(runs)):
+            times[name].append(runs[name]())
     speeds = {
         name: moved[name] / statistics.median(values) / 1e9
         for name, values in times.items()
@@ -50,15 +33,3 @@ def measured() -> dict[str, Any]:
         }
         for name, speed in speeds.items()
     }
-
-
-def _timed(function: Callable[..., Any], *args: Any) -> Callable[[], float]:
-    compiled = jax.jit(function)
-    jax.block_until_ready(compiled(*args))
-
-    def run() -> float:
-        start = time.perf_counter()
-        jax.block_until_ready([compiled(*args) for _ in range(CALLS)])
-        return (time.perf_counter() - start) / CALLS
-
-    return run
