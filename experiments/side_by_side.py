@@ -13,7 +13,7 @@ import dataclasses
 import pathlib
 import statistics
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import tyro
 
@@ -71,43 +71,62 @@ def main(config: Config) -> None:
 def timed(
     found: dict[str, Method], batch: Any, rounds: int, steps: int
 ) -> dict[str, Any]:
-    """Seconds a step, round by round, and bytes over the busiest link in one."""
+    """Returns of each way what its steps took, of the slowest or busiest host.
+
+    Seconds and the cores' seconds are lists, an entry a round; bytes are the median.
+    """
     for method in found.values():
         turn(method, batch, 1)  # compile
-    seconds: dict[str, list[float]] = {name: [] for name in found}
-    carried: dict[str, list[float]] = {name: [] for name in found}
+    turns: dict[str, list[Turn]] = {name: [] for name in found}
     for _ in range(rounds):
         for name, method in found.items():
-            taken, sent = turn(method, batch, steps)
-            seconds[name].append(taken)
-            carried[name].append(sent)
-    return {
-        name: {
-            "seconds": member.largest(seconds[name]),
-            "wire_bytes": statistics.median(member.largest(carried[name])),
+            turns[name].append(turn(method, batch, steps))
+    figures = {}
+    for name, taken in turns.items():
+        seconds, cores, carried = map(member.largest, zip(*taken, strict=True))
+        figures[name] = {
+            "seconds": seconds,
+            "cores": cores,
+            "wire_bytes": statistics.median(carried),
         }
-        for name in found
-    }
+    return figures
 
 
-def turn(method: Method, batch: Any, steps: int) -> tuple[float, float]:
-    """Seconds of a step on this host, and bytes over its link, in the busier way."""
+class Turn(NamedTuple):
+    """What one step took on this host, the mean of a turn's.
+
+    Attributes:
+      seconds: by the clock.
+      cores: seconds for which the machine's cores worked, over their number; a step
+        cannot take less.
+      carried: bytes over the host's link, in the busier direction.
+    """
+
+    seconds: float
+    cores: float
+    carried: float
+
+
+def turn(method: Method, batch: Any, steps: int) -> Turn:
+    """Fills the pipeline, times some steps, and drains."""
     member.barrier()  # not later: what is in flight is on another thread
     before = member.wire()
     filling = method.width - 1 or 1
     for _ in range(filling):
         method.step(batch)
     method.wait()
-    start = time.perf_counter()
+    start, worked = time.perf_counter(), member.cores()
     for _ in range(steps):
         method.step(batch)
     method.wait()
     seconds = (time.perf_counter() - start) / steps
+    worked = (member.cores() - worked) / steps
     method.finish()
     member.barrier()
     carried = member.wire().since(before)
     # A pipeline begins with a sum of zeros for each step of delay.
-    return seconds, max(carried) / (method.width - 1 + filling + steps)
+    exchanges = method.width - 1 + filling + steps
+    return Turn(seconds, worked, max(carried) / exchanges)
 
 
 def measured(method: Any, batch: Any, config: Config) -> dict[str, Any]:

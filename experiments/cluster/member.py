@@ -50,6 +50,19 @@ def answer(figures: Any, out: pathlib.Path | None) -> None:
         out.write_text(text + "\n")
 
 
+def cores() -> float:
+    """Seconds for which the machine's cores have worked so far, over their number.
+
+    Every host reads the same, since they share the machine: its user and kernel time,
+    the network's interrupts included, and what the hypervisor took. The kernel counts
+    in hundredths of a second.
+    """
+    total, *_ = pathlib.Path("/proc/stat").read_text().splitlines()
+    user, nice, system, _, _, *others = map(int, total.split()[1:9])
+    ticks = user + nice + system + sum(others)
+    return ticks / os.sysconf("SC_CLK_TCK") / (os.cpu_count() or 1)
+
+
 class Counters(NamedTuple):
     """Bytes over this host's link, frames and all.
 

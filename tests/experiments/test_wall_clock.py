@@ -2,11 +2,13 @@
 
 import dataclasses
 import importlib
+import importlib.util
 import itertools
 import json
 import os
 import pathlib
 import sys
+import time
 import tempfile
 
 import jax
@@ -59,6 +61,13 @@ def hosts_here(monkeypatch):
 
     here.limit_devices(monkeypatch)
     monkeypatch.setenv("NPROC", os.environ["NPROC"])  # which an experiment sets
+    # DDP needs a cluster: as if PyTorch were not installed.
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name: find(name) if name != "torch" else None,
+    )
     monkeypatch.setattr(cluster, "ask", ask)
     carried = (member.Counters(BYTES * n, 0) for n in itertools.count())
     monkeypatch.setattr(member, "wire", lambda: next(carried))
@@ -92,24 +101,36 @@ def test_side_by_side(tmp_path, names, rounds):
     for name in {"PS-Sync", "PS-Async", "D-Sync", "Pipe-SGD"} & sent.keys():
         assert vector < sent[name] < 1.15 * vector, name
     assert vector / 4 < sent["Pipe-SGD, int8"] < 1.2 * vector / 4
-    assert all(len(row["seconds"]) == rounds for row in figures["methods"].values())
+    for row in figures["methods"].values():
+        assert len(row["seconds"]) == len(row["cores"]) == rounds
     assert list(figures["measured"]) == measured
     for times in figures["measured"].values():
         assert len(times["ratio"]) == rounds
 
 
+def test_what_the_cores_work_is_counted():
+    """A tenth of a second of one core is its share of all cores, to a tick of each."""
+    before, start = member.cores(), time.process_time()
+    while time.process_time() - start < 0.1:
+        pass
+    assert member.cores() - before >= 0.1 / os.cpu_count() - 0.01
+
+
 def test_rows_of_a_table():
     """The limit is the longer of a method's own compute and its bytes on the wire."""
     found = {
-        "compute": {"seconds": [1.0, 1.0], "wire_bytes": 0},
-        "D-Sync": {"seconds": [4.0, 6.0], "wire_bytes": 30},
-        "Pipe-SGD": {"seconds": [2.0, 2.0], "wire_bytes": 15},
-        "DDP compute": {"seconds": [1.6, 1.6], "wire_bytes": 0},
-        "DDP": {"seconds": [3.0, 3.0], "wire_bytes": 15},
+        "compute": {"seconds": [1.0, 1.0], "cores": [0.9, 0.9], "wire_bytes": 0},
+        "D-Sync": {"seconds": [4.0, 6.0], "cores": [1.0, 2.0], "wire_bytes": 30},
+        "Pipe-SGD": {"seconds": [2.0, 2.0], "cores": [1.8, 1.9], "wire_bytes": 15},
+        "DDP compute": {"seconds": [1.6, 1.6], "cores": [1.6, 1.6], "wire_bytes": 0},
+        "DDP": {"seconds": [3.0, 3.0], "cores": [2.0, 2.0], "wire_bytes": 15},
     }
     rows = speedup.rows(found, bandwidth=10)
     assert [rows[n]["limit"] for n in ("D-Sync", "Pipe-SGD", "DDP")] == [3, 1.5, 1.6]
     assert rows["Pipe-SGD"]["ratio_to_limit"] == pytest.approx(2 / 1.5)
+    ratios = [rows[n]["ratio_to_compute"] for n in ("D-Sync", "Pipe-SGD", "DDP")]
+    assert ratios == pytest.approx([5, 2, 3 / 1.6])
+    assert rows["Pipe-SGD"]["cores"] == pytest.approx(1.85)
     assert rows["Pipe-SGD"]["faster_than"]["D-Sync"] == [2.25, 2.5, 2.75]
     assert rows["Pipe-SGD"]["faster_than"]["DDP"][1] == 1.5
 
