@@ -8,8 +8,8 @@ import json
 import os
 import pathlib
 import sys
-import time
 import tempfile
+import time
 
 import jax
 import pytest
