@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -87,6 +88,18 @@ def _by_host(devices: list[Any], hosts: int | None) -> tuple[int, int]:
             " Choose `num_devices` a multiple of it."
         )
     return hosts, len(devices) // hosts
+
+
+def axis_size(axis_name: AxisName) -> int:
+    """Returns how many devices the axes span; a ValueError where they are not bound."""
+    try:
+        return int(lax.axis_size(axis_name))
+    except NameError:
+        raise ValueError(
+            "`axis_name` must be an axis of the surrounding shard_map or pmap, got"
+            f" {axis_name!r}, which is not bound here. Call this inside jax.shard_map"
+            f" over a mesh with the axis {axis_name!r}."
+        ) from None
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 
 import pipejax as pj
 from pipejax import codecs, timing
-from pipejax.timing._calibrate import SIZES
 
 from ._candidates import candidates
 from ._cluster import extrapolated, written
@@ -44,7 +43,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--sizes",
         nargs="+",
-        default=[str(n) for n in SIZES],
+        default=[str(n) for n in timing.SIZES],
         metavar="COUNT",
         help="of the vectors that are exchanged, elements, such as 4M",
     )

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pipejax import timing
-from pipejax.timing._assumed import LATENCY
 
 from ._units import bits
 from ._usage import UsageError, in_one_line
@@ -48,7 +47,7 @@ def add(parser: Any) -> None:
         "--latency-us",
         type=float,
         metavar="US",
-        help=f"of a message between hosts; {1e6 * LATENCY:.0f} by default",
+        help=f"of a message between hosts; {1e6 * timing.LATENCY:.0f} by default",
     )
 
 
@@ -156,7 +155,9 @@ def _assumed(args: argparse.Namespace) -> Known:
             bits("bandwidth", args.bandwidth) / 8,
             1 if args.devices is None else args.devices,
             device=device,
-            latency=LATENCY if args.latency_us is None else args.latency_us / 1e6,
+            latency=timing.LATENCY
+            if args.latency_us is None
+            else args.latency_us / 1e6,
         )
     chosen = timing.DEVICES[device]
     inside = f", {1e-9 * chosen.inner:.0f} GB/s inside a host" if cluster.inner else ""

@@ -7,12 +7,14 @@ from ._blocks import sign as sign
 from ._cast import bf16 as bf16
 from ._cast import cast as cast
 from ._cast import truncate as truncate
+from ._check import check_codec as check_codec
 from ._codec import Codec as Codec
 from ._codec import Linear as Linear
 from ._error_feedback import ErrorFeedbackState as ErrorFeedbackState
 from ._error_feedback import error_feedback as error_feedback
 from ._named import NAMES as NAMES
 from ._named import named as named
+from ._passing import passing as passing
 from ._power_sgd import power_sgd as power_sgd
 from ._quantize import quantize as quantize
 from ._rounding import stochastic as stochastic

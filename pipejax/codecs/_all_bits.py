@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from pipejax.bits import from_words, to_words
 from pipejax.vectors import Shapes
 
-from ._bits import from_words, to_words
 from ._codec import Codec
 
 

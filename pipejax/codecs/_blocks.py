@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pipejax.bits import from_words, pack, to_words, unpack
 from pipejax.integers import is_integer
 
-from ._bits import from_words, pack, to_words, unpack
 from ._codec import Codec
 from ._rounding import Rounding, to_integer
 

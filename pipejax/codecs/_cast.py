@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from ._bits import from_words, to_words
+from pipejax.bits import from_words, to_words
+
 from ._codec import Codec
 from ._rounding import Rounding
 

@@ -14,6 +14,7 @@ from pipejax.vectors import Shapes, joined
 
 from ._all_bits import AllBits
 from ._codec import Codec, Linear
+from ._error_feedback import ErrorFeedback
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -97,3 +98,15 @@ class Passing(Linear):
 
     def _sent(self, x: jax.Array) -> jax.Array:
         return x if self.passes else jnp.zeros_like(x)
+
+
+def passing(codec: Codec, *, passes: bool) -> Codec:
+    """Returns what stands for `codec` when its residuals are read or written.
+
+    Args:
+      codec: any. Without feedback it has no residual, and what it stands for sends all.
+      passes: whether a codec with feedback sends all it has, or keeps all.
+    """
+    if isinstance(codec, ErrorFeedback):
+        return ErrorFeedback(Passing(codec.codec, passes))
+    return Passing(codec, passes=True)

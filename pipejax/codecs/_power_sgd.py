@@ -22,10 +22,10 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from pipejax.bits import from_words, to_words
 from pipejax.integers import is_integer
 from pipejax.vectors import Shapes, apart, joined
 
-from ._bits import from_words, to_words
 from ._codec import Linear
 from ._rounding import check_key
 

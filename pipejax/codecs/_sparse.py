@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pipejax.bits import from_words, poison, to_words
 from pipejax.integers import is_integer
 
-from ._bits import from_words, poison, to_words
 from ._codec import Codec, Linear
 from ._rounding import check_key
 

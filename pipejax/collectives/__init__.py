@@ -6,6 +6,8 @@ from ._hierarchical import hierarchical as hierarchical
 from ._layout import Layout as Layout
 from ._layout import Summands as Summands
 from ._parameter_server import parameter_server as parameter_server
+from ._phases import Phase as Phase
+from ._phases import phases as phases
 from ._psum import psum as psum
 from ._ring import ring as ring
 from ._scheduled import Schedule as Schedule

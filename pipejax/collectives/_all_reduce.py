@@ -2,14 +2,9 @@
 
 import abc
 import dataclasses
-import warnings
-from typing import Any
 
-from jax import lax
 from jax.sharding import Mesh
 
-from pipejax.codecs import Codec
-from pipejax.codecs._all_bits import AllBits
 from pipejax.mesh import AxisName, axes
 
 from ._layout import Layout
@@ -46,46 +41,11 @@ class AllReduce(abc.ABC):
         del mesh
         return self
 
-
-def axis_size(axis_name: AxisName) -> int:
-    """Devices along the axes; a ValueError where they are not bound."""
-    try:
-        return int(lax.axis_size(axis_name))
-    except NameError:
-        raise ValueError(
-            "`axis_name` must be an axis of the surrounding shard_map or pmap, got"
-            f" {axis_name!r}, which is not bound here. Call this inside jax.shard_map"
-            f" over a mesh with the axis {axis_name!r}."
-        ) from None
-
-
-def check_axes(all_reduce: AllReduce, axis_name: AxisName) -> None:
-    """A ValueError unless there are as many axes as the algorithm needs."""
-    if all_reduce.axes not in (None, len(axes(axis_name))):
-        raise ValueError(
-            f"`axis_name` must name {all_reduce.axes} axes for this all-reduce, over"
-            f" hosts and over the devices of one; got {axis_name!r}. Use"
-            " pj.data_mesh(axis_name=('host', 'device')), and name both here."
-        )
-
-
-def check_codec(codec: Any) -> Codec:
-    """The codec, `None` as one that loses nothing; a warning if it should not be alone.
-
-    Raises:
-      ValueError: for what is no codec.
-    """
-    if codec is None:
-        return AllBits()
-    if not isinstance(codec, Codec):
-        raise ValueError(
-            "`codec` must be a codec such as pj.codecs.int8(), or None to send all"
-            f" bits; got {codec!r}."
-        )
-    if codec.needs_feedback:
-        warnings.warn(
-            f"{type(codec).__name__} is biased: what it loses adds up over the steps."
-            " Wrap it, pj.codecs.error_feedback(codec), so that it is sent later.",
-            stacklevel=3,
-        )
-    return codec
+    def check_axes(self, axis_name: AxisName) -> None:
+        """Raises a ValueError unless there are as many axes as the algorithm needs."""
+        if self.axes not in (None, len(axes(axis_name))):
+            raise ValueError(
+                f"`axis_name` must name {self.axes} axes for this all-reduce, over"
+                f" hosts and over the devices of one; got {axis_name!r}. Use"
+                " pj.data_mesh(axis_name=('host', 'device')), and name both here."
+            )

@@ -17,10 +17,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pipejax.codecs import Codec
-from pipejax.mesh import AxisName
+from pipejax.codecs import Codec, check_codec
+from pipejax.mesh import AxisName, axis_size
 
-from ._all_reduce import axis_size, check_codec
 from ._permute import among, hand_over, permute
 from ._scatter_gather import ScatterGather
 from ._sites import Cut, Parts, Site

@@ -14,9 +14,9 @@ import dataclasses
 
 import jax
 
-from pipejax.mesh import AxisName, axes
+from pipejax.mesh import AxisName, axes, axis_size
 
-from ._all_reduce import AllReduce, axis_size, check_axes
+from ._all_reduce import AllReduce
 from ._layout import Layout, Summands
 from ._scatter_gather import ScatterGather
 from ._sites import Cut, Parts
@@ -38,7 +38,7 @@ class Hierarchical(AllReduce):
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
         """Scatter inside, all-reduce between, gather inside."""
-        check_axes(self, axis_name)
+        self.check_axes(axis_name)
         between, inside = axes(axis_name)
         devices = axis_size(inside)
         if self.inner.pieces(devices) != devices:

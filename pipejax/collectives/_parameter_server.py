@@ -7,10 +7,10 @@ each waits for the one before, here as there.
 import dataclasses
 from typing import Any
 
-from pipejax.codecs import Codec
-from pipejax.mesh import AxisName
+from pipejax.codecs import Codec, check_codec
+from pipejax.mesh import AxisName, axis_size
 
-from ._all_reduce import AllReduce, axis_size, check_codec
+from ._all_reduce import AllReduce
 from ._layout import Layout, Summands
 from ._permute import hand_over, permute
 from ._sites import Cut, Parts, Site

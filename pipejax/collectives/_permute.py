@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pipejax.mesh import AxisName, Rows
+from pipejax.mesh import AxisName, Rows, axis_size
 
-from ._all_reduce import axis_size
 from ._stages import Sent, Stages
 from ._wire import Transfer
 

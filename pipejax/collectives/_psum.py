@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
-from pipejax.codecs import Codec, Linear
+from pipejax.codecs import Codec, Linear, check_codec
 from pipejax.integers import is_integer
-from pipejax.mesh import AxisName
+from pipejax.mesh import AxisName, axis_size
 from pipejax.vectors import apart, joined
 
-from ._all_reduce import AllReduce, axis_size, check_codec
+from ._all_reduce import AllReduce
 from ._groups import Groups
 from ._layout import Layout, Summands
 from ._sites import check_kept
@@ -167,6 +167,3 @@ def psum(codec: Codec | None = None, *, together: int | None = None) -> Psum:
             " such as pj.collectives.two_shot(codec)."
         )
     return Psum(cast(Linear, codec), None)
-
-
-PSUM = psum()  # the default of everything that sums

@@ -14,9 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pipejax.codecs import Codec, ErrorFeedbackState
-from pipejax.codecs._error_feedback import ErrorFeedback
-from pipejax.codecs._passing import Passing
+from pipejax.codecs import Codec, ErrorFeedbackState, passing
 from pipejax.mesh import AxisName
 
 from ._all_reduce import AllReduce
@@ -78,10 +76,8 @@ def _passing(
     """Returns the algorithm, its codecs with feedback sending all or nothing."""
 
     def change(part: Any) -> Any:
-        if isinstance(part, ErrorFeedback):
-            return ErrorFeedback(Passing(part.codec, passes))
         if isinstance(part, Codec):
-            return Passing(part, passes=True)
+            return passing(part, passes=passes)
         if isinstance(part, AllReduce):
             names = [field.name for field in dataclasses.fields(part)]
             parts = {name: change(getattr(part, name)) for name in names}

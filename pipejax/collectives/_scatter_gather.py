@@ -11,9 +11,9 @@ import abc
 import dataclasses
 
 from pipejax.codecs import Codec
-from pipejax.mesh import AxisName
+from pipejax.mesh import AxisName, axis_size
 
-from ._all_reduce import AllReduce, axis_size
+from ._all_reduce import AllReduce
 from ._layout import Layout
 from ._sites import Cut
 from ._stages import Stages, local

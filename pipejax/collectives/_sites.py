@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pipejax.bits import from_words, to_words
 from pipejax.codecs import Codec
-from pipejax.codecs._bits import from_words, to_words
 from pipejax.mesh import AxisName
 
 from ._layout import Layout, Summands

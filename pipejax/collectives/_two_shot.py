@@ -14,10 +14,9 @@ from typing import Any
 
 from jax import lax
 
-from pipejax.codecs import Codec
-from pipejax.mesh import AxisName
+from pipejax.codecs import Codec, check_codec
+from pipejax.mesh import AxisName, axis_size
 
-from ._all_reduce import axis_size, check_codec
 from ._scatter_gather import ScatterGather
 from ._sites import Cut, Parts
 from ._stages import Local, Sent, Stages, States

@@ -1,6 +1,6 @@
 """A module's computations, walked in the order they run, into a report."""
 
-from pipejax.collectives._wire import wire_bytes
+from pipejax.collectives import Transfer
 
 from ._collectives import group_size, handed_over, is_collective
 from ._flops import Counter, Work
@@ -110,7 +110,7 @@ class Reading:
             dtypes=tuple(dict.fromkeys(shape.dtype for shape in shapes)),
             group_size=devices,
             bytes=payload,
-            wire_bytes=wire_bytes(span.kind, devices, payload),
+            wire_bytes=Transfer(span.kind, devices, payload).wire_bytes,
             asynchronous=bool(span.stretches),
             operations=work.operations,
             matmuls=work.matmuls,

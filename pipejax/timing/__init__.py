@@ -1,7 +1,9 @@
 """Timing models: how long an exchange and a step take, before they are run."""
 
 from ._assumed import DEVICES as DEVICES
+from ._assumed import LATENCY as LATENCY
 from ._assumed import assumed as assumed
+from ._calibrate import SIZES as SIZES
 from ._calibrate import calibrate as calibrate
 from ._cluster import Cluster as Cluster
 from ._cluster import CodecSpeed as CodecSpeed

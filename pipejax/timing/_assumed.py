@@ -17,7 +17,7 @@ bytes that a copy reads and writes in the same time (docs/compression.md, "How f
 
 from typing import NamedTuple
 
-from pipejax.overlap._gpus import GPUS
+from pipejax.gpus import GPUS
 
 from ._cluster import Cluster, CodecSpeed, Link, Shares
 

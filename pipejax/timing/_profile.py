@@ -18,8 +18,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pipejax.collectives import Stages, psum
-from pipejax.collectives._stages import Link, Sent, chained
+from pipejax.collectives import phases, psum
 from pipejax.mesh import on_mesh
 
 from ._stopwatch import Case, Program, check_several
@@ -101,7 +100,7 @@ class _Chain:
         for number, phase in enumerate(self._phases(mesh)):
 
             def link(carry: Any, number: int = number) -> Any:
-                return chained(_grouped(self._whole.stages())[number][1])(carry)
+                return phases(self._whole.stages())[number].run(carry)
 
             program = jax.jit(on_mesh(link, mesh, (own,), own), donate_argnums=0)
             self._programs.append((phase, program))
@@ -126,7 +125,7 @@ class _Chain:
         found: list[str] = []
 
         def local() -> None:
-            found.extend(phase for phase, _ in _grouped(self._whole.stages()))
+            found.extend(phase.name for phase in phases(self._whole.stages()))
 
         jax.eval_shape(on_mesh(local, mesh, (), P()))
         return found
@@ -136,29 +135,3 @@ def _seconds(function: Callable[[], None]) -> float:
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
-
-
-def _grouped(stages: Stages) -> list[tuple[str, list[Link]]]:
-    """Links with their phase; neighbours of one phase, collectives aside, together."""
-    groups: list[tuple[str, list[Link]]] = []
-    for phase, link in zip(phases(stages), stages.links, strict=True):
-        if groups and groups[-1][0] == phase and not isinstance(link, Sent):
-            groups[-1][1].append(link)
-        else:
-            groups.append((phase, [link]))
-    return groups
-
-
-def phases(stages: Stages) -> list[str]:
-    """Of each link, what it is there for."""
-    sent = [i for i, link in enumerate(stages.links) if isinstance(link, Sent)]
-    middle = sent[(len(sent) - 1) // 2]
-    found = []
-    for i, link in enumerate(stages.links):
-        if isinstance(link, Sent):
-            found.append("first" if i <= middle else "second")
-        elif link.encodes or i < sent[0]:
-            found.append("encode")
-        else:
-            found.append("decode" if i > sent[-1] else "reduction")
-    return found

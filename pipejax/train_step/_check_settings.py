@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from pipejax.collectives import AllReduce, Schedule
-from pipejax.collectives._all_reduce import check_axes
 from pipejax.integers import is_integer
 from pipejax.mesh import AxisName, axes
 
@@ -104,7 +103,7 @@ def check_all_reduce(
             f" or pj.collectives.scheduled(...); got {all_reduce!r}."
         )
     for phase in schedule.phases:
-        check_axes(phase, axis_name)
+        phase.check_axes(axis_name)
     return schedule
 
 

@@ -6,8 +6,7 @@ import optax
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from pipejax.collectives import AllReduce, Schedule
-from pipejax.collectives._psum import PSUM
+from pipejax.collectives import AllReduce, Schedule, psum
 from pipejax.executors import StepConfig
 from pipejax.mesh import AxisName
 
@@ -40,7 +39,7 @@ def make_train_step(
     reduce_dtype: DTypeLike | None = None,
     axis_name: AxisName = "data",
     donate: bool = False,
-    all_reduce: AllReduce | Schedule = PSUM,
+    all_reduce: AllReduce | Schedule = psum(),
     weight_prediction: bool = True,
     deviation_feedback: float = 0.0,
     executor: Literal["auto", "fused", "host"] = "auto",

@@ -9,7 +9,6 @@ import optax
 from pipejax import codecs
 from pipejax.codecs import Codec
 from pipejax.collectives import Layout, Summands
-from pipejax.collectives._all_reduce import check_codec
 
 
 class CompressState(NamedTuple):
@@ -48,7 +47,7 @@ def compress(codec: Codec) -> optax.GradientTransformation:
     >>> tx.update(grads, tx.init(grads))[0]
     {'w': Array([ 1., -2.,  1.], dtype=float32)}
     """
-    codec = check_codec(codec)
+    codec = codecs.check_codec(codec)
 
     def init_fn(params: optax.Params) -> CompressState:
         own, layout, n = _vector(codec, params)

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from pipejax.collectives import AllReduce
-from pipejax.collectives._psum import PSUM
+from pipejax.collectives import AllReduce, psum
 from pipejax.mesh import AxisName
 from pipejax.message import InFlight
 from pipejax.train_step import check_kept_structure, check_optimizer
@@ -37,7 +36,7 @@ def pipelined(
     width: int = 2,
     *,
     reduce_dtype: DTypeLike | None = None,
-    all_reduce: AllReduce = PSUM,
+    all_reduce: AllReduce = psum(),
 ) -> optax.GradientTransformationExtraArgs:
     """Averages gradients over devices, `width - 1` steps late, and updates with `tx`.
 

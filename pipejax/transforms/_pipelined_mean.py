@@ -7,10 +7,8 @@ import optax
 from jax import lax
 from jax.typing import DTypeLike
 
-from pipejax.collectives import AllReduce
-from pipejax.collectives._all_reduce import axis_size
-from pipejax.collectives._psum import PSUM
-from pipejax.mesh import AxisName, axes
+from pipejax.collectives import AllReduce, psum
+from pipejax.mesh import AxisName, axes, axis_size
 from pipejax.message import (
     InFlight,
     Message,
@@ -32,7 +30,7 @@ def pipelined_mean(
     width: int = 2,
     *,
     reduce_dtype: DTypeLike | None = None,
-    all_reduce: AllReduce = PSUM,
+    all_reduce: AllReduce = psum(),
 ) -> optax.GradientTransformation:
     """Replaces gradients by their mean over `axis_name`, `width - 1` steps late.
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from pipejax.overlap._gpus import GPUS, target_config
+from pipejax.gpus import GPUS, target_config
 
 # TFLOP/s of float32 without tensor cores, TB/s of memory, GB/s of all NVLinks at once:
 # the data sheets of the SXM modules.

@@ -1,0 +1,81 @@
+"""What the parts of an all-reduce are for, and that together they are all of it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
+from pipejax import codecs, collectives
+from pipejax.collectives import Layout, Summands, phases
+from pipejax.mesh import on_mesh
+
+INT8 = codecs.int8()
+LAYOUT = Layout.of_shapes(((1000,),))
+
+
+def found(all_reduce, p=4):
+    """Returns the names of its phases, on p devices."""
+    seen = []
+
+    def local():
+        seen.extend(phase.name for phase in phases(all_reduce(LAYOUT, "data")))
+
+    jax.eval_shape(on_mesh(local, pj.data_mesh(p), (), P()))
+    return seen
+
+
+def test_phases_of_psum():
+    """Arrays put together into a vector, and taken apart again."""
+    assert found(collectives.psum()) == ["encode", "first", "decode"]
+
+
+def test_phases_of_two_shot():
+    between = ["reduction", "encode"]  # decoded and added, encoded again
+    halves = ["encode", "first", *between, "second", "decode"]
+    assert found(collectives.two_shot(INT8)) == halves
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "halving_doubling", "tree"])
+@pytest.mark.parametrize("codec", [None, INT8])
+def test_either_half_has_as_many_exchanges(algorithm, codec):
+    p = 4
+    seen = found(getattr(collectives, algorithm)(codec), p)
+    hops = p - 1 if algorithm == "ring" else 2
+    assert seen.count("first") == seen.count("second") == hops
+    # Every hop of the first half encodes, and the owner or the root once more.
+    encoded = [i for i, phase in enumerate(seen) if phase == "encode"]
+    assert len([i for i in encoded if i > seen.index("first")]) == hops
+    assert seen[0] == "encode"
+    assert seen[-1] == "decode"
+
+
+def test_phases_of_a_linear_codec():
+    """Two rounds: P is the first exchange, Q the second."""
+    codec = codecs.error_feedback(codecs.power_sgd(1, jax.random.key(0)))
+    seen = found(collectives.psum(codec))
+    assert [p for p in seen if p != "reduction"] == [
+        *("encode", "first", "encode", "second", "decode"),
+    ]
+
+
+@pytest.mark.parametrize("algorithm", ["psum", "ring", "two_shot", "tree"])
+def test_run_in_order_they_are_the_all_reduce(algorithm):
+    """The same sums, to the bit, as by `collectives.run`."""
+    all_reduce = getattr(collectives, algorithm)()
+
+    def local(x):
+        summands = Summands((x,))
+        stages = all_reduce(LAYOUT, "data")
+        carry = summands, stages.init()
+        for phase in phases(stages):
+            carry = phase.run(carry)
+        whole, _ = collectives.run(stages, summands)
+        return carry[0].coded[0], whole.coded[0]
+
+    x = jnp.sin(jnp.arange(4 * 1000, dtype=jnp.float32))
+    mapped = on_mesh(local, pj.data_mesh(4), (P("data"),), P("data"))
+    by_phases, whole = jax.jit(mapped)(x)
+    np.testing.assert_array_equal(by_phases, whole)
+    assert np.allclose(whole[:1000], np.asarray(x).reshape(4, 1000).sum(0), atol=1e-5)
