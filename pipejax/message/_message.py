@@ -116,8 +116,3 @@ def travelling(tree: Any, dtype: DTypeLike | None) -> Any:
 def arrived_as(tree: Any, like: Any) -> Any:
     """Undoes `travelling`: gives arrays the shapes and dtypes of those in `like`."""
     return jax.tree.map(lambda x, y: x.reshape(y.shape).astype(y.dtype), tree, like)
-
-
-def form(tree: Any) -> Any:
-    """Returns the structure of `tree` with every array's shape and dtype."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)

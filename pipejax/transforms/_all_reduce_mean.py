@@ -35,6 +35,12 @@ def all_reduce_mean(
       A transformation, as `pipelined_mean` does.
 
     Raises:
-      ValueError: as `algorithm` and `pipelined_mean`.
+      ValueError: for an algorithm that is called already; as `algorithm` and
+        `pipelined_mean`.
     """
+    if isinstance(algorithm, AllReduce):
+        raise ValueError(
+            "`algorithm` must be a function of a codec, not yet called, such as"
+            f" pj.collectives.ring; got {algorithm!r}. Pass a codec as `codec`."
+        )
     return pipelined_mean(axis_name, width=1, all_reduce=algorithm(codec))

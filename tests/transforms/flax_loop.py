@@ -107,3 +107,7 @@ def assert_close(got, wanted):
     largest = max(np.abs(x).max() for x in jax.tree.leaves(wanted))
     bound = 4 * STEPS * np.finfo(np.float32).eps / 2 * largest
     chex.assert_trees_all_close(got, wanted, rtol=0, atol=bound)
+
+
+def chained(width, tx):
+    return optax.chain(pj.pipelined_mean("data", width=width), tx)

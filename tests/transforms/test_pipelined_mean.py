@@ -24,14 +24,11 @@ from .flax_loop import (
     STEPS,
     Loop,
     assert_close,
+    chained,
     expected,
     init_params,
     loss_fn,
 )
-
-
-def chained(width, tx):
-    return optax.chain(pj.pipelined_mean("data", width=width), tx)
 
 
 @grid(1, width=[1, 2, 3, 4], check_vma=[False, True])
@@ -235,44 +232,3 @@ def test_exactly_one_trace():
 
     delayed(optax.GradientTransformation(tx.init, update), rank_coded(4))
     assert len(traced) == 1
-
-
-@grid(
-    1,
-    inner=[optax.sgd(0.05, momentum=0.9), optax.sgd(0.1)],
-    width=[3, 2, 1],
-    check_vma=[False, True],
-)
-def test_gradients_taken_ahead_equal_those_of_make_train_step(inner, width, check_vma):
-    loop = Loop(chained(width, inner), check_vma=check_vma, ahead=inner)
-    states = loop.run(width)
-    wanted = expected(width, inner, weight_prediction=True)
-    got = [s.params for s in states[:STEPS]]  # a zero gradient moves momentum
-    chex.assert_trees_all_close(got, wanted[:STEPS], rtol=0, atol=1e-6)
-
-
-def test_an_optimizer_that_counts_is_predicted_from_its_first_gradient_on():
-    """Held still at the start by Optax's mask, as without prediction."""
-    width, adamw = 3, optax.adamw(1e-2)
-    inner = optax.conditionally_mask(adamw, lambda step: step >= width - 1)
-    states = Loop(chained(width, inner), ahead=inner).run(width)
-    wanted = expected(width, adamw, weight_prediction=True)
-    got = [s.params for s in states[:STEPS]]
-    chex.assert_trees_all_close(got, wanted[:STEPS], rtol=0, atol=1e-5)
-
-
-def test_a_chain_of_several_is_given_as_one():
-    parts = (optax.clip_by_global_norm(0.3), optax.sgd(0.1))
-    tx = optax.chain(pj.pipelined_mean("data", width=2), *parts)
-    states = Loop(tx, ahead=optax.chain(*parts)).run(2)
-    wanted = expected(2, optax.chain(*parts), weight_prediction=True)
-    got = [s.params for s in states[:STEPS]]
-    chex.assert_trees_all_close(got, wanted[:STEPS], rtol=0, atol=1e-6)
-
-
-def test_prediction_wants_the_state_of_a_chain():
-    tx = optax.sgd(0.1)
-    with pytest.raises(
-        ValueError, match=r"`opt_state` must be the state of pj\.pipelined"
-    ):
-        pj.predicted_params(tx, tx.init(init_params()), init_params())

@@ -1,0 +1,72 @@
+"""One device's message: passengers by name, the mean by weight, dtypes that travel."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax.message import Message, Passengers, arrived_as, mean, travelling
+
+from ..helpers import assert_bits_equal, x64
+
+METRICS = {"accuracy": jnp.float32(0.25), "norms": (jnp.int32(3), jnp.bfloat16(1.5))}
+
+
+def test_passengers_come_out_where_they_went_in():
+    """One float32 vector: the loss, the weight, the metrics in their structure."""
+    loss, weight = jnp.float16(2.5), jnp.float32(64)
+    passengers = Passengers.of(loss, METRICS, weight)
+    np.testing.assert_array_equal(passengers.values, np.float32([2.5, 64, 0.25, 3, 1.5]))
+    assert passengers.values.dtype == jnp.float32
+    assert (passengers.loss, passengers.weight) == (2.5, 64)
+    assert passengers.metrics == {"accuracy": 0.25, "norms": (3, 1.5)}
+
+
+def test_passengers_without_a_weight():
+    passengers = Passengers.of(jnp.float32(1), METRICS)
+    np.testing.assert_array_equal(passengers.values, np.float32([1, 0.25, 3, 1.5]))
+    assert passengers.weight is None
+    assert passengers.metrics["norms"] == (3, 1.5)
+
+
+def test_passengers_are_a_pytree_that_knows_its_own_form():
+    """Two devices' passengers are added as one array."""
+    first = Passengers.of(jnp.float32(1), METRICS, jnp.float32(2))
+    second = Passengers.of(jnp.float32(3), METRICS, jnp.float32(4))
+    total = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))(first, second)
+    assert (total.loss, total.weight, total.metrics["accuracy"]) == (4, 6, 0.5)
+    assert len(jax.tree.leaves(first)) == 1
+
+
+def weighted(weight):
+    return Message({}, passengers=Passengers.of(jnp.float32(0), {}, jnp.float32(weight)))
+
+
+def test_a_mean_divides_by_devices_or_by_their_weights():
+    total = jnp.array([6.0, -9.0])
+    plain = Message({}, passengers=Passengers.of(jnp.float32(0), {}))
+    np.testing.assert_array_equal(mean(total, plain, 3), [2, -3])
+    np.testing.assert_array_equal(mean(total, Message({}), 2), [3, -4.5])
+    np.testing.assert_array_equal(mean(total, weighted(12), 3), [0.5, -0.75])
+    # Nothing was weighted: the sum is zero, and so is the mean.
+    np.testing.assert_array_equal(mean(0 * total, weighted(0), 3), [0, 0])
+
+
+def test_a_mean_keeps_the_dtype_of_the_sum():
+    """The weight is not rounded to it: 257 is no bfloat16, 514 / 257 is."""
+    total = jnp.array([514], jnp.bfloat16)
+    found = mean(total, weighted(257), 1)
+    assert_bits_equal(found, jnp.array([2], jnp.bfloat16))
+    with x64():
+        wide = mean(jnp.array([1.0], jnp.float64), weighted(3), 1)
+        assert_bits_equal(wide, jnp.array([1 / 3], jnp.float64))
+
+
+def test_scalars_travel_as_vectors_and_arrive_as_they_were():
+    tree = {"scale": jnp.float32(1.5), "w": jnp.ones((2, 3), jnp.float16), "none": None}
+    sent = travelling(tree, jnp.bfloat16)
+    shapes = {name: x.shape for name, x in sent.items() if x is not None}
+    assert shapes == {"scale": (1,), "w": (2, 3)}
+    assert {x.dtype for x in jax.tree.leaves(sent)} == {jnp.dtype("bfloat16")}
+    assert_bits_equal(arrived_as(sent, tree), tree)
+    own = travelling(tree, None)
+    assert (own["scale"].dtype, own["w"].dtype) == (jnp.float32, jnp.float16)

@@ -1,0 +1,89 @@
+"""One device's own gradients through a codec, with feedback and without."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipejax import codecs, collectives, transforms
+from pipejax.transforms import CompressState
+
+from .loops import random_like
+
+TREE = {"w": jnp.zeros((8, 12)), "b": jnp.zeros(5)}
+
+
+def test_all_leaves_are_one_vector():
+    """Blocks of four cross from one leaf into the next; sign sends a mean magnitude."""
+    gradients = {"a": jnp.array([[1.0, -3.0]]), "b": jnp.array([2.0, 2.0, -5.0])}
+    tx = transforms.error_feedback(codecs.sign(4))
+    state = tx.init(gradients)
+    updates, state = tx.update(gradients, state)
+    # |1|, |3|, |2|, |2| have the mean 2; the last block is 5 and three zeros of padding.
+    np.testing.assert_array_equal(updates["a"], [[2, -2]])
+    np.testing.assert_array_equal(updates["b"][:2], [2, 2])
+    sent = np.concatenate([np.ravel(updates["a"]), updates["b"]])
+    given = np.float32([1, -3, 2, 2, -5])
+    np.testing.assert_array_equal(state.codec.residual[:5], given - sent)
+
+
+def test_nothing_to_compress():
+    """A tree without elements passes, and keeps no state."""
+    tx = transforms.compress(codecs.int8())
+    nothing = {"void": jnp.zeros((0, 3)), "none": None}
+    state = tx.init(nothing)
+    assert state == CompressState(())
+    updates, after = tx.update(nothing, state)
+    assert updates["void"].shape == (0, 3)
+    assert after == state
+
+
+def test_one_vector_of_all_dtypes():
+    mixed = TREE | {"half": jnp.zeros(10, jnp.bfloat16), "void": jnp.zeros(0, "f2")}
+    state = transforms.error_feedback(codecs.sign(8)).init(mixed)
+    assert isinstance(state, CompressState)
+    # 101 and 10 elements, in blocks of 8.
+    assert state.codec.residual.shape == (112,)
+    assert state.codec.residual.dtype == jnp.float32
+
+
+def test_the_sum_of_updates_follows_the_sum_of_gradients():
+    """`sum Delta = sum g - e`; each of two operations a step rounds what is below s."""
+    steps, tree = 8, {"w": jnp.zeros(64)}
+    tx = transforms.error_feedback(codecs.top_k(4))
+    gradients = random_like(tree, (steps,))["w"]
+    state, sent, seen = tx.init(tree), np.zeros(64), 0.0
+    update = jax.jit(tx.update)
+    for g in gradients:
+        updates, state = update({"w": g}, state)
+        sent += np.asarray(updates["w"], np.float64)
+        residual = np.asarray(state.codec.residual, np.float64)
+        seen = seen + np.abs(g) + np.abs(residual)
+    bound = 2 * steps * 2.0**-24 * seen
+    total = gradients.astype(np.float64).sum(axis=0)
+    assert (np.abs(sent + residual - total) <= bound).all()
+
+
+@pytest.mark.parametrize("bad", ["int8", None, 8])
+def test_what_is_no_codec(bad):
+    if bad is not None:
+        message = r"`codec` must be a codec such as pj\.codecs\.int8\(\).*got "
+        with pytest.raises(ValueError, match=message):
+            transforms.compress(bad)
+        with pytest.raises(ValueError, match=message):
+            transforms.all_reduce_mean("data", codec=bad)
+    with pytest.raises(ValueError, match=r"`codec` must be a codec without feedback"):
+        transforms.error_feedback(bad)
+
+
+def test_biased_without_feedback():
+    with pytest.warns(UserWarning, match=r"Sign is biased: .*error_feedback\(codec\)"):
+        transforms.compress(codecs.sign())
+    with pytest.warns(UserWarning, match=r"Sign is biased: .*error_feedback\(codec\)"):
+        transforms.all_reduce_mean("data", collectives.ring, codecs.sign())
+
+
+def test_what_a_codec_cannot_encode_is_said_by_init():
+    tx = transforms.error_feedback(codecs.top_k(102))
+    with pytest.raises(ValueError, match=r"`k` must be at most the 101 elements"):
+        tx.init(TREE)

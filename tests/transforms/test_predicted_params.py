@@ -1,0 +1,79 @@
+"""Parameters ahead of the gradients in flight, in a loop of one's own."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pipejax as pj
+
+from ..grid import grid
+from .flax_loop import STEPS, Loop, chained, expected, init_params
+
+
+def test_two_gradients_in_flight_are_applied_in_turn():
+    """SGD with momentum by hand: `m <- 0.5 m + g`, `w <- w - 0.1 m`, oldest first."""
+    inner = optax.sgd(0.1, momentum=0.5)
+    tx, params = pj.pipelined(inner, "data", width=3), {"w": jnp.array([1.0, 2.0])}
+    state = tx.init(params)
+    old, new = np.float32([1, -1]), np.float32([3, 5])
+    pending = [
+        message._replace(gradients={"w": jnp.asarray(gradient)})
+        for message, gradient in zip(state.in_flight.pending, (old, new), strict=True)
+    ]
+
+    def ahead(filled):
+        in_flight = state.in_flight._replace(
+            pending=tuple(pending), filled=jnp.array([filled])
+        )
+        found = pj.predicted_params(inner, state._replace(in_flight=in_flight), params)
+        return np.asarray(found["w"])
+
+    w = np.float32([1, 2])
+    np.testing.assert_array_equal(ahead(0), w)  # neither is real
+    np.testing.assert_allclose(ahead(1), w - 0.1 * new, rtol=1e-6)
+    both = w - 0.1 * old - 0.1 * (0.5 * old + new)
+    np.testing.assert_allclose(ahead(2), both, rtol=1e-6)
+
+
+@grid(
+    1,
+    inner=[optax.sgd(0.05, momentum=0.9), optax.sgd(0.1)],
+    width=[3, 2, 1],
+    check_vma=[False, True],
+)
+def test_gradients_taken_ahead_equal_those_of_make_train_step(inner, width, check_vma):
+    loop = Loop(chained(width, inner), check_vma=check_vma, ahead=inner)
+    states = loop.run(width)
+    wanted = expected(width, inner, weight_prediction=True)
+    got = [s.params for s in states[:STEPS]]  # a zero gradient moves momentum
+    chex.assert_trees_all_close(got, wanted[:STEPS], rtol=0, atol=1e-6)
+
+
+def test_an_optimizer_that_counts_is_predicted_from_its_first_gradient_on():
+    """Held still at the start by Optax's mask, as without prediction."""
+    width, adamw = 3, optax.adamw(1e-2)
+    inner = optax.conditionally_mask(adamw, lambda step: step >= width - 1)
+    states = Loop(chained(width, inner), ahead=inner).run(width)
+    wanted = expected(width, adamw, weight_prediction=True)
+    got = [s.params for s in states[:STEPS]]
+    chex.assert_trees_all_close(got, wanted[:STEPS], rtol=0, atol=1e-5)
+
+
+def test_a_chain_of_several_is_given_as_one():
+    parts = (optax.clip_by_global_norm(0.3), optax.sgd(0.1))
+    tx = optax.chain(pj.pipelined_mean("data", width=2), *parts)
+    states = Loop(tx, ahead=optax.chain(*parts)).run(2)
+    wanted = expected(2, optax.chain(*parts), weight_prediction=True)
+    got = [s.params for s in states[:STEPS]]
+    chex.assert_trees_all_close(got, wanted[:STEPS], rtol=0, atol=1e-6)
+
+
+def test_prediction_wants_the_state_of_a_chain():
+    tx = optax.sgd(0.1)
+    with pytest.raises(
+        ValueError, match=r"`opt_state` must be the state of pj\.pipelined"
+    ):
+        pj.predicted_params(tx, tx.init(init_params()), init_params())

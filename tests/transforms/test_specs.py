@@ -1,0 +1,39 @@
+"""Which parts of a state every device has for itself."""
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
+from pipejax import codecs, transforms
+
+TREE = {"w": jnp.zeros((8, 12)), "b": jnp.zeros(5)}
+
+
+def test_specs_of_both_states():
+    """Each device's own of these two, the same of all else."""
+    tx = optax.chain(
+        transforms.error_feedback(codecs.sign(8)),
+        transforms.pipelined_mean("data", width=2),
+        optax.adam(1e-3),
+    )
+    specs = pj.state_specs(jax.eval_shape(tx.init, TREE), "rows")
+    assert specs[:2] == (P("rows"), P("rows"))
+    assert set(jax.tree.leaves(specs[2])) == {P()}
+
+
+def test_axes_of_two_levels_and_a_state_inside_others():
+    """Wherever it lies, a pipeline is one leaf of the specs: a prefix for shard_map."""
+    tx = pj.pipelined(optax.sgd(0.1, momentum=0.9), ("host", "device"))
+    state = {"step": jnp.zeros(()), "inner": [tx.init(TREE)]}
+    specs = pj.state_specs(state, ("host", "device"))
+    own = P(("host", "device"))
+    assert specs["step"] == P()
+    assert specs["inner"][0].in_flight == own
+    assert set(jax.tree.leaves(specs["inner"][0].inner_state)) == {P()}
+
+
+def test_a_state_without_either_is_shared():
+    state = optax.adam(1e-3).init(TREE)
+    assert set(jax.tree.leaves(pj.state_specs(state))) == {P()}
