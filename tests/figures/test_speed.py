@@ -10,28 +10,81 @@ from experiments import time_to_accuracy
 from .results import assert_shown, lines, result
 
 
+def titled(cell):
+    """The rows of one model on one network, and its title."""
+    problem = cell["problem"]
+    return cell["rows"], f"{problem['model']}, {problem['batch_size']}, {cell['rate']}"
+
+
+def cells_of_speedup():
+    return [titled(cell) for cell in result("speedup")["cells"]]
+
+
+def best(rows, start):
+    """The fastest method whose name begins so."""
+    return min(
+        (name for name in rows if name.startswith(start)),
+        key=lambda name: rows[name]["step"],
+    )
+
+
+def hook_and_codec(rows):
+    """DDP's fastest hook, and the fastest Pipe-SGD with weight prediction and a codec.
+
+    Without a codec where none is faster.
+    """
+    return best(rows, "DDP, "), best(rows, "Pipe-SGD")
+
+
+def short(name):
+    return name.rpartition(", ")[2]
+
+
+def rows_of_gain():
+    """A row a model and rate: each step over its own framework's compute."""
+    for rows, title in cells_of_speedup():
+        hook, ours = hook_and_codec(rows)
+        cells = [
+            f"{rows[name]['ratio_to_compute']:.2f}"
+            for name in ("D-Sync", "DDP", hook, "Pipe-SGD", ours)
+        ]
+        cells[2] += f" ({short(hook)})"
+        cells[4] += f" ({short(ours)})"
+        yield f"| {title} | " + " | ".join(cells) + " |"
+
+
 def rows_of_speedup():
     """A row a model and rate: milliseconds a step; the best against others."""
-    for cell in result("speedup")["cells"]:
-        found, problem = cell["rows"], cell["problem"]
-
-        def best(start, found=found):
-            names = [name for name in found if name.startswith(start)]
-            return min(names, key=lambda name: found[name]["step"])
-
-        hook, ours = best("DDP, "), best("Pipe-SGD")
-        steps = [found["compute"]["step"], found["DDP compute"]["step"]]
-        steps += [found["D-Sync"]["wire"]]
+    for rows, title in cells_of_speedup():
+        hook, ours = hook_and_codec(rows)
+        steps = [rows["compute"]["step"], rows["DDP compute"]["step"]]
+        steps += [rows["D-Sync"]["wire"]]
         names = ("PS-Sync", "D-Sync", "DDP", hook, "Pipe-SGD", ours)
-        steps += [found[name]["step"] for name in names]
+        steps += [rows[name]["step"] for name in names]
         cells = [f"{1e3 * x:,.0f}" for x in steps]
-        cells[6] += f" ({hook.removeprefix('DDP, ')})"
-        cells[8] += f" ({ours.removeprefix('Pipe-SGD, ')})"
+        cells[6] += f" ({short(hook)})"
+        cells[8] += f" ({short(ours)})"
         for other in ("PS-Sync", "D-Sync", hook):
-            low, middle, high = found[ours]["faster_than"][other]
+            low, middle, high = rows[ours]["faster_than"][other]
             cells.append(f"{middle:.2f} ({low:.2f}-{high:.2f})")
-        title = f"{problem['model']}, {problem['batch_size']}, {cell['rate']}"
         yield f"| {title} | " + " | ".join(cells) + " |"
+
+
+LIMITED = ("Pipe-SGD", "Pipe-SGD, int8", "Pipe-SGD, PowerSGD", "DDP, PowerSGD")
+
+
+def rows_of_limits():
+    """The wide MLP: what a step takes over each of its limits, and over the longest."""
+    for rows, title in cells_of_speedup():
+        if not title.startswith("wide_mlp, 512"):
+            continue
+        for name in LIMITED:
+            row = rows[name]
+            own = rows["DDP compute" if name.startswith("DDP") else "compute"]["step"]
+            limits = own, row["wire"], row["cores"]
+            ms = [f"{1e3 * x:,.0f}" for x in (row["step"], *limits)]
+            ratios = [f"{row['step'] / max(x):.2f}" for x in (limits[:2], limits)]
+            yield f"| {title} | {name} | " + " | ".join([*ms, *ratios]) + " |"
 
 
 def rows_of_overhead():
@@ -161,8 +214,10 @@ rows_of_mnist = functools.partial(rows_of_time_to_accuracy, "mnist")
     [
         ("README.md", rows_of_cifar10),
         ("README.md", words_on_the_race),
-        ("README.md", rows_of_speedup),
+        ("README.md", rows_of_gain),
         ("README.md", words_on_steps),
+        ("docs/speed.md", rows_of_speedup),
+        ("docs/speed.md", rows_of_limits),
         ("docs/speed.md", rows_of_mnist),
         ("docs/speed.md", words_on_power_sgd),
         ("docs/speed.md", words_on_8_bits),
