@@ -9,7 +9,7 @@ threads of XLA, so that other programs on the machine hardly count; medians over
 in each of which every step is traced and compiled anew, without a cache.
 
 Command: python -m experiments.compile_time
-Time: about 15 minutes on 2 cores.
+Time: about 25 minutes on 2 cores.
 Result: experiments/results/compile_time.json
 """
 
@@ -36,7 +36,7 @@ class Config:
 
     leaves: tuple[int, ...] = (100, 400, 800)
     """How many parameters the model has: matrices of 64 x 64 and vectors of 64."""
-    rounds: int = 3
+    rounds: int = 5
     """How often each step is compiled."""
     out: pathlib.Path = report.RESULTS / "compile_time.json"
     """Where the result goes."""

@@ -29,6 +29,7 @@ import time
 from typing import IO, Any, Literal
 
 import jax
+import numpy as np
 import tyro
 
 from pipejax.picture import new_figure
@@ -99,6 +100,8 @@ class Config:
     """Where the result goes; by default among the results, by the race's name."""
     plot: pathlib.Path | None = None
     """Where the picture goes; by default among the documents."""
+    redraw: bool = False
+    """Draws the picture of the result that is there, and runs nothing."""
 
 
 def main(config: Config) -> None:
@@ -109,6 +112,10 @@ def main(config: Config) -> None:
     jax.config.update("jax_platforms", "cpu")
     name = f"time_to_accuracy_{config.race}"
     out = config.out or report.RESULTS / f"{name}.json"
+    plot = config.plot or pathlib.Path(f"docs/{name}.png")
+    if config.redraw:
+        picture(json.loads(out.read_text()), plot)
+        return
     settings = {
         "hosts": config.hosts,
         "seeds": list(config.seeds),
@@ -121,7 +128,7 @@ def main(config: Config) -> None:
         runs[str(seed)] = runs.get(str(seed)) or on_hosts(config, seed)
         report.save(out, seed=config.seeds[0], **race)
         show(race)
-    picture(race, config.plot or pathlib.Path(f"docs/{name}.png"))
+    picture(race, plot)
 
 
 def race_of(config: Config) -> Race:
@@ -264,30 +271,89 @@ def first(row: dict[str, Any], goal: float) -> float | None:
 
 
 def picture(race: dict[str, Any], path: pathlib.Path) -> None:
-    """Test error over seconds, a line a method and seed."""
-    figure = new_figure(figsize=(7, 4.5), layout="constrained")
+    """Test accuracy over seconds: a method's mean over seeds, and a band for all."""
+    figure = new_figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
-    for seed, run in enumerate(race["runs"].values()):
-        for place, (name, row) in enumerate(run.items()):
-            if "seconds" in row:
-                axes.plot(
-                    row["seconds"],
-                    [1 - accuracy for accuracy in row["accuracy"]],
-                    color=f"C{place % 10}",
-                    linestyle="-" if place < 10 else "--",
-                    linewidth=1,
-                    label=None if seed else name,
-                )
+    runs = list(race["runs"].values())
+    names = [name for name, row in runs[0].items() if "seconds" in row]
+    ends = {}
+    for place, name in enumerate(names):
+        seconds, accuracies = over_seconds([run[name] for run in runs])
+        mean = accuracies.mean(axis=0)
+        color = DRAWN.get(name, f"C{place % 10}")
+        axes.plot(seconds, mean, color=color, linewidth=2)
+        axes.fill_between(
+            seconds, *_bounds(accuracies), color=color, alpha=0.2, linewidth=0
+        )
+        ends[name] = float(seconds[-1]), float(mean[-1]), color
+    lowest = min(end[1] for end in ends.values())
+    span = 1.25 * max(end[0] for end in ends.values()), 0.2 * lowest
     axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="seconds",
-        ylabel="test error",
-        title=f"{race['data']}, {race['rate']}",
+        xlim=(0, span[0]),
+        ylim=(0.85 * lowest, 1.05 * lowest),
+        xlabel="seconds of training",
+        ylabel="test accuracy",
+        title=f"{race['data']}, {race['hosts']} hosts, links of {race['rate']}:"
+        f" mean and range of {len(runs)} seeds",
     )
-    axes.grid(alpha=0.3, which="both")
-    axes.legend(fontsize="small")
+    for x, y, color in ends.values():
+        axes.plot(x, y, "o", color=color)
+    for name, (x, y) in spread(ends, span).items():
+        axes.annotate(name, (x, y), color=ends[name][2], va="center")
+    axes.yaxis.set_major_formatter(lambda y, _: f"{y:.0%}")
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)
+
+
+# What the README's picture has; other methods take matplotlib's colours in turn.
+DRAWN = {
+    "PS-Sync": "tab:gray",
+    "PS-Async": "tab:olive",
+    "D-Sync": "tab:red",
+    "DDP": "tab:orange",
+    "Pipe-SGD": "tab:blue",
+    "Pipe-SGD, plain": "tab:cyan",
+    "Pipe-SGD, int8": "tab:green",
+}
+
+
+def over_seconds(rows: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
+    """Puts several seeds' accuracies on one axis of seconds, straight lines between.
+
+    Returns:
+      Seconds [n], evenly from the last seed's first test to the mean of the ends, and
+      accuracies [seeds, n].
+    """
+    start = max(row["seconds"][0] for row in rows)
+    end = statistics.mean(row["seconds"][-1] for row in rows)
+    seconds = np.linspace(start, end, 200)
+    lines = [np.interp(seconds, row["seconds"], row["accuracy"]) for row in rows]
+    return seconds, np.array(lines)
+
+
+def _bounds(accuracies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return accuracies.min(axis=0), accuracies.max(axis=0)
+
+
+def spread(
+    ends: dict[str, Any], span: tuple[float, float]
+) -> dict[str, tuple[float, float]]:
+    """Places a label right of each line's end, moved up where others are too near.
+
+    Args:
+      ends: seconds and accuracy of each line's end, by method.
+      span: width and height of the picture, in seconds and in accuracy.
+    """
+    placed: dict[str, tuple[float, float]] = {}
+    for name, (x, y, *_) in sorted(ends.items(), key=lambda item: item[1][1]):
+        x += 0.015 * span[0]
+        near = [b for a, b in placed.values() if abs(a - x) < 0.2 * span[0]]
+        for other in sorted(near):
+            if abs(y - other) < 0.05 * span[1]:
+                y = other + 0.05 * span[1]
+        placed[name] = x, y
+    return placed
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 WITH_CODE = [
     "README.md",
     "docs/getting_started.md",
+    "docs/own_loop.md",
     "docs/coming_from_linen.md",
     "docs/coming_from_nnx.md",
     "docs/coming_from_equinox.md",
