@@ -24,10 +24,8 @@ def save(path: pathlib.Path, *, seed: int, **figures: Any) -> None:
     """Writes `figures` as JSON, with command, versions, commit, device and seed."""
     record = {
         "command": "python -m " + shlex.join(_module_and_arguments()),
-        "commit": commit(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        **origin(),
         "device": f"{len(jax.devices())} x {jax.devices()[0].device_kind}",
-        "cpu": cpu(),
         "python": platform.python_version(),
         "versions": {
             name: importlib.metadata.version(name)
@@ -41,6 +39,12 @@ def save(path: pathlib.Path, *, seed: int, **figures: Any) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def origin() -> dict[str, Any]:
+    """When, from which commit and on which processor figures are measured."""
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return {"commit": commit(), "date": today, "cpu": cpu()}
 
 
 def cpu() -> dict[str, Any]:

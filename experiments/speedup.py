@@ -14,12 +14,14 @@ its limit, the longer of its framework's compute and of its bytes over the link'
 and the time for which all cores together worked: where that is as long as the step, no
 schedule makes the step shorter on this machine.
 
-Command: python -m experiments.speedup
-Time: about 75 minutes on 2 cores.
+Command: python -m experiments.speedup; with --cells 5 6 7 for some of the cells, while
+the others stay as they are
+Time: about 100 minutes on 2 cores.
 Result: experiments/results/speedup.json, docs/speedup.png
 """
 
 import dataclasses
+import json
 import pathlib
 import statistics
 from collections.abc import Sequence
@@ -78,7 +80,7 @@ class Config:
     methods: tuple[str, ...] = tuple(methods.NAMES)
     """Which."""
     cells: tuple[int, ...] = tuple(range(len(CELLS)))
-    """Numbers of those to measure."""
+    """Numbers of those to measure; the result keeps the others that it has."""
     out: pathlib.Path = report.RESULTS / "speedup.json"
     """Where the result goes."""
     plot: pathlib.Path = pathlib.Path("docs/speedup.png")
@@ -88,12 +90,30 @@ class Config:
 def main(config: Config) -> None:
     """Measures cell by cell, prints tables, writes result and picture."""
     jax.config.update("jax_platforms", "cpu")
-    cells = []
+    cells = begun(config.out)
     for number in config.cells:
-        cells.append(measured(CELLS[number], config))
-        show(cells[-1])
-        report.save(config.out, seed=0, hosts=HOSTS, cells=cells)
-    picture(cells, config.plot)
+        cell = CELLS[number]
+        cells[cell] = {**report.origin(), **measured(cell, config)}
+        show(cells[cell])
+        report.save(config.out, seed=0, hosts=HOSTS, cells=in_order(cells))
+    picture(in_order(cells), config.plot)
+
+
+def begun(out: pathlib.Path) -> dict[Cell, dict[str, Any]]:
+    """Returns the cells of a result that is there, which a run replaces one by one."""
+    record = json.loads(out.read_text()) if out.exists() else {"cells": []}
+    return {
+        cell: {name: record[name] for name in report.origin()} | found
+        for found in record["cells"]
+        for cell in CELLS
+        if (dataclasses.asdict(cell.problem), cell.rate)
+        == (found["problem"], found["rate"])
+    }
+
+
+def in_order(cells: dict[Cell, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the figures of those cells that have been measured."""
+    return [cells[cell] for cell in CELLS if cell in cells]
 
 
 def measured(cell: Cell, config: Config) -> dict[str, Any]:

@@ -147,6 +147,28 @@ def test_speedup_here(tmp_path, hosts_here):
     assert plot.exists()
 
 
+def test_a_run_of_some_cells_keeps_the_others(tmp_path, monkeypatch):
+    """Each has its own commit, date and processor; they are in the order of the list."""
+
+    def measured(cell, config):
+        row = {"step": 1.0}
+        problem = dataclasses.asdict(cell.problem)
+        return {"problem": problem, "rate": cell.rate, "rows": {"D-Sync": row}}
+
+    monkeypatch.setattr(speedup, "measured", measured)
+    monkeypatch.setattr(speedup, "show", lambda cell: None)
+    out, plot = tmp_path / "speedup.json", tmp_path / "speedup.png"
+    for number, commit in ((6, "first"), (1, "second"), (6, "third")):
+        monkeypatch.setattr(report, "commit", lambda commit=commit: commit)
+        speedup.main(speedup.Config(cells=(number,), out=out, plot=plot))
+    found = json.loads(out.read_text())["cells"]
+    assert [(x["problem"]["model"], x["commit"]) for x in found] == [
+        ("wide_mlp", "second"),
+        ("cnn", "third"),
+    ]
+    assert all(x["cpu"] == report.cpu() for x in found)
+
+
 @pytest.mark.full
 @needs_namespaces
 def test_speedup(tmp_path):
