@@ -4,7 +4,6 @@ import gc
 import traceback
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -12,8 +11,6 @@ from jax.sharding import Mesh
 
 import pipejax as pj
 from pipejax import codecs, collectives
-from pipejax.executors._reduce import _one_cpu_a_process, reduce_by_copy
-from pipejax.message import Message
 
 from ..grid import grid
 from ..helpers import OPTIMIZERS, assert_bits_equal, batches, init_params, loss_fn
@@ -174,19 +171,6 @@ def test_by_copy_over_other_devices():
     assert state.params["out"].sharding.device_set == set(jax.devices()[:4])
 
 
-@pytest.mark.parametrize("names", [("data", "model"), ("model", "data")])
-def test_by_copy_of_parts_that_several_devices_have(names):
-    """Along an axis that does not share the data, devices have copies."""
-    extents = {"data": 4, "model": 2}
-    devices = np.array(jax.devices()).reshape([extents[name] for name in names])
-    mesh = Mesh(devices, names)
-    train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=mesh)
-    cpus = _one_cpu_a_process(mesh, "data")
-    placed = jax.device_put(jnp.arange(8.0), train.config.data)
-    total, _ = reduce_by_copy(train.config, cpus)(Message({"w": placed}), {})
-    np.testing.assert_array_equal(total.sum.gradients["w"], [12, 16])
-
-
 @pytest.mark.parametrize(
     "all_reduce", [collectives.psum(), collectives.ring(codecs.int8(8))]
 )
@@ -205,18 +189,6 @@ def test_float64_switched_on_for_the_caller_alone(all_reduce):
 
     with jax.enable_x64(True):
         assert_bits_equal(trained("host"), trained("fused"))
-
-
-def test_bfloat16_by_copy():
-    rows = jnp.arange(8, dtype=jnp.bfloat16)
-    train = make("host")
-    other = Mesh(np.array(jax.devices()[7:]), ("data",))
-    placed = jax.device_put(rows, train.config.data)
-    reduce = reduce_by_copy(train.config, other)
-    reduced, _ = reduce(Message({"w": placed}), {})
-    total = reduced.sum.gradients["w"]
-    assert total.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(np.asarray(total, np.float32), [12, 16])
 
 
 def test_not_inside_jit():
@@ -267,14 +239,3 @@ def test_nothing_of_the_past_is_kept_alive(codec):
         gc.collect()
         counts.append(len(jax.live_arrays()))
     assert counts[0] == counts[1]
-
-
-def test_no_cpu_backend_beside_the_accelerators(monkeypatch):
-    def none(backend):
-        raise RuntimeError("Unknown backend cpu")
-
-    message = r"`executor='host'` must have JAX's CPU backend .* processes \[0\]"
-    mesh = make("host").mesh
-    monkeypatch.setattr(jax, "devices", none)
-    with pytest.raises(ValueError, match=message):
-        _one_cpu_a_process(mesh, "data")

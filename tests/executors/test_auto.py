@@ -1,0 +1,102 @@
+"""From a collective of the loss or the optimizer on, steps go on in one program."""
+
+import time
+
+import pytest
+
+from pipejax.executors import Fused
+from pipejax.executors._auto import Auto
+from pipejax.overlap._collective_groups import CollectiveGroups
+
+from .digits import Appending, batch_of, config_of, number_of, start, written
+
+REASON = "`loss_fn` or `tx` has a collective between processes, all-reduce ("
+
+
+@pytest.fixture
+def between_processes(monkeypatch):
+    """Every collective counts as one between processes."""
+    where = "pipejax.executors._host.spans_cpu_processes"
+    monkeypatch.setattr(where, lambda mesh: True)
+    monkeypatch.setattr(CollectiveGroups, "crosses_processes", True)
+
+
+def test_begins_as_the_host_executor():
+    config = config_of(Appending())
+    auto = Auto(config, "two processes")
+    assert (auto.name, auto.reason) == ("host", "two processes")
+    assert auto.compiler_options == {}
+    assert auto.reduction_mesh is config.mesh
+    text = auto.lower(*start(config), batch_of(1)).as_text()
+    assert "all_reduce" not in text
+
+
+@pytest.mark.usefixtures("between_processes")
+def test_stays_the_host_executor_without_such_a_collective():
+    config = config_of(Appending())
+    auto = Auto(config, "two processes")
+    assert written(auto, config, [1, 2, 3]) == [0, 1, 12, 123]
+    assert (auto.name, auto.reason) == ("host", "two processes")
+
+
+@pytest.mark.usefixtures("between_processes")
+@pytest.mark.parametrize("own", ["compute", "update"])
+def test_takes_the_step_anew_in_one_program(own):
+    """The step that finds the collective is taken once, though it is begun twice."""
+    config = config_of(Appending(own))
+    auto = Auto(config, "two processes")
+    assert written(auto, config, [1, 2, 3]) == [0, 1, 12, 123]
+    assert auto.name == "fused"
+    assert auto.reason.startswith(REASON)
+
+
+@pytest.mark.usefixtures("between_processes")
+@pytest.mark.parametrize(("own", "name"), [("compute", "host"), ("update", "fused")])
+def test_a_drain_has_the_collectives_of_the_update_alone(own, name):
+    config = config_of(Appending(own), width=3)
+    fused, auto = Fused(config, "asked for"), Auto(config, "two processes")
+    state, queue = start(config)
+    for digit in (1, 2, 3):
+        state, queue, _ = fused.step(state, queue, batch_of(digit))
+    state, _, infos = auto.drain(state, queue)
+    assert number_of(state) == 123
+    assert list(map(bool, infos)) == [True, True]
+    assert auto.name == name
+
+
+@pytest.mark.usefixtures("between_processes")
+def test_no_reduction_is_under_way_when_the_executor_changes():
+    """Only one thread may launch collectives."""
+    work = Appending("update")
+    config = config_of(work)
+    auto = Auto(config, "two processes")
+    reduce = auto._now._reduce
+
+    def slow(*args):
+        time.sleep(0.2)
+        result = reduce(*args)
+        work.traced.append("reduced")
+        return result
+
+    auto._now.__dict__["_reduce"] = slow  # where cached_property keeps it
+    auto.step(*start(config), batch_of(1))
+    # Of the two reductions one is waited for, and one is begun for the next step.
+    assert work.traced.count("reduced") == 2
+    assert work.traced[-2:] == ["compute", "update"], "in one program"
+
+
+class UnpluggedError(Exception):
+    """What a broken network raises."""
+
+
+def test_any_other_error_is_the_callers():
+    config = config_of(Appending(), width=1)
+    auto = Auto(config, "two processes")
+
+    def broken(*args):
+        raise UnpluggedError
+
+    auto._now.__dict__["_reduce"] = broken  # where cached_property keeps it
+    with pytest.raises(UnpluggedError):
+        auto.step(*start(config), batch_of(1))
+    assert auto.name == "host"

@@ -1,0 +1,107 @@
+"""Jobs of the communication thread: in order, errors to the caller, and at the end."""
+
+import gc
+import os
+import sys
+import threading
+import time
+import weakref
+
+import pytest
+
+from pipejax.executors._thread import CommunicationThread, _leave
+
+
+def test_runs_jobs_in_order_on_a_thread_of_its_own():
+    """Earlier jobs come first, though they take longer."""
+    owner, done = CommunicationThread(), []
+
+    def job(number):
+        time.sleep(0.002 * (5 - number))
+        done.append((number, threading.current_thread().name))
+        return 10 * number
+
+    futures = [owner.submit(job, number) for number in range(5)]
+    assert [future.result() for future in futures] == [0, 10, 20, 30, 40]
+    assert done == [(number, "pipejax-communication") for number in range(5)]
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+def test_an_error_reaches_the_caller_and_the_next_job_runs(kind):
+    owner = CommunicationThread()
+
+    def fail():
+        raise kind("no route to host")
+
+    failing, following = owner.submit(fail), owner.submit(int, "7")
+    with pytest.raises(kind, match="no route to host"):
+        failing.result()
+    assert following.result() == 7
+
+
+def test_join_waits_for_all_jobs():
+    owner, gate, done = CommunicationThread(), threading.Event(), []
+    owner.submit(gate.wait)
+    owner.submit(done.append, 1)
+    threading.Timer(0.05, gate.set).start()
+    owner.join()
+    assert done == [1]
+
+
+def test_no_thread_without_a_job():
+    owner = CommunicationThread()
+    owner.join()
+    assert owner._thread is None
+
+
+def test_keeps_no_job_alive_while_it_waits_for_the_next():
+    class Gradients:
+        pass
+
+    owner, gradients = CommunicationThread(), Gradients()
+    alive = weakref.ref(gradients)
+    owner.submit(id, gradients).result()
+    owner.join()
+    del gradients
+    gc.collect()
+    assert alive() is None
+
+
+def test_the_thread_ends_with_its_owner():
+    owner = CommunicationThread()
+    owner.submit(int).result()
+    thread = owner._thread
+    del owner
+    gc.collect()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def exits(monkeypatch):
+    """The codes that a program would have ended with at once."""
+    codes = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    return codes
+
+
+@pytest.mark.parametrize(("last", "code"), [(None, 1), (KeyboardInterrupt(), 130)])
+def test_a_program_leaves_without_a_job_that_does_not_end(
+    exits, monkeypatch, caplog, last, code
+):
+    monkeypatch.setattr("pipejax.executors._thread.GRACE", 0.05)
+    monkeypatch.setattr(sys, "last_value", last, raising=False)
+    owner, gate = CommunicationThread(), threading.Event()
+    owner.submit(gate.wait)
+    _leave(owner._thread, owner._work)
+    gate.set()
+    assert exits == [code]
+    assert "still waits for other processes 0.05 s after" in caplog.text
+
+
+def test_a_program_waits_for_a_job_that_ends(exits):
+    owner, done = CommunicationThread(), []
+    owner.submit(time.sleep, 0.05)
+    owner.submit(done.append, 1)
+    _leave(owner._thread, owner._work)
+    assert (done, exits) == ([1], [])
