@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 EXCEPTIONS: dict[str, str] = {}
 
 # Packages whose test files are still being named after their modules.
-PENDING = {"executors", "message", "train_step", "transforms"}
+PENDING = {"executors", "message", "transforms"}
 
 # Written by hand to compare with: they may import one another, and nothing of pipejax.
 TWINS = [
