@@ -14,9 +14,6 @@ EXCEPTIONS: dict[str, str] = {
     "pipejax/executors/_executor.py": "a Protocol without code",
 }
 
-# Packages whose test files are still being named after their modules.
-PENDING = {"train_step"}
-
 # Written by hand to compare with: they may import one another, and nothing of pipejax.
 TWINS = [
     "tests/reference.py",
@@ -55,7 +52,6 @@ def test_every_module_has_a_test_of_its_name():
         module
         for module in modules()
         if not (ROOT / place_of_test(module)).exists()
-        and pathlib.PurePosixPath(module).parent.name not in PENDING
     }
     assert sorted(without - EXCEPTIONS.keys()) == []
 

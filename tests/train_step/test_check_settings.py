@@ -87,3 +87,20 @@ def test_mesh_without_devices_of_a_process(monkeypatch):
 def test_mesh_that_is_none(mesh):
     with refused(r"`mesh` must be a jax.sharding.Mesh, got \w+. Use pj.data_mesh\(\)"):
         make(mesh=mesh)
+
+
+@pytest.mark.parametrize("value", ["own", 1, None])
+def test_weight_prediction_is_yes_or_no(value):
+    with refused("`weight_prediction` must be True or False"):
+        make(weight_prediction=value)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.0, float("nan"), "half", True, None])
+def test_feedback_is_a_share(value):
+    with refused("`deviation_feedback` must be a number from"):
+        make(deviation_feedback=value)
+
+
+def test_feedback_needs_a_prediction():
+    with refused("must be 0 with weight_prediction=False"):
+        make(weight_prediction=False, deviation_feedback=0.5)

@@ -181,3 +181,10 @@ def test_state_of_a_train_step_that_does_not_count(counted):
     for call in (train.drain, lambda s: train.step(s, BATCH)):
         with refused("`state` must count its steps in a run with `warmup_steps` or"):
             call(state)
+
+
+@pytest.mark.parametrize("shares", [(0.0, 0.5), (0.5, 0.0)])
+def test_a_state_goes_with_its_feedback(shares):
+    of, into = (make(deviation_feedback=share) for share in shares)
+    with refused(r"`state` must .*have a deviation to be fed"):
+        into.step(of.init(init_params()), BATCH)

@@ -98,7 +98,7 @@ def check(train, name, data):
     if name == "sgd":
         assert_bits_equal(got, expected)
     else:
-        # The bound of test_exactness.py, derived there.
+        # The bound of test_step.py, derived there.
         largest = max(np.abs(x).max() for x in jax.tree.leaves(expected))
         bound = 4 * STEPS * np.finfo(np.float32).eps / 2 * largest
         chex.assert_trees_all_close(got, expected, rtol=0, atol=bound)

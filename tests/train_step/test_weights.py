@@ -203,35 +203,6 @@ def test_error_feedback_conserves_the_weighted_sum():
         np.testing.assert_allclose(state.params[name], x, atol=0.05)
 
 
-@pytest.mark.parametrize("settings", [{"reduce_dtype": jnp.float16}])
-def test_float16_ends_before_a_number_of_tokens(settings):
-    with pytest.raises(ValueError, match="`reduce_dtype` must not be float16 where"):
-        trained(padded(1), **settings)
-
-
-@pytest.mark.parametrize("weight", [jnp.ones(2), 1j, True])
-def test_weights_that_are_no_real_scalars(weight):
-    with pytest.raises(ValueError, match="must return a weight that is a real scalar"):
-        trained(padded(1), loss=lambda p, b: (0.0, pj.Aux(weight=weight)))
-
-
-@pytest.mark.parametrize("microbatches", [1, 2])
-def test_a_float16_loss_times_its_tokens_may_exceed_float16(microbatches):
-    def loss(params, batch):
-        return 5 + 0 * (params * batch).mean(), pj.Aux(weight=np.float32(20_000))
-
-    train = pj.make_train_step(
-        loss,
-        optax.sgd(0.1),
-        mesh=pj.data_mesh(2),
-        width=1,
-        compute_dtype=jnp.float16,
-        microbatches=microbatches,
-    )
-    _, info = train.step(train.init(np.float32(1)), np.ones(8, np.float32))
-    assert float(info.loss) == 5
-
-
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_weights_where_dtypes_must_not_be_mixed(dtype):
     def loss(params, batch):
@@ -283,23 +254,6 @@ def test_a_loss_with_a_collective_is_that_of_the_global_batch(width, empty):
     close(state.params, w)
     found = [info.loss for info in infos if info.arrived]
     np.testing.assert_allclose(found, losses, rtol=1e-5)
-
-
-def test_a_loss_with_a_collective_in_float16_may_have_many_tokens():
-    def loss(params, batch):
-        mean = jax.lax.pmean((params * batch).mean(), "data")
-        return mean, pj.Aux(weight=jnp.float32(80_000))
-
-    train = pj.make_train_step(
-        loss,
-        optax.sgd(1.0),
-        mesh=pj.data_mesh(2),
-        width=1,
-        compute_dtype=jnp.float16,
-    )
-    state, info = train.step(train.init(np.float32(1)), np.ones(4, np.float32))
-    assert int(info.skipped) == 0
-    assert float(state.params) == 0
 
 
 @pytest.mark.parametrize("width", [2, 3])

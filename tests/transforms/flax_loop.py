@@ -103,7 +103,7 @@ def expected(width, tx=optax.sgd(0.1), weight_prediction=False):  # noqa: B008
 
 def assert_close(got, wanted):
     # Two programs may contract Adam's or momentum's multiplications with additions in
-    # different places: the bound of test_exactness.py, derived there.
+    # different places: the bound of train_step/test_step.py, derived there.
     largest = max(np.abs(x).max() for x in jax.tree.leaves(wanted))
     bound = 4 * STEPS * np.finfo(np.float32).eps / 2 * largest
     chex.assert_trees_all_close(got, wanted, rtol=0, atol=bound)

@@ -69,7 +69,7 @@ def by_train_step(width, all_reduce, **settings):
 
 def assert_close(got, wanted):
     # Two programs may contract multiplications with additions in different places: the
-    # bound of train_step/test_exactness.py, derived there.
+    # bound of train_step/test_step.py, derived there.
     largest = max(np.abs(x).max() for x in jax.tree.leaves(wanted))
     bound = 4 * STEPS * np.finfo(np.float32).eps / 2 * largest
     chex.assert_trees_all_close(got, wanted, rtol=0, atol=bound)

@@ -1,4 +1,4 @@
-"""Gradients taken where a device's own gradients in flight would lead."""
+"""One device's part of a step: what it predicts, what it feeds back, its keys."""
 
 import functools
 
@@ -8,15 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax import lax
 
 import pipejax as pj
 from pipejax import problems
+from pipejax.message import InFlight, Message, Passengers
+from pipejax.train_step._state import ReplicatedState
 
 from ..grid import grid
 from ..helpers import OPTIMIZERS, assert_bits_equal, batches, init_params, loss_fn
 from ..reference import pipe_sgd
 
-STEPS = 9
+DEVICES, STEPS = 4, 9
 
 
 def drained(data, tx, *, loss=loss_fn, params=None, **settings):
@@ -46,7 +49,7 @@ def test_one_device_predicts_what_comes(width, name, executor):
 
 @grid(width=[2, 3], name=OPTIMIZERS, warmup_steps=[0, 3], feedback=[0.0, 0.5])
 def test_recursion(width, name, warmup_steps, feedback):
-    """As written down without this library; rounding as in `test_exactness`."""
+    """As written down without this library; rounding as in `test_step`."""
     tx, data = OPTIMIZERS[name], batches(STEPS)
     got = drained(
         data,
@@ -191,40 +194,107 @@ def test_model_state_is_predicted_with_the_parameters():
     np.testing.assert_allclose(ahead, run(width=1), rtol=1e-6)
 
 
-@pytest.mark.parametrize("value", ["own", 1, None])
-def test_weight_prediction_is_yes_or_no(value):
-    with pytest.raises(ValueError, match="`weight_prediction` must be True or False"):
-        pj.make_train_step(
-            loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(1), weight_prediction=value
-        )
-
-
-@pytest.mark.parametrize("value", [-0.1, 1.0, float("nan"), "half", True, None])
-def test_feedback_is_a_share(value):
-    with pytest.raises(ValueError, match="`deviation_feedback` must be a number from"):
-        pj.make_train_step(
-            loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(1), deviation_feedback=value
-        )
-
-
-def test_feedback_needs_a_prediction():
-    with pytest.raises(ValueError, match="must be 0 with weight_prediction=False"):
-        pj.make_train_step(
-            loss_fn,
-            optax.sgd(0.1),
-            mesh=pj.data_mesh(1),
-            weight_prediction=False,
-            deviation_feedback=0.5,
-        )
-
-
-@pytest.mark.parametrize("shares", [(0.0, 0.5), (0.5, 0.0)])
-def test_a_state_goes_with_its_feedback(shares):
-    of, into = (
-        pj.make_train_step(
-            loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2), deviation_feedback=share
-        )
-        for share in shares
+@pytest.mark.parametrize("weight", [None, 4.0])
+@pytest.mark.parametrize(
+    ("filled", "wanted"),
+    [
+        (2, 10 - (4 + 0.25 * 8) / 2 - 2 / 2),
+        (1, 10 - 2 / 2),  # only the newer is real, and the deviation is the older's
+        (0, 10),
+    ],
+)
+def test_a_prediction_by_hand(filled, wanted, weight):
+    """From w = 10 at a learning rate of 1/2; 4 and 2 are in flight, 1/4 is fed back."""
+    train = pj.make_train_step(
+        loss_fn,
+        optax.sgd(0.5),
+        mesh=pj.data_mesh(1),
+        width=3,
+        deviation_feedback=0.25,
     )
-    with pytest.raises(ValueError, match=r"`state` must .*have a deviation to be fed"):
-        into.step(of.init(init_params()), batches(1)[0])
+    state = train.init(np.float32(10))
+    passengers = Passengers.of(
+        jnp.float32(0), None, None if weight is None else jnp.float32(weight)
+    )
+    in_flight = InFlight(
+        # A gradient travels multiplied by its weight, a deviation is kept without.
+        pending=tuple(
+            Message(jnp.float32([g * (weight or 1)]), None, passengers) for g in (4, 2)
+        ),
+        filled=jnp.array([filled]),
+        codec_states={},
+        deviation=jnp.float32([8]),
+    )
+    found = train.local_step.predicted(ReplicatedState.of(state), in_flight)
+    assert float(found.params) == wanted
+
+
+def weighted(w, batch):
+    return w * batch["x"].mean(), pj.Aux(weight=batch["n"].sum())
+
+
+@pytest.mark.parametrize(
+    ("weights", "deviation"),
+    [
+        ([1, 1], [1 - 3, 5 - 3]),
+        ([1, 3], [1 - 4, 5 - 4]),  # the mean of 1, 5, 5 and 5
+    ],
+)
+def test_a_deviation_by_hand(weights, deviation):
+    """The gradients of two devices are 1 and 5; then one of them is not finite."""
+    train = pj.make_train_step(
+        weighted, optax.sgd(0.1), mesh=pj.data_mesh(2), deviation_feedback=0.5
+    )
+    batch = {"x": np.float32([1, 5]), "n": np.float32(weights)}
+    state, found = train.init(np.float32(1), batch=batch), []
+    for x in (batch, batch | {"x": np.float32([1, np.nan])}, batch):
+        state, _ = train.step(state, x)
+        found.append(state.in_flight.deviation.tolist())
+    assert found == [[0, 0], deviation, [0, 0]]
+
+
+def test_a_drain_moves_neither_the_count_nor_the_key():
+    def loss(w, batch, *, rng):
+        return w * batch.mean() * jax.random.uniform(rng)
+
+    train = pj.make_train_step(loss, optax.sgd(0.1), mesh=pj.data_mesh(1))
+    key = jax.random.key(0)
+    state, _ = train.step(train.init(np.float32(1), rng=key), np.ones(2, np.float32))
+    drained, (info,) = train.drain(state)
+    assert bool(info.applied)
+    assert (int(state.step), int(drained.step)) == (1, 1)
+    before, after = map(jax.random.key_data, (state.rng, drained.rng))
+    assert_bits_equal(after, before)
+    assert (before != jax.random.key_data(key)).any()
+
+
+def drawing(params, batch, *, rng):
+    """Metrics: what each device drew, by device."""
+    here = jnp.arange(DEVICES) == lax.axis_index("data")
+    drawn = jax.random.uniform(rng)
+    return params * batch.mean(), pj.Aux(
+        metrics=list(jnp.where(here, drawn, 0) * DEVICES)
+    )
+
+
+def draws(width, seed, steps=6):
+    """What the devices drew, [steps, devices], rows that have not arrived left out."""
+    train = pj.make_train_step(
+        drawing, optax.sgd(0.1), mesh=pj.data_mesh(DEVICES), width=width
+    )
+    batch, infos = np.ones(DEVICES, np.float32), []
+    state = train.init(np.float32(0), rng=jax.random.key(seed), batch=batch)
+    for _ in range(steps):
+        state, info = train.step(state, batch)
+        infos.append(info)
+    assert len(set(pj.replica_digest(state).values())) == 1
+    return np.stack([info.metrics for info in infos])[width - 1 :]
+
+
+def test_a_key_for_every_device_and_step():
+    drawn = draws(1, seed=0)
+    assert len(np.unique(drawn)) == drawn.size
+    np.testing.assert_array_equal(drawn, draws(1, seed=0))
+    assert not np.isin(drawn, draws(1, seed=1)).any()
+    # The same keys whatever the width, only later to be heard of.
+    np.testing.assert_array_equal(draws(3, seed=0), drawn[:-2])

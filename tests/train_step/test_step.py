@@ -4,7 +4,6 @@ import functools
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -231,26 +230,6 @@ def test_steps_inside_a_scan():
     chex.assert_trees_all_close(state.params, expected, rtol=1e-6, atol=1e-7)
     assert info.applied.tolist() == [False] + [True] * 5
     assert int(state.step) == 6
-
-
-def test_state_shapes_without_computing():
-    train = pj.make_train_step(loss_fn, optax.adam(1e-3), mesh=pj.data_mesh(4), width=3)
-    shapes = jax.eval_shape(train.init, init_params())
-    chex.assert_trees_all_equal_shapes_and_dtypes(shapes, train.init(init_params()))
-
-
-def test_donation_spares_the_users_parameters():
-    train = pj.make_train_step(
-        loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2), donate=True
-    )
-    params = jax.tree.map(jnp.asarray, init_params())
-    on_mesh = jax.device_put(params, jax.NamedSharding(train.mesh, P()))
-    for given in (params, on_mesh):
-        state = train.init(given)
-        after, _ = train.step(state, batches(1)[0])
-        assert_bits_equal(jax.tree.map(np.asarray, given), init_params())
-        assert state.params["out"].is_deleted()
-        assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(after))
 
 
 FEEDBACK = pj.collectives.two_shot(pj.codecs.error_feedback(pj.codecs.int8()))

@@ -1,0 +1,108 @@
+"""The state before the first step: what is in it, and whose it is."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
+
+from ..helpers import assert_bits_equal, batches, init_params, loss_fn
+
+DEVICES = 2
+
+
+def noting(params, batch, *, model_state, rng):
+    """Returns all that a loss function may return; a weight of one for an example."""
+    del rng
+    loss = (params["w"] * batch.mean()).sum() + params["b"]
+    after = {"mean": model_state["mean"] + 1, "seen": model_state["seen"] + 1}
+    return loss, pj.Aux({"twice": 2 * loss}, after, batch.size)
+
+
+@pytest.mark.parametrize("feedback", [0.0, 0.5])
+@pytest.mark.parametrize("dtype", [np.dtype("float32"), jnp.dtype("bfloat16")])
+def test_the_first_state_by_hand(dtype, feedback):
+    """At width 3 it has room for two messages, of each device behind the other's.
+
+    Loss, weight and metric stay float32.
+    """
+    train = pj.make_train_step(
+        noting,
+        optax.sgd(0.1, momentum=0.9),
+        mesh=pj.data_mesh(DEVICES),
+        width=3,
+        reduce_dtype=dtype,
+        deviation_feedback=feedback,
+    )
+    params = {"w": np.ones((3, 2), np.float32), "b": np.float32(5)}
+    model_state = {"mean": np.float32(4), "seen": np.int32(7)}
+    state = train.init(
+        params,
+        model_state=model_state,
+        rng=jax.random.key(3),
+        batch=jax.ShapeDtypeStruct((8,), np.float32),  # its shape is enough
+    )
+    assert_bits_equal(state.params, params)
+    assert_bits_equal(state.model_state, model_state)
+    assert_bits_equal(state.opt_state[0].trace, jax.tree.map(np.zeros_like, params))
+    assert_bits_equal(*map(jax.random.key_data, (state.rng, jax.random.key(3))))
+    assert_bits_equal((state.step, state.skipped), (np.int32(0), np.int32(0)))
+    gradients = {"w": np.zeros((6, 2), dtype), "b": np.zeros(2, dtype)}
+    in_flight = state.in_flight
+    assert len(in_flight.pending) == 2
+    for message in in_flight.pending:
+        assert_bits_equal(message.gradients, gradients)
+        assert_bits_equal(message.changes, {"mean": np.zeros(2, dtype), "seen": None})
+        assert_bits_equal(message.passengers.values, np.zeros(2 * 3, np.float32))
+    assert_bits_equal(in_flight.filled, np.zeros(2, np.int32))
+    assert_bits_equal(in_flight.deviation, gradients if feedback else None)
+
+
+def test_one_copy_for_all_devices_and_a_queue_for_each():
+    train = pj.make_train_step(loss_fn, optax.adam(0.1), mesh=pj.data_mesh(DEVICES))
+    state = train.init(init_params())
+    shared = jax.tree.leaves(state._replace(in_flight=None))
+    assert all(leaf.is_fully_replicated for leaf in shared)
+    for leaf in jax.tree.leaves(state.in_flight):
+        rows = {len(shard.data) for shard in leaf.addressable_shards}
+        assert rows == {len(leaf) // DEVICES}
+
+
+def test_opt_state_goes_on():
+    train = pj.make_train_step(
+        loss_fn, optax.adamw(1e-2), mesh=pj.data_mesh(4), width=1
+    )
+    data, states = batches(6), [train.init(init_params())]
+    for batch in data:
+        states.append(train.step(states[-1], batch)[0])
+    again = train.init(states[3].params, opt_state=states[3].opt_state)
+    for batch in data[3:]:
+        again, _ = train.step(again, batch)
+    assert int(again.opt_state[0].count) == 6
+    assert_bits_equal(
+        (again.params, again.opt_state), (states[-1].params, states[-1].opt_state)
+    )
+
+
+def test_state_shapes_without_computing():
+    train = pj.make_train_step(loss_fn, optax.adam(1e-3), mesh=pj.data_mesh(4), width=3)
+    shapes = jax.eval_shape(train.init, init_params())
+    chex.assert_trees_all_equal_shapes_and_dtypes(shapes, train.init(init_params()))
+
+
+def test_donation_spares_the_users_parameters():
+    train = pj.make_train_step(
+        loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2), donate=True
+    )
+    params = jax.tree.map(jnp.asarray, init_params())
+    on_mesh = jax.device_put(params, jax.NamedSharding(train.mesh, P()))
+    for given in (params, on_mesh):
+        state = train.init(given)
+        after, _ = train.step(state, batches(1)[0])
+        assert_bits_equal(jax.tree.map(np.asarray, given), init_params())
+        assert state.params["out"].is_deleted()
+        assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(after))

@@ -1,0 +1,130 @@
+"""`make_train_step`: where its arguments go, and the recursion that it promises."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pipejax as pj
+from pipejax import collectives
+
+from ..helpers import assert_bits_equal, batches, init_params, loss_fn
+
+
+def settings_of(train):
+    """Returns the settings of a train step by the names of the arguments."""
+    local = train.local_step
+    return {
+        "loss_fn": local.loss_fn,
+        "tx": local.tx,
+        "mesh": train.mesh,
+        "width": train.width,
+        "warmup_steps": train.warmup_steps,
+        "microbatches": local.microbatches,
+        "compute_dtype": local.compute_dtype,
+        "reduce_dtype": local.reduce_dtype,
+        "axis_name": (train.axis_name, local.axis_name),
+        "donate": train.config.donate,
+        "all_reduce": (*train.schedule.phases, train.config.all_reduce),
+        "weight_prediction": local.weight_prediction,
+        "deviation_feedback": local.deviation_feedback,
+        "executor": train.executor_name,
+        "skip_nonfinite": local.skip_nonfinite,
+    }
+
+
+TX, MESH = optax.sgd(0.1), pj.data_mesh(2)
+DEFAULTS = {
+    "loss_fn": loss_fn,
+    "tx": TX,
+    "mesh": MESH,
+    "width": 2,
+    "warmup_steps": 0,
+    "microbatches": 1,
+    "compute_dtype": None,
+    "reduce_dtype": None,
+    "axis_name": ("data", "data"),
+    "donate": False,
+    "all_reduce": (collectives.psum(), collectives.psum()),
+    "weight_prediction": True,
+    "deviation_feedback": 0.0,
+    "executor": "auto",
+    "skip_nonfinite": True,
+}
+
+
+def test_defaults():
+    train = pj.make_train_step(loss_fn, TX, mesh=MESH)
+    assert settings_of(train) == DEFAULTS
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("width", 3),
+        ("warmup_steps", 4),
+        ("microbatches", 5),
+        ("compute_dtype", jnp.bfloat16),
+        ("reduce_dtype", jnp.bfloat16),
+        ("donate", True),
+        ("weight_prediction", False),
+        ("deviation_feedback", 0.5),
+        ("executor", "host"),
+        ("skip_nonfinite", False),
+    ],
+)
+def test_an_argument_changes_one_setting(name, value):
+    train = pj.make_train_step(loss_fn, TX, mesh=MESH, **{name: value})
+    assert settings_of(train) == DEFAULTS | {name: value}
+
+
+def test_the_last_algorithm_of_a_schedule_is_that_of_the_step():
+    algorithms = collectives.psum(together=8), collectives.ring()
+    schedule = collectives.scheduled(algorithms, [3])
+    train = pj.make_train_step(loss_fn, TX, mesh=MESH, all_reduce=schedule)
+    first, last = schedule.phases
+    assert (first.all_reduce, last.all_reduce) == algorithms
+    wanted = DEFAULTS | {"all_reduce": (first, last, last)}
+    assert settings_of(train) == wanted
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        # Half of every parameter, taken off at once, one step later, two steps later.
+        ({"width": 1}, [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32]),
+        ({"width": 2}, [1, 1 / 2, 1 / 4, 1 / 8, 1 / 16]),
+        ({"width": 3}, [1, 1, 1 / 2, 1 / 4, 1 / 8]),
+        # Half of the parameter of one step before, and of two steps before.
+        ({"width": 2, "weight_prediction": False}, [1, 1 / 2, 0, -1 / 4, -1 / 4]),
+        ({"width": 3, "weight_prediction": False}, [1, 1, 1 / 2, 0, -1 / 2]),
+    ],
+)
+def test_the_recursion_by_hand(settings, wanted):
+    """The gradient of `w^2 / 2` is w: from 1, at a learning rate of 1/2."""
+
+    def half_square(w, batch):
+        return 0.5 * jnp.mean((w - batch) ** 2)
+
+    train = pj.make_train_step(half_square, optax.sgd(0.5), mesh=MESH, **settings)
+    state, found = train.init(np.float32(1)), []
+    for _ in wanted:
+        state, _ = train.step(state, np.zeros(4, np.float32))
+        found.append(float(state.params))
+    assert found == wanted
+
+
+def test_a_mesh_with_another_axis():
+    """Replicas along the other axis do the same, and the mean does not count them."""
+
+    def trained(mesh):
+        train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=mesh, width=2)
+        state = train.init(init_params())
+        for batch in batches(3):
+            state, _ = train.step(state, batch)
+        return state
+
+    state = trained(jax.make_mesh((2, 2), ("data", "model")))
+    assert_bits_equal(state.params, trained(pj.data_mesh(2)).params)
+    assert len(set(pj.replica_digest(state).values())) == 1

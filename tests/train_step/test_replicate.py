@@ -1,0 +1,127 @@
+"""Arrays on all devices, and whether all processes give the same ones."""
+
+import concurrent.futures
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import multihost_utils
+
+import pipejax as pj
+from pipejax.train_step._replicate import _check_same, replicated
+
+from ..helpers import assert_bits_equal
+
+
+def test_every_device_has_a_copy():
+    given = {"params": {"w": np.ones(2, np.float32)}, "opt_state": (jnp.int32(5),)}
+    given |= {"rng": None}
+    mesh = pj.data_mesh(2)
+    placed = replicated(given, mesh)
+    assert jax.tree.structure(placed) == jax.tree.structure(given)
+    for leaf, wanted in zip(*map(jax.tree.leaves, (placed, given)), strict=True):
+        assert [x.device for x in leaf.addressable_shards] == list(mesh.devices)
+        for shard in leaf.addressable_shards:
+            np.testing.assert_array_equal(shard.data, wanted)
+
+
+@pytest.mark.parametrize("kind", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_a_typed_key_stays_what_it_is(kind):
+    key = jax.random.key(3, impl=kind)
+    placed = replicated({"rng": key}, pj.data_mesh(2))["rng"]
+    assert placed.dtype == key.dtype
+    assert placed.is_fully_replicated
+    assert len(placed.sharding.device_set) == 2
+    assert_bits_equal(*map(jax.random.key_data, (placed, key)))
+
+
+def said(monkeypatch, *givens):
+    """Returns the message of each process, `None` without one.
+
+    Threads take the place of processes, and a barrier that of the network.
+
+    Args:
+      monkeypatch: the fixture.
+      *givens: the arguments of each process.
+    """
+    here, rows = threading.local(), {}
+    barrier = threading.Barrier(len(givens), timeout=30)
+
+    def process_allgather(value):
+        rows[here.rank] = value
+        barrier.wait()
+        found = np.stack([rows[rank] for rank in range(len(givens))])
+        barrier.wait()
+        return found
+
+    def run(rank):
+        here.rank = rank
+        try:
+            _check_same(givens[rank])
+        except ValueError as error:
+            return str(error)
+
+    monkeypatch.setattr(multihost_utils, "process_allgather", process_allgather)
+    with concurrent.futures.ThreadPoolExecutor(len(givens)) as pool:
+        return list(pool.map(run, range(len(givens))))
+
+
+ZEROS = np.zeros((2, 3), np.float32)
+NAN = np.full(2, np.nan, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (ZEROS, ZEROS.copy()),
+        (ZEROS, jnp.zeros((2, 3))),
+        (NAN, NAN.copy()),
+        (jax.random.key(0), jax.random.key(0)),
+        (jax.random.PRNGKey(0), jax.random.PRNGKey(0)),
+    ],
+)
+def test_equal_arrays_are_accepted(monkeypatch, ours, theirs):
+    found = said(monkeypatch, {"params": ours}, {"params": theirs})
+    assert found == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (ZEROS, np.nextafter(ZEROS, np.float32(1))),
+        (ZEROS, -ZEROS),
+        (ZEROS, ZEROS.reshape(3, 2)),
+        (ZEROS, ZEROS.view(np.int32)),
+        (jax.random.key(0), jax.random.key(1)),
+        # The same data, for two generators.
+        (jax.random.key(0, impl="rbg"), jax.random.key(0, impl="unsafe_rbg")),
+    ],
+)
+def test_arrays_that_differ_are_named(monkeypatch, ours, theirs):
+    givens = [{"params": {"a": ZEROS, "b": x}} for x in (ours, theirs, ours, theirs)]
+    message = (
+        "`params['b']` must be the same on every process, because every device has a"
+        " copy; got other values on processes [1, 3] than on process 0. Make it from"
+        " the same seed or the same file on every process."
+    )
+    assert said(monkeypatch, *givens) == [message] * 4
+
+
+def test_the_first_array_that_differs_is_named(monkeypatch):
+    """Names are sorted: `opt_state` comes before `params`."""
+    one, two = ({"params": {"w": x}, "opt_state": [ZEROS]} for x in (ZEROS, ZEROS + 1))
+    found = said(monkeypatch, one, two, one | {"opt_state": [ZEROS + 2]})
+    start = "`opt_state[0]` must be the same on every process, because"
+    assert all(x.startswith(start) for x in found)
+    assert all("on processes [1, 2] than on process 0" in x for x in found)
+
+
+def test_other_structures_are_told_with_the_own_names(monkeypatch):
+    found = said(monkeypatch, {"params": {"a": ZEROS}}, {"params": {"b": ZEROS}})
+    message = (
+        "`train.init` must be given the same structure of arrays on every process; got"
+        " other structures on processes [1] than on process 0. Here are ['params{}']."
+    )
+    assert found == [message.format("['a']"), message.format("['b']")]

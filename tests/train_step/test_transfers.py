@@ -1,0 +1,86 @@
+"""The list of all that a step sends, by collective."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax import lax
+
+import pipejax as pj
+from pipejax import collectives
+from pipejax.collectives import Transfer
+
+from ..helpers import batches, init_params, loss_fn
+
+DEVICES = 4
+(BATCH,) = batches(1)
+
+
+def sums(*sizes):
+    """An all-reduce for each number of bytes."""
+    return tuple(Transfer("all-reduce", DEVICES, size) for size in sizes)
+
+
+# Of 7, 5 x 7 and 7 x 3 elements of 4 bytes, in the order of the names; and the loss.
+EXCHANGE = sums(28, 140, 84, 4)
+
+
+def transfers(loss=loss_fn, tx=None, **settings):
+    """Lists what a step sends, from shapes alone."""
+    tx, mesh = tx or optax.sgd(0.1), pj.data_mesh(DEVICES)
+    train = pj.make_train_step(loss, tx, mesh=mesh, **settings)
+    state = jax.eval_shape(train.init, init_params())
+    return train.transfers(state, jax.eval_shape(lambda: BATCH))
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_the_exchange_whatever_the_width(width):
+    assert transfers(width=width) == EXCHANGE
+
+
+def test_the_loss_stays_float32():
+    assert transfers(reduce_dtype=jnp.bfloat16) == sums(14, 70, 42, 4)
+
+
+def test_arrays_in_place_of_shapes():
+    train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(DEVICES))
+    assert train.transfers(train.init(init_params()), BATCH) == EXCHANGE
+
+
+def test_after_the_last_boundary_of_a_schedule():
+    """A ring sends every piece once around to sum it, and once to hand it out."""
+    schedule = collectives.scheduled([collectives.psum(), collectives.ring()], [5])
+    found = transfers(all_reduce=schedule)
+    assert [x.kind for x in found] == ["collective-permute"] * 2 * (DEVICES - 1)
+
+
+def centred(params, batch):
+    """Exchanges a mean of five features."""
+    mean = lax.pmean(batch["x"].mean(0), "data")
+    return loss_fn(params, batch | {"x": batch["x"] - mean[None]})
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_collectives_of_the_loss_come_first_as_often_as_they_run(microbatches):
+    found = transfers(centred, microbatches=microbatches)
+    assert found == sums(20) * microbatches + EXCHANGE
+
+
+def averaging(updates, state, params=None):
+    """Exchanges an array of seven elements."""
+    del params
+    return updates | {"bias": lax.pmean(updates["bias"], "data")}, state
+
+
+@pytest.mark.parametrize(
+    ("settings", "updates"),
+    [
+        ({"width": 1}, 1),
+        ({"width": 2}, 2),
+        ({"width": 2, "weight_prediction": False}, 1),
+    ],
+)
+def test_collectives_of_the_optimizer_also_in_a_prediction(settings, updates):
+    tx = optax.GradientTransformation(lambda params: optax.EmptyState(), averaging)
+    tx = optax.chain(tx, optax.sgd(0.1))
+    assert transfers(tx=tx, **settings) == sums(28) * updates + EXCHANGE
