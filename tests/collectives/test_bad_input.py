@@ -52,7 +52,7 @@ def test_psum_cannot_add_what_is_not_linear(codec):
 
 @pytest.mark.parametrize("codec", [codecs.sign(), codecs.top_k(3), codecs.truncate()])
 def test_a_biased_codec_should_not_be_alone(codec):
-    message = r"is biased: .* Wrap it, pj\.codecs\.error_feedback\(codec\)"
+    message = r"is biased: .* Use pj\.codecs\.error_feedback\(codec\)"
     with pytest.warns(UserWarning, match=message) as caught:
         collectives.two_shot(codec)
     assert caught[0].filename == __file__
