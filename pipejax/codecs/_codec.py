@@ -8,8 +8,7 @@ residual.
 
 Examples of codecs:
 
-- `cast("float32")` sends a float32 vector without loss. Results for the other codecs
-  are compared with this one.
+- `cast("float32")` sends a float32 vector uncompressed.
 - `truncate`, `int8` and `sign` send fewer bits per element.
 - `top_k` and `random_k` send fewer elements.
 - `power_sgd` sends two thin matrices in place of each large matrix. Its payloads can be
@@ -207,8 +206,9 @@ class Linear(Codec):
     all-reduce with a linear codec runs `rounds` psums. It calls `project` before each
     psum, then `rebuild` to decode the last sum and `settled` for the new state.
 
-    The random part of the state must be the same on all devices. The algorithm
-    therefore gives all devices the same seed. The rounds take and return vectors in the
+    The state must be the same on all devices, because they decode the same sums. An
+    algorithm therefore gives all devices the same seed. Only the residual of
+    `error_feedback` differs between devices. The rounds take and return vectors in the
     form that `leaves` returns.
 
     Examples:
