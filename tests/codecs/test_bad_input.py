@@ -18,7 +18,7 @@ def rejects(start):
 
 @pytest.mark.parametrize("bits", [0, 3, 5, 16, 32, -8, True, 4.5, "8", None])
 def test_bits(bits):
-    with rejects(f"`bits` must be 8, 4, 2 or 1, got {bits!r}. For 16 there are"):
+    with rejects(f"`bits` must be 8, 4, 2 or 1; got {bits!r}. For 16 bits, use"):
         c.quantize(bits)
 
 
