@@ -87,7 +87,7 @@ NO_KEYS = {
 @pytest.mark.parametrize("codec", KEYED.values(), ids=KEYED)
 @pytest.mark.parametrize("key", NO_KEYS.values(), ids=NO_KEYS)
 def test_key(codec, key):
-    with rejects(f"`key` must be one key of jax.random.key(seed), got {key!r}."):
+    with rejects(f"`key` must be a single key from jax.random.key(seed); got {key!r}."):
         codec(key)
 
 
