@@ -50,14 +50,14 @@ sparse = pytest.mark.parametrize("codec", SPARSE.values(), ids=SPARSE)
 @sparse
 @pytest.mark.parametrize("k", [0, -1, 0.0, 1.0, 1.5, -0.1, True, False, "5", None])
 def test_k(codec, k):
-    said = "`k` must be an integer of at least 1, or a share between 0 and 1 such as"
+    said = "`k` must be an integer of at least 1, or a fraction between 0 and 1 such as"
     with rejects(f"{said} 0.01; got {k!r}."):
         codec(k)
 
 
 @sparse
 def test_k_of_fewer(codec):
-    said = "`k` must be at most the 4 elements of what is encoded, got 5. Choose less"
+    said = "`k` must be at most the 4 elements of an encoded vector; got 5. Choose a"
     with rejects(said):
         codec(5).size(4)
     with rejects(said):

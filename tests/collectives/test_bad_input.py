@@ -80,7 +80,7 @@ def test_power_sgd_wants_whole_leaves(algorithm):
 def test_more_than_a_piece_has():
     """Of 30 elements each of 3 devices encodes 10."""
     all_reduce = collectives.two_shot(codecs.error_feedback(codecs.top_k(11)))
-    with refused(r"`k` must be at most the 10 elements of what is encoded, got 11"):
+    with refused(r"`k` must be at most the 10 elements of an encoded vector; got 11"):
         stages(all_reduce, Layout.of_shapes(((30,),)))
 
 
