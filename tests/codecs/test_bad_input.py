@@ -38,7 +38,7 @@ def test_format(format):
 
 @pytest.mark.parametrize("dtype", ["float64", "int8", "float8_e5m2", "bool"])
 def test_dtype(dtype):
-    said = f"`dtype` must be float32, bfloat16 or float16, got {dtype}. Of eight bits"
+    said = f"`dtype` must be float32, bfloat16 or float16; got {dtype}. For eight bits"
     with rejects(said):
         c.cast(dtype)
 
