@@ -163,17 +163,17 @@ def bf16() -> Cast:
 
 
 def truncate() -> Truncate:
-    """Makes a codec that drops the lower 16 bits of each float32.
+    r"""Makes a codec that drops the lower 16 bits of each float32.
 
     This is the truncation of the Pipe-SGD paper. It sends 2 bytes per element, as
     `bf16` does, but it rounds towards zero where `bf16` rounds to the nearest number.
     With `x` the element and `y` its decoded value, the relative errors are
 
-    $$0 <= 1 - y / x < 2^{-7}$$
+    $$0 \le 1 - y / x < 2^{-7}$$
 
     for `truncate` and
 
-    $$|1 - y / x| <= 2^{-8}$$
+    $$|1 - y / x| \le 2^{-8}$$
 
     for `bf16`. On average, truncation makes gradients about 0.3 % smaller. Wrap the
     codec in `error_feedback` to avoid this bias.

@@ -31,7 +31,7 @@ class TopK(Codec):
         return True
 
     def size(self, n: int) -> int:
-        """Returns 8 bytes per element that is sent: 4 for its index, 4 for its value."""
+        """Returns 8 bytes per sent element: 4 for its index and 4 for its value."""
         return 8 * count(self.k, n)
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
@@ -92,7 +92,7 @@ class RandomK(Linear):
         return jax.random.key_data(jax.random.fold_in(self.key, seed))
 
     def size(self, n: int) -> int:
-        """Returns 4 bytes per element that is sent, and 4 for the seed of the draw."""
+        """Returns 4 bytes per sent element, and 4 bytes for the seed of the draw."""
         return 4 * (1 + count(self.k, n))
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
@@ -265,8 +265,8 @@ def count(k: int | float, n: int) -> int:
         return max(1, round(k * n))
     if k > n:
         raise ValueError(
-            f"`k` must be at most the {n} elements of the vector that is encoded; got"
-            f" {k}. Choose a smaller number, or a fraction such as 0.01."
+            f"`k` must be at most the {n} elements of an encoded vector; got {k}. Choose"
+            " a smaller number, or a fraction such as 0.01."
         )
     return k
 
