@@ -122,8 +122,8 @@ class Integers(Blocks, Rounding):
         if self.bits < 8:
             codes = (codes ^ 8) - 8  # extends the sign bit of the four-bit integer
         q = lax.bitcast_convert_type(codes, jnp.int8).astype(jnp.float32)
-        # `scale / top` is computed first, so that an infinite scale makes every element
-        # of the block infinite or NaN: zero times infinity is NaN.
+        # An infinite scale makes every element of the block NaN, because zero times
+        # infinity is NaN. The scale is divided first because `q * scale` may overflow.
         x = jnp.where(q < -self.top, jnp.nan, q * (scale / self.top))
         return x.reshape(-1)
 
@@ -258,7 +258,8 @@ def int4(block: int = 64) -> Integers:
     and decodes to `s q / 7`. The error is at most `s / 14`. Two integers share a byte,
     so that the payload has `1/2 + 4 / block` bytes per element.
 
-    `int8` sends about twice as many bytes and has an 18 times smaller error.
+    With the default blocks, `int8` sends 1.8 times as many bytes. With equal blocks, its
+    error bound is 18 times smaller.
 
     Args:
       block: The number of elements that share a scale, a power of two and at least 8.
@@ -291,18 +292,18 @@ def fp8(format: Literal["e4m3", "e5m2"] = "e4m3", block: int = 256) -> Float8:
     where `L` is the largest finite number of the format. It decodes to `s q / L`. The
     payload has `1 + 4 / block` bytes per element.
 
-    | format | mantissa bits | smallest and largest number | error at most |
-    | --- | --- | --- | --- |
-    | e4m3 | 3 | 2^-9 and 448 | `2^-4 |x|` |
-    | e5m2 | 2 | 2^-16 and 57,344 | `2^-3 |x|` |
+    - e4m3 has 3 mantissa bits and numbers from 2^-9 to 448. The error is at most
+      `2^-4 |x|`.
+    - e5m2 has 2 mantissa bits and numbers from 2^-16 to 57,344. The error is at most
+      `2^-3 |x|`.
 
-    The bounds hold where `q` is a normal number of the format, which is at least 2^-6
-    for e4m3 and 2^-14 for e5m2. Smaller elements have the absolute error of those
-    numbers.
+    These bounds hold for elements whose `|q|` is at least 2^-6 for e4m3 and 2^-14 for
+    e5m2, the smallest normal numbers of the formats. The absolute error of a smaller
+    element is at most the bound at that `|q|`.
 
-    The error of `int8` is at most `s / 254` for every element, with equally many bytes.
-    `fp8` has the smaller bound for elements below about `s / 16` with e4m3 and `s / 32`
-    with e5m2. For larger elements, `int8` has the smaller bound.
+    `int8` sends as many bytes, and its error is at most `s / 254` for every element.
+    `fp8` has the smaller bound for elements below about `s / 16` with e4m3, or `s / 32`
+    with e5m2. `int8` has the smaller bound for larger elements.
 
     Args:
       format: The format of the codes, `"e4m3"` or `"e5m2"`.
@@ -339,9 +340,9 @@ def sign(block: int = 1024) -> Sign:
 
     $$y = s \, \mathrm{sign}(x)$$
 
-    where `sign(0)` is 1. The payload has `1/8 + 4 / block` bytes per element, a quarter
-    of those of `int4` or less. The error may be as large as the element, so use this
-    codec only with `error_feedback`.
+    where `sign(0)` is 1. The payload has `1/8 + 4 / block` bytes per element. With the
+    default blocks, that is 23 % of the bytes of `int4`. The error is `||x| - s|`, which
+    may be larger than the element itself, so use this codec only with `error_feedback`.
 
     Args:
       block: The number of elements that share a scale, a power of two and at least 8.

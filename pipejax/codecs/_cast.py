@@ -108,14 +108,12 @@ class Truncate(Codec):
 def cast(dtype: DTypeLike) -> Cast:
     """Makes a codec that sends each element in another dtype, rounded to the nearest.
 
-    | dtype | bytes per element | error at most |
-    | --- | --- | --- |
-    | float32 | 4 | 0 |
-    | bfloat16 | 2 | `2^-8 |x|` |
-    | float16 | 2 | `2^-11 |x|`, or 2^-25 if that is more |
-
-    float16 is more accurate than bfloat16, but numbers beyond 65,504 overflow to
-    infinity. The train step then skips the update. bfloat16 has the range of float32.
+    - float32 takes 4 bytes per element and loses nothing.
+    - bfloat16 takes 2 bytes. The error is at most `2^-8 |x|`. The range is that of
+      float32.
+    - float16 takes 2 bytes. The error is at most `2^-11 |x|`, or 2^-25 if that is more.
+      Numbers beyond 65,504 overflow to infinity, and the train step then skips the
+      update.
 
     In contrast to `truncate`, `cast("bfloat16")` rounds to the nearest number, so that
     its errors do not all have the same sign. `int8` and `fp8` send about half as many

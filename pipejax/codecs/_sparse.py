@@ -265,8 +265,8 @@ def count(k: int | float, n: int) -> int:
         return max(1, round(k * n))
     if k > n:
         raise ValueError(
-            f"`k` must be at most the {n} elements of an encoded vector; got {k}. Choose"
-            " a smaller number, or a fraction such as 0.01."
+            f"`k` must be at most the {n} elements of an encoded vector; got {k}."
+            " Choose a smaller number, or a fraction such as 0.01."
         )
     return k
 
