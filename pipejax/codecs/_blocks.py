@@ -258,8 +258,8 @@ def int4(block: int = 64) -> Integers:
     and decodes to `s q / 7`. The error is at most `s / 14`. Two integers share a byte,
     so that the payload has `1/2 + 4 / block` bytes per element.
 
-    With the default blocks, `int8` sends 1.8 times as many bytes. With equal blocks, its
-    error bound is 18 times smaller.
+    With the default blocks, `int8` sends 1.8 times as many bytes. With equal blocks,
+    its error bound is 18 times smaller.
 
     Args:
       block: The number of elements that share a scale, a power of two and at least 8.
