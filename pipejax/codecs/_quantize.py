@@ -63,7 +63,7 @@ class Quantize(Rounding):
         return jnp.where(all_one, spread, level / 2) + rounding
 
     def _levels(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns minimum and level spacing, which is NaN if an element is not finite."""
+        """Returns the minimum and the level spacing, NaN unless `x` is finite."""
         low, high = jnp.min(x, initial=jnp.inf), jnp.max(x, initial=-jnp.inf)
         level = high / self.top - low / self.top + poison(x)
         # Treat levels as equal if float32 cannot divide by their spacing.
