@@ -16,7 +16,7 @@ def pack(codes: jax.Array, bits: int) -> jax.Array:
 
     Byte `j` holds the codes `j`, `j + m'`, `j + 2 m'`, ..., the first of them in the
     lowest bits, where `m' = m bits / 8` is the number of bytes in a row. Neighboring
-    codes go into neighboring bytes, so that vector units can pack them.
+    codes go into neighboring bytes, which suits vector units.
 
     Args:
       codes: Integers below `2^bits`, uint8 `[..., m]`. `m` must be a multiple of
@@ -27,8 +27,8 @@ def pack(codes: jax.Array, bits: int) -> jax.Array:
       The bytes, uint8 `[..., m bits / 8]`.
 
     Examples:
-      >>> pack(jnp.uint8([0x1, 0x2, 0x3, 0x4]), 4).tolist() == [0x31, 0x42]
-      True
+      >>> [hex(byte) for byte in pack(jnp.uint8([1, 2, 3, 4]), 4).tolist()]
+      ['0x31', '0x42']
     """
     per_byte = 8 // bits
     planes = codes.reshape(*codes.shape[:-1], per_byte, -1)

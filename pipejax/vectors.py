@@ -38,8 +38,8 @@ def working_dtype(dtype: DTypeLike) -> np.dtype:
 def joined(arrays: Sequence[jax.Array], dtype: DTypeLike | None = None) -> jax.Array:
     """Returns the elements of all arrays as one vector, in the order of the arrays.
 
-    `jax.flatten_util.ravel_pytree` does the same for a pytree. This function is faster
-    on CPUs; see `_concatenate`.
+    Unlike `jax.flatten_util.ravel_pytree`, this function keeps XLA:CPU from fusing the
+    concatenation, which would make it slow; see `_concatenate`.
 
     Args:
       arrays: Arrays of any shapes.
