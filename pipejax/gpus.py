@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Gpu(NamedTuple):
-    """The figures in which GPUs differ for the compiler.
+    """The figures of one GPU; all other figures are the same for all GPUs here.
 
     Attributes:
       name: The device kind that JAX reports.
@@ -21,8 +21,8 @@ class Gpu(NamedTuple):
       memory: The size of the device memory in bytes.
       bandwidth: The bandwidth of the device memory in bytes per second.
       l2: The size of the L2 cache in bytes.
-      shared: The size in bytes of the shared memory of a multiprocessor. A thread block
-        can use at most 1 KiB less.
+      shared: The size in bytes of the shared memory of a multiprocessor. A thread
+        block can use up to 1 KiB less than that.
       links: The number of NVLinks.
     """
 
@@ -38,7 +38,7 @@ class Gpu(NamedTuple):
     links: int
 
 
-# The GPUs that can be compiled for, by the name that a target such as `h100:1x8x8` uses.
+# By the name of the GPU in targets such as `h100:1x8x8`.
 GPUS = {
     "a100": Gpu(
         name="NVIDIA A100-SXM4-80GB",
