@@ -110,8 +110,8 @@ class Integers(Blocks, Rounding):
         scale = self.scale(blocks)
         units = blocks * _over(self.top, scale)
         q = to_integer(units, noise, self.top)
-        # An infinite element has NaN here too, because its scale is infinite and
-        # infinity times zero is NaN.
+        # For an infinite element, `units` is NaN too: the scale is infinite, and infinity
+        # times `top / infinity` is NaN.
         q = jnp.where(jnp.isnan(units), -self.top - 1, q)
         codes = lax.bitcast_convert_type(q.astype(jnp.int8), jnp.uint8)
         return self.packed(codes if self.bits == 8 else codes & 15, scale)
@@ -338,7 +338,7 @@ def sign(block: int = 1024) -> Sign:
 
     An element `x` of a block whose mean magnitude is `s` decodes to
 
-    $$y = s \, \mathrm{sign}(x)$$
+    $$y = s \cdot \mathrm{sign}(x)$$
 
     where `sign(0)` is 1. The payload has `1/8 + 4 / block` bytes per element. With the
     default blocks, that is 23 % of the bytes of `int4`. The error is `||x| - s|`, which

@@ -1,10 +1,10 @@
-"""The interfaces `Codec` and `Linear`, which every codec implements.
+"""The interface `Codec` of all codecs, and its subclass `Linear` for summable payloads.
 
 A codec encodes a float32 vector as a vector of unsigned integers and decodes it again.
 Payloads are integers because no backend rounds integers or sends them in a wider type,
-as XLA:CPU does with bfloat16. The public codecs round a float64 vector to float32
-before they encode it. `error_feedback` includes the error of that rounding in its
-residual.
+as XLA:CPU does with bfloat16. A codec rounds a float64 vector to float32 before it
+encodes the vector; only the rounds of a linear codec keep float64. `error_feedback`
+adds the error of that rounding to its residual.
 
 Examples of codecs:
 
@@ -242,6 +242,9 @@ class Linear(Codec):
           leaves: The vector to encode, in the form that `leaves` returns.
           state: The codec's state.
           sums: The sums over devices of the rounds that have finished, in order.
+
+        Returns:
+          A vector. Its length is the number that `round_sizes` returns for the round.
         """
 
     @abc.abstractmethod

@@ -59,8 +59,12 @@ class ErrorFeedbackState(NamedTuple):
 class ErrorFeedback(Linear):
     """Codec that adds error feedback to the wrapped `codec`; see `error_feedback`.
 
-    It has as many linear rounds as the wrapped codec, and none if that codec is not
-    linear.
+    It has as many linear rounds as the wrapped codec, which is none if that codec is
+    not linear.
+
+    Attributes:
+      codec: The wrapped codec.
+      dtype: The dtype of the residual, `"float32"` or `"float64"`.
     """
 
     codec: Codec
@@ -117,7 +121,7 @@ class ErrorFeedback(Linear):
         return self.codec.decode(payload, n)
 
     def bound(self, x: jax.Array) -> jax.Array:
-        """Returns the wrapped codec's bound, where `x` is gradient plus residual."""
+        """Returns the wrapped codec's bound for `x`, the gradient plus the residual."""
         return self.codec.bound(x)
 
     def round_sizes(self, n: int) -> tuple[int, ...]:

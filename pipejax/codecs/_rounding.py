@@ -143,8 +143,8 @@ def stochastic(codec: Codec, key: jax.Array) -> Stochastic:
       ValueError: If `codec` does not round to levels, or if `key` is not a single key.
 
     Examples:
-      The levels are integers here. The elements of 0.3 decode to 0 if they are rounded
-      to the nearest level. They decode to 0 or 1 here, with mean 0.3:
+      The levels are 1 apart. Rounding to the nearest level would turn 0.3 into 0.
+      Stochastic rounding turns it into 0 or 1, with mean 0.3:
 
       >>> from pipejax import codecs
       >>> codec = stochastic(codecs.int4(block=4096), jax.random.key(0))
