@@ -103,7 +103,7 @@ class PowerSGD(Linear):
         )
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        """Runs both rounds without other devices, and returns `P`, `Q` and the rest.
+        """Runs both rounds on this device alone; returns `P`, `Q` and the other leaves.
 
         The `P` of the payload is already orthonormal.
         """
@@ -141,7 +141,7 @@ class PowerSGD(Linear):
     def project(
         self, leaves: Any, state: Any, sums: tuple[jax.Array, ...]
     ) -> jax.Array:
-        """Returns `M Q` in the first round, and `M^T P` with the rest in the second."""
+        """Returns `M Q` in round 1, and `M^T P` with the other leaves in round 2."""
         coded = [x for x in leaves if self._is_coded(x.shape)]
         matrices = [x.reshape(_sides(x.shape)) for x in coded]
         if not sums:
