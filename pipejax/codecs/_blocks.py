@@ -110,8 +110,8 @@ class Integers(Blocks, Rounding):
         scale = self.scale(blocks)
         units = blocks * _over(self.top, scale)
         q = to_integer(units, noise, self.top)
-        # `units` is NaN for an infinite element too: its scale is infinite, and infinity
-        # times `top / infinity`, which is 0, is NaN.
+        # `units` is NaN for an infinite element too. Its scale is infinite, so that
+        # `top / scale` is 0, and infinity times 0 is NaN.
         q = jnp.where(jnp.isnan(units), -self.top - 1, q)
         codes = lax.bitcast_convert_type(q.astype(jnp.int8), jnp.uint8)
         return self.packed(codes if self.bits == 8 else codes & 15, scale)

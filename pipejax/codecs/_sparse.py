@@ -120,9 +120,9 @@ class RandomK(Linear):
     def project(
         self, leaves: Any, state: Any, sums: tuple[jax.Array, ...]
     ) -> jax.Array:
-        """Returns the drawn values, or only NaN if an element of `leaves` is bad.
+        """Returns the drawn values, all of them NaN if any element is not finite.
 
-        Bad elements, NaN and infinities, must be noticed even if they are not drawn.
+        A NaN or an infinity must be noticed even if it is not drawn.
         """
         del sums
         x: jax.Array = leaves
