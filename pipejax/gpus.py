@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Gpu(NamedTuple):
-    """The figures of one GPU; all other figures are the same for all GPUs here.
+    """The figures of a GPU in which the GPUs of `GPUS` differ from each other.
 
     Attributes:
       name: The device kind that JAX reports.
