@@ -1,27 +1,29 @@
-"""What XLA's compiler wants to know of a GPU that is not there.
+"""Descriptions of GPUs from which XLA can compile for a GPU that is not present.
 
-Each is a `GpuTargetConfigProto` in text form, as `jax.experimental.topologies` takes
-it. The figures are those that XLA's own device files give (openxla/xla,
-`xla/backends/gpu/target_config/specs`); A100 is the 80 GB SXM4, H100 the 80 GB SXM5.
+`target_config` writes the description that `jax.experimental.topologies` takes: a
+`GpuTargetConfigProto` in text form. The figures come from XLA's own device files
+(openxla/xla, `xla/backends/gpu/target_config/specs`). The A100 is the 80 GB SXM4 module
+and the H100 is the 80 GB SXM5 module.
 """
 
 from typing import NamedTuple
 
 
 class Gpu(NamedTuple):
-    """What differs from one to the next.
+    """The figures of a GPU in which the GPUs of `GPUS` differ from each other.
 
     Attributes:
-      name: device kind, as JAX reports it.
-      capability: CUDA compute capability, major.
-      cores: streaming multiprocessors.
-      fpus: float32 units of each.
-      clock: GHz.
-      memory: bytes.
-      bandwidth: of the memory, bytes/s.
-      l2: cache, bytes.
-      shared: memory of one multiprocessor, bytes; a block may have 1 KiB less.
-      links: NVLinks.
+      name: The device kind that JAX reports.
+      capability: The major version of the CUDA compute capability.
+      cores: The number of streaming multiprocessors.
+      fpus: The number of float32 units in each multiprocessor.
+      clock: The clock rate in GHz.
+      memory: The size of the device memory in bytes.
+      bandwidth: The bandwidth of the device memory in bytes per second.
+      l2: The size of the L2 cache in bytes.
+      shared: The size in bytes of the shared memory of a multiprocessor. A thread
+        block can use up to 1 KiB less than that.
+      links: The number of NVLinks.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Gpu(NamedTuple):
     links: int
 
 
+# By the name of the GPU in targets such as `h100:1x8x8`.
 GPUS = {
     "a100": Gpu(
         name="NVIDIA A100-SXM4-80GB",
@@ -89,7 +92,20 @@ GPUS = {
 
 
 def target_config(gpu: Gpu) -> str:
-    """The text proto of `gpu`; the CUDA and cuDNN it names are those of 2025."""
+    """Returns the description of a GPU as a `GpuTargetConfigProto` in text form.
+
+    The description names CUDA 12.8 and cuDNN 9.10, the versions of 2025.
+
+    Args:
+      gpu: The figures of the GPU, for example `GPUS["h100"]`.
+
+    Returns:
+      The `target_config` argument of `jax.experimental.topologies.get_topology_desc`.
+
+    Examples:
+      >>> "core_count: 132" in target_config(GPUS["h100"])
+      True
+    """
     return f"""
 gpu_device_info {{
   threads_per_block_limit: 1024

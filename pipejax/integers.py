@@ -1,11 +1,23 @@
-"""What counts as a whole number where a user gives one."""
+"""The check for integer arguments that users pass."""
 
 import operator
 from typing import Any
 
 
 def is_integer(value: Any, least: int) -> bool:
-    """Whether it is an integer, NumPy's too but no bool, of at least `least`."""
+    """Returns whether a value is an integer of at least `least`.
+
+    Python's and NumPy's integers count, and so do integer arrays without dimensions. A
+    bool does not count, and neither does a float that has an integer value.
+
+    Args:
+      value: The value to check.
+      least: The smallest integer that is accepted.
+
+    Examples:
+      >>> is_integer(2, 1), is_integer(0, 1), is_integer(2.0, 1), is_integer(True, 1)
+      (True, False, False, False)
+    """
     if isinstance(value, bool):
         return False
     try:

@@ -1,4 +1,10 @@
-"""What travels in place of a gradient."""
+"""Codecs: how gradients are encoded for the wire.
+
+An all-reduce algorithm takes a codec as its argument, for example
+`pj.collectives.two_shot(pj.codecs.int8())`. `Codec` is the interface that all codecs
+implement. `Linear` is the interface of codecs whose payloads can be summed without
+decoding them.
+"""
 
 from ._blocks import fp8 as fp8
 from ._blocks import int4 as int4

@@ -1,4 +1,4 @@
-"""Vectors as they are: what an algorithm without a codec sends."""
+"""The codec that sends every bit, used by algorithms that are given no codec."""
 
 import dataclasses
 from typing import Any
@@ -15,39 +15,41 @@ from ._codec import Codec
 
 @dataclasses.dataclass(frozen=True)
 class AllBits(Codec):
-    """Sends every bit of a float32 or a float64 vector.
+    """Codec that sends every bit of a float32 or float64 vector.
 
-    It differs from `cast("float32")`, which rounds float64 vectors to float32.
+    `cast("float32")` differs from this codec in that it rounds float64 vectors to
+    float32.
 
     Attributes:
-      dtype: of the vectors.
+      dtype: The dtype of the vectors, `"float32"` or `"float64"`. Other floating dtypes
+        are sent as this dtype.
     """
 
     dtype: str = "float32"
 
     @property
     def unbiased(self) -> bool:
-        """Nothing is lost."""
+        """Returns `True`, because decoding restores the encoded vector."""
         return True
 
     def of(
         self, shapes: Shapes | None = None, dtype: DTypeLike = jnp.float32
     ) -> "AllBits":
-        """The codec for vectors of this dtype."""
+        """Returns the codec that sends vectors of `dtype`."""
         return AllBits(jnp.dtype(dtype).name)
 
     def size(self, n: int) -> int:
-        """4 or 8 bytes an element."""
+        """Returns the payload's size: 4 bytes per float32 element, 8 per float64."""
         return n * jnp.dtype(self.dtype).itemsize
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        """The bits, in words of 32."""
+        """Returns the bits of `x` as 32-bit words."""
         return to_words(x.astype(self.dtype), jnp.uint32), state
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
-        """The same numbers."""
+        """Restores the encoded vector, in the codec's dtype."""
         return from_words(payload, self.dtype)
 
     def bound(self, x: jax.Array) -> jax.Array:
-        """Nothing is lost."""
+        """Returns zeros, because the codec loses nothing."""
         return jnp.zeros_like(x)

@@ -1,4 +1,4 @@
-"""Floating dtypes: all bits, or the upper ones, rounded or cut off."""
+"""Codecs that send floats of 32 or 16 bits: rounded casts, and truncated float32."""
 
 import dataclasses
 from typing import Any
@@ -17,26 +17,30 @@ _WORDS = {2: jnp.uint16, 4: jnp.uint32}
 
 @dataclasses.dataclass(frozen=True)
 class Cast(Rounding):
-    """See `cast`."""
+    """Codec that sends each element in another floating dtype; see `cast`.
+
+    Attributes:
+      dtype: `"float32"`, `"bfloat16"` or `"float16"`.
+    """
 
     dtype: str
 
     @property
     def unbiased(self) -> bool:
-        """Only if nothing is lost."""
+        """Returns `True` for float32, which loses nothing."""
         return self.dtype == "float32"
 
     @property
     def takes_noise(self) -> bool:
-        """Only bfloat16, whose bits are the upper half of float32."""
+        """Returns `True` for bfloat16, whose bits are the upper half of float32."""
         return self.dtype == "bfloat16"
 
     def size(self, n: int) -> int:
-        """2 or 4 bytes an element."""
+        """Returns 2 or 4 bytes per element."""
         return n * jnp.dtype(self.dtype).itemsize
 
     def rounded(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
-        """x in this dtype, as integers of its width."""
+        """Returns the bits of `x` in the codec's dtype, one integer per element."""
         x = x.astype(jnp.float32)
         if noise is not None:
             x = self._dithered(x, noise)
@@ -44,95 +48,144 @@ class Cast(Rounding):
         return to_words(x.astype(self.dtype), word)
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
-        """The same numbers, as float32."""
+        """Returns the numbers that were sent, as float32."""
         del n
         return from_words(payload, self.dtype).astype(jnp.float32)
 
     def bound(self, x: jax.Array) -> jax.Array:
-        """Half a unit in the last place; infinite for what overflows."""
+        """Returns half a unit in the last place, and infinity for what may overflow."""
         info = jnp.finfo(self.dtype)
         if self.dtype == "float32":
             return jnp.zeros_like(x)
-        # Between two floats there are nmant bits; below the least normal one, its.
+        # A normal number has nmant mantissa bits. The subnormal numbers have the same
+        # spacing as the smallest normal number.
         least, most = float(info.smallest_normal), float(info.max)
         ulp = jnp.maximum(jnp.abs(x), least) * 2.0 ** -(info.nmant + 1)
         return jnp.where(jnp.abs(x) <= most, ulp, jnp.inf)
 
     def _dithered(self, x: jax.Array, noise: jax.Array) -> jax.Array:
-        """x moved up by less than a unit of bfloat16, and cut off there."""
+        """Rounds `x` to bfloat16 stochastically.
+
+        Moves each element away from zero by the fraction `noise` of the spacing of
+        bfloat16 numbers, and then clears the lower 16 bits of the float32.
+        """
         bits = to_words(x, jnp.uint32)
         moved = bits + (noise * 2**16).astype(jnp.uint32)
         cut = from_words(moved & jnp.uint32(0xFFFF0000), jnp.float32)
-        # A NaN of all ones would be moved to zero.
+        # A NaN whose bits are all ones would wrap around to zero.
         return jnp.where(jnp.isfinite(x), cut, x)
 
 
 @dataclasses.dataclass(frozen=True)
 class Truncate(Codec):
-    """See `truncate`."""
+    """Codec that drops the lower 16 bits of each float32; see `truncate`."""
 
     @property
     def needs_feedback(self) -> bool:
-        """Every element shrinks."""
+        """Returns `True`, because truncation moves every element towards zero."""
         return True
 
     def size(self, n: int) -> int:
-        """2 bytes an element."""
+        """Returns 2 bytes per element."""
         return 2 * n
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        """The upper half of each float32."""
+        """Returns the upper 16 bits of each float32."""
         bits = to_words(x.astype(jnp.float32), jnp.uint32)
         return (bits >> 16).astype(jnp.uint16), state
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
-        """Zeros for the lower half."""
+        """Returns float32 numbers whose lower 16 bits are zero."""
         del n
         return from_words(payload.astype(jnp.uint32) << 16, jnp.float32)
 
     def bound(self, x: jax.Array) -> jax.Array:
-        """One unit in the last of 7 bits."""
+        """Returns one unit in the last of the 7 mantissa bits that are sent."""
         tiny = float(jnp.finfo(jnp.float32).smallest_normal)
         return jnp.maximum(jnp.abs(x), tiny) * 2.0**-7
 
 
 def cast(dtype: DTypeLike) -> Cast:
-    """Travels as float32, bfloat16 or float16, rounded to the nearest.
+    """Makes a codec that sends each element in another dtype, rounded to the nearest.
 
-    float32 loses nothing. float16 overflows at 65,504, and the step is then skipped.
-    Error: `2^-8 |x|` in bfloat16, `2^-11 |x|` in float16, 2^-25 at least.
+    - float32 takes 4 bytes per element and loses nothing.
+    - bfloat16 takes 2 bytes. The error is at most `2^-8 |x|`. The range is that of
+      float32.
+    - float16 takes 2 bytes. The error is at most `2^-11 |x|`, or 2^-25 if that is more.
+      Numbers beyond 65,504 overflow to infinity, and the train step then skips the
+      update.
+
+    In contrast to `truncate`, `cast("bfloat16")` rounds to the nearest number, so that
+    its errors do not all have the same sign. `int8` and `fp8` send about half as many
+    bytes.
+
+    Args:
+      dtype: The dtype of the payload: float32, bfloat16 or float16. With float32, the
+        codec loses nothing of a float32 vector, and rounds a float64 vector.
+
+    Returns:
+      The codec. `stochastic` can wrap it if `dtype` is bfloat16.
 
     Raises:
-      ValueError: for another dtype.
+      ValueError: If `dtype` is another dtype.
 
-    >>> codec = cast("bfloat16")
-    >>> codec.decode(codec.encode(jnp.float32([1 / 3]), ())[0], 1)
-    Array([0.33398438], dtype=float32)
+    Examples:
+      >>> codec = cast("bfloat16")
+      >>> payload, _ = codec.encode(jnp.float32([1 / 3]), ())
+      >>> codec.decode(payload, 1)
+      Array([0.33398438], dtype=float32)
     """
     name = jnp.dtype(dtype).name
     if name not in ("float32", "bfloat16", "float16"):
         raise ValueError(
-            f"`dtype` must be float32, bfloat16 or float16, got {name}. Of eight bits"
-            " there are pj.codecs.int8() and fp8()."
+            f"`dtype` must be float32, bfloat16 or float16; got {name}. For eight bits,"
+            " use pj.codecs.int8() or fp8()."
         )
     return Cast(name)
 
 
 def bf16() -> Cast:
-    """`cast("bfloat16")`: 16 bits, rounded to the nearest."""
+    """Makes the codec `cast("bfloat16")`, which sends 2 bytes per element.
+
+    It rounds each element to the nearest bfloat16 number, with an error of at most
+    `2^-8 |x|`.
+
+    Returns:
+      The codec.
+
+    Examples:
+      >>> bf16().size(1000)  # bytes
+      2000
+    """
     return Cast("bfloat16")
 
 
 def truncate() -> Truncate:
-    """The paper's truncation: float32 without its lower 16 bits.
+    r"""Makes a codec that drops the lower 16 bits of each float32.
 
-    It is `bf16` rounded towards zero: `0 <= 1 - decode(x)/x < 2^-7`, where `bf16` has
-    `|1 - decode(x)/x| <= 2^-8`. All gradients shrink by 0.2 % or so.
+    This is the truncation of the Pipe-SGD paper. It sends 2 bytes per element, as
+    `bf16` does, but it rounds towards zero where `bf16` rounds to the nearest number.
+    With `x` the element and `y` its decoded value, the relative errors are
 
-    Reference: Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619
+    $$0 \le 1 - y / x < 2^{-7}$$
 
-    >>> codec = truncate()
-    >>> codec.decode(codec.encode(jnp.float32([1 / 3]), ())[0], 1)
-    Array([0.33203125], dtype=float32)
+    for `truncate` and
+
+    $$|1 - y / x| \le 2^{-8}$$
+
+    for `bf16`. On average, truncation makes gradients about 0.3 % smaller. Wrap the
+    codec in `error_feedback` to avoid this bias.
+
+    Returns:
+      The codec.
+
+    Examples:
+      >>> codec = truncate()
+      >>> payload, _ = codec.encode(jnp.float32([1 / 3]), ())
+      >>> codec.decode(payload, 1)
+      Array([0.33203125], dtype=float32)
+
+    References:
+      Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619
     """
     return Truncate()

@@ -1,4 +1,4 @@
-"""The argument `codec` of whatever sends vectors."""
+"""Validation of the `codec` argument of functions that send vectors."""
 
 import warnings
 from typing import Any
@@ -8,18 +8,26 @@ from ._codec import Codec
 
 
 def check_codec(codec: Any) -> Codec:
-    """Returns the codec, and for `None` one that sends all bits.
+    """Validates a `codec` argument and returns the codec to use.
 
-    Call it in the function that a user calls: a warning names that function's caller.
+    Call this function directly in the function that the user calls. The warning then
+    points to the line of the user's program that passed the codec.
+
+    Args:
+      codec: A `Codec`, or `None` to send every bit of each vector.
+
+    Returns:
+      `codec`, or a codec that sends every bit if `codec` is `None`.
 
     Warns:
-      UserWarning: for a biased codec without error feedback.
+      UserWarning: If the codec is biased and is not wrapped in `error_feedback`.
 
     Raises:
-      ValueError: for anything else.
+      ValueError: If `codec` is neither a `Codec` nor `None`.
 
-    >>> check_codec(None).size(3)
-    12
+    Examples:
+      >>> check_codec(None).size(3)  # bytes for three float32 elements
+      12
     """
     if codec is None:
         return AllBits()
@@ -30,8 +38,8 @@ def check_codec(codec: Any) -> Codec:
         )
     if codec.needs_feedback:
         warnings.warn(
-            f"{type(codec).__name__} is biased: what it loses adds up over the steps."
-            " Wrap it, pj.codecs.error_feedback(codec), so that it is sent later.",
+            f"{type(codec).__name__} is biased: the values that it loses add up over"
+            " the steps. Use pj.codecs.error_feedback(codec), which sends them later.",
             stacklevel=3,
         )
     return codec

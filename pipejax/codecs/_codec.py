@@ -1,14 +1,20 @@
-"""What a codec is.
+"""The interface `Codec` of all codecs, and its subclass `Linear` for summable payloads.
 
-A codec turns a float32 vector into unsigned integers and back. Integers, because no
-backend widens them on the way, as XLA:CPU does with bfloat16, and none rounds them. A
-float64 vector is rounded to float32 first; `error_feedback` keeps that error too.
+A codec encodes a float32 vector as a vector of unsigned integers and decodes it again.
+Payloads are integers because no backend rounds integers or sends them in a wider type,
+as XLA:CPU does with bfloat16. A codec rounds a float64 vector to float32 before it
+encodes the vector; only the rounds of a linear codec keep float64. `error_feedback`
+adds the error of that rounding to its residual.
 
-- `cast("float32")`: nothing lost; what "uncompressed" means
-- `truncate`, `int8`, `sign`: fewer bits an element
-- `top_k`, `random_k`: fewer elements
-- `power_sgd`: two thin matrices for a large one; can be summed as they are
-- `stochastic`, `error_feedback`: wrappers that repair what rounding and dropping do
+Examples of codecs:
+
+- `cast("float32")` sends a float32 vector uncompressed.
+- `truncate`, `int8` and `sign` send fewer bits per element.
+- `top_k` and `random_k` send fewer elements.
+- `power_sgd` sends two thin matrices in place of each large matrix. Its payloads can be
+  summed without decoding them.
+- `stochastic` and `error_feedback` wrap another codec. `stochastic` makes its rounding
+  unbiased. `error_feedback` sends later what the codec loses.
 """
 
 import abc
@@ -22,135 +28,248 @@ from pipejax.vectors import Shapes
 
 
 class Codec(abc.ABC):
-    """How a vector travels; subclasses are frozen dataclasses.
+    """Encodes a floating-point vector as unsigned integers and decodes it again.
 
-    A subclass gives `size`, `encode`, `decode` and `bound`, and says otherwise where
-    the defaults here do not hold. A vector with NaN or infinity must decode to one, so
-    that a step can be skipped for it.
+    A subclass must implement `size`, `encode`, `decode` and `bound`. It overrides the
+    other methods and properties only where their defaults do not hold. Subclasses are
+    frozen dataclasses.
+
+    A vector that contains NaN or infinity must decode to a vector that contains NaN or
+    infinity. The train step can then detect the bad value and skip the update.
+
+    Examples:
+      >>> import dataclasses
+      >>> @dataclasses.dataclass(frozen=True)
+      ... class EveryBit(Codec):
+      ...     def size(self, n):
+      ...         return 4 * n
+      ...
+      ...     def encode(self, x, state):
+      ...         return jax.lax.bitcast_convert_type(x, jnp.uint32), state
+      ...
+      ...     def decode(self, payload, n):
+      ...         return jax.lax.bitcast_convert_type(payload, jnp.float32)
+      ...
+      ...     def bound(self, x):
+      ...         return jnp.zeros_like(x)
+      >>> codec = EveryBit()
+      >>> payload, state = codec.encode(jnp.float32([1.5, -2.0]), ())
+      >>> payload.dtype, payload.nbytes, codec.decode(payload, 2).tolist()
+      (dtype('uint32'), 8, [1.5, -2.0])
     """
 
     @property
     def multiple(self) -> int:
-        """Vectors must be a multiple of this long; whoever sends pads with zeros."""
+        """Returns the number that the length of each vector must be a multiple of.
+
+        The default is 1. An algorithm pads its vectors with zeros to such a length
+        before it calls the codec.
+        """
         return 1
 
     @property
     def unbiased(self) -> bool:
-        """Whether `E[decode(encode(x))] = x`, over the codec's own random numbers."""
+        """Returns whether `E[decode(encode(x))] = x` for every finite vector `x`.
+
+        The expectation is over the codec's own random numbers. The default is `False`.
+        """
         return False
 
     @property
     def needs_feedback(self) -> bool:
-        """Whether what is lost adds up, step after step, and training may fail for it.
+        """Returns whether training may fail without `error_feedback`.
 
-        So it is with what drops elements or rounds one way, not to the nearest level.
+        The default is `False`, which is right for a codec that rounds each element to
+        the nearest level. A codec must return `True` if it drops elements or always
+        rounds in the same direction. The losses of such a codec add up over the steps.
         """
         return False
 
     @property
     def needs_leaves(self) -> bool:
-        """Whether it works on whole leaves, so that no algorithm may cut the vector.
+        """Returns whether the codec must be given whole leaves of the gradients.
 
-        `psum`, `tree` and `parameter_server` do not; all others do.
+        The default is `False`. A codec that returns `True` works with the algorithms
+        `psum`, `tree` and `parameter_server`. All other algorithms cut the vector of
+        the gradients into pieces.
         """
         return False
 
     @property
     def rounds(self) -> int:
-        """Psums in which payloads can be added up unread; 0 if they cannot.
+        """Returns the number of psums that add up payloads without decoding them.
 
-        Where there are any, the codec is linear and has `project`, `rebuild` and
-        `settled`; see `Linear`.
+        The default is 0, for a codec whose payloads cannot be added up. A codec with at
+        least one round must also implement the methods of `Linear`.
         """
         return 0
 
     def of(
         self, shapes: Shapes | None = None, dtype: DTypeLike = jnp.float32
     ) -> "Codec":
-        """The codec for certain vectors.
+        """Returns the codec adapted to the vectors that it is about to encode.
+
+        An algorithm calls this method before it calls `init`, `encode` or `decode`. The
+        default returns the codec itself.
 
         Args:
-          shapes: of the leaves that they hold, one after another; `None` for a part of
-            them, or where the codec knows already.
-          dtype: in which they are summed, float32 or float64.
+          shapes: The shapes of the leaves that a vector holds one after another. `None`
+            if a vector is only a piece of the leaves, or if the codec has already been
+            given their shapes.
+          dtype: The dtype in which the vectors are summed, float32 or float64.
+
+        Returns:
+          A codec for these vectors.
         """
         del shapes, dtype
         return self
 
     def leaves(self, x: jax.Array) -> Any:
-        """Returns a vector as the rounds of a linear codec take it; by default itself.
+        """Returns a vector in the form that the rounds of a linear codec take.
+
+        Args:
+          x: The vector, `[n]`.
 
         Returns:
-          A pytree whose leaves, one after another, are x: arrays in the shapes of the
-          gradients if the codec `needs_leaves`.
+          A pytree whose leaves, concatenated, are `x`. By default this is `x` itself.
+          If the codec `needs_leaves`, it is a tuple of arrays in the shapes of the
+          gradients.
         """
         return x
 
     def init(self, n: int, seed: jax.Array) -> Any:
-        """The state before the first vector of n elements: arrays, none of them scalar.
+        """Returns the codec's state before it encodes the first vector.
 
         Args:
-          n: elements.
-          seed: uint32 scalar; another where random numbers should be others.
+          n: The length of the vectors.
+          seed: A uint32 scalar. Different seeds give different random numbers.
 
         Returns:
-          A pytree; one without leaves if the codec has no state.
+          A pytree of arrays. It has no leaves if the codec keeps no state, which is the
+          default. No leaf is a scalar, because `shard_map` concatenates the states of
+          the devices along the first axis.
         """
         del n, seed
         return ()
 
     @abc.abstractmethod
     def size(self, n: int) -> int:
-        """Bytes of the payload of n elements."""
+        """Returns the size in bytes of the payload of a vector of `n` elements."""
 
     @abc.abstractmethod
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        """x [n] to the payload, unsigned integers of `size(n)` bytes in all.
+        """Encodes a vector.
 
         Args:
-          x: float32, or float64, which travels as float32.
-          state: what `init` or the call before returned.
+          x: The vector, `[n]`, float32 or float64, where `n` is a multiple of
+            `multiple`.
+          state: The state that `init` or the previous call of `encode` returned.
 
         Returns:
-          The payload, and the state for the next vector.
+          The payload and the state for the next vector. The payload is a vector of
+          unsigned integers that takes `size(n)` bytes.
         """
 
     @abc.abstractmethod
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
-        """The payload of n elements to float32 [n]."""
+        """Decodes a payload.
+
+        Args:
+          payload: The payload that `encode` returned, on this device or another one.
+          n: The length of the vector that was encoded.
+
+        Returns:
+          The decoded vector, float32 `[n]`.
+        """
 
     @abc.abstractmethod
     def bound(self, x: jax.Array) -> jax.Array:
-        """The largest `|decode(encode(x)) - x|` there can be: [n], or a scalar.
+        """Returns an upper bound of the error `|decode(encode(x)) - x|`.
 
         Args:
-          x: float32 [n].
+          x: The vector, float32 `[n]`.
+
+        Returns:
+          A bound for each element, `[n]`, or a scalar that holds for all elements. It
+          is infinite where the codec guarantees nothing.
         """
 
 
 class Linear(Codec):
-    """A codec whose payloads can be summed: `C(x) + C(y) = C(x + y)`, round by round.
+    """A codec whose payloads can be summed over devices without decoding them.
 
-    All devices must have the same state, so none is seeded by its rank. The rounds take
-    and return what `leaves` returns: a vector, or arrays in the gradients' own shapes.
+    Encoding is linear in each round:
+
+    $$C(x) + C(y) = C(x + y)$$
+
+    where `C` is the encoder and `x` and `y` are the vectors of two devices. An
+    all-reduce with a linear codec runs `rounds` psums. It calls `project` before each
+    psum, then `rebuild` to decode the last sum and `settled` for the new state.
+
+    The state must be the same on all devices, because they decode the same sums. An
+    algorithm therefore gives all devices the same seed. Only the residual of
+    `error_feedback` differs between devices. The rounds take and return vectors in the
+    form that `leaves` returns.
+
+    Examples:
+      >>> from pipejax import codecs
+      >>> codec = codecs.random_k(2, jax.random.key(0), scaled=False)
+      >>> state = codec.init(4, jnp.uint32(0))
+      >>> x, y = jnp.full(4, 1.0), jnp.full(4, 2.0)
+      >>> total = codec.project(x, state, ()) + codec.project(y, state, ())
+      >>> sorted(codec.rebuild(state, (total,), 4).tolist())
+      [0.0, 0.0, 3.0, 3.0]
     """
 
     @abc.abstractmethod
     def round_sizes(self, n: int) -> tuple[int, ...]:
-        """Elements that a device adds in each round, in the dtype of the leaves."""
+        """Returns how many elements each device contributes to each round.
+
+        Args:
+          n: The length of the vectors.
+
+        Returns:
+          One number for each round. The elements have the dtype of the leaves.
+        """
 
     @abc.abstractmethod
     def project(
         self, leaves: Any, state: Any, sums: tuple[jax.Array, ...]
     ) -> jax.Array:
-        """What this device adds in the next round, given the sums of those before."""
+        """Returns the vector that this device contributes to the next round.
+
+        Args:
+          leaves: The vector to encode, in the form that `leaves` returns.
+          state: The codec's state.
+          sums: The sums over devices of the rounds that have finished, in order.
+
+        Returns:
+          A vector. Its length is the number that `round_sizes` returns for the round.
+        """
 
     @abc.abstractmethod
     def rebuild(self, state: Any, sums: tuple[jax.Array, ...], n: int) -> Any:
-        """Leaves of a vector [n] from the sums of all rounds; linear in the last."""
+        """Decodes the sums of all rounds.
+
+        Args:
+          state: The codec's state, the same one that `project` was given.
+          sums: The sums over devices of all rounds, in order.
+          n: The length of the encoded vectors.
+
+        Returns:
+          The decoded sum of the vectors, in the form that `leaves` returns. It is
+          linear in the last element of `sums`.
+        """
 
     @abc.abstractmethod
     def settled(
         self, leaves: Any, state: Any, sums: tuple[jax.Array, ...], own: jax.Array
     ) -> Any:
-        """The state for the next vector; `own` is what this device added last."""
+        """Returns the state for the next vector.
+
+        Args:
+          leaves: The encoded vector, in the form that `leaves` returns.
+          state: The state that `project` was given.
+          sums: The sums over devices of all rounds, in order.
+          own: The vector that this device contributed to the last round.
+        """

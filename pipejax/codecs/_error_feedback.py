@@ -1,17 +1,29 @@
-"""Error feedback: what a codec loses is not lost, but sent later.
+r"""Error feedback for a lossy codec: what the codec loses is sent later.
 
-With g the gradient, C the codec and e what it has lost so far:
+Let `g` be the gradient, `C` the codec (encoding followed by decoding) and `e` the
+residual, which is what the codec has lost so far. Each step sends
 
-  `Delta = C(e + g)`,  `e <- e + g - Delta`
+$$\Delta = C(e + g)$$
 
-Without it a codec that drops small elements drops them for ever; with it they add up
-until they are large. Under a delay of K-1 steps e is what the message *before* this one
-lost, when this one is sent: the delay does not change the rule. Of a message that is
-skipped, for it is not finite, nothing is fed back: whoever sums restores the state.
+and replaces the residual by what this step lost:
 
-References: Karimireddy et al. 2019, https://arxiv.org/abs/1901.09847; Stich et al.
-2018, https://arxiv.org/abs/1809.07599; of both shots, Tang et al. 2019,
-https://arxiv.org/abs/1905.05957
+$$e \leftarrow e + g - \Delta$$
+
+Without error feedback, a codec that drops small elements never sends them. With error
+feedback, the residual of a small element grows from step to step until the codec sends
+it.
+
+The rule is the same at every delay. The residual that is added to a message comes from
+the message that was sent just before it.
+
+If a message is not finite, its update is skipped. The caller then restores the codec's
+state from before that message, so that no NaN or infinity enters the residual.
+
+References:
+  Karimireddy et al. 2019, https://arxiv.org/abs/1901.09847
+  Stich et al. 2018, https://arxiv.org/abs/1809.07599
+  Tang et al. 2019, https://arxiv.org/abs/1905.05957, apply error feedback both before
+  and after the sum over devices, as `two_shot` does.
 """
 
 import dataclasses
@@ -30,12 +42,13 @@ from ._sparse import RandomK
 
 
 class ErrorFeedbackState(NamedTuple):
-    """What the codec has lost so far, and its own state.
+    """State of `error_feedback`: the residual and the wrapped codec's state.
 
     Attributes:
-      residual: e, as the codec's `leaves`: a vector [n], or arrays in the shapes of the
-        gradients; float32, or float64 where they are float64.
-      codec: of the codec inside.
+      residual: What the codec still has to send, in the form that its `leaves` method
+        returns: a vector `[n]` or arrays in the shapes of the gradients. The dtype is
+        float64 for float64 gradients and float32 otherwise.
+      codec: The state of the wrapped codec.
     """
 
     residual: Any
@@ -44,83 +57,96 @@ class ErrorFeedbackState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ErrorFeedback(Linear):
-    """See `error_feedback`; linear if the codec inside is."""
+    """Codec that adds error feedback to the wrapped `codec`; see `error_feedback`.
+
+    It has as many linear rounds as the wrapped codec, which is none if that codec is
+    not linear.
+
+    Attributes:
+      codec: The wrapped codec.
+      dtype: The dtype of the residual, `"float32"` or `"float64"`.
+    """
 
     codec: Codec
     dtype: str = "float32"
 
     @property
     def multiple(self) -> int:
-        """As of the codec inside."""
+        """Returns the padding multiple of the wrapped codec."""
         return self.codec.multiple
 
     @property
     def needs_leaves(self) -> bool:
-        """As of the codec inside."""
+        """Returns whether the wrapped codec must be given whole leaves."""
         return self.codec.needs_leaves
 
     @property
     def rounds(self) -> int:
-        """As of the codec inside."""
+        """Returns the number of linear rounds of the wrapped codec."""
         return self.codec.rounds
 
     def of(
         self, shapes: Shapes | None = None, dtype: DTypeLike = jnp.float32
     ) -> "ErrorFeedback":
-        """The same for these leaves, its residual in the dtype of their sums."""
+        """Adapts the wrapped codec, and keeps the residual in `dtype`."""
         return ErrorFeedback(self.codec.of(shapes, dtype), jnp.dtype(dtype).name)
 
     def leaves(self, x: jax.Array) -> Any:
-        """As of the codec inside."""
+        """Returns `x` in the form that the wrapped codec's rounds take."""
         return self.codec.leaves(x)
 
     def init(self, n: int, seed: jax.Array) -> ErrorFeedbackState:
-        """Nothing lost yet."""
+        """Returns a residual of zeros and the wrapped codec's first state."""
         nothing = self.codec.leaves(jnp.zeros(n, self.dtype))
         return ErrorFeedbackState(nothing, self.codec.init(n, seed))
 
     def size(self, n: int) -> int:
-        """As of the codec inside."""
+        """Returns the payload's size in bytes, which the wrapped codec determines."""
         return self.codec.size(n)
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        """The payload of what is due, and what that loses."""
+        """Encodes `x` plus the residual; the new residual is what this loses."""
         due = x.astype(self.dtype) + joined(jax.tree.leaves(state.residual))
         payload, inner = self.codec.encode(due, state.codec)
-        # Of the payload that is sent, decoded as others decode it: XLA would compute
-        # both anew here, and round elsewhere.
+        # The residual must be computed from the payload that is sent, decoded as the
+        # receivers decode it. Without the barriers, XLA would compute both a second
+        # time here and round them differently.
         payload = lax.optimization_barrier(payload)
         sent = lax.optimization_barrier(self.codec.decode(payload, x.size))
         lost = self.codec.leaves(due - sent.astype(self.dtype))
         return payload, ErrorFeedbackState(lost, inner)
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
-        """As the codec inside."""
+        """Decodes the payload with the wrapped codec."""
         return self.codec.decode(payload, n)
 
     def bound(self, x: jax.Array) -> jax.Array:
-        """As of the codec inside, of what is due: x is `g + e`."""
+        """Returns the wrapped codec's bound for `x`, the gradient plus the residual."""
         return self.codec.bound(x)
 
     def round_sizes(self, n: int) -> tuple[int, ...]:
-        """As of the codec inside."""
+        """Returns the number of elements in each round of the wrapped codec."""
         return self._linear.round_sizes(n)
 
     def project(
         self, leaves: Any, state: Any, sums: tuple[jax.Array, ...]
     ) -> jax.Array:
-        """Of what is due."""
+        """Returns the wrapped codec's contribution for `leaves` plus the residual."""
         due = optax.tree.add(leaves, state.residual)
         return self._linear.project(due, state.codec, sums)
 
     def rebuild(self, state: Any, sums: tuple[jax.Array, ...], n: int) -> Any:
-        """As the codec inside."""
+        """Decodes the sums of all rounds with the wrapped codec."""
         return self._linear.rebuild(state.codec, sums, n)
 
     def settled(
         self, leaves: Any, state: Any, sums: tuple[jax.Array, ...], own: jax.Array
     ) -> Any:
-        """What this device's own part of the sum has lost."""
+        """Returns the state whose residual is what this device's part of the sum lost.
+
+        This device's part is decoded from its own contribution to the last round, in
+        place of the sum of that round.
+        """
         due = optax.tree.add(leaves, state.residual)
         size = optax.tree.size(leaves)
         sent = self._linear.rebuild(state.codec, (*sums[:-1], own), size)
@@ -133,21 +159,59 @@ class ErrorFeedback(Linear):
 
 
 def error_feedback(codec: Codec) -> ErrorFeedback:
-    """Keeps what `codec` loses, and adds it to the next vector.
+    r"""Wraps a codec so that it sends in later steps what it lost in earlier steps.
 
-      `Delta = C(e + g)`,  `e <- e + g - Delta`
+    Let `g` be the gradient, `C` the codec (encoding followed by decoding) and `e` the
+    residual, which starts at zero. Each step sends the encoded sum of gradient and
+    residual,
 
-    It differs from `codec` alone in that the sum of all that was sent follows the sum
-    of all gradients: `sum Delta = sum g - e`. Every place where something is encoded
-    has its own e: one float32 an element on each device for its own gradient, and one
-    for each p-th element that it sums for others.
+    $$\Delta = C(e + g)$$
+
+    and keeps what this lost as the new residual:
+
+    $$e \leftarrow e + g - \Delta$$
+
+    Without error feedback, each step sends `C(g)` and the losses add up over the steps.
+    With error feedback, the sum of everything sent differs from the sum of all
+    gradients only by the current residual:
+
+    $$\sum \Delta = \sum g - e$$
+
+    A codec whose `needs_feedback` is true should only be used with error feedback. For
+    other codecs, error feedback is optional and costs the memory of the residuals.
+
+    Each place where an algorithm encodes a vector has its own residual, as long as that
+    vector. With `two_shot` on p devices, for example, each device keeps one element for
+    every element of its own gradient, and one for every element of the p-th part of the
+    vector that it sums for all devices. The residuals are float64 for float64 gradients
+    and float32 otherwise.
 
     Args:
-      codec: any; one that is biased needs it.
+      codec: The codec to wrap.
+
+    Returns:
+      A codec with the same payload format. Its state is an `ErrorFeedbackState`.
 
     Raises:
-      ValueError: for what is no codec, has feedback already, or scales up to stay
-        unbiased, so that e would grow.
+      ValueError: If `codec` is not a codec, if it already has error feedback, or if it
+        is a `random_k` that scales its values up, because its residual would grow.
+
+    Examples:
+      The codec sends one element of two. The second step sends 4 because the first step
+      left a residual of 2:
+
+      >>> from pipejax import codecs
+      >>> codec = error_feedback(codecs.top_k(1))
+      >>> gradient, state = jnp.float32([3, 2]), codec.init(2, jnp.uint32(0))
+      >>> for _ in range(2):
+      ...     payload, state = codec.encode(gradient, state)
+      ...     print(codec.decode(payload, 2), state.residual)
+      [3. 0.] [0. 2.]
+      [0. 4.] [3. 0.]
+
+    References:
+      Karimireddy et al. 2019, https://arxiv.org/abs/1901.09847
+      Stich et al. 2018, https://arxiv.org/abs/1809.07599
     """
     if isinstance(codec, ErrorFeedback) or not isinstance(codec, Codec):
         raise ValueError(
@@ -156,7 +220,7 @@ def error_feedback(codec: Codec) -> ErrorFeedback:
         )
     if isinstance(codec, RandomK) and codec.scaled:
         raise ValueError(
-            "`codec` must not scale up what it sends when what is lost is fed back, or"
-            f" that would grow; got {codec}. Choose random_k(k, key, scaled=False)."
+            "`codec` must not scale its values up under error feedback, because the"
+            f" residual would grow; got {codec}. Use random_k(k, key, scaled=False)."
         )
     return ErrorFeedback(codec)

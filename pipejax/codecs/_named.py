@@ -1,4 +1,4 @@
-"""Codecs by name, each as one would begin with it: what command lines offer."""
+"""Codecs by name, for command lines, each with the settings to try first."""
 
 from collections.abc import Callable
 
@@ -12,6 +12,9 @@ from ._quantize import quantize
 from ._rounding import stochastic
 from ._sparse import random_k, top_k
 
+# Functions that make the codecs, in the order in which command lines list the names. A
+# codec is not made on import, because its key is a JAX array, and JAX cannot join
+# processes once an array exists.
 NAMES: dict[str, Callable[[], Codec]] = {
     "bf16": bf16,
     "truncate": truncate,
@@ -29,10 +32,25 @@ NAMES: dict[str, Callable[[], Codec]] = {
 
 
 def named(name: str) -> Codec:
-    """The codec of that name: 1 % of the elements, rank 4, 8 bits, blocks of 256.
+    """Makes the codec of a given name, without error feedback.
+
+    `quantize` has 8 bits. `top_k` and `random_k` send 1 % of the elements. `power_sgd`
+    has rank 4. The random codecs use the key `jax.random.key(0)`. All other settings
+    are the defaults, for example blocks of 256 elements for `int8`. To choose settings,
+    call the function of the codec instead, for example `top_k(0.05)`.
+
+    Args:
+      name: One of the keys of `NAMES`.
+
+    Returns:
+      The codec.
 
     Raises:
-      ValueError: for a name that none has.
+      ValueError: If no codec has this name.
+
+    Examples:
+      >>> named("int8").size(256)  # 256 codes of 1 byte and a scale of 4 bytes
+      260
     """
     if name not in NAMES:
         raise ValueError(f"`name` must be one of {', '.join(NAMES)}; got {name!r}.")

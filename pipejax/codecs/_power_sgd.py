@@ -1,15 +1,28 @@
-"""PowerSGD: a matrix of m x n travels as two of r columns.
+r"""PowerSGD: a codec that sends two thin matrices in place of each gradient matrix.
 
-With M this device's gradient, Q what the step before left behind:
+Let `M_i` be the gradient of device i, an `[m, n]` matrix, `r` the rank, and `Q` an
+`[n, r]` matrix that all devices kept from the step before. In the first step, `Q` is
+random. Each step
 
-1. `P = M Q`, summed over devices, its columns made orthonormal
-2. `Q = M^T P`, summed over devices; the result is `P Q^T`
+1. sums the product `M_i Q` over devices, and makes the columns of the sum orthonormal:
 
-That is one step of the power method a training step, and since Q is kept, the columns
-turn to M's largest singular vectors as training goes on. Both products are linear in M,
-so the sums are those of all devices' gradients.
+   $$P = \mathrm{orthonormal}(\sum_i M_i Q)$$
 
-Reference: Vogels et al. 2019, https://arxiv.org/abs/1905.13727
+2. sums the product `M_i^T P` over devices, which gives the new `Q`:
+
+   $$Q \leftarrow \sum_i M_i^T P$$
+
+3. returns the low-rank approximation of the summed gradient:
+
+   $$\sum_i M_i \approx P Q^T$$
+
+Both products are linear in the gradient, so the result is the same as for the sum of
+all gradients on a single device. Each training step does one step of the power method.
+Because `Q` is kept, the columns of `P` and `Q` turn towards the largest singular
+vectors of the gradient in the course of training.
+
+Reference:
+  Vogels et al. 2019, https://arxiv.org/abs/1905.13727
 """
 
 import dataclasses
@@ -32,7 +45,15 @@ from ._rounding import check_key
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PowerSGD(Linear):
-    """See `power_sgd`."""
+    """Codec that sends low-rank matrices; see `power_sgd`.
+
+    The state is a float32 vector of all matrices `Q`, one after another.
+
+    Attributes:
+      rank: The rank `r`, the number of columns that are sent.
+      key: The key of the first `Q`.
+      shapes: The shapes of the leaves that a vector holds, or `None` if not yet known.
+    """
 
     rank: int
     key: jax.Array
@@ -40,39 +61,39 @@ class PowerSGD(Linear):
 
     @property
     def needs_feedback(self) -> bool:
-        """All but r directions are dropped."""
+        """Returns `True`, because all but `r` directions are dropped."""
         return True
 
     @property
     def needs_leaves(self) -> bool:
-        """The matrices."""
+        """Returns `True`, because the codec works on whole matrices."""
         return True
 
     @property
     def rounds(self) -> int:
-        """Two: P, then Q and all that is no matrix."""
+        """Returns 2: the first round sums `P`, the second `Q` and all other leaves."""
         return 2
 
     def of(
         self, shapes: Shapes | None = None, dtype: DTypeLike = jnp.float32
     ) -> "PowerSGD":
-        """The same for these leaves; as it is if they are not given."""
+        """Returns the codec for leaves of these shapes, or itself if none are given."""
         del dtype
         return self if shapes is None else dataclasses.replace(self, shapes=shapes)
 
     def init(self, n: int, seed: jax.Array) -> Any:
-        """Q of every matrix, at random."""
+        """Returns a random `Q` for every matrix."""
         self._forms(n)
         length = self.rank * sum(n for _, n in self._matrices())
         key = jax.random.fold_in(self.key, seed)
         return jax.random.normal(key, (length,), jnp.float32)
 
     def size(self, n: int) -> int:
-        """`4 r (m + n)` bytes a matrix, 4 an element of the rest."""
+        """Returns `4 r (m + n)` bytes per matrix, and 4 bytes per other element."""
         return 4 * sum(self.round_sizes(n))
 
     def round_sizes(self, n: int) -> tuple[int, ...]:
-        """P; then Q and the rest."""
+        """Returns the size of all `P`, and the size of all `Q` and other leaves."""
         self._forms(n)
         matrices = self._matrices()
         rest = n - sum(rows * columns for rows, columns in matrices)
@@ -82,7 +103,10 @@ class PowerSGD(Linear):
         )
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        """P made orthonormal, then Q and the rest; as if this were the only device."""
+        """Runs both rounds on this device alone; returns `P`, `Q` and the other leaves.
+
+        The `P` of the payload is already orthonormal.
+        """
         leaves = self.leaves(x.astype(jnp.float32))
         first = self.project(leaves, state, ())
         last = self.project(leaves, state, (first,))
@@ -91,33 +115,33 @@ class PowerSGD(Linear):
         return payload, self.settled(leaves, state, (first, last), last)
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
-        """`P Q^T`, and the rest."""
+        """Returns `P Q^T` for every matrix, and the other leaves as they were sent."""
         numbers = from_words(payload, jnp.float32)
         split = self.rank * sum(m for m, _ in self._matrices())
         columns = self._cut(numbers[:split], [m for m, _ in self._matrices()])
         return joined(self._product(columns, numbers[split:], n))
 
     def bound(self, x: jax.Array) -> jax.Array:
-        """The norm of the matrix an element is in; nothing for the rest."""
+        """Returns the Frobenius norm of an element's matrix, and 0 for other leaves."""
         bounds = []
         for leaf in self.leaves(x):
             norm = jnp.zeros((), x.dtype)
             if self._is_coded(leaf.shape):
                 unit, largest = _scaled(leaf.reshape(-1))
                 norm = jnp.linalg.norm(unit) * (1 + 1e-4) * largest
-                # What the products add up may overflow.
+                # The sums inside the matrix products may overflow.
                 norm = jnp.where(jnp.isfinite(largest * unit.size), norm, jnp.inf)
             bounds.append(jnp.full(leaf.size, norm))
         return joined(bounds)
 
     def leaves(self, x: jax.Array) -> Any:
-        """The gradients in their own shapes."""
+        """Returns the gradients in their own shapes, as a tuple of arrays."""
         return apart(x, self._forms(x.size, x.dtype))
 
     def project(
         self, leaves: Any, state: Any, sums: tuple[jax.Array, ...]
     ) -> jax.Array:
-        """`M Q`; then `M^T P`, and the rest."""
+        """Returns `M Q` in round 1, and `M^T P` with the other leaves in round 2."""
         coded = [x for x in leaves if self._is_coded(x.shape)]
         matrices = [x.reshape(_sides(x.shape)) for x in coded]
         if not sums:
@@ -125,20 +149,20 @@ class PowerSGD(Linear):
             pairs = zip(matrices, start, strict=True)
             return joined([m @ q.astype(m.dtype) for m, q in pairs])
         columns = self._orthonormal(sums[0])
-        # Not `m.T @ p`, which XLA:CPU does far slower for one column.
+        # XLA:CPU is far slower at `m.T @ p` if p has a single column.
         products = [(p.T @ m).T for m, p in zip(matrices, columns, strict=True)]
         rest = [x for x in leaves if not self._is_coded(x.shape)]
         return joined([*products, *rest])
 
     def rebuild(self, state: Any, sums: tuple[jax.Array, ...], n: int) -> Any:
-        """`P Q^T`, and the rest."""
+        """Returns `P Q^T` for every matrix, and the sums of the other leaves."""
         del state
         return self._product(self._orthonormal(sums[0]), sums[1], n)
 
     def settled(
         self, leaves: Any, state: Any, sums: tuple[jax.Array, ...], own: jax.Array
     ) -> Any:
-        """Q, to start from; of a column that came to nothing, as it was before."""
+        """Returns the new `Q`; columns that are zero or not finite keep the old one."""
         del leaves, own
         sides = [n for _, n in self._matrices()]
         last = sums[1][: state.size].astype(state.dtype)
@@ -146,6 +170,13 @@ class PowerSGD(Linear):
         return joined([_restarted(n, o) for n, o in zip(new, old, strict=True)])
 
     def _product(self, columns: list[jax.Array], last: jax.Array, n: int) -> Any:
+        """Returns the leaves that follow from every `P` and the sum of the last round.
+
+        Args:
+          columns: The orthonormal matrix `P` of every gradient matrix.
+          last: Every `Q`, followed by all elements that are in no matrix.
+          n: The length of the vector of all leaves.
+        """
         sides = [n for _, n in self._matrices()]
         split = self.rank * sum(sides)
         rows = self._cut(last[:split], sides)
@@ -160,11 +191,12 @@ class PowerSGD(Linear):
         )
 
     def _orthonormal(self, first: jax.Array) -> list[jax.Array]:
+        """Returns every `P`, with orthonormal columns, from the first round's sum."""
         sides = [m for m, _ in self._matrices()]
         return [orthonormal(p) for p in self._cut(first, sides)]
 
     def _cut(self, numbers: jax.Array, sides: list[int]) -> list[jax.Array]:
-        """A vector as matrices of these heights and r columns."""
+        """Cuts a vector into matrices with `sides` rows and `rank` columns."""
         ends = itertools.accumulate(self.rank * side for side in sides)
         return [
             numbers[end - self.rank * side : end].reshape(side, self.rank)
@@ -172,17 +204,18 @@ class PowerSGD(Linear):
         ]
 
     def _matrices(self) -> list[tuple[int, int]]:
+        """Returns the numbers of rows and columns of every matrix that is coded."""
         return [_sides(shape) for shape in self._shapes() if self._is_coded(shape)]
 
     def _is_coded(self, shape: tuple[int, ...]) -> bool:
-        """Whether it is a matrix, and sending r columns of either side saves."""
+        """Returns whether a leaf is a matrix for which `P` and `Q` take fewer bytes."""
         m, n = _sides(shape)
         return len(shape) > 1 and self.rank * (m + n) < m * n
 
     def _forms(
         self, n: int, dtype: DTypeLike = jnp.float32
     ) -> list[jax.ShapeDtypeStruct]:
-        """Returns the shapes of the leaves of a vector of n elements."""
+        """Returns the shapes and dtypes of the leaves of a vector of `n` elements."""
         forms = [jax.ShapeDtypeStruct(x or (1,), dtype) for x in self._shapes()]
         if (total := sum(map(math.prod, self._shapes()))) != n:
             raise ValueError(
@@ -193,9 +226,10 @@ class PowerSGD(Linear):
         return forms
 
     def _shapes(self) -> Shapes:
+        """Returns the shapes of the leaves, or raises a `ValueError` if not known."""
         if self.shapes is None:
             raise ValueError(
-                "`power_sgd` must know the shapes of the leaves, got none. Choose an"
+                "`power_sgd` must know the shapes of the leaves; got none. Choose an"
                 " algorithm that does not cut vectors: pj.collectives.psum, tree or"
                 " parameter_server; or call `codec.of(shapes)`."
             )
@@ -203,40 +237,79 @@ class PowerSGD(Linear):
 
 
 def power_sgd(rank: int, key: jax.Array) -> PowerSGD:
-    """Rank-r matrices in place of gradients, improved from step to step.
+    r"""Makes a codec that sends a low-rank approximation of each gradient matrix.
 
-    A leaf of shape (a, b, ..., n) is a matrix of `m = a b ...` rows. One that would
-    not shrink, `r (m + n) >= m n`, and every vector travel as they are.
+    A leaf of shape `(a, b, ..., n)` is treated as a matrix `M` with `m = a b ...` rows
+    and `n` columns. Each step, with `Q` from the step before,
+
+    1. sums `M Q` over devices and makes the columns orthonormal, which gives `P`
+    2. sums `M^T P` over devices, which gives the new `Q`
+    3. approximates the sum of the gradients:
+
+       $$\sum_i M_i \approx P Q^T$$
+
+    where `M_i` is the gradient of device i. `P` has shape `[m, r]` and `Q` has shape
+    `[n, r]`, so that a matrix takes `4 r (m + n)` bytes. Vectors are sent uncompressed,
+    and so are matrices that would not become smaller, which have `r (m + n) >= m n`.
+
+    Wrap the codec in `error_feedback`, because each step drops all but r directions.
+    Like `random_k` and unlike `top_k`, the codec is linear, so that `psum` can sum its
+    payloads. It needs whole leaves, so that it works only with the algorithms `psum`,
+    `tree` and `parameter_server`.
 
     Args:
-      rank: r, at least 1.
-      key: from `jax.random.key`, for the first Q.
+      rank: The rank `r`, an integer of at least 1.
+      key: A key from `jax.random.key`, for the random `Q` of the first step.
+
+    Returns:
+      The codec. Algorithms tell it the shapes of the gradients. Without an algorithm,
+      call its method `of(shapes)`.
 
     Raises:
-      ValueError: for a rank below 1, or what is no key; in use, under an algorithm that
-        cuts vectors into parts.
+      ValueError: If `rank` is not an integer of at least 1, or if `key` is not a single
+        key. When a vector is encoded, also if the algorithm cuts it into pieces.
+
+    Examples:
+      A 4 x 6 matrix of rank 1 is sent in 40 bytes, in place of 96, without loss:
+
+      >>> codec = power_sgd(1, jax.random.key(0)).of(((4, 6),))
+      >>> x = jnp.outer(jnp.arange(4.0), jnp.arange(6.0)).reshape(-1)
+      >>> payload, state = codec.encode(x, codec.init(24, jnp.uint32(0)))
+      >>> payload.nbytes, bool(jnp.allclose(codec.decode(payload, 24), x, atol=1e-4))
+      (40, True)
+
+    References:
+      Vogels et al. 2019, https://arxiv.org/abs/1905.13727
     """
     if not is_integer(rank, 1):
         raise ValueError(
-            f"`rank` must be an integer of at least 1, got {rank!r}. 1, 2 and 4 are"
-            " usual."
+            f"`rank` must be an integer of at least 1; got {rank!r}. Ranks of 1, 2 and"
+            " 4 are usual."
         )
     check_key(key)
     return PowerSGD(operator.index(rank), key)
 
 
 def orthonormal(columns: jax.Array) -> jax.Array:
-    """Gram-Schmidt, [m, r] to [m, r]; a column that depends on others becomes zero."""
+    """Makes the columns of a matrix orthonormal by the Gram-Schmidt process.
+
+    Args:
+      columns: The matrix, `[m, r]`.
+
+    Returns:
+      The orthonormal columns, `[m, r]`. A column that depends linearly on the columns
+      before it becomes zero. A column that contains NaN stays NaN.
+    """
     done: list[jax.Array] = []
     for i in range(columns.shape[1]):
         column, _ = _scaled(columns[:, i])
         length = jnp.linalg.norm(column)
-        for _ in range(2):  # once more, against what rounding has left
+        for _ in range(2):  # The second pass removes what rounding errors have left.
             for other in done:
                 column = column - jnp.vdot(other, column) * other
         norm = jnp.linalg.norm(column)
         kept = norm > 1e-5 * length
-        # Of NaN neither holds, and it stays.
+        # Both comparisons are false for NaN, so that a NaN column stays NaN.
         gone = norm <= 1e-5 * length
         column = column / jnp.where(kept, norm, jnp.where(gone, 1.0, norm))
         done.append(jnp.where(gone, 0.0, column))
@@ -244,18 +317,26 @@ def orthonormal(columns: jax.Array) -> jax.Array:
 
 
 def _scaled(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """x over its largest magnitude, whose square may be no float32; and that."""
+    """Divides a vector by its largest magnitude, and returns that magnitude too.
+
+    The squares of the elements could overflow or underflow in float32 otherwise.
+    """
     largest = jnp.max(jnp.abs(x), initial=0.0)
     largest = jnp.where(largest == 0, 1.0, largest)
     return x / largest, largest
 
 
 def _restarted(new: jax.Array, old: jax.Array) -> jax.Array:
-    """Columns of order 1; as before, what would stay zeros, or not finite, for ever."""
+    """Scales the columns of `new` to a largest magnitude of 1.
+
+    A column that is zero or not finite is replaced by that of `old`. Otherwise it would
+    stay zero or not finite in all later steps.
+    """
     largest = jnp.max(jnp.abs(new), axis=0, keepdims=True)
     good = jnp.isfinite(new).all(axis=0, keepdims=True) & (largest > 0)
     return jnp.where(good, new / jnp.where(good, largest, 1.0), old)
 
 
 def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Returns the numbers of rows and columns of a leaf that is taken as a matrix."""
     return math.prod(shape[:-1]), shape[-1] if shape else 1

@@ -1,4 +1,4 @@
-"""The paper's linear quantisation: one minimum and one maximum for a whole message."""
+"""Linear quantization between the minimum and the maximum of a whole vector."""
 
 import dataclasses
 
@@ -12,79 +12,102 @@ from ._rounding import Rounding, to_integer
 
 @dataclasses.dataclass(frozen=True)
 class Quantize(Rounding):
-    """See `quantize`."""
+    """Codec with equally spaced levels for the whole vector; see `quantize`.
+
+    Attributes:
+      bits: The number of bits per element.
+    """
 
     bits: int
 
     @property
     def multiple(self) -> int:
-        """Whole bytes."""
+        """Returns the number of codes that fill a byte."""
         return 8 // self.bits
 
     @property
     def top(self) -> int:
-        """The largest code."""
+        """Returns the largest code."""
         return 2**self.bits - 1
 
     def size(self, n: int) -> int:
-        """The codes, the minimum and the distance of two levels."""
+        """Returns the size in bytes of the codes, the minimum and the level spacing."""
         return n * self.bits // 8 + 8
 
     def rounded(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
-        """Codes, then minimum and level."""
+        """Returns the packed codes, followed by the minimum and the level spacing."""
         x = x.astype(jnp.float32)
         low, level = self._levels(x)
-        # Halves, for the distance of two finite numbers may be infinite.
+        # The difference of two finite numbers may overflow. The difference of their
+        # halves cannot.
         above = (x / 2 - low / 2) * jnp.where(level > 0, 2 / level, 0.0)
         codes = jnp.clip(to_integer(above, noise, self.top), 0, self.top)
         packed = pack(codes.astype(jnp.uint8), self.bits)
         return jnp.concatenate([packed, to_words(jnp.stack([low, level]))])
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
-        """`min + q level`."""
+        """Returns minimum plus code times level spacing, for each element."""
         coded = n * self.bits // 8
         low, level = from_words(payload[coded:], jnp.float32)
         codes = unpack(payload[:coded], self.bits).astype(jnp.float32)
         return low + codes * level
 
     def bound(self, x: jax.Array) -> jax.Array:
-        """Half the distance of two levels, and rounding of float32."""
+        """Returns half of the level spacing, plus the rounding error of float32."""
         low, level = self._levels(x)
         spread = jnp.max(x, initial=-jnp.inf) - low
-        # Of one level all are the minimum; what spreads too far may overflow.
+        # If the levels coincide, every element decodes to the minimum. If the spread
+        # overflows, decoding may overflow too.
         all_one = (level == 0) | jnp.isinf(spread)
         rounding = 1e-6 * (jnp.max(jnp.abs(x), initial=0.0) + level)
         return jnp.where(all_one, spread, level / 2) + rounding
 
     def _levels(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns the minimum and the level spacing, NaN unless `x` is finite."""
         low, high = jnp.min(x, initial=jnp.inf), jnp.max(x, initial=-jnp.inf)
         level = high / self.top - low / self.top + poison(x)
-        # Levels too close for float32 to divide by are one level.
+        # Treat levels as equal if float32 cannot divide by their spacing.
         return low, jnp.where(level < 2.0**-100, level * 0, level)
 
 
 def quantize(bits: int = 8) -> Quantize:
-    """Linear quantisation of the whole message, between its minimum and maximum.
+    r"""Makes a codec that quantizes between the minimum and maximum of a whole vector.
 
-      `q = round((x - min) / d)`,  `d = (max - min) / (2^bits - 1)`
+    This is the linear quantization of the Pipe-SGD paper. For each element `x`, the
+    payload holds the code
 
-    One outlier widens all levels; `int8` has levels for each block.
+    $$q = \mathrm{round}((x - x_{min}) / d)$$
+
+    with the level spacing
+
+    $$d = (x_{max} - x_{min}) / (2^{bits} - 1)$$
+
+    and the element decodes to `x_min + q d`, with an error of at most `d / 2`. A single
+    outlier widens the spacing of all levels. `int8` and `int4` instead have separate
+    levels for each block of neighboring elements.
 
     Args:
-      bits: 8, 4, 2 or 1 an element; 8 bytes more for minimum and distance.
+      bits: The number of bits per element: 8, 4, 2 or 1. The payload has 8 more bytes
+        per vector, for the minimum and the level spacing.
+
+    Returns:
+      The codec. It can be wrapped in `stochastic`.
 
     Raises:
-      ValueError: for another number of bits.
+      ValueError: If `bits` is not 8, 4, 2 or 1.
 
-    Reference: Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619
+    Examples:
+      >>> codec = quantize()
+      >>> payload, _ = codec.encode(jnp.float32([-1.0, 0.3, 1.0]), ())
+      >>> codec.decode(payload, 3)
+      Array([-1.        ,  0.30196083,  1.        ], dtype=float32)
 
-    >>> codec = quantize()
-    >>> codec.decode(codec.encode(jnp.float32([-1.0, 0.3, 1.0]), ())[0], 3)
-    Array([-1.        ,  0.30196083,  1.        ], dtype=float32)
+    References:
+      Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619
     """
     if isinstance(bits, bool) or bits not in (1, 2, 4, 8):
         raise ValueError(
-            f"`bits` must be 8, 4, 2 or 1, got {bits!r}. For 16 there are"
-            " pj.codecs.bf16() and truncate()."
+            f"`bits` must be 8, 4, 2 or 1; got {bits!r}. For 16 bits, use"
+            " pj.codecs.bf16() or truncate()."
         )
     return Quantize(bits)

@@ -1,11 +1,15 @@
-"""Codecs that round to levels: to the nearest, or up or down at random.
+"""Codecs that round each element to one of two neighboring levels.
 
-With the two levels around y at floor(y) and floor(y) + 1, in units of their distance:
+Let `y` be an element in units of the level spacing, so that its neighboring levels are
+`floor(y)` and `floor(y) + 1`. There are two ways to round:
 
-- nearest: `round(y)`; error at most 1/2, the same for the same y
-- stochastic: `floor(y + u)`, u uniform on [0, 1); error below 1, and `E = y`
+- To the nearest level: `round(y)`. The error is at most 1/2. The same `y` always has
+  the same error.
+- Stochastically: `floor(y + u)`, where `u` is uniform on `[0, 1)`. The error is below
+  1, and the expectation of the rounded number is `y`.
 
-Reference for the second: Alistarh et al., QSGD, 2017, https://arxiv.org/abs/1610.02132
+Reference:
+  Alistarh et al., QSGD, 2017, https://arxiv.org/abs/1610.02132, for stochastic rounding
 """
 
 import abc
@@ -19,101 +23,154 @@ from ._codec import Codec
 
 
 class Rounding(Codec):
-    """A codec that rounds; `rounded` is its `encode`."""
+    """A codec that rounds elements to levels, and that `stochastic` may wrap.
+
+    A subclass implements `rounded`, which encodes with or without noise. `encode` calls
+    it without noise.
+    """
 
     @property
     def takes_noise(self) -> bool:
-        """Whether `stochastic` can have it."""
+        """Returns whether `rounded` accepts noise, so that `stochastic` can wrap it."""
         return True
 
     @abc.abstractmethod
     def rounded(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
-        """The payload of x [n]: to the nearest level, or with noise [n] in [0, 1)."""
+        """Rounds a vector to levels and returns the payload.
+
+        Args:
+          x: The vector, `[n]`.
+          noise: Random numbers in `[0, 1)`, `[n]`, for stochastic rounding. `None`
+            rounds to the nearest level.
+        """
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        """Rounds to the nearest level."""
+        """Encodes `x` rounded to the nearest levels."""
         return self.rounded(x, None), state
 
 
 def to_integer(y: jax.Array, noise: jax.Array | None, top: float) -> jax.Array:
-    """y, in magnitude at most `top`, to an integer of its own dtype, no larger."""
+    """Rounds numbers of magnitude at most `top` to integers in the same range.
+
+    Args:
+      y: The numbers, of a floating dtype.
+      noise: Random numbers in `[0, 1)`, as many as `y` has elements. `None` rounds to
+        the nearest integer, and halves to the even one.
+      top: The largest magnitude of `y`.
+
+    Returns:
+      The integers, in the shape and dtype of `y`.
+    """
     if noise is None:
         return jnp.round(y)
-    # In float32 the sum may round up to the next integer, and y itself be beyond `top`.
+    # The clip has two reasons: the sum may round up to the next integer in float32, and
+    # rounding errors may leave `y` itself slightly outside of [-top, top].
     return jnp.clip(jnp.floor(y + noise.reshape(y.shape)), -top, top)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stochastic(Codec):
-    """See `stochastic`."""
+    """Codec that rounds as the wrapped `codec`, but randomly; see `stochastic`.
+
+    Attributes:
+      codec: The wrapped codec.
+      key: The key from which the keys of all states are derived.
+    """
 
     codec: Rounding
     key: jax.Array
 
     @property
     def multiple(self) -> int:
-        """As of the codec inside."""
+        """Returns the padding multiple of the wrapped codec."""
         return self.codec.multiple
 
     @property
     def unbiased(self) -> bool:
-        """It is; what leaves the range of 16 bits aside."""
+        """Returns `True`; only a number that overflows in bfloat16 is biased."""
         return True
 
     def init(self, n: int, seed: jax.Array) -> Any:
-        """The key, another for each seed."""
+        """Returns the data of a key that is derived from `key` and `seed`."""
         del n
         return jax.random.key_data(jax.random.fold_in(self.key, seed))
 
     def size(self, n: int) -> int:
-        """As of the codec inside."""
+        """Returns the payload's size in bytes, which the wrapped codec determines."""
         return self.codec.size(n)
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        """Rounds up or down at random, in proportion to how near either level is."""
+        """Rounds each element up or down with the probability that is unbiased."""
         impl = jax.random.key_impl(self.key)
         key, now = jax.random.split(jax.random.wrap_key_data(state, impl=impl))
         noise = jax.random.uniform(now, x.shape, jnp.float32)
         return self.codec.rounded(x, noise), jax.random.key_data(key)
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
-        """As the codec inside."""
+        """Decodes the payload with the wrapped codec."""
         return self.codec.decode(payload, n)
 
     def bound(self, x: jax.Array) -> jax.Array:
-        """Twice that of rounding to the nearest."""
+        """Returns twice the wrapped codec's bound for rounding to the nearest level."""
         return 2 * self.codec.bound(x)
 
 
 def stochastic(codec: Codec, key: jax.Array) -> Stochastic:
-    """Rounds up or down at random, so that what is lost has mean zero.
+    r"""Wraps a codec so that it rounds up or down at random, without bias.
 
-      `E[decode(encode(x))] = x`
+    The expectation of the decoded vector is the encoded vector `x`:
 
-    Where nearest rounding turns each small element of a block into zero, step after
-    step, this one keeps their sum, at the price of variance.
+    $$E[\mathrm{decode}(\mathrm{encode}(x))] = x$$
+
+    Rounding to the nearest level turns every small element of a block into zero, in
+    each step. Stochastic rounding preserves the sum of such elements on average. In
+    return, the decoded vector has a larger variance, and the error bound doubles.
+
+    In contrast to `error_feedback`, which also keeps small elements from being lost,
+    this needs no residual.
 
     Args:
-      codec: one that rounds: `int8`, `int4`, `quantize`, or `cast` to bfloat16.
-      key: from `jax.random.key`. The state holds a key of its own for each place at
-        which something is encoded; `impl="rbg"` is the faster one on TPUs.
+      codec: A codec that rounds to levels: `int8`, `int4`, `quantize`, or `cast` to
+        bfloat16.
+      key: A key from `jax.random.key`. The state holds a separate key, derived from
+        this one, for each place where an algorithm encodes a vector. On TPUs, keys from
+        `jax.random.key(seed, impl="rbg")` are faster.
+
+    Returns:
+      The codec, whose payload has the same format as that of the wrapped codec.
 
     Raises:
-      ValueError: for a codec that does not round, or what is no key.
+      ValueError: If `codec` does not round to levels, or if `key` is not a single key.
+
+    Examples:
+      The levels are 1 apart. Rounding to the nearest level would turn 0.3 into 0.
+      Stochastic rounding turns it into 0 or 1, with mean 0.3:
+
+      >>> from pipejax import codecs
+      >>> codec = stochastic(codecs.int4(block=4096), jax.random.key(0))
+      >>> x = jnp.full(4096, 0.3).at[0].set(7.0)
+      >>> payload, state = codec.encode(x, codec.init(4096, jnp.uint32(0)))
+      >>> print(f"{codec.decode(payload, 4096)[1:].mean():.1f}")
+      0.3
+
+    References:
+      Alistarh et al., QSGD, 2017, https://arxiv.org/abs/1610.02132
     """
     if not isinstance(codec, Rounding) or not codec.takes_noise:
         raise ValueError(
             "`codec` must round to levels, as pj.codecs.int8(), int4(), quantize() and"
-            f" bf16() do; got {codec}. Leave stochastic out, or take one of these."
+            f" bf16() do; got {codec}. Use one of these, or leave out stochastic."
         )
     check_key(key)
     return Stochastic(codec, key)
 
 
 def check_key(key: Any) -> None:
-    """A ValueError unless it is one typed PRNG key."""
+    """Raises a `ValueError` unless `key` is a single key with a PRNG key dtype."""
     typed = isinstance(key, jax.Array) and jnp.issubdtype(
         key.dtype, jax.dtypes.prng_key
     )
     if not typed or key.shape != ():
-        raise ValueError(f"`key` must be one key of jax.random.key(seed), got {key!r}.")
+        raise ValueError(
+            f"`key` must be a single key from jax.random.key(seed); got {key!r}."
+        )

@@ -1,4 +1,4 @@
-"""Few of the elements: the largest, or some at random."""
+"""Codecs that send a few elements: the largest ones, or randomly drawn ones."""
 
 import dataclasses
 import operator
@@ -17,42 +17,55 @@ from ._rounding import check_key
 
 @dataclasses.dataclass(frozen=True)
 class TopK(Codec):
-    """See `top_k`."""
+    """Codec that sends the elements of largest magnitude; see `top_k`.
+
+    Attributes:
+      k: The number of elements to send, or below 1 the fraction of them.
+    """
 
     k: int | float
 
     @property
     def needs_feedback(self) -> bool:
-        """What is small, but always there, would never be sent."""
+        """Returns `True`, because elements that stay small would never be sent."""
         return True
 
     def size(self, n: int) -> int:
-        """8 bytes for each that is sent."""
+        """Returns 8 bytes per sent element: 4 for its index and 4 for its value."""
         return 8 * count(self.k, n)
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        """Places, then values."""
+        """Returns the indices of the largest elements, followed by their values."""
         x = x.astype(jnp.float32)
-        # NaN among the largest. Of floats, for XLA:CPU sorts all of any other numbers.
+        # NaN counts as the largest magnitude, so that it is sent. The magnitudes are
+        # floats because XLA:CPU sorts the whole vector for any other dtype.
         magnitude = jnp.where(jnp.isnan(x), jnp.inf, jnp.abs(x))
         _, places = lax.top_k(magnitude, count(self.k, x.size))
         payload = [places.astype(jnp.uint32), to_words(x[places], jnp.uint32)]
         return jnp.concatenate(payload), state
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
-        """Zero where nothing was sent."""
+        """Returns the elements that were sent, and zeros for all others."""
         places, values = jnp.split(payload, 2)
         zeros = jnp.zeros(n, jnp.float32)
         return zeros.at[places].set(from_words(values, jnp.float32))
 
     def bound(self, x: jax.Array) -> jax.Array:
-        """The smallest magnitude that is sent."""
+        """Returns the smallest magnitude that is sent, a scalar."""
         return lax.top_k(jnp.abs(x), count(self.k, x.size))[0].min(initial=jnp.inf)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RandomK(Linear):
-    """See `random_k`."""
+    """Codec that sends randomly drawn elements; see `random_k`.
+
+    The code calls the k equal parts of a vector strata.
+
+    Attributes:
+      k: The number of elements to send, or below 1 the fraction of them.
+      key: The key from which the keys of all states are derived.
+      scaled: Whether values are scaled up, which makes the codec unbiased.
+    """
 
     k: int | float
     key: jax.Array
@@ -60,54 +73,57 @@ class RandomK(Linear):
 
     @property
     def unbiased(self) -> bool:
-        """If it is scaled up."""
+        """Returns `True` if values are scaled up."""
         return self.scaled
 
     @property
     def needs_feedback(self) -> bool:
-        """If it is not."""
+        """Returns `True` unless values are scaled up."""
         return not self.scaled
 
     @property
     def rounds(self) -> int:
-        """One, where all devices draw the same places."""
+        """Returns 1: values can be summed if all devices draw the same elements."""
         return 1
 
     def init(self, n: int, seed: jax.Array) -> Any:
-        """The key, another for each seed."""
+        """Returns the data of a key that is derived from `key` and `seed`."""
         del n
         return jax.random.key_data(jax.random.fold_in(self.key, seed))
 
     def size(self, n: int) -> int:
-        """4 bytes for each that is sent, and 4 from which the places follow."""
+        """Returns 4 bytes per sent element, and 4 bytes for the seed of the draw."""
         return 4 * (1 + count(self.k, n))
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        """The seed of the places, then values."""
+        """Returns the seed from which the draw follows, and then the drawn values."""
         seed = self._seed(state)
         drawn = self.project(x.astype(jnp.float32), state, ())
         values = to_words(drawn, jnp.uint32)
         return jnp.concatenate([seed[None], values]), self._next(state)
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
-        """Zero where nothing was sent."""
+        """Returns the values that were drawn, and zeros for all other elements."""
         return self._placed(payload[0], from_words(payload[1:], jnp.float32), n)
 
     def bound(self, x: jax.Array) -> jax.Array:
-        """`|x|`, or what scaling adds where that is more."""
+        """Returns `|x|`, or `(m - 1) |x|` if values are scaled up by `m > 2`."""
         strata = -(-x.size // count(self.k, x.size))
         times = max(1, strata - 1) if self.scaled else 1
         sent = (strata if self.scaled else 1) * jnp.abs(x)
         return jnp.where(jnp.isinf(sent), sent, times * (1 + 1e-6) * jnp.abs(x))
 
     def round_sizes(self, n: int) -> tuple[int, ...]:
-        """The drawn values; all devices draw the same."""
+        """Returns one round of the drawn values."""
         return (count(self.k, n),)
 
     def project(
         self, leaves: Any, state: Any, sums: tuple[jax.Array, ...]
     ) -> jax.Array:
-        """The drawn values; none of them finite if one element is not."""
+        """Returns the drawn values, all of them NaN if any element is not finite.
+
+        A NaN or an infinity must be noticed even if it is not drawn.
+        """
         del sums
         x: jax.Array = leaves
         k = count(self.k, x.size)
@@ -118,17 +134,18 @@ class RandomK(Linear):
         return values * (strata if self.scaled else 1) + poison(x)
 
     def rebuild(self, state: Any, sums: tuple[jax.Array, ...], n: int) -> Any:
-        """Zero where nothing was drawn."""
+        """Returns the sums of the drawn values, and zeros for all other elements."""
         return self._placed(self._seed(state), sums[0], n)
 
     def settled(
         self, leaves: Any, state: Any, sums: tuple[jax.Array, ...], own: jax.Array
     ) -> Any:
-        """The next key."""
+        """Returns the data of the next key."""
         del leaves, sums, own
         return self._next(state)
 
     def _placed(self, seed: jax.Array, values: jax.Array, n: int) -> jax.Array:
+        """Returns a vector `[n]` with `values` at the places that `seed` draws."""
         k = values.size
         strata = -(-n // k)
         zeros = jnp.zeros((k, strata), values.dtype)
@@ -137,78 +154,135 @@ class RandomK(Linear):
         return rows.reshape(-1)[:n]
 
     def _keys(self, state: Any) -> jax.Array:
+        """Returns two keys: the next state, and the key for the current vector."""
         impl = jax.random.key_impl(self.key)
         return jax.random.split(jax.random.wrap_key_data(state, impl=impl))
 
     def _seed(self, state: Any) -> jax.Array:
+        """Returns the uint32 seed of the current vector's draw."""
         return jax.random.bits(self._keys(state)[1], dtype=jnp.uint32)
 
     def _next(self, state: Any) -> Any:
+        """Returns the state for the next vector."""
         return jax.random.key_data(self._keys(state)[0])
 
 
 def top_k(k: int | float) -> TopK:
-    """The k elements of largest magnitude, each with its place: 8 bytes for each.
+    """Makes a codec that sends the k elements of largest magnitude.
+
+    Each element takes 8 bytes, 4 for its index and 4 for its value. All other elements
+    decode to zero. Wrap the codec in `error_feedback`: without it, an element that is
+    never among the largest is never sent.
+
+    Compared with `random_k`, `top_k` needs twice the bytes per element and a search for
+    the largest elements. In return, it sends the elements that matter most.
 
     Args:
-      k: how many of each vector that is encoded, or, below 1, which share of them. An
-        algorithm that cuts a vector into p parts encodes each, and sends k of each.
+      k: The number of elements to send, an integer of at least 1, or the fraction of
+        elements to send, a float between 0 and 1. It counts for every vector that is
+        encoded: an algorithm that cuts the gradients into p pieces encodes each piece
+        on its own and sends k elements of each. A fraction is rounded to a whole number
+        of elements, at least 1.
+
+    Returns:
+      The codec.
 
     Raises:
-      ValueError: for k below 1 that is no share; when encoding, for k above n.
+      ValueError: If `k` is neither a positive integer nor a fraction between 0 and 1.
+        When a vector is encoded, also if it has fewer than `k` elements.
 
-    Reference: Stich et al. 2018, https://arxiv.org/abs/1809.07599
+    Examples:
+      >>> codec = top_k(1)
+      >>> payload, _ = codec.encode(jnp.float32([1, -3, 2]), ())
+      >>> codec.decode(payload, 3)
+      Array([ 0., -3.,  0.], dtype=float32)
 
-    >>> codec = top_k(1)
-    >>> codec.decode(codec.encode(jnp.float32([1, -3, 2]), ())[0], 3)
-    Array([ 0., -3.,  0.], dtype=float32)
+    References:
+      Stich et al. 2018, https://arxiv.org/abs/1809.07599
     """
     return TopK(check_k(k))
 
 
 def random_k(k: int | float, key: jax.Array, *, scaled: bool = True) -> RandomK:
-    """k elements at random, one from each of k equal parts: 4 bytes for each.
+    r"""Makes a codec that sends k elements, drawn at random.
 
-    Drawn so, not freely, no element is sent twice and no sorting is needed. Every
-    element is sent with probability `1/m`, `m = ceil(n/k)` the length of a part.
+    The codec divides a vector of n elements into k parts of equal length
+
+    $$m = \lceil n / k \rceil$$
+
+    and draws one element from each part, so that every element is sent with probability
+    `1/m`. In contrast to k independent draws, no element is sent twice, and nothing
+    needs to be sorted. The last part is padded with zeros.
+
+    Each element takes 4 bytes. Its index is not sent, because it follows from a seed
+    that takes 4 bytes per vector. `top_k` sends the largest elements instead, with 8
+    bytes each. `random_k` is linear, so it also works with `psum`.
 
     Args:
-      k: how many, or which share, as of `top_k`.
-      key: from `jax.random.key`.
-      scaled: send `m x`, so that the expectation is x. `error_feedback` wants it
-        unscaled: what it adds up would otherwise grow.
+      k: The number of elements to send, an integer of at least 1, or the fraction of
+        elements to send, a float between 0 and 1. It counts for every vector that is
+        encoded, as for `top_k`.
+      key: A key from `jax.random.key`.
+      scaled: Whether to send `m x` for an element `x`, which makes the expectation of
+        the decoded element equal to `x`. Use `scaled=False` with `error_feedback`,
+        whose residual would otherwise grow.
+
+    Returns:
+      The codec.
 
     Raises:
-      ValueError: as `top_k`; for what is no key.
+      ValueError: If `k` is neither a positive integer nor a fraction between 0 and 1,
+        or if `key` is not a single key. When a vector is encoded, also if it has fewer
+        than `k` elements.
+
+    Examples:
+      Two elements of eight are sent, one from each half, and multiplied by 4:
+
+      >>> codec = random_k(2, jax.random.key(0))
+      >>> state = codec.init(8, jnp.uint32(0))
+      >>> payload, state = codec.encode(jnp.ones(8), state)
+      >>> payload.nbytes, sorted(codec.decode(payload, 8).tolist())
+      (12, [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 4.0, 4.0])
+
+    References:
+      Stich et al. 2018, https://arxiv.org/abs/1809.07599
     """
     check_key(key)
     return RandomK(check_k(k), key, scaled)
 
 
 def count(k: int | float, n: int) -> int:
-    """How many of n elements; a ValueError if there are not that many."""
+    """Returns how many of `n` elements to send, if `k` is a number or a fraction.
+
+    Args:
+      k: A number of elements, or a fraction of them, as `check_k` accepts.
+      n: The length of the vector.
+
+    Raises:
+      ValueError: If `k` is larger than `n`.
+    """
     if isinstance(k, float):
         return max(1, round(k * n))
     if k > n:
         raise ValueError(
-            f"`k` must be at most the {n} elements of what is encoded, got {k}. Choose"
-            " less, or a share such as 0.01."
+            f"`k` must be at most the {n} elements of an encoded vector; got {k}."
+            " Choose a smaller number, or a fraction such as 0.01."
         )
     return k
 
 
 def check_k(k: int | float) -> int | float:
-    """`k`, or a ValueError if it is neither a count nor a share."""
+    """Returns `k`, or raises a `ValueError` if it is not a count or a fraction."""
     if isinstance(k, float) and 0 < k < 1:
         return k
     if isinstance(k, float) or not is_integer(k, 1):
         raise ValueError(
-            "`k` must be an integer of at least 1, or a share between 0 and 1 such as"
-            f" 0.01; got {k!r}."
+            "`k` must be an integer of at least 1, or a fraction between 0 and 1 such"
+            f" as 0.01; got {k!r}."
         )
     return operator.index(k)
 
 
 def _drawn(seed: jax.Array, k: int, strata: int) -> jax.Array:
-    """Which element of each of k parts."""
+    """Draws one place in `[0, strata)` for each of the k parts: int32 `[k]`."""
     return jax.random.randint(jax.random.key(seed), (k,), 0, strata, jnp.int32)

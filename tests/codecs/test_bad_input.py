@@ -18,14 +18,14 @@ def rejects(start):
 
 @pytest.mark.parametrize("bits", [0, 3, 5, 16, 32, -8, True, 4.5, "8", None])
 def test_bits(bits):
-    with rejects(f"`bits` must be 8, 4, 2 or 1, got {bits!r}. For 16 there are"):
+    with rejects(f"`bits` must be 8, 4, 2 or 1; got {bits!r}. For 16 bits, use"):
         c.quantize(bits)
 
 
 @pytest.mark.parametrize("block", [0, 1, 4, 12, 100, -8, True, 64.0, "64", None])
 @pytest.mark.parametrize("codec", [c.int8, c.int4, c.fp8, c.sign])
 def test_block(codec, block):
-    with rejects(f"`block` must be a power of two of at least 8, got {block!r}. 64"):
+    with rejects(f"`block` must be a power of two of at least 8; got {block!r}. Sizes"):
         codec(block=block)
 
 
@@ -38,7 +38,7 @@ def test_format(format):
 
 @pytest.mark.parametrize("dtype", ["float64", "int8", "float8_e5m2", "bool"])
 def test_dtype(dtype):
-    said = f"`dtype` must be float32, bfloat16 or float16, got {dtype}. Of eight bits"
+    said = f"`dtype` must be float32, bfloat16 or float16; got {dtype}. For eight bits"
     with rejects(said):
         c.cast(dtype)
 
@@ -50,14 +50,14 @@ sparse = pytest.mark.parametrize("codec", SPARSE.values(), ids=SPARSE)
 @sparse
 @pytest.mark.parametrize("k", [0, -1, 0.0, 1.0, 1.5, -0.1, True, False, "5", None])
 def test_k(codec, k):
-    said = "`k` must be an integer of at least 1, or a share between 0 and 1 such as"
+    said = "`k` must be an integer of at least 1, or a fraction between 0 and 1 such as"
     with rejects(f"{said} 0.01; got {k!r}."):
         codec(k)
 
 
 @sparse
 def test_k_of_fewer(codec):
-    said = "`k` must be at most the 4 elements of what is encoded, got 5. Choose less"
+    said = "`k` must be at most the 4 elements of an encoded vector; got 5. Choose a"
     with rejects(said):
         codec(5).size(4)
     with rejects(said):
@@ -66,7 +66,7 @@ def test_k_of_fewer(codec):
 
 @pytest.mark.parametrize("rank", [0, -1, 1.0, True, "2", None])
 def test_rank(rank):
-    with rejects(f"`rank` must be an integer of at least 1, got {rank!r}. 1, 2 and 4"):
+    with rejects(f"`rank` must be an integer of at least 1; got {rank!r}. Ranks of 1"):
         c.power_sgd(rank, KEY)
 
 
@@ -87,7 +87,7 @@ NO_KEYS = {
 @pytest.mark.parametrize("codec", KEYED.values(), ids=KEYED)
 @pytest.mark.parametrize("key", NO_KEYS.values(), ids=NO_KEYS)
 def test_key(codec, key):
-    with rejects(f"`key` must be one key of jax.random.key(seed), got {key!r}."):
+    with rejects(f"`key` must be a single key from jax.random.key(seed); got {key!r}."):
         codec(key)
 
 
@@ -143,7 +143,7 @@ def test_power_sgd_without_shapes(wrap, use):
     if wrap is c.error_feedback:
         state = c.ErrorFeedbackState(jnp.zeros(N, jnp.float32), state)
     calls = uses(codec, N) | {"encode": lambda: codec.encode(jnp.zeros(N), state)}
-    with rejects("`power_sgd` must know the shapes of the leaves, got none. Choose an"):
+    with rejects("`power_sgd` must know the shapes of the leaves; got none. Choose an"):
         calls[use]()
 
 

@@ -52,7 +52,7 @@ def test_psum_cannot_add_what_is_not_linear(codec):
 
 @pytest.mark.parametrize("codec", [codecs.sign(), codecs.top_k(3), codecs.truncate()])
 def test_a_biased_codec_should_not_be_alone(codec):
-    message = r"is biased: .* Wrap it, pj\.codecs\.error_feedback\(codec\)"
+    message = r"is biased: .* Use pj\.codecs\.error_feedback\(codec\)"
     with pytest.warns(UserWarning, match=message) as caught:
         collectives.two_shot(codec)
     assert caught[0].filename == __file__
@@ -80,7 +80,7 @@ def test_power_sgd_wants_whole_leaves(algorithm):
 def test_more_than_a_piece_has():
     """Of 30 elements each of 3 devices encodes 10."""
     all_reduce = collectives.two_shot(codecs.error_feedback(codecs.top_k(11)))
-    with refused(r"`k` must be at most the 10 elements of what is encoded, got 11"):
+    with refused(r"`k` must be at most the 10 elements of an encoded vector; got 11"):
         stages(all_reduce, Layout.of_shapes(((30,),)))
 
 
