@@ -6,8 +6,9 @@ For a number of devices p that is a power of two:
    their vectors. Each adds what it received to the half that it kept. They repeat this
    with the remaining half and partners p/4, p/8, ..., 1 ranks away. At the end, each
    device has one piece of the sum.
-2. Doubling: the devices send finished pieces to the same partners in reverse order. The
-   number of pieces that a device has doubles each time. At the end, each has all pieces.
+2. Doubling: the devices send finished pieces to the same partners in reverse order,
+   and each device has twice as many pieces after each collective. At the end, every
+   device has all pieces.
 
 For any other p, let q be the largest power of two below p. The last p - q devices first
 send their whole vectors to the first p - q devices, then take no part in halving and
@@ -95,7 +96,7 @@ class HalvingDoubling(ScatterGather):
         return Stages((Local(encode, encodes=True), sent), (site.init,)) + local(add)
 
     def _halve(self, cut: Cut, axis_name: AxisName, distance: int) -> Stages:
-        """Returns one halving: from 2 d rows to the sums of d rows, d = `distance`."""
+        """Returns one halving: from 2 d rows to d rows of sums, with d = `distance`."""
         name = f"halve {distance}"
         site = cut.site(name, self.codec, axis_name, rows=distance)
 
@@ -117,7 +118,7 @@ class HalvingDoubling(ScatterGather):
 
 
 def _double(site: Site, axis_name: AxisName, distance: int, pieces: int) -> Stages:
-    """Returns one doubling: from d payloads to 2 d, d = `distance`, ordered by piece."""
+    """Returns one doubling: from d = `distance` payloads to 2 d, in order of piece."""
 
     def join(value: Any) -> jax.Array:
         own, other = value

@@ -75,15 +75,14 @@ def hierarchical(
 ) -> Hierarchical:
     r"""Sums inside each host, then between hosts, and gathers inside each host.
 
-    It differs from the other algorithms in that it needs two mesh axes, and can send
-    different payloads inside a host and between hosts. With `s_h` the sum over the
-    devices of host h, C the codec of `outer`, and the default `inner`, every device
-    ends with
+    Unlike the other algorithms, it needs a mesh with two axes, and it can compress what
+    travels between hosts without compressing what travels inside a host. If `outer` is
+    `two_shot(C)` with a codec C, every device ends with
 
     $$C(\sum_h C(s_h))$$
 
-    if `outer` is a `two_shot`. On H hosts with d devices each, a device then sends
-    `2 (H-1)/H` of a d-th of a payload to other hosts.
+    where `s_h` is the exact sum over the devices of host h. On H hosts with d devices
+    each, a device then sends `2 (H-1)/H 1/d` payloads of a whole vector to other hosts.
 
     Args:
       inner: The algorithm inside each host: `two_shot`, `ring` or `halving_doubling`.
