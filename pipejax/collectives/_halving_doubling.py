@@ -154,13 +154,13 @@ def _part(rows: Parts, start: jax.Array, count: int) -> Parts:
 def halving_doubling(codec: Codec | None = None) -> HalvingDoubling:
     """Sums between pairs of devices at distances p/2, p/4, ..., 1, and back.
 
-    Let `s_l` be a device's partial sum after l halvings, of the pieces that it keeps in
-    the next one. Let `s'_l` be its partner's partial sum of the same pieces, and C the
-    codec. A halving computes
+    Let `s_l` be the partial sum of a device before halving l, of the pieces that it
+    keeps, `s'_l` its partner's partial sum of the same pieces, and C the codec. The
+    device computes
 
     $$s_{l+1} = s_l + C(s'_l)$$
 
-    At the end, the owner of a piece sends `C(s)` to all devices.
+    At the end, the owner of a piece has its sum s, and sends `C(s)` to all devices.
 
     Each device sends as few bytes as in `ring`, `2 (p-1)/p` payloads of a whole vector
     on p devices, in `2 log2(p)` collectives instead of `2 (p-1)`. Partners are up to

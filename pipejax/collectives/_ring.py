@@ -5,9 +5,10 @@
    i of the sum.
 2. All-gather: in each of p-1 hops, a device sends a finished piece to the next device.
 
-With a codec, every hop of the reduce-scatter encodes a partial sum, which the next
-device decodes before it adds, as in the paper. That rounds p-1 times. In the all-gather,
-devices pass on the payload of the owner of a piece without decoding it.
+With a codec, every hop of the reduce-scatter sends an encoded partial sum, as in the
+paper. The next device decodes it, adds, and encodes again, so that the partial sum of a
+piece is encoded p-1 times. In the all-gather, the owner of a piece encodes it once, and
+the other devices pass on this payload without decoding it.
 
 Reference: Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619
 """
@@ -77,6 +78,7 @@ class Ring(ScatterGather):
 
 
 def _hop(site: Site, axis_name: AxisName) -> Sent:
+    """Returns the collective that sends each payload to the next device."""
     p = axis_size(axis_name)
     to_next = [(i, (i + 1) % p) for i in range(p)]
     return permute(axis_name, to_next, site.bytes)
@@ -100,6 +102,8 @@ def _adding(site: Site, axis_name: AxisName, hop: int) -> Stages:
 
 
 def _encoding(site: Site) -> Any:
+    """Returns a function that encodes the partial sum."""
+
     def encode(value: Any, states: States) -> tuple[Any, States]:
         rows, partial = value
         payload, states = site.encode(partial, states)
@@ -118,8 +122,8 @@ def ring(codec: Codec | None = None) -> Ring:
     $$C(x_i + C(x_{i-1} + ... + C(x_{i+2} + C(x_{i+1}))))$$
 
     as piece i, where `x_j` is piece i of the vector of device j and indices are modulo
-    p. A value is thus rounded up to p times. `two_shot` sends as many bytes, but
-    rounds twice, in 2 collectives.
+    p. A value is thus encoded up to p times. `two_shot` sends as many bytes in 2
+    collectives and encodes each value twice.
 
     Args:
       codec: Encodes the payloads of all hops. `None` sends all bits of float32 or

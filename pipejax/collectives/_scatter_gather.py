@@ -41,11 +41,19 @@ class ScatterGather(AllReduce):
 
     @abc.abstractmethod
     def reduce_scatter(self, cut: Cut, axis_name: AxisName) -> Stages:
-        """Returns the stages from a device's pieces, [pieces, h], to its sum, [h]."""
+        """Returns the stages that sum all pieces and leave each device with its own.
+
+        The value is `Parts` of all pieces before, [pieces, h], and of the device's
+        piece of the sum after, [h].
+        """
 
     @abc.abstractmethod
     def all_gather(self, cut: Cut, axis_name: AxisName) -> Stages:
-        """Returns the stages from a device's sum, [h], to all sums, [pieces, h]."""
+        """Returns the stages that give every device all pieces of the sum.
+
+        The value is `Parts` of the device's piece of the sum before, [h], and of all
+        pieces after, [pieces, h].
+        """
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
         """Returns the stages of the reduce-scatter and then of the all-gather."""
