@@ -31,7 +31,7 @@ class TwoShot(ScatterGather):
     """Two-shot all-reduce; see `two_shot`."""
 
     def reduce_scatter(self, cut: Cut, axis_name: AxisName) -> Stages:
-        """Returns an all-to-all, after which each device sums its piece in rank order."""
+        """Returns an all-to-all, then the sum of each device's piece in rank order."""
         p = axis_size(axis_name)
         site = cut.site("scatter", self.codec, axis_name, rows=p)
 
