@@ -5,15 +5,15 @@ what differs between devices:
 
 - Gradients in flight. Each new device gets the mean over the old devices, so that the
   mean over the new devices is the same.
-- Residuals of error feedback, `e_i` on device i. Each new device gets
+- Residuals of error feedback, `e_i` on device i. The new devices get equal shares of
 
-  $$e = 1/p \sum_i e_i$$
+  $$p'/p \sum_i e_i$$
 
-  Residuals add `sum(e) / p` to a mean gradient in the end, and this is the same on p'
-  devices.
+  Residuals are sent at some point and then add their sum over the number of devices to
+  a mean gradient. On p' devices, this is the same `sum(e) / p` as on p devices.
 - Gradients in flight and residuals if the loss function returns weights W. The mean is
   then `sum(W g) / sum(W)`, and the sum of the weights of a batch does not depend on the
-  number of devices. Each new device therefore gets a p'-th of the sum over the old
+  number of devices. The new devices therefore get equal shares of the sum over the old
   devices.
 - Keys and warm starts of codecs. They start again from their first values.
 
