@@ -20,17 +20,18 @@ AxisName = str | tuple[str, ...]
 
 
 class Rows(str):
-    """Name of an axis of `jax.vmap` whose rows stand for devices.
+    """Name of a `jax.vmap` axis whose rows stand for the devices of a mesh axis.
 
-    One device can then do what the devices of a mesh axis would do.
+    One device can then run the collectives of several devices.
     """
 
 
 def axes(axis_name: AxisName) -> tuple[str, ...]:
     """Returns the axis names as a tuple.
 
-    >>> axes("data")
-    ('data',)
+    Examples:
+      >>> axes("data"), axes(("host", "device"))
+      (('data',), ('host', 'device'))
     """
     return (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
 

@@ -3,19 +3,19 @@ r"""Moves a train state from p devices to another number of devices, p'.
 Parameters and optimizer state are replicated and stay as they are. This module converts
 what differs between devices:
 
-- Gradients in flight. Each new device gets the mean over the old devices, so that the
-  mean over the new devices is the same.
+- Messages in flight, and deviations. Each new device gets the mean over the old
+  devices, so that the mean over the new devices is the same.
 - Residuals of error feedback, `e_i` on device i. The new devices get equal shares of
 
   $$p'/p \sum_i e_i$$
 
-  Residuals are sent at some point and then add their sum over the number of devices to
-  a mean gradient. On p' devices, this is the same `sum(e) / p` as on p devices.
-- Gradients in flight and residuals if the loss function returns weights W. The mean is
-  then `sum(W g) / sum(W)`, and the sum of the weights of a batch does not depend on the
-  number of devices. The new devices therefore get equal shares of the sum over the old
-  devices.
-- Keys and warm starts of codecs. They start again from their first values.
+  When residuals are sent, they change a mean gradient by their sum divided by the
+  number of devices. This quotient is the same on p' devices as on p devices.
+- Gradients, loss and metrics in flight, and residuals, if the loss function returns
+  weights W. The mean gradient is then `sum(W g) / sum(W)`, and the sum of the weights of
+  a batch does not depend on the number of devices. The new devices therefore get equal
+  shares of the sum over the old devices.
+- Keys and warm starts of codecs. They start again from their initial values.
 
 During the conversion, every new device holds the values of all old devices.
 

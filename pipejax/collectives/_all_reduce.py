@@ -16,8 +16,8 @@ class AllReduce(abc.ABC):
     """An all-reduce algorithm, which sums the arrays of all devices.
 
     An algorithm is static configuration. Calling it with a `Layout` returns the
-    `Stages` that sum arrays of this layout. Most users never call it themselves:
-    `make_train_step(all_reduce=...)` takes an algorithm and does so.
+    `Stages` that sum arrays of this layout. Most users do not call an algorithm
+    themselves, but pass it to `make_train_step(all_reduce=...)`.
 
     A subclass is a frozen dataclass that implements `__call__`. A codec or another
     algorithm that it uses must be a field of the dataclass. When a checkpoint is

@@ -32,8 +32,8 @@ def phases(stages: Stages) -> tuple[Phase, ...]:
       stages: What an algorithm returned. It has at least one collective.
 
     Returns:
-      The phases in order. Each collective is a phase of its own. Local work that
-      follows on local work of the same purpose is in the same phase.
+      The phases in order. Each collective is a phase of its own. Consecutive local work
+      of the same purpose is one phase.
 
     Examples:
       >>> import jax

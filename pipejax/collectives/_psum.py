@@ -151,13 +151,12 @@ def psum(codec: Codec | None = None, *, together: int | None = None) -> Psum:
     r"""Sums with `lax.psum`, the all-reduce of the backend.
 
     Without a codec, each array is summed in its own shape and dtype. An array that
-    travels alone is copied neither before nor after the sum. With a linear codec C,
-    payloads are summed as they are, because
+    travels alone is copied neither before nor after the sum. With a linear codec C and
+    the vector `x_i` of device i, payloads can be summed without being decoded:
 
     $$\sum_i C(x_i) = C(\sum_i x_i)$$
 
-    for the vectors `x_i` of all devices i. All other codecs need an algorithm that
-    decodes before it sums, such as `two_shot`.
+    All other codecs need an algorithm that decodes before it sums, such as `two_shot`.
 
     Args:
       codec: `None` or a linear codec: `power_sgd` or `random_k`, with or without

@@ -4,10 +4,10 @@ An algorithm keeps residuals wherever it encodes, in pieces that depend on the a
 and on the number of devices. To read or write them, the functions here run the
 algorithm itself, with other codecs inside its error feedback:
 
-- `owed` sums zeros with codecs that send everything. The sum is then the sum of all
-  residuals.
-- `owing` sums given arrays with codecs that send nothing. The arrays then become
-  residuals.
+- `owed` runs the algorithm on zeros, with codecs that send everything. The result is
+  the sum of all residuals.
+- `owing` runs the algorithm on given arrays, with codecs that send nothing. The arrays
+  become the residuals.
 """
 
 import dataclasses

@@ -67,7 +67,7 @@ class Ring(ScatterGather):
 
         def read(value: Any) -> Parts:
             seen, payload = value
-            # Payload j, counted from this device's own, comes from j devices before.
+            # Payload j is that of the device j ranks before; payload 0 is its own.
             ago = jnp.arange(p, dtype=jnp.int32)
             before = (lax.axis_index(axis_name) - ago) % p
             return site.decode(jnp.stack([*seen, payload])[before])
@@ -85,10 +85,10 @@ def _hop(site: Site, axis_name: AxisName) -> Sent:
 
 
 def _adding(site: Site, axis_name: AxisName, hop: int) -> Stages:
-    """Adds this device's values of a piece to the partial sum that it received.
+    """Returns local work that adds this device's values to the received partial sum.
 
-    Before hop h, device i adds piece `(i - h - 1) % p`. After the last hop, h = p - 1,
-    this is piece i.
+    Before hop h, device i has a partial sum of piece `(i - h - 1) % p`. After the last
+    hop, h = p - 1, this is piece i.
     """
 
     def add(value: Any) -> Any:
@@ -102,7 +102,7 @@ def _adding(site: Site, axis_name: AxisName, hop: int) -> Stages:
 
 
 def _encoding(site: Site) -> Any:
-    """Returns a function that encodes the partial sum."""
+    """Returns a function that encodes the partial sum of a device."""
 
     def encode(value: Any, states: States) -> tuple[Any, States]:
         rows, partial = value

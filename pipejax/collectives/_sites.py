@@ -140,7 +140,7 @@ class Site(NamedTuple):
         return (self.rows or 1) * (self.codec.size(self.coded) + exact)
 
     def init(self) -> States:
-        """Returns a dict from the name of the site to the first state of its codec.
+        """Returns a dict from the name of the site to the initial state of its codec.
 
         The dict is empty if the codec has no state.
         """
@@ -158,8 +158,8 @@ class Site(NamedTuple):
         Args:
           parts: The vector, [h] and [t], or the vectors, [rows, h] and [rows, t].
           states: States of the codecs of all sites on this device.
-          where: Bool scalar, whether this device sends the payload. If it is false, the
-            state does not change. `None` stands for true.
+          where: Whether this device sends the payload, a bool scalar. If it is false,
+            the state does not change. `None` means true.
 
         Returns:
           The payload, unsigned integers of shape [words] or [rows, words], and the
@@ -190,7 +190,7 @@ class Site(NamedTuple):
         return functools.reduce(operator.add, map(self.decode, payloads))
 
     def _init(self, seed: jax.Array) -> Any:
-        """Returns the first state of the codec, for all rows."""
+        """Returns the initial state of the codec, for all rows."""
         if self.rows is None:
             return self.codec.init(self.coded, seed)
         rows = jnp.arange(self.rows, dtype=jnp.uint32) * jnp.uint32(40503)
@@ -222,7 +222,10 @@ def check_kept(name: str, state: Any, init: Callable[[jax.Array], Any]) -> None:
     Args:
       name: Name of the site, for the message.
       state: State of a codec.
-      init: Function from a seed, a uint32 scalar, to the first state of the codec.
+      init: Function from a seed, a uint32 scalar, to the initial state of the codec.
+
+    Raises:
+      ValueError: If the structure or the shapes differ.
     """
     wanted = jax.eval_shape(init, jax.ShapeDtypeStruct((), jnp.uint32))
     if not jax.tree.leaves(wanted) and not jax.tree.leaves(state):

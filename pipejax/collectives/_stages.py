@@ -3,17 +3,17 @@
 A stage is local work followed by one collective. The local work after the last
 collective is the finish:
 
-- `psum`: one stage, which only sums
+- `psum`: one stage, which sums
 - `two_shot`: encode, all-to-all | decode and sum, encode, all-gather | decode
 - `ring`: `2 (p-1)` stages, each of which encodes and sends to the next device
 
-An executor may put compute between the stages, which hides all of them. If all stages
-run back to back, compute beside them hides only the last collective, because every
-collective needs the result of the one before.
+Every collective needs the result of the one before. If all stages run back to back,
+compute hides only the last collective. An executor that puts compute between the stages
+hides each of them.
 
-An algorithm consists of links. A `Local` link is local work, a `Sent` link is a
-collective. `+` puts links in sequence: an all-reduce is a reduce-scatter plus an
-all-gather.
+An algorithm consists of links. A `Local` link is local work, and a `Sent` link is a
+collective. `+` puts links in sequence, so that an all-reduce is a reduce-scatter plus
+an all-gather.
 """
 
 import dataclasses
@@ -61,14 +61,14 @@ class Stages:
     """An all-reduce, or a part of one, as a sequence of links.
 
     An `AllReduce` returns the stages for arrays of a given layout. `run` runs them back
-    to back, while an executor may put compute between them. `a + b` is first a, then b.
+    to back, while an executor may put compute between them. `a + b` runs a, then b.
 
     Attributes:
       links: Local work and collectives, in order. Together they turn
         `(summands, states)` into `(sums, states)`. The sums have the same bits on all
         devices.
-      inits: Functions that return the states of the codecs before the first sum. No two
-        of them return the same name.
+      inits: Functions that return the states of the codecs before the first sum, each
+        under different names.
 
     Examples:
       A two-shot all-reduce has two stages. The axis of `jax.vmap` stands for devices.

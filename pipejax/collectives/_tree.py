@@ -58,7 +58,7 @@ def first(rows: Parts) -> Parts:
 
 
 def from_root(site: Site, axis_name: AxisName) -> Stages:
-    """Returns the stage part in which device 0 encodes the sum.
+    """Returns local work in which device 0 encodes the sum.
 
     The other devices also compute a payload, which is not sent, and keep their states.
     """
