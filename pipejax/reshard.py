@@ -12,8 +12,8 @@ what differs between devices:
   When residuals are sent, they change a mean gradient by their sum divided by the
   number of devices. This quotient is the same on p' devices as on p devices.
 - Gradients, loss and metrics in flight, and residuals, if the loss function returns
-  weights W. The mean gradient is then `sum(W g) / sum(W)`, and the sum of the weights of
-  a batch does not depend on the number of devices. The new devices therefore get equal
+  weights W. The mean gradient is then `sum(W g) / sum(W)`, and the sum of a batch's
+  weights does not depend on the number of devices. The new devices therefore get equal
   shares of the sum over the old devices.
 - Keys and warm starts of codecs. They start again from their initial values.
 

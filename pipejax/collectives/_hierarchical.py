@@ -2,7 +2,8 @@
 
 The mesh has the axes ("host", "device"), with d devices on each host:
 
-1. Reduce-scatter inside each host. Device j then has piece j of the sum over its host.
+1. Reduce-scatter inside each host. Device j of a host then has piece j of the sum of
+   the host's vectors.
 2. All-reduce of piece j over the j-th devices of all hosts.
 3. All-gather inside each host.
 
@@ -82,7 +83,7 @@ def hierarchical(
     $$C(\sum_h C(s_h))$$
 
     where `s_h` is the exact sum over the devices of host h. On H hosts with d devices
-    each, a device then sends `2 (H-1)/H 1/d` payloads of a whole vector to other hosts.
+    each, a device then sends `2 (H-1)/(H d)` payloads of a whole vector to other hosts.
 
     Args:
       inner: The algorithm inside each host: `two_shot`, `ring` or `halving_doubling`.
