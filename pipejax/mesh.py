@@ -1,7 +1,8 @@
-"""Meshes, and programs that every device of a mesh runs on its own share.
+"""Meshes, and programs that every device of a mesh runs on its share of the data.
 
-The axes of a mesh may be Auto, as `data_mesh` makes them, or Explicit, as
-`jax.make_mesh` does by default. A state has the axis types of its train step's mesh.
+The axes of a mesh may have type Auto, as those of `data_mesh`, or type Explicit, as
+those of `jax.make_mesh` by default. The arrays of a train state have the axis types of
+the mesh of their train step.
 """
 
 import contextlib
@@ -19,11 +20,19 @@ AxisName = str | tuple[str, ...]
 
 
 class Rows(str):
-    """The name of an axis of `jax.vmap`: what devices would do, done on one."""
+    """Name of a `jax.vmap` axis whose rows stand for the devices of a mesh axis.
+
+    One device can then run the collectives of several devices.
+    """
 
 
 def axes(axis_name: AxisName) -> tuple[str, ...]:
-    """The names, one or more."""
+    """Returns the axis names as a tuple.
+
+    Examples:
+      >>> axes("data"), axes(("host", "device"))
+      (('data',), ('host', 'device'))
+    """
     return (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
 
 
@@ -34,41 +43,55 @@ def data_mesh(
     hosts: int | None = None,
     devices: Sequence[Any] | None = None,
 ) -> Mesh:
-    """A mesh over the first `num_devices` devices of all processes.
+    """Returns a mesh over the first devices of all processes.
+
+    `data_mesh` differs from `jax.make_mesh` in that it takes a number of devices, makes
+    axes of type Auto, and accepts the devices of several TPU slices.
 
     Args:
-      num_devices: how many; `None` takes every device.
-      axis_name: name of the axis over which gradients are averaged, or of two axes,
-        `("host", "device")`, for `pj.collectives.hierarchical`.
-      hosts: of two axes, the extent of the first; `None` takes the processes that the
-        devices belong to.
-      devices: of which; `None` takes `jax.devices()`. With those that
-        `pj.overlap.topology` returns, programs are compiled for absent accelerators.
+      num_devices: Number of devices. `None` takes all of them.
+      axis_name: Name of the mesh axis over which gradients are averaged. For
+        `pj.collectives.hierarchical`, a tuple of two names: of the axis of hosts and
+        of the axis of the devices of each host, such as `("host", "device")`.
+      hosts: Size of the first of two axes. `None` takes the number of processes that
+        the devices belong to.
+      devices: Devices to choose from. `None` takes `jax.devices()`. With the devices
+        that `pj.overlap.topology` returns, programs are compiled for accelerators that
+        are not attached.
+
+    Returns:
+      A `jax.sharding.Mesh` of shape (num_devices,), or (hosts, num_devices / hosts)
+      for two axes.
 
     Raises:
-      ValueError: if it is no integer, there are not that many devices, or they do not
-        divide among hosts.
+      ValueError: If `num_devices` is not an integer between 1 and the number of
+        devices, if `hosts` does not divide the number of devices, if `hosts` is given
+        for a single axis, or if there are more than two axes.
 
-    >>> data_mesh(1).axis_names
-    ('data',)
+    Examples:
+      >>> import pipejax as pj
+      >>> pj.data_mesh(1).axis_names
+      ('data',)
+      >>> dict(pj.data_mesh(1, axis_name=("host", "device")).shape)
+      {'host': 1, 'device': 1}
     """
     devices = list(jax.devices() if devices is None else devices)
     count = len(devices) if num_devices is None else num_devices
     valid = isinstance(count, int | np.integer) and not isinstance(count, bool)
     if not valid or not 1 <= count <= len(devices):
         raise ValueError(
-            f"`num_devices` must be an integer between 1 and {len(devices)}, the"
-            f" devices there are; got {num_devices!r}. On CPU, set"
-            " `jax.config.update('jax_num_cpu_devices', n)` before the first JAX call"
-            " to have n of them."
+            f"`num_devices` must be an integer between 1 and {len(devices)}, the number"
+            f" of devices; got {num_devices!r}. On CPU, call"
+            " `jax.config.update('jax_num_cpu_devices', n)` before any other JAX call"
+            " to get n devices."
         )
     names = axes(axis_name)
     shape = (count,) if len(names) == 1 else _by_host(devices[:count], hosts)
     if len(names) != len(shape) or (hosts is not None and len(names) == 1):
         raise ValueError(
-            "`axis_name` must be one name, or two where there are hosts and devices of"
-            f" each; got {axis_name!r} with {hosts=}. For example"
-            " pj.data_mesh(axis_name=('host', 'device'))."
+            "`axis_name` must be one name, or two names for an axis of hosts and an"
+            f" axis of the devices of each host; got {axis_name!r} with {hosts=}. Call"
+            " for example pj.data_mesh(axis_name=('host', 'device'))."
         )
     types = (AxisType.Auto,) * len(shape)
     chosen = devices[:count]
@@ -79,19 +102,26 @@ def data_mesh(
 
 
 def _by_host(devices: list[Any], hosts: int | None) -> tuple[int, int]:
-    """Rows and columns: a row's devices belong to one host."""
+    """Returns the shape of a mesh in which each row has the devices of one host."""
     if hosts is None:
         hosts = len({device.process_index for device in devices})
     if hosts < 1 or len(devices) % hosts:
         raise ValueError(
-            f"`hosts` must divide the {len(devices)} devices among hosts, got {hosts}."
-            " Choose `num_devices` a multiple of it."
+            f"`hosts` must divide the {len(devices)} devices into equal parts, got"
+            f" {hosts}. Make `num_devices` a multiple of `hosts`."
         )
     return hosts, len(devices) // hosts
 
 
 def axis_size(axis_name: AxisName) -> int:
-    """Returns how many devices the axes span; a ValueError where they are not bound."""
+    """Returns the number of devices along one axis or several.
+
+    Args:
+      axis_name: Axis or axes of the surrounding `shard_map` or `pmap`.
+
+    Raises:
+      ValueError: If an axis is not bound.
+    """
     try:
         return int(lax.axis_size(axis_name))
     except NameError:
@@ -104,9 +134,10 @@ def axis_size(axis_name: AxisName) -> int:
 
 @contextlib.contextmanager
 def without_mesh() -> Iterator[None]:
-    """Runs outside of the mesh that the caller has set by `jax.set_mesh`.
+    """Leaves the mesh that the caller has set with `jax.set_mesh`, as a context.
 
-    What is computed on an array of another mesh is an error there.
+    Under a mesh that is set, JAX raises an error for a computation on arrays of another
+    mesh.
     """
     with jax.set_mesh(Mesh(np.empty((), object), ())):
         yield
@@ -115,19 +146,31 @@ def without_mesh() -> Iterator[None]:
 def on_mesh(
     local: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any
 ) -> Callable[..., Any]:
-    """Returns `local` as a program that each device runs on its own share."""
-    # Without `check_vma` a gradient stays the device's own (with it, jax.grad sums it
-    # over the mesh, in step), and any loss function is accepted as it is.
+    """Returns a function that runs `local` on every device of a mesh.
+
+    The function differs from the result of `jax.shard_map` in two ways. On a mesh with
+    Explicit axes, it first lays out its arguments as in `in_specs`. It also ignores the
+    mesh that the caller has set with `jax.set_mesh`.
+
+    Args:
+      local: Function of the shares of one device.
+      mesh: The devices.
+      in_specs: Partition specs of the arguments.
+      out_specs: Partition specs of the results.
+    """
+    # With `check_vma`, `jax.grad` would sum gradients over the mesh within the step.
+    # Without it, each device keeps its own gradient, and any loss function is accepted
+    # as it is.
     mapped = jax.shard_map(
         local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
     explicit = AxisType.Explicit in mesh.axis_types
 
-    @functools.wraps(local)  # profiles and reports show its name
+    @functools.wraps(local)  # profiles and reports show the name of `local`
     def on_own_mesh(*args: Any) -> Any:
-        # The mesh of the caller's `jax.set_mesh` may have axes of another type.
+        # The mesh that the caller has set may have axes of another type.
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            if explicit:  # `shard_map` wants arrays laid out as its specs say
+            if explicit:  # `shard_map` then requires arrays laid out as in its specs
                 args = jax.tree.map(_resharded, in_specs, args, is_leaf=_is_spec)
             return mapped(*args)
 
@@ -135,15 +178,20 @@ def on_mesh(
 
 
 def _is_spec(node: Any) -> bool:
+    """Returns whether `node` is a partition spec."""
     return isinstance(node, P)
 
 
 def _resharded(spec: P, tree: Any) -> Any:
+    """Returns the arrays of `tree`, laid out as in `spec`."""
     return jax.tree.map(lambda leaf: jax.sharding.reshard(leaf, spec), tree)
 
 
 def laid_out(leaf: Any, sharding: NamedSharding) -> Any:
-    """An array that lies elsewhere on purpose, moved; `jit` places all others."""
+    """Moves a committed array to `sharding` if it has another one.
+
+    `jax.jit` places all other leaves itself. They are returned unchanged.
+    """
     if isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, jax.Array):
         return leaf
     if leaf.committed and leaf.sharding != sharding:

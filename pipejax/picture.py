@@ -1,13 +1,16 @@
-"""Pictures, where matplotlib is installed; it is no part of the light core."""
+"""Figures with matplotlib, which pipejax does not require."""
 
 from typing import Any
 
 
 def new_figure(**settings: Any) -> Any:
-    """A `matplotlib.figure.Figure`, that no window shows.
+    """Returns a `matplotlib.figure.Figure` that is not shown in a window.
+
+    Args:
+      **settings: Keyword arguments of `matplotlib.figure.Figure`.
 
     Raises:
-      ImportError: without matplotlib.
+      ImportError: If matplotlib is not installed. The message says how to install it.
     """
     try:
         from matplotlib.figure import Figure

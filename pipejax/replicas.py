@@ -1,4 +1,4 @@
-"""A check that replicas are what they claim to be: bit-identical."""
+"""A check that the replicas on all devices are bit-identical."""
 
 import hashlib
 from typing import Any
@@ -10,27 +10,36 @@ from .message import InFlight
 
 
 def replica_digest(tree: Any) -> dict[int, str]:
-    """One digest per device of everything that `tree` claims to replicate.
+    """Returns one digest per device of all replicated arrays in `tree`.
 
-    All replicas apply the same mean of the same iteration, so after any number of
-    steps the digests of all devices are equal, bit for bit. Gradients in flight and
-    what codecs keep, which differ between devices by design, leaves that are sharded,
-    and leaves that are not `jax.Array` are left out. Copies every replica to the host:
-    a check, not for every step.
+    All devices apply the same mean gradient in the same step. After any number of
+    steps, their replicas are therefore equal bit for bit, and so are the digests.
+
+    Leaves that differ between devices by design are left out: gradients in flight,
+    codec states and sharded arrays. Leaves that are not a `jax.Array` are left out too.
+    The check copies every replica to the host, so do not run it in every step.
 
     Args:
-      tree: pytree of arrays: a `PipelineState`, or parameters alone.
+      tree: Pytree of arrays, such as a `PipelineState` or its parameters.
 
     Returns:
-      `{device id: hexadecimal digest}` for the devices of this process. Processes
-      compare theirs with each other's as they like.
+      A dict from the id of each device of this process to a digest of 32 hexadecimal
+      digits. Digests of different processes can be compared with each other.
 
     Raises:
-      ValueError: if nothing in `tree` is replicated, so that nothing was checked.
+      ValueError: If no leaf of `tree` is a replicated `jax.Array`, so that nothing
+        would be checked.
 
-    >>> import jax.numpy as jnp
-    >>> len(set(replica_digest({"w": jnp.ones(3)}).values()))
-    1
+    Examples:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import pipejax as pj
+      >>> from jax.sharding import NamedSharding, PartitionSpec
+      >>> everywhere = NamedSharding(pj.data_mesh(), PartitionSpec())
+      >>> params = jax.device_put({"w": jnp.ones(3)}, everywhere)
+      >>> digests = pj.replica_digest(params)
+      >>> len(set(digests.values()))
+      1
     """
     replicated = [
         _raw(leaf)
@@ -53,12 +62,12 @@ def replica_digest(tree: Any) -> dict[int, str]:
 
 
 def _is_own(node: Any) -> bool:
-    """What each device has for itself, wherever it lies."""
+    """Returns whether `node` holds arrays that differ between devices by design."""
     return isinstance(node, InFlight)
 
 
 def _raw(leaf: jax.Array) -> jax.Array:
-    """Typed PRNG keys as the integers they are."""
+    """Returns the array, or the integers that make up an array of typed PRNG keys."""
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(leaf)
     return leaf

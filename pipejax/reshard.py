@@ -1,18 +1,26 @@
-"""What each device has for itself, handed on to another number of devices.
+r"""Moves a train state from p devices to another number of devices, p'.
 
-- gradients in flight: every device is given their mean as its own, so that the mean
-  that arrives is the same
-- what error feedback has yet to send, e: from p devices to p', each given an equal
-  share of `p'/p sum e`, so that what it adds to a mean in the end, `sum e / p`, is the
-  same
-- both under weights, `sum W g / sum W`: every device is given an equal share of the
-  sum, because the sum of the weights of a batch does not depend on the number of
-  devices
-- keys and warm starts of codecs begin anew
+Parameters and optimizer state are replicated and stay as they are. This module converts
+what differs between devices:
 
-All that the old devices had lies on every new one for a moment. That a loss function
-returns weights shows in the messages in flight; at width 1 there are none, and what
-error feedback has yet to send is handed on as without weights.
+- Messages in flight, and deviations. Each new device gets the mean over the old
+  devices, so that the mean over the new devices is the same.
+- Residuals of error feedback, `e_i` on device i. The new devices get equal shares of
+
+  $$p'/p \sum_i e_i$$
+
+  When residuals are sent, they change a mean gradient by their sum divided by the
+  number of devices. This quotient is the same on p' devices as on p devices.
+- Gradients, loss and metrics in flight, and residuals, if the loss function returns
+  weights W. The mean gradient is then `sum(W g) / sum(W)`, and the sum of a batch's
+  weights does not depend on the number of devices. The new devices therefore get equal
+  shares of the sum over the old devices.
+- Keys and warm starts of codecs. They start again from their initial values.
+
+During the conversion, every new device holds the values of all old devices.
+
+The messages in flight show whether the loss function returns weights. At width 1 there
+are no messages in flight, and residuals are converted as if there were no weights.
 """
 
 import math
@@ -32,12 +40,12 @@ from .train_step import PipelineState, TrainStep
 
 
 class Spread(NamedTuple):
-    """Over how many devices something lies.
+    """The devices over which the leaves of `in_flight` are spread.
 
     Attributes:
-      devices: that share the data.
-      kept: extents above 1, by name and in order, of the data's axes on the mesh on
-        which codecs keep what they keep; `None` where they keep nothing.
+      devices: Number of devices that share the data.
+      kept: Sizes of the data's axes on the mesh that holds the codec states, by name
+        and in order, without axes of size 1. `None` if there are no codec states.
     """
 
     devices: int
@@ -45,7 +53,7 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, state: PipelineState) -> "Spread":
-        """That of a state, not of its shapes."""
+        """Returns the spread of a state that holds arrays, not only shapes."""
         devices = state.in_flight.filled.shape[0]
         kept = jax.tree.leaves(state.in_flight.codec_states)
         if not kept:
@@ -56,7 +64,12 @@ class Spread(NamedTuple):
 
     @classmethod
     def now(cls, train: TrainStep, like: PipelineState) -> "Spread":
-        """That of the states of `train`, or of their shapes."""
+        """Returns the spread of the states that `train` makes.
+
+        Args:
+          train: The train step.
+          like: A state of `train`, or its shapes.
+        """
         devices = train.config.devices
         if not jax.tree.leaves(like.in_flight.codec_states):
             return cls(devices, None)
@@ -64,7 +77,14 @@ class Spread(NamedTuple):
         return cls(devices, _above_one(train.executor.reduction_mesh, names))
 
     def same_as(self, other: "Spread", train: TrainStep) -> bool:
-        """Whether what lies on one is laid out as on the other."""
+        """Returns whether leaves have the same layout on both spreads.
+
+        Axis names do not matter if the all-reduce treats all axes as one.
+
+        Args:
+          other: The spread to compare with.
+          train: The train step whose all-reduces keep codec states.
+        """
         if self.devices != other.devices or None in (self.kept, other.kept):
             return self == other
         phases, name = train.schedule.phases, train.axis_name
@@ -72,7 +92,13 @@ class Spread(NamedTuple):
 
 
 def shapes_on(train: TrainStep, like: PipelineState, spread: Spread) -> PipelineState:
-    """The shapes of a state of `train`, were its devices these."""
+    """Returns the shapes that a state of `train` would have on other devices.
+
+    Args:
+      train: The train step.
+      like: A state of `train`, or its shapes.
+      spread: The other devices.
+    """
     now = train.config.devices
 
     def resized(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -87,12 +113,16 @@ def shapes_on(train: TrainStep, like: PipelineState, spread: Spread) -> Pipeline
 
 
 def reshard(train: TrainStep, state: PipelineState, before: Spread) -> PipelineState:
-    """The state on the devices of `train`, everything replicated as it was.
+    """Moves a state to the devices of a train step.
 
     Args:
-      train: whose state this is to be.
-      state: whose `in_flight` is that of other devices, all of it on each.
-      before: of those.
+      train: The train step that continues from the state.
+      state: A state whose `in_flight` has the parts of all old devices, replicated on
+        each new device. Everything else is already a state of `train`.
+      before: The old devices.
+
+    Returns:
+      The state on the devices of `train`. Replicated leaves are unchanged.
     """
     states, in_flight = train.codec_states(state.params), state.in_flight
     layout = layout_of(train.gradients_form(state.params))
@@ -116,7 +146,13 @@ def reshard(train: TrainStep, state: PipelineState, before: Spread) -> PipelineS
 
 
 def _shared_out(in_flight: InFlight, before: int, now: int) -> InFlight:
-    """Returns what is in flight, for another number of devices: each has the same."""
+    """Returns what is in flight for another number of devices, equal on all of them.
+
+    Args:
+      in_flight: The parts of the old devices, without codec states.
+      before: Number of old devices.
+      now: Number of new devices.
+    """
 
     def rows(leaf: jax.Array) -> jax.Array:
         return leaf.reshape(before, leaf.shape[0] // before, *leaf.shape[1:])
@@ -139,7 +175,8 @@ def _shared_out(in_flight: InFlight, before: int, now: int) -> InFlight:
 
     return in_flight._replace(
         pending=tuple(map(shared_out, in_flight.pending)),
-        # The same on all devices. A mean of integers could come out one too small.
+        # This is the same on all devices. A mean is not used, because rounding could
+        # make an integer one too small.
         filled=jnp.repeat(in_flight.filled[:1], now),
         deviation=jax.tree.map(mean, in_flight.deviation),
     )
@@ -148,7 +185,7 @@ def _shared_out(in_flight: InFlight, before: int, now: int) -> InFlight:
 def _init(
     all_reduce: AllReduce, train: TrainStep, like: PipelineState, spread: Spread
 ) -> Any:
-    """Returns the shapes of what codecs kept on these devices."""
+    """Returns the shapes of the codec states on the devices of `spread`."""
     names, sizes = _mapped(all_reduce, train.axis_name, spread)
     gradients = train.gradients_form(like.params)
 
@@ -165,7 +202,18 @@ def sum_owed(
     before: Spread,
     states: Any,
 ) -> tuple[jax.Array, ...]:
-    """Returns what those devices together have yet to send, by gradient."""
+    """Returns the sum of all residuals over the old devices.
+
+    Args:
+      all_reduce: The algorithm that keeps the residuals.
+      layout: Layout of the gradients.
+      axis_name: Axis or axes of the data.
+      before: The old devices.
+      states: Codec states of all old devices.
+
+    Returns:
+      One array for each gradient, in its shape.
+    """
     names, sizes = _mapped(all_reduce, axis_name, before)
 
     def local(states: Any) -> tuple[jax.Array, ...]:
@@ -174,7 +222,8 @@ def sum_owed(
     def one_row(states: Any) -> tuple[jax.Array, ...]:
         rows = _in_rows(local, axes(names), sizes)(states)
         pairs = zip(rows, layout.coded, strict=True)
-        return tuple(x[: form.shape[0]] for x, form in pairs)  # all are the same
+        # All rows are the same.
+        return tuple(x[: form.shape[0]] for x, form in pairs)
 
     return jax.jit(one_row)(states)
 
@@ -187,7 +236,16 @@ def _handed_on(
     total: tuple[jax.Array, ...],
     states: Any,
 ) -> Any:
-    """Returns the states, each device's with an equal share of `times total`."""
+    """Returns codec states in which each device has an equal share of residuals.
+
+    Args:
+      all_reduce: The algorithm that will send the residuals.
+      layout: Layout of the gradients.
+      train: The train step that continues from the state.
+      times: Factor for `total`.
+      total: Sum of the residuals over the old devices.
+      states: Codec states of `train`, in which the residuals are replaced.
+    """
     config = train.config.at(train.executor.reduction_mesh)
     own, axis_name = P(config.axis_name), config.axis_name
 
@@ -199,20 +257,25 @@ def _handed_on(
 
 
 def _above_one(mesh: Mesh, names: tuple[str, ...]) -> dict[str, int]:
+    """Returns the sizes of the axes that have more than one device, by name."""
     return {name: mesh.shape[name] for name in names if mesh.shape[name] > 1}
 
 
 def _mapped(
     all_reduce: AllReduce, axis_name: AxisName, spread: Spread
 ) -> tuple[AxisName, tuple[int, ...]]:
-    """Axes and their extents; one axis where the algorithm does not tell them apart."""
+    """Returns the `jax.vmap` axes that stand for the devices, and their sizes.
+
+    If the algorithm treats all axes as one, there is a single axis.
+    """
     names, kept = tuple(map(Rows, axes(axis_name))), spread.kept or {}
     if all_reduce.axes is None:
         return names[0], (math.prod(kept.values()),)
     if not kept.keys() <= set(names):
         raise ValueError(
-            f"`train` must have the axes {tuple(kept)} of the checkpoint, whose"
-            f" all-reduce tells them apart; got {axis_name!r}. Name them alike."
+            f"`train` must have the axes {tuple(kept)} of the checkpoint, because its"
+            f" all-reduce tells these axes apart; got {axis_name!r}. Give the axes of"
+            " the mesh the same names as in the checkpoint."
         )
     return names, tuple(kept.get(name, 1) for name in names)
 
@@ -220,9 +283,15 @@ def _mapped(
 def _in_rows(
     local: Callable[..., Any], names: tuple[str, ...], sizes: tuple[int, ...]
 ) -> Callable[..., Any]:
-    """`local`, as each device of axes of these sizes would run it on its own share.
+    """Returns a function that runs `local` for all devices, as rows of `jax.vmap`.
 
-    All on one device; of each array the shares lie one after another.
+    The function runs on one device. The shares of the devices are concatenated along
+    the first axis of every argument and result.
+
+    Args:
+      local: Function of the shares of one device.
+      names: Names of the axes over which `local` has collectives.
+      sizes: Number of devices along each axis.
     """
     count = math.prod(sizes)
 

@@ -40,8 +40,8 @@ def test_an_axis_of_another_name():
 @pytest.mark.parametrize("count", [0, -1, 9, 2.0, 1.5, True, "2"])
 def test_devices_that_are_not_there(count):
     message = (
-        rf"`num_devices` must be an integer between 1 and 8, the devices there are; got"
-        rf" {count!r}. On CPU, set `jax.config.update\('jax_num_cpu_devices', n\)`"
+        rf"`num_devices` must be an integer between 1 and 8, the number of devices; got"
+        rf" {count!r}. On CPU, call `jax.config.update\('jax_num_cpu_devices', n\)`"
     )
     with pytest.raises(ValueError, match=message):
         pj.data_mesh(count)
@@ -91,7 +91,7 @@ def test_hosts_and_devices():
 
 @pytest.mark.parametrize("hosts", [0, 3])
 def test_hosts_that_do_not_divide(hosts):
-    message = rf"`hosts` must divide the 4 devices among hosts, got {hosts}"
+    message = rf"`hosts` must divide the 4 devices into equal parts, got {hosts}"
     with pytest.raises(ValueError, match=message):
         pj.data_mesh(4, axis_name=("host", "device"), hosts=hosts)
 

@@ -1,4 +1,20 @@
-"""How gradients are summed over devices."""
+"""All-reduce algorithms, which sum gradients over devices.
+
+A function such as `ring(codec)` returns an algorithm, which
+`make_train_step(all_reduce=...)` takes. For p devices and a payload of n bytes, the
+`wire_bytes` of an algorithm's collectives add up to:
+
+- `psum`: `2 (p-1)/p n`, in one collective per array
+- `two_shot`: `2 (p-1)/p n`, in 2 collectives
+- `ring`: `2 (p-1)/p n`, in `2 (p-1)` collectives
+- `halving_doubling`: `2 (p-1)/p n`, in `2 log2(p)` collectives, for p a power of two
+- `tree`: `2 ceil(log2 p) n`, in `2 ceil(log2 p)` collectives
+- `parameter_server`: `2 (p-1) n`, in `2 (p-1)` collectives
+- `hierarchical`: by default `2 (h-1)/h n/d` between h hosts of d devices each, and
+  `2 (d-1)/d n` inside each host
+
+`scheduled` changes from one algorithm to another during a run.
+"""
 
 from ._all_reduce import AllReduce as AllReduce
 from ._halving_doubling import halving_doubling as halving_doubling

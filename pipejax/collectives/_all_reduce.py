@@ -1,4 +1,4 @@
-"""What an all-reduce algorithm is."""
+"""The interface of an all-reduce algorithm."""
 
 import abc
 import dataclasses
@@ -13,39 +13,92 @@ from ._stages import Stages, States
 
 @dataclasses.dataclass(frozen=True)
 class AllReduce(abc.ABC):
-    """An algorithm: from what is to be summed to the stages that do it.
+    """An all-reduce algorithm, which sums the arrays of all devices.
 
-    Called inside `shard_map`.
+    An algorithm is static configuration. Calling it with a `Layout` returns the
+    `Stages` that sum arrays of this layout. Most users do not call an algorithm
+    themselves, but pass it to `make_train_step(all_reduce=...)`.
+
+    A subclass is a frozen dataclass that implements `__call__`. A codec or another
+    algorithm that it uses must be a field of the dataclass. When a checkpoint is
+    restored on another number of devices, residuals are found through these fields.
+
+    Examples:
+      The four rows of `jax.vmap` stand for four devices:
+
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from pipejax.collectives import Layout, Summands, ring, run
+      >>> def total(x):
+      ...     stages = ring()(Layout.of_shapes((x.shape,)), "data")
+      ...     sums, _ = run(stages, Summands((x,)))
+      ...     return sums.coded[0]
+      >>> jax.vmap(total, axis_name="data")(jnp.arange(4.0))
+      Array([6., 6., 6., 6.], dtype=float32)
     """
 
     @property
     def axes(self) -> int | None:
-        """How many mesh axes it must be given; `None` takes one or more as one."""
+        """Returns the number of mesh axes that the algorithm needs.
+
+        `None` stands for any number. The algorithm then treats all axes as one.
+        """
         return None
 
     @abc.abstractmethod
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
-        """Returns the stages that sum arrays of this layout.
+        """Returns the stages that sum arrays of this layout over devices.
+
+        Must be called inside `jax.shard_map`, because the stages depend on the number
+        of devices.
 
         Args:
-          layout: of each device's own arrays.
-          axis_name: the axes of the surrounding `shard_map` to sum over.
+          layout: Shapes and dtypes of the arrays on one device, the same on all.
+          axis_name: Axis or axes of the surrounding `shard_map` to sum over.
+
+        Returns:
+          The stages. After them, all devices have the same sums, bit for bit.
+
+        Raises:
+          ValueError: If `axis_name` is not an axis of a surrounding `shard_map`.
         """
 
     def init(self, layout: Layout, axis_name: AxisName) -> States:
-        """What its codecs keep, before the first sum; empty without any."""
+        """Returns the states of the codecs on this device before the first sum.
+
+        Must be called inside `jax.shard_map`, as `__call__`.
+
+        Args:
+          layout: Shapes and dtypes of the arrays on one device.
+          axis_name: Axis or axes of the surrounding `shard_map` to sum over.
+
+        Returns:
+          A dict from the name of each place that encodes to the state of its codec.
+          Codecs without a state are not in it.
+        """
         return self(layout, axis_name).init()
 
     def on(self, mesh: Mesh) -> "AllReduce":
-        """Returns the algorithm as it is best on this mesh; by default as it is."""
+        """Returns the variant of this algorithm that suits `mesh` best.
+
+        By default this is the algorithm itself.
+
+        Args:
+          mesh: The devices that will run the algorithm.
+        """
         del mesh
         return self
 
     def check_axes(self, axis_name: AxisName) -> None:
-        """Raises a ValueError unless there are as many axes as the algorithm needs."""
+        """Raises a `ValueError` if `axis_name` has the wrong number of axes.
+
+        Args:
+          axis_name: Axis or axes to sum over.
+        """
         if self.axes not in (None, len(axes(axis_name))):
             raise ValueError(
-                f"`axis_name` must name {self.axes} axes for this all-reduce, over"
-                f" hosts and over the devices of one; got {axis_name!r}. Use"
-                " pj.data_mesh(axis_name=('host', 'device')), and name both here."
+                f"`axis_name` must name {self.axes} axes for this all-reduce, one for"
+                " the hosts and one for the devices of each host; got"
+                f" {axis_name!r}. Create the mesh with"
+                " pj.data_mesh(axis_name=('host', 'device')), and pass both names here."
             )

@@ -1,7 +1,8 @@
-"""Which arrays share a collective.
+"""Groups of arrays, each of which is summed by one collective.
 
-A collective costs a latency, a copy into a vector costs a pass over memory: long arrays
-travel alone, in their own shape, and short ones may travel together.
+Every collective costs a latency, and joining arrays into one vector costs a pass over
+memory. Long arrays therefore travel alone, in their own shape, while short arrays may
+travel together as one vector.
 """
 
 import math
@@ -15,12 +16,12 @@ from pipejax.vectors import apart, joined
 
 
 class Groups(NamedTuple):
-    """Arrays in groups, each of which is sent by one collective.
+    """Groups of arrays. One collective sends all arrays of a group.
 
     Attributes:
-      forms: shapes and dtypes of the arrays.
-      members: for each group the positions of its arrays. Arrays without elements are
-        in none of them.
+      forms: Shapes and dtypes of all arrays.
+      members: For each group, the positions of its arrays in `forms`. An array without
+        elements is in no group.
     """
 
     forms: tuple[jax.ShapeDtypeStruct, ...]
@@ -28,11 +29,20 @@ class Groups(NamedTuple):
 
     @classmethod
     def of(cls, forms: Sequence[jax.ShapeDtypeStruct], together: int) -> "Groups":
-        """Groups arrays that are shorter than `together` bytes by their dtypes.
+        """Groups the arrays that are shorter than `together` bytes by their dtypes.
 
-        >>> form = jax.ShapeDtypeStruct((8,), "float32")
-        >>> Groups.of([form, form], 0).members, Groups.of([form, form], 64).members
-        (((0,), (1,)), ((0, 1),))
+        Each longer array is a group of its own.
+
+        Args:
+          forms: Shapes and dtypes of the arrays.
+          together: Threshold in bytes.
+
+        Examples:
+          Two arrays of 32 bytes each:
+
+          >>> form = jax.ShapeDtypeStruct((8,), "float32")
+          >>> Groups.of([form, form], 0).members, Groups.of([form, form], 64).members
+          (((0,), (1,)), ((0, 1),))
         """
         groups: dict[tuple[str, int], list[int]] = {}
         for i, form in enumerate(forms):
@@ -44,18 +54,18 @@ class Groups(NamedTuple):
 
     @property
     def bytes(self) -> tuple[int, ...]:
-        """Returns what each group holds."""
+        """Returns the size of each group in bytes."""
         return tuple(sum(size(self.forms[i]) for i in group) for group in self.members)
 
     def together(self, arrays: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-        """Returns one array for each group."""
+        """Returns one array per group: its only array, or its arrays as one vector."""
         return tuple(
             arrays[group[0]] if len(group) == 1 else joined([arrays[i] for i in group])
             for group in self.members
         )
 
     def separate(self, sent: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-        """Undoes `together`."""
+        """Undoes `together`: returns all arrays in the order of `forms`."""
         arrays = {
             i: jnp.zeros(form.shape, form.dtype)
             for i, form in enumerate(self.forms)
@@ -69,5 +79,5 @@ class Groups(NamedTuple):
 
 
 def size(form: jax.ShapeDtypeStruct) -> int:
-    """Returns the bytes of an array."""
+    """Returns the size of an array in bytes."""
     return math.prod(form.shape) * form.dtype.itemsize

@@ -1,11 +1,18 @@
-"""Recursive halving and doubling: 2 log2(p) exchanges with partners, near and far.
+"""Recursive halving and doubling: 2 log2(p) collectives between pairs of devices.
 
-1. halving: exchange half of what is left with a partner, add, keep a half: p/2 devices
-   away, then p/4, ... until one piece is left
-2. doubling: the same way back, with finished pieces
+For a number of devices p that is a power of two:
 
-Where p is no power of two, q the largest below: the p - q last devices first give their
-whole vectors to others, and are given the whole result.
+1. Halving: each device and its partner, p/2 ranks away, send each other one half of
+   their vectors. Each adds what it received to the half that it kept. They repeat this
+   with the remaining half and partners p/4, p/8, ..., 1 ranks away. At the end, each
+   device has one piece of the sum.
+2. Doubling: the devices send finished pieces to the same partners in reverse order,
+   and each device has twice as many pieces after each collective. At the end, every
+   device has all pieces.
+
+For any other p, let q be the largest power of two below p. The last p - q devices first
+send their whole vectors to the first p - q devices, then take no part in halving and
+doubling, and receive the whole result at the end.
 
 Reference: Thakur, Rabenseifner and Gropp 2005, https://doi.org/10.1177/1094342005051521
 """
@@ -28,14 +35,18 @@ from ._stages import Local, Stages, States, local
 
 @dataclasses.dataclass(frozen=True)
 class HalvingDoubling(ScatterGather):
-    """See `halving_doubling`."""
+    """Recursive halving and doubling; see `halving_doubling`."""
 
     def pieces(self, devices: int) -> int:
-        """The largest power of two."""
+        """Returns the largest power of two that is at most `devices`."""
         return 1 << (devices.bit_length() - 1)
 
     def reduce_scatter(self, cut: Cut, axis_name: AxisName) -> Stages:
-        """Folds the last devices in, then halves; of rank q and above, nothing."""
+        """Returns the stages of the halving, after which device i has piece i.
+
+        If p is not a power of two, the last p - q devices first send their vectors to
+        others. What these devices hold at the end is not used.
+        """
         total = self._fold(cut, axis_name)
         distance = cut.pieces // 2
         while distance:
@@ -44,7 +55,10 @@ class HalvingDoubling(ScatterGather):
         return total + local(lambda rows: jax.tree.map(lambda x: x[0], rows))
 
     def all_gather(self, cut: Cut, axis_name: AxisName) -> Stages:
-        """Doubles, then gives the last devices the result."""
+        """Returns the stages of the doubling, after which each device has all pieces.
+
+        If p is not a power of two, the last p - q devices receive them at the end.
+        """
         site = cut.site("owner", self.codec, axis_name)
 
         def encode(piece: Parts, states: States) -> tuple[Any, States]:
@@ -60,6 +74,7 @@ class HalvingDoubling(ScatterGather):
         return total + _unfold(site, axis_name, cut.pieces) + local(site.decode)
 
     def _fold(self, cut: Cut, axis_name: AxisName) -> Stages:
+        """Returns the stage in which the last p - q devices send their vectors."""
         q = cut.pieces
         pairs = [(rank, rank - q) for rank in range(q, axis_size(axis_name))]
         if not pairs:
@@ -81,13 +96,14 @@ class HalvingDoubling(ScatterGather):
         return Stages((Local(encode, encodes=True), sent), (site.init,)) + local(add)
 
     def _halve(self, cut: Cut, axis_name: AxisName, distance: int) -> Stages:
-        """Of [2 d, h] to the sum of one half, [d, h]."""
+        """Returns one halving: from 2 d rows to d rows of sums, with d = `distance`."""
         name = f"halve {distance}"
         site = cut.site(name, self.codec, axis_name, rows=distance)
 
         def encode(rows: Parts, states: States) -> tuple[Any, States]:
             rank = lax.axis_index(axis_name)
-            upper = rank & distance  # 0, or where the upper half begins
+            # The first row that this device keeps: 0, or `distance` in the upper half.
+            upper = rank & distance
             own = _part(rows, upper, distance)
             others = _part(rows, distance - upper, distance)
             payload, states = site.encode(others, states, where=rank < cut.pieces)
@@ -102,7 +118,7 @@ class HalvingDoubling(ScatterGather):
 
 
 def _double(site: Site, axis_name: AxisName, distance: int, pieces: int) -> Stages:
-    """Of payloads [d, ...] to [2 d, ...], in the order of their pieces."""
+    """Returns one doubling: from d = `distance` payloads to 2 d, in order of piece."""
 
     def join(value: Any) -> jax.Array:
         own, other = value
@@ -116,6 +132,7 @@ def _double(site: Site, axis_name: AxisName, distance: int, pieces: int) -> Stag
 
 
 def _unfold(site: Site, axis_name: AxisName, pieces: int) -> Stages:
+    """Returns the stage in which the last p - q devices receive all payloads."""
     pairs = [(rank - pieces, rank) for rank in range(pieces, axis_size(axis_name))]
     if not pairs:
         return Stages(())
@@ -123,25 +140,60 @@ def _unfold(site: Site, axis_name: AxisName, pieces: int) -> Stages:
 
 
 def _partners(distance: int, pieces: int) -> list[tuple[int, int]]:
+    """Returns pairs (sender, receiver) of ranks that are `distance` apart."""
     return [(rank, rank ^ distance) for rank in range(pieces)]
 
 
 def _part(rows: Parts, start: jax.Array, count: int) -> Parts:
-    # Not a choice of two slices: in one program, XLA:CPU then computes both of every
-    # level again for each element of the last.
+    """Returns `count` rows from row `start` on."""
+    # A dynamic slice, since a `jnp.where` of two static slices is slow: in one program,
+    # XLA:CPU then recomputes both slices of every level for each element of the last.
     return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, count), rows)
 
 
 def halving_doubling(codec: Codec | None = None) -> HalvingDoubling:
-    """Exchanges with partners at distances p/2, p/4, ..., 1, and back.
+    """Sums between pairs of devices at distances p/2, p/4, ..., 1, and back.
 
-    As little is sent as by a ring, in `2 log2(p)` exchanges instead of `2(p-1)` hops;
-    partners are far apart. Where p is no power of two, two more of a whole vector.
+    Let `s_l` be the partial sum of a device before halving l, of the pieces that it
+    keeps, `s'_l` its partner's partial sum of the same pieces, and C the codec. The
+    device computes
+
+    $$s_{l+1} = s_l + C(s'_l)$$
+
+    At the end, the owner of a piece has its sum s, and sends `C(s)` to all devices.
+
+    Each device sends as few bytes as in `ring`, `2 (p-1)/p` payloads of a whole vector
+    on p devices, in `2 log2(p)` collectives instead of `2 (p-1)`. Partners are up to
+    p/2 ranks apart, while `ring` uses only the links between neighbours. If p is not a
+    power of two, two more collectives send one payload of a whole vector each.
 
     Args:
-      codec: what travels in every exchange; `None` sends all bits.
+      codec: Encodes the payloads of all collectives. `None` sends all bits of float32
+        or float64 vectors.
+
+    Returns:
+      An `AllReduce` over any number of axes, which it treats as one.
 
     Raises:
-      ValueError: for what is no codec.
+      ValueError: If `codec` is neither a codec nor `None`.
+
+    Warns:
+      UserWarning: If `codec` is biased and has no error feedback.
+
+    Examples:
+      The number of collectives and the bytes that each of 8 devices sends for 1,000
+      elements of float32. The axis of `jax.vmap` stands for the devices.
+
+      >>> import jax
+      >>> from pipejax.collectives import Layout, halving_doubling
+      >>> def count():
+      ...     layout = Layout.of_shapes(((1000,),))
+      ...     transfers = halving_doubling()(layout, "data").transfers
+      ...     print(len(transfers), sum(x.wire_bytes for x in transfers))
+      >>> jax.vmap(count, axis_name="data", axis_size=8)()
+      6 7000
+
+    References:
+      Thakur, Rabenseifner and Gropp 2005, https://doi.org/10.1177/1094342005051521
     """
     return HalvingDoubling(check_codec(codec))

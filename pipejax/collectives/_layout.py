@@ -1,8 +1,9 @@
-"""What one device has to sum: arrays, and the vectors in which algorithms cut them.
+"""Layouts: what one device has to sum, as arrays and as vectors.
 
 Gradients are summed in the shapes of the parameters. An algorithm that cuts its input
-into pieces makes two vectors of them, of what a codec may compress and of what it may
-not, and takes the sums apart again.
+into pieces joins the arrays into two vectors: one of the elements that a codec may
+compress, and one of the elements that must stay exact. After the sum, it separates the
+vectors into arrays again.
 """
 
 import math
@@ -18,11 +19,12 @@ from pipejax.vectors import Shapes, apart, joined, working_dtype
 
 
 class Summands(NamedTuple):
-    """Arrays of one device, or their sums over devices.
+    """The arrays that one device contributes to a sum, or their sums over devices.
 
     Attributes:
-      coded: arrays that a codec may compress: gradients.
-      exact: arrays that travel as they are: loss, metrics, changes of model state.
+      coded: Arrays that a codec may compress: gradients.
+      exact: Arrays that always travel exactly: loss, metrics and changes of model
+        state.
     """
 
     coded: tuple[Any, ...]
@@ -30,14 +32,19 @@ class Summands(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Shapes and dtypes of what is summed.
+    """Shapes and dtypes of the arrays that one device contributes to a sum.
+
+    An `AllReduce` is called with a layout and returns the stages that sum arrays of
+    this layout. `Summands` holds the arrays themselves.
 
     Attributes:
-      coded: of the arrays that a codec may compress, as `jax.ShapeDtypeStruct`s.
-      exact: of the others.
-      whole: whether `coded` are the user's arrays, and not a piece of a vector of them.
-      drawing: axes whose devices draw random numbers of their own; `None` for those
-        that are summed over.
+      coded: Shapes and dtypes, as `jax.ShapeDtypeStruct`s, of the arrays that a codec
+        may compress.
+      exact: Shapes and dtypes of the arrays that always travel exactly.
+      whole: Whether `coded` describes whole gradients. If it is false, `coded`
+        describes a piece of the vector of gradients.
+      drawing: Mesh axes along which devices draw different random numbers. `None`
+        stands for the axes that are summed over.
     """
 
     coded: tuple[jax.ShapeDtypeStruct, ...]
@@ -49,9 +56,15 @@ class Layout(NamedTuple):
     def of(cls, summands: Summands) -> "Layout":
         """Returns the layout of these arrays.
 
-        >>> layout = Layout.of(Summands((jnp.zeros((2, 3)), jnp.zeros(4))))
-        >>> layout.coded_size, layout.shapes
-        (10, ((2, 3), (4,)))
+        Args:
+          summands: Arrays, or anything that has a shape and a dtype.
+
+        Examples:
+          >>> import jax.numpy as jnp
+          >>> from pipejax.collectives import Layout, Summands
+          >>> layout = Layout.of(Summands((jnp.zeros((2, 3)), jnp.zeros(4))))
+          >>> layout.coded_size, layout.shapes
+          (10, ((2, 3), (4,)))
         """
         return cls(*jax.tree.map(_form, summands))
 
@@ -59,46 +72,83 @@ class Layout(NamedTuple):
     def of_shapes(
         cls, shapes: Shapes, dtype: DTypeLike = jnp.float32, *, exact: int = 0
     ) -> "Layout":
-        """Returns the layout of arrays of one dtype, and a vector that stays exact."""
+        """Returns the layout of arrays of one dtype and at most one exact vector.
+
+        Args:
+          shapes: Shapes of the arrays that a codec may compress.
+          dtype: dtype of all arrays.
+          exact: Number of elements of the vector that travels exactly. With 0 there is
+            no such vector.
+
+        Examples:
+          >>> from pipejax.collectives import Layout
+          >>> layout = Layout.of_shapes(((2, 3), (4,)), "bfloat16", exact=1)
+          >>> layout.coded_size, layout.exact_size, layout.working_dtype
+          (10, 1, dtype('float32'))
+        """
         coded = tuple(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
         return cls(coded, (jax.ShapeDtypeStruct((exact,), dtype),) if exact else ())
 
     @property
     def shapes(self) -> Shapes | None:
-        """Shapes of the arrays for the codec; `None` for a piece of them."""
+        """Returns the shapes of the arrays that a codec may compress.
+
+        Returns `None` if they are a piece of a vector, since a codec that works on
+        whole gradients cannot encode a piece.
+        """
         return tuple(tuple(x.shape) for x in self.coded) if self.whole else None
 
     @property
     def coded_size(self) -> int:
-        """Elements that may be compressed."""
+        """Returns the number of elements that a codec may compress."""
         return sum(math.prod(x.shape) for x in self.coded)
 
     @property
     def exact_size(self) -> int:
-        """Elements that may not."""
+        """Returns the number of elements that always travel exactly."""
         return sum(math.prod(x.shape) for x in self.exact)
 
     @property
     def working_dtype(self) -> np.dtype:
-        """In what vectors are summed: float32, or float64 if any array is float64."""
+        """Returns the dtype in which vectors are summed.
+
+        The dtype is float64 if any array is float64, and otherwise float32.
+        """
         dtypes = {working_dtype(x.dtype) for x in (*self.coded, *self.exact)}
         return max(dtypes, key=lambda dtype: dtype.itemsize, default=np.dtype("f4"))
 
     def vectors(self, summands: Summands) -> tuple[jax.Array, jax.Array]:
-        """Returns the arrays as two vectors in the working dtype, coded and exact."""
+        """Joins the coded and the exact arrays into one vector each.
+
+        Args:
+          summands: Arrays of this layout.
+
+        Returns:
+          The coded and the exact elements, [coded_size] and [exact_size], in
+          `working_dtype`.
+        """
         dtype = self.working_dtype
         return joined(summands.coded, dtype), joined(summands.exact, dtype)
 
     def arrays(self, coded: jax.Array, exact: jax.Array) -> Summands:
-        """Undoes `vectors`, and gives each array its own dtype back."""
+        """Undoes `vectors`, and casts every array back to its own dtype.
+
+        Args:
+          coded: At least `coded_size` elements. The rest is ignored.
+          exact: At least `exact_size` elements. The rest is ignored.
+        """
         return Summands(apart(coded, self.coded), apart(exact, self.exact))
 
     def widened(self) -> "Layout":
-        """Returns the layout of the arrays a codec compresses, in the working dtype."""
+        """Returns the layout of the coded arrays alone, all in `working_dtype`.
+
+        The residuals of error feedback have this layout.
+        """
         dtype = self.working_dtype
         coded = tuple(jax.ShapeDtypeStruct(x.shape, dtype) for x in self.coded)
         return self._replace(coded=coded, exact=())
 
 
 def _form(x: Any) -> jax.ShapeDtypeStruct:
+    """Returns the shape and dtype of an array."""
     return jax.ShapeDtypeStruct(x.shape, x.dtype)

@@ -1,7 +1,9 @@
-"""Parameter server: all send to device 0, which sums and sends to all.
+"""Parameter server: all devices send to device 0, which sums and sends the sum back.
 
-The paper's baseline. The server has one link: of the `2(p-1)` messages that cross it,
-each waits for the one before, here as there.
+This is the baseline of the Pipe-SGD paper. As in the paper, all `2 (p-1)` payloads
+cross the single link of the server, one after another.
+
+Reference: Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619
 """
 
 import dataclasses
@@ -20,12 +22,16 @@ from ._tree import first, from_root
 
 @dataclasses.dataclass(frozen=True)
 class ParameterServer(AllReduce):
-    """See `parameter_server`."""
+    """Parameter server on device 0; see `parameter_server`.
+
+    Attributes:
+      codec: Encodes the payloads to the server and from it.
+    """
 
     codec: Codec
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
-        """p-1 messages to the server, p-1 from it."""
+        """Returns p-1 stages that send to the server and p-1 that send from it."""
         p = axis_size(axis_name)
         codec = self.codec.of(layout.shapes)
         cut = Cut.of(layout, 1, codec.multiple)
@@ -49,7 +55,11 @@ class ParameterServer(AllReduce):
 
 
 def _to_server(site: Site, axis_name: AxisName, rank: int) -> Stages:
-    """One more payload at the end; the first is the device's own."""
+    """Returns the stage in which the device `rank` sends its payload to the server.
+
+    The value is a list of payloads. Its first element is the device's own payload, and
+    the stage appends the payload that the device receives.
+    """
     sent = permute(axis_name, [(rank, 0)], site.bytes)
     return (
         local(lambda payloads: (payloads, payloads[0]))
@@ -59,15 +69,43 @@ def _to_server(site: Site, axis_name: AxisName, rank: int) -> Stages:
 
 
 def parameter_server(codec: Codec | None = None) -> ParameterServer:
-    """Device 0 is given every vector, in turn, sums, and gives every device the sum.
+    r"""Sends all vectors to device 0, which sums them and sends the sum to all devices.
 
-    With C the codec, every device has `C(sum_i C(x_i))`. The server, which is a worker
-    too, receives and sends `p-1` whole payloads: its link is the limit.
+    With C the codec and `x_i` the vector of device i, every device ends with
+
+    $$C(\sum_i C(x_i))$$
+
+    as with `two_shot`. Here, however, one device sums the whole vector. Device 0
+    contributes a vector of its own, and its link carries `2 (p-1)` payloads of a whole
+    vector on p devices, which limits the speed. Use it as the baseline of the paper.
 
     Args:
-      codec: what travels, to the server and from it; `None` sends all bits.
+      codec: Encodes the payloads to the server and from it. `None` sends all bits of
+        float32 or float64 vectors.
+
+    Returns:
+      An `AllReduce` over any number of axes, which it treats as one.
 
     Raises:
-      ValueError: for what is no codec.
+      ValueError: If `codec` is neither a codec nor `None`.
+
+    Warns:
+      UserWarning: If `codec` is biased and has no error feedback.
+
+    Examples:
+      The number of collectives and the bytes that they send among 8 devices for 1,000
+      elements of float32. The axis of `jax.vmap` stands for the devices.
+
+      >>> import jax
+      >>> from pipejax.collectives import Layout, parameter_server
+      >>> def count():
+      ...     layout = Layout.of_shapes(((1000,),))
+      ...     transfers = parameter_server()(layout, "data").transfers
+      ...     print(len(transfers), sum(x.wire_bytes for x in transfers))
+      >>> jax.vmap(count, axis_name="data", axis_size=8)()
+      14 56000
+
+    References:
+      Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619
     """
     return ParameterServer(check_codec(codec))

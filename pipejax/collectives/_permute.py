@@ -1,4 +1,4 @@
-"""Permutes: some devices send, each to one other."""
+"""Collective-permutes: some devices send a payload to one other device each."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,21 +13,24 @@ from pipejax.mesh import AxisName, Rows, axis_size
 from ._stages import Sent, Stages
 from ._wire import Transfer
 
-Pairs = Sequence[tuple[int, int]]  # from, to
+Pairs = Sequence[tuple[int, int]]  # ranks of sender and receiver
 
 
 def among(axis_name: AxisName, ranks: Iterable[int]) -> jax.Array:
-    """Whether this device is one of them, a bool scalar."""
+    """Returns whether the rank of this device is in `ranks`, as a bool scalar."""
     return (lax.axis_index(axis_name) == jnp.array([*ranks], jnp.int32)).any()
 
 
 def permute(axis_name: AxisName, pairs: Pairs, size: int) -> Sent:
-    """Of a value `(beside, payload)` the payload: each has what it was sent, or zeros.
+    """Returns a collective that sends a payload along `pairs`.
+
+    The value is `(beside, payload)`. Each device keeps its `beside`. A device that
+    receives no payload gets zeros.
 
     Args:
-      axis_name: of those that exchange.
-      pairs: who sends to whom.
-      size: of a payload, bytes.
+      axis_name: Axis or axes of the devices.
+      pairs: Ranks of sender and receiver.
+      size: Size of the payload in bytes.
     """
 
     def send(value: Any) -> Any:
@@ -38,7 +41,15 @@ def permute(axis_name: AxisName, pairs: Pairs, size: int) -> Sent:
 
 
 def hand_over(axis_name: AxisName, pairs: Pairs, size: int) -> Stages:
-    """A payload to those it is for; who is sent nothing keeps its own."""
+    """Returns a stage that sends a payload along `pairs`.
+
+    Unlike in `permute`, a device that receives no payload keeps its own.
+
+    Args:
+      axis_name: Axis or axes of the devices.
+      pairs: Ranks of sender and receiver.
+      size: Size of the payload in bytes.
+    """
 
     def send(payload: jax.Array) -> jax.Array:
         came = _sent(payload, axis_name, pairs)
@@ -49,9 +60,10 @@ def hand_over(axis_name: AxisName, pairs: Pairs, size: int) -> Stages:
 
 
 def _sent(payload: jax.Array, axis_name: AxisName, pairs: Pairs) -> jax.Array:
+    """Returns the payload that this device receives, or zeros."""
     if not isinstance(axis_name, Rows):
         return lax.ppermute(payload, axis_name, pairs)
-    # There `lax.ppermute` wants everybody to send.
+    # Under `jax.vmap`, `lax.ppermute` requires that every row sends.
     sources = np.zeros(axis_size(axis_name), np.int32)
     for source, to in pairs:
         sources[to] = source

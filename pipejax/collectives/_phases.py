@@ -1,4 +1,4 @@
-"""An all-reduce by what its parts are for, so that each can be timed."""
+"""Phases: the parts of an all-reduce by their purpose, so that each can be timed."""
 
 import itertools
 from typing import NamedTuple
@@ -7,12 +7,13 @@ from ._stages import Link, Sent, Stage, Stages, chained
 
 
 class Phase(NamedTuple):
-    """Links of an all-reduce that follow one another and serve one purpose.
+    """A part of an all-reduce that serves one purpose; see `phases`.
 
     Attributes:
-      name: `"encode"`, `"reduction"` or `"decode"`, which are local; `"first"` for a
-        collective of the first half, `"second"` for one of the second.
-      run: all of its links, `(value, states)` to the same.
+      name: The purpose. `"encode"`, `"reduction"` and `"decode"` are local work.
+        `"first"` is a collective of the first half of the all-reduce, `"second"` a
+        collective of the second half.
+      run: Function that takes and returns a pair `(value, states)`.
     """
 
     name: str
@@ -20,10 +21,28 @@ class Phase(NamedTuple):
 
 
 def phases(stages: Stages) -> tuple[Phase, ...]:
-    """Splits an all-reduce into phases; run in order they are the all-reduce.
+    """Splits an all-reduce into phases.
+
+    The first phase takes `(summands, states)`, each other phase takes what the one
+    before returned, and the last returns `(sums, states)`. Together they do the same as
+    `run`. `Stages.stages` also splits an all-reduce, but by collective and not by
+    purpose.
 
     Args:
-      stages: what an algorithm returned; at least one of its links is a collective.
+      stages: What an algorithm returned. It has at least one collective.
+
+    Returns:
+      The phases in order. Each collective is a phase of its own. Consecutive local work
+      of the same purpose is one phase.
+
+    Examples:
+      >>> import jax
+      >>> from pipejax.collectives import Layout, phases, two_shot
+      >>> def show():
+      ...     stages = two_shot()(Layout.of_shapes(((8,),)), "data")
+      ...     print(*(phase.name for phase in phases(stages)))
+      >>> jax.vmap(show, axis_name="data", axis_size=4)()
+      encode first reduction encode second decode
     """
     named = zip(_names(stages), stages.links, strict=True)
     found = []
@@ -37,7 +56,7 @@ def phases(stages: Stages) -> tuple[Phase, ...]:
 
 
 def _names(stages: Stages) -> list[str]:
-    """Returns the phase of each link."""
+    """Returns the name of the phase that each link belongs to."""
     sent = [i for i, link in enumerate(stages.links) if isinstance(link, Sent)]
     middle = sent[(len(sent) - 1) // 2]
 

@@ -1,4 +1,4 @@
-"""The backend's own all-reduce, of arrays in their own shapes."""
+"""The all-reduce of the backend, `lax.psum`, on arrays in their own shapes."""
 
 import dataclasses
 import functools
@@ -26,29 +26,40 @@ MIB = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Psum(AllReduce):
-    """See `psum`."""
+    """The all-reduce of the backend; see `psum`.
+
+    Attributes:
+      codec: A linear codec, or `None`.
+      together: Threshold in bytes below which arrays travel together. `None` until
+        `on` has chosen it.
+    """
 
     codec: Linear | None
     together: int | None
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
-        """One stage; with a codec, one for each round."""
+        """Returns one stage, or with a codec one stage for each of its rounds."""
         if self.codec is None:
             return _in_own_shapes(layout, axis_name, self.together or 0)
         codec = self.codec.of(layout.shapes, layout.working_dtype)
         return _rounds(cast(Linear, codec), layout, axis_name)
 
     def init(self, layout: Layout, axis_name: AxisName) -> States:
-        """As of every algorithm; without a codec, outside `shard_map` too."""
+        """Returns the states of the codec on this device before the first sum.
+
+        Without a codec there are none, and `init` also works outside of `shard_map`.
+        """
         return super().init(layout, axis_name) if self.codec else {}
 
     def on(self, mesh: Mesh) -> "Psum":
-        """Joins short arrays between CPU processes and on TPUs, unless told otherwise.
+        """Returns the variant of this algorithm that suits `mesh` best.
 
-        XLA combines all-reduces into one that takes several arrays. On GPUs such an
-        all-reduce is one kernel. Between CPU processes it still exchanges its arrays
-        one after another, and the compiler for TPUs makes it synchronous.
+        On TPUs and between CPU processes, arrays below 1 MiB then travel together. A
+        value of `together` that the user chose, and a codec, are left unchanged.
         """
+        # XLA combines all-reduces into one that takes several arrays. On GPUs, such an
+        # all-reduce is one kernel. Between CPU processes, it still sends its arrays one
+        # after another. On TPUs, the compiler makes it synchronous.
         if self.together is not None or self.codec is not None:
             return self
         platform = mesh.devices.flat[0].platform
@@ -58,7 +69,7 @@ class Psum(AllReduce):
 
 
 def _in_own_shapes(layout: Layout, axis_name: AxisName, together: int) -> Stages:
-    """Sums arrays in their own shapes and dtypes, all in one stage."""
+    """Returns one stage that sums all arrays in their own shapes and dtypes."""
     groups = Groups.of((*layout.coded, *layout.exact), together)
     p, coded = axis_size(axis_name), len(layout.coded)
 
@@ -78,11 +89,17 @@ def _in_own_shapes(layout: Layout, axis_name: AxisName, together: int) -> Stages
 
 
 def _rounds(codec: Linear, layout: Layout, axis_name: AxisName) -> Stages:
-    """The rounds of a linear codec; the value is what is sent, and all that is kept."""
+    """Returns one stage for each round of a linear codec.
+
+    Between rounds, the value is `(leaves, exact, sums)`: the gradients as the codec
+    takes them, the exact vector, and the sums of all rounds so far. The exact vector
+    travels in the last round.
+    """
     n, dtype = layout.coded_size, layout.working_dtype
 
     def init() -> States:
-        # The same on all devices: what they send is added up unread.
+        # The seed is the same on all devices, because payloads of different devices are
+        # summed without being decoded.
         seed = jnp.uint32(zlib.crc32(b"psum"))
         return {"psum": codec.init(n, seed)}
 
@@ -131,22 +148,47 @@ def _rounds(codec: Linear, layout: Layout, axis_name: AxisName) -> Stages:
 
 
 def psum(codec: Codec | None = None, *, together: int | None = None) -> Psum:
-    """Sums by `lax.psum`, with whatever algorithm the backend has.
+    r"""Sums with `lax.psum`, the all-reduce of the backend.
 
-    Each array is summed in its own shape and dtype, and is copied neither before nor
-    after.
+    Without a codec, each array is summed in its own shape and dtype. An array that
+    travels alone is copied neither before nor after the sum. With a linear codec C and
+    the vector `x_i` of device i, payloads can be summed without being decoded:
+
+    $$\sum_i C(x_i) = C(\sum_i x_i)$$
+
+    All other codecs need an algorithm that decodes before it sums, such as `two_shot`.
 
     Args:
-      codec: `None`, or a linear one, `power_sgd` or `random_k`, with feedback or
-        without: what it makes of every device's vector is added up unread, in float32,
-        or float64 where the vector is.
-      together: arrays that are shorter than this many bytes travel as one vector for
-        each dtype. `None` chooses by the mesh of `make_train_step`: 1 MiB on TPUs and
-        between CPU processes, else 0.
+      codec: `None` or a linear codec: `power_sgd` or `random_k`, with or without
+        `error_feedback`. Its payloads are summed in float32, or in float64 if any array
+        is float64.
+      together: Threshold in bytes. Arrays that are shorter travel as one vector for
+        each dtype, which saves latency and costs a copy. With `None`,
+        `make_train_step` chooses the threshold by its mesh: 1 MiB on TPUs and between
+        CPU processes, and otherwise 0.
+
+    Returns:
+      An `AllReduce` over any number of axes, which it treats as one.
 
     Raises:
-      ValueError: for a codec whose payloads cannot be added, or a `together` that is no
-        number of bytes or stands beside a codec.
+      ValueError: If `codec` is not a linear codec, if `together` is not a whole number
+        of bytes, or if both are given.
+
+    Warns:
+      UserWarning: If `codec` is biased and has no error feedback.
+
+    Examples:
+      The four rows of `jax.vmap` stand for four devices:
+
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from pipejax.collectives import Layout, Summands, psum, run
+      >>> def total(x):
+      ...     stages = psum()(Layout.of_shapes((x.shape,)), "data")
+      ...     sums, _ = run(stages, Summands((x,)))
+      ...     return sums.coded[0]
+      >>> jax.vmap(total, axis_name="data")(jnp.arange(4.0))
+      Array([6., 6., 6., 6.], dtype=float32)
     """
     if together is not None and not is_integer(together, 0):
         raise ValueError(
@@ -157,13 +199,13 @@ def psum(codec: Codec | None = None, *, together: int | None = None) -> Psum:
         return Psum(None, together)
     if together is not None:
         raise ValueError(
-            f"`together` must be None beside a codec, got {together!r}: a codec sends"
-            " one vector of all arrays. Leave it out."
+            f"`together` must be None if there is a codec, got {together!r}: a codec"
+            " sends all arrays as one vector. Leave `together` out."
         )
     if not check_codec(codec).rounds:
         raise ValueError(
-            "`codec` must be linear under psum, which adds what it is given:"
-            f" pj.codecs.power_sgd or random_k; got {codec}. Choose another algorithm,"
-            " such as pj.collectives.two_shot(codec)."
+            "`codec` must be linear under psum, which sums payloads without decoding"
+            f" them: pj.codecs.power_sgd or random_k; got {codec}. Choose another"
+            " algorithm, such as pj.collectives.two_shot(codec)."
         )
     return Psum(cast(Linear, codec), None)

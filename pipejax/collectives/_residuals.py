@@ -1,10 +1,13 @@
-"""What error feedback has yet to send, in the shapes of the gradients, and back.
+"""Residuals of error feedback, read and written in the shapes of the gradients.
 
-Residuals lie where an algorithm encodes, in pieces that depend on the algorithm and on
-the number of devices. The algorithm itself knows where:
+An algorithm keeps residuals wherever it encodes, in pieces that depend on the algorithm
+and on the number of devices. To read or write them, the functions here run the
+algorithm itself, with other codecs inside its error feedback:
 
-- given zeros, with codecs that send all they have, it sums whatever was kept
-- given arrays, with codecs that send nothing, it keeps those arrays
+- `owed` runs the algorithm on zeros, with codecs that send everything. The result is
+  the sum of all residuals.
+- `owing` runs the algorithm on given arrays, with codecs that send nothing. The arrays
+  become the residuals.
 """
 
 import dataclasses
@@ -25,20 +28,21 @@ from ._stages import Stages, States, run
 def owed(
     all_reduce: AllReduce, layout: Layout, axis_name: AxisName, states: States
 ) -> tuple[jax.Array, ...]:
-    """Returns the sum over devices of what they have yet to send.
+    """Returns the sum of all residuals over devices.
 
     Args:
-      all_reduce: which has kept it.
-      layout: of the arrays it sums.
-      axis_name: over which axes.
-      states: each device's own.
+      all_reduce: The algorithm that keeps the residuals.
+      layout: Layout of the arrays that the algorithm sums.
+      axis_name: Axis or axes that the algorithm sums over.
+      states: States of the codecs on this device.
 
     Returns:
-      Arrays in the shapes of the gradients and in the layout's `working_dtype`, the
-      same on all devices.
+      Arrays in the shapes of the gradients and in the `working_dtype` of the layout,
+      the same on all devices.
     """
     stages = _passing(all_reduce, layout, axis_name, passes=True)
-    # Each device's own: of what all share, vmap exchanges nothing, or the wrong thing.
+    # The zeros depend on the rank, because under `jax.vmap` a collective is skipped, or
+    # wrong, for a value that all rows share.
     zero = (0 * lax.axis_index(axis_name)).astype(layout.working_dtype)
     zeros = tuple(jnp.full(x.shape, zero) for x in layout.coded)
     total, _ = run(stages, Summands(zeros), stages.init() | _residuals(states))
@@ -52,14 +56,18 @@ def owing(
     states: States,
     arrays: tuple[jax.Array, ...],
 ) -> States:
-    """Returns the states, with `arrays` to be sent by this device and nothing else.
+    """Returns the states with `arrays` as the residuals of this device.
+
+    All residuals that the device had before are replaced. Keys and warm starts of the
+    codecs stay.
 
     Args:
-      all_reduce: which is to send them.
-      layout: of the arrays it sums.
-      axis_name: over which axes.
-      states: this device's own, whose keys and warm starts stay.
-      arrays: in the shapes of the gradients and in the layout's `working_dtype`.
+      all_reduce: The algorithm that will send the residuals.
+      layout: Layout of the arrays that the algorithm sums.
+      axis_name: Axis or axes that the algorithm sums over.
+      states: States of the codecs on this device.
+      arrays: What this device still has to send, in the shapes of the gradients and in
+        the `working_dtype` of the layout.
     """
     stages = _passing(all_reduce, layout, axis_name, passes=False)
     _, kept = run(stages, Summands(arrays), stages.init())
@@ -73,7 +81,15 @@ def owing(
 def _passing(
     all_reduce: AllReduce, layout: Layout, axis_name: AxisName, *, passes: bool
 ) -> Stages:
-    """Returns the algorithm, its codecs with feedback sending all or nothing."""
+    """Returns the stages of the algorithm with codecs that send everything or nothing.
+
+    Args:
+      all_reduce: The algorithm.
+      layout: Layout of the arrays that the algorithm sums.
+      axis_name: Axis or axes that the algorithm sums over.
+      passes: Whether codecs with error feedback send everything. Codecs without error
+        feedback always do.
+    """
 
     def change(part: Any) -> Any:
         if isinstance(part, Codec):
@@ -88,7 +104,7 @@ def _passing(
 
 
 def _residuals(states: States) -> States:
-    """Of the states those of feedback, without what the codecs inside keep."""
+    """Returns the states of error feedback, without those of the codecs inside."""
     return {
         name: state._replace(codec=())
         for name, state in states.items()

@@ -1,10 +1,10 @@
-"""All-reduces in two halves: reduce-scatter, then all-gather.
+"""All-reduce algorithms in two halves: a reduce-scatter, then an all-gather.
 
-1. after the first, device i has the i-th piece of the sum
-2. after the second, every device has all pieces
+1. After the reduce-scatter, device i has piece i of the sum and is its owner.
+2. After the all-gather, every device has all pieces.
 
-What the owner of a piece sends is what it uses itself, decoded, so that all devices end
-with the same bits.
+The owner of a piece also decodes the payload that it sends, instead of using the sum
+that it encoded. All devices thus end with the same bits.
 """
 
 import abc
@@ -21,24 +21,42 @@ from ._stages import Stages, local
 
 @dataclasses.dataclass(frozen=True)
 class ScatterGather(AllReduce):
-    """An algorithm in two halves, which others may put something between."""
+    """An algorithm that consists of a reduce-scatter and an all-gather.
+
+    `hierarchical` puts another all-reduce between the two halves.
+
+    Attributes:
+      codec: Encodes the payloads of both halves.
+    """
 
     codec: Codec
 
     def pieces(self, devices: int) -> int:
-        """How many, and so many devices, the first of them, own one."""
+        """Returns the number of pieces into which the vector is cut.
+
+        Device i owns piece i. If there are fewer pieces than devices, the last devices
+        own none.
+        """
         return devices
 
     @abc.abstractmethod
     def reduce_scatter(self, cut: Cut, axis_name: AxisName) -> Stages:
-        """From a device's own pieces, [pieces, h], to its piece of the sum, [h]."""
+        """Returns the stages that sum all pieces and leave each device with its own.
+
+        The value is `Parts` of all pieces before, [pieces, h], and of the device's
+        piece of the sum after, [h].
+        """
 
     @abc.abstractmethod
     def all_gather(self, cut: Cut, axis_name: AxisName) -> Stages:
-        """From a device's piece, [h], to all of them, [pieces, h]."""
+        """Returns the stages that give every device all pieces of the sum.
+
+        The value is `Parts` of the device's piece of the sum before, [h], and of all
+        pieces after, [pieces, h].
+        """
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
-        """One half after the other."""
+        """Returns the stages of the reduce-scatter and then of the all-gather."""
         pieces = self.pieces(axis_size(axis_name))
         cut = Cut.of(layout, pieces, self.codec.multiple)
         return (

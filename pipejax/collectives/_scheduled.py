@@ -1,4 +1,4 @@
-"""One algorithm after another, as the run goes on."""
+"""Schedules: the all-reduce algorithm changes at given steps of a run."""
 
 import bisect
 import dataclasses
@@ -16,66 +16,99 @@ from ._stages import Stages, renamed
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """See `scheduled`.
+    """All-reduce algorithms and the steps at which they change; see `scheduled`.
 
     Attributes:
-      phases: the algorithms, each with names of its own for its codecs' states.
-      boundaries: steps at which the next one takes over.
+      phases: The algorithms in order. The states of their codecs have distinct names.
+      boundaries: Steps at which the next algorithm takes over, in increasing order.
     """
 
     phases: tuple[AllReduce, ...]
     boundaries: tuple[int, ...] = ()
 
     def phase(self, step: int) -> int:
-        """Which runs at this step, counted from 0."""
+        """Returns the index in `phases` of the algorithm that runs at a step.
+
+        Args:
+          step: The step, counted from 0.
+
+        Examples:
+          >>> from pipejax.collectives import psum, scheduled, two_shot
+          >>> schedule = scheduled([psum(), two_shot()], boundaries=[500])
+          >>> schedule.phase(499), schedule.phase(500)
+          (0, 1)
+        """
         return bisect.bisect_right(self.boundaries, step)
 
 
 @dataclasses.dataclass(frozen=True)
 class Phase(AllReduce):
-    """An algorithm of several whose states lie side by side."""
+    """One algorithm of a schedule, with its number in the names of codec states.
+
+    The states of all algorithms of a schedule are kept in one dict.
+
+    Attributes:
+      all_reduce: The algorithm.
+      number: Its index in the schedule.
+    """
 
     all_reduce: AllReduce
     number: int
 
     @property
     def axes(self) -> int | None:
-        """As of the algorithm."""
+        """Returns the number of mesh axes that the wrapped algorithm needs."""
         return self.all_reduce.axes
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
-        """As the algorithm, its states named by its number."""
+        """Returns the stages of the wrapped algorithm, with prefixed state names."""
         return renamed(self.all_reduce(layout, axis_name), f"phase {self.number} ")
 
     def on(self, mesh: Mesh) -> "Phase":
-        """As the algorithm."""
+        """Returns this phase with the variant of its algorithm that suits `mesh`."""
         return Phase(self.all_reduce.on(mesh), self.number)
 
 
 def scheduled(all_reduces: Sequence[AllReduce], boundaries: Sequence[int]) -> Schedule:
-    """One all-reduce after another, as `optax.join_schedules` joins learning rates.
+    """Changes from one all-reduce to the next at given steps.
 
-    Which one runs is decided between steps, on the host, and each is a program of its
-    own: no branch surrounds a collective, and none of them is in the other's way.
+    It does for all-reduces what `optax.join_schedules` does for learning rates. A
+    typical use sends the gradients of the first steps uncompressed, since these are the
+    most sensitive to errors.
 
-      `scheduled([psum(), two_shot(int8())], [500])` compresses from step 500 on.
+    The choice is made on the host, between two steps, and every algorithm is compiled
+    into a program of its own. No program therefore contains a branch around its
+    collectives. The codec states of all algorithms are part of the train state.
 
     Args:
-      all_reduces: one more than there are boundaries.
-      boundaries: steps, rising, at which the next one takes over.
+      all_reduces: The algorithms in order, one more than there are boundaries.
+      boundaries: Steps at which the next algorithm takes over, counted from 0. They are
+        positive and in increasing order.
 
     Returns:
-      What `make_train_step(all_reduce=...)` takes.
+      A `Schedule`, which `make_train_step(all_reduce=...)` takes.
 
     Raises:
-      ValueError: for numbers that do not fit, or boundaries that do not rise.
+      ValueError: If the number of boundaries is not one less than the number of
+        algorithms, if the boundaries are not positive and increasing, or if an element
+        of `all_reduces` is not an `AllReduce`.
+
+    Examples:
+      A schedule that compresses from step 500 on:
+
+      >>> from pipejax import codecs
+      >>> from pipejax.collectives import psum, scheduled, two_shot
+      >>> schedule = scheduled([psum(), two_shot(codecs.int8())], boundaries=[500])
+      >>> [schedule.phase(step) for step in (0, 499, 500)]
+      [0, 0, 1]
     """
     ends = (0, *boundaries)
     rising = all(a < b for a, b in itertools.pairwise(ends))
     if len(all_reduces) != len(ends) or not rising:
         raise ValueError(
-            "`boundaries` must rise from above 0, one fewer than `all_reduces`; got"
-            f" {list(boundaries)} for {len(all_reduces)} of them."
+            "`boundaries` must be positive and increasing, one fewer than"
+            f" `all_reduces`; got {list(boundaries)} for {len(all_reduces)} algorithms."
+            " Give the step at which each algorithm but the first takes over."
         )
     for all_reduce in all_reduces:
         if not isinstance(all_reduce, AllReduce):

@@ -1,4 +1,8 @@
-"""Where an algorithm encodes: a codec, its state, and what stays exact beside it."""
+"""Sites: the places in an algorithm where vectors are encoded.
+
+A site has a codec and the name of the codec's state. Its payload also carries the
+elements that stay exact.
+"""
 
 import dataclasses
 import functools
@@ -23,11 +27,11 @@ from ._stages import States
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """A vector or a piece of one, in its layout's `working_dtype`.
+    """A vector or a piece of one, in the `working_dtype` of its layout.
 
     Attributes:
-      coded: [..., h], what may be compressed.
-      exact: [..., t], what may not.
+      coded: Elements that a codec may compress, [..., h].
+      exact: Elements that stay exact, [..., t].
     """
 
     coded: jax.Array
@@ -38,13 +42,13 @@ class Parts:
 
 
 class Cut(NamedTuple):
-    """Arrays as a vector cut into equal pieces, zeros at the end of the last.
+    """How a vector of arrays is cut into equal pieces, padded with zeros at its end.
 
     Attributes:
-      layout: of the arrays.
-      pieces: how many.
-      coded: elements of a piece that may be compressed, h.
-      exact: elements of a piece that may not, t.
+      layout: Layout of the arrays.
+      pieces: Number of pieces.
+      coded: h, the number of elements of a piece that a codec may compress.
+      exact: t, the number of elements of a piece that stay exact.
     """
 
     layout: Layout
@@ -54,18 +58,24 @@ class Cut(NamedTuple):
 
     @classmethod
     def of(cls, layout: Layout, pieces: int, multiple: int) -> "Cut":
-        """Pieces whose coded part is a multiple of what the codec takes."""
+        """Returns a cut into pieces whose coded length is a multiple of `multiple`.
+
+        Args:
+          layout: Layout of the arrays.
+          pieces: Number of pieces.
+          multiple: `Codec.multiple` of the codec that encodes the pieces.
+        """
         blocks = max(1, -(-layout.coded_size // (pieces * multiple)))
         exact = -(-layout.exact_size // pieces)
         return cls(layout, pieces, multiple * blocks, exact)
 
     def rows(self, summands: Summands) -> Parts:
-        """Returns the arrays as pieces: [pieces, h] and [pieces, t]."""
+        """Returns the arrays as padded pieces, [pieces, h] and [pieces, t]."""
         coded, exact = self.layout.vectors(summands)
         return Parts(self._padded(coded, self.coded), self._padded(exact, self.exact))
 
     def arrays(self, rows: Parts) -> Summands:
-        """Undoes `rows`."""
+        """Undoes `rows`: returns arrays of the layout, without the padding."""
         coded = rows.coded.reshape(-1)[: self.layout.coded_size]
         exact = rows.exact.reshape(-1)[: self.layout.exact_size]
         return self.layout.arrays(coded, exact)
@@ -73,7 +83,15 @@ class Cut(NamedTuple):
     def site(
         self, name: str, codec: Codec, axis_name: AxisName, rows: int | None = None
     ) -> "Site":
-        """A place at which pieces are encoded, or so many rows of them at once."""
+        """Returns a site that encodes pieces of this cut.
+
+        Args:
+          name: Name of the site.
+          codec: Codec for the coded part of a piece.
+          axis_name: Axis or axes of the devices that send the payload to each other.
+          rows: Number of pieces that are encoded at once; `None` for a single piece
+            without a leading axis.
+        """
         return Site(
             name=name,
             codec=codec.of(dtype=self.layout.working_dtype),
@@ -86,22 +104,24 @@ class Cut(NamedTuple):
         )
 
     def _padded(self, x: jax.Array, length: int) -> jax.Array:
+        """Returns a vector, padded with zeros, as [pieces, length]."""
         x = jnp.pad(x, (0, self.pieces * length - x.size))
         return x.reshape(self.pieces, length)
 
 
 class Site(NamedTuple):
-    """One place of an algorithm at which vectors of one length are encoded.
+    """A place in an algorithm where vectors of one length are encoded.
 
     Attributes:
-      name: of its state.
-      codec: for the coded part.
-      dtype: in which vectors are summed.
-      coded: h, elements that it codes.
-      exact: t, elements beside them.
-      axis_name: of those that exchange.
-      drawing: axes whose devices have random numbers of their own.
-      rows: how many vectors at once, each with its own state; `None` for one.
+      name: Name of the site, and key of its codec's state in `States`.
+      codec: Codec for the coded part of a vector.
+      dtype: dtype in which vectors are summed.
+      coded: h, the number of elements of a vector that the codec encodes.
+      exact: t, the number of elements of a vector that stay exact.
+      axis_name: Axis or axes of the devices that send the payload to each other.
+      drawing: Axes along which devices draw different random numbers.
+      rows: Number of vectors that are encoded at once, each with a state of its own;
+        `None` for a single vector without a leading axis.
     """
 
     name: str
@@ -115,12 +135,15 @@ class Site(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of one payload; for several, of all."""
+        """Returns the size of the payload in bytes, of all rows together."""
         exact = self.dtype.itemsize * self.exact
         return (self.rows or 1) * (self.codec.size(self.coded) + exact)
 
     def init(self) -> States:
-        """Its state by its name, or nothing if it has none."""
+        """Returns a dict from the name of the site to the initial state of its codec.
+
+        The dict is empty if the codec has no state.
+        """
         rank = lax.axis_index(self.drawing).astype(jnp.uint32)
         place = jnp.uint32(zlib.crc32(f"{self.axis_name} {self.name}".encode()))
         seed = place ^ (rank * jnp.uint32(2654435761))  # Knuth's multiplicative hash
@@ -130,12 +153,20 @@ class Site(NamedTuple):
     def encode(
         self, parts: Parts, states: States, where: Any = None
     ) -> tuple[jax.Array, States]:
-        """The payload: unsigned integers [words], or [rows, words].
+        """Encodes one vector, or `rows` of them.
 
         Args:
-          parts: what to send.
-          states: of all sites.
-          where: bool scalar, whether this device really sends; else its state stays.
+          parts: The vector, [h] and [t], or the vectors, [rows, h] and [rows, t].
+          states: States of the codecs of all sites on this device.
+          where: Whether this device sends the payload, a bool scalar. If it is false,
+            the state does not change. `None` means true.
+
+        Returns:
+          The payload, unsigned integers of shape [words] or [rows, words], and the
+          states of all sites after it.
+
+        Raises:
+          ValueError: If `states` does not hold a state that the codec can use.
         """
         state = states.get(self.name, ())
         check_kept(self.name, state, self._init)
@@ -148,31 +179,36 @@ class Site(NamedTuple):
         return payload, {**states, self.name: new}
 
     def decode(self, payload: jax.Array) -> Parts:
-        """What was sent: one payload, or several along the first axis."""
+        """Decodes one payload, [words], or several of them, [count, words]."""
         return self._decode(payload) if payload.ndim == 1 else self._many(payload)
 
     def decoded_sum(self, payloads: Iterable[jax.Array]) -> Parts:
-        """The sum of what several devices sent, in their order."""
-        # One by one, so that decoding and adding are one loop. With JAX 0.10, XLA:CPU
-        # takes 60 times as long for the sum over the first axis of a matrix.
+        """Returns the sum of the decoded payloads, added up in their order."""
+        # Payloads are added one by one, so that XLA decodes and adds in one loop. With
+        # JAX 0.10, XLA:CPU takes 60 times as long to sum over the first axis of a
+        # matrix.
         return functools.reduce(operator.add, map(self.decode, payloads))
 
     def _init(self, seed: jax.Array) -> Any:
+        """Returns the initial state of the codec, for all rows."""
         if self.rows is None:
             return self.codec.init(self.coded, seed)
         rows = jnp.arange(self.rows, dtype=jnp.uint32) * jnp.uint32(40503)
         return jax.vmap(lambda row: self.codec.init(self.coded, seed ^ row))(rows)
 
     def _many(self, payloads: jax.Array) -> Parts:
+        """Decodes several payloads."""
         return jax.vmap(self._decode)(payloads)
 
     def _encode(self, parts: Parts, state: Any) -> tuple[jax.Array, Any]:
+        """Encodes one vector. The exact elements follow the codec's payload."""
         payload, state = self.codec.encode(parts.coded, state)
         if self.exact:
             payload = jnp.concatenate([payload, to_words(parts.exact, payload.dtype)])
         return payload, state
 
     def _decode(self, payload: jax.Array) -> Parts:
+        """Decodes one payload."""
         split = self.codec.size(self.coded) // payload.dtype.itemsize
         coded = self.codec.decode(payload[:split], self.coded).astype(self.dtype)
         if not self.exact:
@@ -181,17 +217,28 @@ class Site(NamedTuple):
 
 
 def check_kept(name: str, state: Any, init: Callable[[jax.Array], Any]) -> None:
-    """A ValueError unless the state is one that the codec here would have made."""
+    """Raises a `ValueError` unless `state` has the form of what `init` returns.
+
+    Args:
+      name: Name of the site, for the message.
+      state: State of a codec.
+      init: Function from a seed, a uint32 scalar, to the initial state of the codec.
+
+    Raises:
+      ValueError: If the structure or the shapes differ.
+    """
     wanted = jax.eval_shape(init, jax.ShapeDtypeStruct((), jnp.uint32))
     if not jax.tree.leaves(wanted) and not jax.tree.leaves(state):
         return
     if _form(state) != _form(wanted):
         raise ValueError(
-            f"`state` must hold what the codec at {name!r} keeps, {_form(wanted)[1]};"
-            f" got {_form(state)[1]}, of another all-reduce, codec or number of"
-            " devices. Drain it with what made it, then go on from `init`."
+            f"`state` must hold the arrays that the codec at {name!r} keeps, of shapes"
+            f" {_form(wanted)[1]}; got {_form(state)[1]}, the state of another"
+            " all-reduce, codec or number of devices. Drain it with the train step that"
+            " made it, and continue from `init`."
         )
 
 
 def _form(state: Any) -> tuple[Any, list[tuple[int, ...]]]:
+    """Returns the structure of a pytree and the shapes of its leaves."""
     return jax.tree.structure(state), [leaf.shape for leaf in jax.tree.leaves(state)]

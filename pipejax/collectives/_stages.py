@@ -1,16 +1,19 @@
-"""An all-reduce as a sequence of stages.
+"""Stages: an all-reduce as a sequence of local work and collectives.
 
-A stage is local work, then one collective. What is local at the end is its finish.
+A stage is local work followed by one collective. The local work after the last
+collective is the finish:
 
-- `psum`: one stage, nothing local
-- two-shot: encode, all_to_all | decode and sum, encode, all_gather | decode
-- ring: 2(p-1) stages, each encode, ppermute
+- `psum`: one stage, which sums
+- `two_shot`: encode, all-to-all | decode and sum, encode, all-gather | decode
+- `ring`: `2 (p-1)` stages, each of which encodes and sends to the next device
 
-Whoever runs it may put compute between the stages, and so hide each of them: a chain of
-dependent collectives in one place hides only its last link.
+Every collective needs the result of the one before. If all stages run back to back,
+compute hides only the last collective. An executor that puts compute between the stages
+hides each of them.
 
-Algorithms are written as links, `Local` or `Sent`, and put together by `+`: an
-all-reduce is a reduce-scatter and an all-gather.
+An algorithm consists of links. A `Local` link is local work, and a `Sent` link is a
+collective. `+` puts links in sequence, so that an all-reduce is a reduce-scatter plus
+an all-gather.
 """
 
 import dataclasses
@@ -20,17 +23,17 @@ from typing import Any, NamedTuple
 from ._layout import Summands
 from ._wire import Transfer
 
-# What codecs keep from one vector to the next, by the name of the place of each.
+# States of the codecs between two sums, by the name of the site.
 States = dict[str, Any]
 Stage = Callable[[tuple[Any, States]], tuple[Any, States]]
 
 
 class Local(NamedTuple):
-    """Work without a collective, `(value, states)` to the same.
+    """Local work of a device, without a collective.
 
     Attributes:
-      run: it.
-      encodes: whether it makes what is sent next, and does nothing else.
+      run: Function from a value and the codec states to a new value and new states.
+      encodes: Whether the work only prepares what the next collective sends.
     """
 
     run: Callable[[Any, States], tuple[Any, States]]
@@ -38,11 +41,12 @@ class Local(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A collective, value to value, and what it moves.
+    """A collective and what it moves.
 
     Attributes:
-      run: it.
-      transfers: one, or one for each dtype where it sums arrays of several.
+      run: Function from a value to a new value.
+      transfers: What the collective moves. `psum` sums several arrays in one link, and
+        has one transfer for each array or group of arrays.
     """
 
     run: Callable[[Any], Any]
@@ -54,12 +58,28 @@ Link = Local | Sent
 
 @dataclasses.dataclass(frozen=True)
 class Stages:
-    """The sum of arrays over an axis, to be run in order.
+    """An all-reduce, or a part of one, as a sequence of links.
+
+    An `AllReduce` returns the stages for arrays of a given layout. `run` runs them back
+    to back, while an executor may put compute between them. `a + b` runs a, then b.
 
     Attributes:
-      links: what happens to `(summands, states)` until they are `(sums, states)`, the
-        same bits on every device.
-      inits: what makes the states before the first sum, each under names of its own.
+      links: Local work and collectives, in order. Together they turn
+        `(summands, states)` into `(sums, states)`. The sums have the same bits on all
+        devices.
+      inits: Functions that return the states of the codecs before the first sum, each
+        under different names.
+
+    Examples:
+      A two-shot all-reduce has two stages. The axis of `jax.vmap` stands for devices.
+
+      >>> import jax
+      >>> from pipejax.collectives import Layout, two_shot
+      >>> def show():
+      ...     found = two_shot()(Layout.of_shapes(((8,),)), "data")
+      ...     print(len(found.stages), *(x.kind for x in found.transfers))
+      >>> jax.vmap(show, axis_name="data", axis_size=4)()
+      2 all-to-all all-gather
     """
 
     links: tuple[Link, ...]
@@ -69,27 +89,37 @@ class Stages:
         return Stages(self.links + other.links, self.inits + other.inits)
 
     def init(self) -> States:
-        """The codecs' states before the first sum: each device's own, no scalars."""
+        """Returns the states of the codecs on this device before the first sum.
+
+        No array among them is a scalar, so that the arrays of all devices can be
+        concatenated.
+        """
         return {name: x for init in self.inits for name, x in init().items()}
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
-        """What each collective moves, in order."""
+        """Returns what each collective moves, in order."""
         sent = (link for link in self.links if isinstance(link, Sent))
         return tuple(transfer for link in sent for transfer in link.transfers)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Each takes what the one before returned, the first `(summands, states)`."""
+        """Returns the stages, each a function of what the stage before returned.
+
+        The first stage takes `(summands, states)`.
+        """
         return tuple(chained(links) for links in self._groups()[:-1])
 
     @property
     def finish(self) -> Stage:
-        """From what the last returned to `(sums, states)`."""
+        """Returns the local work after the last stage, which returns `(sums, states)`.
+
+        It is a function of what the last stage returned.
+        """
         return chained(self._groups()[-1])
 
     def _groups(self) -> list[list[Link]]:
-        """The links, a new group after each collective."""
+        """Returns the links of each stage, and those of the finish."""
         groups: list[list[Link]] = [[]]
         for link in self.links:
             groups[-1].append(link)
@@ -99,7 +129,7 @@ class Stages:
 
 
 def chained(links: Sequence[Link]) -> Stage:
-    """Links in order, as one."""
+    """Returns a function that runs the links in order."""
 
     def stage(carry: tuple[Any, States]) -> tuple[Any, States]:
         value, states = carry
@@ -114,12 +144,15 @@ def chained(links: Sequence[Link]) -> Stage:
 
 
 def local(function: Callable[[Any], Any]) -> Stages:
-    """Work on the value alone."""
+    """Returns stages of one local link, which applies `function` to the value."""
     return Stages((Local(lambda value, states: (function(value), states)),))
 
 
 def renamed(stages: Stages, prefix: str) -> Stages:
-    """The same with other names for its states, to stand beside its like."""
+    """Returns the same stages with `prefix` before the name of every state.
+
+    Two uses of one algorithm can then keep their states in one dict.
+    """
 
     def own(link: Link) -> Link:
         if isinstance(link, Sent):
@@ -145,15 +178,42 @@ def renamed(stages: Stages, prefix: str) -> Stages:
 def run(
     stages: Stages, summands: Summands, states: States | None = None
 ) -> tuple[Summands, States]:
-    """Runs all stages, with nothing between them.
+    """Runs all stages back to back, without compute between them.
+
+    Must be called inside the `jax.shard_map` in which the stages were made.
 
     Args:
-      stages: what an algorithm made for arrays of this layout.
-      summands: this device's own.
-      states: what `stages.init()` or the call before returned; `None` begins anew.
+      stages: What an algorithm returned for arrays of this layout.
+      summands: Arrays of this device.
+      states: States of the codecs, as `stages.init()` or the previous call returned
+        them. With `None`, the codecs start from `stages.init()`.
 
     Returns:
-      The sums, and the states for the next summands.
+      The sums over all devices, and the states for the next call.
+
+    Raises:
+      ValueError: If `states` are those of another all-reduce, codec or number of
+        devices.
+
+    Examples:
+      Every device contributes its part of an array:
+
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import pipejax as pj
+      >>> from jax.sharding import PartitionSpec as P
+      >>> from pipejax.collectives import Layout, Summands, run, two_shot
+      >>> def total(x):
+      ...     stages = two_shot()(Layout.of_shapes((x.shape,)), "data")
+      ...     sums, _ = run(stages, Summands((x,)))
+      ...     return sums.coded[0]
+      >>> mesh = pj.data_mesh()
+      >>> program = jax.shard_map(
+      ...     total, mesh=mesh, in_specs=P("data"), out_specs=P(), check_vma=False
+      ... )
+      >>> sums = jax.jit(program)(jnp.ones(mesh.size))
+      >>> float(sums[0]) / mesh.size
+      1.0
     """
     carry: Any = summands, stages.init() if states is None else states
     for stage in (*stages.stages, stages.finish):

@@ -1,9 +1,11 @@
-"""Binomial tree: reduced towards device 0, then broadcast from it.
+"""Binomial tree: vectors are reduced to device 0, which broadcasts the sum.
 
-1. up: devices 1, 3, 5, ... send to 0, 2, 4, ...; then 2, 6, ... to 0, 4, ...; and so on
-2. down: the same way back
+1. Up: devices 1, 3, 5, ... send their vectors to 0, 2, 4, ..., which add them to their
+   own. Then devices 2, 6, 10, ... send to 0, 4, 8, ..., and so on.
+2. Down: the sum takes the same way back.
 
-`2 ceil(log2 p)` exchanges, each of a whole vector: for short ones, which cost latency.
+There are `2 ceil(log2 p)` collectives, each of which sends whole vectors. That suits
+short vectors, whose cost is latency.
 """
 
 import dataclasses
@@ -25,12 +27,16 @@ from ._stages import Local, Stages, States, local
 
 @dataclasses.dataclass(frozen=True)
 class Tree(AllReduce):
-    """See `tree`."""
+    """All-reduce on a binomial tree; see `tree`.
+
+    Attributes:
+      codec: Encodes the payloads on the way up and on the way down.
+    """
 
     codec: Codec
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
-        """Up, then down."""
+        """Returns the stages of the way up, and then of the way down."""
         codec = self.codec.of(layout.shapes)
         cut = Cut.of(layout, 1, codec.multiple)
         up = cut.site("up", codec, axis_name)
@@ -47,12 +53,15 @@ class Tree(AllReduce):
 
 
 def first(rows: Parts) -> Parts:
-    """The only piece."""
+    """Returns the first row, for a vector that is cut into one piece."""
     return jax.tree.map(lambda x: x[0], rows)
 
 
 def from_root(site: Site, axis_name: AxisName) -> Stages:
-    """The total, encoded by device 0; what others encode is not sent."""
+    """Returns local work in which device 0 encodes the sum.
+
+    The other devices also compute a payload, which is not sent, and keep their states.
+    """
 
     def encode(total: Parts, states: States) -> tuple[jax.Array, States]:
         root = lax.axis_index(axis_name) == 0
@@ -62,7 +71,11 @@ def from_root(site: Site, axis_name: AxisName) -> Stages:
 
 
 def _up(site: Site, axis_name: AxisName, distance: int) -> Stages:
-    """Each device sends once in all, so that one site has one state for it."""
+    """Returns the stage of one level of the way up.
+
+    On the whole way up, each device sends at most once, so one site with one state per
+    device serves all levels.
+    """
     pairs = [(high, low) for low, high in _neighbours(axis_name, distance)]
 
     def encode(own: Parts, states: States) -> tuple[Any, States]:
@@ -81,21 +94,52 @@ def _up(site: Site, axis_name: AxisName, distance: int) -> Stages:
 
 
 def _neighbours(axis_name: AxisName, distance: int) -> list[tuple[int, int]]:
-    """Device 0 and the one at this distance, 2 of these further on the next two, ..."""
+    """Returns the pairs (low, high) of ranks that are joined at this distance.
+
+    They are (0, d), (2 d, 3 d), (4 d, 5 d), ... for d = `distance`.
+    """
     high = range(distance, axis_size(axis_name), 2 * distance)
     return [(rank - distance, rank) for rank in high]
 
 
 def tree(codec: Codec | None = None) -> Tree:
-    """Reduced up a binomial tree, broadcast down.
+    """Reduces vectors up a binomial tree, and broadcasts the sum down the tree.
 
-    `2 ceil(log2 p)` exchanges of a whole payload. The root's link carries as many of
-    them; a ring's every link carries less than two.
+    Let `s_l` be the partial sum of a device before level l of the way up, `s'_l` the
+    partial sum of the device that sends to it, and C the codec. The device computes
+
+    $$s_{l+1} = s_l + C(s'_l)$$
+
+    At the end, device 0 has a sum s, and sends `C(s)` to all devices.
+
+    On p devices there are `2 ceil(log2 p)` collectives, in which the link of device 0
+    carries one payload of a whole vector each. In `ring`, there are `2 (p-1)`
+    collectives, but each link carries less than two payloads of a whole vector in
+    total. Use `tree` for short vectors, whose cost is latency.
 
     Args:
-      codec: what travels, up at every level, and down; `None` sends all bits.
+      codec: Encodes the payloads at every level. `None` sends all bits of float32 or
+        float64 vectors.
+
+    Returns:
+      An `AllReduce` over any number of axes, which it treats as one.
 
     Raises:
-      ValueError: for what is no codec.
+      ValueError: If `codec` is neither a codec nor `None`.
+
+    Warns:
+      UserWarning: If `codec` is biased and has no error feedback.
+
+    Examples:
+      The number of collectives and the bytes that they send among 8 devices for 1,000
+      elements of float32. The axis of `jax.vmap` stands for the devices.
+
+      >>> import jax
+      >>> from pipejax.collectives import Layout, tree
+      >>> def count():
+      ...     transfers = tree()(Layout.of_shapes(((1000,),)), "data").transfers
+      ...     print(len(transfers), sum(x.wire_bytes for x in transfers))
+      >>> jax.vmap(count, axis_name="data", axis_size=8)()
+      6 24000
     """
     return Tree(check_codec(codec))

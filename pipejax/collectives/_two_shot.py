@@ -1,12 +1,15 @@
-"""Two-shot: two collectives, whatever the number of devices.
+"""Two-shot all-reduce: two collectives for any number of devices p.
 
-Device i's vector is cut into p pieces:
+The vector of each device is cut into p pieces:
 
-1. encode each piece, all_to_all: device j has everybody's piece j
-2. decode, sum in float32 (float64 for float64 vectors), encode, all_gather: everybody
-   has every sum, decoded alike
+1. Reduce-scatter: each device encodes its pieces. An all-to-all sends piece j of all
+   devices to device j, which decodes them and sums in float32, or in float64 if any
+   array is float64.
+2. All-gather: device j encodes piece j of the sum and sends it to all devices, which
+   decode it.
 
-Two rounding errors whatever p is; a ring that compresses at every hop has p.
+Each value is encoded twice for any p. In a ring that compresses at every hop, it is
+encoded up to p times.
 """
 
 import dataclasses
@@ -25,10 +28,10 @@ from ._wire import Transfer
 
 @dataclasses.dataclass(frozen=True)
 class TwoShot(ScatterGather):
-    """See `two_shot`."""
+    """Two-shot all-reduce; see `two_shot`."""
 
     def reduce_scatter(self, cut: Cut, axis_name: AxisName) -> Stages:
-        """all_to_all, then each device sums what is its own, in rank order."""
+        """Returns an all-to-all, then the sum of each device's piece in rank order."""
         p = axis_size(axis_name)
         site = cut.site("scatter", self.codec, axis_name, rows=p)
 
@@ -45,7 +48,7 @@ class TwoShot(ScatterGather):
         )
 
     def all_gather(self, cut: Cut, axis_name: AxisName) -> Stages:
-        """One `lax.all_gather`."""
+        """Returns one stage, with `lax.all_gather`."""
         site = cut.site("gather", self.codec, axis_name)
 
         def send(payload: Any) -> Any:
@@ -62,15 +65,43 @@ class TwoShot(ScatterGather):
 
 
 def two_shot(codec: Codec | None = None) -> TwoShot:
-    """Every device sums one piece for all: all_to_all, then all_gather.
+    r"""Sums one piece on each device: an all-to-all, the sum, and an all-gather.
 
-    With C the codec and x_i the vector of device i, every device has `C(sum_i C(x_i))`.
-    Each sends `2 (p-1)/p` payloads of a whole vector, in two collectives.
+    With C the codec and `x_i` the vector of device i, every device ends with
+
+    $$C(\sum_i C(x_i))$$
+
+    Each device sends `2 (p-1)/p` payloads of a whole vector on p devices, as in `ring`,
+    but in 2 collectives. It is the algorithm of choice for a codec, since each value is
+    encoded only twice.
 
     Args:
-      codec: what travels; `None` sends all bits.
+      codec: Encodes the payloads of both collectives. `None` sends all bits of float32
+        or float64 vectors.
+
+    Returns:
+      An `AllReduce` over any number of axes, which it treats as one.
 
     Raises:
-      ValueError: for what is no codec.
+      ValueError: If `codec` is neither a codec nor `None`.
+
+    Warns:
+      UserWarning: If `codec` is biased and has no error feedback.
+
+    Examples:
+      With `int8`, 4 devices send about a quarter of the bytes that they send without a
+      codec, here for 1,024 elements of float32. The axis of `jax.vmap` stands for the
+      devices.
+
+      >>> import jax
+      >>> from pipejax import codecs
+      >>> from pipejax.collectives import Layout, two_shot
+      >>> def show():
+      ...     for codec in (None, codecs.int8()):
+      ...         stages = two_shot(codec)(Layout.of_shapes(((1024,),)), "data")
+      ...         print(sum(x.wire_bytes for x in stages.transfers))
+      >>> jax.vmap(show, axis_name="data", axis_size=4)()
+      6144.0
+      1560.0
     """
     return TwoShot(check_codec(codec))

@@ -1,15 +1,20 @@
-"""What a collective moves."""
+"""The size of what a collective moves."""
 
 from typing import NamedTuple
 
 
 class Transfer(NamedTuple):
-    """One collective, as a program's text has it.
+    """What one collective moves, as in the text of a compiled program.
 
     Attributes:
       kind: `"all-reduce"`, `"all-to-all"`, `"all-gather"` or `"collective-permute"`.
-      devices: p, that exchange with each other.
-      bytes: n, what a device hands over.
+      devices: Number of devices that send to each other.
+      bytes: Size in bytes of the operand of the collective on one device.
+
+    Examples:
+      >>> from pipejax.collectives import Transfer
+      >>> Transfer("all-reduce", devices=4, bytes=100).wire_bytes
+      150.0
     """
 
     kind: str
@@ -18,20 +23,36 @@ class Transfer(NamedTuple):
 
     @property
     def wire_bytes(self) -> float:
-        """What the busiest device must send; see `wire_bytes`."""
+        """Returns the bytes that the busiest device must send at least.
+
+        With p = `devices` and n = `bytes`, these are `2 (p-1)/p n` for an all-reduce,
+        `(p-1)/p n` for an all-to-all, `(p-1) n` for an all-gather, and n for a
+        collective-permute. On one device they are 0.
+        """
         return wire_bytes(self.kind, self.devices, self.bytes)
 
 
 def wire_bytes(kind: str, devices: int, payload: float) -> float:
-    """What one of `devices` p must send of a `payload` of n bytes, at best.
+    """Returns the bytes that the busiest device must send at least in one collective.
+
+    With p = `devices` and n = `payload`:
 
     - all-reduce: `2 (p-1)/p n`
-    - reduce-scatter, all-to-all: `(p-1)/p n`
-    - all-gather: `(p-1) n`, which is `(p-1)/p` of its output
-    - permute, broadcast, send: `n`; recv: 0
+    - reduce-scatter, all-to-all, ragged-all-to-all: `(p-1)/p n`
+    - all-gather: `(p-1) n`, which is `(p-1)/p` of the gathered output
+    - any other, such as collective-permute, broadcast or send: n
+    - recv: 0
 
-    >>> wire_bytes("all-reduce", 4, 100.0)
-    150.0
+    On one device, nothing is sent.
+
+    Args:
+      kind: Kind of the collective, with the name that XLA gives it.
+      devices: Number of devices that send to each other.
+      payload: Size in bytes of the operand of the collective on one device.
+
+    Examples:
+      >>> wire_bytes("all-reduce", 4, 100.0)
+      150.0
     """
     if devices <= 1 or kind == "recv":
         return 0.0

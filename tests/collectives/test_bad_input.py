@@ -145,7 +145,8 @@ def test_inner_halving_doubling_of_three():
     [(2, []), (1, [3]), (2, [0]), (2, [-1]), (3, [4, 4]), (3, [5, 4]), (0, [])],
 )
 def test_boundaries(count, boundaries):
-    with refused(r"`boundaries` must rise from above 0, one fewer than `all_reduces`"):
+    message = r"`boundaries` must be positive and increasing, one fewer than `all_redu"
+    with refused(message):
         collectives.scheduled([collectives.psum()] * count, boundaries)
 
 
@@ -195,5 +196,6 @@ def test_state_of_another_all_reduce(before, now, executor):
         for name in (before, now)
     ]
     state = steps[0].init(init_params())
-    with pytest.raises(ValueError, match=r"`state` must hold what the codec at"):
+    message = r"`state` must hold the arrays that the codec at .* keeps, of shapes "
+    with pytest.raises(ValueError, match=message):
         steps[1].step(state, batches(1)[0])

@@ -88,7 +88,7 @@ def test_no_number_of_bytes(together):
 
 def test_together_beside_a_codec():
     codec = codecs.error_feedback(codecs.power_sgd(1, KEY))
-    with pytest.raises(ValueError, match=r"`together` must be None beside .*got 8:"):
+    with pytest.raises(ValueError, match=r"`together` must be None if .*codec, got 8:"):
         pj.collectives.psum(codec, together=8)
 
 
