@@ -53,21 +53,21 @@ class Watchdog:
        that it is alive, at which step it is, and since when.
     2. Process 0 judges the reports of all processes. The other processes check that
        process 0 still reports.
-    3. When a process is at fault, every process prints its rank, its host and its step,
-       and its stack if it stands still. A few seconds after `limit`, every process exits
-       with status 75, `pj.launch.FAULT`.
+    3. When a process is at fault, every process prints the rank, host and step of that
+       process, and the stack of its main thread if it stands still. Every process exits
+       with status 75, `pj.launch.FAULT`, a few seconds after `limit`.
 
     A process in which a thread holds Python's interpreter and never releases it prints
     the stacks of its threads instead, and exits with status 1.
 
-    No process is at fault for standing still while any process is inside of `pause`.
-    The same holds for processes that wait inside of JAX while another one compiles, or
-    writes or reads a checkpoint.
+    While a process is inside of `pause`, no process is at fault for standing still.
+    Compiling, and writing or reading a checkpoint, may take any time: a process that
+    does so is not at fault, nor is one that waits for it inside of JAX.
 
-    An exception that leaves the `with` block is a fault: all processes print it, where
-    otherwise they would wait for the failed process for minutes. Leaving the block in
-    good order, also by `sys.exit()`, waits until all processes have left theirs. In a
-    job of one process the watchdog does nothing.
+    An exception that leaves the `with` block is a fault, and all processes print it.
+    Without a watchdog they would wait for the failed process for minutes. Leaving the
+    block in good order, or by `sys.exit()` without an error, waits until all processes
+    have left theirs. In a job of one process the watchdog does nothing.
 
     A watchdog cannot
 
