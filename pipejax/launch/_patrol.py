@@ -34,7 +34,7 @@ PERIOD = 1.0
 
 @dataclasses.dataclass
 class Progress:
-    """What the main thread reports about itself, for the next beat.
+    """The main thread's report about itself, for the next beat.
 
     The fields are those of `Beat`, with two differences: `since` is a time of
     `time.monotonic()`, and `busy` is only what `Watchdog.pause` was given.
@@ -63,7 +63,7 @@ class Patrol:
       rank: The rank of this process.
       processes: The number of processes in the job.
       limit: Seconds without progress, or without a beat, that are too many.
-      progress: What the main thread reports about itself. The main thread changes it.
+      progress: The report of the main thread, which the main thread keeps up to date.
       end: The function that ends the process, given the rank and the verdict.
     """
 

@@ -28,7 +28,7 @@ _FINALIZES = "save_finalize"
 
 
 class Where(NamedTuple):
-    """What a thread is doing, according to its stack.
+    """The work of a thread, according to its stack.
 
     Attributes:
       busy: The work that may take any time: "tracing", "lowering", "compiling" or "a
