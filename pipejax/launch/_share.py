@@ -123,6 +123,6 @@ def cpu_environment(count: int) -> dict[str, str]:
         # The number of XLA's threads: one computes while another waits for a socket.
         "NPROC": str(max(2, count)),
         "OMP_NUM_THREADS": str(count),
-        # Puts large arrays into huge pages: faults of small ones cost more than a codec.
+        # Huge pages for large arrays: faults of small pages cost more than a codec.
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     }
