@@ -20,11 +20,12 @@ EXAMPLE = "pipejax launch --processes 4 -- python train.py"
 _DESCRIPTION = """\
 Start a command once for each process of this host, and watch the processes.
 Each process is told its place in the job, which pipejax.launch.initialize finds.
-Every line that a process prints is shown behind its rank. When one process
-fails, all others are ended, and --max-restarts starts all of them again.
+Every line that a process prints is shown behind the rank of the process. When
+one process fails, all others are ended. With --max-restarts, all processes are
+then started again.
 
-Under torchrun, srun, mpirun or Kubernetes, start and watch the one process that
-has its place from there."""
+Under torchrun, srun, mpirun or Kubernetes, leave --processes out. The command is
+then started once, in the place that the launcher has given."""
 
 
 def add(commands: Any) -> None:
@@ -76,9 +77,8 @@ def add(commands: Any) -> None:
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="time that processes have to end, for example to save: after one has"
-        " failed, the others get SIGTERM when this time is over, and are killed when it"
-        " is over again; 30 by default",
+        help="time that processes have to end by themselves, for example to save,"
+        " before they are sent SIGTERM, and again before they are killed; 30 by default",
     )
     parser.add_argument(
         "--print",
@@ -91,7 +91,8 @@ def add(commands: Any) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="number of GPUs for each process, for --print; 1 by default, 0 on CPUs",
+        help="number of GPUs for each process, used only by --print; 0 for a job on CPUs,"
+        " 1 by default",
     )
     parser.add_argument(
         "program",

@@ -24,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
       The exit status: 0 if the command succeeds, 1 if `--fail-under` fails or if
       nobody reads the output to its end, and 2 if the user has to correct something.
+      `pipejax launch` returns the exit status of the first process that fails.
     """
     parser = argparse.ArgumentParser(
         "pipejax",

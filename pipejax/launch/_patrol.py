@@ -141,7 +141,7 @@ class Patrol:
                 self._finally(
                     "process 0, which holds JAX's key-value store, could not be reached"
                     f" from process {self._rank} on {self._host} for {cut_off:.0f} s,"
-                    f" there at step {self._progress.step}",
+                    f" which is at step {self._progress.step}",
                 )
             elif not self._accusation:
                 self._accusation = self._judged()
