@@ -78,7 +78,8 @@ def add(commands: Any) -> None:
         default=30.0,
         metavar="SECONDS",
         help="time that processes have to end by themselves, for example to save,"
-        " before they are sent SIGTERM, and again before they are killed; 30 by default",
+        " before they are sent SIGTERM, and once more before they are killed; 30 by"
+        " default",
     )
     parser.add_argument(
         "--print",
@@ -91,8 +92,8 @@ def add(commands: Any) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="number of GPUs for each process, used only by --print; 0 for a job on CPUs,"
-        " 1 by default",
+        help="number of GPUs for each process, used only by --print; 0 for a job on"
+        " CPUs, 1 by default",
     )
     parser.add_argument(
         "program",

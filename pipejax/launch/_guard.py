@@ -46,7 +46,7 @@ def guarded(work: Callable[[Sequence[int]], int]) -> int:
             finally:
                 os._exit(code)
         # Signals are passed on here and not in a handler. A handler may run after
-        # `waitpid` has freed the child's number.
+        # `waitpid` has freed the process id of the child.
         while not (ended := os.waitpid(child, os.WNOHANG))[0]:
             while received:
                 os.kill(child, received.pop(0))
@@ -75,7 +75,7 @@ def die_with_parent(parent: int, number: int) -> None:
     """Asks the kernel to send this process a signal when its parent ends (Linux only).
 
     Args:
-      parent: The process number of the parent. If the parent has ended before the call,
+      parent: The process id of the parent. If the parent has ended before the call,
         the kernel sends nothing, and this process sends the signal to itself.
       number: The number of the signal.
     """

@@ -111,6 +111,7 @@ class Patrol:
             )
 
     def _speak(self) -> None:
+        """Posts beats and reads what others have posted, until all have finished."""
         for count in itertools.count(1):
             over = self._is_over()
             # `_look` checks for how long the store has been out of reach.
@@ -127,6 +128,7 @@ class Patrol:
         self.over.set()
 
     def _look(self) -> None:
+        """Ends this process on a verdict, or once the store is out of reach."""
         looked = time.monotonic()
         self._put_off()
         while not self.over.wait(PERIOD):
@@ -140,8 +142,8 @@ class Patrol:
             elif cut_off > self._limit:
                 self._finally(
                     "process 0, which holds JAX's key-value store, could not be reached"
-                    f" from process {self._rank} on {self._host} for {cut_off:.0f} s,"
-                    f" which is at step {self._progress.step}",
+                    f" from process {self._rank} on {self._host} for {cut_off:.0f} s;"
+                    f" process {self._rank} is at step {self._progress.step}",
                 )
             elif not self._accusation:
                 self._accusation = self._judged()
@@ -150,18 +152,21 @@ class Patrol:
     def _put_off(self) -> None:
         """Postpones the forced end of this process to `limit + PERIOD` from now.
 
-        If a thread never releases the interpreter, `_look` stops too and no longer
-        postpones it. `faulthandler` then prints all stacks and ends the process. That
-        is before process 0 ends, at which JAX would abort this process. The stacks go
-        to file descriptor 2, since an object in place of `sys.stderr` may have none.
+        If a thread never releases the interpreter, `_look` stops, and the end is no
+        longer postponed. `faulthandler` then prints the stacks of all threads and ends
+        the process. It does so before process 0 ends, because JAX aborts all other
+        processes at that moment. The stacks go to file descriptor 2, since an object in
+        place of `sys.stderr` may have no descriptor.
         """
         faulthandler.dump_traceback_later(self._limit + PERIOD, exit=True, file=2)
 
     def _finally(self, verdict: str) -> None:
+        """Ends this process with a verdict."""
         self.ending = True
         self._end(self._rank, verdict)
 
     def _beat(self, count: int, over: bool) -> Beat:
+        """Returns the next beat of this process."""
         now = time.monotonic()
         where = _where.main_thread()
         if where.busy:
@@ -200,17 +205,20 @@ class Patrol:
         return self._progress.failed, now - self._progress.since
 
     def _note(self, beats: list[Beat]) -> None:
+        """Remembers each new beat, and when it was first seen."""
         for beat in beats:
             before = self._newest.get(beat.rank)
             if before is None or before[0].count != beat.count:
                 self._newest[beat.rank] = beat, time.monotonic()
 
     def _forgive(self) -> None:
+        """Counts the silence of process 0 and of all others anew from now on."""
         self._contact = time.monotonic()
         for rank, (beat, _) in self._newest.copy().items():
             self._newest[rank] = beat, self._contact
 
     def _judged(self) -> str:
+        """Returns the verdict of this process, or an empty string."""
         now = time.monotonic()
         seen = [Seen(beat, now - heard) for beat, heard in self._newest.copy().values()]
         if self._rank:  # process 0 judges first
@@ -223,6 +231,7 @@ class Patrol:
         return judge(seen, absent, self._limit)
 
     def _is_over(self) -> bool:
+        """Returns whether all processes are known to have finished."""
         newest = [beat for beat, _ in self._newest.values()]
         if self._rank:
             return self._progress.finished and any(beat.over for beat in newest)

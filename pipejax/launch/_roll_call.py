@@ -57,7 +57,7 @@ class Answer:
 
 
 class RollCallError(RuntimeError):
-    """An error on every process of a job whose processes cannot train together.
+    """Error that is raised on every process of a job which cannot begin.
 
     The message has a line for each reason, such as a process that has not come, or a
     setting that differs between processes.
@@ -233,7 +233,7 @@ def _found(host: str, port: int, until: float) -> Any:
 
 
 def _unbound(bind: str, mine: Record, error: OSError) -> str:
-    """Returns the reason for which process 0 cannot listen at `bind`."""
+    """Returns a line that says why process 0 cannot listen at `bind`."""
     return (
         f"process {mine} cannot listen at {bind} ({error}): the coordinator's address"
         " must be one of process 0's own host; where others reach that under another"

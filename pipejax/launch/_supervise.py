@@ -172,8 +172,8 @@ def _code(child: "subprocess.Popen[str]") -> int | None:
     """Returns the exit status of a process that has ended, or `None` while it runs.
 
     The status is negative for a process that a signal has ended. Unlike `child.poll()`,
-    this function leaves the process a zombie. No other process can then be given its
-    number, or the number of its group, while signals are still sent to them.
+    this function leaves the process a zombie. Its process id and its group id can then
+    not be given to another process while signals are still sent to them.
     """
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
     ended = os.waitid(os.P_PID, child.pid, flags)
