@@ -1,3 +1,3 @@
-"""`pipejax` on the command line: each command reads arguments and calls a function."""
+"""The command line `pipejax`: each command reads its arguments and calls functions."""
 
 from ._main import main as main

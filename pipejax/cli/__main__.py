@@ -1,4 +1,4 @@
-"""`python -m pipejax.cli`."""
+"""Runs the command line as `python -m pipejax.cli`."""
 
 import sys
 

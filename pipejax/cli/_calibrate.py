@@ -1,4 +1,4 @@
-"""`pipejax calibrate`: the speeds of the cluster that this runs on."""
+"""`pipejax calibrate`: measures the speeds of the cluster that it runs on."""
 # ruff: noqa: T201 - printing is what a command is for.
 
 import argparse
@@ -19,55 +19,75 @@ from ._program import load, types
 from ._units import count
 from ._usage import UsageError, in_one_line
 
+EXAMPLE = "srun pipejax calibrate --out cluster.json"
+
+_DESCRIPTION = """\
+Time exchanges of several sizes between all processes, and fit the latency, the
+bandwidth and the synchronisation of the cluster to these times. Measure how fast
+codecs are. Print every measured time beside the time that the fit predicts, and
+say whether the fit can be trusted.
+
+Run this command on every host, started as the training itself is."""
+
 
 def add(commands: Any) -> None:
-    """Its arguments."""
+    """Adds the command `pipejax calibrate` and its arguments."""
     parser = commands.add_parser(
         "calibrate",
-        help="measure latency, bandwidth and codecs of a cluster",
-        description="Times exchanges of several sizes between all processes, fits the"
-        " cluster's speeds, prints what was measured beside what the fit predicts, and"
-        " says whether the fit can be trusted. Run it on every host, started as the"
-        " training itself is.",
+        help="Measure latency, bandwidth and the speed of codecs on this cluster.",
+        description=_DESCRIPTION,
+        epilog=f"example:\n  {EXAMPLE}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(command=run)
-    parser.add_argument("--out", metavar="FILE", help="write the cluster as JSON")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="write the cluster to this file as JSON, for `pipejax plan`",
+    )
     parser.add_argument(
         "--codecs",
         nargs="*",
         default=["bf16", "int8", "power_sgd"],
         metavar="NAME",
-        help=f"whose speed to measure, of {', '.join(codecs.NAMES)}; with error"
-        " feedback those that need it",
+        help=f"codecs whose speed is measured, out of {', '.join(codecs.NAMES)}; those"
+        " that need error feedback have it; bf16, int8 and power_sgd by default",
     )
     parser.add_argument(
         "--sizes",
         nargs="+",
         default=[str(n) for n in timing.SIZES],
         metavar="COUNT",
-        help="of the vectors that are exchanged, elements, such as 4M",
+        help="lengths of the vectors that are exchanged, in elements, such as 4M; by"
+        f" default {', '.join(f'{n:,}' for n in timing.SIZES)}",
     )
-    parser.add_argument("--rounds", type=int, default=7, help="of all, medians count")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=7,
+        help="how often everything is measured; the fit uses medians; 7 by default",
+    )
     parser.add_argument(
         "--model",
         metavar="MODULE:FUNCTION",
-        help="measure what a step computes, too: a function of a mesh that returns"
-        " (train, state, batch), as for `pipejax inspect`, with arrays; on several"
-        " processes the batch is train.batch(part)",
+        help="also measure the compute of a model's step; the function takes a mesh and"
+        " returns (train, state, batch), as for `pipejax inspect`, but with arrays; on"
+        " several processes the batch is train.batch(part)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """`pipejax calibrate`."""
+    """Runs `pipejax calibrate`, and returns its exit status."""
     least = 2 if args.model else 1
     if args.rounds < least:
         raise UsageError(f"`--rounds` must be at least {least}, got {args.rounds}")
     sizes = [count("sizes", text) for text in args.sizes]
     with in_one_line(ValueError, pj.launch.RollCallError):
         pj.launch.initialize()
-        chosen = candidates(args.codecs)  # some hold a key, an array on a device
+        # JAX joins before codecs are made: some hold a key, an array on a device.
+        chosen = candidates(args.codecs)
     mesh = pj.data_mesh()
-    # First, since it is the user's code: if it fails, nothing measured is lost.
+    # The user's code runs first: if it fails, no measurement is lost.
     model = _measured(args.model, mesh, args.rounds) if args.model else None
     with in_one_line(ValueError):
         fit = timing.calibrate(mesh, chosen, sizes, rounds=args.rounds)
@@ -83,12 +103,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Model(NamedTuple):
-    """What a model's step asks.
+    """The size and the compute of a model's step.
 
     Attributes:
-      elements: of its gradient.
-      compute: milliseconds that it takes without an exchange.
-      batch: examples that a device takes in it.
+      elements: The number of elements of its gradient.
+      compute: Milliseconds that the step takes without an exchange.
+      batch: The number of examples that a device takes in the step.
     """
 
     elements: int
@@ -96,7 +116,7 @@ class Model(NamedTuple):
     batch: int
 
     def __str__(self) -> str:
-        """The flags of `pipejax plan`."""
+        """Returns the arguments with which `pipejax plan` plans for this model."""
         return (
             f"model: --parameters {self.elements} --compute-ms {self.compute:.3f}"
             f" --batch {self.batch}"
@@ -104,6 +124,7 @@ class Model(NamedTuple):
 
 
 def _measured(name: str, mesh: Mesh, rounds: int) -> Model:
+    """Measures the step of the model that is called `name`."""
     train, state, batch = _given(name, load(name)(mesh))
     times = pj.overlap.measure(train, state, batch, rounds=rounds, steps=1)
     return Model(
@@ -114,7 +135,7 @@ def _measured(name: str, mesh: Mesh, rounds: int) -> Model:
 
 
 def _given(name: str, returned: Any) -> tuple[pj.TrainStep, pj.PipelineState, Any]:
-    """Train step, state and batch; a usage error for anything else."""
+    """Returns train step, state and batch; raises a UsageError for anything else."""
     match returned:
         case (pj.TrainStep(), pj.PipelineState() as state, batch):
             leaves = jax.tree.leaves((state, batch))

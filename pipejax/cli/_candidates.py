@@ -1,4 +1,4 @@
-"""The codecs that a command line names, each as training would use it."""
+"""Codecs by the names that a command line gives, made as training would use them."""
 
 from collections.abc import Iterable
 
@@ -6,10 +6,16 @@ from pipejax import codecs
 
 
 def candidates(names: Iterable[str]) -> dict[str, codecs.Codec]:
-    """Makes codecs by name, with error feedback where training may fail without.
+    """Makes codecs by name, with error feedback for those that need it.
+
+    Args:
+      names: Keys of `pj.codecs.NAMES`.
+
+    Returns:
+      The codecs, by name.
 
     Raises:
-      ValueError: for a name that no codec has.
+      ValueError: If no codec has one of the names.
     """
     found = {name: codecs.named(name) for name in names}
     return {

@@ -1,4 +1,4 @@
-"""The cluster that a command line is about: calibrated, or with assumed speeds."""
+"""The cluster that the command line is about: calibrated, or with assumed speeds."""
 
 import argparse
 import dataclasses
@@ -17,11 +17,11 @@ _OPTIONAL = ("devices", "device", "latency_us")
 
 
 class Known(NamedTuple):
-    """A cluster, and where its speeds come from.
+    """A cluster, and remarks about where its speeds come from.
 
     Attributes:
-      cluster: its speeds.
-      notes: what is assumed of them, or speaks against them; a line each.
+      cluster: The cluster with its speeds.
+      notes: Lines that say what is assumed, or why the speeds cannot be relied on.
     """
 
     cluster: timing.Cluster
@@ -29,46 +29,63 @@ class Known(NamedTuple):
 
 
 def add(parser: Any) -> None:
-    """Its arguments."""
+    """Adds the arguments that describe a cluster."""
     parser.add_argument(
-        "cluster", nargs="?", help="a file that `pipejax calibrate --out` wrote"
+        "cluster",
+        nargs="?",
+        help="a file that `pipejax calibrate --out` has written; without it, give"
+        " --hosts and --bandwidth",
     )
-    parser.add_argument("--hosts", type=int, help="without a file: how many")
-    parser.add_argument("--devices", type=int, help="of each host; 1 by default")
+    parser.add_argument("--hosts", type=int, metavar="N", help="number of hosts")
     parser.add_argument(
-        "--bandwidth", metavar="RATE", help="of a host's link, such as 10gbit"
+        "--devices",
+        type=int,
+        metavar="N",
+        help="number of devices on each host; 1 by default",
+    )
+    parser.add_argument(
+        "--bandwidth",
+        metavar="RATE",
+        help="bandwidth of a host's link in one direction, such as 10gbit",
     )
     parser.add_argument(
         "--device",
         choices=list(timing.DEVICES),
-        help="whose memory says how fast codecs are; by default cpu, one core",
+        help="kind of device, from whose memory the speed of codecs follows; by default"
+        " cpu, which is one core",
     )
     parser.add_argument(
         "--latency-us",
         type=float,
         metavar="US",
-        help=f"of a message between hosts; {1e6 * timing.LATENCY:.0f} by default",
+        help="latency between hosts in microseconds;"
+        f" {1e6 * timing.LATENCY:.0f} by default",
     )
 
 
 def known(args: argparse.Namespace, elements: int) -> Known:
-    """Takes the cluster from the file, or from the arguments without one.
+    """Reads the cluster from the file, or makes it from the options without a file.
+
+    Args:
+      args: The arguments that `add` has added.
+      elements: The number of elements of the gradient for which the cluster is used.
 
     Raises:
-      UsageError: for both or neither, or a file that is no calibration.
+      UsageError: If both a file and options are given or neither is, or if the file is
+        not a calibration.
     """
     if args.cluster is None:
         return _assumed(args)
     given = _options(args, (*_NEEDED, *_OPTIONAL), there=True)
     if given:
         raise UsageError(
-            f"{', '.join(given)} must be left out beside a file, which says so itself"
+            f"{', '.join(given)} must be left out beside a file, which has these values"
         )
     return read(args.cluster, elements)
 
 
 def written(fit: timing.Fit) -> str:
-    """Writes a calibration as JSON: the cluster, and whether it can be trusted."""
+    """Returns a calibration as JSON: the cluster, and whether it can be trusted."""
     samples = zip(fit.samples, fit.predicted, strict=True)
     record = {
         "cluster": timing.as_json(fit.cluster),
@@ -89,14 +106,15 @@ def written(fit: timing.Fit) -> str:
 
 
 def read(path: str, elements: int) -> Known:
-    """Reads what `written` wrote; `fit` may be missing.
+    """Reads a calibration that `written` has written; its part `fit` may be missing.
 
     Args:
-      path: of the file.
-      elements: of the gradient that it is asked about.
+      path: The path of the file.
+      elements: The number of elements of the gradient for which the cluster is used.
 
     Raises:
-      UsageError: for a file that is not there, or no calibration; it names the field.
+      UsageError: If there is no such file, or it is not a calibration. The message
+        names the field that is wrong.
     """
     with in_one_line(OSError):
         text = pathlib.Path(path).read_text()
@@ -111,7 +129,12 @@ def read(path: str, elements: int) -> Known:
 
 
 def extrapolated(elements: int, largest: int | None) -> list[str]:
-    """Says by how much a gradient is larger than what was measured, if it is."""
+    """Returns a line if a gradient is longer than all vectors measured, else none.
+
+    Args:
+      elements: The number of elements of the gradient.
+      largest: The number of elements of the longest vector measured, if it is known.
+    """
     if not largest or elements <= largest:
         return []
     return [
@@ -121,6 +144,7 @@ def extrapolated(elements: int, largest: int | None) -> list[str]:
 
 
 def _of(record: Any, elements: int) -> Known:
+    """Returns the cluster in a calibration; raises a ValueError for anything else."""
     if not isinstance(record, Mapping) or "cluster" not in record:
         raise ValueError(
             "a calibration must be an object with `cluster`, and perhaps `fit`, as"
@@ -142,6 +166,7 @@ def _of(record: Any, elements: int) -> Known:
 
 
 def _assumed(args: argparse.Namespace) -> Known:
+    """Returns a cluster with assumed speeds, made from the options."""
     missing = _options(args, _NEEDED, there=False)
     if missing:
         raise UsageError(
@@ -175,6 +200,7 @@ def _assumed(args: argparse.Namespace) -> Known:
 
 
 def _shares(shares: timing.Shares) -> list[str]:
+    """Returns a line about shares of a link, unless devices have all of it."""
     if shares == timing.Shares():
         return []
     named = dataclasses.asdict(shares).items()
@@ -187,6 +213,6 @@ def _shares(shares: timing.Shares) -> list[str]:
 def _options(
     args: argparse.Namespace, names: tuple[str, ...], *, there: bool
 ) -> list[str]:
-    """Those of the options that are given, or that are not."""
+    """Returns the options that are given, or with `there=False` those that are not."""
     chosen = [name for name in names if (getattr(args, name) is not None) == there]
     return [f"`--{name.replace('_', '-')}`" for name in chosen]

@@ -1,4 +1,4 @@
-"""`pipejax inspect`: what hides a program's communication."""
+"""`pipejax inspect`: shows what hides a program's communication."""
 # ruff: noqa: T201 - printing is what a command is for.
 
 import argparse
@@ -19,43 +19,59 @@ from ._usage import UsageError, in_one_line
 
 _ALONE = """\
 hint: one device has nothing to send. JAX_NUM_CPU_DEVICES=8 in the environment makes
-eight of a CPU; --target compiles for devices that are not there."""
+eight devices of a CPU, and --target compiles for devices that are not there."""
+
+EXAMPLE = "pipejax inspect my_model.py:example --target h100:1x8x8"
+
+_DESCRIPTION = """\
+Compile a program and show which of its collectives run beside compute. The
+accelerators that it is compiled for need not be there. A pipelined train step
+is shown together with its synchronous twin."""
 
 
 def add(commands: Any) -> None:
-    """Its arguments."""
+    """Adds the command `pipejax inspect` and its arguments."""
     parser = commands.add_parser(
         "inspect",
-        help="show which collectives a program hides, and behind what",
-        description="Compiles a program, for accelerators that need not be there, and"
-        " shows which of its collectives run beside compute. Of a train step it shows"
-        " the synchronous twin too.",
+        help="Show which collectives of a program are hidden behind compute.",
+        description=_DESCRIPTION,
+        epilog=f"example:\n  {EXAMPLE}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(command=run)
     parser.add_argument(
         "program",
         metavar="MODULE:FUNCTION",
-        help="a module importable from here, or a .py file, and its function of a mesh,"
-        " which returns (train, state, batch), or (jitted function, *args); shapes do",
+        help="a module that can be imported from here, or a .py file, and a function in"
+        " it; the function takes a mesh and returns (train, state, batch) or (jitted"
+        " function, *args), whose arrays may be jax.ShapeDtypeStructs",
     )
-    parser.add_argument("--target", help="such as h100:1x8x8; else the devices here")
+    parser.add_argument(
+        "--target",
+        help="accelerators to compile for, such as h100:1x8x8 (slices x hosts x GPUs of"
+        " a host); by default the devices of this machine",
+    )
     parser.add_argument(
         "--fail-under",
         type=float,
         metavar="X",
-        help="exit with 1 if less than this share of FLOPs is under a collective",
+        help="exit with status 1 if the share of FLOPs that run under at least one"
+        " collective is below X, a number between 0 and 1; of a train step, the"
+        " pipelined program counts",
     )
-    parser.add_argument("--plot", metavar="PNG", help="draw the schedules")
-    parser.add_argument("--json", metavar="FILE", help="write all numbers")
+    parser.add_argument(
+        "--plot", metavar="PNG", help="draw the schedules into this file"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write all numbers to this file")
 
 
 def run(args: argparse.Namespace) -> int:
-    """`pipejax inspect`."""
+    """Runs `pipejax inspect`, and returns its exit status."""
     least = args.fail_under
     if least is not None and not 0 <= least <= 1:
         raise UsageError(f"`--fail-under` must be between 0 and 1, got {least}")
     if args.target:
-        # Nothing runs: leave alone what accelerators there are.
+        # Nothing is run, so leave the accelerators of this machine alone.
         jax.config.update("jax_platforms", "cpu")
     function = load(args.program)
     with in_one_line(ImportError, ValueError):
@@ -82,7 +98,13 @@ def run(args: argparse.Namespace) -> int:
 def _programs(
     name: str, returned: Any
 ) -> tuple[dict[str, tuple[Any, ...]], dict[str, Any]]:
-    """What to compile, `{title: (program, *args)}`, the pipelined one last; and how."""
+    """Returns what to compile, and the settings of the train step.
+
+    Returns:
+      A dictionary of `(program, *args)` by title, the pipelined program last, and a
+      dictionary of settings by name, which is empty for a program that is no train
+      step.
+    """
     parts = returned if isinstance(returned, tuple) and returned else (None,)
     if not isinstance(parts[0], pj.TrainStep):
         if callable(parts[0]) and hasattr(parts[0], "lower"):
@@ -93,8 +115,8 @@ def _programs(
         )
     if len(parts) != 3 or not isinstance(parts[1], pj.PipelineState):
         raise UsageError(
-            f"{name} must return (train, state, batch), the state as train.init or"
-            f" jax.eval_shape(train.init, params) has it; got {types(returned)}"
+            f"{name} must return (train, state, batch), with the state that train.init"
+            f" or jax.eval_shape(train.init, params) returns; got {types(returned)}"
         )
     train, state, batch = parts
     executor = train.executor
@@ -112,23 +134,25 @@ def _programs(
 
 
 def _inspected(program: Any, *args: Any) -> Report:
+    """Compiles and inspects a program; an error of pipejax's is a `UsageError`."""
     try:
         return inspect(program, *args)
     except ValueError as error:
-        # Ours begin with the argument that is wrong; others need their traceback.
+        # Errors of pipejax begin with the wrong argument; others need their traceback.
         if not str(error).startswith("`"):
             raise
         raise UsageError(str(error)) from error
 
 
 def _write(path: str, setting: dict[str, Any], reports: dict[str, Report]) -> None:
+    """Writes settings and reports as JSON."""
     programs = {title: report.to_dict() for title, report in reports.items()}
     record = {**setting, "jax": jax.__version__, "programs": programs}
     pathlib.Path(path).write_text(json.dumps(record, indent=2) + "\n")
 
 
 def _verdict(title: str, report: Report, least: float | None) -> int:
-    """The exit code: 1, and on stderr why, if less than `least` is covered."""
+    """Returns the exit status: 1, with a line on stderr, if `least` is not reached."""
     covered = report.covered
     if least is None or (covered is not None and covered >= least):
         return 0

@@ -1,4 +1,4 @@
-"""`pipejax launch`: one process for each accelerator, or for some cores each."""
+"""`pipejax launch`: one process for each accelerator, or for a share of the cores."""
 
 import argparse
 import functools
@@ -15,63 +15,96 @@ from pipejax.launch import _guard, _recipes, _share, _supervise
 
 from ._usage import UsageError, in_one_line
 
+EXAMPLE = "pipejax launch --processes 4 -- python train.py"
+
+_DESCRIPTION = """\
+Start a command once for each process of this host, and watch the processes.
+Each process is told its place in the job, which pipejax.launch.initialize finds.
+Every line that a process prints is shown behind the rank of the process. When
+one process fails, all others are ended. With --max-restarts, all processes are
+then started again.
+
+Under torchrun, srun, mpirun or Kubernetes, leave --processes out. The command is
+then started once, in the place that the launcher has given."""
+
 
 def add(commands: Any) -> None:
-    """Its arguments."""
+    """Adds the command `pipejax launch` and its arguments."""
     parser = commands.add_parser(
         "launch",
-        help="start a program once for each GPU, or some cores each, and watch it",
-        description="Starts the command that follows -- once for each process, tells"
-        " each its place (pipejax.launch.initialize finds it), shows what all print"
-        " behind their ranks, and ends all when one fails. Under torchrun, srun, mpirun"
-        " or Kubernetes it watches the one process that these start.",
+        help="Start a program once for each GPU, or on shares of the CPU cores, and"
+        " watch it.",
+        description=_DESCRIPTION,
+        epilog=f"example:\n  {EXAMPLE}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(command=run)
     parser.add_argument(
         "--processes",
         type=int,
         metavar="N",
-        help="on this host; by default one for each NVIDIA GPU",
+        help="number of processes on this host; by default one for each NVIDIA GPU",
     )
-    parser.add_argument("--hosts", type=int, default=1, help="that run this command")
-    parser.add_argument("--host", type=int, default=0, help="which this is, from 0")
+    parser.add_argument(
+        "--hosts",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of hosts, each of which runs this command; 1 by default",
+    )
+    parser.add_argument(
+        "--host",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of this host, from 0; 0 by default",
+    )
     parser.add_argument(
         "--coordinator",
         metavar="HOST:PORT",
-        help="of host 0; by default a free port of this host, which must be the only",
+        help="address of host 0 and a free port there; needed for several hosts, and by"
+        " default a free port of this host",
     )
     parser.add_argument(
         "--max-restarts",
         type=int,
         default=0,
         metavar="N",
-        help="times that all are started again after a failure",
+        help="how often all processes are started again after a failure; 0 by default",
     )
     parser.add_argument(
         "--grace",
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="that the others have to end, to save for example, before they are killed",
+        help="time that processes have to end by themselves, for example to save,"
+        " before they are sent SIGTERM, and once more before they are killed; 30 by"
+        " default",
     )
     parser.add_argument(
         "--print",
         choices=list(_recipes.BY_NAME),
         dest="recipe",
-        help="start nothing: print how one of these starts the program",
+        help="start nothing, and print how to start the program with this launcher",
     )
     parser.add_argument(
         "--gpus",
         type=int,
         default=1,
         metavar="N",
-        help="of each process, for --print; 0 on CPU",
+        help="number of GPUs for each process, used only by --print; 0 for a job on"
+        " CPUs, 1 by default",
     )
-    parser.add_argument("program", nargs="+", metavar="-- COMMAND", help="what is run")
+    parser.add_argument(
+        "program",
+        nargs="+",
+        metavar="-- COMMAND",
+        help="the program to start, and its arguments",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """`pipejax launch`."""
+    """Runs `pipejax launch`, and returns its exit status."""
     for name, least in (
         ("processes", 1),
         ("hosts", 1),
@@ -86,14 +119,17 @@ def run(args: argparse.Namespace) -> int:
     if args.recipe:
         return _print(args)
     if shutil.which(args.program[0]) is None:
-        raise UsageError(f"there is no program {args.program[0]!r} to be run")
-    _starts(args)  # what is wrong with the arguments is said here
+        raise UsageError(f"there is no program {args.program[0]!r} to run")
+    _starts(args)  # wrong arguments are refused here
     return _guard.guarded(functools.partial(_run, args))
 
 
 def _print(args: argparse.Namespace) -> int:
+    """Prints the recipe that `--print` asks for."""
     if args.processes is None:
-        raise UsageError("`--processes` must be given with `--print`: of each host")
+        raise UsageError(
+            "`--processes` must be given with `--print`: their number on each host"
+        )
     recipe = _recipes.Recipe(
         args.program,
         args.hosts,
@@ -108,9 +144,10 @@ def _print(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, received: Sequence[int]) -> int:
+    """Starts the processes, and starts them again after failures."""
     for attempt in range(args.max_restarts + 1):
         starts, coordinator = _starts(args)
-        if received:  # between two attempts: nothing runs that could be told
+        if received:  # a signal between two attempts, which no process can get
             return 128 + received[0]
         ended = _supervise.supervise(starts, args.grace, received)
         if ended.told is not None:
@@ -120,7 +157,7 @@ def _run(args: argparse.Namespace, received: Sequence[int]) -> int:
         failed = starts[ended.first]
         aborted = (
             ended.code == -signal.SIGABRT
-            and all(start.name != "0" for start in starts)  # else it is not elsewhere
+            and all(start.name != "0" for start in starts)  # process 0 runs elsewhere
             and not _answers(coordinator)
         )
         _say(f"process {failed.name} was the first to fail: {_how(ended.code)}")
@@ -128,7 +165,7 @@ def _run(args: argparse.Namespace, received: Sequence[int]) -> int:
             _say(
                 f"JAX has aborted it: process 0, at {coordinator}, is gone. Look there."
             )
-        if len(starts) > 1:  # where others have printed since
+        if len(starts) > 1:  # other processes may have printed since
             _say("its last lines:\n" + "".join(ended.lines).rstrip())
         if attempt < args.max_restarts:
             _say(f"starting again, {attempt + 1} of {args.max_restarts} times")
@@ -138,7 +175,7 @@ def _run(args: argparse.Namespace, received: Sequence[int]) -> int:
 
 
 def _starts(args: argparse.Namespace) -> tuple[list[_supervise.Start], str]:
-    """What is to be started here, and where process 0 waits."""
+    """Returns the processes to start on this host, and the coordinator's address."""
     with in_one_line(ValueError):
         place = launch.detect() if args.hosts == 1 else None
         if place is not None and not args.processes:
@@ -147,8 +184,9 @@ def _starts(args: argparse.Namespace) -> tuple[list[_supervise.Start], str]:
         if place is not None and place.processes > 1:
             raise UsageError(
                 f"`--processes` must be left out under {place.launcher}, which has"
-                f" started {place.processes} itself; or `--hosts`, `--host` and"
-                " `--coordinator` be given, with one `pipejax launch` on each host"
+                f" started {place.processes} processes itself. To start others, give"
+                " `--hosts`, `--host` and `--coordinator`, and run `pipejax launch`"
+                " once on each host"
             )
         job, gpus = _job(args)
         given = [_share.environment(job, i, gpus) for i in range(job.processes)]
@@ -162,30 +200,32 @@ def _starts(args: argparse.Namespace) -> tuple[list[_supervise.Start], str]:
 
 
 def _job(args: argparse.Namespace) -> tuple[_share.Job, int]:
+    """Returns the job, and the number of GPUs of this host."""
     gpus = 0 if os.environ.get("JAX_PLATFORMS") == "cpu" else _share.gpus(os.environ)
     processes = args.processes or gpus
     if not processes:
         raise UsageError(
-            "`--processes` must be given where there are no NVIDIA GPUs: on CPU each"
-            " gets its share of the cores"
+            "`--processes` must be given where there are no NVIDIA GPUs. On CPUs, each"
+            " process gets its share of the cores"
         )
     if args.hosts > 1 and args.coordinator is None:
         raise UsageError(
-            "`--coordinator` must be given with more than one host: an address of host"
-            " 0 that all others reach, and a port that is free there"
+            "`--coordinator` must be given with more than one host. Give an address of"
+            " host 0 that all others reach, and a port that is free there"
         )
     coordinator = args.coordinator or f"127.0.0.1:{_free_port()}"
     return _share.Job(processes, args.hosts, args.host, coordinator), gpus
 
 
 def _free_port() -> int:
+    """Returns the number of a port that is free on this host now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
 
 
 def _answers(address: str) -> bool:
-    """Whether anything listens there."""
+    """Returns whether a program listens at this address."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
@@ -195,12 +235,14 @@ def _answers(address: str) -> bool:
 
 
 def _how(code: int) -> str:
+    """Describes an exit status, negative for a signal."""
     if code > 0:
         return f"exit status {code}"
     return f"ended by {signal.Signals(-code).name}"
 
 
 def _say(what: str) -> None:
+    """Prints a line of `pipejax launch` itself, after all that the processes said."""
     sys.stdout.flush()
     sys.stderr.write(f"pipejax: {what}\n")
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""The command line as a whole."""
+"""The command line as a whole: its commands, its help page and its exit status."""
 
 import argparse
 import os
@@ -12,25 +12,41 @@ import pipejax as pj
 from . import _calibrate, _inspect, _launch, _plan, _profile
 from ._usage import UsageError
 
+_COMMANDS = (_inspect, _launch, _calibrate, _plan, _profile)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Args:
-      argv: its arguments; `None` takes those of the process.
+      argv: The arguments of the command line. `None` takes those of this process.
 
     Returns:
-      0, or 1 if the answer is no (`--fail-under`) or nobody reads it to its end, or 2
-      if the question is wrong.
+      The exit status: 0 if the command succeeds, 1 if `--fail-under` fails or if
+      nobody reads the output to its end, and 2 if the user has to correct something.
+      `pipejax launch` returns the exit status of the first process that fails.
     """
-    parser = argparse.ArgumentParser("pipejax", description=pj.__doc__)
+    parser = argparse.ArgumentParser(
+        "pipejax",
+        description=pj.__doc__,
+        epilog="\n".join(
+            [
+                "examples:",
+                *(f"  {command.EXAMPLE}" for command in _COMMANDS),
+                "",
+                "`pipejax COMMAND --help` describes a command and its arguments.",
+            ]
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument(
         "--version",
         action="version",
         version=f"pipejax {pj.__version__}, JAX {jax.__version__}",
+        help="show the versions of pipejax and JAX and exit",
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (_inspect, _launch, _calibrate, _plan, _profile):
+    commands = parser.add_subparsers(required=True, title="commands", metavar="COMMAND")
+    for command in _COMMANDS:
         command.add(commands)
     args = parser.parse_args(argv)
     try:
@@ -40,6 +56,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         sys.stderr.write(f"pipejax: {error}\n")
         return 2
-    except BrokenPipeError:  # whoever reads has seen enough, such as `head`
+    except BrokenPipeError:  # the reader has seen enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

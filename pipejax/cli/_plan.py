@@ -1,4 +1,4 @@
-"""`pipejax plan`: which width, algorithm, codec and buckets, and how long a step is."""
+"""`pipejax plan`: ranks the ways to train on a cluster by their step time."""
 # ruff: noqa: T201 - printing is what a command is for.
 
 import argparse
@@ -17,17 +17,26 @@ from ._snippet import snippet
 from ._units import count
 from ._usage import UsageError, in_one_line
 
+EXAMPLE = "pipejax plan cluster.json --parameters 300M --compute-ms 250"
+
+_DESCRIPTION = """\
+Predict the step time of every way to train a model on a cluster: width,
+algorithm, codec and number of buckets. Print the fastest ways, what their time
+comes from, how much pipelining can gain at most, and from which batch size on
+the exchange is hidden. Print the train step as Python.
+
+The cluster is a file that `pipejax calibrate --out` has written. Without a file,
+--hosts and --bandwidth describe it, and its other speeds are assumed."""
+
 
 def add(commands: Any) -> None:
-    """Its arguments."""
+    """Adds the command `pipejax plan` and its arguments."""
     parser = commands.add_parser(
         "plan",
-        help="rank widths, algorithms, codecs and buckets by the step time to expect",
-        description="Predicts the step time of every way to train a model on a cluster,"
-        " the best first, with the reason and the most that pipelining can gain. Says"
-        " from which batch size on the exchange is hidden, and prints the train step as"
-        " Python. The cluster is a calibrated file, or --hosts and --bandwidth with"
-        " assumed speeds.",
+        help="Rank the ways to train on a cluster by their predicted step time.",
+        description=_DESCRIPTION,
+        epilog=f"example:\n  {EXAMPLE}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(command=run)
     _cluster.add(parser)
@@ -35,37 +44,47 @@ def add(commands: Any) -> None:
         "--parameters",
         required=True,
         metavar="COUNT",
-        help="of the model, such as 300M",
+        help="number of the model's parameters, such as 300M",
     )
     parser.add_argument(
         "--compute-ms",
         type=float,
         required=True,
         metavar="MS",
-        help="of a step on one device: forward, backward and update",
+        help="milliseconds that one device computes in a step: forward pass, backward"
+        " pass and update",
     )
     parser.add_argument(
         "--batch",
         type=int,
         metavar="COUNT",
-        help="examples that a device takes in such a step",
+        help="number of examples that a device takes in this step; batch sizes are then"
+        " printed in examples too",
     )
     parser.add_argument(
         "--one-core",
         action="store_true",
-        help="codecs run where the model does, as on a CPU",
+        help="codecs run on the core that runs the model, as on a CPU",
     )
     parser.add_argument(
-        "--top", type=int, default=10, metavar="COUNT", help="how many to print"
+        "--top",
+        type=int,
+        default=10,
+        metavar="COUNT",
+        help="number of ways to print; 10 by default",
     )
-    parser.add_argument("--out", metavar="FILE", help="write all of them as JSON")
     parser.add_argument(
-        "--plot", metavar="PNG", help="draw efficiency on up to 4,096 hosts"
+        "--out", metavar="FILE", help="write all ways to this file as JSON"
+    )
+    parser.add_argument(
+        "--plot",
+        metavar="PNG",
+        help="draw the efficiency on up to 4,096 hosts into this file",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """`pipejax plan`."""
+    """Runs `pipejax plan`, and returns its exit status."""
     elements = count("parameters", args.parameters)
     for name in ("compute_ms", "batch", "top"):
         value = getattr(args, name)
@@ -74,14 +93,14 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"`--{option}` must be above 0, got {value}")
     cluster, notes = _cluster.known(args, elements)
     compute = timing.Compute.of(args.compute_ms / 1e3)
-    # Nothing runs: leave alone what accelerators there are.
+    # Nothing is run, so leave the accelerators of this machine alone.
     jax.config.update("jax_platforms", "cpu")
     with in_one_line(ValueError):
         chosen = candidates(cluster.codecs)
     if any(codec.needs_leaves for codec in chosen.values()):
         notes.append("power_sgd is of rank 4, for a model of 1,024 x 1,024 matrices.")
     ranked = timing.plan(cluster, elements, compute, chosen, one_core=args.one_core)
-    # With several buckets it would be a step of one's own.
+    # pj.make_train_step has no buckets, so the printed step is a way without them.
     way = next(choice.way for choice in ranked if choice.way.buckets == 1)
     parts = [
         notes,
@@ -108,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
 def _summary(
     ranked: list[timing.Choice], compute: timing.Compute, args: argparse.Namespace
 ) -> list[str]:
-    """What pipelining can gain, and from which batch size it hides the exchange."""
+    """Describes the most that pipelining gains, and batch sizes that hide exchanges."""
     most = timing.ceilings(compute, ranked[0].exchange)
     piped = [choice for choice in ranked if choice.way.width > 1]
     plain = next(choice for choice in piped if choice.way.codec is None)
@@ -123,6 +142,7 @@ def _summary(
 def _hidden(
     choice: timing.Choice, compute: timing.Compute, args: argparse.Namespace
 ) -> str:
+    """Says from which batch size on the exchange of a choice is hidden."""
     times = timing.batch_to_hide(
         compute, choice.exchange, choice.way.width, one_core=args.one_core
     )
@@ -141,7 +161,7 @@ def _written(
     ranked: list[timing.Choice],
     way: timing.Way,
 ) -> str:
-    """All of it as JSON; times in seconds."""
+    """Returns the plan as JSON, with times in seconds."""
     ways = [
         {
             **choice.way._asdict(),
@@ -162,7 +182,7 @@ def _written(
 
 
 def _synchronous(ranked: list[timing.Choice]) -> list[timing.Way]:
-    """What stands beside the best: the best that waits, and that with all bits."""
+    """Returns the fastest synchronous way, and the fastest one that sends all bits."""
     waits = [choice.way for choice in ranked if choice.way.width == 1]
     plain = next(way for way in waits if way.codec is None)
     return list(dict.fromkeys([waits[0], plain]))

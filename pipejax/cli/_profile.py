@@ -1,4 +1,4 @@
-"""`pipejax profile-allreduce`: where the time of an all-reduce goes."""
+"""`pipejax profile-allreduce`: shows where the time of an all-reduce goes."""
 # ruff: noqa: T201 - printing is what a command is for.
 
 import argparse
@@ -16,16 +16,27 @@ from ._units import bits, count
 from ._usage import UsageError, in_one_line
 
 NONE = "none"
+"""The name that stands for an all-reduce without a codec."""
+
+EXAMPLE = "srun pipejax profile-allreduce --codecs none int8"
+
+_DESCRIPTION = """\
+Run the parts of each all-reduce one by one, with a barrier before each
+collective. Print how many milliseconds each part takes: encoding, waiting for
+other devices, the first and the second exchange, adding, decoding, and
+launching programs and messages.
+
+Run this command on every host, started as the training itself is."""
 
 
 def add(commands: Any) -> None:
-    """Its arguments."""
+    """Adds the command `pipejax profile-allreduce` and its arguments."""
     parser = commands.add_parser(
         "profile-allreduce",
-        help="take all-reduces apart: encode, wait, exchange, add, decode",
-        description="Runs the links of each all-reduce one by one, with a barrier"
-        " before each collective, and prints what each kind of them takes. Run it on"
-        " every host, started as the training itself is.",
+        help="Show how an all-reduce divides its time among its parts.",
+        description=_DESCRIPTION,
+        epilog=f"example:\n  {EXAMPLE}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(command=run)
     parser.add_argument(
@@ -33,47 +44,59 @@ def add(commands: Any) -> None:
         nargs="+",
         default=list(timing.FORMS),
         choices=list(timing.FORMS),
-        help="which",
+        help="algorithms to profile; all by default",
     )
     parser.add_argument(
         "--codecs",
         nargs="+",
         default=[NONE, "int8"],
         metavar="NAME",
-        help=f"with each of these, of {NONE}, {', '.join(codecs.NAMES)}; with error"
-        " feedback those that need it",
+        help="codecs under which each algorithm is profiled, out of"
+        f" {NONE}, {', '.join(codecs.NAMES)}; those that need error feedback have it;"
+        f" {NONE} and int8 by default",
     )
     parser.add_argument(
         "--elements",
         default=str(2**22),
         metavar="COUNT",
-        help="of the vector, float32, such as 4M",
+        help="length of the vector in elements of float32, such as 4M;"
+        f" {2**22:,} by default",
     )
-    parser.add_argument("--rounds", type=int, default=5, help="of all, medians count")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=5,
+        help="how often everything is measured; medians are printed; 5 by default",
+    )
     parser.add_argument(
         "--bandwidth",
         metavar="RATE",
-        help="of a host's link, such as 10gbit: prints the time on the wire beside",
+        help="bandwidth of a host's link, such as 10gbit; adds a column with the time"
+        " that the bytes take on the wire",
     )
-    parser.add_argument("--out", metavar="FILE", help="write the seconds as JSON")
-    parser.add_argument("--plot", metavar="PNG", help="draw them as stacked bars")
+    parser.add_argument(
+        "--out", metavar="FILE", help="write the seconds to this file as JSON"
+    )
+    parser.add_argument(
+        "--plot", metavar="PNG", help="draw stacked bars of the parts into this file"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """`pipejax profile-allreduce`."""
+    """Runs `pipejax profile-allreduce`, and returns its exit status."""
     elements = count("elements", args.elements)
     rate = None if args.bandwidth is None else bits("bandwidth", args.bandwidth)
     if args.rounds < 1:
         raise UsageError(f"`--rounds` must be above 0, got {args.rounds}")
     with in_one_line(ValueError, pj.launch.RollCallError):
         pj.launch.initialize()
-        # Some codecs hold a key, an array on a device.
+        # JAX joins before codecs are made: some hold a key, an array on a device.
         chosen = _chosen(args.algorithms, args.codecs, elements)
     if not chosen:
         raise UsageError(
             "`--algorithms` must have one that takes one of `--codecs`, got"
-            f" {', '.join(args.algorithms)} and {', '.join(args.codecs)}; psum is for"
-            " power_sgd, and two_shot takes all others"
+            f" {', '.join(args.algorithms)} and {', '.join(args.codecs)}. `psum` takes"
+            " power_sgd, and `two_shot` takes every other codec"
         )
     mesh = pj.data_mesh()
     cases = {
@@ -103,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
 def _chosen(
     algorithms: list[Any], names: list[str], elements: int
 ) -> dict[str, tuple[Any, Any]]:
-    """Algorithm and codec of each pair that there is."""
+    """Returns each pair of algorithm and codec that go together, by its name."""
     leaves = timing.square_leaves(elements)
     coded = candidates(name for name in names if name != NONE)
     found = {
@@ -119,6 +142,7 @@ def _chosen(
 
 
 def _print(profiles: dict[str, timing.Profile], limits: dict[str, float]) -> None:
+    """Prints a row of milliseconds for each all-reduce."""
     width = max(len(name) for name in profiles) + 2
     columns = [*timing.Profile._fields, "total", *(["wire"] if limits else [])]
     print(f"{'ms':<{width}}" + "".join(f"{name:>11}" for name in columns))

@@ -1,4 +1,4 @@
-"""Programs that a command line names, `MODULE:FUNCTION`."""
+"""Programs that the command line names as `MODULE:FUNCTION`."""
 
 import importlib
 import pathlib
@@ -10,7 +10,16 @@ from ._usage import UsageError
 
 
 def load(name: str) -> Callable[[Any], Any]:
-    """The function called `MODULE:FUNCTION`."""
+    """Imports and returns the function that is called `MODULE:FUNCTION`.
+
+    Args:
+      name: The name of a module that can be imported from the current folder, or the
+        path of a `.py` file; then a colon and the name of a function in it.
+
+    Raises:
+      UsageError: If `name` has another form, or there is no such file, module or
+        function.
+    """
     where, _, attribute = name.rpartition(":")
     if not where or not attribute:
         raise UsageError(f"the program must be MODULE:FUNCTION, got {name!r}")
@@ -25,7 +34,7 @@ def load(name: str) -> Callable[[Any], Any]:
         module = importlib.import_module(file.stem if is_file else where)
     except ModuleNotFoundError as error:
         if not f"{where}.".startswith(f"{error.name}."):
-            raise  # One that the module itself imports.
+            raise  # the module itself imports one that is missing
         raise UsageError(
             f"there is no module {where!r}, neither in this folder nor installed"
         ) from error
@@ -36,7 +45,7 @@ def load(name: str) -> Callable[[Any], Any]:
 
 
 def types(returned: Any) -> str:
-    """Of what a function returned, for a message."""
+    """Returns the types of what a function has returned, for an error message."""
     parts = returned if isinstance(returned, tuple) else (returned,)
     names = ", ".join(type(part).__name__ for part in parts)
     return f"({names})" if isinstance(returned, tuple) else names

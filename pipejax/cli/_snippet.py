@@ -1,10 +1,13 @@
-"""A way to train as Python, to be pasted into a program."""
+"""The train step of a way to train as Python source, to be pasted into a program."""
 
 from pipejax import codecs, timing
 
 
 def snippet(way: timing.Way) -> str:
-    """Writes the train step of a way with one bucket; `loss_fn` and `tx` are free."""
+    """Returns Python source that makes the train step of a way with one bucket.
+
+    The source uses the names `loss_fn` and `tx`, which the program must define.
+    """
     axes = 'axis_name=("host", "device")' if way.levels else ""
     all_reduce = f"pj.collectives.{way.algorithm}({'codec' if way.codec else ''})"
     if way.levels:
@@ -28,6 +31,7 @@ def snippet(way: timing.Way) -> str:
 
 
 def _codec(name: str) -> str:
+    """Returns the expression that makes a codec, with error feedback if needed."""
     codec = f'pj.codecs.named("{name}")'
     fed = codecs.named(name).needs_feedback
     return f"pj.codecs.error_feedback({codec})" if fed else codec

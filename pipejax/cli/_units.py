@@ -1,4 +1,4 @@
-"""Numbers with units, as a command line is given them."""
+"""Numbers with units, as the command line takes them."""
 
 import re
 
@@ -10,14 +10,25 @@ _NUMBER = r"(\d+(?:\.\d+)?|\.\d+)"
 
 
 def count(option: str, text: str) -> int:
-    """Reads a number of things: `300M`, `1.3B`, `70k`, `4194304`.
+    """Reads a count, such as `300M`, `1.3B`, `70k` or `4194304`.
+
+    Args:
+      option: The name of the option, for the error message.
+      text: The text to read.
+
+    Returns:
+      The count, at least 1.
 
     Raises:
-      UsageError: for anything else, a fraction of one, or 0.
+      UsageError: If `text` is anything else, such as 0 or a fraction.
+
+    Examples:
+      >>> count("parameters", "1.3B")
+      1300000000
     """
     found = re.fullmatch(_NUMBER + r"([kmbgt]?)", text.replace("_", "").lower())
     number = float(found[1]) * _COUNTS[found[2]] if found else 0.0
-    # A decimal such as 1.3 is no binary fraction: times 10^9 it is whole to rounding.
+    # Decimals such as 1.3 are rounded in binary, so 1.3 * 10^9 is only almost whole.
     whole = round(number)
     if whole < 1 or abs(number - whole) > 1e-9 * number:
         raise UsageError(
@@ -28,10 +39,22 @@ def count(option: str, text: str) -> int:
 
 
 def bits(option: str, text: str) -> float:
-    """Reads a rate in bits a second: `10gbit`, `500mbit`, `2.5Gbit/s`.
+    """Reads a rate in bits per second, such as `10gbit`, `500mbit` or `2.5Gbit/s`.
+
+    Args:
+      option: The name of the option, for the error message.
+      text: The text to read.
+
+    Returns:
+      The rate in bits per second, above 0.
 
     Raises:
-      UsageError: for anything else. A bare number or `GB/s` might mean bytes.
+      UsageError: If `text` is anything else. A bare number or `GB/s` is refused,
+        because it may mean bytes.
+
+    Examples:
+      >>> bits("bandwidth", "2.5Gbit/s")
+      2500000000.0
     """
     found = re.fullmatch(_NUMBER + r"([kmgt]?)bit(?:/s|ps)?", text.lower())
     rate = float(found[1]) * _RATES[found[2]] if found else 0.0

@@ -1,16 +1,22 @@
-"""What a user of the command line has to change."""
+"""Errors that the command line prints in one line, for the user to correct."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class UsageError(Exception):
-    """What it is, in a line, or a line for each of many."""
+    """An error that the user can correct, printed without a traceback.
+
+    The message is one line, or one line for each of several faults.
+    """
 
 
 @contextmanager
 def in_one_line(*kinds: type[Exception]) -> Iterator[None]:
-    """Turns these exceptions, whose message says it all, into what we print."""
+    """Turns exceptions of these kinds into a `UsageError` with the same message.
+
+    Use it around code whose messages already say what the user has to change.
+    """
     try:
         yield
     except kinds as error:

@@ -1,23 +1,28 @@
-"""Where processes leave word for one another: the key-value store of JAX's runtime."""
+"""The beats and verdicts of a job, kept in the key-value store of JAX's runtime.
+
+A beat is what a process reports about itself once a second. A verdict is a text that
+names the process at fault.
+"""
 
 import dataclasses
 from typing import Any
 
 from ._judge import Beat
 
-_WATCHDOGS = "pipejax/watchdogs/"  # a folder: all keys below
+_WATCHDOGS = "pipejax/watchdogs/"  # the folder of all keys below
 
 
 @dataclasses.dataclass(frozen=True)
 class Board:
-    """What one process writes and all can read.
+    """One process's access to the beats and verdicts of its job.
 
-    Its methods raise, or do not return for minutes, where process 0 cannot be reached:
-    the store is there.
+    Process 0 hosts the store. If process 0 cannot be reached, the methods raise an
+    exception, or block for minutes.
 
     Attributes:
-      client: of JAX's distributed runtime.
-      number: of the watchdogs that a program has one after another.
+      client: The client of JAX's distributed runtime.
+      number: The index of the watchdog among those that the program opens one after
+        another, from 0. A board shows only what boards of the same number have written.
     """
 
     client: Any
@@ -25,30 +30,31 @@ class Board:
 
     @classmethod
     def opened(cls, client: Any, rank: int) -> "Board":
-        """A new one, behind those that this process has had."""
+        """Opens a board whose number this process has not used yet."""
         folder = f"{_WATCHDOGS}of/{rank}/"
         number = len(client.key_value_dir_get(folder))
         client.key_value_set(f"{folder}{number}", "", allow_overwrite=True)
         return cls(client, number)
 
     def post(self, beat: Beat) -> None:
-        """In place of the process's last."""
+        """Replaces the last beat of the process by `beat`."""
         name = f"{self._beats}{beat.rank}/last"
         self.client.key_value_set(name, beat.to_json(), allow_overwrite=True)
 
     def beats(self, rank: int | None = None) -> list[Beat]:
-        """The last of every process, or of one."""
+        """Returns the last beat of every process, or only that of process `rank`."""
+        # The slash keeps the keys of process 1 apart from those of process 11.
         folder = self._beats if rank is None else f"{self._beats}{rank}/"
         found = self.client.key_value_dir_get(folder)
         return [Beat.from_json(text) for _, text in found]
 
     def condemn(self, rank: int, verdict: str) -> None:
-        """Tells all processes what `rank` has found wrong."""
+        """Publishes the verdict of process `rank` for all processes."""
         name = f"{self._verdicts}{rank}"
         self.client.key_value_set(name, verdict, allow_overwrite=True)
 
     def verdict(self) -> str:
-        """What was found wrong; empty if nothing was."""
+        """Returns a published verdict, or an empty string if there is none."""
         found = self.client.key_value_dir_get(self._verdicts)
         return found[0][1] if found else ""
 

@@ -1,19 +1,9 @@
-"""Who started this process, by the variables that launchers leave behind.
+"""Finds a process's place in its job from the variables that its launcher has set.
 
-The first of these that is there:
-
-1. variables of one's own, and of `pipejax launch`: `JAX_COORDINATOR_ADDRESS`,
-   `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID`
-2. torchrun: `MASTER_ADDR`, `MASTER_PORT`, `WORLD_SIZE`, `RANK`; the port after that
-   one where torchrun itself listens there
-3. what JAX itself detects: Slurm, Open MPI, Kubernetes Jobs and JobSets, TPUs of
-   Google's clouds
-4. another MPI, through mpi4py
-5. none: one process
-
-JAX has a process under Slurm and MPI drive one accelerator, whose number is the
-process's own on its host. That is wrong where the launcher shows it no other, and where
-it is the only process there: then all that it sees are its own (`own_devices`).
+Under Slurm and MPI, JAX gives every process one accelerator: the one whose number is
+the number of the process on its host. That is wrong where the launcher shows a process
+only its own accelerators, and where the process is alone on its host. There, all
+accelerators that the process sees are its own, and `own_devices` returns `None`.
 """
 
 import importlib.util
@@ -24,7 +14,7 @@ from typing import Any
 
 import jax
 
-# JAX has no public way to ask what it detects without joining at once.
+# JAX has no public function that detects a cluster without joining it.
 from jax._src.clusters import ClusterEnv
 
 from ._place import Place
@@ -36,19 +26,51 @@ _OWN = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 _MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-# Where each task is shown its own GPUs alone.
+# Slurm sets one of these where it shows each task only the GPUs of that task.
 _BOUND = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU")
 
 
 def detect(timeout: float = 300.0) -> Place | None:
-    """Where this process stands, as its launcher says; `None` without one.
+    """Returns the place of this process in its job, as its launcher has set it.
+
+    Unlike `initialize`, this function reads variables and joins no process. The first
+    source in this list whose variables are present decides:
+
+    1. Your own variables, or those of `pipejax launch`: `JAX_COORDINATOR_ADDRESS`,
+       `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`.
+    2. torchrun: `MASTER_ADDR`, `MASTER_PORT`, `WORLD_SIZE` and `RANK`. If torchrun
+       itself listens at that port, the coordinator takes the next one.
+    3. What JAX detects: Slurm, Open MPI, Kubernetes Jobs and JobSets, and Cloud TPUs.
+       `JAX_COORDINATOR_ADDRESS` alone replaces the address that JAX detects.
+    4. Another MPI, through mpi4py.
+
+    `JAX_LOCAL_DEVICE_IDS` replaces the devices that a launcher gives to a process.
 
     Args:
-      timeout: seconds to look up what a cluster has to be asked for.
+      timeout: Seconds that JAX may take to ask a cluster for the coordinator's address.
+        Kubernetes and Cloud TPUs are asked.
+
+    Returns:
+      The place, or `None` if no launcher has set its variables.
 
     Raises:
-      ValueError: for variables of which some are missing, or are no numbers, or for two
-        launchers that say different things.
+      ValueError: If some of a launcher's variables are missing or are not numbers, if
+        the variables of two launchers contradict each other, if mpi4py is needed and
+        not installed, or if the variables give no valid `Place`.
+
+    Examples:
+      >>> import os
+      >>> from unittest import mock
+      >>> import pipejax as pj
+      >>> variables = {
+      ...     "JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234",
+      ...     "JAX_NUM_PROCESSES": "4",
+      ...     "JAX_PROCESS_ID": "3",
+      ... }
+      >>> with mock.patch.dict(os.environ, variables, clear=True):
+      ...     place = pj.launch.detect()
+      >>> print(f"process {place.rank} of {place.processes}")
+      process 3 of 4
     """
     environ = os.environ
     found = _own(environ) or _torchrun(environ) or _library(environ, timeout)
@@ -62,12 +84,15 @@ def detect(timeout: float = 300.0) -> Place | None:
 def own_devices(
     local: int, here: int | None, environ: Environment
 ) -> tuple[int, ...] | None:
-    """Which of the accelerators that a process sees are its own; `None` is all.
+    """Returns which of the accelerators that a process sees are its own.
 
     Args:
-      local: which it is of the job's processes on its host.
-      here: how many these are, if that is known.
-      environ: what its launcher left.
+      local: The number of the process among the job's processes on its host, from 0.
+      here: The number of the job's processes on the host, or `None` if it is unknown.
+      environ: The environment variables of the process.
+
+    Returns:
+      The numbers of the accelerators, or `None` if all are the process's own.
     """
     shown = next((environ[name] for name in _VISIBLE if environ.get(name)), None)
     bound = any(name in environ for name in _BOUND)
@@ -78,8 +103,9 @@ def own_devices(
 
 
 def _own(environ: Environment) -> Place | None:
+    """Returns the place that JAX's own variables give, or `None` without them."""
     if not set(_OWN[1:]) & environ.keys():
-        return None  # the address alone goes with what JAX detects
+        return None  # an address alone is combined with what JAX detects
     address, processes, rank = _all_of(_OWN, environ)
     return Place(
         "JAX_NUM_PROCESSES",
@@ -91,6 +117,7 @@ def _own(environ: Environment) -> Place | None:
 
 
 def _torchrun(environ: Environment) -> Place | None:
+    """Returns the place that torchrun's variables give, or `None` without them."""
     if not set(_TORCHRUN[2:]) <= environ.keys():
         return None
     host, port, processes, rank = _all_of(_TORCHRUN, environ)
@@ -102,7 +129,7 @@ def _torchrun(environ: Environment) -> Place | None:
             None if here is None else _number("LOCAL_WORLD_SIZE", here),
             environ,
         )
-    # torchrun's agent listens at that port itself, for a store of its own.
+    # torchrun's agent then listens at MASTER_PORT itself, for its key-value store.
     taken = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     number = _number("MASTER_PORT", port) + taken
     return Place(
@@ -115,14 +142,15 @@ def _torchrun(environ: Environment) -> Place | None:
 
 
 def _library(environ: Environment, timeout: float) -> Place | None:
+    """Returns the place that JAX detects by itself or through mpi4py, or `None`."""
     address, processes, rank, devices = _ask_jax(environ, None, timeout)
     mpi = [name for name in _MPI if name in environ]
     if processes is None and mpi:
         if importlib.util.find_spec("mpi4py") is None:
             raise ValueError(
-                f"{mpi[0]}={environ[mpi[0]]} comes from an MPI that JAX"
-                f" {jax.__version__} asks through mpi4py, which is not installed."
-                f" Install it, or set {', '.join(_OWN)}."
+                f"{mpi[0]}={environ[mpi[0]]} was set by an MPI that JAX"
+                f" {jax.__version__} reads only through mpi4py, which is not installed."
+                f" Install mpi4py, or set {', '.join(_OWN)}."
             )
         address, processes, rank, devices = _ask_jax(environ, "mpi4py", timeout)
     if address is None or processes is None or rank is None:
@@ -134,6 +162,7 @@ def _library(environ: Environment, timeout: float) -> Place | None:
 
 
 def _ask_jax(environ: Environment, method: str | None, timeout: float) -> Any:
+    """Returns the address, number of processes, rank and devices that JAX detects."""
     address = environ.get("JAX_COORDINATOR_ADDRESS")
     try:
         return ClusterEnv.auto_detect_unset_distributed_params(
@@ -141,13 +170,17 @@ def _ask_jax(environ: Environment, method: str | None, timeout: float) -> Any:
         )
     except ValueError as error:
         raise ValueError(
-            f"JAX cannot make out the variables of {_name(environ)}: {error}. Mend"
+            f"JAX cannot read the variables of {_name(environ)}: {error}. Correct"
             f" them, or set {', '.join(_OWN)}."
         ) from error
 
 
 def _name(environ: Environment) -> str:
-    """Of what JAX has detected; it asks Open MPI first, and srun may set PMIx's too."""
+    """Returns the name of the cluster that JAX has detected.
+
+    Open MPI comes first, because JAX looks for it first and Slurm may have started its
+    processes. Slurm comes before PMIx, because srun may set the variables of PMIx too.
+    """
     names = {
         "OMPI_COMM_WORLD_RANK": "Open MPI",
         "SLURM_PROCID": "Slurm",
@@ -159,12 +192,15 @@ def _name(environ: Environment) -> str:
 
 
 def _on_this_host(environ: Environment) -> int | None:
-    """How many of the job's processes, as Open MPI and Slurm say."""
+    """Returns the number of the job's processes on this host, or `None` if unknown.
+
+    Open MPI and Slurm set it.
+    """
     if "OMPI_COMM_WORLD_LOCAL_SIZE" in environ:
         return _number(
             "OMPI_COMM_WORLD_LOCAL_SIZE", environ["OMPI_COMM_WORLD_LOCAL_SIZE"]
         )
-    # 4(x2),3 is four on each of two hosts, then three.
+    # "4(x2),3" means four processes on each of two hosts, and three on a third.
     listed = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
     found = re.findall(r"(\d+)(?:\(x(\d+)\))?", listed)
     counts = [int(count) for count, hosts in found for _ in range(int(hosts or 1))]
@@ -173,7 +209,7 @@ def _on_this_host(environ: Environment) -> int | None:
 
 
 def _chosen(environ: Environment) -> tuple[int, ...] | None:
-    """Accelerators by JAX's own variable, which goes before what others say."""
+    """Returns the numbers in `JAX_LOCAL_DEVICE_IDS`, which replace a launcher's."""
     listed = environ.get("JAX_LOCAL_DEVICE_IDS")
     if not listed:
         return None
@@ -181,18 +217,20 @@ def _chosen(environ: Environment) -> tuple[int, ...] | None:
 
 
 def _check_agreement(found: Place, environ: Environment) -> None:
-    """That no variables are left over from somewhere else.
+    """Raises a ValueError if the variables of another launcher contradict `found`.
 
-    One launcher may be started by another: torchrun and `pipejax launch` say so.
+    Contradicting variables are usually left over from another job. They are allowed
+    where torchrun or `pipejax launch` was itself started by another launcher. Both mark
+    the processes that they start.
     """
     if "TORCHELASTIC_RUN_ID" in environ and found.launcher == "torchrun":
         return
     if LAUNCHED in environ and found.launcher == _OWN[1]:
         return
     said = [("WORLD_SIZE", "RANK"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")]
-    if found.launcher != "Open MPI":  # whose own processes Slurm may have started
+    if found.launcher != "Open MPI":  # Slurm may have started its processes
         said.append(("PMI_SIZE", "PMI_RANK"))
-        if "SLURM_STEP_NODELIST" in environ:  # else it is a batch script, and no step
+        if "SLURM_STEP_NODELIST" in environ:  # else this is a batch script
             said.append(("SLURM_NTASKS", "SLURM_PROCID"))
     differing = [
         f"{name}={environ[name]}"
@@ -203,13 +241,16 @@ def _check_agreement(found: Place, environ: Environment) -> None:
     if differing:
         raise ValueError(
             f"{found.launcher} says that this is process {found.rank} of"
-            f" {found.processes}, against {', '.join(differing)}. Unset what is left"
-            f" over, or set {', '.join(_OWN)} alone."
+            f" {found.processes}, which contradicts {', '.join(differing)}. Unset the"
+            f" variables that are left over, or keep only {', '.join(_OWN)}."
         )
 
 
 def _check_nothing_is_missing(environ: Environment) -> None:
-    """That no process takes itself for the only one because a variable is not set."""
+    """Raises a ValueError if a launcher's variables are incomplete.
+
+    Without this check the process would train alone, as if it had no launcher.
+    """
     if _OWN[0] in environ:
         _all_of(_OWN, environ)
     if set(_TORCHRUN[:2]) & environ.keys() and set(_TORCHRUN[2:]) & environ.keys():
@@ -217,6 +258,7 @@ def _check_nothing_is_missing(environ: Environment) -> None:
 
 
 def _all_of(names: tuple[str, ...], environ: Environment) -> list[str]:
+    """Returns the values of these variables; raises a ValueError if some are unset."""
     missing = [name for name in names if not environ.get(name)]
     if missing:
         there = [name for name in names if name not in missing]
@@ -227,6 +269,7 @@ def _all_of(names: tuple[str, ...], environ: Environment) -> list[str]:
 
 
 def _number(name: str, text: str) -> int:
+    """Returns the value of a variable as an integer that is not negative."""
     if not text.strip().isdecimal():
         raise ValueError(f"{name} must be a whole number of at least 0, got {text!r}.")
     return int(text)

@@ -1,4 +1,4 @@
-"""Work done in a child process that outlives whatever ends its parent."""
+"""Runs work in a child process, which can clean up after its parent has ended."""
 
 import contextlib
 import ctypes
@@ -9,29 +9,32 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 
 PERIOD = 0.1
-"""Seconds between two looks at what has ended."""
+"""Seconds between two checks whether a process has ended."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def guarded(work: Callable[[Sequence[int]], int]) -> int:
-    """Runs `work` in a child process that cleans up whatever ends this process.
+    """Runs `work` in a child process, which can clean up after this process has ended.
 
-    Only a signal tells a process that its parent was killed, and `work` has to be there
-    to receive it. What it starts is killed in turn if that is what is killed.
+    A process that is killed cannot clean up after itself. So the kernel sends the child
+    SIGTERM when this process ends, and `work` can act on it. If the child is killed
+    instead, the kernel kills what `work` has started with `die_with_parent`.
 
     Args:
-      work: takes a list to which the signals to end are appended as they arrive, and
-        returns an exit status.
+      work: A function that takes a list of signal numbers and returns an exit status.
+        Each signal that asks this process or the child to end is appended to the list
+        as it arrives: SIGINT, SIGTERM, SIGHUP or SIGQUIT.
 
     Returns:
-      The exit status of the child; 128 and the signal's number where one ended it.
+      The exit status of the child. If a signal has ended the child, 128 plus the number
+      of the signal.
     """
     received: list[int] = []
     parent = os.getpid()
-    # Where it was ignored on entry, the status of a child would be lost.
+    # If SIGCHLD were still ignored, the exit status of the child would be lost.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    with _collected(received):  # in the child too, from its first instruction on
+    with _collected(received):  # also in the child, from its first instruction on
         child = os.fork()
         if child == 0:
             die_with_parent(parent, signal.SIGTERM)
@@ -42,8 +45,8 @@ def guarded(work: Callable[[Sequence[int]], int]) -> int:
                 traceback.print_exc()
             finally:
                 os._exit(code)
-        # Signals are passed on here and not in a handler: a handler may run after
-        # `waitpid` has freed the child's number.
+        # Signals are passed on here and not in a handler. A handler may run after
+        # `waitpid` has freed the process id of the child.
         while not (ended := os.waitpid(child, os.WNOHANG))[0]:
             while received:
                 os.kill(child, received.pop(0))
@@ -54,8 +57,8 @@ def guarded(work: Callable[[Sequence[int]], int]) -> int:
 
 @contextlib.contextmanager
 def _collected(received: list[int]) -> Iterator[None]:
-    """Appends the number of each signal to end to `received`, inside of the block."""
-    # With nohup, SIGHUP is ignored and stays so.
+    """Appends to `received` each signal to end that arrives inside of the block."""
+    # Under nohup, SIGHUP is ignored, and must stay so.
     numbers = [each for each in _ENDS if signal.getsignal(each) != signal.SIG_IGN]
     before = [
         signal.signal(number, lambda number, _: received.append(number))
@@ -69,12 +72,12 @@ def _collected(received: list[int]) -> Iterator[None]:
 
 
 def die_with_parent(parent: int, number: int) -> None:
-    """Has the kernel send this process a signal when its parent ends (Linux).
+    """Asks the kernel to send this process a signal when its parent ends (Linux only).
 
     Args:
-      parent: its number. Of a parent that has ended before this, the kernel says
-        nothing: this process then sends the signal to itself.
-      number: of the signal.
+      parent: The process id of the parent. If the parent has ended before the call,
+        the kernel sends nothing, and this process sends the signal to itself.
+      number: The number of the signal.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:

@@ -1,4 +1,4 @@
-"""Joins a process to all others."""
+"""Joins this process to the other processes of its job."""
 
 import logging
 import os
@@ -30,43 +30,62 @@ def initialize(
     timeout: float = 300.0,
     heartbeat: float = HEARTBEAT,
 ) -> Place | None:
-    """Joins this process to the others of its job, as its launcher says.
+    """Joins this process to all others of its job, after a roll call.
 
-    To be called before anything else asks JAX for a device. First all processes say
-    what they are: each must come once, with the same versions of Python, JAX, Flax,
-    Optax and NumPy, the same settings of JAX and flags of XLA, the same `config`, and
-    the same source of every module imported so far that is not an installed package.
-    Then `jax.distributed` joins them, and each must have as many devices as the others.
+    Call this function before anything else asks JAX for a device. It differs from
+    `jax.distributed.initialize`, which it calls, by the roll call: if a process is
+    missing or different, every other process raises an error that names it.
+
+    1. Find the place of this process: from the arguments, or by `pj.launch.detect`.
+    2. Hold a roll call. Each process must come exactly once. All must have the same
+       versions of Python, pipejax, JAX, jaxlib, Flax, Optax, NumPy and Orbax, the same
+       settings of JAX, flags of XLA and `config`, and the same source of every module
+       imported so far that is not an installed package.
+    3. Call `jax.distributed.initialize`.
+    4. Check that each process has as many devices as the others.
 
     Args:
-      coordinator: `host:port` at which process 0 waits, by hand; then also
-        `processes` and `rank`. Without, what `pj.launch.detect` finds.
-      processes: how many.
-      rank: which of them this is, from 0.
-      devices: numbers of the accelerators that are this process's, in place of those
-        that its launcher gives it.
-      bind: `host:port` at which process 0 listens, where that is not the coordinator's
-        address; by default the variable JAX_COORDINATOR_BIND_ADDRESS, or that address.
-      config: by name, what else must be the same everywhere, compared as text.
-      timeout: seconds to wait for the others, above 0.
-      heartbeat: seconds without a sign of a process after which JAX's runtime aborts
-        all; a `pj.launch.Watchdog` names who is silent before that.
+      coordinator: The address `host:port` at which process 0 waits for the others. If
+        it is given, `processes` and `rank` must be given too. `None` takes the place
+        that `pj.launch.detect` finds.
+      processes: The number of processes in the job.
+      rank: The number of this process, from 0 to `processes - 1`.
+      devices: The accelerators of this process, as numbers among those that it sees.
+        They replace the ones that its launcher gives it.
+      bind: The address `host:port` at which process 0 listens. The default is the
+        variable `JAX_COORDINATOR_BIND_ADDRESS`, or else the coordinator's address.
+      config: Further values that must be the same on all processes, by name. They are
+        compared as text.
+      timeout: Seconds to wait for the other processes, in `(0, 1e6]`.
+      heartbeat: Seconds after which JAX's runtime aborts all processes if it has heard
+        nothing of one of them, in `[30, 1e6]`. A `pj.launch.Watchdog` names the silent
+        process before that.
 
     Returns:
-      Where this process stands; `None` without a launcher, and nothing was done.
+      The place of this process. `None` if there is no launcher, and then nothing is
+      done.
 
     Raises:
-      ValueError: for some of the three arguments without the others, or variables that
-        say nothing, or two things; for a coordinator or `bind` without a port; for a
-        timeout that is none, or a heartbeat of less than 30.
-      RollCallError: on every process, with what is wrong and where, if one does not
-        come, or comes twice, or differs.
+      ValueError: If only some of `coordinator`, `processes` and `rank` are given, if
+        `pj.launch.detect` raises it, if the coordinator's address or `bind` is not
+        `host:port`, or if `timeout` or `heartbeat` is out of range.
+      RollCallError: If a process does not come, comes twice or differs from the others.
+        Every process raises it, with a line for each reason.
+
+    Examples:
+      >>> import os
+      >>> from unittest import mock
+      >>> import pipejax as pj
+      >>> with mock.patch.dict(os.environ, clear=True):  # as without a launcher
+      ...     place = pj.launch.initialize(config={"learning_rate": 0.1})
+      >>> print(1 if place is None else place.processes, "process")
+      1 process
     """
     check_heartbeat(heartbeat)
     if not 0 < timeout <= 1e6:
         raise ValueError(
-            f"`timeout` must lie in (0, 1e6] seconds, got {timeout!r}: what the slowest"
-            " process needs to come."
+            f"`timeout` must lie in (0, 1e6] seconds, got {timeout!r}. Give the time"
+            " that the slowest process needs to come."
         )
     until = time.monotonic() + timeout
     place = _given(coordinator, processes, rank) or detect(timeout)
@@ -78,7 +97,7 @@ def initialize(
     check_address("bind", bind, f"the argument, or {_BIND}")
     mine = _record.of_this_process(place, config or {})
     hosts = _roll_call.call(place, mine, bind=bind, timeout=timeout)
-    # One process too: so it has the runtime's notice of a signal to end.
+    # One process alone joins too: the runtime then notices a signal to end.
     jax.distributed.initialize(
         place.coordinator,
         place.processes,
@@ -96,6 +115,7 @@ def initialize(
 def _given(
     coordinator: str | None, processes: int | None, rank: int | None
 ) -> Place | None:
+    """Returns the place that the arguments give, or `None` without any of them."""
     given = (coordinator, processes, rank)
     if coordinator is not None and processes is not None and rank is not None:
         return Place("arguments", coordinator, processes, rank)
@@ -108,12 +128,17 @@ def _given(
 
 
 def check_devices(hosts: list[str]) -> None:
-    """All processes see all devices: each comes to the same conclusion."""
+    """Raises a RollCallError if processes have different numbers of devices.
+
+    Every process sees the devices of all others, so all come to the same conclusion.
+    """
     counts = Counter(device.process_index for device in jax.devices())
     if len({counts[rank] for rank in range(len(hosts))}) > 1:
         each = (
-            f"{counts[rank]} in {rank} on {host}" for rank, host in enumerate(hosts)
+            f"{counts[rank]} in process {rank} on {host}"
+            for rank, host in enumerate(hosts)
         )
         raise _roll_call.RollCallError(
-            f"processes must have as many devices as one another: {', '.join(each)}"
+            "each process must have as many devices as the others; got"
+            f" {', '.join(each)}"
         )

@@ -1,4 +1,4 @@
-"""Whose fault it is that a job stands still, from what its processes last said."""
+"""Finds the processes that are at fault when a job stands still, from their beats."""
 
 import dataclasses
 import json
@@ -6,27 +6,38 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 GRACE = 5.0
-"""Seconds in which whoever caused another's failure falls silent itself."""
+"""Seconds of silence that put a process at fault once another process has failed.
+
+A process that loses a connection fails at once, and the process that closed the
+connection falls silent. The fault lies with the silent process.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Beat:
-    """What a process says every second or so.
+    """A report of a process about itself, sent about once a second.
 
     Attributes:
-      rank: which it is.
-      host: its host's name.
-      count: of its beats so far; where this stands still, so does all of the process.
-      step: the last that it has begun.
-      since: seconds since it began that, or failed.
-      busy: what it is at that may take any time, such as compiling; empty otherwise.
-      paused: whether it has said so itself.
-      outside: seconds in which it began no step, nor was busy, nor inside of JAX, where
-        it waits for a device or for other processes; 0 if it is so now.
-      stack: of its threads, once `since` is long.
-      failed: the exception it ends with, or has failed to save with; empty otherwise.
-      finished: whether it has left in good order.
-      over: whether it is process 0 and has seen all others leave.
+      rank: The rank of the process.
+      host: The name of the host on which the process runs.
+      count: The number of beats that the process has sent. If it stops growing, the
+        whole process has stopped.
+      step: The last step that the process has begun.
+      since: Seconds since the last progress of the process, or since its failure.
+        Progress is the beginning of a step, a compilation, an access to a checkpoint,
+        or the end of a `Watchdog.pause`.
+      busy: The work of the process that may take any time, such as "compiling". Empty
+        if there is none.
+      paused: Whether the process is inside of `Watchdog.pause`.
+      outside: Seconds that the process has spent in its own code: without beginning a
+        step, without being busy, and without waiting inside of JAX for a device or for
+        other processes. 0 if the process is busy or waits now.
+      stack: The innermost frames of the main thread. Empty until `since` exceeds half
+        of the watchdog's limit.
+      failed: The exception that ends the process, or with which a checkpoint has
+        failed. Empty if there is none.
+      finished: Whether the process has left its watchdog in good order.
+      over: Whether this is process 0 and it has seen all processes finish.
     """
 
     rank: int
@@ -46,39 +57,56 @@ class Beat:
         return f"process {self.rank} on {self.host}"
 
     def to_json(self) -> str:
-        """One line."""
+        """Returns the beat as one line of JSON."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Beat":
-        """What `to_json` has written."""
+        """Returns the beat that `to_json` has written."""
         return cls(**json.loads(text))
 
 
 class Seen(NamedTuple):
-    """A beat, and how long it has been the newest, in seconds of who looks."""
+    """The newest beat of a process, as another process sees it.
+
+    Attributes:
+      beat: The beat.
+      age: Seconds since the beat was first seen, by the clock of the process that sees
+        it.
+    """
 
     beat: Beat
     age: float
 
 
 def judge(seen: Sequence[Seen], absent: Collection[int], limit: float) -> str:
-    """What is wrong, a line for each process at fault; empty if nothing is.
+    """Finds the processes at fault, and says what is wrong with them.
 
-    - A process whose beat is older than `limit` has died, was stopped or is cut off.
-      Once another has failed, `GRACE` is enough: it failed because of this one.
-    - Otherwise one that has failed, the first.
-    - Otherwise nobody, as long as one has paused.
-    - Otherwise those that have been outside of JAX for longer than `limit`: whoever is
-      busy may be so because of them, at a checkpoint that all write together.
-    - Otherwise nobody, as long as one is busy, or began a step within `limit`.
-    - Otherwise those that are somewhere else than inside of JAX: the rest wait for
-      them. If there are none, those at the earliest step.
+    The rules are tried in this order, and the first that applies decides. Processes
+    that have finished are never at fault for standing still or being silent.
+
+    1. Processes whose beats are older than `limit` are at fault: they have died, were
+       stopped or are cut off. If any process has failed, `GRACE` seconds are enough,
+       because the failure came from the silence.
+    2. If processes have failed, the one that failed first is at fault. It is named
+       `2 * GRACE` seconds after its failure, so that rule 1 can apply before that.
+    3. While a process has paused, no process is at fault.
+    4. Processes that have spent more than `limit` outside of JAX are at fault. Another
+       process may be busy because of them, with a checkpoint that all write together.
+    5. While a process is busy, or has made progress within `limit`, no process is at
+       fault.
+    6. Processes that have not entered their watchdog are at fault.
+    7. Processes that are outside of JAX are at fault, because the others wait for them
+       inside of JAX. If all are inside of JAX, those at the earliest step are at fault.
 
     Args:
-      seen: of every process that is being watched.
-      absent: ranks of those that are not yet.
-      limit: seconds.
+      seen: The newest beat of every process that has entered its watchdog.
+      absent: The ranks of all other processes.
+      limit: Seconds without progress, or without a beat, that are too many.
+
+    Returns:
+      A line for each process at fault, followed by its stack if it stands still. An
+      empty string if no process is at fault.
     """
     working = [each for each in seen if not each.beat.finished]
     failed = [each.beat for each in seen if each.beat.failed]
@@ -96,7 +124,7 @@ def judge(seen: Sequence[Seen], absent: Collection[int], limit: float) -> str:
         return ""
     if absent:
         names = ", ".join(map(str, sorted(absent)))
-        return f"process {names} has not come as far as its watchdog"
+        return f"process {names} has not entered its `Watchdog`"
     outside = [beat for beat in beats if beat.outside > 0]
     earliest = min(beat.step for beat in beats)
     return "\n".join(
@@ -105,9 +133,9 @@ def judge(seen: Sequence[Seen], absent: Collection[int], limit: float) -> str:
 
 
 def silence(seen: Sequence[Seen], limit: float) -> str:
-    """A line for each process that has said nothing for `limit` seconds.
+    """Returns a line for each process that has sent no beat for `limit` seconds.
 
-    Whoever has finished need not.
+    Processes that have finished need not send any.
     """
     return "\n".join(
         f"{beat} has said nothing for {age:.0f} s, last at step {beat.step}: it died,"

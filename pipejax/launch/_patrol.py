@@ -1,4 +1,8 @@
-"""What goes on beside the main thread of a process that is watched."""
+"""The threads of a watchdog, which run beside the main thread of their process.
+
+They send the beats of the process, judge the beats of other processes, and end the
+process when any process of the job is at fault.
+"""
 
 import contextlib
 import dataclasses
@@ -19,15 +23,22 @@ from ._board import Board
 from ._judge import GRACE, Beat, Seen, judge, silence
 
 FAULT = 75
-"""Exit status of all processes of a job that was ended: EX_TEMPFAIL of sysexits.h."""
+"""The exit status of all processes of a job that a `Watchdog` has ended.
+
+75 is EX_TEMPFAIL of sysexits.h.
+"""
 
 PERIOD = 1.0
-"""Seconds between two beats."""
+"""Seconds between two beats of a process."""
 
 
 @dataclasses.dataclass
 class Progress:
-    """What the main thread says of itself, as in `Beat`, but since what time."""
+    """The main thread's report about itself, for the next beat.
+
+    The fields are those of `Beat`, with two differences: `since` is a time of
+    `time.monotonic()`, and `busy` is only what `Watchdog.pause` was given.
+    """
 
     step: int = 0
     since: float = 0.0
@@ -37,14 +48,23 @@ class Progress:
 
 
 class Patrol:
-    """Says what this process does, hears what others do, and ends it if need be.
+    """Sends the beats of a process, judges those of others, and ends the process.
 
-    Two threads: a call of the key-value store may take minutes to fail once process 0
-    cannot be reached, so one makes these calls, and the other looks at the time.
+    A patrol has two threads, because a call of the key-value store may take minutes to
+    fail once process 0 cannot be reached. One thread makes these calls. The other
+    thread watches the time.
 
     Attributes:
-      over: set once all processes have left in good order.
-      ending: whether this process is being ended.
+      over: An event that is set once all processes have left in good order.
+      ending: Whether the patrol is ending its process.
+
+    Args:
+      board: The board on which the beats and verdicts of the job are published.
+      rank: The rank of this process.
+      processes: The number of processes in the job.
+      limit: Seconds without progress, or without a beat, that are too many.
+      progress: The report of the main thread, which the main thread keeps up to date.
+      end: The function that ends the process, given the rank and the verdict.
     """
 
     def __init__(
@@ -73,14 +93,14 @@ class Patrol:
         self._save_failed: tuple[BaseException | None, float] = (None, 0.0)
 
     def start(self) -> None:
-        """Starts both threads, which do not keep the process alive."""
+        """Starts both threads as daemons, which do not keep the process alive."""
         for work in (self._speak, self._look):
             threading.Thread(
                 target=self._guarded, args=(work,), daemon=True, name="pipejax watchdog"
             ).start()
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """A watchdog that fails is a fault: nobody would hear of any other."""
+        """Runs `work`. An exception ends the process, which is no longer watched."""
         try:
             work()
         except Exception as error:
@@ -91,9 +111,10 @@ class Patrol:
             )
 
     def _speak(self) -> None:
+        """Posts beats and reads what others have posted, until all have finished."""
         for count in itertools.count(1):
             over = self._is_over()
-            # `_look` sees for how long there has been no contact.
+            # `_look` checks for how long the store has been out of reach.
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 self._board.post(self._beat(count, over))
                 if over:
@@ -107,12 +128,13 @@ class Patrol:
         self.over.set()
 
     def _look(self) -> None:
+        """Ends this process on a verdict, or once the store is out of reach."""
         looked = time.monotonic()
         self._put_off()
         while not self.over.wait(PERIOD):
             self._put_off()
             if time.monotonic() - looked > GRACE:
-                self._forgive()  # it was this process that was held up
+                self._forgive()  # this process was held up, and not the others
             looked = time.monotonic()
             cut_off = time.monotonic() - self._contact
             if self._verdict:
@@ -120,27 +142,31 @@ class Patrol:
             elif cut_off > self._limit:
                 self._finally(
                     "process 0, which holds JAX's key-value store, could not be reached"
-                    f" from process {self._rank} on {self._host} for {cut_off:.0f} s,"
-                    f" there at step {self._progress.step}",
+                    f" from process {self._rank} on {self._host} for {cut_off:.0f} s;"
+                    f" process {self._rank} is at step {self._progress.step}",
                 )
             elif not self._accusation:
                 self._accusation = self._judged()
         faulthandler.cancel_dump_traceback_later()
 
     def _put_off(self) -> None:
-        """Has this process ended a limit later, by when this is to be called again.
+        """Postpones the forced end of this process to `limit + PERIOD` from now.
 
-        Where a thread never lets go of the interpreter, `_look` stops as well. It ends
-        before process 0 does, at which JAX aborts the others; and says so to descriptor
-        2, since what stands for `sys.stderr` may have none.
+        If a thread never releases the interpreter, `_look` stops, and the end is no
+        longer postponed. `faulthandler` then prints the stacks of all threads and ends
+        the process. It does so before process 0 ends, because JAX aborts all other
+        processes at that moment. The stacks go to file descriptor 2, since an object in
+        place of `sys.stderr` may have no descriptor.
         """
         faulthandler.dump_traceback_later(self._limit + PERIOD, exit=True, file=2)
 
     def _finally(self, verdict: str) -> None:
+        """Ends this process with a verdict."""
         self.ending = True
         self._end(self._rank, verdict)
 
     def _beat(self, count: int, over: bool) -> Beat:
+        """Returns the next beat of this process."""
         now = time.monotonic()
         where = _where.main_thread()
         if where.busy:
@@ -164,10 +190,11 @@ class Patrol:
         )
 
     def _failure(self, now: float) -> tuple[str, float]:
-        """What this process ends with, if anything, and seconds since that or its step.
+        """Returns the failure of this process, and the seconds since then.
 
-        An exception in a thread that saves is one once it has been there for a while:
-        it may be about to be handled.
+        Without a failure, returns an empty string and the seconds since the last
+        progress. An exception in a thread that saves a checkpoint counts as a failure
+        only after `2 * GRACE` seconds, since the thread may be about to handle it.
         """
         error = _where.failed_save()
         if error is not self._save_failed[0]:
@@ -178,29 +205,33 @@ class Patrol:
         return self._progress.failed, now - self._progress.since
 
     def _note(self, beats: list[Beat]) -> None:
+        """Remembers each new beat, and when it was first seen."""
         for beat in beats:
             before = self._newest.get(beat.rank)
             if before is None or before[0].count != beat.count:
                 self._newest[beat.rank] = beat, time.monotonic()
 
     def _forgive(self) -> None:
+        """Counts the silence of process 0 and of all others anew from now on."""
         self._contact = time.monotonic()
         for rank, (beat, _) in self._newest.copy().items():
             self._newest[rank] = beat, self._contact
 
     def _judged(self) -> str:
+        """Returns the verdict of this process, or an empty string."""
         now = time.monotonic()
         seen = [Seen(beat, now - heard) for beat, heard in self._newest.copy().values()]
-        if self._rank:  # after process 0 has had its turn
+        if self._rank:  # process 0 judges first
             limit, mine = self._limit + GRACE, self._progress
             waits = not (mine.busy or mine.finished) and now - mine.since > limit
             if not seen and waits:
-                return "process 0 has not come as far as its watchdog"
+                return "process 0 has not entered its `Watchdog`"
             return silence(seen, limit)
         absent = set(range(self._processes)) - self._newest.keys()
         return judge(seen, absent, self._limit)
 
     def _is_over(self) -> bool:
+        """Returns whether all processes are known to have finished."""
         newest = [beat for beat, _ in self._newest.values()]
         if self._rank:
             return self._progress.finished and any(beat.over for beat in newest)
@@ -209,17 +240,21 @@ class Patrol:
 
 
 def described(error: BaseException) -> str:
-    """As in a traceback, without the notes that follow there, such as JAX's own."""
+    """Returns the last line of an exception's traceback, without the notes after it.
+
+    JAX adds notes of its own to exceptions that leave a jitted function.
+    """
     form = traceback.TracebackException(type(error), error, None)
     form.__notes__ = None
     return [*form.format_exception_only()][-1].strip()
 
 
 def end(rank: int, verdict: str) -> None:
-    """Says so, and ends this process at once, whatever its other threads do."""
+    """Prints the verdict and ends this process at once, whatever its threads do."""
     sys.stderr.write(f"pipejax: this job is ended: {verdict}\n")
     sys.stderr.flush()
     sys.stdout.flush()
     if rank == 0:
-        time.sleep(3 * PERIOD)  # the others read it here
+        # The store ends with process 0: the others must read the verdict before that.
+        time.sleep(3 * PERIOD)
     os._exit(FAULT)

@@ -1,22 +1,33 @@
-"""Where a process stands among all that train together."""
+"""The place of a process in its job: its rank, and where the processes meet."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Which of how many, and where they meet.
+    """The rank of a process in its job, and the address at which all processes meet.
+
+    `detect` and `initialize` return a place.
 
     Attributes:
-      launcher: who said so: "torchrun", "Slurm", ...
-      coordinator: `host:port`, at which process 0 waits for the others.
-      processes: how many.
-      rank: which of them this is, from 0.
-      devices: numbers of this process's accelerators among those that it sees; `None`
-        is all.
+      launcher: The name of the launcher that gave the process its place, such as
+        "torchrun" or "Slurm". It is "arguments" for a place given to `initialize`, and
+        "JAX_NUM_PROCESSES" for one given by JAX's own variables.
+      coordinator: The address `host:port` at which process 0 waits for the others.
+      processes: The number of processes in the job.
+      rank: The number of this process, from 0 to `processes - 1`.
+      devices: The accelerators of this process, as numbers among those that the process
+        sees. `None` means all of them.
 
     Raises:
-      ValueError: for an address without a port, or a rank that there is not.
+      ValueError: If `coordinator` is not `host:port`, or if `rank` is not in
+        `[0, processes)`.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> place = pj.launch.Place("Slurm", "gpu07:61440", processes=4, rank=3)
+      >>> print(f"process {place.rank} of {place.processes}")
+      process 3 of 4
     """
 
     launcher: str
@@ -29,13 +40,19 @@ class Place:
         check_address("coordinator", self.coordinator, self.launcher)
         if not 0 <= self.rank < self.processes:
             raise ValueError(
-                f"`rank` must lie in [0, {self.processes}), the number of processes;"
-                f" got {self.rank} ({self.launcher})."
+                f"`rank` must lie in [0, {self.processes}), since there are"
+                f" {self.processes} processes; got {self.rank} ({self.launcher})."
             )
 
 
 def check_address(name: str, address: str, said_by: str) -> str:
-    """`address`, if it is `host:port`, else a ValueError."""
+    """Returns `address`, or raises a ValueError if it is not `host:port`.
+
+    Args:
+      name: The name of the argument that holds the address, for the error message.
+      address: The address to check.
+      said_by: Where the address comes from, for the error message.
+    """
     host, _, port = address.rpartition(":")
     if not (host and port.isdecimal() and 0 < int(port) < 2**16):
         raise ValueError(

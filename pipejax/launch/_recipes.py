@@ -1,4 +1,4 @@
-"""How a job is started by others: what `pipejax launch --print` prints."""
+"""Recipes that start a job with other launchers, for `pipejax launch --print`."""
 
 import dataclasses
 import json
@@ -10,15 +10,16 @@ _INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """A job, for whoever starts it.
+    """A job for which a recipe is printed.
 
     Attributes:
-      program: what each process runs.
-      hosts: how many.
-      processes: of each host.
-      gpus: of each process; 0 for a job on CPU.
-      max_restarts: times that all are started again after a failure.
-      grace: seconds to save, between the notice of an end and the end.
+      program: The command that each process runs.
+      hosts: The number of hosts.
+      processes: The number of processes on each host.
+      gpus: The number of GPUs for each process, 0 for a job on CPUs.
+      max_restarts: The number of times that all processes are started again after a
+        failure.
+      grace: Seconds between the notice that the job must end and its end, for saving.
     """
 
     program: Sequence[str]
@@ -30,25 +31,28 @@ class Recipe:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Of `pipejax launch`."""
+        """Returns the options of `pipejax launch` that every recipe passes on."""
         grace = f"{self.grace:g}"
         return ("--max-restarts", str(self.max_restarts), "--grace", grace)
 
     @property
     def watched(self) -> str:
-        """The program under `pipejax launch`, which takes its place from around it."""
+        """Returns the command that runs the program under `pipejax launch`.
+
+        `pipejax launch` then takes its place from the launcher that started it.
+        """
         command = ("pipejax", "launch", *self.options, "--", *self.program)
         return shlex.join(command)
 
 
 def slurm(recipe: Recipe) -> str:
-    """A batch script; `sbatch` takes it."""
+    """Returns a batch script for Slurm's `sbatch`."""
     lines = [
         "#!/bin/bash",
         f"#SBATCH --nodes={recipe.hosts}",
         f"#SBATCH --ntasks-per-node={recipe.processes}",
         *([f"#SBATCH --gpus-per-task={recipe.gpus}"] if recipe.gpus else []),
-        "# Before the time is up, and when the job must make room for another:",
+        "# Sends SIGTERM before the time is up, and when the job is preempted:",
         f"#SBATCH --signal=TERM@{recipe.grace:.0f}",
         "#SBATCH --requeue",
         "",
@@ -58,7 +62,7 @@ def slurm(recipe: Recipe) -> str:
 
 
 def mpi(recipe: Recipe) -> str:
-    """A command of Open MPI."""
+    """Returns a command for Open MPI, to be run once."""
     _check_one_gpu(recipe)
     count = recipe.hosts * recipe.processes
     hosts = "--hostfile hosts.txt " if recipe.hosts > 1 else ""
@@ -67,7 +71,7 @@ def mpi(recipe: Recipe) -> str:
 
 
 def torchrun(recipe: Recipe) -> str:
-    """A command for each host."""
+    """Returns a command for torchrun, to be run on each host."""
     _check_one_gpu(recipe)
     hosts = f"--nnodes {recipe.hosts} --nproc-per-node {recipe.processes}"
     meeting = "--rdzv-backend c10d --rdzv-endpoint HOST0:29500"
@@ -77,19 +81,25 @@ def torchrun(recipe: Recipe) -> str:
 
 
 def _check_one_gpu(recipe: Recipe) -> None:
-    """Of a host with several processes these launchers share out nothing."""
+    """Raises a ValueError if several processes need several GPUs each.
+
+    Open MPI and torchrun do not divide the GPUs of a host among the processes there.
+    """
     if recipe.gpus > 1 and recipe.processes > 1:
         raise ValueError(
             "`--gpus` must be 1 for each of several processes under Open MPI and"
-            f" torchrun, which share out no GPUs; got {recipe.gpus}. Give one process"
-            " all of its host, or print another recipe."
+            f" torchrun, which do not divide the GPUs of a host; got {recipe.gpus}."
+            " Start one process on each host, or print another recipe."
         )
 
 
 def kubernetes(recipe: Recipe) -> str:
-    """A JobSet, https://jobset.sigs.k8s.io; a pod is a host."""
+    """Returns a Kubernetes JobSet with a pod for each host.
+
+    See https://jobset.sigs.k8s.io.
+    """
     place = ("--processes", str(recipe.processes), "--hosts", str(recipe.hosts))
-    # A JobSet names its pods so, and itself the network that they are in.
+    # The name that a JobSet gives to its first pod, inside of the JobSet's network.
     meeting = (
         "--host",
         "$(PIPEJAX_HOST)",
@@ -97,7 +107,7 @@ def kubernetes(recipe: Recipe) -> str:
         "train-hosts-0-0.train:29500",
     )
     command = ["pipejax", "launch", *place, *meeting, *recipe.options, "--"]
-    # A dollar of the program's own is not for Kubernetes to read.
+    # Kubernetes must not expand the dollars of the program's own arguments.
     command += [each.replace("$", "$$") for each in recipe.program]
     gpus = recipe.processes * recipe.gpus
     limits = f'{{nvidia.com/gpu: "{gpus}"}}' if gpus else "{}"
@@ -144,3 +154,4 @@ BY_NAME: dict[str, Callable[[Recipe], str]] = {
     "torchrun": torchrun,
     "kubernetes": kubernetes,
 }
+"""The recipes, by the names that `pipejax launch --print` takes."""

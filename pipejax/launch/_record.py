@@ -1,4 +1,4 @@
-"""What a process says of itself before it joins the others, and what must agree."""
+"""The record of a process: everything that all processes of a job must agree on."""
 
 import dataclasses
 import hashlib
@@ -20,7 +20,7 @@ import jax
 from ._place import Place
 
 _PACKAGES = ("pipejax", "jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint")
-# Of JAX's settings those that change what is compiled.
+# The settings of JAX that change what is compiled.
 _SETTINGS = (
     "jax_default_matmul_precision",
     "jax_default_prng_impl",
@@ -30,20 +30,22 @@ _SETTINGS = (
     "jax_threefry_partitionable",
 )
 _NAMED = 5
-"""Of many differences of a kind, so many are named one by one."""
+"""The number of differences, or of processes, that are named one by one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """A process of a job.
+    """A process of a job, as it describes itself before it joins the others.
 
     Attributes:
-      rank: which it says that it is.
-      processes: how many it says there are.
-      host: its host's name.
-      same: versions and settings, which all must have alike.
-      modules: digests of the sources of modules that are not installed, the main
-        program among them; those that two processes have imported must be alike.
+      rank: The rank that the process was given.
+      processes: The number of processes that it was given.
+      host: The name of the host on which it runs.
+      same: Versions, settings, compiler flags and `config`, by name. They must be the
+        same in all processes.
+      modules: Digests of the source files of all imported modules that are not
+        installed, the main program included, by name. A module that two processes have
+        imported must have the same digest in both.
     """
 
     rank: int
@@ -56,43 +58,43 @@ class Record:
         return f"{self.rank} on {self.host}"
 
     def to_json(self) -> bytes:
-        """One line."""
+        """Returns the record as one line of JSON."""
         return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
 
     @classmethod
     def from_json(cls, line: bytes) -> "Record":
-        """What `to_json` has written.
+        """Returns the record that `to_json` has written.
 
         Raises:
-          ValueError: for anything else.
+          ValueError: If `line` is not the record of a process.
         """
         read = parsed(line)
         kinds = {field.name: field.type for field in dataclasses.fields(cls)}
         if read.keys() != kinds.keys():
-            raise ValueError("no record of a process")
+            raise ValueError("the line is not the record of a process")
         for name, kind in kinds.items():
             value = read[name]
             texts = [*value, *value.values()] if isinstance(value, dict) else []
             if type(value) is not getattr(kind, "__origin__", kind) or not all(
                 isinstance(each, str) for each in texts
             ):
-                raise ValueError(f"no record of a process: {name}")
+                raise ValueError(f"the line is not the record of a process: {name}")
         return cls(**read)
 
 
 def parsed(line: bytes) -> dict[str, Any]:
-    """A JSON object; ValueError for anything else."""
+    """Returns the JSON object in `line`; raises a ValueError for anything else."""
     try:
         read = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ValueError("what is said there is no JSON") from error
+        raise ValueError("the line is not JSON") from error
     if not isinstance(read, dict):
-        raise ValueError("what is said there is no JSON object")
+        raise ValueError("the line is not a JSON object")
     return read
 
 
 def of_this_process(place: Place, config: Mapping[str, Any]) -> Record:
-    """Everything that can be told apart without a device."""
+    """Collects what can be compared before JAX has asked for devices."""
     same = {"Python": platform.python_version()}
     same |= {name: _version(name) for name in _PACKAGES}
     same |= {name: str(getattr(jax.config, name, None)) for name in _SETTINGS}
@@ -103,7 +105,10 @@ def of_this_process(place: Place, config: Mapping[str, Any]) -> Record:
 
 
 def differences(records: Sequence[Record]) -> list[str]:
-    """What processes that must be alike have not alike, a line each."""
+    """Returns a line for each value or module that differs between processes.
+
+    At most `_NAMED` values and `_NAMED` modules are named.
+    """
     keys = {key: None for record in records for key in record.same}
     same = {
         key: [(record, record.same.get(key, "absent")) for record in records]
@@ -122,6 +127,7 @@ def differences(records: Sequence[Record]) -> list[str]:
 
 
 def _unequal(said: dict[str, list[tuple[Record, str]]]) -> list[str]:
+    """Returns a line for each name that has several values, at most `_NAMED`."""
     lines = []
     for what, values in said.items():
         by_value = defaultdict(list)
@@ -135,26 +141,34 @@ def _unequal(said: dict[str, list[tuple[Record, str]]]) -> list[str]:
 
 
 def _some(names: list[str]) -> str:
+    """Joins the first names, and counts those that are left out."""
     more = len(names) - _NAMED
     shown = ", ".join(names[:_NAMED])
     return shown if more <= 0 else f"{shown} and {more} more"
 
 
 def _version(package: str) -> str:
+    """Returns the version of a package, or "absent" if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "absent"  # some are options
+        return "absent"  # some packages are optional
 
 
 def _compiler_flags(text: str) -> str:
-    """In one order, without where a process writes what it compiled."""
+    """Returns the flags of XLA in alphabetical order, without those that write dumps.
+
+    Each process may dump its programs to a folder of its own.
+    """
     flags = re.split(r"\s+", text.strip())
     return " ".join(sorted(flag for flag in flags if "xla_dump" not in flag))
 
 
 def _own_modules() -> Iterator[tuple[str, str]]:
-    """Modules imported so far whose source was not installed with Python or by pip."""
+    """Yields name and digest of each imported module that is not an installed one.
+
+    Modules of Python's own library and in `site-packages` count as installed.
+    """
     library = sysconfig.get_path("stdlib") + os.sep
     for name, module in sorted(sys.modules.copy().items()):
         path = pathlib.Path(getattr(module, "__file__", None) or "")

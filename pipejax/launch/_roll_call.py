@@ -1,11 +1,13 @@
-"""Every process once, all alike, before JAX joins them.
+"""A roll call of all processes of a job, before JAX joins them.
 
-JAX's own joining is a barrier: where a process does not come, or two come as one, it
-aborts all of them after its timeout and says neither which nor where, and its key-value
-store opens only behind it. So process 0 first listens itself, at the coordinator's
-address, greets who comes, waits until every process has said what it is, and answers
-all alike: nothing, then JAX's turn has come, or what is wrong. Each says one line of
-JSON.
+`jax.distributed.initialize` is a barrier. If a process does not come, or if two come
+with the same rank, it aborts all processes after its timeout, and names neither the
+process nor its host. Its key-value store opens only after the barrier.
+
+So process 0 first listens at the coordinator's address itself. It greets every process
+that connects, waits until all have sent their records, and sends the same answer to all
+of them. The answer lists what is wrong. If nothing is, JAX then joins the processes.
+Each side sends one line of JSON.
 """
 
 import contextlib
@@ -24,54 +26,60 @@ from ._place import Place
 from ._record import Record, differences, parsed
 
 _AGAIN = 0.2
-"""Seconds after which an address that does not answer is tried again."""
+"""Seconds between two attempts to reach an address that does not answer."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What process 0 says to all.
+    """The answer of process 0 to all processes.
 
     Attributes:
-      reasons: why they cannot begin; none if they can.
-      hosts: their names, by rank; none if they cannot.
+      reasons: The reasons why the job cannot begin. Empty if it can.
+      hosts: The names of the processes' hosts, by rank. Empty if the job cannot begin.
     """
 
     reasons: list[str]
     hosts: list[str] = dataclasses.field(default_factory=list)
 
     def to_json(self) -> bytes:
-        """One line."""
+        """Returns the answer as one line of JSON."""
         return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
 
     @classmethod
     def from_json(cls, line: bytes) -> "Answer":
-        """What `to_json` has written; ValueError for anything else."""
+        """Returns the answer in `line`; raises a ValueError if there is none."""
         read = parsed(line)
         if read.keys() != {"reasons", "hosts"} or not all(
             isinstance(value, list) for value in read.values()
         ):
-            raise ValueError("what is said there is not said by process 0")
+            raise ValueError("the line is not an answer of process 0")
         return cls(*(list(map(str, read[name])) for name in ("reasons", "hosts")))
 
 
 class RollCallError(RuntimeError):
-    """Processes that cannot train together; a line for each reason."""
+    """Error that is raised on every process of a job which cannot begin.
+
+    The message has a line for each reason, such as a process that has not come, or a
+    setting that differs between processes.
+    """
 
 
 def call(place: Place, mine: Record, *, bind: str, timeout: float) -> list[str]:
-    """Returns once all processes are there and alike.
+    """Waits until all processes of the job have come, and checks that they are alike.
 
     Args:
-      place: of this process.
-      mine: its record.
-      bind: `host:port` at which process 0 listens.
-      timeout: seconds until those who came are told who did not.
+      place: The place of this process.
+      mine: The record of this process.
+      bind: The address `host:port` at which process 0 listens.
+      timeout: Seconds after which the processes that have come are told which have not.
 
     Returns:
-      Their hosts' names, by rank.
+      The names of the processes' hosts, by rank.
 
     Raises:
-      RollCallError: on every process that came, for the same reasons.
+      RollCallError: If a process is missing, comes twice or differs. All processes that
+        have come raise it, with the same reasons. A process that cannot reach process 0
+        raises it too.
     """
     until = time.monotonic() + timeout
     if place.rank == 0:
@@ -90,12 +98,12 @@ def call(place: Place, mine: Record, *, bind: str, timeout: float) -> list[str]:
 def faults(
     records: Sequence[Record], left: Sequence[Record], timeout: float
 ) -> list[str]:
-    """What is wrong with those who came, process 0 first, a line each.
+    """Returns a line for each fault of the processes that have come.
 
     Args:
-      records: of those who are there.
-      left: of those who were.
-      timeout: that all had, in seconds.
+      records: The records of the processes that are connected, process 0 first.
+      left: The records of processes that have disconnected.
+      timeout: The time in seconds that all processes had, for the message.
     """
     expected = records[0].processes
     came = Counter(record.rank for record in records)
@@ -125,6 +133,7 @@ def faults(
 def _listen(
     place: Place, mine: Record, bind: str, until: float, timeout: float
 ) -> Answer:
+    """Holds the roll call on process 0, and returns the answer that it has given."""
     try:
         server = _bound(bind, until)
     except OSError as error:
@@ -141,13 +150,16 @@ def _listen(
         answer = Answer(reasons, [] if reasons else [each.host for each in by_rank])
         for connection in enrolment.came:
             connection.settimeout(PATIENCE)
-            with contextlib.suppress(OSError):  # it has left since
+            with contextlib.suppress(OSError):  # the process has gone meanwhile
                 connection.sendall(answer.to_json())
     return answer
 
 
 def _report(place: Place, mine: Record, until: float, timeout: float) -> Answer:
-    """Asks until it is told: at first process 0 may be one that is about to end."""
+    """Sends the record to process 0 until it answers, or time is up.
+
+    The process that listens at first may be a process 0 that is about to end.
+    """
     while True:
         try:
             return _told(place, mine, until)
@@ -165,7 +177,10 @@ def _report(place: Place, mine: Record, until: float, timeout: float) -> Answer:
 
 
 def _second(place: Place, mine: Record, bind: str, until: float) -> Answer:
-    """To a process 0 whose port is taken, perhaps by another process 0 of its job."""
+    """Returns the answer for a process 0 whose port is taken.
+
+    Another process 0 of the same job may listen there. If so, that one answers.
+    """
     try:
         return _told(place, mine, until)
     except (OSError, ValueError):
@@ -177,24 +192,25 @@ def _second(place: Place, mine: Record, bind: str, until: float) -> Answer:
 
 
 def _told(place: Place, mine: Record, until: float) -> Answer:
-    """What process 0 says once it knows."""
+    """Connects to process 0, sends the record and returns the answer."""
     host, _, port = place.coordinator.rpartition(":")
     left = max(_AGAIN, until - time.monotonic())
     with socket.create_connection((host.strip("[]"), int(port)), left) as connection:
         if _line(connection, min(PATIENCE, left)) != GREETING:
-            raise ValueError("another program is there")
+            raise ValueError("another program listens there")
         connection.sendall(mine.to_json())
-        # It has the same limit, and then what it says takes its way.
+        # Process 0 waits as long as this process; its answer then has to arrive.
         patience = max(0.0, until - time.monotonic()) + 2 * PATIENCE
         return Answer.from_json(_line(connection, patience))
 
 
 def _bound(address: str, until: float) -> socket.socket:
+    """Returns a socket that listens at `address`."""
     host, _, port = address.rpartition(":")
     family, kind, protocol, _, where = _found(host.strip("[]"), int(port), until)
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.socket(family, kind, protocol))
-        # JAX's service listens at the same port as soon as this is over.
+        # JAX's service listens at the same port right after the roll call.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind(where)
         server.listen(1024)
@@ -203,7 +219,10 @@ def _bound(address: str, until: float) -> socket.socket:
 
 
 def _found(host: str, port: int, until: float) -> Any:
-    """Of a name; that of a pod is known only some time after it has begun."""
+    """Resolves a host name, and retries until time is up.
+
+    The name of a Kubernetes pod is known only some time after the pod has begun.
+    """
     while True:
         try:
             return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -214,6 +233,7 @@ def _found(host: str, port: int, until: float) -> Any:
 
 
 def _unbound(bind: str, mine: Record, error: OSError) -> str:
+    """Returns a line that says why process 0 cannot listen at `bind`."""
     return (
         f"process {mine} cannot listen at {bind} ({error}): the coordinator's address"
         " must be one of process 0's own host; where others reach that under another"
@@ -223,11 +243,11 @@ def _unbound(bind: str, mine: Record, error: OSError) -> str:
 
 
 def _line(connection: socket.socket, patience: float) -> bytes:
-    """What comes before the end of a line.
+    """Reads a connection up to the end of a line, and returns the line.
 
     Raises:
-      TimeoutError: where that takes longer than `patience`, in seconds.
-      ValueError: where the connection ends before, or the line does not.
+      TimeoutError: If the line takes longer than `patience`, in seconds.
+      ValueError: If the connection ends before the line does, or the line is too long.
     """
     until, read = time.monotonic() + patience, bytearray()
     while not read.endswith(b"\n"):
@@ -236,13 +256,13 @@ def _line(connection: socket.socket, patience: float) -> bytes:
         read += part
         if not part or len(read) > LONGEST:
             raise ValueError(
-                "the connection has ended" if not part else "too long a line"
+                "the connection has ended" if not part else "the line is too long"
             )
     return bytes(read)
 
 
 def _loopback(address: str, mine: Record) -> list[str]:
-    """A line more where others cannot come because of where process 0 listens."""
+    """Returns a line that explains a loopback address, or none for other addresses."""
     try:
         found = socket.getaddrinfo(address, None)[0][4][0]
     except OSError:

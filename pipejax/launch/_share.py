@@ -1,4 +1,4 @@
-"""What each process of a host is given: its place, its accelerator or its cores."""
+"""The share of a host that each of its processes gets: place, GPUs or CPU cores."""
 
 import dataclasses
 import os
@@ -8,22 +8,22 @@ from collections.abc import Mapping
 from ._place import check_address
 
 LAUNCHED = "PIPEJAX_LAUNCHED"
-"""The variable that says that a place was given by `pipejax launch`."""
+"""The variable that marks a process that `pipejax launch` has started."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Processes on hosts that have as many of them as one another.
+    """A job that runs the same number of processes on each of its hosts.
 
     Attributes:
-      processes: of each host.
-      hosts: how many.
-      host: which this is, from 0.
-      coordinator: `host:port` of the first host, which all others reach.
+      processes: The number of processes on each host.
+      hosts: The number of hosts.
+      host: The number of this host, from 0 to `hosts - 1`.
+      coordinator: The address `host:port` of host 0, which all other hosts can reach.
 
     Raises:
-      ValueError: for counts below 1, a host that there is not, or an address without a
-        port.
+      ValueError: If `processes` or `hosts` is below 1, `host` is not in `[0, hosts)`,
+        or if `coordinator` is not `host:port`.
     """
 
     processes: int
@@ -39,18 +39,18 @@ class Job:
                 )
         if not 0 <= self.host < self.hosts:
             raise ValueError(
-                f"`host` must lie in [0, {self.hosts}), the number of hosts; got"
-                f" {self.host}."
+                f"`host` must lie in [0, {self.hosts}), since the number of hosts is"
+                f" {self.hosts}; got {self.host}."
             )
         check_address("coordinator", self.coordinator, "the argument")
 
     def rank(self, local: int) -> int:
-        """Of the n-th process of this host, among all."""
+        """Returns the rank of process number `local` of this host."""
         return self.host * self.processes + local
 
 
 def gpus(environ: Mapping[str, str]) -> int:
-    """How many NVIDIA GPUs a process on this host sees."""
+    """Returns the number of NVIDIA GPUs that a process on this host sees."""
     shown = environ.get("CUDA_VISIBLE_DEVICES")
     if shown is not None:
         return len([each for each in shown.split(",") if each not in ("", "-1")])
@@ -58,11 +58,12 @@ def gpus(environ: Mapping[str, str]) -> int:
 
 
 def cores(local: int, processes: int) -> set[int]:
-    """The cores of a process: its share of those that this one may use.
+    """Returns the CPU cores of a process: its share of those that this process may use.
 
     Args:
-      local: which process of this host it is, from 0.
-      processes: how many there are. Where they are more than the cores, some share one.
+      local: The number of the process on this host, from 0.
+      processes: The number of processes on this host. If there are more processes than
+        cores, each process gets one core, and some share theirs.
     """
     usable = sorted(os.sched_getaffinity(0))
     share = len(usable) // processes
@@ -72,22 +73,34 @@ def cores(local: int, processes: int) -> set[int]:
 
 
 def accelerators(local: int, processes: int, there: int) -> range:
-    """The numbers of a process's GPUs: its share of those that are there.
+    """Returns the numbers of a process's GPUs: its share of the GPUs of this host.
+
+    Args:
+      local: The number of the process on this host, from 0.
+      processes: The number of processes on this host.
+      there: The number of GPUs on this host.
 
     Raises:
-      ValueError: for processes among which they do not divide.
+      ValueError: If the GPUs cannot be divided equally among the processes.
     """
     share, left = divmod(there, processes)
     if left or not share:
         raise ValueError(
             f"`processes` must divide the {there} GPUs of this host, got {processes}."
-            " Show it others by CUDA_VISIBLE_DEVICES, or none by JAX_PLATFORMS=cpu."
+            " Choose GPUs by CUDA_VISIBLE_DEVICES, or use none by JAX_PLATFORMS=cpu."
         )
     return range(local * share, (local + 1) * share)
 
 
 def environment(job: Job, local: int, gpus: int) -> dict[str, str]:
-    """Variables of a process: its GPUs, or without any what suits its cores."""
+    """Returns the environment variables that give a process its place and its share.
+
+    Args:
+      job: The job.
+      local: The number of the process on this host, from 0.
+      gpus: The number of GPUs on this host. If it is 0, the variables suit the share of
+        the CPU cores that the process gets.
+    """
     place = {
         "JAX_COORDINATOR_ADDRESS": job.coordinator,
         "JAX_NUM_PROCESSES": str(job.hosts * job.processes),
@@ -102,11 +115,14 @@ def environment(job: Job, local: int, gpus: int) -> dict[str, str]:
 
 
 def cpu_environment(count: int) -> dict[str, str]:
-    """Variables that suit a process with `count` cores, to be set before it starts."""
+    """Returns environment variables that suit a process with `count` CPU cores.
+
+    They take effect only if they are set before the process starts.
+    """
     return {
-        # XLA's threads: one computes, and one can wait for a socket.
+        # The number of XLA's threads: one computes while another waits for a socket.
         "NPROC": str(max(2, count)),
         "OMP_NUM_THREADS": str(count),
-        # Large arrays come from huge pages: their page faults cost more than a codec.
+        # Huge pages for large arrays: faults of small pages cost more than a codec.
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     }

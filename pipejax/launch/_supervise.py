@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from ._guard import PERIOD, die_with_parent
 
 _TAIL = 20
-"""Lines of the first that failed, kept to be shown again."""
+"""The number of last lines that are kept of each process, to be shown again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Start:
     """A process to be started.
 
     Attributes:
-      name: what stands before each line that it prints.
-      command: what it runs.
-      environment: its variables, all of them.
-      cores: those that it may use; `None` is all.
+      name: The name that stands before each line that the process prints.
+      command: The program and its arguments.
+      environment: All environment variables of the process.
+      cores: The numbers of the CPU cores that the process may use. `None` means all.
     """
 
     name: str
@@ -38,13 +38,15 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How processes ended.
+    """The end of the processes that `supervise` has run.
 
     Attributes:
-      first: which of them failed first; `None` if none did.
-      code: its exit status, negative for a signal that ended it; 0 without one.
-      lines: the last that it printed.
-      told: the signal by which this process was told to end them, or `None`.
+      first: The index of the process that failed first, or `None` if none failed before
+        a signal arrived.
+      code: The exit status of that process, or the negative number of the signal that
+        ended it. If `first` is `None`, the one of largest magnitude of all processes.
+      lines: The last lines that the process that failed first has printed.
+      told: The signal that asked this process to end the others, or `None`.
     """
 
     first: int | None
@@ -54,17 +56,24 @@ class Ended:
 
 
 def supervise(starts: Sequence[Start], grace: float, received: Sequence[int]) -> Ended:
-    """Runs all until they have ended, or one has failed.
+    """Runs processes until all have ended or one has failed, and leaves none behind.
 
-    Then the others have `grace` seconds to end by themselves, are sent SIGTERM, and are
-    killed after `grace` seconds more, with all that they have started. A signal
-    to end is passed on at once; then all have `grace` seconds, and are killed. One that
-    is stopped, as by SIGSTOP, for `grace` seconds is killed: it would never fail.
+    - When a process fails, the others have `grace` seconds to end by themselves. Then
+      they are sent SIGTERM, and after `grace` seconds more they are killed.
+    - When a signal asks this process to end, it is sent to all processes at once. They
+      are killed after `grace` seconds.
+    - A process that is stopped, for example by SIGSTOP, for `grace` seconds is killed,
+      since it would never fail by itself.
+
+    A process is killed together with all processes that it has started in its group.
 
     Args:
-      starts: what to run.
-      grace: seconds.
-      received: the signals to end that have arrived, as `guarded` passes them.
+      starts: The processes to start.
+      grace: The time in seconds that processes have to end.
+      received: The signals to end that have arrived, as `guarded` passes them.
+
+    Returns:
+      How the processes have ended.
     """
     children: list[subprocess.Popen[str]] = []
     try:
@@ -84,7 +93,7 @@ def supervise(starts: Sequence[Start], grace: float, received: Sequence[int]) ->
         _send(children, signal.SIGKILL)
         codes = [child.wait() for child in children]
     for reader, _ in shown:
-        reader.join(timeout=2.0)  # whoever else has the pipe may keep it open
+        reader.join(timeout=2.0)  # another process may keep the pipe open
     told = received[0] if received else None
     if first is None:
         return Ended(None, max(codes, key=abs), (), told)
@@ -92,6 +101,7 @@ def supervise(starts: Sequence[Start], grace: float, received: Sequence[int]) ->
 
 
 def _started(start: Start) -> "subprocess.Popen[str]":
+    """Starts a process that is killed when this process ends."""
     parent = os.getpid()
 
     def prepare() -> None:
@@ -107,7 +117,7 @@ def _started(start: Start) -> "subprocess.Popen[str]":
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        start_new_session=True,  # a group, to which whatever it starts belongs
+        start_new_session=True,  # a group that includes what the process starts
         preexec_fn=prepare,
     )
 
@@ -115,13 +125,13 @@ def _started(start: Start) -> "subprocess.Popen[str]":
 def _show(
     name: str, child: "subprocess.Popen[str]"
 ) -> tuple[threading.Thread, deque[str]]:
-    """Prints what it prints, each line behind its name, and keeps the last."""
+    """Prints the lines of a process behind its name, and keeps the last ones."""
     lines: deque[str] = deque(maxlen=_TAIL)
 
     def read() -> None:
         for line in child.stdout or ():
             lines.append(line)
-            # Read on where nobody takes it: the process would wait for that.
+            # If nobody reads our output, read on: the process would block otherwise.
             with contextlib.suppress(OSError, ValueError):
                 sys.stdout.write(f"[{name}] {line}")
                 sys.stdout.flush()
@@ -134,10 +144,13 @@ def _show(
 def _first_failure(
     children: Sequence["subprocess.Popen[str]"], received: Sequence[int], grace: float
 ) -> int | None:
-    """Which failed first; `None` once all have ended well, or a signal has come."""
+    """Waits for the first failure, and returns the index of the process that failed.
+
+    Returns `None` if all processes end well, or as soon as a signal has arrived.
+    """
     running, looked = [0.0] * len(children), -math.inf
     while not received:
-        # At first, and where it was this process that was stopped, perhaps with all.
+        # Restart the clocks if this process was stopped: the others may have been too.
         if time.monotonic() - looked > 10 * PERIOD:
             running = [time.monotonic()] * len(children)
         looked = time.monotonic()
@@ -156,10 +169,11 @@ def _first_failure(
 
 
 def _code(child: "subprocess.Popen[str]") -> int | None:
-    """Exit status of a process that has ended, negative for a signal that ended it.
+    """Returns the exit status of a process that has ended, or `None` while it runs.
 
-    Unlike `child.poll()` this leaves the process a zombie, so that no other process is
-    given its number, or its group's, while they are still sent signals.
+    The status is negative for a process that a signal has ended. Unlike `child.poll()`,
+    this function leaves the process a zombie. Its process id and its group id can then
+    not be given to another process while signals are still sent to them.
     """
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
     ended = os.waitid(os.P_PID, child.pid, flags)
@@ -170,16 +184,16 @@ def _code(child: "subprocess.Popen[str]") -> int | None:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether it waits for SIGCONT; one that a debugger holds does not."""
+    """Returns whether a process waits for SIGCONT, and is not held by a debugger."""
     try:
         said = pathlib.Path(f"/proc/{pid}/stat").read_text()
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return False
     return said.rpartition(")")[2].split()[0] == "T"
 
 
 def _wait(children: Sequence["subprocess.Popen[str]"], seconds: float) -> bool:
-    """Whether all have ended within this time."""
+    """Waits for all processes to end, and returns whether they do so in time."""
     until = time.monotonic() + seconds
     while any(_code(child) is None for child in children):
         if time.monotonic() > until:
@@ -189,6 +203,6 @@ def _wait(children: Sequence["subprocess.Popen[str]"], seconds: float) -> bool:
 
 
 def _send(children: Sequence["subprocess.Popen[str]"], number: int) -> None:
-    """To each and all that it has started."""
+    """Sends a signal to the group of each process, with all that it has started."""
     for child in children:
         os.killpg(child.pid, number)

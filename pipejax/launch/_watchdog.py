@@ -1,4 +1,4 @@
-"""Ends a job that stands still, and says whose fault it is."""
+"""A watchdog that ends a job which stands still, and names the process at fault."""
 
 import contextlib
 import operator
@@ -9,25 +9,35 @@ from types import TracebackType
 
 import jax
 
-# JAX has no public way to its key-value store.
+# JAX has no public access to its key-value store.
 from jax._src import distributed
 
 from ._board import Board
 from ._patrol import PERIOD, Patrol, Progress, described, end
 
 HEARTBEAT = 100.0
-"""Seconds without a sign of a process after which JAX's runtime aborts all."""
+"""The default heartbeat timeout of JAX's runtime, in seconds.
+
+The runtime aborts all processes once it has heard nothing of one of them for this long.
+"""
 _SOONER = 20.0
-"""Seconds before that in which who is silent is still named everywhere."""
+"""Seconds that the longest limit stays below the heartbeat timeout.
+
+All processes can name a silent process in this time, before the runtime aborts them.
+"""
 _LEAST = 10 * PERIOD
+"""The shortest limit, in seconds."""
 
 
 def check_heartbeat(seconds: float) -> float:
-    """`seconds`, if a limit fits below it and it ends, else a ValueError."""
+    """Returns `seconds`, or raises a ValueError if it is not a valid heartbeat timeout.
+
+    The timeout must be finite, and leave room for the shortest limit of a watchdog.
+    """
     if not _LEAST + _SOONER <= seconds <= 1e6:
         raise ValueError(
             f"`heartbeat` must lie in [{_LEAST + _SOONER:g}, 1e6] seconds, got"
-            f" {seconds!r}. {HEARTBEAT:g} is JAX's own."
+            f" {seconds!r}. JAX's own default is {HEARTBEAT:g}."
         )
     return seconds
 
@@ -35,65 +45,94 @@ def check_heartbeat(seconds: float) -> float:
 class Watchdog:
     """Ends all processes of a job soon after one of them dies or stands still.
 
-    Every second each process says, through the key-value store of JAX's runtime, that
-    it is alive, at which step, and since when. Process 0 judges all of them, and all
-    others whether process 0 still speaks. Once someone is at fault every process prints
-    who, on which host, at which step and where in its program, and exits with status
-    75, `pj.launch.FAULT`, a few seconds after the limit; one whose interpreter is held
-    by a thread that never lets go of it prints its stacks, and exits with status 1.
+    Without a watchdog, the other processes wait inside of a collective until a timeout
+    of NCCL or of JAX's runtime, which names no process. Enter a watchdog around the
+    training loop on every process, and call `step` at the beginning of each step.
 
-    Nobody is at fault while a process is inside of `pause`, and nobody that waits
-    inside of JAX while one compiles, or writes or reads a checkpoint. An exception that
-    leaves the block is a fault too: it is named on all processes, where otherwise they
-    would wait for the failed one for minutes.
-    Leaving in good order waits for the others. One process alone is not watched.
+    1. Once a second, every process reports through the key-value store of JAX's runtime
+       that it is alive, at which step it is, and since when.
+    2. Process 0 judges the reports of all processes. The other processes check that
+       process 0 still reports.
+    3. When a process is at fault, every process prints the rank, host and step of that
+       process, and the stack of its main thread if it stands still. Every process exits
+       with status 75, `pj.launch.FAULT`, a few seconds after `limit`.
 
-    What it cannot do: say where a process was that died or is stopped; end one that is
-    stopped; speak where process 0 dies, since JAX aborts all others at once. `pipejax
-    launch` does the last two.
+    A process in which a thread holds Python's interpreter and never releases it prints
+    the stacks of its threads instead, and exits with status 1.
+
+    While a process is inside of `pause`, no process is at fault for standing still.
+    Compiling, and writing or reading a checkpoint, may take any time: a process that
+    does so is not at fault, nor is one that waits for it inside of JAX.
+
+    An exception that leaves the `with` block is a fault, and all processes print it.
+    Without a watchdog they would wait for the failed process for minutes. Leaving the
+    block in good order, or by `sys.exit()` without an error, waits until all processes
+    have left theirs. In a job of one process the watchdog does nothing.
+
+    A watchdog cannot
+
+    - say where in its program a process was that has died or is stopped,
+    - end a process that is stopped,
+    - report that process 0 has died, because JAX then aborts all others at once.
+
+    `pipejax launch` does the last two.
 
     Args:
-      limit: seconds without a step, or without a word, that are too many.
-      heartbeat: as `initialize` was given it; a limit above 80 needs a longer one.
+      limit: Seconds without a step, or without a report, after which a process is at
+        fault.
+      heartbeat: The `heartbeat` that `initialize` was given, in seconds. A limit above
+        80 seconds needs a longer one than the default.
 
     Raises:
-      ValueError: for a limit of less than 10 seconds, or less than 20 below the
-        heartbeat; for a heartbeat of less than 30.
+      ValueError: If `limit` is not in `[10, heartbeat - 20]`, or if `heartbeat` is not
+        in `[30, 1e6]`.
 
-    >>> with Watchdog(limit=60.0) as watchdog:
-    ...     for number in range(3):
-    ...         watchdog.step(number)
+    Examples:
+      >>> import pipejax as pj
+      >>> with pj.launch.Watchdog(limit=60.0) as watchdog:
+      ...     for number in range(3):
+      ...         watchdog.step(number)
+      ...     with watchdog.pause("evaluation"):
+      ...         print(f"{number + 1} steps")
+      3 steps
     """
 
     def __init__(self, limit: float = 60.0, *, heartbeat: float = HEARTBEAT) -> None:
         most = check_heartbeat(heartbeat) - _SOONER
         if not _LEAST <= limit <= most:
             raise ValueError(
-                f"`limit` must lie in [{_LEAST:g}, {most:g}] seconds, since every"
-                f" process is heard each {PERIOD:g} s, and JAX's runtime aborts all"
-                f" after {heartbeat:g} s without a sign of one; got {limit!r}. What"
-                " takes longer goes inside of `pause`; or give `initialize` and this a"
-                " longer `heartbeat`."
+                f"`limit` must lie in [{_LEAST:g}, {most:g}] seconds, since processes"
+                f" report every {PERIOD:g} s, and JAX's runtime aborts all of them"
+                f" {heartbeat:g} s after the last sign of one; got {limit!r}. Put work"
+                " that takes longer inside of `pause`, or give a longer `heartbeat` to"
+                " both `initialize` and `Watchdog`."
             )
         self._limit = limit
         self._progress = Progress()
         self._patrol: Patrol | None = None
 
     def step(self, number: int) -> None:
-        """Says that this process begins a step.
+        """Reports that this process begins a step.
 
         Args:
-          number: of the step, a whole number of any type.
+          number: The number of the step, an integer of any type.
 
         Raises:
-          TypeError: for anything else.
+          TypeError: If `number` is not an integer.
         """
         self._progress.step = operator.index(number)
         self._progress.since = time.monotonic()
 
     @contextlib.contextmanager
     def pause(self, what: str) -> Iterator[None]:
-        """Lets nobody be at fault while this process is at an evaluation, say."""
+        """Keeps all processes from being at fault while this one does other work.
+
+        Use the context manager around work that may take longer than the limit, such as
+        an evaluation. A process that dies or raises an exception is still at fault.
+
+        Args:
+          what: The name of the work. It must not be empty.
+        """
         before, self._progress.busy = self._progress.busy, what
         try:
             yield
@@ -128,9 +167,10 @@ class Watchdog:
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self._progress.finished = True
         else:
-            if not self._patrol.ending:  # and this is not what came of that
+            # An exception may also be a consequence of the patrol ending the process.
+            if not self._patrol.ending:
                 traceback.print_exception(kind, error, trace)
             self._progress.since = time.monotonic()
             self._progress.failed = described(error)
-        # After a failure it does not come back: the patrol ends the process.
+        # After a failure this call never returns, because the patrol ends the process.
         self._patrol.over.wait()

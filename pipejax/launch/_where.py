@@ -1,4 +1,4 @@
-"""Where in its program a process is, and what it fails at beside its main thread."""
+"""Finds out where a process's main thread is, and whether a save has failed."""
 
 import itertools
 import operator
@@ -14,7 +14,7 @@ import jax
 
 _PIPEJAX = pathlib.Path(__file__).parents[1]
 _JAX = pathlib.Path(jax.__file__).parent
-# At these a process may be for any time.
+# Files of JAX inside of which a process may be for any time, and what it does there.
 _BUSY = {
     _JAX / "_src" / "interpreters" / "partial_eval.py": "tracing",
     _JAX / "_src" / "interpreters" / "mlir.py": "lowering",
@@ -22,18 +22,19 @@ _BUSY = {
 }
 _LIBRARY = pathlib.Path(sysconfig.get_path("stdlib"))
 _DEEPEST = 12
-"""Frames of a stack that are shown, the innermost."""
+"""The number of innermost frames that are shown of a stack."""
 _FINALIZES = "save_finalize"
-"""Name of the thread in which Orbax ends a save."""
+"""The name of the thread in which Orbax completes a save."""
 
 
 class Where(NamedTuple):
-    """A place in a program.
+    """The work of a thread, according to its stack.
 
     Attributes:
-      busy: what of `_BUSY` it is inside of; empty if none.
-      waits: whether it has called into JAX or pipejax, and not come back.
-      frames: outermost first.
+      busy: The work that may take any time: "tracing", "lowering", "compiling" or "a
+        checkpoint". Empty if the thread does none of these.
+      waits: Whether the thread is inside of a call into JAX or pipejax.
+      frames: The frames of the stack, outermost first.
     """
 
     busy: str
@@ -42,24 +43,25 @@ class Where(NamedTuple):
 
     @property
     def stack(self) -> str:
-        """The innermost frames, as in a traceback, with their lines of code."""
+        """Formats the innermost frames as in a traceback, with their source lines."""
         return "".join(traceback.format_list(self.frames[-_DEEPEST:]))
 
 
 def main_thread() -> Where:
-    """Where this process's main thread is now."""
+    """Returns where the main thread of this process is now."""
     found = _frames(threading.main_thread().ident or 0)
-    # Without their lines, which would be read from files every second.
+    # Source lines are left out, since they would be read from files every second.
     stack = [traceback.FrameSummary(*each, lookup_line=False) for each in found]
     return of(stack[::-1])
 
 
 def _frames(thread: int) -> list[tuple[str, int | None, str]]:
-    """File, line and name of a thread's frames, innermost first, as they are at once.
+    """Returns file, line and name of a thread's frames at one moment, innermost first.
 
-    A walk in Python lets the thread run on between two frames, and Python 3.11 may then
-    follow a link to one that is gone, and crash. So none of this is begun before
-    `list` asks, and then all of it is one call in C, in which no other thread runs.
+    A loop in Python would let the thread run between two frames. Python 3.11 may then
+    follow a link to a frame that no longer exists, and crash. Nothing below is
+    evaluated until `list` asks for the first element. From then on everything is one
+    call in C, during which no other thread runs.
     """
     innermost = map(operator.itemgetter(thread), iter(sys._current_frames, None))
     links = itertools.chain(itertools.islice(innermost, 1), itertools.repeat("f_back"))
@@ -69,12 +71,12 @@ def _frames(thread: int) -> list[tuple[str, int | None, str]]:
 
 
 def of(stack: Sequence[traceback.FrameSummary]) -> Where:
-    """What files it has gone through, outermost first."""
+    """Returns what a thread is doing, given its frames, outermost first."""
     files = [pathlib.Path(each.filename) for each in stack]
     busy = next((_BUSY[file] for file in reversed(files) if file in _BUSY), "")
     if not busy and any({"orbax", "checkpoint"} <= {*file.parts} for file in files):
         busy = "a checkpoint"
-    # Who waits for a thread of JAX's or pipejax's is in Python's own library.
+    # A wait for a thread of JAX or pipejax ends in frames of Python's own library.
     called = [file for file in files if not _of_python(file)]
     libraries = {_JAX, _JAX.parent / "jaxlib", _PIPEJAX}
     waits = bool(called) and bool(libraries & set(called[-1].parents))
@@ -82,15 +84,15 @@ def of(stack: Sequence[traceback.FrameSummary]) -> Where:
 
 
 def failed_save() -> BaseException | None:
-    """What a checkpoint failed with that is written beside the main thread, if any.
+    """Returns the exception of a save that has failed in Orbax's thread, if any.
 
-    Before Orbax raises it, it waits for all other processes; these wait, minutes long,
-    for what this one was to write.
+    Orbax waits for all other processes before it raises this exception. The other
+    processes meanwhile wait for minutes for what this process was to write.
     """
     raised = sys._current_exceptions()
     for thread in threading.enumerate():
         error: Any = raised.get(thread.ident or 0)
-        if isinstance(error, tuple):  # in Python 3.11, of `sys.exc_info`
+        if isinstance(error, tuple):  # Python 3.11 has the tuples of `sys.exc_info`
             error = error[1]
         if thread.name == _FINALIZES and error is not None:
             return error
@@ -98,4 +100,5 @@ def failed_save() -> BaseException | None:
 
 
 def _of_python(file: pathlib.Path) -> bool:
+    """Returns whether a file belongs to the standard library of Python."""
     return _LIBRARY in file.parents and "site-packages" not in file.parts

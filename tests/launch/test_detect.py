@@ -123,12 +123,15 @@ def test_what_jax_detects_is_taken_from_it(
         (OWN | {"JAX_COORDINATOR_ADDRESS": "host"}, "`coordinator` must be host:port"),
         (
             SLURM | TORCHRUN,
-            "process 3 of 4, against SLURM_NTASKS=7, SLURM_PROCID=4",
+            "process 3 of 4, which contradicts SLURM_NTASKS=7, SLURM_PROCID=4",
         ),
-        (OWN | {"WORLD_SIZE": "8"}, "process 3 of 4, against WORLD_SIZE=8. Unset"),
+        (
+            OWN | {"WORLD_SIZE": "8"},
+            "process 3 of 4, which contradicts WORLD_SIZE=8. Unset",
+        ),
         (
             OWN | {"PMI_SIZE": "4", "PMI_RANK": "2"},
-            "process 3 of 4, against PMI_RANK=2. Unset",
+            "process 3 of 4, which contradicts PMI_RANK=2. Unset",
         ),
         # Each would train alone.
         (
@@ -141,7 +144,7 @@ def test_what_jax_detects_is_taken_from_it(
         ),
         (
             SLURM | {"SLURM_NTASKS": "x"},
-            "cannot make out the variables of Slurm: .*'x'",
+            "cannot read the variables of Slurm: .*'x'",
         ),
         (
             {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"},

@@ -89,7 +89,8 @@ def test_processes_have_as_many_devices_as_one_another(monkeypatch):
         process_index: int
 
     monkeypatch.setattr(jax, "devices", lambda: [Device(0), Device(0), Device(1)])
-    with pytest.raises(launch.RollCallError, match="2 in 0 on host0, 1 in 1 on host1"):
+    says = "2 in process 0 on host0, 1 in process 1 on host1"
+    with pytest.raises(launch.RollCallError, match=says):
         _initialize.check_devices(["host0", "host1"])
 
 

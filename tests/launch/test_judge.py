@@ -92,7 +92,7 @@ def test_who_is_at_fault(bad, verdict):
 
 
 def test_one_that_never_came_to_be_watched():
-    verdict = "process 2, 3 has not come as far as its watchdog"
+    verdict = "process 2, 3 has not entered its `Watchdog`"
     assert judge([stuck(0), stuck(1)], {3, 2}, LIMIT) == verdict
     assert judge([stuck(0), seen(1)], {3, 2}, LIMIT) == ""
 

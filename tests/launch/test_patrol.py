@@ -92,7 +92,7 @@ def test_a_process_0_that_never_comes_is_named(monkeypatch):
     patrol = _patrol.Patrol(board, 1, 2, 0.5, progress, verdicts.setdefault)
     patrol.start()
     until(lambda: verdicts)
-    assert verdicts[1] == "process 0 has not come as far as its watchdog"
+    assert verdicts[1] == "process 0 has not entered its `Watchdog`"
     progress.finished = True
     board.post(Beat(0, "host0", finished=True, over=True))
     assert patrol.over.wait(10)

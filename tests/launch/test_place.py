@@ -16,7 +16,9 @@ def test_a_rank_is_below_the_number_of_processes(rank):
 
 @pytest.mark.parametrize("rank", [-1, 4])
 def test_there_is_no_other_rank(rank):
-    says = f"`rank` must lie in [0, 4), the number of processes; got {rank} (Slurm)."
+    says = (
+        f"`rank` must lie in [0, 4), since there are 4 processes; got {rank} (Slurm)."
+    )
     with pytest.raises(ValueError, match="^" + re.escape(says)):
         launch.Place("Slurm", "host:1234", 4, rank)
 

@@ -53,13 +53,16 @@ def test_a_package_that_is_not_installed_is_absent(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"rank": "1"}, "no record of a process: rank"),
-        ({"rank": True}, "no record of a process: rank"),
-        ({"processes": 2.0}, "no record of a process: processes"),
-        ({"same": []}, "no record of a process: same"),
-        ({"same": {"jax": 1}}, "no record of a process: same"),
-        ({"modules": {"train": None}}, "no record of a process: modules"),
-        ({"more": 1}, "no record of a process$"),
+        ({"rank": "1"}, "not the record of a process: rank"),
+        ({"rank": True}, "not the record of a process: rank"),
+        ({"processes": 2.0}, "not the record of a process: processes"),
+        ({"same": []}, "not the record of a process: same"),
+        ({"same": {"jax": 1}}, "not the record of a process: same"),
+        (
+            {"modules": {"train": None}},
+            "not the record of a process: modules",
+        ),
+        ({"more": 1}, "the line is not the record of a process$"),
     ],
 )
 def test_what_is_no_record_is_refused(change, says):
@@ -71,14 +74,14 @@ def test_what_is_no_record_is_refused(change, says):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (b"{", "no JSON"),
-        (b"\xff", "no JSON"),
-        (b"[]", "no JSON object"),
-        (b"1", "no JSON"),
+        (b"{", "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[]", "not a JSON object"),
+        (b"1", "not a JSON object"),
     ],
 )
 def test_what_is_no_json_object_is_refused(line, says):
-    with pytest.raises(ValueError, match=f"what is said there is {says}"):
+    with pytest.raises(ValueError, match=f"the line is {says}"):
         _record.parsed(line)
 
 

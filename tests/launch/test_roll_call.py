@@ -89,7 +89,8 @@ def test_another_program_at_the_port(port, said):
     assert "process 0 on host0 cannot listen at 127.0.0.1:" in first
     assert "another program's" in first
     assert re.search(
-        r"could not reach process 0 at \S+ within 2 s \((another|what|the conn)", second
+        r"could not reach process 0 at \S+ within 2 s \((another|the line|the conn)",
+        second,
     )
 
 
