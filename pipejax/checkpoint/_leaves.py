@@ -6,9 +6,9 @@
   than eight bits as int8. The shape and dtype of each leaf are written too, because two
   leaves of different dtypes may have the same encoded form.
 - A leaf of size 0 is not written, because its shape and dtype say everything.
-- For each leaf it is written whether the type is weak, as that of `jnp.asarray(1.0)`
-  is. The product of a weakly typed float32 and a bfloat16 array has dtype bfloat16. If
-  the restored type were not weak, the product would have dtype float32.
+- Whether the type of a leaf is weak, as it is for `jnp.asarray(1.0)`, is written too.
+  The product of a weakly typed float32 and a bfloat16 array has dtype bfloat16. If the
+  restored type were not weak, the product would have dtype float32.
 """
 
 from typing import Any

@@ -39,7 +39,7 @@ def save(
     Args:
       manager: The manager that `pipejax.checkpoint.manager(folder)` has returned.
       state: A state that `train.init`, `train.step` or `train.drain` has returned. Its
-        step must be later than that of every checkpoint in the folder.
+        step must be later than the steps of all checkpoints in the folder.
       extras: Values to save with the state, such as the position of the data iterator.
         A dict with string keys, whose values JSON must return unchanged: dicts with
         string keys, lists, and Python's own strings, numbers, bools and None. `None`

@@ -61,8 +61,9 @@ def collective_groups(
       A `CollectiveGroups` for each collective, in the order of the text.
 
     Raises:
-      ValueError: If the number of `devices` is not that of the program, if the text is
-        not understood, or if it does not say which devices take part in a collective.
+      ValueError: If the program is compiled for another number of devices, if its text
+        is not understood, or if the text does not say which devices take part in a
+        collective.
 
     Examples:
       An all-reduce inside each half of four devices, for which numbers stand here:

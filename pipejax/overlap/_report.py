@@ -31,8 +31,8 @@ class Collective(NamedTuple):
       group_size: Number of devices p that exchange data with one another, in the
         largest group.
       bytes: Size n of the arrays that one device contributes, in bytes. For a ragged
-        all-to-all it is the size of the whole input array, of which a device may send
-        only a part. For a `"recv"` it is the size of the array that arrives.
+        all-to-all it is the size of the whole input array, although a device may send
+        only a part of it. For a `"recv"` it is the size of the array that arrives.
       wire_bytes: Least number of bytes that one device must send, whichever algorithm
         is used: `2 (p-1)/p n` for an all-reduce, `(p-1)/p n` for a reduce-scatter or an
         all-to-all, `(p-1) n` for an all-gather, 0 for a `"recv"`, and `n` for the other
