@@ -1,14 +1,19 @@
-"""Checkpoints by Orbax: exact on the same devices, drained on others.
+"""Checkpoints of a run, written with Orbax, including its gradients in flight.
 
-- same width, same number of devices: every bit comes back, gradients in flight
-  included, and the run ends as if it had never stopped
-- another number of devices: what each had for itself is handed on (`reshard`), and what
-  is in flight applied (drained) before the run goes on
-- another width: refused
+`save` writes the whole `pj.PipelineState`. What `restore` does with it depends on the
+train step that continues the run:
 
-Nothing is written half: Orbax writes beside the checkpoint and renames at the end, so a
-process killed during a save leaves the one before. A state or an extra that would not
-come back as it was is refused before anything is written.
+- The same width and the same number of devices: `restore` returns every bit of the
+  state, including the gradients in flight, and the run ends as if it had never stopped.
+- Another number of devices: `restore` redistributes the parts of the state that each
+  device had for itself (`pipejax.reshard`), and applies the gradients in flight (a
+  drain) before the run continues.
+- Another width: `restore` raises a `ValueError`.
+
+A checkpoint is complete or absent. Orbax writes to a temporary folder beside the
+checkpoints and renames it at the end, so a process that is killed during a save leaves
+the previous checkpoint. `save` raises a `ValueError` before it writes anything if
+`restore` could not return the state and the extras unchanged.
 """
 
 from ._manager import manager as manager

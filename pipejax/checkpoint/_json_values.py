@@ -1,8 +1,9 @@
-"""Values that JSON gives back unchanged, and the refusal of all others.
+"""Copies values that JSON returns unchanged, and raises an error for all others.
 
-JSON turns tuples into lists, keys into strings and NumPy's float64 into Python's float,
-and it cannot write NumPy's integers at all. A run that goes on from such values is not
-the run that was saved, so everything that would change is refused before it is written.
+JSON turns tuples into lists, keys into strings, and NumPy's float64 into Python's
+float. It cannot write NumPy's integers at all. A run that continues from changed values
+is not the run that was saved, so a value that would change is an error before anything
+is written.
 """
 
 import json
@@ -14,32 +15,39 @@ _SCALARS = (str, int, float, bool, type(None))
 
 
 def json_copy(name: str, value: Any) -> Any:
-    """Copies `value`, a dict that JSON gives back unchanged.
+    """Copies a dict that JSON returns unchanged.
 
-    NaN and infinities are allowed: Python's `json` writes and reads them.
+    NaN and infinities are allowed, because Python's `json` writes and reads them.
 
     Args:
-      name: of the argument, for the message.
-      value: dicts with string keys, lists, strings, numbers, bools and None.
+      name: Name of the argument, for the error message.
+      value: A dict with string keys. Its values are dicts with string keys, lists,
+        strings, numbers, bools and None.
+
+    Returns:
+      A deep copy of `value`.
 
     Raises:
-      ValueError: naming the first entry that is anything else.
+      ValueError: If `value` or an entry in it is anything else. The message names the
+        first such entry.
 
-    >>> json_copy("extras", {"next_index": 640, "shards": [1, 5]})
-    {'next_index': 640, 'shards': [1, 5]}
+    Examples:
+      >>> json_copy("extras", {"next_index": 640, "shards": [1, 5]})
+      {'next_index': 640, 'shards': [1, 5]}
     """
     try:
         problem = next(_foreign(name, value), None)
         if type(value) is not dict:
             problem = f"`{name}` itself, {_described(value)}"
         copy = json.loads(json.dumps(value)) if problem is None else None
-    except (RecursionError, ValueError) as error:  # nested for ever, 4301 digits
-        problem = f"a value that it cannot write: {error}"
+    except (RecursionError, ValueError) as error:
+        # The value contains itself, or an integer has more than 4300 digits.
+        problem = f"a value that JSON cannot write: {error}"
     if problem is not None:
         raise ValueError(
-            f"`{name}` must be a dict of what JSON gives back unchanged: dicts with"
+            f"`{name}` must be a dict of values that JSON returns unchanged: dicts with"
             " string keys, lists, and Python's own strings, numbers, bools and None;"
-            f" got {problem}. Convert it first, for example by int(value),"
+            f" got {problem}. Convert it first, for example with int(value),"
             " value.tolist(), list(value) or str(value)."
         )
     return copy

@@ -1,13 +1,14 @@
-"""The leaves of a state by name, in the form in which Orbax writes them bit for bit.
+"""Names the leaves of a state, and encodes them so that Orbax writes every bit.
 
-- A name is JAX's path to a leaf, such as `params['a.b']`, which is another one than
-  `params['a']['b']`.
-- A typed PRNG key is written as the integers it holds, and an integer of fewer than
-  eight bits as int8. Shape and dtype are kept beside them, so that nothing is mistaken
-  for something else that is written alike.
-- A leaf of size 0 is not written: shape and dtype are all there is to know.
-- A weak type, that of `jnp.asarray(1.0)`, is kept beside the leaf: its product with a
-  bfloat16 array is bfloat16, where that of float32 would be float32.
+- The name of a leaf is its path in the pytree as JAX writes it. `params['a.b']` and
+  `params['a']['b']` are different names.
+- A typed PRNG key is written as the integers that it holds, and an integer of fewer
+  than eight bits as int8. The shape and dtype of each leaf are written too, because two
+  leaves of different dtypes may have the same encoded form.
+- A leaf of size 0 is not written, because its shape and dtype say everything.
+- Whether the type of a leaf is weak, as it is for `jnp.asarray(1.0)`, is written too.
+  The product of a weakly typed float32 and a bfloat16 array has dtype bfloat16. If the
+  restored type were not weak, the product would have dtype float32.
 """
 
 from typing import Any
@@ -17,64 +18,75 @@ import jax.numpy as jnp
 import numpy as np
 
 Form = tuple[tuple[int, ...], str]
-"""Shape, and the name of the dtype."""
+"""The shape of a leaf and the name of its dtype."""
 
 
 def named(tree: Any) -> dict[str, Any]:
     """Returns the leaves of `tree` by name.
 
     Raises:
-      ValueError: if two leaves have one name, as in a node of the user's own that gives
-        two children the same key.
+      ValueError: If two leaves have the same name, which happens if a pytree node of
+        the user gives two children the same key.
 
-    >>> named({"a.b": 1, "a": {"b": 2}, "c": [3]})
-    {"['a']['b']": 2, "['a.b']": 1, "['c'][0]": 3}
+    Examples:
+      >>> named({"a.b": 1, "a": {"b": 2}, "c": [3]})
+      {"['a']['b']": 2, "['a.b']": 1, "['c'][0]": 3}
     """
     leaves: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = jax.tree_util.keystr(path).removeprefix(".")
         if name in leaves:
             raise ValueError(
-                f"`state` must have leaves of different names, got two of {name}."
-                " Register the node that holds them with a key of its own for each."
+                f"`state` must have leaves of different names, got two named {name}."
+                " Register the pytree node that holds them with a different key for"
+                " each child."
             )
         leaves[name] = leaf
     return leaves
 
 
 def form(leaf: Any) -> Form:
-    """Returns shape and dtype of `leaf`; that of a PRNG key names its implementation.
+    """Returns the shape and the dtype of `leaf`.
 
-    >>> form(jax.random.key(0))
-    ((), 'key<fry>')
+    The dtype of a PRNG key names the implementation of the key.
+
+    Examples:
+      >>> form(jax.random.key(0))
+      ((), 'key<fry>')
     """
     return tuple(leaf.shape), leaf.dtype.name
 
 
 def encoded(leaf: Any) -> Any:
-    """Returns `leaf` in a dtype that can be written."""
+    """Returns `leaf` in a dtype that Orbax can write."""
     if _is_key(leaf):
         return jax.random.key_data(leaf)
     return leaf.astype(jnp.int8) if _is_narrow(leaf) else leaf
 
 
 def decoded(array: jax.Array, like: Any) -> jax.Array:
-    """Returns the leaf that was encoded as `array`; `like` is its shape and dtype."""
+    """Returns the leaf whose encoded form is `array`.
+
+    Args:
+      array: The result of `encoded`.
+      like: An array or a `jax.ShapeDtypeStruct` of the dtype of the leaf.
+    """
     if _is_key(like):
         return jax.random.wrap_key_data(array, impl=_implementation(like))
     return array.astype(like.dtype) if _is_narrow(like) else array
 
 
 def is_weak(leaf: Any) -> bool:
-    """Returns whether the leaf takes the dtype of what it is combined with."""
+    """Returns whether `leaf` has a weak type, which gives way to other dtypes."""
     return getattr(leaf, "weak_type", False)
 
 
 def weakened(leaf: jax.Array) -> jax.Array:
-    """Returns the same bits as a weak type.
+    """Returns an array of the same bits whose type is weak.
 
-    An array that is written into keeps its own type, here that of a Python scalar,
-    which is of 64 bits under `jax_enable_x64`.
+    An update `array.at[...].set(leaf)` keeps the type of `array`. Here `array` is
+    filled with a Python scalar, and therefore has a weak type. A Python scalar becomes
+    an array of 64 bits only under `jax_enable_x64`.
     """
 
     def written(leaf: jax.Array) -> jax.Array:
@@ -85,7 +97,7 @@ def weakened(leaf: jax.Array) -> jax.Array:
 
 
 def empty(shape: jax.ShapeDtypeStruct) -> jax.Array:
-    """Returns the only array of a shape of size 0, without a transfer or collective."""
+    """Returns the array of a shape of size 0, without a transfer or a collective."""
     nothing = np.zeros(shape.shape, shape.dtype)
     return jax.make_array_from_callback(
         shape.shape, shape.sharding, lambda index: nothing[index]
@@ -101,7 +113,7 @@ def _is_narrow(leaf: Any) -> bool:
 
 
 def _implementation(like: Any) -> Any:
-    """Returns the PRNG implementation of a key, or of the shape of one."""
+    """Returns the PRNG implementation of a key or of a key's `ShapeDtypeStruct`."""
     found: list[Any] = []
     jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), like)
     return found[0]

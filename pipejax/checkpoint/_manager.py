@@ -1,4 +1,4 @@
-"""The Orbax manager of a run's checkpoints, and which steps it has."""
+"""Makes the Orbax manager of a run's checkpoints, and lists their steps."""
 
 import operator
 import os
@@ -12,21 +12,34 @@ from pipejax.integers import is_integer
 def manager(
     folder: os.PathLike[str] | str, keep: int | None = 2
 ) -> ocp.CheckpointManager:
-    """Makes an Orbax manager for the checkpoints of one run; a context manager.
+    """Makes an Orbax manager for the checkpoints of one run.
 
-    On several processes all of them make one, with the same folder. Only one manager at
-    a time should save in a folder.
+    Unlike a plain `orbax.checkpoint.CheckpointManager`, the returned manager knows the
+    parts of a pipejax checkpoint, keeps only the latest ones, and lists the folder on
+    one process only.
+
+    If there are several processes, each of them must make a manager of the same folder.
+    Only one manager should save in a folder at a time.
 
     Args:
-      folder: where the checkpoints lie, or the URL of a bucket (`gs://bucket/run`);
-        made if it is not there.
-      keep: how many of the latest stay; `None` keeps all.
+      folder: Folder of the checkpoints, or the URL of a bucket (`gs://bucket/run`). It
+        is created if it does not exist.
+      keep: Number of checkpoints to keep, at least 1. Older ones are deleted. `None`
+        keeps all.
 
     Returns:
-      An `orbax.checkpoint.CheckpointManager` that saves beside the training.
+      An `orbax.checkpoint.CheckpointManager`, for `save` and `restore`. It writes
+      checkpoints while the training continues. Use it in a `with` statement, or call
+      its `close()` at the end, to wait for the last write.
 
     Raises:
-      ValueError: if `keep` is not positive, or `folder` is a file.
+      ValueError: If `keep` is not an integer of at least 1, or `folder` is a file.
+
+    Examples:
+      >>> import tempfile
+      >>> with tempfile.TemporaryDirectory() as folder, manager(folder) as checkpoints:
+      ...     print(checkpoints.latest_step())
+      None
     """
     if keep is not None and not is_integer(keep, 1):
         raise ValueError(
@@ -37,7 +50,7 @@ def manager(
         _absolute(folder),
         options=ocp.CheckpointManagerOptions(
             max_to_keep=None if keep is None else operator.index(keep),
-            # Processes that list a network folder may differ in what they see.
+            # Processes that list the same network folder may see different files.
             single_host_load_and_broadcast=True,
         ),
         item_handlers={
@@ -49,9 +62,10 @@ def manager(
 
 
 def steps(manager: ocp.CheckpointManager) -> list[int]:
-    """Returns the steps in the folder, once a save under way has ended.
+    """Waits for a running save, and returns the steps of the checkpoints in the folder.
 
-    The manager's own list may be old: another manager can have saved or deleted since.
+    The manager's own list may be out of date, because another manager may have saved or
+    deleted checkpoints, so the folder is read again.
     """
     manager.wait_until_finished()
     manager.reload()
@@ -59,10 +73,14 @@ def steps(manager: ocp.CheckpointManager) -> list[int]:
 
 
 def _absolute(folder: os.PathLike[str] | str) -> str:
-    """Returns the absolute path, or the URL as it is.
+    """Returns the absolute path of a folder; returns a URL unchanged.
 
-    >>> _absolute("gs://bucket/run"), _absolute("/tmp/run")
-    ('gs://bucket/run', '/tmp/run')
+    Raises:
+      ValueError: If there is a file at the path.
+
+    Examples:
+      >>> _absolute("gs://bucket/run"), _absolute("/tmp/run")
+      ('gs://bucket/run', '/tmp/run')
     """
     name = os.fspath(folder)
     if "://" in name:

@@ -1,4 +1,4 @@
-"""Restoring a state, exactly or drained, or refusing one of another form."""
+"""Restores a state from a checkpoint, exactly or with a drain."""
 
 import functools
 import logging
@@ -22,14 +22,15 @@ _log = logging.getLogger(__name__)
 
 
 class Restored(NamedTuple):
-    """What `restore` found.
+    """The contents of a checkpoint, as `restore` returns them.
 
     Attributes:
-      state: to go on from.
-      extras: what `save` was given beside the state.
-      drained: whether gradients in flight had to be applied, because the number of
-        devices has changed.
-      infos: what applying them reported, as `train.drain` returns it; else empty.
+      state: The `pj.PipelineState` to continue from.
+      extras: The extras that `save` was given.
+      drained: Whether `restore` has applied the gradients in flight, because the number
+        of devices has changed.
+      infos: The `pj.StepInfo` of each gradient that `restore` has applied, as
+        `train.drain` returns them; empty if `drained` is false.
     """
 
     state: PipelineState
@@ -46,26 +47,59 @@ def restore(
     like: PipelineState,
     step: int | None = None,
 ) -> Restored:
-    """Restores a state onto the mesh of `train`.
+    """Restores a state from a checkpoint, onto the mesh of `train`.
 
-    Waits for a save under way, and sees what other managers have saved in the folder.
+    On the same number of devices, every leaf has the dtype and the bits that were
+    saved, and the gradients in flight stay in flight. On another number of devices:
+
+    - Parameters, optimizer state, PRNG key and step have the bits that were saved.
+    - Each gradient in flight is averaged over the old devices and applied (a drain).
+      The next `width - 1` steps then apply nothing, because the pipeline fills again.
+    - The residuals of error feedback are redistributed in equal shares, so that they
+      add the same to the mean gradient as they would have before.
+    - The PRNG keys and warm starts of codecs, and the deviations that
+      `deviation_feedback` keeps, begin anew.
+
+    If the number of devices is the same but the axes of a hierarchical all-reduce have
+    other sizes, only the residuals, PRNG keys and warm starts of codecs change in this
+    way.
+
+    `restore` waits for a running save. It also finds checkpoints that another manager
+    has saved in the same folder.
 
     Args:
-      manager: what `manager(folder)` returned.
-      train: the train step that goes on.
-      like: `train.init(...)`, or its `jax.eval_shape`, for its form.
-      step: which checkpoint; `None` takes the latest.
+      manager: The manager that `pipejax.checkpoint.manager(folder)` has returned.
+      train: The train step that continues the run, of the width that was saved.
+      like: A `pj.PipelineState` with the structure, shapes and dtypes of the state to
+        restore, such as `train.init(...)` or its `jax.eval_shape`. Its values are not
+        used.
+      step: The step of the checkpoint to restore; `None` takes the latest.
 
     Returns:
-      A `Restored`, every leaf with the dtype and the bits that were saved.
+      A `Restored` with the state, the extras, and what a drain has reported.
 
     Raises:
-      FileNotFoundError: if there is no such checkpoint.
-      ValueError: if it is of another width, or of another model or optimizer, or was
-        not saved by `save`.
+      FileNotFoundError: If there is no checkpoint, or none of this step.
+      ValueError: If the checkpoint has another width than `train` or another form than
+        `like`, or if this version of `pipejax.checkpoint.save` has not written it.
+
+    Examples:
+      >>> import tempfile
+      >>> import optax
+      >>> import pipejax as pj
+      >>> from pipejax import checkpoint
+      >>> loss_fn = lambda w, batch: ((w - batch) ** 2).mean()
+      >>> train = pj.make_train_step(loss_fn, optax.sgd(0.25), mesh=pj.data_mesh(1))
+      >>> state = train.init(jax.numpy.float32(3))
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     with checkpoint.manager(folder) as manager:
+      ...         checkpoint.save(manager, state, {"next_index": 640})
+      ...         restored = checkpoint.restore(manager, train, state)
+      >>> float(restored.state.params), restored.extras, restored.drained
+      (3.0, {'next_index': 640}, False)
     """
     form_like = _form(like)
-    train.join()  # Orbax has collectives of its own
+    train.join()  # Orbax runs collectives, which must not meet those of the exchange.
     step = _found(manager, step)
     meta = _meta(manager, step)
     _check_width(manager, meta, train)
@@ -87,14 +121,15 @@ def restore(
         state = reshard(train, state, before)
         if before.kept is not None:
             _log.warning(
-                "checkpoint of other devices: of what codecs kept, that which is yet to"
-                " be sent is handed on, keys and warm starts begin anew"
+                "checkpoint of other devices: residuals of codecs are redistributed,"
+                " and PRNG keys and warm starts of codecs begin anew"
             )
     infos: tuple[StepInfo, ...] = ()
     moved = before.devices != now.devices and train.width > 1
     if moved:
         _log.warning(
-            "checkpoint of %d devices on %d: gradients in flight are applied first",
+            "checkpoint of %d devices restored on %d: gradients in flight are applied"
+            " first",
             before.devices,
             now.devices,
         )
@@ -103,17 +138,17 @@ def restore(
 
 
 def _found(manager: ocp.CheckpointManager, step: int | None) -> int:
-    """Returns the step to restore: the one that was asked for, or the latest."""
+    """Returns the step to restore: `step`, or the latest one if `step` is `None`."""
     there = steps(manager)
     if not there:
         raise FileNotFoundError(
             f"`manager` must have a checkpoint, got none in {manager.directory}. Save"
-            " one with pipejax.checkpoint.save."
+            " one with pipejax.checkpoint.save first."
         )
     if step is not None and step not in there:
         raise FileNotFoundError(
-            f"`step` must be that of a checkpoint in {manager.directory}, which has"
-            f" {there}; got {step!r}. None takes the latest."
+            f"`step` must be the step of a checkpoint in {manager.directory}, which has"
+            f" steps {there}; got {step!r}. None restores the latest."
         )
     return max(there) if step is None else operator.index(step)
 
@@ -123,26 +158,27 @@ def _form(like: Any) -> PipelineState:
     if not isinstance(like, PipelineState):
         raise ValueError(
             "`like` must be a pj.PipelineState of the form to restore, got"
-            f" {type(like).__name__}. Pass `train.init(params, ...)`, or its"
+            f" {type(like).__name__}. Pass `train.init(params, ...)` or its"
             " `jax.eval_shape`."
         )
     return jax.eval_shape(lambda tree: tree, like)
 
 
 def _meta(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
-    """Returns what `save` has noted of the state."""
+    """Returns what `save` has written about the state, beside its arrays."""
     if "meta" not in manager.item_metadata(step):
         raise ValueError(
-            f"the checkpoint of step {step} in {manager.directory} must be one of"
-            " pipejax.checkpoint.save, and has nothing of what that writes. Save"
-            " `train.init(params)` of its parameters in another folder, or remove it."
+            f"the checkpoint of step {step} in {manager.directory} must be written by"
+            " pipejax.checkpoint.save, and lacks the metadata that it writes. Read the"
+            " parameters with the program that wrote them, and save"
+            " `train.init(params)` in another folder; or remove the checkpoint."
         )
     found = manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))
     if "leaves" not in found["meta"]:
         raise ValueError(
             f"the checkpoint of step {step} in {manager.directory} must be of this"
-            " version of pipejax, and is of one before 0.1.0. Go on with that, or begin"
-            " anew from its parameters."
+            " version of pipejax, and is of a version before 0.1.0. Continue with that"
+            " version, or start a new run from the parameters in the checkpoint."
         )
     return found["meta"]
 
@@ -152,18 +188,20 @@ def _check_width(
 ) -> None:
     if meta["width"] != train.width:
         raise ValueError(
-            f"`train` must be of width {meta['width']}, as the checkpoint in"
-            f" {manager.directory}; got width {train.width}. Restore it with width"
-            f" {meta['width']}, `state, _ = train.drain(state)`, and go on from"
+            f"`train` must be of width {meta['width']}, the width of the checkpoint in"
+            f" {manager.directory}; got width {train.width}. To change the width,"
+            f" restore the checkpoint with a train step of width {meta['width']}, drain"
+            " it with `state, _ = train.drain(state)`, and call"
             " `train.init(state.params, model_state=state.model_state, rng=state.rng,"
-            " opt_state=state.opt_state, batch=batch)` of the other."
+            " opt_state=state.opt_state, batch=batch)` of the train step of width"
+            f" {train.width}."
         )
 
 
 def _check_same_form(
     manager: ocp.CheckpointManager, saved: dict[str, Any], target: PipelineState
 ) -> None:
-    """Names, shapes and dtypes of all leaves are those of the checkpoint."""
+    """Raises an error unless all leaves have the saved names, shapes and dtypes."""
     wanted = {name: form(leaf) for name, leaf in named(target).items()}
     there = {name: (tuple(shape), dtype) for name, (shape, dtype) in saved.items()}
     names = [*wanted, *(name for name in there if name not in wanted)]
@@ -174,12 +212,12 @@ def _check_same_form(
             f"`like` must have the form of the checkpoint in {manager.directory}:"
             f" {len(differing)} of {len(names)} leaves differ, the first is {name}:"
             f" saved {_said(there.get(name))}, wanted {_said(wanted.get(name))}."
-            " Restore it with the model, optimizer and options it was saved with."
+            " Restore it with the model, optimizer and options that it was saved with."
         )
 
 
 def _said(form: Form | None) -> str:
-    """Returns a leaf's form as JAX writes it: `float32[5,7]`."""
+    """Returns a leaf's form as JAX writes it, such as `float32[5,7]`."""
     if form is None:
         return "none"
     shape, dtype = form
@@ -189,9 +227,11 @@ def _said(form: Form | None) -> str:
 def _shapes(
     train: TrainStep, target: PipelineState, *, own: bool
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shape and place of what is restored, by name.
+    """Returns the shape, dtype and sharding of each array to restore, by name.
 
-    What each device has for itself comes to it alone if `own`, and to all otherwise.
+    Each device has its own part of the arrays in flight and of the states of codecs. If
+    `own`, a device receives its own part. Otherwise it receives the parts of all
+    devices, for `reshard` to redistribute.
     """
 
     written = functools.partial(jax.tree.map, encoded)
@@ -199,7 +239,7 @@ def _shapes(
 
     def on(mesh: jax.sharding.Mesh, tree: Any, spec: P) -> Any:
         def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            # JAX replicates what has no elements.
+            # JAX replicates arrays without elements.
             return leaf.update(sharding=NamedSharding(mesh, spec if leaf.size else P()))
 
         return jax.tree.map(placed, tree)
@@ -214,7 +254,7 @@ def _shapes(
 def _rebuilt(
     arrays: dict[str, jax.Array], target: PipelineState, meta: dict[str, Any]
 ) -> PipelineState:
-    """Returns the state of the form `target` whose leaves were encoded as `arrays`."""
+    """Returns the state of the form `target` whose leaves are encoded in `arrays`."""
     shapes, calls = target._replace(calls=None), meta["calls"]
     leaves = {name: decoded(arrays[name], leaf) for name, leaf in named(shapes).items()}
     leaves |= {name: weakened(leaves[name]) for name in meta["weak"]}

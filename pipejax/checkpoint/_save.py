@@ -1,4 +1,4 @@
-"""Saving a state, or refusing it while nothing has been written yet."""
+"""Saves a state, or raises an error before anything is written."""
 
 import hashlib
 import json
@@ -26,31 +26,50 @@ def save(
     state: PipelineState,
     extras: dict[str, Any] | None = None,
 ) -> None:
-    """Saves the state under its step, with gradients in flight and PRNG key.
+    """Saves a state with its gradients in flight, as the checkpoint of its step.
 
-    Returns once the state may be donated and the extras changed; the manager writes on
-    beside the training. `manager.wait_until_finished()` waits for it, and raises what
-    it failed with, as the next `save` does. What was saved before is still there then.
+    When `save` returns, the state may be donated and the extras may be changed. The
+    manager writes the checkpoint while the training continues. If the write fails, the
+    next `save` or `manager.wait_until_finished()` raises the error, and the checkpoints
+    before it remain.
 
-    On several processes all of them call it, at the same step and with the same extras,
-    after `train.join()`.
+    If there are several processes, all of them must call `save` at the same step, with
+    the same extras, and after `train.join()`.
 
     Args:
-      manager: what `manager(folder)` returned.
-      state: what `train.step` returned, at a later step than all that is in the folder.
-      extras: saved with it, such as the data iterator's state. A dict of what JSON
-        gives back unchanged: dicts with string keys, lists, and Python's own strings,
-        numbers, bools and None.
+      manager: The manager that `pipejax.checkpoint.manager(folder)` has returned.
+      state: A state that `train.init`, `train.step` or `train.drain` has returned. Its
+        step must be later than the steps of all checkpoints in the folder.
+      extras: Values to save with the state, such as the position of the data iterator.
+        A dict with string keys, whose values JSON must return unchanged: dicts with
+        string keys, lists, and Python's own strings, numbers, bools and None. `None`
+        saves an empty dict.
 
     Raises:
-      ValueError: before anything is written, if `state` is not what a step returned,
-        has been donated or is of no later step, or if `extras` would not come back as
-        they are or differ between processes.
+      ValueError: Before anything is written: if `state` is not a `pj.PipelineState`, is
+        traced or donated, holds leaves that are not `jax.Array`s of all processes, or
+        is not of a later step; if JSON would change `extras`; or if the step or the
+        extras differ between processes.
+
+    Examples:
+      >>> import tempfile
+      >>> import optax
+      >>> import pipejax as pj
+      >>> from pipejax import checkpoint
+      >>> loss_fn = lambda w, batch: ((w - batch) ** 2).mean()
+      >>> train = pj.make_train_step(loss_fn, optax.sgd(0.25), mesh=pj.data_mesh(1))
+      >>> state, _ = train.step(train.init(jnp.float32(3)), jnp.ones(4))
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     with checkpoint.manager(folder) as manager:
+      ...         checkpoint.save(manager, state, {"next_index": 640})
+      ...         manager.wait_until_finished()
+      ...         print(manager.latest_step())
+      1
     """
     _check_state(state)
     extras = json_copy("extras", {} if extras is None else extras)
     step = int(jax.device_get(state.step))
-    # What is saved has to come to the host: the caller has asked for that transfer.
+    # The caller has asked for the transfer of the state to the host.
     with without_mesh(), jax.transfer_guard("allow"):
         _check_same_everywhere(step, extras)
         _check_later(manager, step)
@@ -65,7 +84,7 @@ def save(
 
 
 def _meta(state: PipelineState) -> dict[str, Any]:
-    """Returns what `restore` has to know before it reads the arrays."""
+    """Returns what `restore` must know before it can read the arrays."""
     leaves = named(state)
     return {
         "width": width_of(state.in_flight),
@@ -77,27 +96,27 @@ def _meta(state: PipelineState) -> dict[str, Any]:
 
 
 def _arrays(state: PipelineState) -> dict[str, jax.Array]:
-    """Returns copies of all that is written, by name."""
+    """Returns a copy of each array to write, by name."""
     leaves = named(state._replace(calls=None))
     return {k: _copied(encoded(leaf)) for k, leaf in leaves.items() if leaf.size}
 
 
 def _copied(array: jax.Array) -> jax.Array:
-    """Returns a copy, NaN and infinities too.
+    """Returns a copy, without the errors of `jax_debug_nans` and `jax_debug_infs`.
 
-    On CPU Orbax would otherwise read, after `save` returns, from memory that a donating
-    step may already be overwriting.
+    On CPU, Orbax reads the memory of an array after `save` has returned. Without the
+    copy, a step with `donate=True` could overwrite this memory before Orbax reads it.
     """
     with jax.debug_nans(False), jax.debug_infs(False):
         return jnp.copy(array)
 
 
 def _check_state(state: Any) -> None:
-    """Every leaf is an array that all processes hold, and still there."""
+    """Raises an error unless all leaves are arrays, undeleted, and on all processes."""
     if not isinstance(state, PipelineState):
         raise ValueError(
             "`state` must be the pj.PipelineState that `train.step` returned, got"
-            f" {type(state).__name__}. Save `train.init(params)` of parameters alone."
+            f" {type(state).__name__}. For parameters alone, save `train.init(params)`."
         )
     for name, leaf in named(state._replace(calls=None)).items():
         if isinstance(leaf, jax.core.Tracer):
@@ -112,14 +131,14 @@ def _check_state(state: Any) -> None:
             )
         if leaf.is_deleted():
             raise ValueError(
-                f"`state` must still have its arrays, got {name} deleted: a step made"
-                " with donate=True was given this state. Save what that step returned,"
-                " or save before it."
+                f"`state` must still have its arrays, got {name} deleted: a train step"
+                " with donate=True has taken this state. Save the state that this step"
+                " has returned, or save before the step."
             )
         if jax.process_count() > 1 and leaf.is_fully_addressable:
             raise ValueError(
                 f"`state` must lie on the devices of all {jax.process_count()}"
-                f" processes, got {name} on this one's alone. {_PLACE}"
+                f" processes, got {name} on those of this process only. {_PLACE}"
             )
 
 
@@ -127,20 +146,21 @@ _PLACE = "Place it with jax.device_put(leaf, NamedSharding(train.mesh, P()))."
 
 
 def _check_later(manager: ocp.CheckpointManager, step: int) -> None:
-    """The step is later than those of all checkpoints in the folder."""
+    """Raises an error unless `step` is later than all checkpoints in the folder."""
     latest = max(steps(manager), default=-1)
     if step <= latest:
         raise ValueError(
             "`state` must be of a later step than the checkpoints in"
             f" {manager.directory}, got step {step} where the latest is of step"
-            f" {latest}. A step is saved once: ask `manager.latest_step()` first. Save"
-            " what follows on an earlier step, or a drained state, in another folder,"
-            f" or remove what is in its way: `manager.delete({latest})`."
+            f" {latest}. A step can be saved only once: check `manager.latest_step()`"
+            " first. Use another folder for a drained state of the same step and for a"
+            " run that continues from an earlier step, or remove the later checkpoint:"
+            f" `manager.delete({latest})`."
         )
 
 
 def _check_same_everywhere(step: int, extras: dict[str, Any]) -> None:
-    """All processes save the same: what is written is process 0's."""
+    """Raises an error unless step and extras are the same on all processes."""
     if jax.process_count() == 1:
         return
     text = json.dumps([step, extras], sort_keys=True)
@@ -149,8 +169,8 @@ def _check_same_everywhere(step: int, extras: dict[str, Any]) -> None:
     others = np.flatnonzero((found != found[0]).any(axis=1)).tolist()
     if others:
         raise ValueError(
-            "`extras` and `state.step` must be the same on all processes, for process 0"
-            f" writes its own; got others on processes {others}. Here they are step"
-            f" {step} and {reprlib.repr(extras)}. Save what holds for the whole job,"
-            " such as the number of global batches that are gone."
+            "`extras` and `state.step` must be the same on all processes, because only"
+            f" those of process 0 are written; got others on processes {others}. On"
+            f" this process they are {reprlib.repr(extras)} and {step}. Save values"
+            " that hold for the whole job, such as the number of global batches so far."
         )

@@ -1,4 +1,12 @@
-"""Proof that communication is hidden: schedules read and drawn, steps measured."""
+"""Tools that show whether compute hides the communication of a program.
+
+- `inspect` reads the schedule of a compiled program. It reports which compute XLA runs
+  while each collective is in progress, and needs no accelerator.
+- `timeline` draws the schedules that `inspect` has read.
+- `collective_groups` lists the devices that exchange data in each collective.
+- `topology` returns devices of an absent accelerator, to compile programs for.
+- `measure` times compute, communication and the whole step on the devices at hand.
+"""
 
 from ._collective_groups import CollectiveGroups as CollectiveGroups
 from ._collective_groups import collective_groups as collective_groups

@@ -13,14 +13,18 @@ from ._parse import parse
 
 
 class CollectiveGroups(NamedTuple):
-    """One collective of a program, with the devices that exchange data in it.
+    """A collective of a program, and the devices that exchange data in it.
+
+    A `Collective` of a `Report` says what runs during a collective; a
+    `CollectiveGroups` says between which devices it takes place.
 
     Attributes:
-      kind: as that of a `Collective`.
-      groups: sets of devices that exchange data with one another. The pairs of a
-        permute connect its devices to such sets.
-      op_name: the JAX operation that it comes from.
-      line: the instruction, as the program's text has it.
+      kind: Kind of the collective, as in `Collective.kind`.
+      groups: Sets of devices that exchange data with one another. In a permute, devices
+        are in one set if its pairs connect them, directly or through other devices.
+      op_name: JAX operation that the collective comes from; empty if the program does
+        not name it.
+      line: The instruction, as printed in the text of the program.
     """
 
     kind: str
@@ -30,7 +34,7 @@ class CollectiveGroups(NamedTuple):
 
     @property
     def crosses_processes(self) -> bool:
-        """Tells whether the devices of any group belong to more than one process."""
+        """Returns whether the devices of any group belong to more than one process."""
         return any(len({d.process_index for d in group}) > 1 for group in self.groups)
 
 
@@ -40,25 +44,38 @@ def collective_groups(
     """Lists a program's collectives, each with the sets of devices that exchange data.
 
     Each instruction is listed once, however often it runs. Instructions in loops and in
-    all branches are listed too. In a program for several TPU slices, an exchange inside
-    a slice is listed with the groups of every slice, even if only some slices take its
-    branch. The program need not be scheduled.
+    all branches are listed too. In a program for several TPU slices, a collective
+    inside a slice is listed with the groups of every slice, even if only some slices
+    take its branch.
+
+    Use it to check where a program communicates, for example that a collective stays
+    inside a process. Unlike `inspect`, it does not need a scheduled program, and does
+    not say what runs during a collective.
 
     Args:
-      program: compiled, or the text of it.
-      devices: what it is compiled for: the mesh, or its devices in the mesh's order.
+      program: A compiled program, or the text of one, scheduled or not.
+      devices: The devices that the program is compiled for: a mesh, or a sequence of
+        devices in the order of the mesh.
 
     Returns:
-      The collectives, in the order of the text.
+      A `CollectiveGroups` for each collective, in the order of the text.
 
     Raises:
-      ValueError: for `devices` that are not as many as the program has, and for text
-        that is not understood, or does not say which devices take part.
+      ValueError: If the program is compiled for another number of devices, if its text
+        is not understood, or if the text does not say which devices take part in a
+        collective.
 
-    >>> mesh = jax.make_mesh((1,), ("data",))
-    >>> compiled = jax.jit(lambda x: x + 1).lower(1.0).compile()
-    >>> collective_groups(compiled, mesh)
-    ()
+    Examples:
+      An all-reduce inside each half of four devices, for which numbers stand here:
+
+      >>> text = '''HloModule step, replica_count=4
+      ... ENTRY %main (x: f32[8]) -> f32[8] {
+      ...   %x = f32[8] parameter(0)
+      ...   ROOT %sum = f32[8] all-reduce(%x), replica_groups={{0,1},{2,3}}
+      ... }'''
+      >>> (found,) = collective_groups(text, devices=[0, 1, 2, 3])
+      >>> found.kind, found.groups
+      ('all-reduce', (frozenset({0, 1}), frozenset({2, 3})))
     """
     text = program if isinstance(program, str) else program.as_text() or ""
     module = parse(text.strip())
@@ -74,7 +91,7 @@ def collective_groups(
 
 
 def _by_slice(devices: list[Any], module: Module) -> list[list[Any]]:
-    """Splits devices by slice if the program is compiled for several."""
+    """Returns the devices of each slice that the program is compiled for."""
     count = module.replica_count * module.num_partitions
     if len(devices) == count:
         return [devices]
@@ -83,8 +100,9 @@ def _by_slice(devices: list[Any], module: Module) -> list[list[Any]]:
         slices.setdefault(getattr(device, "slice_index", 0), []).append(device)
     if any(len(one) != count for one in slices.values()):
         raise ValueError(
-            f"`devices` must be the {count} that the program is compiled for, or that"
-            f" many of each slice; got {len(devices)}. Pass the mesh of its shardings."
+            f"`devices` must be the {count} devices that the program is compiled for,"
+            f" or {count} devices of each slice; got {len(devices)} devices. Pass the"
+            " mesh of the program's shardings."
         )
     return list(slices.values())
 

@@ -1,10 +1,11 @@
-"""Collectives: which instructions they are, of what kind and what size."""
+"""Recognizes the instructions that are collectives, and reads their kind and size."""
 
 from . import _slices
 from ._groups import groups_of
 from ._hlo import Computation, Instruction, Module, Shape
 
-# As opcodes; `opcode-start` and `opcode-done` where it is asynchronous.
+# Opcodes of synchronous collectives. An asynchronous collective has two instructions,
+# `opcode-start` and `opcode-done`.
 COLLECTIVES = (
     "all-reduce",
     "all-gather",
@@ -20,13 +21,14 @@ COLLECTIVES = (
 
 
 def is_collective(op: Instruction) -> bool:
-    """Tells whether `op` is a collective between devices, or the start of one.
+    """Returns whether `op` is a collective between devices, or the start of one.
 
-    An exchange between slices counts by its `send`. A transfer to the host is none.
+    Of the two instructions of a collective between slices, only the `send` counts. A
+    transfer to the host is not a collective.
     """
     if op.opcode.removesuffix("-start") not in COLLECTIVES:
         if {"replica_groups", "source_target_pairs"} & op.attributes.keys():
-            op.refuse("a collective of an unknown kind")
+            op.refuse("it is a collective of an unknown kind")
         return False
     if _slices.between_slices(op):
         return op.opcode == "send"
@@ -41,19 +43,19 @@ def kind_of(op: Instruction) -> str:
 
 
 def group_size(op: Instruction, module: Module) -> int:
-    """Counts the devices in the largest group."""
+    """Returns the number of devices in the largest group of a collective."""
     across = _slices.between_slices(op)
     groups = _slices.groups_by_id(op) if across else groups_of(op, module)
     return max(map(len, groups), default=0)
 
 
 def handed_over(op: Instruction, home: Computation) -> list[Shape]:
-    """Returns the arrays that a device contributes, or that a `recv` receives."""
+    """Returns the shapes that a device contributes, or that a `recv` receives."""
     if op.opcode == "recv":
         return list(op.shapes[:1])
     operands, kind = op.operands, kind_of(op)
     if kind == "collective-permute" and "slice_sizes" in op.attributes:
-        op.refuse("a permute of slices in place, whose bytes are not in its operands")
+        op.refuse("it permutes slices in place, whose size its operands do not show")
     if kind == "ragged-all-to-all":
         operands = operands[:1]  # The others are offsets and sizes.
     elif op.attributes.get("has_dynamic_root") == "true":

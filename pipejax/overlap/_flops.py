@@ -1,8 +1,9 @@
-"""Work in a compiled program: FLOPs of its matmuls and convolutions.
+"""Counts the work in a compiled program: the FLOPs of its matmuls and convolutions.
 
-`_matmuls` has those of one instruction, `_trips` how often a loop runs. A conditional
-counts as its largest branch. A custom call other than a known one of cuBLAS or cuDNN is
-named as not counted, unless it is known to multiply nothing.
+`_matmuls` counts the FLOPs of one instruction, and `_trips` how often a loop runs. A
+conditional counts as its largest branch. The FLOPs of a custom call are counted if it
+is a known call of cuBLAS or cuDNN. Any other custom call is listed as not counted,
+unless it is known to contain no matmul.
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ from ._hlo import Computation, Instruction, Module, not_understood
 from ._matmuls import DOTS, flops_of
 from ._trips import trip_count
 
-# No kernel runs for these: they name memory, or wait, or communicate.
+# Instructions that run no kernel: they name memory, wait, or communicate.
 _FREE = {
     *COLLECTIVES,
     "after-all",
@@ -31,7 +32,7 @@ _FREE = {
     "PrepareAsyncCallStart",
 }
 _MATMULS = {*DOTS, "convolution", "custom-call"}
-# Custom calls that multiply nothing. Any other may, and may even communicate.
+# Custom calls without matmuls. Any other custom call may contain one, or communicate.
 _HARMLESS = re.compile(
     r"__cub\$.*|.*TopK|AllocateBuffer|ConcatBitcast|AsyncCollective(Start|Done)"
     r"|PrepareAsyncCall(Start|Done)|SliceId|ZeroCrop|PadToStatic|SliceToDynamic"
@@ -43,12 +44,12 @@ _HARMLESS = re.compile(
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Work:
-    """What is to be done.
+    """An amount of work on one device.
 
     Attributes:
-      flops: of matmuls and convolutions.
-      matmuls: how many of them.
-      operations: kernels: a fusion is one, whatever is in it.
+      flops: FLOPs of matmuls and convolutions.
+      matmuls: Number of matmuls and convolutions.
+      operations: Number of kernels. A fusion is one kernel, whatever it contains.
     """
 
     flops: float = 0.0
@@ -63,17 +64,17 @@ class Work:
         )
 
     def times(self, count: int) -> "Work":
-        """This, `count` times over."""
+        """Returns the work of doing this `count` times."""
         return Work(count * self.flops, count * self.matmuls, count * self.operations)
 
 
 class Counter:
-    """Work of a module's instructions and computations.
+    """Counts the work of a module's instructions and computations.
 
     Attributes:
-      module: whose.
-      uncounted: what could not be counted, by instruction, and why; grows as more is
-        looked at.
+      module: The module.
+      uncounted: Instructions whose FLOPs could not be counted in full, by name, with
+        the reason. It grows as instructions are counted.
     """
 
     def __init__(self, module: Module):
@@ -82,7 +83,7 @@ class Counter:
         self._known: dict[str, Work] = {}
 
     def of(self, op: Instruction, home: Computation) -> Work:
-        """The work of `op`, an instruction of `home`."""
+        """Returns the work of `op`, an instruction of `home`."""
         if op.opcode == "while":
             parts = [self.whole(name) for name in op.calls]
             return sum(parts, Work()).times(self.trips(op, home))
@@ -97,7 +98,7 @@ class Counter:
             return Work(flops, int(flops > 0), int(op.target not in _FREE))
         if op.opcode == "custom-call-start":
             self._note(op)
-        # The body of a fusion, or of what runs asynchronously, is no kernel of its own.
+        # Instructions inside a fusion or an asynchronous start are not kernels.
         inner = sum(map(self.whole, op.calls), Work())
         if inner.matmuls and not op.opcode.endswith(("fusion", "-start")):
             self.uncounted[op.name] = f"{op.opcode} of a matmul, counted once"
@@ -105,7 +106,7 @@ class Counter:
         return dataclasses.replace(inner, operations=int(inner.matmuls > 0 or not free))
 
     def whole(self, name: str) -> Work:
-        """The work of the computation of this name."""
+        """Returns the work of one execution of the computation `name`."""
         if name not in self._known:
             home = self.module.computations[name]
             parts = (self.of(op, home) for op in home.instructions)
@@ -113,13 +114,17 @@ class Counter:
         return self._known[name]
 
     def trips(self, loop: Instruction, home: Computation) -> int:
-        """How often the body of `loop` runs; 1, and noted, if that is not known."""
+        """Returns how often the body of `loop` runs.
+
+        A loop of unknown length counts as one execution and is added to `uncounted`.
+        """
         count = trip_count(loop, home, self.module)
         if count is None:
             self.uncounted[loop.name] = "a loop of unknown length, counted once"
         return 1 if count is None else count
 
     def _matmul(self, op: Instruction, home: Computation) -> float:
+        """Returns the FLOPs of a matmul, convolution or custom call; 0 if unknown."""
         shapes = [home[name].shapes[0] for name in op.operands if home[name].shapes]
         try:
             flops = flops_of(op, shapes)
@@ -130,7 +135,7 @@ class Counter:
         return flops or 0.0
 
     def _note(self, call: Instruction) -> None:
-        """Names a custom call that may be a matmul, whose FLOPs are not known."""
+        """Adds a custom call to `uncounted` if it may contain a matmul."""
         if not _HARMLESS.fullmatch(call.target):
             what = call.target or call.opcode
             self.uncounted[call.name] = f"{what}, its FLOPs counted as 0"

@@ -1,17 +1,29 @@
 """Reads which devices exchange data in a collective, in every form that XLA writes.
 
-- `{{0,1},{2,3}}`: listed; `{}`: all
-- `[2,4]<=[8]`, `[4,2]<=[2,4]T(1,0)`: the numbers from 0 in the shape on the right,
-  transposed, then in the shape on the left, whose rows are the groups
-- `mesh['x'=4,'y'=2] {'x'}`: along the axes in braces. The devices of the mesh are the
-  numbers from 0, or follow it: `, device_ids=([2,4]T(1,0))`, `, device_ids=(3,1,0,2)`.
-  `'x':(2)2` is a part of an axis: that of size 2 after one of size 2
-- `source_target_pairs={{0,1},{1,0}}`: whoever is connected
+A collective writes its groups in one of these forms:
 
-The numbers are of devices (`use_global_device_ids`), of replicas with all their
-partitions (a reduction with a channel), of the partitions of each replica (others with
-a channel), or of the replicas of each partition (no channel). A partition of a replica
-runs on device `replica * num_partitions + partition`.
+- `{{0,1},{2,3}}`: a list of groups. `{}` stands for one group of all numbers.
+- `[2,4]<=[8]`, `[4,2]<=[2,4]T(1,0)`: an array of the numbers from 0 on, which has the
+  shape on the right, is transposed by `T`, and is then reshaped to the shape on the
+  left. Each row of the result is a group.
+- `mesh['x'=4,'y'=2] {'x'}`: a group along the axes in braces, for each position on the
+  other axes. The mesh contains the numbers from 0 on, in order. Another order follows
+  the mesh: `, device_ids=([2,4]T(1,0))` or `, device_ids=(3,1,0,2)`. `'x':(2)2` is a
+  part of axis x, which has size 2 and comes after a part of size 2.
+- `source_target_pairs={{0,1},{1,0}}`: pairs of a sender and a receiver. Devices that
+  pairs connect, directly or through other devices, form a group.
+
+Other attributes decide what a number stands for:
+
+- With `use_global_device_ids=true`, a number is a device.
+- With a `channel_id`, a number in an all-reduce, all-gather, reduce-scatter or
+  collective-reduce is a replica, and stands for all partitions of the replica.
+- With a `channel_id`, a number in any other collective is a partition, and each replica
+  has these groups.
+- Without a `channel_id`, a number is a replica, and each partition has these groups.
+- An attribute `mode` names one of these four cases and takes precedence.
+
+A partition of a replica runs on device `replica * num_partitions + partition`.
 """
 
 import itertools
@@ -38,13 +50,14 @@ _REDUCTIONS = ("all-reduce", "all-gather", "reduce-scatter", "collective-reduce"
 
 
 def groups_of(collective: Instruction, module: Module) -> tuple[Group, ...]:
-    """Returns sets of devices that exchange data, by their numbers in the program.
+    """Returns the sets of devices that exchange data, by their number in the program.
 
     Raises:
-      ValueError: for a form that is not known; it quotes the line.
+      ValueError: If the groups have an unknown form, overlap, or contain a device that
+        the program does not have.
     """
     count = module.replica_count * module.num_partitions
-    why = f"its groups are not of a known form, or not of its {count} devices"
+    why = f"its groups have an unknown form or do not fit its {count} devices"
     try:
         found = _by_device(collective, _written(collective), module)
     except ValueError as error:
@@ -56,10 +69,10 @@ def groups_of(collective: Instruction, module: Module) -> tuple[Group, ...]:
 
 
 def _written(op: Instruction) -> list[Group]:
-    """Returns the groups as they are numbered, or none where that means all.
+    """Returns the groups as the text numbers them; an empty list is one group of all.
 
     Raises:
-      ValueError: for a form that is not known.
+      ValueError: If the groups have an unknown form.
     """
     pairs = op.attributes.get("source_target_pairs") or op.frontend.get(
         "_xla_send_recv_source_target_pairs"
@@ -102,7 +115,7 @@ def _along_mesh(text: str) -> list[Group]:
             raise ValueError(name)
         begin = int(before or 1)
         parts[name].append((begin, begin * int(size or sizes[name])))
-    # Each axis is cut where a part of it begins or ends.
+    # Split each axis into dimensions at the places where a part of it begins or ends.
     dims: list[int] = []
     grouped: list[int] = []
     for name, size in sizes.items():
@@ -126,7 +139,12 @@ def _mesh_devices(ids: str | None, shape: list[int]) -> np.ndarray:
 
 
 def connected(pairs: Iterable[Group]) -> list[Group]:
-    """Merges pairs that share a device into sets."""
+    """Merges pairs that share a device into disjoint sets.
+
+    Examples:
+      >>> connected([frozenset({0, 1}), frozenset({2, 3}), frozenset({1, 4})])
+      [frozenset({2, 3}), frozenset({0, 1, 4})]
+    """
     found: list[Group] = []
     for pair in pairs:
         joined = [group for group in found if group & pair]
@@ -167,7 +185,7 @@ def _by_device(
 
 
 def _mode(op: Instruction) -> str:
-    """Returns what the numbers in the groups of `op` stand for."""
+    """Returns XLA's name for what the numbers in the groups of `op` stand for."""
     if "mode" in op.attributes:
         return op.attributes["mode"]
     if op.attributes.get("use_global_device_ids") == "true":

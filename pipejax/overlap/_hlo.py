@@ -1,7 +1,7 @@
-"""Compiled HLO: a module, its computations, and their instructions in their order.
+"""Compiled HLO as Python objects: a module, its computations and their instructions.
 
-`_parse` reads them from text. Whatever the text does not have is an error that quotes
-the line: nothing here returns a default for an attribute that must be there.
+`_parse` makes these objects from HLO text. An attribute or operand that must be there
+has no default: if the text lacks it, the error quotes the line.
 """
 
 import dataclasses
@@ -24,22 +24,25 @@ _CALLS = (
 
 
 class Shape(NamedTuple):
-    """Dtype and dimensions of one array."""
+    """The dtype and the dimensions of one array."""
 
     dtype: str
     dims: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """Returns the number of elements."""
         return math.prod(self.dims)
 
     @property
     def bytes(self) -> float:
-        """Bytes without padding; half a byte for each 4-bit number.
+        """Returns the size in bytes without padding.
 
-        >>> Shape("bf16", (3, 5)).bytes
-        30.0
+        A 4-bit number takes half a byte. A token takes no memory.
+
+        Examples:
+          >>> Shape("bf16", (3, 5)).bytes
+          30.0
         """
         if self.dtype in ("token", "opaque"):
             return 0.0
@@ -49,16 +52,17 @@ class Shape(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One line of a computation.
+    """An HLO instruction, which is one line of a computation.
 
     Attributes:
-      name: unique in its module.
-      opcode: `"fusion"`, `"all-reduce-start"`, ...
-      shapes: of the result's arrays; a tuple's leaves in order.
-      operands: names, in the same computation.
-      literal: what stands in the brackets of a constant or parameter.
-      attributes: text by name, as printed.
-      line: as printed.
+      name: Name of the instruction, unique in its computation.
+      opcode: Opcode, such as `"fusion"` or `"all-reduce-start"`.
+      shapes: Shapes of the arrays in the result. If the result is a tuple, these are
+        its leaves in order.
+      operands: Names of the operands, which are instructions of the same computation.
+      literal: Text between the parentheses of a constant or parameter.
+      attributes: Text of each attribute as printed, by the name of the attribute.
+      line: The line as printed.
     """
 
     name: str
@@ -70,34 +74,37 @@ class Instruction:
     line: str
 
     def operand(self, place: int = 0) -> str:
-        """Returns the name of an operand, which must be there."""
+        """Returns the name of an operand; a missing operand is a `ValueError`."""
         if place >= len(self.operands):
             self.refuse(f"it has {len(self.operands)} operands")
         return self.operands[place]
 
     def attribute(self, name: str) -> str:
-        """Returns the text of an attribute, which must be there."""
+        """Returns the text of an attribute; a missing attribute is a `ValueError`."""
         if name not in self.attributes:
             self.refuse(f"it has no attribute {name!r}")
         return self.attributes[name]
 
     @property
     def index(self) -> int:
-        """Element of a tuple that a `get-tuple-element` takes."""
+        """Returns the index of the tuple element that a `get-tuple-element` reads."""
         text = self.attribute("index")
         if not text.isdecimal():
-            self.refuse(f"{text!r} is no index")
+            self.refuse(f"{text!r} is not an index")
         return int(text)
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """Names of the computations that it runs."""
+        """Returns the names of the computations that the instruction calls."""
         texts = [self.attributes[key] for key in _CALLS if key in self.attributes]
         return tuple(name.strip("{}% ") for text in texts for name in text.split(","))
 
     @property
     def op_name(self) -> str:
-        """The JAX operation that it comes from, or an empty string."""
+        """Returns the JAX operation that the instruction comes from, if it is named.
+
+        Otherwise returns an empty string.
+        """
         found = re.search(
             r'op_name="((?:\\.|[^"\\])*)"', self.attributes.get("metadata", "")
         )
@@ -105,35 +112,45 @@ class Instruction:
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:
-        """The backend's configuration, if it is JSON (in older texts, in a string)."""
+        """Returns the configuration of the backend if it is JSON, else an empty dict.
+
+        Older HLO texts print the JSON inside a string.
+        """
         text = self.attributes.get("backend_config", "")
         text = text[1:-1].replace('\\"', '"') if text.startswith('"') else text
         try:
             found = json.loads(text)
-        except json.JSONDecodeError:  # Other languages also use braces.
+        except json.JSONDecodeError:  # Some backends use braces in another format.
             return {}
         return found if isinstance(found, dict) else {}
 
     @property
     def frontend(self) -> dict[str, str]:
-        """The framework's attributes, without quotation marks."""
+        """Returns the frontend attributes, without quotation marks."""
         text = self.attributes.get("frontend_attributes", "{}")[1:-1]
         parted = (piece.partition("=") for piece in split(text))
         return {key: value.strip('"') for key, _, value in parted}
 
     @property
     def target(self) -> str:
-        """Of a custom call."""
+        """Returns the target of a custom call; empty for other instructions."""
         return self.attributes.get("custom_call_target", "").strip('"')
 
     def refuse(self, why: str) -> NoReturn:
-        """Raises a `ValueError` that quotes the line."""
+        """Raises a `ValueError` that quotes the line of this instruction."""
         raise not_understood(self.line, why)
 
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """Instructions in the order they run, and the one whose value is returned."""
+    """An HLO computation.
+
+    Attributes:
+      name: Name of the computation.
+      instructions: Instructions in the order of the text. This is the order in which
+        they run if the module is scheduled.
+      root: The instruction whose value the computation returns.
+    """
 
     name: str
     instructions: tuple[Instruction, ...]
@@ -144,17 +161,26 @@ class Computation:
 
     @functools.cached_property
     def index(self) -> dict[str, int]:
-        """Place in the schedule by name."""
+        """Returns the position of each instruction in `instructions`, by name."""
         return {op.name: i for i, op in enumerate(self.instructions)}
 
     def shapes_of(self, operands: tuple[str, ...]) -> list[Shape]:
-        """Of all arrays in these operands."""
+        """Returns the shapes of all arrays in these operands."""
         return [shape for name in operands for shape in self[name].shapes]
 
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A program."""
+    """An HLO module, which is a whole program.
+
+    Attributes:
+      name: Name of the module.
+      is_scheduled: Whether instructions stand in the order in which they run.
+      num_partitions: Number of partitions of each replica.
+      replica_count: Number of replicas.
+      computations: All computations, by name.
+      entry: The computation that the program starts with.
+    """
 
     name: str
     is_scheduled: bool
@@ -164,15 +190,16 @@ class Module:
     entry: Computation
 
 
-# Strings are skipped whole: names of operations hold brackets and commas of their own.
+# A string is one token, because names of operations contain brackets and commas.
 TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|' + r"'(?:\\.|[^'\\])*'|[][(){},]")
 
 
 def split(text: str) -> list[str]:
-    """Pieces between the commas that no bracket or string encloses.
+    """Splits text at the commas that are outside all brackets and strings.
 
-    >>> split("a, b={1,2}, c=f(3, 4)")
-    ['a', 'b={1,2}', 'c=f(3, 4)']
+    Examples:
+      >>> split("a, b={1,2}, c=f(3, 4)")
+      ['a', 'b={1,2}', 'c=f(3, 4)']
     """
     pieces, depth, start = [], 0, 0
     for token in TOKEN.finditer(text):
@@ -185,10 +212,15 @@ def split(text: str) -> list[str]:
 
 
 def not_understood(line: str, why: str) -> ValueError:
-    """Makes the error for text that cannot be read."""
+    """Returns the error for HLO text that cannot be read.
+
+    Args:
+      line: The line that is the reason, which the message quotes.
+      why: What is wrong with the line, as a clause.
+    """
     line = line.strip()
     shown = line if len(line) < 600 else f"{line[:600]}..."
     return ValueError(
-        "`program` must be HLO text as `Compiled.as_text()` prints it, unchanged. If it"
-        f" is, please report this line; {why}:\n{shown}"
+        "`program` must be HLO text exactly as `Compiled.as_text()` prints it. If it"
+        f" is, please report the following line, because {why}:\n{shown}"
     )

@@ -1,4 +1,4 @@
-"""From a program to a report on what hides its communication."""
+"""Reports which compute a program's schedule runs during its communication."""
 
 from typing import Any
 
@@ -13,31 +13,49 @@ from ._report import Report
 def inspect(
     program: Any, *args: Any, compiler_options: dict[str, Any] | None = None
 ) -> Report:
-    """Reads in a program's schedule what runs while its collectives are under way.
+    """Reports which compute runs while the collectives of a program are in progress.
 
-    For a collective c that hides `f_c` of the program's `f` FLOPs, `share_c = f_c / f`;
-    the report's `share` is their mean, weighted by bytes. It costs a compilation at
-    most, runs nothing, and works for devices that are not there.
+    XLA fixes the order of the instructions when it compiles a program. `inspect` reads
+    this order and finds the instructions between the start of each collective and the
+    instruction that waits for its result. If `f_c` of the program's `f` FLOPs are
+    between the two ends of collective c, then
+
+    $$share_c = f_c / f$$
+
+    The `share` of the report is the mean over collectives, weighted by the bytes that
+    they send. Only matmuls and convolutions count as FLOPs.
+
+    `inspect` compiles the program if necessary and never runs it. Its devices may be
+    absent: see `topology`. Use `measure` to find out whether the compute lasts long
+    enough to hide the communication.
 
     Args:
-      program: a `jax.stages.Compiled` or `Lowered`, the text of scheduled HLO, or what
-        has a method `lower`: a jitted function, a `pj.TrainStep`.
-      *args: what to lower `program` for, arrays or `jax.ShapeDtypeStruct`s; only where
-        it is to be lowered.
-      compiler_options: to compile with; `None` takes those of `program` if it has an
-        attribute of that name, as a `pj.TrainStep` does.
+      program: A jitted function, a `pj.TrainStep` or another object with a method
+        `lower`; a `jax.stages.Lowered`; a `jax.stages.Compiled`; or the text of
+        scheduled HLO, as `Compiled.as_text()` returns it.
+      *args: Arguments of `program.lower`, such as arrays or `jax.ShapeDtypeStruct`s. A
+        `pj.TrainStep` takes a state and a batch. Leave them out if `program` is lowered
+        or compiled already.
+      compiler_options: XLA options to compile with, by name. `None` uses the attribute
+        `compiler_options` of `program` if it has one, as a `pj.TrainStep` does, and
+        XLA's defaults otherwise. Leave it out if `program` is compiled already.
 
     Returns:
-      A `Report`: print it, or draw it with `timeline(report, "schedule.png")`.
+      A `Report`. `print(report)` shows it as a table, and
+      `timeline(report, "schedule.png")` draws it.
 
     Raises:
-      ValueError: for what is no program, no HLO, or HLO without a schedule; and for
-        instructions that may be collectives and are not understood.
+      ValueError: If `program` is none of these, is text that is not HLO, or has no
+        schedule; if `args` or `compiler_options` are not left out where they must be;
+        or if an instruction that may be a collective is not understood.
 
-    >>> step = jax.jit(lambda x: x @ x)
-    >>> report = inspect(step, jax.ShapeDtypeStruct((8, 8), "float32"))
-    >>> report.flops, len(report.collectives)
-    (1024.0, 0)
+    Examples:
+      A program on one device has FLOPs and no collectives:
+
+      >>> step = jax.jit(lambda x: x @ x)
+      >>> report = inspect(step, jax.ShapeDtypeStruct((8, 8), "float32"))
+      >>> report.flops, len(report.collectives)
+      (1024.0, 0)
     """
     program = _compiled(program, args, compiler_options)
     text = program if isinstance(program, str) else program.as_text() or ""
@@ -49,8 +67,8 @@ def inspect(
     module = parse(text.strip())
     if not module.is_scheduled:
         raise ValueError(
-            "`program` must be scheduled, its header with `is_scheduled=true`; got"
-            f" {module.name} without. Compile it: `lowered.compile().as_text()`, not"
+            "`program` must be scheduled HLO, whose header has `is_scheduled=true`; got"
+            f" {module.name} without it. Compile it: `lowered.compile().as_text()`, not"
             " `lowered.as_text()`."
         )
     report = Reading(module).report()
@@ -59,7 +77,7 @@ def inspect(
 
 
 def _compiled(program: Any, args: tuple[Any, ...], options: Any) -> Any:
-    """Returns HLO text as it is, and all else compiled."""
+    """Compiles a program that is not compiled yet; returns HLO text unchanged."""
     if isinstance(program, str | jax.stages.Compiled) and options is not None:
         raise ValueError(
             "`compiler_options` must be left out for a program that is compiled"

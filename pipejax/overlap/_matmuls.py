@@ -1,14 +1,16 @@
-"""FLOPs of one matmul or convolution.
+"""Counts the FLOPs of one matmul or convolution.
 
-Twice the multiplications, as XLA's own cost analysis counts them, which is not to be
-had of a text:
+A multiplication and its addition are two FLOPs, as in XLA's own cost analysis. That
+analysis needs a compiled program, whereas the functions here need only its text.
 
-- dot: `2 prod(output) prod(contracted)`
-- convolution: `2 output features x batch x kernel input features x positions`, where a
-  position is a pair of output place and kernel tap that falls on the input; not on
-  padding, nor into a hole of a dilation. A TPU's matmuls are convolutions whose batch
-  dimensions are such holes.
-- cuBLAS and cuDNN calls: the dot or convolution they stand for
+- A dot has `2 * prod(output) * prod(contracted)` FLOPs, where `output` are the
+  dimensions of the result and `contracted` are the dimensions that are summed over.
+- A convolution has `2 * batch * input features * output features * positions` FLOPs,
+  where the input features are those of the kernel. A position is a pair of an output
+  element and a kernel tap that falls on an element of the input, and not on padding or
+  into a hole of a dilated input. XLA writes the matmuls of a TPU as convolutions, in
+  which a batch dimension is a spatial dimension with such holes.
+- A call of cuBLAS or cuDNN has the FLOPs of the dot or convolution that it stands for.
 """
 
 import functools
@@ -21,10 +23,11 @@ DOTS = {"dot", "ragged-dot", "scaled-dot"}
 
 
 def flops_of(op: Instruction, shapes: list[Shape]) -> float | None:
-    """Counts FLOPs of a matmul of arrays of these shapes; `None` if not known."""
+    """Returns the FLOPs of `op` for operands of these shapes, `None` if unknown."""
     if op.opcode in DOTS:
         contracting = op.attributes.get("lhs_contracting_dims", "{}")
-        # If the ragged dimension is summed over, the groups are as many results.
+        # If the ragged dimension is contracted, each of its groups has a result of its
+        # own, and the formula of a dot does not apply.
         if op.attributes.get("lhs_ragged_dims", "none") in contracting:
             return None
         return _dot(shapes[0], op.shapes[0], contracting)
@@ -36,8 +39,9 @@ def flops_of(op: Instruction, shapes: list[Shape]) -> float | None:
         if dims is not None:
             return _dot(shapes[0], op.shapes[0], ",".join(map(str, dims)))
     elif op.target.startswith("__cudnn$conv") and "dim_labels" in op.attributes:
-        # A backward pass multiplies as often as the forward pass that it belongs to,
-        # whose window and labels it carries: put its arrays in their places.
+        # A backward pass multiplies as often as its forward pass, and has the window
+        # and labels of the forward pass. So the arrays are put in the places that they
+        # have in the forward pass.
         if op.target.endswith("BackwardInput"):
             return _convolution(op, op.shapes[0], shapes[1], shapes[0])
         if op.target.endswith("BackwardFilter"):
@@ -47,23 +51,24 @@ def flops_of(op: Instruction, shapes: list[Shape]) -> float | None:
 
 
 def _dot(lhs: Shape, out: Shape, contracting: str) -> float:
-    """FLOPs of a matmul that sums over these dimensions of `lhs`.
+    """Returns the FLOPs of a matmul that contracts these dimensions of `lhs`.
 
-    >>> _dot(Shape("f32", (8, 100)), Shape("f32", (8, 10)), "{1}")
-    16000.0
+    Examples:
+      >>> _dot(Shape("f32", (8, 100)), Shape("f32", (8, 10)), "{1}")
+      16000.0
     """
     contracted = (lhs.dims[int(i)] for i in re.findall(r"\d+", contracting))
     return 2.0 * out.size * math.prod(contracted)
 
 
 def _convolution(op: Instruction, lhs: Shape, rhs: Shape, out: Shape) -> float:
-    """FLOPs of a convolution of `lhs` with the kernel `rhs`."""
+    """Returns the FLOPs of a convolution of `lhs` with the kernel `rhs`."""
     left, right, result = re.split("_|->", op.attributes["dim_labels"])
     window = dict(re.findall(r"(\w+)=(\S+)", op.attributes.get("window", "{}")[1:-1]))
     taps = window.get("size", "").split("x") if window else []
 
     def along(field: str, default: int) -> list[int]:
-        """One number per spatial dimension; of a padding, the one at the start."""
+        """Returns `field` of each spatial dimension; of padding, only its start."""
         values = window[field].split("x") if field in window else [default] * len(taps)
         return [int(str(value).split("_")[0]) for value in values]
 
@@ -92,10 +97,13 @@ def _positions(
     lhs_dilate: int,
     rhs_dilate: int,
 ) -> int:
-    """Pairs of output and tap that fall on an input, along one dimension.
+    """Counts the pairs of output and tap that fall on an input, along one dimension.
 
-    >>> _positions(5, 5, 3, 1, 1, 1, 1)  # 15, less one on the padding at each end
-    13
+    Examples:
+      Five outputs and three taps are 15 pairs. One pair at each end falls on padding:
+
+      >>> _positions(5, 5, 3, 1, 1, 1, 1)
+      13
     """
     extent = (inputs - 1) * lhs_dilate + 1
     return sum(

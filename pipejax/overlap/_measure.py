@@ -1,4 +1,4 @@
-"""A check at run time: does a step take the longer of compute and communication?"""
+"""Measures how much of a step's communication its compute hides."""
 
 import dataclasses
 import statistics
@@ -16,12 +16,24 @@ from pipejax.train_step import PipelineState, TrainStep
 
 
 class Measurement(NamedTuple):
-    """Seconds a step, round by round; in each round all three run in turn.
+    """Seconds per step of compute alone, communication alone, and the whole step.
+
+    Each attribute has one number for each round. The three numbers of a round were
+    measured one after another. `print(measurement)` prints medians and quartiles.
 
     Attributes:
-      compute: of a step that communicates nothing: forward, backward, update.
-      communication: of the reduction of one step's gradients, alone.
-      step: of the step itself.
+      compute: Seconds of a step that communicates nothing: forward pass, backward pass
+        and update.
+      communication: Seconds of reducing one message, with nothing else running.
+      step: Seconds of the whole step.
+
+    Examples:
+      Compute takes 2 s, communication 1 s. The step takes 2.5 s, so half of the
+      communication is hidden and half of it is exposed:
+
+      >>> measurement = Measurement(compute=(2.0,), communication=(1.0,), step=(2.5,))
+      >>> measurement.ratio, measurement.ceiling
+      ((1.25,), (1.5,))
     """
 
     compute: tuple[float, ...]
@@ -30,13 +42,25 @@ class Measurement(NamedTuple):
 
     @property
     def ratio(self) -> tuple[float, ...]:
-        """`step / max(compute, communication)`: 1 if the shorter is hidden whole."""
+        r"""Returns the step time over the longer of its two parts, for each round.
+
+        $$ratio = step / \max(compute, communication)$$
+
+        The ratio is 1 if the shorter part is hidden completely, and equals `ceiling` if
+        nothing is hidden.
+        """
         rounds = zip(*self, strict=True)
         return tuple(step / max(rest) for *rest, step in rounds)
 
     @property
     def ceiling(self) -> tuple[float, ...]:
-        """The ratio of a step that hides nothing, 2 where both are equally long."""
+        r"""Returns the ratio of a step that hides nothing, for each round.
+
+        $$ceiling = (compute + communication) / \max(compute, communication)$$
+
+        The ceiling is 2 if both parts take the same time, and close to 1 if one of them
+        takes much longer than the other.
+        """
         return tuple(
             (a + b) / max(a, b)
             for a, b in zip(self.compute, self.communication, strict=True)
@@ -67,29 +91,52 @@ def measure(
     rounds: int = 10,
     steps: int = 5,
 ) -> Measurement:
-    """Times compute alone, communication alone, and the step, in turn.
+    r"""Times compute alone, communication alone, and the whole step.
 
-    The floor of a step is the longer of the two, its ceiling their sum. Only a ratio
-    within one measurement means anything on a machine that is shared. In a run of
-    several processes, all must call it.
+    The step takes the longer of the two times if the shorter one is hidden completely,
+    and their sum if nothing is hidden:
+
+    $$\max(compute, communication) \le step \le compute + communication$$
+
+    `inspect` reads from a schedule which compute could hide the communication.
+    `measure` runs the step on the devices at hand and shows how much is hidden.
+
+    Each round times all three, one after another. On a machine that is shared, only
+    ratios of times from the same measurement are meaningful. The step is timed with a
+    full pipeline, as it runs after its warm-up. If its all-reduce is a
+    `pj.collectives.Schedule`, the last algorithm of the schedule is timed.
+
+    If there are several processes, all of them must call `measure`.
 
     Args:
-      train: a train step.
-      state: from `train.init` or `train.step`; it is left as it is.
-      batch: a batch.
-      rounds: how often to time all three, at least 2.
-      steps: how many steps to time at once, at least 1.
+      train: The train step.
+      state: A state that `train.init` or `train.step` has returned. `measure` does not
+        change it, even if `train` donates its states.
+      batch: A batch, as for `train.step`.
+      rounds: Number of rounds, at least 2.
+      steps: Number of steps that are timed together in each round, at least 1.
 
     Returns:
-      A `Measurement`: print it.
+      A `Measurement`, in seconds per step. `print` shows it as a table.
 
     Raises:
-      ValueError: for fewer rounds or steps; as `train.step`.
+      ValueError: If `rounds` or `steps` is too small, or if `train.step` does not
+        accept the state or the batch.
+
+    Examples:
+      >>> import optax
+      >>> import pipejax as pj
+      >>> loss_fn = lambda w, batch: ((w - batch) ** 2).mean()
+      >>> train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(1))
+      >>> state, batch = train.init(jax.numpy.zeros(())), jax.numpy.zeros(4)
+      >>> measurement = measure(train, state, batch, rounds=2, steps=1)
+      >>> len(measurement.step)
+      2
     """
     if rounds < 2 or steps < 1:
         raise ValueError(
-            "`rounds` must be at least 2, for a spread, and `steps` at least 1; got"
-            f" {rounds=}, {steps=}."
+            "`rounds` must be at least 2, because quartiles need two values, and"
+            f" `steps` must be at least 1; got {rounds=}, {steps=}."
         )
     train, silent = (
         _with(train, donate=False),
@@ -102,18 +149,20 @@ def measure(
         "step": lambda: _time(train, state, batch, steps),
     }
     for run in runs.values():
-        run()  # compile
+        run()  # compiles the programs
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
-            # Nobody is to wait, in a reduction, for who is still at the one before.
+            # Otherwise the time of a reduction would include the wait for a process
+            # that has not finished the run before.
             multihost_utils.sync_global_devices("pipejax.overlap.measure")
             times[name].append(run())
     return Measurement(**{name: tuple(values) for name, values in times.items()})
 
 
 def _time(train: TrainStep, state: PipelineState, batch: Any, steps: int) -> float:
-    for _ in range(train.width - 1):  # as many in flight as in a long run
+    """Returns the seconds per step of `steps` steps with a full pipeline."""
+    for _ in range(train.width - 1):  # fills the pipeline
         state, _ = train.step(state, batch)
     jax.block_until_ready(state)
     start = time.perf_counter()
@@ -121,14 +170,15 @@ def _time(train: TrainStep, state: PipelineState, batch: Any, steps: int) -> flo
         state, _ = train.step(state, batch)
     jax.block_until_ready(state)
     seconds = (time.perf_counter() - start) / steps
-    jax.block_until_ready(train.drain(state))  # nothing of it runs on beside the next
+    # No reduction of this run may still be in progress when the next run begins.
+    jax.block_until_ready(train.drain(state))
     return seconds
 
 
 def _communication(
     train: TrainStep, state: PipelineState, batch: Any, steps: int
 ) -> Callable[[], float]:
-    """The reduction alone, of zeros in the form of one step's gradients."""
+    """Returns a function that times the reduction of one message, which holds zeros."""
     like = _with(train, width=2).init(
         state.params, model_state=state.model_state, rng=state.rng, batch=batch
     )
@@ -146,7 +196,7 @@ def _communication(
 
 
 def _with(train: TrainStep, **changes: Any) -> TrainStep:
-    """Returns the step as it runs past warm-up and schedule, with these changes."""
+    """Returns `train` without warm-up and in its last phase, with these changes."""
     config = dataclasses.replace(train.config, **{"donate": False} | changes)
     last = dataclasses.replace(
         train.schedule, phases=train.schedule.phases[-1:], boundaries=()
@@ -155,10 +205,34 @@ def _with(train: TrainStep, **changes: Any) -> TrainStep:
 
 
 class NoCommunication(AllReduce):
-    """An all-reduce that sends nothing: each device keeps its own."""
+    """An all-reduce that sends nothing, so that a step with it is its compute alone.
+
+    `measure` times the compute of a step with it. Every device keeps its own arrays in
+    place of their sum, so the replicas of the parameters diverge: do not train with it.
+
+    Examples:
+      A step over one device, which reports that it moves nothing:
+
+      >>> import optax
+      >>> import pipejax as pj
+      >>> loss_fn = lambda w, batch: ((w - batch) ** 2).mean()
+      >>> train = pj.make_train_step(
+      ...     loss_fn,
+      ...     optax.sgd(0.1),
+      ...     mesh=pj.data_mesh(1),
+      ...     all_reduce=NoCommunication(),
+      ... )
+      >>> train.transfers(train.init(jax.numpy.zeros(())), jax.numpy.zeros(4))
+      ()
+    """
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
-        """Nothing."""
+        """Returns no stages, which leaves the arrays of each device unchanged.
+
+        Args:
+          layout: Not used.
+          axis_name: Not used.
+        """
         del layout, axis_name
         return Stages(())
 

@@ -1,4 +1,4 @@
-"""What a compiled program needs of a device's memory."""
+"""The device memory that a compiled program needs."""
 
 from typing import Any, NamedTuple
 
@@ -6,13 +6,25 @@ import jax
 
 
 class Memory(NamedTuple):
-    """Bytes on one device, as XLA's buffer assignment has them.
+    """The memory that a program needs on one device, in bytes.
+
+    The numbers are those of XLA's buffer assignment. They are known as soon as the
+    program is compiled, and nothing has to run.
 
     Attributes:
-      arguments: what the program is given.
-      outputs: what it returns.
-      temporaries: what it needs meanwhile: activations, copies, buffers of collectives.
-      aliased: outputs that lie where donated arguments lay.
+      arguments: Size of the program's arguments, in bytes.
+      outputs: Size of its outputs, in bytes.
+      temporaries: Size of everything that it allocates while it runs, in bytes:
+        activations, copies and buffers of collectives.
+      aliased: Size of the outputs that take the place of donated arguments, in bytes.
+
+    Examples:
+      An argument and an output of eight float32 numbers, 32 bytes each:
+
+      >>> compiled = jax.jit(lambda x: 2 * x).lower(jax.numpy.ones(8)).compile()
+      >>> memory = Memory.of(compiled)
+      >>> memory.arguments, memory.outputs, memory.live
+      (32, 32, 64)
     """
 
     arguments: int
@@ -22,11 +34,13 @@ class Memory(NamedTuple):
 
     @classmethod
     def of(cls, program: jax.stages.Compiled) -> "Memory | None":
-        """Returns what a program needs; `None` if its backend does not say.
+        """Returns the memory of a compiled program, if its backend reports it.
 
-        >>> compiled = jax.jit(lambda x: 2 * x).lower(jax.numpy.ones(8)).compile()
-        >>> Memory.of(compiled).live
-        64
+        Args:
+          program: A compiled program.
+
+        Returns:
+          A `Memory`, or `None` if the backend has no memory analysis.
         """
         found: Any = program.memory_analysis()
         if found is None:
@@ -40,13 +54,15 @@ class Memory(NamedTuple):
 
     @property
     def live(self) -> int:
-        """The most that is held at once: `arguments + outputs + temporaries - aliased`.
+        """Returns the number of bytes that the program needs at its peak.
 
-        Other arrays that the caller holds are not in it, such as messages in flight
-        that stay in flight during a step.
+        $$live = arguments + outputs + temporaries - aliased$$
+
+        Arrays that the caller holds and the program does not use are not included. For
+        a train step, these are the messages that stay in flight during the step.
         """
         return self.arguments + self.outputs + self.temporaries - self.aliased
 
     def to_dict(self) -> dict[str, int]:
-        """Returns all numbers by name, with `live`."""
+        """Returns all numbers by name, including `live`."""
         return {**self._asdict(), "live": self.live}

@@ -1,13 +1,16 @@
-"""Compiled HLO, read from its text.
+"""Parses the text of compiled HLO.
 
-A line of a computation is `[ROOT] %name = shape opcode(operands), attribute=value, ...`
-and, once a module is scheduled, its lines stand in the order in which they run.
+A line of a computation has the form
+`[ROOT] %name = shape opcode(operands), attribute=value, ...`. In a scheduled module the
+lines stand in the order in which the instructions run. Some parts of a line:
 
-- `f32[8]{0}`, `bf16[2,3]{1,0:T(8,128)(2,1)S(1)}`: dtype, dimensions, layout
-- `((f32[8]{0}), f32[8]{0}) all-reduce-start(%x)`: results in flight are tuples
-- `calls=%f`, `to_apply=%f`, `body=%f`: computations that an instruction runs
-- `replica_groups=mesh['x'=4,'y'=2], device_ids=([2,4]T(1,0)) {'x'}`: the one attribute
-  whose value has a comma outside of brackets
+- `f32[8]{0}`, `bf16[2,3]{1,0:T(8,128)(2,1)S(1)}`: the dtype, dimensions and layout of
+  an array.
+- `((f32[8]{0}), f32[8]{0}) all-reduce-start(%x)`: a tuple, which is the result of the
+  start of an asynchronous instruction.
+- `calls=%f`, `to_apply=%f`, `body=%f`: computations that the instruction calls.
+- `replica_groups=mesh['x'=4,'y'=2], device_ids=([2,4]T(1,0)) {'x'}`: the only attribute
+  whose value has a comma outside of brackets.
 """
 
 import re
@@ -22,14 +25,20 @@ _SHAPE = re.compile(r"([a-z][a-z0-9]*)\[([^\]]*)\]")
 
 
 def parse(text: str) -> Module:
-    """Reads a module from text, as `jax.stages.Compiled.as_text` prints it.
+    """Parses the text of a module.
+
+    Args:
+      text: HLO text, as `jax.stages.Compiled.as_text` returns it.
+
+    Returns:
+      The `Module`, scheduled or not.
 
     Raises:
-      ValueError: with the first line that is not understood.
+      ValueError: If a line is not understood; the message quotes the first such line.
     """
     lines = text.strip("\n").split("\n")
     if not lines[0].startswith("HloModule "):
-        raise not_understood(lines[0], "HLO begins with `HloModule`")
+        raise not_understood(lines[0], "HLO text begins with `HloModule`")
     name, *rest = split(lines[0].removeprefix("HloModule "))
     header = _attributes(rest, lines[0])
     computations: dict[str, Computation] = {}
@@ -47,7 +56,9 @@ def parse(text: str) -> Module:
         elif line.strip() and not _TABLE.match(line):
             raise not_understood(line, "no computation begins here")
     if current or entry not in computations:
-        raise not_understood(lines[-1], "it ends within, or without, its ENTRY")
+        raise not_understood(
+            lines[-1], "the text ends inside a computation or has no ENTRY computation"
+        )
     return Module(
         name=name,
         is_scheduled=header.get("is_scheduled") == "true",
@@ -61,14 +72,14 @@ def parse(text: str) -> Module:
 def _count(header: dict[str, str], name: str, line: str) -> int:
     text = header.get(name, "1")
     if not re.fullmatch(r"[1-9]\d*", text):
-        raise not_understood(line, f"`{name}` is no number")
+        raise not_understood(line, f"`{name}` is not a positive integer")
     return int(text)
 
 
 def _computation(
     name: str, lines: list[str], before: dict[str, Computation]
 ) -> Computation:
-    """Reads a computation; what its instructions use must stand before them."""
+    """Parses a computation, in which all names must be defined before they are used."""
     instructions: dict[str, Instruction] = {}
     roots = []
     for line in lines:
@@ -77,11 +88,15 @@ def _computation(
         unknown += [x for x in op.calls if x not in before]
         if unknown or op.name in instructions:
             name = [*unknown, op.name][0]
-            raise not_understood(line, f"%{name} must stand before it, and only once")
+            raise not_understood(
+                line, f"%{name} must be defined before it, and only once"
+            )
         instructions[op.name] = op
         roots += [op] if line.lstrip().startswith("ROOT ") else []
     if len(roots) != 1:
-        raise not_understood(f"%{name}", f"a computation with {len(roots)} ROOTs")
+        raise not_understood(
+            f"%{name}", f"this computation has {len(roots)} ROOT instructions"
+        )
     return Computation(name, tuple(instructions.values()), roots[0])
 
 
@@ -89,7 +104,9 @@ def _instruction(line: str) -> Instruction:
     plain = re.sub(r"/\*index=\d+\*/", "", line)
     head = _HEAD.match(plain)
     if not head:
-        raise not_understood(line, "an instruction is `%name = shape opcode(...)`")
+        raise not_understood(
+            line, "an instruction has the form `%name = shape opcode(...)`"
+        )
     start = head.end()
     is_tuple = plain.startswith("(", start)
     after = _end(plain, start, line) if is_tuple else plain.find(" ", start)
@@ -103,7 +120,7 @@ def _instruction(line: str) -> Instruction:
         name=head["name"],
         opcode=opcode.group(1),
         shapes=_shapes(plain[start:after], line),
-        # Older texts put an operand's shape before its name.
+        # Older HLO texts print the shape of an operand before its name.
         operands=() if literal else tuple(x.split("%")[-1] for x in split(inner)),
         literal=inner if literal else "",
         attributes=_attributes(split(plain[end:].removeprefix(",")), line),
@@ -112,7 +129,7 @@ def _instruction(line: str) -> Instruction:
 
 
 def _end(text: str, start: int, line: str) -> int:
-    """Just past the bracket that closes the one at `start`."""
+    """Returns the position after the bracket that closes the one at `start`."""
     depth = 0
     for token in TOKEN.finditer(text, start):
         depth += (token.group() in "([{") - (token.group() in ")]}")
@@ -129,7 +146,7 @@ def _shapes(text: str, line: str) -> tuple[Shape, ...]:
             for dtype, dims in found
         )
     except ValueError:
-        raise not_understood(line, f"unknown shape {text!r}") from None
+        raise not_understood(line, f"{text!r} is an unknown shape") from None
 
 
 def _attributes(pieces: list[str], line: str) -> dict[str, str]:
@@ -141,6 +158,6 @@ def _attributes(pieces: list[str], line: str) -> dict[str, str]:
             continue
         key, equals, value = piece.partition("=")
         if not equals:
-            raise not_understood(line, f"{piece!r} is no attribute")
+            raise not_understood(line, f"{piece!r} is not an attribute")
         attributes[key] = value
     return attributes

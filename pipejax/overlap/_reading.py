@@ -1,4 +1,4 @@
-"""A module's computations, walked in the order they run, into a report."""
+"""Makes the report on a module by walking its computations in the order they run."""
 
 from pipejax.collectives import Transfer
 
@@ -10,7 +10,15 @@ from ._schedule import Finder, Span
 
 
 class Reading:
-    """One walk over a module's computations, in the order they run."""
+    """A walk over the computations of a module, in the order they run.
+
+    Attributes:
+      module: The module to read.
+      counter: Counts the work of the module's instructions.
+      finder: Finds the module's collectives.
+      collectives: Collectives found so far. Their `share` is 0 until `report` sets it.
+      schedule: Items found so far, for `timeline`.
+    """
 
     def __init__(self, module: Module):
         self.module = module
@@ -20,7 +28,7 @@ class Reading:
         self.schedule: list[Item] = []
 
     def report(self) -> Report:
-        """What the whole module says."""
+        """Walks the whole module and returns its report."""
         entry = self.module.entry
         total = self.counter.whole(entry.name)
         covered = self._walk(entry, 1, 0)[1]
@@ -40,15 +48,16 @@ class Reading:
         )
 
     def _walk(self, home: Computation, times: int, place: int) -> tuple[int, float]:
-        """Reads `home`, which runs `times` times.
+        """Reads a computation, and the loops, branches and calls in it.
 
         Args:
-          home: a computation.
-          times: its executions.
-          place: compute items before it.
+          home: The computation.
+          times: Number of executions of `home`.
+          place: Number of compute items in the schedule before `home`.
 
         Returns:
-          Compute items before its end, and the FLOPs that run under a collective.
+          The number of compute items in the schedule before the end of `home`, and the
+          FLOPs of `home` that run while at least one collective is in progress.
         """
         spans = self.finder.spans(home)
         under = {i for span in spans for stretch in span.stretches for i in stretch}
@@ -80,7 +89,14 @@ class Reading:
         return place, covered
 
     def _inner(self, op: Instruction, times: int, place: int) -> tuple[int, float]:
-        """As `_walk`, for a loop, call or conditional, of which the largest branch."""
+        """Walks the computations that a loop, call or conditional runs.
+
+        All branches of a conditional are searched for collectives. The schedule and the
+        result are those of the branch with the most work.
+
+        Returns:
+          The same two numbers as `_walk`.
+        """
         if op.opcode != "conditional":
             covered = 0.0
             for name in op.calls:
@@ -98,7 +114,7 @@ class Reading:
         return result
 
     def _collective(self, span: Span, home: Computation, times: int) -> Collective:
-        """The numbers of one collective, its share still to come."""
+        """Returns the numbers of one collective, without its share of all FLOPs."""
         beside = [home.instructions[i] for part in span.stretches for i in part]
         work = sum((self.counter.of(op, home) for op in beside), Work()).times(times)
         shapes = handed_over(span.op, span.home)
@@ -121,7 +137,7 @@ class Reading:
         )
 
     def _holds(self, op: Instruction) -> bool:
-        """Whether a collective is in what `op` runs, however deep."""
+        """Returns whether there is a collective in what `op` calls, at any depth."""
         homes = [self.module.computations[name] for name in op.calls]
         return any(
             is_collective(x) or self._holds(x)
@@ -130,12 +146,12 @@ class Reading:
         )
 
     def _check_complete(self) -> None:
-        """No collective was passed over."""
+        """Raises a `ValueError` if the walk has passed over a collective."""
         for name, home in self.module.computations.items():
             missed = [op for op in home.instructions if is_collective(op)]
             if missed and name not in self.finder.seen:
                 raise not_understood(
                     missed[0].line,
-                    f"a collective in {name}, which no loop, branch, fusion or"
+                    f"it is a collective in {name}, which no loop, branch, fusion or"
                     " asynchronous instruction of the schedule calls",
                 )

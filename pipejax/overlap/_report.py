@@ -1,38 +1,53 @@
-"""What an inspection says: numbers and a table."""
+"""The result of `inspect`: numbers, and a table that prints them."""
 
 from typing import Any, NamedTuple
 
 from ._memory import Memory
 
 _NONE = """\
-no collectives: there is no communication to hide. Perhaps the program runs on one
-device (JAX_NUM_CPU_DEVICES=8 in the environment makes eight of a CPU); or it was
-compiled without a mesh (jit alone, no shard_map or shardings); or XLA removed
-collectives whose result nobody uses; or the all-reduce is a program of its own, as the
-host executor has it."""
+no collectives: the program has no communication to hide. Possible reasons:
+- The program runs on one device. JAX_NUM_CPU_DEVICES=8 in the environment splits a CPU
+  into eight devices.
+- The program was compiled without a mesh: with jit, but without shard_map or shardings.
+- XLA removed the collectives, because no result of the program depends on them.
+- The host executor runs the all-reduce as a separate program."""
 
 
 class Collective(NamedTuple):
-    """One collective of a program, and what runs while it is under way.
+    """A collective of a program, and the compute that runs while it is in progress.
 
-    Sizes are of one execution on one device; what it hides is of all `times` together.
+    `bytes` and `wire_bytes` describe one execution of the collective on one device.
+    `operations`, `matmuls`, `flops` and `share` describe all of its executions together
+    (`times` of them), also on one device.
 
     Attributes:
-      name: of the instruction that begins it, and its own where several begin together.
+      name: Name of the HLO instruction that starts the collective. If one instruction
+        starts several collectives, the name is `"instruction/collective"`.
       kind: `"all-reduce"`, `"all-gather"`, `"reduce-scatter"`, `"all-to-all"`,
         `"ragged-all-to-all"`, `"collective-permute"`, `"collective-broadcast"`,
         `"collective-reduce"`, `"send"` or `"recv"`.
-      dtypes: of what travels.
-      group_size: devices p that exchange with each other, of the largest group.
-      bytes: n, what a device hands over; of a ragged all-to-all its whole array.
-      wire_bytes: what a device must send, whatever the algorithm; see `wire_bytes`.
-      asynchronous: whether others may run while it is under way.
-      operations: kernels under it.
-      matmuls: matmuls and convolutions under it.
-      flops: theirs.
-      share: `flops` over the program's; 0 for a program that has none.
-      times: how often it runs: the product of the loops around it.
-      op_name: the JAX operation that it comes from.
+      dtypes: HLO dtypes of the arrays that the collective moves, such as `"f32"`. Each
+        dtype is listed once.
+      group_size: Number of devices p that exchange data with one another, in the
+        largest group.
+      bytes: Size n of the arrays that one device contributes, in bytes. For a ragged
+        all-to-all it is the size of the whole input array, although a device may send
+        only a part of it. For a `"recv"` it is the size of the array that arrives.
+      wire_bytes: Least number of bytes that one device must send, whichever algorithm
+        is used: `2 (p-1)/p n` for an all-reduce, `(p-1)/p n` for a reduce-scatter or an
+        all-to-all, `(p-1) n` for an all-gather, 0 for a `"recv"`, and `n` for the other
+        kinds. It is 0 if p is 1.
+      asynchronous: Whether the start and the end of the collective are separate, so
+        that other instructions may run in between.
+      operations: Number of kernels that run while the collective is in progress.
+      matmuls: Number of matmuls and convolutions that run in this time.
+      flops: FLOPs of these matmuls and convolutions.
+      share: `flops` divided by the FLOPs of the whole program; 0 for a program without
+        FLOPs.
+      times: Number of executions: the product of the trip counts of the loops around
+        the collective.
+      op_name: JAX operation that the collective comes from, such as
+        `"jit(step)/psum"`; empty if the program does not name it.
     """
 
     name: str
@@ -51,14 +66,15 @@ class Collective(NamedTuple):
 
 
 class Item(NamedTuple):
-    """One thing in the schedule, for a picture of it.
+    """A kernel, loop or collective of the schedule, as `timeline` draws it.
 
     Attributes:
-      name: of the instruction.
-      kind: `"matmul"` (or convolution), `"other"`, or a collective's kind.
-      flops: of all its executions.
-      start: number of compute items before it.
-      end: number of compute items before its end.
+      name: Name of the HLO instruction.
+      kind: `"matmul"` if the item contains a matmul or convolution, the kind of a
+        collective, or `"other"`.
+      flops: FLOPs of all executions of the item; 0 for a collective.
+      start: Number of compute items that the schedule has before the item starts.
+      end: Number of compute items that the schedule has before the item ends.
     """
 
     name: str
@@ -69,22 +85,43 @@ class Item(NamedTuple):
 
 
 class Report(NamedTuple):
-    """How much of a program's compute runs while its collectives are under way.
+    """The compute of a program that runs while its collectives are in progress.
 
-    A property of the schedule, not a time: the FLOPs are there to hide behind, whether
-    they last long enough is for a measurement to say.
+    A report describes a schedule and contains no times. It says how many FLOPs are
+    scheduled between the start and the end of each collective. Only a measurement (see
+    `measure`) shows whether these FLOPs last long enough to hide the collective.
+
+    `print(report)` prints a table with one row for each collective.
 
     Attributes:
-      program: the module's name.
-      flops: of its matmuls and convolutions, on one device.
-      matmuls: how many run.
-      collectives: in the order of the schedule.
-      covered: share of the FLOPs that run under at least one collective; `None` without
-        FLOPs.
-      uncounted: what is not in `flops`, and why.
-      schedule: compute and collectives, for `timeline`; loops without collectives are
-        one item, others are drawn as one iteration.
-      memory: what the program needs; `None` for text, which does not say.
+      program: Name of the HLO module.
+      flops: FLOPs of the program's matmuls and convolutions, on one device.
+      matmuls: Number of matmuls and convolutions that one device runs.
+      collectives: A `Collective` for each collective, in the order of the schedule.
+      covered: Share of `flops` that runs while at least one collective is in progress,
+        from 0 to 1; `None` for a program without FLOPs.
+      uncounted: Instructions whose FLOPs are missing from `flops`, or counted once
+        although they may run several times, each with the reason.
+      schedule: Compute and collectives in the order of the schedule, for `timeline`. A
+        loop without collectives is one item, a loop with collectives is drawn as one
+        iteration, and a conditional with collectives as its largest branch.
+      memory: Memory that the program needs on one device. `None` if `inspect` was given
+        HLO text, which does not contain it, or if the backend does not report it.
+
+    Examples:
+      An all-reduce over eight devices with one matmul between its start and its end:
+
+      >>> from pipejax.overlap import inspect
+      >>> report = inspect('''HloModule step, is_scheduled=true, replica_count=8
+      ... ENTRY %main (p: f32[8,8], x: f32[100]) -> f32[100] {
+      ...   %p = f32[8,8] parameter(0)
+      ...   %x = f32[100] parameter(1)
+      ...   %start = f32[100] all-reduce-start(%x), replica_groups={}
+      ...   %matmul = f32[8,8] dot(%p, %p), lhs_contracting_dims={1}
+      ...   ROOT %done = f32[100] all-reduce-done(%start)
+      ... }''')
+      >>> report.covered, report.share, report.collectives[0].wire_bytes
+      (1.0, 1.0, 700.0)
     """
 
     program: str
@@ -98,9 +135,17 @@ class Report(NamedTuple):
 
     @property
     def share(self) -> float | None:
-        """`sum_c b_c share_c / sum_c b_c`, `b` what a device sends; `None` without any.
+        r"""Returns the mean share of the collectives, weighted by the bytes they send.
 
-        1 when every collective has all FLOPs beside it, 0 when all are synchronous.
+        $$share = \sum_c b_c s_c / \sum_c b_c$$
+
+        Here `b_c` is `times * wire_bytes` of collective c, and `s_c` is its `share`.
+        The mean is 1 if all FLOPs run during every collective, and 0 if all collectives
+        are synchronous. It is `None` if nothing is sent or the program has no FLOPs.
+
+        `covered` counts each FLOP once, however many collectives are in progress. If
+        two equal collectives follow each other and each spans half of the FLOPs,
+        `covered` is 1 and `share` is 0.5.
         """
         weights = [c.times * c.wire_bytes for c in self.collectives]
         if not sum(weights) or not self.flops:
@@ -110,7 +155,7 @@ class Report(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """One line: what is covered, how many collectives wait, live memory."""
+        """Returns one line: `covered`, `share`, number of collectives, live memory."""
         hidden = sum(c.asynchronous for c in self.collectives)
         count = len(self.collectives)
         live = "" if self.memory is None else f", live {amount(self.memory.live)}B"
@@ -120,7 +165,7 @@ class Report(NamedTuple):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """All but the schedule, in types that JSON has."""
+        """Returns everything but the schedule, as a dict of types that JSON has."""
         collectives = [
             {**c._asdict(), "dtypes": list(c.dtypes)} for c in self.collectives
         ]
@@ -193,7 +238,7 @@ def _row(c: Collective) -> tuple[str, ...]:
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    """Columns of words to the left, of numbers to the right."""
+    """Aligns columns of words to the left and columns of numbers to the right."""
     left = {"collective", "dtype", "mode", "from"}
     widths = [max(map(len, column)) for column in zip(_HEAD, *rows, strict=True)]
     return [
@@ -206,12 +251,17 @@ def _table(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def two_digits(share: float | None) -> str:
-    """A share; `none` where there is none."""
+    """Formats a share with two decimals, and `None` as `none`."""
     return "none" if share is None else f"{share:.2f}"
 
 
 def amount(number: float) -> str:
-    """With a prefix: `1.08 M`."""
+    """Formats a number with three digits and a unit prefix: k, M, G or T.
+
+    Examples:
+      >>> amount(1_080_000.0)
+      '1.08 M'
+    """
     for prefix in ("", "k", "M", "G"):
         if number < 999.5:
             return f"{number:.3g} {prefix}"

@@ -1,17 +1,22 @@
-"""Which stretch of a schedule each collective is under way in.
+"""Finds the instructions that run while each collective is in progress.
 
-A collective begins where its operands are handed over and ends where its result is
-waited for; whatever runs between is beside it.
+A collective is in progress from the instruction that hands over its operands to the
+instruction that waits for its result. XLA's backends write these two ends in the
+following forms:
 
-- `all-reduce`, or a start with `"is_sync":true`: all wait, nothing is beside it
-- `all-reduce-start` ... `all-reduce-done`, `async-start` ... `async-done`
-- `call-start` ... `call-update` ... `call-done`, on a TPU's sparse cores: begins at the
-  update where that brings the operands
-- a TPU v5e's fusions: one holds AsyncCollectiveStart, one AsyncCollectiveDone, and
-  those between them that hold the same collective continue it beside their own compute
-- a start that a loop hands to its next iteration: from there to the end of the body,
-  and from the body's top to the done
-- an exchange between TPU slices: from its `send` to the `recv-done` of its `recv`
+- `all-reduce`, or a start with `"is_sync":true`: a synchronous collective. Nothing else
+  runs while it is in progress.
+- `all-reduce-start` ... `all-reduce-done`, and `async-start` ... `async-done`: two
+  instructions, and everything that is scheduled between them runs meanwhile.
+- `call-start` ... `call-update` ... `call-done`, on the sparse cores of a TPU: the
+  collective starts at the update if the update brings the operands.
+- Fusions on a TPU v5e: one fusion contains a custom call AsyncCollectiveStart, and a
+  later one AsyncCollectiveDone. Fusions between the two that contain the same
+  collective continue it while they run compute of their own.
+- A start that a loop passes on to its next iteration: the collective is in progress
+  from the start to the end of the loop body, and from the top of the body to the done.
+- A collective between TPU slices: it is in progress from its `send` to the
+  `recv-done` of the `recv` that belongs to it.
 """
 
 from typing import NamedTuple
@@ -20,7 +25,8 @@ from . import _slices
 from ._collectives import COLLECTIVES, is_collective, kind_of
 from ._hlo import Computation, Instruction, Module, not_understood
 
-# Other work that may run asynchronously; a collective only if it calls one.
+# Other instructions that may be asynchronous. They are collectives only if the
+# computation that they call contains one.
 _ASYNC = {
     "async",
     "call",
@@ -37,21 +43,22 @@ _ASYNC = {
 _COPIES = ("copy", "dynamic-slice", "dynamic-update-slice", "slice")
 _WAITS = ("-update", "-done")
 _SAME = ("bitcast", "copy", "opt-barrier")
-# A collective may be wrapped in these, as a kernel or asynchronously.
+# Instructions that may wrap a collective, either as one kernel or asynchronously.
 _WRAPPERS = ("call", "custom-call", "fusion")
 
 
 class Span(NamedTuple):
-    """A collective in the schedule of one computation.
+    """A collective, and where it is in progress in the schedule of one computation.
 
     Attributes:
-      name: of the instruction that begins it; of several that begin together, also its
-        own.
-      start: the instruction that begins it.
-      op: the collective: `start` itself, or what is wrapped in it.
-      home: the computation of `op`.
-      at: place of `start` in the schedule.
-      stretches: of the schedule, that it is under way in; none if it is synchronous.
+      name: Name of `start`, followed by `/` and the name of `op` if `start` starts
+        several collectives.
+      start: The instruction that starts the collective.
+      op: The collective itself: `start`, or an instruction that `start` wraps.
+      home: The computation that contains `op`.
+      at: Index of `start` in the schedule of its computation.
+      stretches: Index ranges of the instructions in the same schedule that run while
+        the collective is in progress; an empty tuple if it is synchronous.
     """
 
     name: str
@@ -63,16 +70,16 @@ class Span(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """One of `COLLECTIVES`."""
+        """Returns the kind of the collective, one of `COLLECTIVES`."""
         return kind_of(self.op)
 
 
 class Finder:
-    """Finds collectives, and keeps account of the computations that hold them.
+    """Finds the collectives of a module, and records which computations it has read.
 
     Attributes:
-      module: where.
-      seen: names of computations whose collectives are found.
+      module: The module to search.
+      seen: Names of the computations whose collectives have been found.
     """
 
     def __init__(self, module: Module):
@@ -80,11 +87,17 @@ class Finder:
         self.seen: set[str] = set()
 
     def spans(self, home: Computation) -> list[Span]:
-        """Collectives that begin in `home` itself, not in a loop or branch of it.
+        """Finds the collectives that start in `home`, outside its loops and branches.
+
+        Args:
+          home: A computation of the module.
+
+        Returns:
+          A `Span` for each collective, in the order in which they start.
 
         Raises:
-          ValueError: for an asynchronous instruction of a kind not known, and for a
-            collective that begins and does not end, or the other way round.
+          ValueError: If `home` has an asynchronous instruction of an unknown kind, or a
+            collective that has a start but no end, or an end but no start.
         """
         self.seen.add(home.name)
         here, above, fused = *self._ends(home), self._fused(home)
@@ -106,23 +119,23 @@ class Finder:
     def collectives_of(
         self, op: Instruction, home: Computation
     ) -> list[tuple[Instruction, Computation]]:
-        """The collectives that `op` is or wraps, each with its own computation."""
+        """Returns the collectives that `op` is or wraps, each with its computation."""
         if is_collective(op):
             return [(op, home)]
         if _base(op) in COLLECTIVES:
             return []
         if op.opcode.endswith(("-start", *_WAITS)) and _base(op) not in _ASYNC:
             op.refuse(
-                f"{op.opcode!r} may hide a collective: what is asynchronous must be"
-                f" one, or one of {', '.join(sorted(_ASYNC))}"
+                f"{op.opcode!r} may hide a collective (known kinds of asynchronous"
+                f" instructions are collectives and {', '.join(sorted(_ASYNC))})"
             )
-        # A call in the schedule itself is walked into, as loops and branches are.
+        # `Reading` walks into a plain call, as it walks into loops and branches.
         if op.opcode == "call" or not (op.opcode in _WRAPPERS or _is_start(op)):
             return []
         return self._wrapped(op)
 
     def _wrapped(self, op: Instruction) -> list[tuple[Instruction, Computation]]:
-        """Finds the collectives in the computations that `op` runs."""
+        """Finds the collectives in the computations that `op` calls."""
         found = []
         for name in op.calls:
             inside = self.module.computations[name]
@@ -135,7 +148,12 @@ class Finder:
         return found
 
     def _ends(self, home: Computation) -> tuple[dict[str, int], dict[str, int]]:
-        """Where each start of `home` is waited for, and where in the next iteration."""
+        """Returns the index of the instruction that waits for each start in `home`.
+
+        Both dicts are keyed by the name of the start. The first one holds starts that
+        are waited for in the same run of `home`. The second one holds starts that a
+        loop passes on, which its next iteration waits for.
+        """
         here: dict[str, int] = {}
         above: dict[str, int] = {}
         for at, op in enumerate(home.instructions):
@@ -143,7 +161,8 @@ class Finder:
                 continue
             origin, place = _origin(home, op.operand())
             if origin.opcode == "while":
-                # The last of a loop, whose others have ended in it.
+                # This waits for the start of the last iteration. The loop body waits
+                # for the starts of earlier iterations.
                 body = self.module.computations[origin.attribute("body").strip("%")]
                 if _is_start(_handed_on(body, place)):
                     continue
@@ -153,7 +172,8 @@ class Finder:
                 raise _unpaired(op, "is waited for and started nowhere")
             ends[origin.name] = at
         for send in filter(_slices.between_slices, home.instructions):
-            # An exchange ends when the device's own result has arrived.
+            # This collective ends when the device has received its result, not when its
+            # `send` is done.
             if send.opcode == "send":
                 recv = _other_half(send, home)
                 for ends in (here, above):
@@ -163,10 +183,11 @@ class Finder:
         return here, above
 
     def _fused(self, home: Computation) -> dict[tuple[int, str], tuple[range, ...]]:
-        """Finds the stretches of collectives in fusions of `home`.
+        """Finds the stretches of the collectives in fusions of `home`.
 
-        They are keyed by the place of the fusion and the name of the collective. A
-        fusion that continues or ends what another one began has none.
+        The keys are the index of the fusion that starts the collective and the name of
+        the collective in this fusion. A fusion that continues or ends a collective of
+        an earlier fusion has no entry.
         """
         found: dict[tuple[int, str], tuple[range, ...]] = {}
         begun: dict[str, tuple[int, str]] = {}
@@ -177,7 +198,7 @@ class Finder:
                 uses = {x.target for x in inside.instructions if one.name in x.operands}
                 if "AsyncCollectiveStart" in uses:
                     if channel in begun:
-                        raise _unpaired(op, "is started while it is under way")
+                        raise _unpaired(op, "is started while it is in progress")
                     begun[channel] = at, one.name
                 elif "AsyncCollectiveDone" in uses:
                     if channel not in begun:
@@ -192,21 +213,22 @@ class Finder:
 
 
 def _other_half(send: Instruction, home: Computation) -> Instruction:
-    """Finds the `recv` of an exchange between slices."""
+    """Finds the `recv` that belongs to the `send` of a collective between slices."""
     key = _slices.rendezvous(send)
     for op in filter(_slices.between_slices, home.instructions):
         if op.opcode == "recv" and _slices.rendezvous(op) == key:
             return op
-    send.refuse("no `recv` in its computation has the same rendezvous")
+    send.refuse("no `recv` in its computation has the same rendezvous key")
 
 
 def _stretches(
     at: int, home: Computation, here: dict[str, int], above: dict[str, int]
 ) -> tuple[range, ...]:
-    """From the start at this place to where it is waited for."""
+    """Returns the ranges from the start at index `at` to where it is waited for."""
     start, begin = home.instructions[at], at + 1
     for i, op in enumerate(home.instructions):
-        # Without operands it only prepares; the update brings them.
+        # A start without operands only prepares the collective. The collective starts
+        # at the update that brings the operands.
         brings = op.opcode.endswith("-update") and len(op.operands) > 1
         if brings and not start.operands and op.operands[0] == start.name:
             begin = i + 1
@@ -220,14 +242,17 @@ def _stretches(
         if op.opcode == "while" and home[op.operand()].opcode == "tuple":
             elements = home[op.operand()].operands
             if any(_origin(home, x)[0] is start for x in elements):
-                # It ends in the loop's first iteration; what it hides of that is not
-                # credited to it.
+                # The collective ends in the first iteration of this loop. The compute
+                # of that iteration is not counted as running under it.
                 return (range(begin, i),)
     raise _unpaired(start, "is started and never waited for")
 
 
 def _origin(home: Computation, name: str) -> tuple[Instruction, int]:
-    """What made the value `name`, and which element of its tuple it is."""
+    """Returns the instruction that computed `name`, and the tuple index of the value.
+
+    The index is -1 if the value is the whole result of the instruction.
+    """
     op, place = home[name], -1
     while True:
         if op.opcode == "get-tuple-element":
@@ -241,7 +266,7 @@ def _origin(home: Computation, name: str) -> tuple[Instruction, int]:
 
 
 def _handed_on(body: Computation, place: int) -> Instruction:
-    """What made the element of a loop's tuple that the next iteration gets."""
+    """Returns the instruction that computes element `place` of a loop body's result."""
     if body.root.opcode != "tuple" or not 0 <= place < len(body.root.operands):
         return body.root
     return _origin(body, body.root.operands[place])[0]
@@ -266,6 +291,6 @@ def _is_synchronous(start: Instruction, op: Instruction) -> bool:
 def _unpaired(op: Instruction, why: str) -> ValueError:
     return not_understood(
         op.line,
-        "a collective must be started and waited for in one computation or one loop,"
-        f" and this {why}",
+        "a collective must be started and waited for in the same computation or loop,"
+        f" and this one {why}",
     )

@@ -1,15 +1,19 @@
-"""Exchanges between TPU slices.
+"""Reads collectives between TPU slices.
 
-A program for several slices is compiled for each of them, and its `num_partitions` are
-the devices of one. What crosses slices is a `send` to the host and a `recv` from it;
-the runtime on the hosts ("Megascale") does the rest, as their attributes say:
+A program for several slices is compiled for each slice, and its `num_partitions` counts
+the devices of one slice. A collective between slices appears in it as a `send` to the
+host and a `recv` from the host. The runtime on the hosts ("Megascale") does the rest.
+Frontend attributes of the two instructions describe the collective:
 
-- `_xla_megascale_transfer_type="ALL_REDUCE"`: which collective
-- `_xla_megascale_target={{100000,200000},{100001,200001}}`: who takes part, by the `id`
-  of devices, which is 100,000 for each slice from 1 and a number in that slice. Short
-  for it is `"{1,2}x{0:1}"`: of slices 1 and 2 those that have the same number, 0 to 1.
-- `_xla_megascale_target={{100000->200000},{200000->100000}}`: who sends to whom
-- `_xla_host_transfer_rendezvous="psum.7_0"`: joins a `send` to its `recv`
+- `_xla_megascale_transfer_type="ALL_REDUCE"`: the kind of collective.
+- `_xla_megascale_target={{100000,200000},{100001,200001}}`: the groups of devices that
+  exchange data, by the `id` of a device. The `id` is 100,000 times the number of the
+  slice, counted from 1, plus the number of the device in its slice.
+- `_xla_megascale_target="{1,2}x{0:1}"`: a short form of the same groups. Devices of
+  slices 1 and 2 that have the same number form a group, for the numbers 0 to 1.
+- `_xla_megascale_target={{100000->200000},{200000->100000}}`: pairs of a sender and a
+  receiver.
+- `_xla_host_transfer_rendezvous="psum.7_0"`: a key that a `send` and its `recv` share.
 """
 
 import re
@@ -30,34 +34,34 @@ _LIST = r"\{\d+(?:(?:,|->)\d+)*\}"
 
 
 def between_slices(op: Instruction) -> bool:
-    """Tells whether `op` is one half of an exchange between slices."""
+    """Returns whether `op` is one half of a collective between slices."""
     half = op.opcode in ("send", "recv")
     return half and "_xla_megascale_transfer_type" in op.frontend
 
 
 def kind(op: Instruction) -> str:
-    """Returns the kind of collective that the exchange is."""
+    """Returns the kind of a collective between slices."""
     written = op.frontend["_xla_megascale_transfer_type"]
     if written not in _KINDS:
-        op.refuse("an exchange between slices of an unknown type")
+        op.refuse("it is a collective between slices of an unknown type")
     return _KINDS[written]
 
 
 def rendezvous(op: Instruction) -> str:
-    """Returns the key that a `send` and its `recv` have in common."""
+    """Returns the key that a `send` and the `recv` of one collective share."""
     if "_xla_host_transfer_rendezvous" not in op.frontend:
-        op.refuse("nothing joins it to its other half")
+        op.refuse("it has no rendezvous key that leads to its other half")
     return op.frontend["_xla_host_transfer_rendezvous"]
 
 
 def groups_by_id(op: Instruction) -> tuple[Group, ...]:
-    """Returns sets of devices that exchange data, by their `id`."""
+    """Returns the sets of devices that exchange data, by the `id` of each device."""
     written = op.frontend.get("_xla_megascale_target", "")
     if both := re.fullmatch(f"{_SPANS}x{_SPANS}", written):
         slices, numbers = _numbers(both[1]), _numbers(both[2])
         return tuple(frozenset(_STRIDE * s + n for s in slices) for n in numbers)
     if not re.fullmatch(rf"\{{{_LIST}(?:,{_LIST})*\}}", written):
-        op.refuse("an exchange between slices, and its target is not known")
+        op.refuse("it is a collective between slices whose target has an unknown form")
     listed = [
         frozenset(map(int, re.findall(r"\d+", group)))
         for group in re.findall(_LIST, written)
@@ -66,6 +70,11 @@ def groups_by_id(op: Instruction) -> tuple[Group, ...]:
 
 
 def _numbers(text: str) -> list[int]:
-    """Expands a list such as `0:3,8`, whose ends are included."""
+    """Expands a list of numbers and ranges; both ends of a range are included.
+
+    Examples:
+      >>> _numbers("0:3,8")
+      [0, 1, 2, 3, 8]
+    """
     ends = [[int(n) for n in piece.split(":")] for piece in text.split(",")]
     return [n for pair in ends for n in range(pair[0], pair[-1] + 1)]

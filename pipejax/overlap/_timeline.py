@@ -1,7 +1,9 @@
-"""A schedule as a picture: compute below, what the wires do meanwhile above it.
+"""Draws a schedule: compute at the bottom, collectives in progress above it.
 
-To the right runs the schedule, each matmul or convolution as wide as its FLOPs. Other
-kernels get a hair's breadth, that their order shows; the ticks count FLOPs alone.
+The schedule runs from left to right. The width of a matmul or convolution is
+proportional to its FLOPs. Other kernels have no FLOPs and are drawn as hairs, narrow
+bars of equal width, so that their place in the order is visible. The ticks of the axis
+count FLOPs only.
 """
 
 import itertools
@@ -14,22 +16,27 @@ from pipejax.picture import new_figure
 from ._report import Item, Report, amount
 
 _MATMUL, _OTHER, _HIDDEN, _WAITS = "#3b6ea5", "#c3d3e4", "#4f9d69", "#c8403a"
-# All the hairs together, next to the FLOPs' 1.
+# Width of all hairs together, where the width of all FLOPs together is 1.
 _HAIRS = 0.08
-_LANE = 0.36  # Inches.
+_LANE = 0.36  # Height in inches.
 
 
 def timeline(
     reports: Report | Mapping[str, Report], path: str | os.PathLike[str]
 ) -> None:
-    """Draws one schedule, or several below each other.
+    """Draws one schedule, or several below one another, and saves the picture.
+
+    Compute is at the bottom, in the order of the schedule. A green bar above it is an
+    asynchronous collective and spans the compute that runs while the collective is in
+    progress. A red bar is a synchronous collective, at which all compute waits.
 
     Args:
-      reports: of `inspect`; a dict's keys are the titles.
-      path: of the picture; its ending says in which format.
+      reports: A report of `inspect`, whose title is the name of the program, or a
+        mapping from titles to reports.
+      path: File to write. Its suffix selects the format, such as `.png` or `.svg`.
 
     Raises:
-      ImportError: without matplotlib.
+      ImportError: If matplotlib is not installed.
     """
     several = {reports.program: reports} if isinstance(reports, Report) else reports
     lanes = [_lanes(report) for report in several.values()]
@@ -108,7 +115,11 @@ def _draw(axis: Any, title: str, report: Report, lanes: list[tuple[Item, int]]) 
 
 
 def _edges(report: Report) -> tuple[list[float], list[float]]:
-    """Left edge of each compute item, from 0 to 1; and the share of FLOPs before it."""
+    """Returns the left edge of each compute item, and the share of FLOPs before it.
+
+    Both lists run from 0 to 1. They end with the right edge of the last item and the
+    share of FLOPs after it.
+    """
     compute = [item for item in report.schedule if item.kind in ("matmul", "other")]
     total = sum(item.flops for item in compute) or 1.0
     hair = _HAIRS / max(1, sum(item.flops == 0 for item in compute))
@@ -120,7 +131,7 @@ def _edges(report: Report) -> tuple[list[float], list[float]]:
 
 
 def _at(tick: float, edges: list[float], flops: list[float]) -> float:
-    """Where this share of the FLOPs is done."""
+    """Returns the horizontal position at which the share `tick` of FLOPs is done."""
     i = next((i for i, done in enumerate(flops) if done >= tick - 1e-9), 0)
     if i == 0 or flops[i] == flops[i - 1]:
         return edges[i]
@@ -129,7 +140,7 @@ def _at(tick: float, edges: list[float], flops: list[float]) -> float:
 
 
 def _lanes(report: Report) -> list[tuple[Item, int]]:
-    """The collectives, each on the lowest lane that is free where it begins."""
+    """Puts each collective on the lowest lane that is free where it starts."""
     ends: list[int] = []
     placed = []
     collectives = [x for x in report.schedule if x.kind not in ("matmul", "other")]

@@ -1,10 +1,13 @@
-"""Accelerators that are not there, to compile for.
+"""Devices of absent accelerators, to compile programs for.
 
-- `h100:1x8x8`: slices x hosts x GPUs of a host; also a100, h200, b200
-- `tpu:v5e:2x4`: chips along each axis of the torus; also v5p, v6e, tpu7x
-- `tpu:v5e:4x4:2`: two slices of them, joined by the data-center network
+A target is written as its kind and its shape:
 
-Programs compiled for them cannot run, but their schedule can be read.
+- `h100:1x8x8`: slices x hosts x GPUs per host. Other kinds: a100, h200, b200.
+- `tpu:v5e:2x4`: chips along each axis of the torus. Other kinds: v5p, v6e, tpu7x.
+- `tpu:v5e:4x4:2`: two slices of 4 x 4 chips, joined by the data-center network.
+
+Programs that are compiled for these devices cannot run, but `inspect` can read their
+schedules.
 """
 
 import contextlib
@@ -25,25 +28,34 @@ INSTALL = "pip install 'pipejax[aot]'"
 
 
 def topology(target: str) -> list[Any]:
-    """Devices of `target`, which need not be there, to make a mesh of.
+    """Returns the devices of an accelerator that need not be present.
+
+    Use it to find out on a laptop how XLA schedules a program for many accelerators:
+    make a mesh of the devices, and pass a program over this mesh to `inspect`. The
+    program can be lowered and compiled, with `jax.ShapeDtypeStruct`s as its arguments,
+    but it cannot run.
 
     Args:
-      target: kind and shape: `"h100:1x8x8"` is one slice of 8 hosts with 8 GPUs each,
-        `"tpu:v5e:2x4"` 8 chips.
+      target: Kind and shape of the accelerator. For GPUs (`a100`, `h100`, `h200`,
+        `b200`) the shape is slices x hosts x GPUs per host: `"h100:1x8x8"` is one slice
+        of 8 hosts with 8 GPUs each. For TPUs (`v5e`, `v5p`, `v6e`, `tpu7x`) it is the
+        number of chips along each axis: `"tpu:v5e:2x4"` is 8 chips, and
+        `"tpu:v5e:2x4:2"` is two slices of them. The prefix `tpu:` may be left out.
 
     Returns:
-      The devices, for `pj.data_mesh(devices=...)`. A function jitted over such a mesh
-      can be lowered and compiled; its arguments are `jax.ShapeDtypeStruct`s.
+      A list of the devices, for `pj.data_mesh(devices=...)`. A `tpu7x` chip has two
+      devices, any other chip one.
 
     Raises:
-      ValueError: for a target that does not exist.
-      ImportError: if the compiler for it is not installed.
+      ValueError: If the target does not exist.
+      ImportError: If the compiler for the target is not installed. The extra
+        `pipejax[aot]` has the compilers for GPU and TPU.
     """
     match = re.fullmatch(r"(tpu:)?(\w+):(\d+(?:x\d+)*)(?::([1-9]\d*))?", target)
     tpu, kind, shape, slices = match.groups() if match else ("", "", "", None)
     if kind in GPUS and not tpu and not slices:
         if shape.count("x") != 2 or "0" in shape.split("x"):
-            raise _no_such(target, "a GPU's shape is slices x hosts x GPUs of a host")
+            raise _no_such(target, "a GPU's shape is slices x hosts x GPUs per host")
         return _gpus(kind, shape)
     if kind in TPUS:
         return _tpus(target, f"{kind}:{shape}", int(slices or 1))
@@ -52,9 +64,9 @@ def topology(target: str) -> list[Any]:
 
 def _no_such(target: str, why: str) -> ValueError:
     return ValueError(
-        f"`target` must be a kind and a shape: {', '.join(GPUS)} with one such as"
-        f" 'h100:1x8x8' (slices x hosts x GPUs of a host), or {', '.join(TPUS)} with"
-        " one such as 'tpu:v5e:2x4' (chips along each axis) or 'tpu:v5e:2x4:2' (of 2"
+        f"`target` must be a kind and a shape: {', '.join(GPUS)} with a shape such as"
+        f" 'h100:1x8x8' (slices x hosts x GPUs per host), or {', '.join(TPUS)} with a"
+        " shape such as 'tpu:v5e:2x4' (chips along each axis) or 'tpu:v5e:2x4:2' (two"
         f" slices); got {target!r}: {why}."
     )
 
@@ -70,8 +82,9 @@ def _gpus(kind: str, shape: str) -> list[Any]:
             target_config=target_config(GPUS[kind]),
         )
 
-    # The plugin refuses to start where there are no CUDA libraries, unless told not to
-    # look. It was already refused if JAX looked for GPUs before this call.
+    # The CUDA plugin does not start on a machine without CUDA libraries unless it is
+    # told to skip the check. If JAX has looked for GPUs before this call, the plugin
+    # has already failed to start, and is initialized here.
     with _environment(JAX_SKIP_CUDA_CONSTRAINTS_CHECK="1", TF_CPP_MIN_LOG_LEVEL="2"):
         try:
             devices = describe().devices
@@ -83,8 +96,8 @@ def _gpus(kind: str, shape: str) -> list[Any]:
 
 def _tpus(target: str, name: str, slices: int) -> list[Any]:
     _check_installed(target, "libtpu")
-    # Without these libtpu asks the cloud's metadata server which TPU this is, and
-    # wants to be the only process that has it.
+    # Without these variables, libtpu asks the metadata server of the cloud which TPU
+    # it runs on, and allows only one process to load it.
     with _environment(
         TPU_SKIP_MDS_QUERY="1",
         ALLOW_MULTIPLE_LIBTPU_LOAD="1",
@@ -119,7 +132,7 @@ def _exists(module: str) -> bool:
 
 @contextlib.contextmanager
 def _environment(**variables: str) -> Iterator[None]:
-    """Sets those that are not set, for the time of a `with`."""
+    """Sets the variables that are not set yet, for the duration of a `with` block."""
     new = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(new)
     try:

@@ -1,8 +1,9 @@
-"""How often a loop runs.
+"""Finds out how often a loop runs.
 
-Most backends print it: `"known_trip_count":{"n":"5"}`. The one for TPUs does not. There
-it is counted if the loop is `for (i = constant; i < constant; i += constant)` and `i`
-an element of the loop's tuple.
+Most backends print the trip count of a loop: `"known_trip_count":{"n":"5"}`. The TPU
+backend does not. Its trip counts are computed here if the loop has the form
+`for (i = constant; i < constant; i += constant)` and `i` is an element of the tuple
+that the loop carries.
 """
 
 import re
@@ -11,7 +12,7 @@ from ._hlo import Computation, Instruction, Module
 
 
 def trip_count(loop: Instruction, home: Computation, module: Module) -> int | None:
-    """Counts how often the body of a `while` of `home` runs; `None` if not known."""
+    """Returns how often the body of a `while` in `home` runs; `None` if unknown."""
     if "known_trip_count" in loop.config:
         known = loop.config["known_trip_count"]
         count = str(known.get("n")) if isinstance(known, dict) else ""
@@ -38,7 +39,7 @@ def trip_count(loop: Instruction, home: Computation, module: Module) -> int | No
 
 
 def _element(home: Computation, name: str) -> int | None:
-    """Returns the element of its computation's tuple that this is, if any."""
+    """Returns the index of `name` in the tuple that `home` is given, or `None`."""
     op = _original(home, name)
     if op.opcode != "get-tuple-element" or home[op.operand()].opcode != "parameter":
         return None
@@ -46,13 +47,14 @@ def _element(home: Computation, name: str) -> int | None:
 
 
 def _number(home: Computation, name: str) -> int | None:
+    """Returns the value of an integer constant, and `None` for anything else."""
     op = _original(home, name)
     integer = op.opcode == "constant" and re.fullmatch(r"-?\d+", op.literal)
     return int(op.literal) if integer else None
 
 
 def _original(home: Computation, name: str) -> Instruction:
-    """Returns the instruction that this is a copy of."""
+    """Follows copies and bitcasts from `name` to the instruction that they copy."""
     op = home[name]
     while op.opcode in ("copy", "bitcast"):
         op = home[op.operand()]

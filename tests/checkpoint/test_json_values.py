@@ -77,7 +77,7 @@ def test_is_a_copy():
 def test_what_would_change_is_refused(value):
     kind = type(value).__qualname__
     rule = (
-        r"`extras` must be a dict of what JSON gives back unchanged.*"
+        r"`extras` must be a dict of values that JSON returns unchanged.*"
         rf"got `extras\['a'\]\[1\]`, .* of type .*{kind}\. Convert it first"
     )
     with pytest.raises(ValueError, match=rule):

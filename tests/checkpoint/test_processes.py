@@ -24,6 +24,6 @@ def test_what_does_not_hold_for_all_is_refused_on_all(group, tmp_path):
         assert "got others on processes [1]" in differing
         assert f"{{'position': {rank}}}" in differing
         assert "`state` must lie on the devices of all 2 processes" in alone
-        assert "got skipped on this one's alone. Place it" in alone
+        assert "got skipped on those of this process only. Place it" in alone
         assert good == "saved"
     assert [path.name for path in tmp_path.iterdir()] == ["0"]

@@ -215,7 +215,7 @@ def test_one_of_another_program_is_refused(tmp_path):
     train = train_step()
     with (
         checkpoint.manager(tmp_path) as manager,
-        pytest.raises(ValueError, match=r"must be one of pipejax.checkpoint.save, and"),
+        pytest.raises(ValueError, match=r"be written by pipejax.checkpoint.save, and"),
     ):
         checkpoint.restore(manager, train, init(train))
 
@@ -230,7 +230,9 @@ def test_a_step_that_is_not_there(manager):
     train = train_step()
     checkpoint.save(manager, run(train, init(train), batches(2)))
     like = jax.eval_shape(lambda: init(train))
-    rule = r"`step` must be that of a checkpoint in .*, which has \[2\]; got 1\."
+    rule = (
+        r"`step` must be the step of a checkpoint in .*, which has steps \[2\]; got 1\."
+    )
     with pytest.raises(FileNotFoundError, match=rule):
         checkpoint.restore(manager, train, like, step=1)
     restored = checkpoint.restore(manager, train, like, step=np.int64(2))
@@ -267,7 +269,7 @@ def test_what_codecs_keep_is_handed_on(manager, caplog, width):
     checkpoint.save(manager, state)
     manager.wait_until_finished()
     restored = checkpoint.restore(manager, other, init(other))
-    assert "yet to be sent is handed on" in caplog.text
+    assert "residuals of codecs are redistributed" in caplog.text
     expected = reshard.reshard(other, *everywhere(state))
     assert_bits_equal(host(restored.state), host(other.drain(expected)[0]))
     assert any(x.any() for x in residuals(restored.state))

@@ -98,7 +98,9 @@ def test_across_slices(axes, kinds, order):
 
 def test_devices_of_another_mesh():
     mesh = mesh_of(jax.devices()[:4], 4)
-    with pytest.raises(ValueError, match=r"`devices` must be the 4 that .*; got 8"):
+    with pytest.raises(
+        ValueError, match=r"`devices` must be the 4 devices that .*; got 8 devices"
+    ):
         collective_groups(summed(mesh, "a"), jax.devices())
 
 

@@ -72,5 +72,5 @@ def test_a_permute_in_place():
         "%a = f32[100] collective-permute(%x, %x, %n, %n), channel_id=1,"
         " source_target_pairs={{0,1}}, slice_sizes={{10}}"
     )
-    with pytest.raises(ValueError, match="a permute of slices in place"):
+    with pytest.raises(ValueError, match="it permutes slices in place"):
         handed_over(op, module.entry)

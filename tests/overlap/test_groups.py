@@ -258,7 +258,9 @@ def test_pairs_connect(written, expected):
 def test_forms_that_are_not_known(form):
     text = text_of(REDUCE.format(GLOBAL + form))
     line = next(line for line in text.splitlines() if "all-reduce" in line).strip()
-    with pytest.raises(ValueError, match=r"report this line; .* of a known") as caught:
+    with pytest.raises(
+        ValueError, match=r"report the following line, because .* an unknown form"
+    ) as caught:
         found(text)
     assert str(caught.value).endswith(line)
 
@@ -280,11 +282,11 @@ def test_a_mode_that_is_written_out(mode, numbered, expected):
 
 def test_a_mode_that_is_not_known():
     text = text_of(REDUCE.format("mode=by_colour, replica_groups={}"))
-    with pytest.raises(ValueError, match=r"of a known form.*\n.*mode=by_colour"):
+    with pytest.raises(ValueError, match=r"an unknown form.*\n.*mode=by_colour"):
         found(text)
 
 
 def test_a_collective_that_does_not_say():
     text = text_of(REDUCE.format("channel_id=1"))
-    with pytest.raises(ValueError, match="its groups are not of a known form"):
+    with pytest.raises(ValueError, match="its groups have an unknown form"):
         found(text)

@@ -36,7 +36,7 @@ def test_an_operand_or_attribute_that_must_be_there():
         op.operand(1)
     with pytest.raises(ValueError, match=r"it has no attribute 'body':\n%a = f32"):
         op.attribute("body")
-    with pytest.raises(ValueError, match=r"'two' is no index:\n%a = f32"):
+    with pytest.raises(ValueError, match=r"'two' is not an index:\n%a = f32"):
         _ = op.index
 
 

@@ -315,19 +315,21 @@ def test_a_collective_not_known():
 
 
 def test_a_start_without_end():
-    with pytest.raises(ValueError, match=r"this is started and never waited for:\n%s"):
+    with pytest.raises(
+        ValueError, match=r"this one is started and never waited for:\n%s"
+    ):
         read(START, "ROOT %r = f32[100] copy(%x)")
-    with pytest.raises(ValueError, match="is started and never waited for"):
+    with pytest.raises(ValueError, match="this one is started and never waited for"):
         read(BEGIN, "ROOT %r = f32[100] copy(%x)", others=FUSED)
 
 
 def test_an_end_without_start():
-    with pytest.raises(ValueError, match="this is waited for and started nowhere"):
+    with pytest.raises(ValueError, match="this one is waited for and started nowhere"):
         read(DONE.replace("%s", "%x"))
-    with pytest.raises(ValueError, match="this is waited for and started nowhere"):
+    with pytest.raises(ValueError, match="this one is waited for and started nowhere"):
         read(FINISH, others=FUSED)
 
 
 def test_a_fusion_that_starts_twice():
-    with pytest.raises(ValueError, match="this is started while it is under way"):
+    with pytest.raises(ValueError, match="this one is started while it is in progress"):
         read(BEGIN, BEGIN.replace("%s", "%s2"), FINISH, others=FUSED)

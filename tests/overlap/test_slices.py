@@ -77,16 +77,16 @@ def test_from_the_send_to_what_arrives():
     ("text", "why"),
     [
         (exchange(send=megascale("BY_PIGEON")), "of an unknown type"),
-        (exchange(send=megascale(target='"{1,2}"')), "its target is not known"),
-        (exchange(send=megascale(target="{{a,b}}")), "its target is not known"),
+        (exchange(send=megascale(target='"{1,2}"')), "target has an unknown form"),
+        (exchange(send=megascale(target="{{a,b}}")), "target has an unknown form"),
         (exchange(recv=megascale(key="other")), "no `recv` in its computation"),
         (
             exchange(send=megascale().replace("_rendezvous", "_date")),
-            "nothing joins it to its other half",
+            "it has no rendezvous key that leads to its other half",
         ),
         (
             exchange(send=megascale().replace("_target", "_aim")),
-            "its target is not known",
+            "target has an unknown form",
         ),
     ],
 )
