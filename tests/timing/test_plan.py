@@ -169,5 +169,5 @@ def test_of_codecs_that_are_as_fast_the_one_that_drops_fewest_bits():
 
 
 def test_a_codec_whose_speed_is_not_known():
-    with pytest.raises(ValueError, match="`codec` must be one of the cluster's"):
+    with pytest.raises(ValueError, match="`codec` must be one of the cluster's codecs"):
         timing.plan(CLUSTER, N, Compute.of(0.1), {"sign": codecs.sign()})
