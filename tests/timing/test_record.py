@@ -45,7 +45,8 @@ LINK = {"latency": 0, "bandwidth": 1e9}
         ),
         (
             {"hosts": 2, "link": {**LINK, "latency": None}},
-            "In `cluster.link`: `latency` must be at least 0 seconds and finite; got None",
+            "In `cluster.link`: `latency` must be at least 0 seconds and finite; got"
+            " None",
         ),
         ({"hosts": "2", "link": LINK}, "In `cluster`: `hosts` must be a whole number"),
         (
@@ -66,7 +67,8 @@ LINK = {"latency": 0, "bandwidth": 1e9}
         ),
         (
             {"hosts": 2, "link": LINK, "codecs": {"int8": {"encode": 0}}},
-            "In `cluster.codecs.int8`: `encode` must be above 0 bytes per second; got 0",
+            "In `cluster.codecs.int8`: `encode` must be above 0 bytes per second; got"
+            " 0",
         ),
     ],
 )
