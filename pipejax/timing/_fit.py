@@ -200,8 +200,8 @@ def fit(
     def costs(x: np.ndarray) -> np.ndarray:
         """Returns the seconds for one unit of each of COSTS, 0 for what no sample has.
 
-        The last three are extra seconds per byte. Their entries of x are relative to the
-        seconds for a byte on the wire.
+        The last three are extra seconds per byte. Their entries of x are relative to
+        the seconds for a byte on the wire.
         """
         cost = np.zeros(len(COSTS))
         cost[seen] = np.exp(x)
