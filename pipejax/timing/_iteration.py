@@ -1,4 +1,4 @@
-r"""The time of a training step in closed form, for each way to exchange gradients.
+"""The time of a training step in closed form, for each way to exchange gradients.
 
 A step computes for c seconds and exchanges gradients for x seconds:
 
@@ -304,7 +304,7 @@ def batch_to_hide(
     weight_prediction: bool = True,
     one_core: bool = False,
 ) -> float:
-    r"""Returns by how much the batch must grow for compute to hide the exchange.
+    r"""Returns the smallest factor on the batch size that hides the exchange.
 
     Forward and backward pass take m times as long for m times as many examples. The
     update and the exchange take as long as before. At width K with weight prediction,

@@ -116,7 +116,7 @@ def test_scaling_with_a_codec():
     curve = timing.scaling(CLUSTER, way, N, compute, CODECS, hosts=(1, 4))
     assert curve == {1: 1, 4: 1}
     with pytest.raises(
-        ValueError, match="`codecs` must have that of the way, 'int8'; got"
+        ValueError, match="`codecs` must contain the codec of `way`, 'int8'; got"
     ):
         timing.scaling(CLUSTER, way, N, compute)
 
