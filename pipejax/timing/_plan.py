@@ -48,7 +48,7 @@ def plan(
     Ways whose step times differ by at most 1 % are ranked by simplicity: first the
     smaller width, then fewer buckets, then the codec that drops fewer bits, then an
     algorithm over all devices instead of a hierarchical one, and at last the shorter
-    exchange. A codec that saves no time is therefore never ranked above no codec.
+    exchange. Precision is therefore not given up without a gain in time.
 
     Args:
       cluster: The cluster with its speeds, including those of all `codecs`.
