@@ -63,7 +63,8 @@ LINK = {"latency": 0, "bandwidth": 1e9}
         ),
         (
             {"hosts": 2, "link": LINK, "codecs": ["int8"]},
-            "`cluster.codecs` must be an object of codecs by their names, got ['int",
+            "`cluster.codecs` must be an object that maps codec names to speeds, got"
+            " ['int",
         ),
         (
             {"hosts": 2, "link": LINK, "codecs": {"int8": {"encode": 0}}},
