@@ -1,15 +1,15 @@
 """Assumed speeds of a cluster that has not been calibrated.
 
 Encoding, decoding and adding do little besides reading and writing memory. Their speed
-therefore follows from the speed of the memory. At M bytes per second of memory, work
-that passes q times over a vector has the speed
+therefore follows from the speed of the memory. If the memory reads and writes M bytes
+per second, work that passes q times over a vector has the speed
 
 $$s = M / (2 q)$$
 
 in bytes of float32 per second. One pass reads or writes 4 bytes for each element.
 
-The factor 1/2 is a lower bound, measured on a CPU core. While a copy moves 1 byte, int8
-moves at least 0.50 bytes and bf16 at least 0.63, in encoding as in decoding
+The factor 1/2 is a lower bound, measured on a CPU core. In the time in which a copy
+moves 1 byte, int8 moves at least 0.50 bytes and bf16 moves at least 0.63
 (docs/compression.md, "How fast").
 
 - bf16 reads 4 bytes and writes 2 bytes per element: 1.5 passes to encode, and as many

@@ -1,4 +1,4 @@
-"""The description of a cluster that all timing models use: a few measured speeds.
+"""The description of a cluster that all timing models use: a few speeds.
 
 A message of n bytes takes `latency + n / bandwidth` seconds on a link. Everything else
 that costs time has a speed or a fixed cost too: adding float32 numbers, encoding and
@@ -52,8 +52,8 @@ class CodecSpeed:
     """The speed of a codec on one device, in bytes of float32 per second.
 
     Both speeds count the uncompressed bytes, 4 per element, and not the bytes of the
-    payload. Codecs that compress differently can then be compared directly. The
-    default, `math.inf`, is a codec that takes no time.
+    payload. Codecs that compress differently can then be compared directly. The default
+    of `math.inf` means that encoding and decoding take no time.
 
     Attributes:
       encode: Bytes of float32 that the device encodes per second.
@@ -139,7 +139,7 @@ class Cluster:
       inner: The link between two devices of one host; `None` if each host has a single
         device.
       reduction: `1 / gamma`, the bytes of float32 that a device adds to others per
-        second. The default, `math.inf`, is an addition that takes no time.
+        second. The default of `math.inf` means that additions take no time.
       synchronisation: `S`, the seconds that each collective takes in addition to its
         messages: its launch, and the wait for the last device to arrive.
       shares: The share of a link's bandwidth for each communication pattern in which

@@ -3,7 +3,7 @@
 For p devices, n bytes of float32 on each and no codec:
 
 - ring: `2(p-1) alpha + 2 (p-1)/p n beta + (p-1)/p n gamma` seconds.
-- halving-doubling: the same with `2 log2(p) alpha`, for p a power of two.
+- halving-doubling, p a power of two: the same with `2 log2(p)` latencies.
 - parameter server: `2 alpha + 2(p-1) n beta + (p-1) n gamma` seconds.
 
 `alpha` is the latency of a message, `beta` the seconds for a byte on the link, and
@@ -61,6 +61,12 @@ class Duration(NamedTuple):
       reduction: Seconds to add vectors.
       codec: Seconds to encode and decode.
       synchronisation: Seconds to launch collectives and to wait for the last device.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> seconds = pj.timing.Duration(0.25, 1.0, 0.125, 0.5, 0.0)
+      >>> seconds.total, seconds.computed
+      (1.875, 0.625)
     """
 
     latency: float
@@ -164,8 +170,8 @@ def flat(
       codec: The codec of the payloads; `None` sends float32.
 
     Returns:
-      The counts at the busiest device. They are `inside` if there is a single host with
-      several devices, else `between`.
+      The counts at the busiest device. `inside` holds them for a single host with
+      several devices, and `between` in all other cases.
 
     Raises:
       ValueError: If `algorithm` is not a key of `pj.timing.FORMS`.
