@@ -1,9 +1,9 @@
 r"""Timing models: how long an exchange and a training step take, before they are run.
 
-A cluster is described by a few speeds (`Cluster`). `assumed` takes them from data sheets
-and simple rules, and `calibrate` measures them. With c the compute time of a step and x
-the time to exchange its gradients, a synchronous step and a step of Pipe-SGD (without
-weight prediction) take
+A cluster is described by a few speeds (`Cluster`). `assumed` takes them from data
+sheets and simple rules, and `calibrate` measures them. With c the compute time of a
+step and x the time to exchange its gradients, a synchronous step and a step of Pipe-SGD
+without weight prediction take
 
 $$t_{sync} = c + x$$
 
