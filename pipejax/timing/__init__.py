@@ -1,4 +1,24 @@
-"""Timing models: how long an exchange and a step take, before they are run."""
+r"""Timing models: how long an exchange and a training step take, before they are run.
+
+A cluster is described by a few speeds (`Cluster`). `assumed` takes them from data
+sheets and simple rules, and `calibrate` measures them. With c the compute time of a
+step and x the time to exchange its gradients, a synchronous step and a step of Pipe-SGD
+without weight prediction take
+
+$$t_{sync} = c + x$$
+
+$$t_{pipe} = \max(c, x)$$
+
+- `flat`, `hierarchical` and `per_leaf` count the messages and bytes of an exchange.
+  `duration` turns these counts into seconds.
+- `synchronous`, `overlapped`, `bucketed`, `pipelined` and `asynchronous` give the time
+  of a step.
+- `simulate` gives the time of a step where times vary and no closed form holds.
+- `plan` ranks all ways to train by their step time, and `scaling` follows one of them
+  to more hosts.
+- `exchange_times` and `profile` measure all-reduces on a mesh. `fit` derives a cluster
+  from measured times, and `trust` judges whether it can be relied on.
+"""
 
 from ._assumed import DEVICES as DEVICES
 from ._assumed import LATENCY as LATENCY

@@ -1,18 +1,25 @@
-"""A cluster that has not been calibrated: what its speeds are assumed to be.
+"""Assumed speeds of a cluster that has not been calibrated.
 
-Codecs and sums read and write memory, and do little else. So their speed follows from
-that of the memory, B bytes a second, by how often they pass over the vector:
+Encoding, decoding and adding do little besides reading and writing memory. Their speed
+therefore follows from the speed of the memory. If the memory reads and writes M bytes
+per second, work that passes q times over a vector has the speed
 
-  `speed = B / 2 / passes`, in bytes of float32 a second
+$$s = M / (2 q)$$
 
-The half is what codecs on a CPU core reach at least: int8 0.50 and bf16 0.62 of the
-bytes that a copy reads and writes in the same time (docs/compression.md, "How fast").
+in bytes of float32 per second. One pass reads or writes 4 bytes for each element.
 
-- bf16 reads 4 bytes and writes 2: 1.5 passes, and as many to decode
-- int8 reads 4 and writes 1: 1.25, and as many to decode
-- power_sgd with error feedback adds what is due (3), multiplies twice (2), multiplies
-  out what it sends (1) and subtracts it (3): 9, and 1 to decode
-- a sum reads two vectors and writes one: 3
+The factor 1/2 is a lower bound, measured on a CPU core. In the time in which a copy
+moves 1 byte, int8 moves at least 0.50 bytes and bf16 at least 0.63, in encoding and in
+decoding (docs/compression.md, "How fast").
+
+- bf16 reads 4 bytes and writes 2 bytes per element: 1.5 passes to encode, and as many
+  to decode.
+- int8 reads 4 bytes and writes 1 byte per element: 1.25 passes to encode, and as many
+  to decode.
+- power_sgd with error feedback takes 9 passes to encode. It adds the residual to the
+  vector (3), multiplies the matrices twice (2), multiplies out what it sends (1) and
+  subtracts that product from the vector (3). It takes 1 pass to decode.
+- Adding reads two vectors and writes one: 3 passes.
 """
 
 from typing import NamedTuple
@@ -22,24 +29,24 @@ from pipejax.gpus import GPUS
 from ._cluster import Cluster, CodecSpeed, Link, Shares
 
 LATENCY = 50e-6
-"""Seconds of a message between hosts, by TCP over Ethernet in one building."""
+"""Assumed latency in seconds between hosts: TCP over Ethernet in one building."""
 SYNCHRONISATION = 100e-6
-"""Seconds to launch a collective and to wait for the last to come."""
+"""Assumed seconds to launch a collective and to wait for the last device."""
 INSIDE = 10e-6
-"""Seconds of a message between devices of one host."""
+"""Assumed latency in seconds between two devices of one host."""
 
 _SUM = 3.0
 _PASSES = {"bf16": (1.5, 1.5), "int8": (1.25, 1.25), "power_sgd": (9.0, 1.0)}
 
 
 class Device(NamedTuple):
-    """What is assumed of a kind of device.
+    """The assumed speeds of one kind of device.
 
     Attributes:
-      name: in words, with the source of the figures.
-      memory: bytes read and written a second.
-      inner: bytes a second to the other devices of its host, in one direction.
-      shares: of a link's bandwidth, by who sends to whom.
+      name: The device in words, with the source of its figures.
+      memory: Bytes that the device reads and writes in its memory per second.
+      inner: Bytes per second to the other devices of its host, in one direction.
+      shares: The share of a link's bandwidth for each communication pattern.
     """
 
     name: str
@@ -48,11 +55,12 @@ class Device(NamedTuple):
     shares: Shares = Shares()
 
 
-# A copy of 64 MiB in 6.95 ms, with huge pages: experiments/results/codec_speed.json.
+# A copy of 64 MiB took 6.95 ms with huge pages: experiments/results/codec_speed.json.
 _CORE = 19.3e9
-# With Gloo, medians of the fits in experiments/results/prediction.json.
+# Medians of the fits in experiments/results/prediction.json, measured with Gloo.
 _GLOO = Shares(pair=0.60, shift=0.94, shuffle=0.72)
-# Of one link in one direction: NVLink 3 and 4, and from Blackwell on NVLink 5.
+# Bytes per second of one NVLink in one direction, by the major compute capability of
+# the GPU: NVLink 3 and NVLink 4, and NVLink 5 from Blackwell on.
 _NVLINK = {8: 25e9, 9: 25e9, 10: 50e9}
 
 DEVICES = {
@@ -71,6 +79,7 @@ DEVICES = {
         for kind, gpu in GPUS.items()
     },
 }
+"""The devices that `assumed` knows, by name, with their assumed speeds."""
 
 
 def assumed(
@@ -81,37 +90,50 @@ def assumed(
     device: str = "cpu",
     latency: float = LATENCY,
 ) -> Cluster:
-    """Makes a cluster from what is known before anything is measured on it.
+    """Makes a cluster from assumed speeds, before anything is measured on it.
 
-    Codecs pass over the vector a number of times, at half of the memory's speed:
-    `B / 2 / passes` bytes of float32 a second. bf16 takes 1.5 passes, int8 1.25,
-    power_sgd with error feedback 9 to encode and 1 to decode, a sum 3. A collective
-    takes 100 microseconds beside its messages. On CPUs devices that send and receive at
-    once have the shares of a link that Gloo gives them, on GPUs all of it. `calibrate`
-    measures all of this.
+    Use `pj.timing.calibrate` instead where the cluster is available: it measures what
+    this function assumes. The assumptions are:
+
+    - Codecs and additions run at half of the memory's speed. With M bytes per second of
+      memory and q passes over the vector, they process
+
+      $$s = M / (2 q)$$
+
+      bytes of float32 per second. bf16 takes 1.5 passes and int8 takes 1.25, for
+      encoding and for decoding each. power_sgd with error feedback takes 9 passes to
+      encode and 1 to decode. An addition takes 3.
+    - A collective takes 100 microseconds in addition to its messages.
+    - A message between two devices of one host has a latency of 10 microseconds.
+    - On CPUs, devices that send and receive at the same time get the shares of a link
+      that were measured with Gloo. On GPUs they get all of it in each direction.
 
     Args:
-      hosts: how many.
-      bandwidth: of a host's link in one direction, bytes a second.
-      devices: of each host.
-      device: which, of `pj.timing.DEVICES`. A CPU core is slower than any accelerator.
-      latency: of a message between hosts, seconds.
+      hosts: The number of hosts.
+      bandwidth: The bandwidth of a host's link in one direction, in bytes per second.
+      devices: The number of devices on each host.
+      device: The kind of device, a key of `pj.timing.DEVICES`. The default is one CPU
+        core, which is slower than any accelerator.
+      latency: The latency of a message between hosts, in seconds.
 
     Returns:
       The cluster, with the speeds of the codecs bf16, int8 and power_sgd.
 
     Raises:
-      ValueError: for a device of which nothing is known, or a number that no cluster
-        has.
+      ValueError: If `device` is not a key of `pj.timing.DEVICES`, or another argument
+        is not valid for a `pj.timing.Cluster`.
 
-    >>> cluster = assumed(4, 125e6, device="h100")
-    >>> f"{1e-12 * cluster.codec('int8').encode:.2f} TB/s"
-    '1.34 TB/s'
+    Examples:
+      >>> import pipejax as pj
+      >>> cluster = pj.timing.assumed(4, 125e6, device="h100")
+      >>> f"{1e-12 * cluster.codec('int8').encode:.2f} TB/s"
+      '1.34 TB/s'
     """
     if device not in DEVICES:
         raise ValueError(
             f"`device` must be one of {', '.join(DEVICES)}, got {device!r}. Measure the"
-            " speeds of any other: pj.timing.calibrate, `pipejax calibrate`."
+            " speeds of any other device with pj.timing.calibrate or `pipejax"
+            " calibrate`."
         )
     chosen = DEVICES[device]
     half = chosen.memory / 2

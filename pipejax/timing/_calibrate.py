@@ -1,7 +1,8 @@
-"""A cluster's speeds, measured.
+"""Calibration: measures the speeds of the cluster that the program runs on.
 
-What cores do, encode, decode and add, is measured apart from the network, on all hosts
-at once, so that those that share a core do.
+Exchanges without a codec are timed first, for several algorithms and sizes. Encoding,
+decoding and adding are then timed without any communication. All hosts do this at the
+same time, so that processes that share a core are measured while they share it.
 """
 
 import statistics
@@ -24,6 +25,7 @@ from ._leaves import square_leaves
 from ._stopwatch import Case, check_several, exchange_times, in_turn
 
 SIZES = (2**12, 2**16, 2**18, 2**20, 2**21)
+"""The vector sizes that `calibrate` exchanges by default, in elements of float32."""
 ALGORITHMS: tuple[Algorithm, ...] = (
     "psum",
     "ring",
@@ -39,16 +41,36 @@ def calibrate(
     sizes: Sequence[int] = SIZES,
     rounds: int = 7,
 ) -> Fit:
-    """Measures the cluster that this runs on; all its processes must call it.
+    """Measures the speeds of the cluster that this program runs on.
+
+    Every process of the program must call this function. It works as follows:
+
+    1. Time `psum`, `ring`, `two_shot`, `halving_doubling` and `tree` without a codec,
+       for each size.
+    2. Time an addition, and encoding and decoding with each codec, on one device of
+       each host and without communication.
+    3. Fit latency, bandwidth, shares and synchronisation to the exchange times; see
+       `pj.timing.fit`.
+
+    Pass the result to `pj.timing.trust` to learn whether its predictions can be relied
+    on. Unlike `pj.timing.assumed`, this function needs the cluster. Unlike
+    `pj.timing.fit`, it measures the exchange times itself.
 
     Args:
-      mesh: of one device a host.
-      codecs: whose speed to measure, by name.
-      sizes: elements of the vectors that are exchanged.
-      rounds: how often each; medians count.
+      mesh: A mesh with one device of each host.
+      codecs: The codecs whose speed is measured, under the names that they get in
+        `Cluster.codecs`.
+      sizes: The lengths of the vectors that are exchanged, in elements of float32. Give
+        at least two. Codecs and the addition are timed at about the largest one.
+      rounds: The number of times that each exchange and each codec is measured. The
+        fit uses the medians.
+
+    Returns:
+      The cluster with its fitted speeds, and the samples that they were fitted to.
 
     Raises:
-      ValueError: for a mesh of one device, which exchanges nothing.
+      ValueError: If `mesh` has a single device, which exchanges nothing, or if `sizes`
+        are too few to tell latency from bandwidth.
     """
     check_several(mesh)
     cases = {
@@ -77,10 +99,20 @@ def calibrate(
 def core_speeds(
     mesh: Mesh, codecs: Mapping[str, Codec], elements: int, rounds: int
 ) -> tuple[float, dict[str, CodecSpeed]]:
-    """Bytes of float32 a second that are added, and that each codec reads and makes.
+    """Measures how fast a device adds, encodes and decodes.
 
-    By a device of each host, all hosts at once; of vectors of about so many elements,
-    with the leaves of `square_leaves`.
+    One device of each host works, on all hosts at the same time. The vectors have the
+    leaves of `square_leaves`.
+
+    Args:
+      mesh: A mesh with one device of each host.
+      codecs: The codecs to measure, by name.
+      elements: The length of the vectors in elements of float32, rounded down to the
+        padding multiple of each codec.
+      rounds: The number of times that each is measured.
+
+    Returns:
+      The bytes of float32 that a device adds per second, and the speed of each codec.
     """
     x = jnp.arange(elements, dtype=jnp.float32)
     work, sizes = {"add": _call(jnp.add, x, x)}, {"add": elements}
@@ -102,5 +134,6 @@ def core_speeds(
 
 
 def _call(function: Callable[..., Any], *args: Any) -> Callable[[], Any]:
+    """Returns a function that runs the compiled function and waits for its result."""
     compiled = jax.jit(function)
     return lambda: jax.block_until_ready(compiled(*args))

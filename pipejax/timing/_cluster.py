@@ -1,4 +1,9 @@
-"""What a cluster is to a timing model: a few speeds."""
+"""The description of a cluster that all timing models use: a few speeds.
+
+A message of n bytes takes `latency + n / bandwidth` seconds on a link. Everything else
+that costs time has a speed or a fixed cost too: adding float32 numbers, encoding and
+decoding payloads, and launching a collective.
+"""
 
 import dataclasses
 import math
@@ -10,14 +15,28 @@ from pipejax.integers import is_integer
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """What joins two places, the same in both directions.
+    r"""A network link with the same latency and bandwidth in both directions.
+
+    A message of n bytes takes
+
+    $$\alpha + n \beta$$
+
+    seconds, where `alpha` is the latency and `1 / beta` is the bandwidth.
 
     Attributes:
-      latency: alpha, seconds from the first byte sent to the first received.
-      bandwidth: 1/beta, bytes a second.
+      latency: `alpha`, the time in seconds from sending the first byte of a message to
+        receiving it.
+      bandwidth: `1 / beta`, in bytes per second in each direction. `math.inf` is
+        allowed.
 
     Raises:
-      ValueError: for a latency below 0, or a bandwidth that is not above it.
+      ValueError: If `latency` is negative or not finite, or `bandwidth` is not above 0.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> link = pj.timing.Link(latency=50e-6, bandwidth=125e6)  # 1 Gbit/s
+      >>> f"{1e3 * (link.latency + 1e6 / link.bandwidth):.2f} ms for 1 MB"
+      '8.05 ms for 1 MB'
     """
 
     latency: float
@@ -30,14 +49,24 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class CodecSpeed:
-    """How fast a device compresses, in bytes of float32 a second.
+    """The speed of a codec on one device, in bytes of float32 per second.
+
+    Both speeds count the uncompressed bytes, 4 per element, and not the bytes of the
+    payload. Codecs that compress differently can then be compared directly. The default
+    of `math.inf` means that encoding and decoding take no time.
 
     Attributes:
-      encode: of what is to be sent.
-      decode: of what comes out.
+      encode: Bytes of float32 that the device encodes per second.
+      decode: Bytes of float32 that the device decodes payloads into per second.
 
     Raises:
-      ValueError: for a speed that is not above 0.
+      ValueError: If a speed is not above 0.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> speed = pj.timing.CodecSpeed(encode=2e9, decode=4e9)
+      >>> 4 * 10**6 / speed.encode  # seconds to encode a million elements
+      0.002
     """
 
     encode: float = math.inf
@@ -50,18 +79,35 @@ class CodecSpeed:
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """Of a link's bandwidth in one direction, what devices get that also receive.
+    """The share of a link's bandwidth that a device gets while it sends and receives.
 
-    All 1 where the two directions know nothing of each other. With Gloo, behind JAX on
-    CPUs, of a pair one waits for the other: some 1/2.
+    A device that sends and receives at the same time may get less than the bandwidth of
+    its link in each direction. How much less depends on the communication pattern. A
+    share of 1 means that the two directions of the link are independent. With Gloo,
+    which JAX uses between CPU processes, one device of a pair waits for the other, and
+    each gets about 1/2 of the bandwidth.
 
     Attributes:
-      pair: two devices send to each other.
-      shift: each sends to the next and receives from the one before.
-      shuffle: each sends to all others, an all-to-all.
+      pair: The share when two devices send to each other.
+      shift: The share when each device sends to the next one and receives from the
+        previous one, as in a ring of more than two devices.
+      shuffle: The share when each device sends to all others, as in an all-to-all.
 
     Raises:
-      ValueError: for a share that is not above 0 and at most 1.
+      ValueError: If a share is not above 0 and at most 1.
+
+    Examples:
+      A pair that gets half of the bandwidth takes twice as long:
+
+      >>> import pipejax as pj
+      >>> from pipejax.timing import Cluster, Link, Shares
+      >>> seconds = []
+      >>> for shares in (Shares(), Shares(pair=0.5)):
+      ...     cluster = Cluster(2, Link(0.0, 1e6), shares=shares)
+      ...     exchange = pj.timing.flat(cluster, "ring", 250_000)
+      ...     seconds.append(pj.timing.duration(cluster, exchange).wire)
+      >>> seconds
+      [1.0, 2.0]
     """
 
     pair: float = 1.0
@@ -73,28 +119,45 @@ class Shares:
             if not (_is_number(share) and 0 < share <= 1):
                 raise ValueError(
                     f"`{name}` must be a share of the bandwidth, above 0 and at most"
-                    f" 1, got {share!r}. 1 is a link whose two directions know nothing"
-                    " of each other."
+                    f" 1; got {share!r}. Use 1 for a link whose two directions are"
+                    " independent."
                 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """Hosts, what joins them, and what their devices do with bytes.
+    """A cluster of equal hosts, described by the speeds of its links and devices.
+
+    A cluster comes from `pj.timing.calibrate`, which measures it, from
+    `pj.timing.assumed`, which needs no measurement, or from speeds that the caller
+    knows.
 
     Attributes:
-      hosts: how many.
-      link: of each host to all others, shared by its devices.
-      devices: of each host.
-      inner: between the devices of one host; `None` where each has one device.
-      reduction: 1/gamma, bytes of float32 that a device adds to others a second.
-      synchronisation: S, seconds that a collective takes beside its messages: to be
-        launched, and to wait for the last to come.
-      shares: of a link's bandwidth, by who sends to whom.
-      codecs: how fast each is, by a name of the caller's.
+      hosts: The number of hosts.
+      link: The link from each host to all others. The devices of a host share it.
+      devices: The number of devices on each host.
+      inner: The link between two devices of one host; `None` if each host has a single
+        device.
+      reduction: `1 / gamma`, the bytes of float32 that a device adds to others per
+        second. The default of `math.inf` means that additions take no time.
+      synchronisation: `S`, the seconds that each collective takes in addition to its
+        messages: its launch, and the wait for the last device to arrive.
+      shares: The share of a link's bandwidth for each communication pattern in which
+        devices send and receive at the same time.
+      codecs: The speeds of codecs, under names that the caller chooses.
 
     Raises:
-      ValueError: for a number that no cluster has.
+      ValueError: If a count is not a whole number of at least 1, a time or a speed is
+        out of range, or `inner` is `None` with several devices per host.
+
+    Examples:
+      Four hosts on Ethernet of 1 Gbit/s, each with one device that adds 4 GB/s:
+
+      >>> import pipejax as pj
+      >>> cluster = pj.timing.Cluster(4, pj.timing.Link(50e-6, 125e6), reduction=4e9)
+      >>> exchange = pj.timing.flat(cluster, "ring", 4_000_000)
+      >>> f"{pj.timing.duration(cluster, exchange).total:.3f} s"
+      '0.195 s'
     """
 
     hosts: int
@@ -113,23 +176,32 @@ class Cluster:
         check_seconds("synchronisation", self.synchronisation)
         if self.devices > 1 and self.inner is None:
             raise ValueError(
-                "`inner` must say what joins the devices of a host, of which there are"
-                f" {self.devices}; got None. Give pj.timing.Link(latency, bandwidth)."
+                "`inner` must be the link between the devices of a host, of which there"
+                f" are {self.devices}; got None. Give pj.timing.Link(latency,"
+                " bandwidth)."
             )
 
     def codec(self, name: str | None) -> CodecSpeed:
-        """How fast the codec of that name is; `None` is no codec, and takes no time."""
+        """Returns the speed of a codec of this cluster.
+
+        Args:
+          name: A key of `codecs`. `None` stands for no codec, which takes no time.
+
+        Raises:
+          ValueError: If `codecs` has no such key.
+        """
         if name is None:
             return CodecSpeed()
         if name not in self.codecs:
             raise ValueError(
-                f"`codec` must be one of the cluster's, {sorted(self.codecs)}; got"
-                f" {name!r}. Add its pj.timing.CodecSpeed to `Cluster.codecs`."
+                f"`codec` must be one of the cluster's codecs, {sorted(self.codecs)};"
+                f" got {name!r}. Add its pj.timing.CodecSpeed to `Cluster.codecs`."
             )
         return self.codecs[name]
 
 
 def _check_count(argument: str, value: Any) -> None:
+    """Raises a ValueError unless the value is an integer of at least 1."""
     if not is_integer(value, 1):
         raise ValueError(
             f"`{argument}` must be a whole number of at least 1, got {value!r}."
@@ -137,20 +209,23 @@ def _check_count(argument: str, value: Any) -> None:
 
 
 def check_seconds(argument: str, value: Any) -> None:
+    """Raises a ValueError unless the value is a finite time of at least 0 seconds."""
     if not (_is_number(value) and 0 <= value < math.inf):
         raise ValueError(
-            f"`{argument}` must be seconds, 0 or more, got {value!r}. 50 microseconds"
-            " are 50e-6."
+            f"`{argument}` must be at least 0 seconds and finite; got {value!r}. Write"
+            " 50 microseconds as 50e-6."
         )
 
 
 def _check_speed(argument: str, value: Any) -> None:
+    """Raises a ValueError unless the value is above 0. Infinity is a valid speed."""
     if not (_is_number(value) and value > 0):
         raise ValueError(
-            f"`{argument}` must be bytes a second, above 0, got {value!r}. 1 Gbit/s is"
-            " 125e6; math.inf takes no time."
+            f"`{argument}` must be above 0 bytes per second; got {value!r}. Write 1"
+            " Gbit/s as 125e6, or give math.inf for a speed that takes no time."
         )
 
 
 def _is_number(value: Any) -> bool:
+    """Returns whether the value is an int or a float, and not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,12 +1,13 @@
-"""All-reduces in closed form: what each asks of the busiest device.
+"""Closed forms of all-reduces: what each algorithm asks of the busiest device.
 
-With p devices and n bytes of float32 each, no codec:
+For p devices, n bytes of float32 on each and no codec:
 
-- ring: `2(p-1)` messages, `2 (p-1)/p n` bytes on a link, `(p-1)/p n` added
-- halving-doubling: the same bytes, `2 log2(p)` messages
-- parameter server: `2(p-1) n` bytes on one link, `(p-1) n` added
+- ring: `2(p-1)` messages, `2 (p-1)/p n` bytes on the link, `(p-1)/p n` bytes added.
+- halving-doubling, p a power of two: `2 log2(p)` messages, and the bytes of a ring.
+- parameter server: 2 messages, `2(p-1) n` bytes on the link, `(p-1) n` bytes added.
 
-They are the counts of `pipejax.collectives`, padding and all.
+The counts are those of `pipejax.collectives`. They include the zeros with which the
+collectives pad vectors. Under a codec, payloads travel in place of float32.
 
 Reference: Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619
 """
@@ -21,18 +22,33 @@ FLOAT32 = 4  # bytes
 
 
 class Counts(NamedTuple):
-    """What happens one after another, at the device that has most of it.
+    """The work of an all-reduce on the busiest device: messages, bytes and additions.
+
+    Only what happens one after another is counted, so that the time of an all-reduce is
+    a sum of counts times costs (`pj.timing.duration`). The costs can therefore be
+    fitted to measured times (`pj.timing.fit`).
 
     Attributes:
-      messages: that wait for the one before.
-      wire: bytes through its link, in one direction.
-      paired: of these, bytes sent to a device that sends as many back meanwhile.
-      shifted: of these, bytes sent to one device while as many come from another.
-      shuffled: of these, bytes of an all-to-all.
-      summed: bytes of float32 added to others.
-      encoded: bytes of float32 before they are sent; once for all rounds of a codec.
-      decoded: bytes of float32 out of what was sent.
-      collectives: launched.
+      messages: Messages that wait for the message before them, each for one latency.
+      wire: Bytes through the device's link, in one direction.
+      paired: The part of `wire` that the device sends to a device that sends as many
+        bytes back at the same time.
+      shifted: The part of `wire` that the device sends to one device while it receives
+        as many bytes from another device.
+      shuffled: The part of `wire` that belongs to an all-to-all.
+      summed: Bytes of float32 that the device adds to others.
+      encoded: Bytes of float32 that the device encodes. A linear codec with several
+        rounds counts them once for all rounds.
+      decoded: Bytes of float32 that the device decodes payloads into.
+      collectives: Collectives that the program launches one after another.
+
+    Examples:
+      A ring of 4 devices with 1000 float32 elements each:
+
+      >>> import pipejax as pj
+      >>> counts = pj.timing.FORMS["ring"](4, 1000, None)
+      >>> counts.messages, counts.wire, counts.summed
+      (6, 6000, 3000)
     """
 
     messages: float = 0
@@ -46,7 +62,7 @@ class Counts(NamedTuple):
     collectives: float = 0
 
     def plus(self, other: "Counts") -> "Counts":
-        """Both, one after the other."""
+        """Returns the counts of both all-reduces, run one after the other."""
         return Counts(*(a + b for a, b in zip(self, other, strict=True)))
 
 
@@ -56,7 +72,11 @@ Algorithm = Literal[
 
 
 def psum(p: int, n: int, codec: Codec | None = None) -> Counts:
-    """The backend's own, taken for a ring; under a linear codec, one a round."""
+    """Counts the backend's own all-reduce as if it were a ring in a single collective.
+
+    A linear codec has one collective for each of its rounds. Other codecs are ignored,
+    because `pipejax.collectives.psum` does not accept them.
+    """
     if p == 1:
         return Counts()
     if isinstance(codec, Linear) and codec.rounds:
@@ -77,14 +97,15 @@ def psum(p: int, n: int, codec: Codec | None = None) -> Counts:
 
 
 def ring(p: int, n: int, codec: Codec | None = None) -> Counts:
-    """p-1 hops of partial sums and p-1 of sums, a p-th of the vector each."""
+    """Counts p-1 hops of partial sums and p-1 of sums, each a p-th of the vector."""
     piece = Piece.of(n, p, codec)
     hops = p - 1
     wire = 2 * hops * piece.payload
     return Counts(
         messages=2 * hops,
         wire=wire,
-        paired=wire if p == 2 else 0,  # the next is the one before
+        # In a ring of two, the next device is also the previous one.
+        paired=wire if p == 2 else 0,
         shifted=wire if p > 2 else 0,
         summed=hops * piece.bytes,
         encoded=p * piece.coded,
@@ -94,7 +115,7 @@ def ring(p: int, n: int, codec: Codec | None = None) -> Counts:
 
 
 def two_shot(p: int, n: int, codec: Codec | None = None) -> Counts:
-    """An all_to_all and an all_gather: as many bytes as a ring, two collectives."""
+    """Counts an all-to-all and an all-gather: a ring's bytes in two collectives."""
     piece = Piece.of(n, p, codec)
     return Counts(
         messages=2 * (p - 1),
@@ -108,7 +129,11 @@ def two_shot(p: int, n: int, codec: Codec | None = None) -> Counts:
 
 
 def halving_doubling(p: int, n: int, codec: Codec | None = None) -> Counts:
-    """Halves, quarters, ... and back; two more of all, where p is no power of 2."""
+    """Counts exchanges of halves, quarters and so on between partners, and back.
+
+    If p is not a power of two, two messages with the whole vector are added: the last
+    devices send theirs to a partner first and receive the result at the end.
+    """
     q = 1 << (p.bit_length() - 1)
     piece, steps = Piece.of(n, q, codec), q.bit_length() - 1
     whole = Counts(
@@ -134,7 +159,7 @@ def halving_doubling(p: int, n: int, codec: Codec | None = None) -> Counts:
 
 
 def tree(p: int, n: int, codec: Codec | None = None) -> Counts:
-    """Up and down a binomial tree, all of the vector at each level."""
+    """Counts the whole vector at each level of a binomial tree, up and down."""
     whole, levels = Piece.of(n, 1, codec), (p - 1).bit_length()
     return Counts(
         messages=2 * levels,
@@ -147,7 +172,11 @@ def tree(p: int, n: int, codec: Codec | None = None) -> Counts:
 
 
 def parameter_server(p: int, n: int, codec: Codec | None = None) -> Counts:
-    """Everything over the link of one, which is a worker too; its messages queue."""
+    """Counts p-1 vectors to the server, which is also a worker, and p-1 from it.
+
+    The messages queue at the server's link. A message that queues does not wait for
+    another latency, so that only two latencies are counted.
+    """
     whole = Piece.of(n, 1, codec)
     return Counts(
         messages=2 if p > 1 else 0,
@@ -167,9 +196,15 @@ FORMS: dict[Algorithm, Callable[[int, int, Codec | None], Counts]] = {
     "tree": tree,
     "parameter_server": parameter_server,
 }
+"""The closed form of each algorithm, by its name in `pj.collectives`.
+
+A form takes the number p of devices, the number n of float32 elements on each device,
+and a codec or `None`. It returns `Counts`.
+"""
 
 
 def form_of(algorithm: Algorithm) -> Callable[[int, int, Codec | None], Counts]:
+    """Returns the closed form of an algorithm; a ValueError for an unknown name."""
     if algorithm not in FORMS:
         raise ValueError(
             f"`algorithm` must be one of {', '.join(FORMS)}, got {algorithm!r}."
@@ -177,23 +212,31 @@ def form_of(algorithm: Algorithm) -> Callable[[int, int, Codec | None], Counts]:
     return FORMS[algorithm]
 
 
-# Algorithms that send the vector whole; all others cut it into pieces.
+# These algorithms send the whole vector. All others cut it into pieces.
 WHOLE = ("psum", "tree", "parameter_server")
 
 
 def compatible(
     algorithm: Algorithm, codec: Codec | None, *, levels: bool = False
 ) -> bool:
-    """Whether an algorithm takes a codec.
+    """Returns whether an algorithm accepts a codec.
 
-    `psum` adds payloads unread and takes linear codecs alone. A codec that needs whole
-    leaves, `power_sgd`, is for algorithms that do not cut the vector.
+    `psum` adds payloads without decoding them, so that it accepts linear codecs only. A
+    codec that needs whole leaves, such as `power_sgd`, works only with algorithms that
+    do not cut the vector: `psum`, `tree` and `parameter_server`.
 
     Args:
-      algorithm: its name.
-      codec: or `None`, which goes with all.
-      levels: whether the algorithm is the one between hosts of `hierarchical`, which
-        has a piece of the vector.
+      algorithm: The name of the algorithm in `pj.collectives`.
+      codec: The codec, or `None`, which every algorithm accepts.
+      levels: Whether the algorithm runs between the hosts of `hierarchical`. It then
+        gets a piece of the vector and not whole leaves.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> pj.timing.compatible("psum", pj.codecs.int8())
+      False
+      >>> pj.timing.compatible("ring", pj.codecs.int8())
+      True
     """
     if codec is None:
         return True
@@ -204,12 +247,12 @@ def compatible(
 
 
 class Piece(NamedTuple):
-    """A part of the vector, with the zeros that a codec's blocks ask for.
+    """The size of one piece of a vector, padded to the padding multiple of a codec.
 
     Attributes:
-      bytes: of float32.
-      coded: the same, or 0 where nothing is encoded.
-      payload: bytes that travel.
+      bytes: The piece in bytes of float32, with its padding.
+      coded: The bytes of float32 that are encoded: `bytes`, or 0 without a codec.
+      payload: The bytes of the piece's payload.
     """
 
     bytes: int
@@ -218,6 +261,7 @@ class Piece(NamedTuple):
 
     @classmethod
     def of(cls, n: int, pieces: int, codec: Codec | None) -> "Piece":
+        """Returns the size of each piece when n elements are cut into equal pieces."""
         multiple = 1 if codec is None else codec.multiple
         elements = multiple * max(1, -(-n // (pieces * multiple)))
         size = FLOAT32 * elements

@@ -1,13 +1,17 @@
-"""All-reduces in closed form: what each asks of the busiest device, and how long.
+"""Exchanges in closed form: counts on the busiest device, and the time they take.
 
-With p devices, n bytes of float32 each and no codec:
+For p devices, n bytes of float32 on each and no codec:
 
-- ring: `2(p-1) alpha + 2 (p-1)/p n beta + (p-1)/p n gamma`
-- halving-doubling: the same bytes, `2 log2(p) alpha`
-- parameter server: `2 alpha + 2(p-1) n beta + (p-1) n gamma`
+- ring: `2(p-1) alpha + 2 (p-1)/p n beta + (p-1)/p n gamma` seconds.
+- halving-doubling, p a power of two: the same with `2 log2(p)` latencies.
+- parameter server: `2 alpha + 2(p-1) n beta + (p-1) n gamma` seconds.
 
-Each is a sum of counts times what one of them costs, so that the costs can be fitted to
-measured times. The counts are those of `pipejax.collectives`, padding and all.
+`alpha` is the latency of a message, `beta` the seconds for a byte on the link, and
+`gamma` the seconds to add a byte of float32. Each collective takes S seconds more.
+
+Every duration is a sum of counts times costs, so that the costs can be fitted to
+measured times. The counts are those of `pipejax.collectives`. They include the zeros
+with which the collectives pad vectors.
 
 Reference: Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619
 """
@@ -22,32 +26,47 @@ from ._counts import Algorithm, Counts, form_of
 
 
 class Exchange(NamedTuple):
-    """An all-reduce: what crosses the links between hosts, and those inside.
+    """The counts of an exchange, separately for links between hosts and inside hosts.
+
+    An exchange does not depend on the speeds of a cluster. `pj.timing.duration` turns
+    it into seconds.
 
     Attributes:
-      between: hosts.
-      inside: a host, between its devices.
+      between: The counts for the links between hosts.
+      inside: The counts for the links between the devices of one host.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> ring = pj.timing.FORMS["ring"](4, 1000, None)
+      >>> pj.timing.Exchange(ring).between.wire  # bytes
+      6000
     """
 
     between: Counts = Counts()
     inside: Counts = Counts()
 
     def plus(self, other: "Exchange") -> "Exchange":
-        """Both, one after the other."""
+        """Returns the counts of both exchanges, run one after the other."""
         return Exchange(
             self.between.plus(other.between), self.inside.plus(other.inside)
         )
 
 
 class Duration(NamedTuple):
-    """Seconds of an all-reduce, by what they are spent on.
+    """The seconds of an exchange, split by what they are spent on.
 
     Attributes:
-      latency: of messages.
-      wire: of bytes.
-      reduction: of sums.
-      codec: of encoding and decoding.
-      synchronisation: of launching, and waiting for the last.
+      latency: Seconds for the latencies of messages.
+      wire: Seconds for the bytes on the links.
+      reduction: Seconds to add vectors.
+      codec: Seconds to encode and decode.
+      synchronisation: Seconds to launch collectives and to wait for the last device.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> seconds = pj.timing.Duration(0.25, 1.0, 0.125, 0.5, 0.0)
+      >>> seconds.total, seconds.computed
+      (1.875, 0.625)
     """
 
     latency: float
@@ -58,33 +77,59 @@ class Duration(NamedTuple):
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The seconds of the whole exchange."""
         return sum(self)
 
     @property
     def computed(self) -> float:
-        """What a device's cores do themselves."""
+        """The seconds in which the device itself computes: `reduction + codec`."""
         return self.reduction + self.codec
 
 
 def duration(
     cluster: Cluster, exchange: Exchange, codec: str | None = None
 ) -> Duration:
-    """How long an exchange takes on a cluster.
+    r"""Returns how long an exchange takes on a cluster.
+
+    With m messages, b bytes on the wire, a bytes added and k collectives, an exchange
+    without a codec takes
+
+    $$m \alpha + b \beta + a \gamma + k S$$
+
+    seconds. `alpha` and `1 / beta` are the latency and the bandwidth of the link,
+    `1 / gamma` is `cluster.reduction`, and S is `cluster.synchronisation`. Bytes that a
+    device sends while it receives cost `beta / share` (`pj.timing.Shares`). A codec
+    adds the time to encode and decode. With several devices per host, the seconds
+    inside hosts are added to those between hosts.
 
     Args:
-      cluster: its speeds.
-      exchange: what one of the closed forms counted.
-      codec: whose speed it is, of `cluster.codecs`; `None` takes no time for it.
+      cluster: The cluster with its speeds.
+      exchange: The counts of the exchange, from `flat`, `hierarchical` or `per_leaf`.
+      codec: The name in `cluster.codecs` of the codec that the exchange uses. `None`
+        counts no time for encoding and decoding.
+
+    Returns:
+      The seconds, split by what they are spent on.
 
     Raises:
-      ValueError: for a codec whose speed is not known.
+      ValueError: If `codec` is not a key of `cluster.codecs`.
+
+    Examples:
+      A ring over 4 hosts, with latencies of 50 microseconds and links of 1 Gbit/s:
+
+      >>> import pipejax as pj
+      >>> cluster = pj.timing.Cluster(4, pj.timing.Link(50e-6, 125e6))
+      >>> exchange = pj.timing.flat(cluster, "ring", 1_000_000)
+      >>> seconds = pj.timing.duration(cluster, exchange)
+      >>> f"{1e3 * seconds.latency:.1f} ms + {1e3 * seconds.wire:.1f} ms"
+      '0.3 ms + 48.0 ms'
     """
     speed = cluster.codec(codec)
     between = _seconds(cluster, cluster.link, exchange.between, speed)
     if cluster.inner is None:
         return between
-    # Inside a host nothing is compressed but by `inner`, as fast as between hosts.
+    # Only `flat` on a single host encodes anything inside a host. The codec is as fast
+    # there as between hosts.
     inside = _seconds(cluster, cluster.inner, exchange.inside, speed)
     return Duration(*(a + b for a, b in zip(between, inside, strict=True)))
 
@@ -92,6 +137,7 @@ def duration(
 def _seconds(
     cluster: Cluster, link: Link, counts: Counts, speed: CodecSpeed
 ) -> Duration:
+    """Returns the seconds that the counts take on one kind of link."""
     shares = cluster.shares
     waits = (
         counts.paired * (1 / shares.pair - 1)
@@ -110,19 +156,33 @@ def _seconds(
 def flat(
     cluster: Cluster, algorithm: Algorithm, n: int, codec: Codec | None = None
 ) -> Exchange:
-    """An all-reduce over all devices, host after host, that knows of no hosts.
+    """Counts an all-reduce over all devices that ignores which host they are on.
 
-    What crosses a host's link is counted; what goes on inside hosts is not, where there
-    are several.
+    Ranks go host by host: the first `cluster.devices` ranks are on the first host. With
+    several hosts of several devices, only the bytes that cross a host's link are
+    counted, and not those between the devices of one host. `hierarchical` instead
+    reduces inside each host first.
 
     Args:
-      cluster: whose hosts and devices.
-      algorithm: its name in `pipejax.collectives`.
-      n: elements of each device's vector.
-      codec: what travels; `None` sends all bits.
+      cluster: The cluster, for its number of hosts and devices.
+      algorithm: The name of the algorithm in `pj.collectives`.
+      n: The number of float32 elements of each device's vector.
+      codec: The codec of the payloads; `None` sends float32.
+
+    Returns:
+      The counts at the busiest device. `inside` holds them for a single host with
+      several devices, and `between` in all other cases.
 
     Raises:
-      ValueError: for an algorithm that is none.
+      ValueError: If `algorithm` is not a key of `pj.timing.FORMS`.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> cluster = pj.timing.Cluster(4, pj.timing.Link(50e-6, 125e6))
+      >>> plain = pj.timing.flat(cluster, "two_shot", 1024)
+      >>> int8 = pj.timing.flat(cluster, "two_shot", 1024, pj.codecs.int8())
+      >>> plain.between.wire, int8.between.wire  # bytes
+      (6144, 1560)
     """
     counts = form_of(algorithm)(cluster.hosts * cluster.devices, n, codec)
     if cluster.devices == 1:
@@ -134,7 +194,7 @@ def flat(
 
 
 def _through_one_link(counts: Counts, devices: float) -> Counts:
-    """Of a host, for so many of its devices' bytes."""
+    """Multiplies the bytes of one device by the devices that share a host's link."""
     return counts._replace(
         wire=counts.wire * devices,
         paired=counts.paired * devices,
@@ -144,13 +204,15 @@ def _through_one_link(counts: Counts, devices: float) -> Counts:
 
 
 def _crossing(algorithm: Algorithm, hosts: int, devices: int) -> float:
-    """Bytes over a host's link, of those that one of its devices sends."""
+    """Returns the bytes over a host's link per byte that the busiest device sends."""
     p = hosts * devices
     match algorithm:
         case "psum" | "ring":
-            return 1  # by the last device of each host
+            # Only the last device of each host sends to another host.
+            return 1
         case "two_shot" | "halving_doubling":
-            return devices * (p - devices) / (p - 1)  # all but to their own host
+            # Of p - 1 pieces that each device sends, p - devices go to other hosts.
+            return devices * (p - devices) / (p - 1)
         case "parameter_server":
             return (p - devices) / (p - 1)
         case "tree":
@@ -164,17 +226,38 @@ def hierarchical(
     codec: Codec | None = None,
     inner: Algorithm = "two_shot",
 ) -> Exchange:
-    """Inside hosts without a codec, then between them, a d-th of the vector a device.
+    """Counts an all-reduce inside hosts and one between hosts.
+
+    With d devices per host, each device exchanges a d-th of the vector with the other
+    hosts. A host's link therefore carries the all-reduce of one vector, whatever d is.
+    The exchange inside hosts uses no codec. `flat` instead counts a single all-reduce
+    over all devices.
 
     Args:
-      cluster: whose hosts and devices.
-      outer: the algorithm between hosts.
-      n: elements of each device's vector.
-      codec: what travels between hosts; `None` sends all bits.
-      inner: the algorithm inside hosts.
+      cluster: The cluster, for its number of hosts and devices.
+      outer: The name of the algorithm between hosts.
+      n: The number of float32 elements of each device's vector.
+      codec: The codec of the payloads between hosts; `None` sends float32.
+      inner: The name of the algorithm inside hosts.
+
+    Returns:
+      The counts at the busiest device, inside hosts and between them.
 
     Raises:
-      ValueError: for an algorithm that is none.
+      ValueError: If `outer` or `inner` is not a key of `pj.timing.FORMS`.
+
+    Examples:
+      For two hosts with 8 devices each, a flat two-shot sends 8 times as many bytes
+      over a host's link:
+
+      >>> import pipejax as pj
+      >>> from pipejax.timing import Link
+      >>> link, inner = Link(50e-6, 125e6), Link(1e-6, 1e11)
+      >>> cluster = pj.timing.Cluster(2, link, devices=8, inner=inner)
+      >>> flat = pj.timing.flat(cluster, "two_shot", 10**6).between.wire
+      >>> two = pj.timing.hierarchical(cluster, "two_shot", 10**6).between.wire
+      >>> f"{1e-6 * flat:.0f} MB, {1e-6 * two:.0f} MB"
+      '32 MB, 4 MB'
     """
     inside = form_of(inner)(cluster.devices, n, None)
     piece = -(-n // cluster.devices)
@@ -188,7 +271,29 @@ def per_leaf(
     sizes: Sequence[int],
     codec: Codec | None = None,
 ) -> Exchange:
-    """An all-reduce for each leaf of the gradient, one after another."""
+    """Counts a separate all-reduce for each leaf of the gradient, one after another.
+
+    Unlike `flat` on the whole gradient, every leaf costs its own latencies and
+    collectives.
+
+    Args:
+      cluster: The cluster, for its number of hosts and devices.
+      algorithm: The name of the algorithm in `pj.collectives`.
+      sizes: The number of float32 elements of each leaf.
+      codec: The codec of the payloads; `None` sends float32.
+
+    Returns:
+      The sum of the counts of all leaves.
+
+    Raises:
+      ValueError: If `algorithm` is not a key of `pj.timing.FORMS`.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> cluster = pj.timing.Cluster(4, pj.timing.Link(50e-6, 125e6))
+      >>> pj.timing.per_leaf(cluster, "ring", [4096, 64, 1024]).between.messages
+      18
+    """
     total = Exchange()
     for n in sizes:
         total = total.plus(flat(cluster, algorithm, n, codec))

@@ -1,10 +1,23 @@
-"""A cluster's speeds, fitted to what was measured on it.
+r"""The speeds of a cluster, fitted to exchange times that were measured on it.
 
-`seconds = messages alpha + (wire + (1/share - 1) bytes that share) beta
-+ collectives S + what cores do`, with a share for each kind of exchange
-(`pj.timing.Shares`), by least squares of logarithms over algorithms and sizes: a
-millisecond counts as much of ten as a second of ten thousand, a time that varied from
-round to round less than one that did not, and an outlier little.
+The model of an exchange without a codec is that of `pj.timing.duration`:
+
+$$t = m \alpha + k S + (b + \sum_i (1/s_i - 1) b_i) \beta + a \gamma$$
+
+- t: the seconds of the exchange.
+- m, k, b, a: its messages, collectives, bytes on the wire and bytes added.
+- `b_i`: the part of b in communication pattern i, where i is pair, shift or shuffle.
+- `s_i`: the share of the bandwidth that a device gets in this pattern
+  (`pj.timing.Shares`).
+- `alpha`, S and `beta`: latency, synchronisation and seconds per byte.
+- `gamma`: the seconds to add a byte of float32.
+
+`alpha`, S, `beta` and `s_i` are fitted. `gamma` is measured separately.
+
+The fit minimises the errors of log t over algorithms and sizes by least squares. An
+error of 1 ms in 10 ms therefore counts as much as an error of 1 s in 10 s. A time that
+varies from one measurement round to the next counts less than a steady time. Outliers
+count little, because the loss grows only linearly for large errors.
 """
 
 import dataclasses
@@ -18,18 +31,25 @@ from ._cluster import Cluster, CodecSpeed, Link, Shares
 from ._exchange import Exchange, duration
 
 COSTS = ("messages", "collectives", "wire", "paired", "shifted", "shuffled")
-# The relative error of a model of so few numbers, beside that of what is measured.
+# The relative error expected of a model with so few numbers. The spread of the measured
+# times comes on top.
 MODEL = 0.05
 
 
 class Sample(NamedTuple):
-    """One exchange, counted and measured.
+    """The counts of one exchange, and the times that were measured for it.
 
     Attributes:
-      name: of it.
-      exchange: what it asks.
-      times: seconds that it took, by round.
-      elements: of the vector, float32; `None` where that is not known.
+      name: The name of the exchange in reports.
+      exchange: The counts of the exchange.
+      times: The seconds that it took in each measurement round.
+      elements: The length of the vector in elements of float32; `None` if unknown.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> exchange = pj.timing.Exchange(pj.timing.FORMS["ring"](4, 2**20, None))
+      >>> pj.timing.Sample("ring", exchange, times=(0.052, 0.051, 0.055)).seconds
+      0.052
     """
 
     name: str
@@ -39,21 +59,27 @@ class Sample(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The median of the times."""
+        """The median of the times, in seconds."""
         return statistics.median(self.times)
 
     @property
     def spread(self) -> float:
-        """Of the times' logarithms, the standard deviation; 0 of a single one."""
+        """The standard deviation of the logarithms of the times; 0 for a single time.
+
+        It is about the relative standard deviation of the times.
+        """
         return float(np.std(np.log(self.times)))
 
 
 class Fit(NamedTuple):
-    """A cluster, and how well it says what was measured.
+    """A fitted cluster, with the samples that it was fitted to.
+
+    `str(fit)` is a table of the speeds and of measured and predicted times. Use
+    `pj.timing.trust` to judge whether predictions from the fit can be relied on.
 
     Attributes:
-      cluster: its speeds.
-      samples: what they were fitted to.
+      cluster: The cluster with its fitted speeds.
+      samples: The samples that the speeds were fitted to.
     """
 
     cluster: Cluster
@@ -61,12 +87,12 @@ class Fit(NamedTuple):
 
     @property
     def predicted(self) -> tuple[float, ...]:
-        """Seconds of each sample, by the model."""
+        """The seconds that the model predicts for each sample."""
         return tuple(duration(self.cluster, s.exchange).total for s in self.samples)
 
     @property
     def errors(self) -> tuple[float, ...]:
-        """`predicted / measured - 1` of each sample."""
+        """The relative error of each sample: `predicted / measured - 1`."""
         pairs = zip(self.predicted, self.samples, strict=True)
         return tuple(seconds / sample.seconds - 1 for seconds, sample in pairs)
 
@@ -104,18 +130,53 @@ def fit(
     reduction: float,
     codecs: Mapping[str, CodecSpeed] | None = None,
 ) -> Fit:
-    """Latency, bandwidth, shares and synchronisation of a cluster, one device a host.
+    r"""Fits latency, bandwidth, shares and synchronisation to measured exchange times.
 
-    A kind of exchange that no sample is of has all of the bandwidth.
+    The model is that of `pj.timing.duration`. With m messages, k collectives, b bytes
+    on the wire, `b_i` of them in the communication pattern with the share `s_i`, and a
+    bytes added, an exchange takes
+
+    $$t = m \alpha + k S + (b + \sum_i (1/s_i - 1) b_i) \beta + a \gamma$$
+
+    seconds. The fit finds the latency `alpha`, the synchronisation S, the bandwidth
+    `1 / beta` and the shares `s_i`. It minimises the relative errors of all samples by
+    robust least squares, so that short exchanges count as much as long ones. A sample
+    whose times vary counts less.
+
+    Use `pj.timing.calibrate` to measure the samples and fit them in one call. Use this
+    function for times that were measured in another way.
 
     Args:
-      hosts: how many.
-      samples: without a codec, of several sizes and algorithms.
-      reduction: bytes of float32 added a second.
-      codecs: how fast they are; kept.
+      hosts: The number of hosts, each with one device.
+      samples: Exchanges without a codec, of several sizes and algorithms. The share of
+        a communication pattern that no sample has is 1.
+      reduction: `1 / gamma`, the bytes of float32 that a device adds per second.
+      codecs: The speeds of codecs, which the fitted cluster gets unchanged.
+
+    Returns:
+      The fitted cluster, with one device per host, and the samples.
 
     Raises:
-      ValueError: for samples that do not tell these apart.
+      ValueError: If the samples cannot tell the costs apart, because they have too few
+        sizes or algorithms.
+
+    Examples:
+      Times that are computed from a bandwidth of 500 Mbit/s give it back:
+
+      >>> import pipejax as pj
+      >>> from pipejax.timing import FORMS, Cluster, Exchange, Link, Sample, Shares
+      >>> shares = Shares(pair=0.6, shift=0.9, shuffle=0.7)
+      >>> link = Link(2e-4, 62.5e6)
+      >>> known = Cluster(4, link, synchronisation=5e-4, shares=shares)
+      >>> samples = []
+      >>> for name, form in FORMS.items():
+      ...     for n in (2**10, 2**14, 2**18, 2**22):
+      ...         exchange = Exchange(form(4, n, None))
+      ...         seconds = pj.timing.duration(known, exchange).total
+      ...         samples.append(Sample(name, exchange, (seconds,)))
+      >>> link = pj.timing.fit(4, samples, known.reduction).cluster.link
+      >>> f"{8e-6 * link.bandwidth:.0f} Mbit/s"
+      '500 Mbit/s'
     """
     from scipy.optimize import least_squares  # slow to import
 
@@ -130,22 +191,29 @@ def fit(
     rank = np.linalg.matrix_rank(asked[:, seen] / size[seen])
     if rank < seen.size or not size[:3].all():
         raise ValueError(
-            "`samples` must be of several sizes, and of algorithms with different"
-            " numbers of messages, collectives and bytes both ways; got"
-            f" {[s.name for s in samples]}."
+            "`samples` must have several sizes, and algorithms that differ in messages,"
+            " collectives and bytes sent while receiving; got"
+            f" {[s.name for s in samples]}. For example, measure psum, ring, two_shot,"
+            " halving_doubling and tree with two sizes each."
         )
 
     def costs(x: np.ndarray) -> np.ndarray:
-        """Of each of COSTS, above 0; of the last three, beside the byte's own."""
+        """Returns the seconds for one unit of each of COSTS, 0 for what no sample has.
+
+        The last three are extra seconds per byte. Their entries of x are relative to
+        the seconds for a byte on the wire.
+        """
         cost = np.zeros(len(COSTS))
         cost[seen] = np.exp(x)
         cost[3:] *= cost[2]
         return cost
 
     def errors(x: np.ndarray) -> np.ndarray:
+        """Returns the errors of log t, in units of their expected size."""
         return np.log((added + asked @ costs(x)) / seconds) / sigma
 
-    # From what it would be if all of the largest one's time were of one kind.
+    # Start from the costs that would each explain the longest time alone. Start from
+    # shares of 1/2.
     start = np.log(seconds.max() / size[seen])
     start[3:] = 0.0
     found = least_squares(errors, start, loss="soft_l1", f_scale=2)

@@ -1,11 +1,13 @@
-"""How long a training step takes, by how it exchanges gradients.
+"""The time of a training step in closed form, for each way to exchange gradients.
 
-With `c` compute and `x` exchange:
+A step computes for c seconds and exchanges gradients for x seconds:
 
-- synchronous: `c + x`; overlapped with the backward pass, `forward + max(backward, x)`
-  at best, and a little more with buckets
-- Pipe-SGD: `max(c, x)`: at most 2 times as fast as the first, 4/3 as the second; its
-  weight prediction adds an update to `c`
+- A synchronous step does one after the other: `c + x`.
+- A synchronous step that overlaps the exchange with the backward pass takes at least
+  `forward + max(backward, x) + update`. With buckets it takes a little longer.
+- Pipe-SGD at width 2 takes `max(c, x)`. It is at most 2 times as fast as the first of
+  these steps, and at most 4/3 times as fast as the overlapped one if the backward pass
+  takes two thirds of c. Weight prediction adds the time of an update to c.
 
 Reference: Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619
 """
@@ -22,15 +24,20 @@ from ._exchange import Duration
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-    """Seconds that a device computes in a step.
+    """The seconds that a device computes in one step, split by what it computes.
 
     Attributes:
-      forward: pass, with the loss.
-      backward: pass.
-      update: of parameters and optimizer state.
+      forward: Seconds of the forward pass, including the loss.
+      backward: Seconds of the backward pass.
+      update: Seconds to update the parameters and the optimizer state.
 
     Raises:
-      ValueError: for one below 0.
+      ValueError: If a time is negative or not finite.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> pj.timing.Compute(forward=0.25, backward=0.5, update=0.125).total
+      0.875
     """
 
     forward: float
@@ -43,43 +50,110 @@ class Compute:
 
     @classmethod
     def of(cls, seconds: float, update: float = 0.0) -> "Compute":
-        """Forward and backward together, the second twice the first."""
+        """Splits the time of both passes: one third forward, two thirds backward.
+
+        Args:
+          seconds: Seconds of the forward and the backward pass together.
+          update: Seconds to update the parameters and the optimizer state.
+        """
         return cls(seconds / 3, 2 * seconds / 3, update)
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The seconds that the device computes in one step."""
         return self.forward + self.backward + self.update
 
 
 def synchronous(compute: Compute, exchange: Duration) -> float:
-    """D-Sync, or PS-Sync, by whose exchange it is: `c + x`."""
+    """Returns the seconds of a synchronous step that computes and then exchanges.
+
+    With c the compute time and x the exchange time,
+
+    $$t = c + x$$
+
+    The paper calls this PS-Sync if the exchange uses a parameter server, and D-Sync if
+    it uses a decentralized all-reduce. Use `overlapped` or `bucketed` for a step that
+    exchanges gradients during the backward pass.
+
+    Args:
+      compute: The compute times of a step; c is `compute.total`.
+      exchange: The exchange of a gradient; x is `exchange.total`.
+
+    Returns:
+      The seconds of a step.
+
+    References:
+      Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619
+
+    Examples:
+      >>> import pipejax as pj
+      >>> exchange = pj.timing.Duration(0, 0.5, 0, 0, 0)  # 0.5 s on the wire
+      >>> pj.timing.synchronous(pj.timing.Compute(0.25, 0.5), exchange)
+      1.25
+    """
     return compute.total + exchange.total
 
 
 def overlapped(compute: Compute, exchange: Duration) -> float:
-    """D-Sync at its best, all of it beside the backward pass: `f + max(b, x) + u`.
+    r"""Returns a lower bound for a synchronous step that overlaps its exchange.
 
-    No bucket is ready before some of the pass is done, so this is not reached.
+    With f, b and u the seconds of forward pass, backward pass and update, and x the
+    exchange time,
+
+    $$t = f + \max(b, x) + u$$
+
+    A real step takes longer, because no gradient is ready at the start of the backward
+    pass. `bucketed` models this. Unlike `pipelined`, the exchange can hide behind the
+    backward pass only, and not behind all of the compute.
+
+    Args:
+      compute: The compute times f, b and u of a step.
+      exchange: The exchange of a gradient; x is `exchange.total`.
+
+    Returns:
+      The seconds of a step, at best.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> exchange = pj.timing.Duration(0, 0.75, 0, 0, 0)  # 0.75 s on the wire
+      >>> pj.timing.overlapped(pj.timing.Compute(0.25, 0.5), exchange)
+      1.0
     """
     beside = max(compute.backward, exchange.total)
     return compute.forward + beside + compute.update
 
 
 def bucketed(compute: Compute, exchange: Duration, buckets: int) -> float:
-    """D-Sync with B buckets, each exchanged as soon as the backward pass has made it.
+    r"""Returns the seconds of a synchronous step that exchanges B buckets of gradients.
 
-    `f + max(b / B + B x, b + x) + u`: either the link is never idle after the first is
-    there, or the last waits for nothing but itself. `B = 1` is `synchronous`.
+    Each bucket is exchanged as soon as the backward pass has computed it and the bucket
+    before it is exchanged. With f, b and u the seconds of forward pass, backward pass
+    and update, and x the time to exchange one bucket,
+
+    $$t = f + \max(b / B + B x, b + x) + u$$
+
+    The first term of the maximum is a link that is always busy after the first bucket.
+    The second term is a last bucket that waits for the backward pass only. With one
+    bucket this is `synchronous`. With many it approaches `overlapped`, until the
+    latencies of all the buckets outweigh the gain.
 
     Args:
-      compute: of a step; its backward pass makes a B-th of the gradient in a B-th of
-        its time.
-      exchange: of one bucket.
-      buckets: B.
+      compute: The compute times f, b and u of a step. The backward pass is assumed to
+        compute each bucket in the same time, `b / B`.
+      exchange: The exchange of one bucket; x is `exchange.total`.
+      buckets: The number B of equal buckets.
+
+    Returns:
+      The seconds of a step.
 
     Raises:
-      ValueError: for fewer than one.
+      ValueError: If `buckets` is not a whole number above 0.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> bucket = pj.timing.Duration(0, 0.125, 0, 0, 0)  # 0.125 s on the wire
+      >>> pj.timing.bucketed(pj.timing.Compute(0.25, 0.5), bucket, 4)
+      0.875
     """
     if not is_integer(buckets, 1):
         raise ValueError(f"`buckets` must be a whole number above 0, got {buckets!r}.")
@@ -96,21 +170,42 @@ def pipelined(
     weight_prediction: bool = True,
     one_core: bool = False,
 ) -> float:
-    """Pipe-SGD at width K: `c + x` at 1, `max(c + (K - 1) u, x)` above.
+    r"""Returns the seconds of a step of Pipe-SGD at width K.
 
-    Two resources, compute and network, are busy at width 2; a larger one helps only
-    against times that vary.
+    With c the compute time, u the time of an update, and x the exchange time, a step
+    with weight prediction takes
+
+    $$t = \max(c + (K - 1) u, x)$$
+
+    at widths above 1. At width 1 it is `synchronous`. A width of 2 already keeps both
+    compute and network busy. A larger width helps only against times that vary from
+    step to step; see `pj.timing.simulate`.
 
     Args:
-      compute: of a step.
-      exchange: of a gradient.
-      width: K.
-      weight_prediction: whether each step also looks K - 1 updates ahead, which is
-        `pj.make_train_step`'s default; without it `max(c, x)`.
-      one_core: whether codec and sums run where the model does, and so add to it.
+      compute: The compute times of a step; c is `compute.total` and u is
+        `compute.update`.
+      exchange: The exchange of a gradient; x is `exchange.total`.
+      width: The width K.
+      weight_prediction: Whether each step predicts the weights K - 1 updates ahead, as
+        `pj.make_train_step` does by default. Without it, t is `max(c, x)`.
+      one_core: Whether the codec and the additions run on the core that computes the
+        model, as on a CPU. They then also count as compute: `exchange.computed` is
+        added to c.
+
+    Returns:
+      The seconds of a step.
 
     Raises:
-      ValueError: for a width below 1.
+      ValueError: If `width` is not a whole number above 0.
+
+    References:
+      Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619
+
+    Examples:
+      >>> import pipejax as pj
+      >>> exchange = pj.timing.Duration(0, 0.5, 0, 0, 0)  # 0.5 s on the wire
+      >>> pj.timing.pipelined(pj.timing.Compute(0.25, 0.5), exchange)
+      0.75
     """
     if not is_integer(width, 1):
         raise ValueError(f"`width` must be a whole number above 0, got {width!r}.")
@@ -122,19 +217,38 @@ def pipelined(
 
 
 def asynchronous(cluster: Cluster, compute: Compute, n: int) -> float:
-    """PS-Async: seconds in which every worker has had one gradient applied.
+    r"""Returns the seconds in which PS-Async applies one gradient of every worker.
 
-    A worker pulls n parameters, computes, pushes n gradients, and waits for no other.
-    The server's link carries both of each worker; it adds each gradient.
+    In the paper's PS-Async, each worker pulls the parameters from the server, computes,
+    and pushes its gradient, without waiting for any other worker. The server is also a
+    worker. It adds every gradient, and its link carries the parameters and gradients of
+    all other workers. With p workers, c the compute time, and s bytes of gradient,
 
-    `max(c + 2(alpha + n beta), (p - 1) n beta, (p - 1) n gamma)`, the server a worker
-    too. Its gradients are of parameters that other workers have changed since, p-1
-    times on average.
+    $$t = \max(c + 2 (\alpha + s \beta), (p - 1) s \beta, (p - 1) s \gamma)$$
+
+    The three terms are the cycle of one worker, the server's link and the server's
+    additions. `alpha` and `1 / beta` are the latency and the bandwidth of
+    `cluster.link`, and `1 / gamma` is `cluster.reduction`. A single worker takes c.
+
+    Unlike in `pipelined`, the delay of a gradient is not fixed. Other workers have
+    changed the parameters that a gradient was taken at p - 1 times on average.
 
     Args:
-      cluster: with one device a host.
-      compute: of a step.
-      n: elements of a gradient.
+      cluster: A cluster with one device per host; p is `cluster.hosts`.
+      compute: The compute times of a step; c is `compute.total`.
+      n: The number of float32 elements of a gradient; s is 4 n bytes.
+
+    Returns:
+      The seconds in which every worker has had one gradient applied.
+
+    References:
+      Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619
+
+    Examples:
+      >>> import pipejax as pj
+      >>> cluster = pj.timing.Cluster(4, pj.timing.Link(0.0, 4e6))
+      >>> pj.timing.asynchronous(cluster, pj.timing.Compute(1.0, 2.0, 0.5), 10**6)
+      5.5
     """
     size, others = FLOAT32 * n, cluster.hosts - 1
     alone = compute.total
@@ -148,10 +262,32 @@ def asynchronous(cluster: Cluster, compute: Compute, n: int) -> float:
 
 
 def ceilings(compute: Compute, exchange: Duration) -> dict[str, float]:
-    """The most that pipelining can gain, over each way to be synchronous.
+    r"""Returns the largest speedups that pipelining can have over synchronous steps.
 
-    `(c + x) / max(c, x)`, at most 2; `(f + max(b, x) + u) / max(c, x)`, at most 4/3
-    where the backward pass takes two thirds.
+    The step time of the pipeline is taken as `max(c, x)`, with c the compute time and x
+    the exchange time. With f, b and u the seconds of forward pass, backward pass and
+    update, the speedups over `synchronous` and over `overlapped` are
+
+    $$(c + x) / \max(c, x)$$
+
+    $$(f + \max(b, x) + u) / \max(c, x)$$
+
+    The first is at most 2. The second is at most 4/3 if the backward pass takes two
+    thirds of c.
+
+    Args:
+      compute: The compute times of a step; c is `compute.total`.
+      exchange: The exchange of a gradient; x is `exchange.total`.
+
+    Returns:
+      The speedups, under the keys `"synchronous"` and `"overlapped"`.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> exchange = pj.timing.Duration(0, 0.75, 0, 0, 0)  # 0.75 s on the wire
+      >>> gains = pj.timing.ceilings(pj.timing.Compute(0.25, 0.5), exchange)
+      >>> {name: round(gain, 3) for name, gain in gains.items()}
+      {'synchronous': 2.0, 'overlapped': 1.333}
     """
     best = max(compute.total, exchange.total)
     return {
@@ -168,35 +304,46 @@ def batch_to_hide(
     weight_prediction: bool = True,
     one_core: bool = False,
 ) -> float:
-    """How many times the batch size hides the exchange, at the least.
+    r"""Returns the smallest factor on the batch size that hides the exchange.
 
-    With `f` and `b` the passes, `u` the update and `d` what a codec computes on the
-    model's own core (0 without `one_core`), the m of
+    Forward and backward pass take m times as long for m times as many examples. The
+    update and the exchange take as long as before. At width K with weight prediction,
+    the smallest m that hides the exchange solves
 
-      `m (f + b) + K u + d = x`
+    $$m (f + b) + K u + d = x$$
 
-    where the passes take m times as long for m times the examples, and `u`, `d` and
-    the exchange `x` as long as before. Below it a step takes `x`, so that a larger
-    batch costs no time; above it the link idles.
+    with f, b and u the seconds of forward pass, backward pass and update, x the
+    exchange time, and d the seconds that codec and additions take on the core that
+    computes the model (0 without `one_core`). A step with a smaller batch takes x, so
+    that its batch can grow at no cost in time. With a larger batch the link idles.
 
     Args:
-      compute: of a step with the batch at hand.
-      exchange: of a gradient.
-      width: K, at least 2.
-      weight_prediction: as of `pipelined`; without it `u` counts once.
-      one_core: as of `pipelined`.
+      compute: The compute times f, b and u of a step with the current batch.
+      exchange: The exchange of a gradient; x is `exchange.total`, and d is
+        `exchange.computed`.
+      width: The width K, at least 2.
+      weight_prediction: Whether each step predicts the weights K - 1 updates ahead. If
+        not, u counts once instead of K times.
+      one_core: Whether the codec and the additions run on the core that computes the
+        model, as on a CPU.
 
     Returns:
-      m: at most 1 if the exchange is hidden as it is, 0 if any batch hides it, and
-      infinite for passes that take no time.
+      The factor m. It is at most 1 if the current batch hides the exchange, 0 if every
+      batch hides it, and infinite if the passes take no time.
 
     Raises:
-      ValueError: for a width that hides nothing.
+      ValueError: If `width` is not a whole number of at least 2.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> exchange = pj.timing.Duration(0, 3.0, 0, 0, 0)  # 3 s on the wire
+      >>> pj.timing.batch_to_hide(pj.timing.Compute(0.25, 0.5), exchange)
+      4.0
     """
     if not is_integer(width, 2):
         raise ValueError(
-            f"`width` must be a whole number of at least 2, got {width!r}: at 1 no"
-            " exchange is hidden."
+            f"`width` must be a whole number of at least 2, got {width!r}. At width 1"
+            " no exchange is hidden."
         )
     updates = (width if weight_prediction else 1) * compute.update
     left = exchange.total - updates - (exchange.computed if one_core else 0.0)
@@ -207,10 +354,24 @@ def batch_to_hide(
 
 
 def efficiency(alone: float, step: float) -> float:
-    """Of p devices' samples a second, the share of p times those of one: `t_1 / t_p`.
+    """Returns the efficiency of scaling to p devices with a fixed batch per device.
+
+    The efficiency is the throughput of p devices, as a share of p times the throughput
+    of one device. If a step takes `t_1` seconds on one device and `t_p` on p devices,
+
+    $$e = t_1 / t_p$$
 
     Args:
-      alone: seconds of a step on one device, which exchanges nothing.
-      step: seconds of a step of all, each with as large a batch.
+      alone: `t_1`, the seconds of a step on one device, which exchanges nothing.
+      step: `t_p`, the seconds of a step on p devices, each with as large a batch as the
+        single device.
+
+    Returns:
+      The efficiency, 1 if the exchange is completely hidden.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> pj.timing.efficiency(alone=0.75, step=1.0)
+      0.75
     """
     return alone / step

@@ -1,4 +1,4 @@
-"""The leaves of a gradient of which only the number of elements is known."""
+"""Assumed leaves of a gradient whose number of elements alone is known."""
 
 from pipejax.vectors import Shapes
 
@@ -6,16 +6,25 @@ SIDE = 1024
 
 
 def square_leaves(elements: int) -> Shapes:
-    """Matrices of 1,024 x 1,024, one with what rows are left, and the rest a vector.
+    """Returns leaves with a given number of elements, mostly matrices of 1,024 x 1,024.
 
-    What `power_sgd` sends depends on the shapes: of a square matrix of side s, at rank
-    r, `2 r s` numbers instead of `s^2`. Larger matrices send a smaller share.
+    The rows that are left over form a smaller matrix, and the rest forms a vector.
+
+    The payload of `power_sgd` depends on the shapes of the leaves. At rank r, a square
+    matrix with s rows is sent as `2 r s` numbers instead of `s^2`. The assumption is
+    therefore pessimistic for a model with larger matrices. Pass the model's own shapes
+    to `pj.timing.plan` if they are known.
 
     Args:
-      elements: of the gradient.
+      elements: The number of elements of the gradient.
 
-    >>> square_leaves(3_000_000)
-    ((1024, 1024), (1024, 1024), (881, 1024), (704,))
+    Returns:
+      The shapes of the leaves.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> pj.timing.square_leaves(3_000_000)
+      ((1024, 1024), (1024, 1024), (881, 1024), (704,))
     """
     rows, rest = divmod(elements, SIDE)
     whole, left = divmod(rows, SIDE)

@@ -1,4 +1,4 @@
-"""Pictures: efficiency by the number of hosts, and where an all-reduce's time goes."""
+"""Pictures of scaling efficiency and of where all-reduces spend their time."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -12,14 +12,16 @@ from ._profile import Profile
 def picture(
     curves: Mapping[str, Mapping[int, float]], path: str | os.PathLike[str]
 ) -> None:
-    """Draws curves of `scaling`.
+    """Draws scaling efficiency over the number of hosts and saves the picture.
 
     Args:
-      curves: by what the legend is to say.
-      path: of the picture; its ending says in which format.
+      curves: The curves that `pj.timing.scaling` returns, by their titles in the
+        legend. Each maps a number of hosts to an efficiency.
+      path: The file to write. Its extension, such as `.png` or `.svg`, chooses the
+        format.
 
     Raises:
-      ImportError: without matplotlib.
+      ImportError: If matplotlib is not installed.
     """
     figure = new_figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
@@ -35,12 +37,14 @@ def picture(
 
 
 class Panel(NamedTuple):
-    """What `profile` returned of one cluster.
+    """The profiles of all-reduces on one cluster, for `profile_picture`.
 
     Attributes:
-      title: of it.
-      profiles: by name, the same names in all panels.
-      limits: seconds that the bytes take on the wire, by name.
+      title: The title of the panel.
+      profiles: The profiles that `pj.timing.profile` returned, by the names of the
+        all-reduces. All panels of a picture must have the same names.
+      limits: The seconds that the bytes of an all-reduce take on the wire, by its name.
+        The picture marks them as limits. A name may be missing.
     """
 
     title: str
@@ -49,14 +53,17 @@ class Panel(NamedTuple):
 
 
 def profile_picture(panels: Sequence[Panel], path: str | os.PathLike[str]) -> None:
-    """Draws each all-reduce as a bar of its phases, a mark at its limit.
+    """Draws each all-reduce as a bar that is stacked from its phases, and saves it.
+
+    A black mark on the bar shows the time that the bytes take on the wire.
 
     Args:
-      panels: side by side.
-      path: of the picture; its ending says in which format.
+      panels: The panels, drawn side by side, for example one for each cluster.
+      path: The file to write. Its extension, such as `.png` or `.svg`, chooses the
+        format.
 
     Raises:
-      ImportError: without matplotlib.
+      ImportError: If matplotlib is not installed.
     """
     rows = max(len(panel.profiles) for panel in panels)
     size = (3 + 5 * len(panels), 1.2 + 0.3 * rows)
@@ -71,6 +78,7 @@ def profile_picture(panels: Sequence[Panel], path: str | os.PathLike[str]) -> No
 
 
 def _draw(panel: Panel, axes: Any) -> None:
+    """Draws one panel on `axes`, with times in milliseconds."""
     profiles, limits = panel.profiles, panel.limits
     places = range(len(profiles))
     left = [0.0] * len(profiles)

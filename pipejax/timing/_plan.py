@@ -1,7 +1,11 @@
-"""What to choose: width, algorithm, codec and buckets, by how long a step should take.
+"""Plans: ranks ways to train by the time that a step should take.
 
-Buckets are for D-Sync beside the backward pass, a `pmean` for each in a step of one's
-own. Above width 1 there is one: it has a whole step to be exchanged in.
+A way to train is a width, an algorithm, a codec and a number of buckets
+(`pj.timing.Way`).
+
+Several buckets are for synchronous steps only. A train step that the user writes can
+exchange each bucket with a `pmean` of its own during the backward pass. Above width 1
+there is a single bucket, because its exchange has a whole step of time.
 """
 
 import dataclasses
@@ -17,8 +21,9 @@ from ._iteration import Compute, efficiency
 from ._leaves import Shapes, square_leaves
 from ._way import Choice, Way
 
-HOSTS = tuple(2**i for i in range(13))  # to 4,096
-# Two steps as long as each other within this are as good: the simpler one is taken.
+HOSTS = tuple(2**i for i in range(13))  # 1 to 4,096
+# Step times that differ by at most this ratio count as equal. The simpler way is then
+# ranked first.
 SAME = 0.01
 
 
@@ -33,26 +38,50 @@ def plan(
     one_core: bool = False,
     leaves: Shapes | None = None,
 ) -> list[Choice]:
-    """Ranks every way to train by its step time, the best first.
+    """Ranks every way to train by its step time, the shortest first.
 
-    Ways as fast as each other within 1 % are ranked by simplicity: a smaller width,
-    fewer buckets, a codec that drops fewer bits, one level. Precision that costs
-    nothing is not to be given away.
+    The ways are all combinations of width, algorithm, codec and number of buckets. With
+    several hosts of several devices, each algorithm is considered both over all devices
+    (`flat`) and between hosts (`hierarchical`). Combinations that are not `compatible`
+    are left out.
+
+    Ways whose step times differ by at most 1 % are ranked by simplicity: first the
+    smaller width, then fewer buckets, then the codec that drops fewer bits, then an
+    algorithm over all devices instead of a hierarchical one, and at last the shorter
+    exchange. Precision is therefore not given up without a gain in time.
 
     Args:
-      cluster: its speeds, of each codec too.
-      elements: of a gradient, float32.
-      compute: of a step.
-      codecs: to consider, by their names in `cluster.codecs`.
-      widths: to consider.
-      buckets: to consider at width 1. A codec that needs whole leaves has one.
-      one_core: whether codecs run where the model does, as on a CPU.
-      leaves: shapes of the gradient's leaves, which `power_sgd` needs; `None` assumes
-        matrices of 1,024 x 1,024.
+      cluster: The cluster with its speeds, including those of all `codecs`.
+      elements: The number of float32 elements of a gradient.
+      compute: The compute times of a step.
+      codecs: The codecs to consider, by their names in `cluster.codecs`. Exchanges
+        without a codec are always considered.
+      widths: The widths to consider.
+      buckets: The numbers of buckets to consider at width 1. A codec that needs whole
+        leaves has a single bucket.
+      one_core: Whether the codec and the additions run on the core that computes the
+        model, as on a CPU. They then count as compute at widths above 1.
+      leaves: The shapes of the gradient's leaves, on which the payload of `power_sgd`
+        depends. `None` assumes the leaves of `pj.timing.square_leaves`, mostly matrices
+        of 1,024 x 1,024.
+
+    Returns:
+      All ways with their step times. The first is the one to choose.
 
     Raises:
-      ValueError: for a codec whose speed is not known, or leaves that have another
-        number of elements.
+      ValueError: If a codec has no speed in `cluster.codecs`, `leaves` do not have
+        `elements` elements in all, or a width or a number of buckets is below 1.
+
+    Examples:
+      A gradient of 16 MB on four hosts, with links of 1 Gbit/s and 0.25 s of compute:
+
+      >>> import pipejax as pj
+      >>> cluster = pj.timing.Cluster(4, pj.timing.Link(50e-6, 125e6))
+      >>> choices = pj.timing.plan(cluster, 4_000_000, pj.timing.Compute.of(0.25))
+      >>> print(choices[0].way)
+      width 2, halving_doubling, all bits
+      >>> f"{choices[0].step:.3f} s"
+      '0.250 s'
     """
     known = _known(codecs, elements, leaves)
     several = cluster.devices > 1 and cluster.hosts > 1
@@ -88,27 +117,42 @@ def scaling(
     one_core: bool = False,
     leaves: Shapes | None = None,
 ) -> dict[int, float]:
-    """Efficiency of a way to train by the number of hosts, each with as large a batch.
+    """Returns the scaling efficiency of a way to train, for several numbers of hosts.
+
+    The batch per device is fixed; see `pj.timing.efficiency`. `plan` compares ways on
+    one cluster, whereas this function follows a single way to larger clusters.
 
     Args:
-      cluster: with whatever number of hosts.
-      way: of one of `plan`'s choices.
-      elements: of a gradient.
-      compute: of a step.
-      codecs: by name, as of `plan`; the way's own must be there.
-      hosts: how many.
-      one_core: as of `plan`.
-      leaves: as of `plan`.
+      cluster: The cluster with its speeds. Its number of hosts is not used.
+      way: The way to train, for example `plan(...)[0].way`.
+      elements: The number of float32 elements of a gradient.
+      compute: The compute times of a step.
+      codecs: The codecs by name, as in `plan`. They must contain the codec of `way`.
+      hosts: The numbers of hosts. The default is the powers of two up to 4,096.
+      one_core: Whether the codec and the additions run on the core that computes the
+        model, as in `plan`.
+      leaves: The shapes of the gradient's leaves, as in `plan`.
+
+    Returns:
+      The efficiency by the number of hosts; 1 means that the exchange costs no time.
 
     Raises:
-      ValueError: for a way whose codec is not given, or leaves that have another number
-        of elements.
+      ValueError: If `codecs` do not contain the codec of `way`, or `leaves` do not have
+        `elements` elements in all.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> cluster = pj.timing.Cluster(4, pj.timing.Link(50e-6, 125e6))
+      >>> compute, way = pj.timing.Compute.of(0.25), pj.timing.Way(1, "ring")
+      >>> curve = pj.timing.scaling(cluster, way, 4_000_000, compute, hosts=(1, 2, 4))
+      >>> {hosts: round(share, 2) for hosts, share in curve.items()}
+      {1: 1.0, 2: 0.66, 4: 0.57}
     """
     known = _known(codecs, elements, leaves)
     if way.codec not in known:
         raise ValueError(
-            f"`codecs` must have that of the way, {way.codec!r}; got"
-            f" {sorted(codecs or {})}. Give what `plan` was given."
+            f"`codecs` must contain the codec of `way`, {way.codec!r}; got"
+            f" {sorted(codecs or {})}. Give the codecs that `plan` was given."
         )
     curve = {}
     for count in hosts:
@@ -122,13 +166,13 @@ def scaling(
 def _known(
     codecs: Mapping[str, Codec] | None, elements: int, leaves: Shapes | None
 ) -> dict[str | None, Codec | None]:
-    """The codecs by name, made for these leaves; no codec is `None`."""
+    """Returns the codecs by name, adapted to the leaves, and `None` for no codec."""
     shapes = square_leaves(elements) if leaves is None else leaves
     there = sum(map(math.prod, shapes))
     if there != elements:
         raise ValueError(
-            f"`leaves` must have the {elements} elements of the gradient, got shapes of"
-            f" {there}."
+            f"`leaves` must have the {elements} elements of the gradient; got shapes"
+            f" with {there} elements. Give the shapes of all leaves."
         )
     found: dict[str | None, Codec | None] = {None: None}
     found |= {name: codec.of(shapes) for name, codec in (codecs or {}).items()}
@@ -136,7 +180,7 @@ def _known(
 
 
 def _ranked(choices: list[Choice], dropped: Mapping[str | None, float]) -> list[Choice]:
-    """By step time; of those that are the same, the simplest first."""
+    """Sorts by step time, and by simplicity where step times count as equal."""
 
     def simplicity(choice: Choice) -> tuple[int, int, float, bool, float]:
         way, total = choice.way, choice.exchange.total

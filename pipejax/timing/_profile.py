@@ -1,9 +1,9 @@
-"""An all-reduce taken apart: where its time goes, measured.
+"""Profiles: how long an all-reduce spends on encoding, waiting, bytes and additions.
 
-Its links run one by one, each a program of its own, and before each collective the
-devices meet at a barrier: the time there is spent on waiting for others, the time after
-it on the wire. What the same links take of a vector of one element is neither: it is
-the launch of programs and messages.
+The phases of an all-reduce run one after another, each as a program of its own. The
+devices meet at a barrier before each collective. The time in the barrier is spent on
+waiting for other devices, and the time after it on the wire. The same phases with a
+vector of one element show the time that launching programs and messages takes.
 """
 
 import functools
@@ -25,16 +25,19 @@ from ._stopwatch import Case, Program, check_several
 
 
 class Profile(NamedTuple):
-    """Seconds of an all-reduce by what they are spent on, means over processes.
+    """The seconds of an all-reduce, split by phase and averaged over processes.
 
     Attributes:
-      encode: making what is sent.
-      wait: for other devices, before each collective.
-      first: exchange: the reduce-scatter, or up a tree; all of `psum`.
-      reduction: decoding what came and adding it.
-      second: exchange: the all-gather, or down a tree.
-      decode: making the vector from what came last.
-      launch: programs and messages, however short.
+      encode: Seconds to make the payloads that are sent.
+      wait: Seconds to wait for other devices before the collectives.
+      first: Seconds of the collectives in the first half: a reduce-scatter, the way up
+        a tree, or all of a `psum` without a codec.
+      reduction: Seconds to decode received payloads and to add them.
+      second: Seconds of the collectives in the second half: an all-gather, or the way
+        down a tree.
+      decode: Seconds to make the resulting arrays from the last payloads received.
+      launch: Seconds to launch programs and messages, which even a vector of one
+        element takes.
     """
 
     encode: float
@@ -47,7 +50,7 @@ class Profile(NamedTuple):
 
     @property
     def total(self) -> float:
-        """All of it; as one program it may take less."""
+        """The seconds of all phases; a single program for all of them may take less."""
         return sum(self)
 
 
@@ -55,15 +58,28 @@ PHASES = Profile._fields[:-1]
 
 
 def profile(mesh: Mesh, cases: Mapping[str, Case], rounds: int) -> dict[str, Profile]:
-    """Takes each all-reduce apart; in a run of several processes, all must call this.
+    """Measures how long each phase of each all-reduce takes.
+
+    In a run of several processes, all of them must call this function. `exchange_times`
+    instead measures an all-reduce as a single program. This function works as follows:
+
+    1. Before each collective, the devices meet at a barrier. The time that they spend
+       there, beyond the time that the barrier itself takes, is `wait`.
+    2. Each phase runs as a program of its own. Its time is `encode`, `first`,
+       `reduction`, `second` or `decode`.
+    3. The same phases run with a vector of one element. The part of a phase's time that
+       this takes as well is moved to `launch`.
 
     Args:
-      mesh: over all of whose axes is summed.
-      cases: what to take apart, by name.
-      rounds: how often; in each all run in turn, and medians count.
+      mesh: The mesh. Vectors are summed over all of its axes.
+      cases: The all-reduces to profile, by name.
+      rounds: The number of measurement rounds. In each round, all cases run in turn.
+
+    Returns:
+      The profiles by name: means over processes, and then medians over rounds.
 
     Raises:
-      ValueError: for a mesh of one device, which exchanges nothing.
+      ValueError: If `mesh` has a single device, which exchanges nothing.
     """
     check_several(mesh)
     barrier = Program(mesh, Case(psum(), 1))
@@ -75,23 +91,28 @@ def profile(mesh: Mesh, cases: Mapping[str, Case], rounds: int) -> dict[str, Pro
     for number in range(rounds + 1):
         for name, pair in chains.items():
             times = [chain(barrier) for chain in pair]
-            if number:  # the first has compiled
+            if number:  # the first round compiles
                 runs[name].append(times)
     return {name: _profile(np.array(times)) for name, times in runs.items()}
 
 
 def _profile(times: np.ndarray) -> Profile:
-    """Of [rounds, long and short, phases] on this process."""
+    """Returns the profile for the seconds of all rounds on this process.
+
+    Args:
+      times: [rounds, 2, phases], the seconds for the whole vector and for one element.
+    """
     every = multihost_utils.process_allgather(times).reshape(-1, *times.shape)
     whole, short = np.median(every.mean(axis=0), axis=0)
     launch = np.minimum(whole, short)
-    launch[PHASES.index("wait")] = 0  # of a short one as much
+    # Waiting is not part of the launch, although devices wait for one element as well.
+    launch[PHASES.index("wait")] = 0
     seconds = dict(zip(PHASES, (whole - launch).tolist(), strict=True))
     return Profile(**seconds, launch=float(launch.sum()))
 
 
 class _Chain:
-    """The links of an all-reduce as programs, with a vector and the codecs' states."""
+    """The phases of an all-reduce as programs, with its vector and codec states."""
 
     def __init__(self, mesh: Mesh, case: Case) -> None:
         self._whole = Program(mesh, case)
@@ -107,7 +128,7 @@ class _Chain:
         self._copy = jax.jit(functools.partial(jax.tree.map, jnp.copy))
 
     def __call__(self, barrier: Callable[[], None]) -> list[float]:
-        """Seconds of each phase on this process."""
+        """Runs all phases once and returns the seconds of each on this process."""
         taken = dict.fromkeys(PHASES, 0.0)
         carry = jax.block_until_ready(self._copy((self._whole.summands, self._states)))
         barrier()
@@ -122,6 +143,7 @@ class _Chain:
         return list(taken.values())
 
     def _phases(self, mesh: Mesh) -> list[str]:
+        """Returns the names of the phases in order."""
         found: list[str] = []
 
         def local() -> None:
@@ -132,6 +154,7 @@ class _Chain:
 
 
 def _seconds(function: Callable[[], None]) -> float:
+    """Returns the seconds that a call takes."""
     start = time.perf_counter()
     function()
     return time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""A cluster as JSON, and back; what is wrong with a record is said by its path."""
+"""Converts clusters to JSON records and back. Errors name the path of the bad field."""
 
 import dataclasses
 import math
@@ -10,24 +10,51 @@ from ._cluster import Cluster, CodecSpeed, Link, Shares
 T = TypeVar("T")
 Read = Callable[[Any, str], Any]
 
-# Fields that may be infinite, of what takes no time. JSON has no infinity.
+# Fields that are infinite for work that takes no time. JSON has no infinity, so that a
+# record has `None` in its place.
 _SPEEDS = ("bandwidth", "reduction", "encode", "decode")
 
 
 def as_json(cluster: Cluster) -> dict[str, Any]:
-    """Makes of a cluster what `from_json` takes, an infinite speed `None`."""
+    """Converts a cluster to a record of types that JSON has.
+
+    `from_json` converts the record back.
+
+    Args:
+      cluster: The cluster.
+
+    Returns:
+      A dictionary with the fields of the cluster. An infinite speed becomes `None`,
+      because JSON has no infinity.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> record = pj.timing.as_json(pj.timing.Cluster(4, pj.timing.Link(50e-6, 125e6)))
+      >>> record["link"], record["reduction"]
+      ({'latency': 5e-05, 'bandwidth': 125000000.0}, None)
+    """
     return _finite(dataclasses.asdict(cluster))
 
 
 def from_json(record: Mapping[str, Any]) -> Cluster:
-    """Makes a cluster of what `as_json` made.
+    """Converts a record that `as_json` made, or that was written by hand, to a cluster.
 
     Args:
-      record: `hosts` and `link`, and what else a `Cluster` has; `None` for a speed that
-        takes no time.
+      record: The fields of a `pj.timing.Cluster`. `hosts` and `link` are required. A
+        speed of `None` takes no time.
+
+    Returns:
+      The cluster.
 
     Raises:
-      ValueError: for a record that is no cluster; it names the field.
+      ValueError: If a field is missing, unknown or not valid. The message names the
+        field.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> record = {"hosts": 4, "link": {"latency": 50e-6, "bandwidth": 125e6}}
+      >>> pj.timing.from_json(record).link
+      Link(latency=5e-05, bandwidth=125000000.0)
     """
     return _made(
         Cluster,
@@ -41,18 +68,20 @@ def from_json(record: Mapping[str, Any]) -> Cluster:
 
 
 def _finite(value: Any) -> Any:
+    """Returns the value with `None` in place of every infinity."""
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}
     return None if value == math.inf else value
 
 
 def _speeds(record: Any, where: str) -> dict[str, CodecSpeed]:
-    _check_object(record, where, "of codecs by their names")
+    """Reads the speeds of codecs by name."""
+    _check_object(record, where, "that maps codec names to speeds")
     return {name: _made(CodecSpeed, x, f"{where}.{name}") for name, x in record.items()}
 
 
 def _made(kind: type[T], record: Any, where: str, **parts: Read) -> T:
-    """A dataclass of a record's fields, of which some are read by `parts`."""
+    """Makes a dataclass from the fields of a record, some of them read by `parts`."""
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     names = [field.name for field in fields]
     _check_object(record, where, f"with the fields {', '.join(names)}")
@@ -85,5 +114,6 @@ def _made(kind: type[T], record: Any, where: str, **parts: Read) -> T:
 
 
 def _check_object(record: Any, where: str, what: str) -> None:
+    """Raises a ValueError unless the record at the path `where` is a mapping."""
     if not isinstance(record, Mapping):
         raise ValueError(f"`{where}` must be an object {what}, got {record!r}.")

@@ -1,7 +1,8 @@
-"""All-reduces as rounds of messages, for what no closed form says: who waits for whom.
+"""All-reduces as rounds of messages, for the simulation of a cluster.
 
-A ring is 2(p-1) rounds in which every device sends to the next; a parameter server as
-many with one message each.
+Unlike a closed form, rounds say which device waits for which. A ring has 2(p-1) rounds
+in which every device sends to the next one. A parameter server has as many rounds, each
+with a single message.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,15 +19,20 @@ Kind = Literal["stream", "pair", "shift", "shuffle"]
 
 
 class Round(NamedTuple):
-    """Messages that go at the same time, at most one from and to each device.
+    """Messages that are sent at the same time, with the work around them.
+
+    Each device sends at most one message in a round and receives at most one. A round
+    without messages is local work of the senders.
 
     Attributes:
-      senders: ranks [m].
-      receivers: of each, ranks [m].
-      bytes: of each.
-      kind: who sends to whom, as `pj.timing.Shares` has it; a stream has all of a link.
-      before: seconds that a sender works for it.
-      after: seconds that a receiver then works on it.
+      senders: The ranks of the senders, [m] for m messages. Without messages, the ranks
+        of the devices that work.
+      receivers: The rank that receives each message, [m].
+      bytes: The bytes of each message.
+      kind: The communication pattern, one of `pj.timing.Shares`, or `"stream"`, which
+        gets all of a link's bandwidth.
+      before: Seconds that each sender works before it sends.
+      after: Seconds that each receiver works after it has received the message.
     """
 
     senders: np.ndarray
@@ -37,12 +43,18 @@ class Round(NamedTuple):
     after: float = 0.0
 
     def share(self, shares: Shares) -> float:
-        """Of a link's bandwidth."""
+        """Returns the share of a link's bandwidth that a sender gets in this round."""
         return 1.0 if self.kind == "stream" else getattr(shares, self.kind)
 
 
 class Work(NamedTuple):
-    """Seconds for so many bytes of float32."""
+    """Functions from bytes of float32 to the seconds that a device works on them.
+
+    Attributes:
+      encode: Seconds to encode that many bytes.
+      decode: Seconds to decode payloads into that many bytes.
+      add: Seconds to add that many bytes.
+    """
 
     encode: Callable[[float], float]
     decode: Callable[[float], float]
@@ -50,7 +62,7 @@ class Work(NamedTuple):
 
     @classmethod
     def of(cls, cluster: Cluster, codec: str | None) -> "Work":
-        """By the cluster's speeds."""
+        """Makes the functions from the speeds of a cluster and one of its codecs."""
         speed = cluster.codec(codec)
         return cls(
             lambda size: size / speed.encode,
@@ -62,23 +74,27 @@ class Work(NamedTuple):
 def rounds(
     algorithm: Algorithm, p: int, n: int, codec: Codec | None, work: Work
 ) -> Iterator[Round]:
-    """An all-reduce of n elements over p devices.
+    """Yields the rounds of an all-reduce of n float32 elements over p devices.
 
-    The two-shot's collectives are p-1 rounds each, of which the d-th goes d ranks on.
+    Each of the two collectives of `two_shot` has p-1 rounds. In the d-th of them, each
+    device sends to the device d ranks further on.
     """
     return _ROUNDS[algorithm](p, n, codec, work)
 
 
 def _psum(p: int, n: int, codec: Codec | None, work: Work) -> Iterator[Round]:
+    """Yields the rounds of the backend's all-reduce, which is taken for a ring."""
     return _hops(p, Piece.of(n, p, codec), work, "stream")
 
 
 def _ring(p: int, n: int, codec: Codec | None, work: Work) -> Iterator[Round]:
+    """Yields the rounds of a ring."""
     kind: Kind = "pair" if p == 2 else "shift"
     return _hops(p, Piece.of(n, p, codec), work, kind)
 
 
 def _hops(p: int, piece: Piece, work: Work, kind: Kind) -> Iterator[Round]:
+    """Yields p-1 hops of partial sums and p-1 hops of finished pieces."""
     every = np.arange(p)
     before = work.encode(piece.coded)
     after = work.decode(piece.coded) + work.add(piece.bytes)
@@ -91,6 +107,7 @@ def _hops(p: int, piece: Piece, work: Work, kind: Kind) -> Iterator[Round]:
 
 
 def _two_shot(p: int, n: int, codec: Codec | None, work: Work) -> Iterator[Round]:
+    """Yields the rounds of an all-to-all and of an all-gather."""
     piece, every = Piece.of(n, p, codec), np.arange(p)
     yield _local(p, before=p * work.encode(piece.coded))
     for distance in range(1, p):
@@ -105,6 +122,11 @@ def _two_shot(p: int, n: int, codec: Codec | None, work: Work) -> Iterator[Round
 def _halving_doubling(
     p: int, n: int, codec: Codec | None, work: Work
 ) -> Iterator[Round]:
+    """Yields the rounds of halving and doubling over q devices, a power of two.
+
+    The other p - q devices first send their vectors to a partner. They receive the
+    result at the end.
+    """
     q = 1 << (p.bit_length() - 1)
     piece, some, rest = Piece.of(n, q, codec), np.arange(q), np.arange(q, p)
     after = work.decode(piece.coded) + work.add(piece.bytes)
@@ -124,6 +146,7 @@ def _halving_doubling(
 
 
 def _tree(p: int, n: int, codec: Codec | None, work: Work) -> Iterator[Round]:
+    """Yields the rounds up a binomial tree and back down."""
     whole = Piece.of(n, 1, codec)
     encode, decode = work.encode(whole.coded), work.decode(whole.coded)
     distances = [1 << i for i in range((p - 1).bit_length())]
@@ -140,6 +163,7 @@ def _tree(p: int, n: int, codec: Codec | None, work: Work) -> Iterator[Round]:
 def _parameter_server(
     p: int, n: int, codec: Codec | None, work: Work
 ) -> Iterator[Round]:
+    """Yields one message after another to the server, and then from the server."""
     whole, server = Piece.of(n, 1, codec), np.zeros(1, int)
     encode, decode = work.encode(whole.coded), work.decode(whole.coded)
     yield _local(p, before=encode)
@@ -152,7 +176,7 @@ def _parameter_server(
 
 
 def _local(p: int, before: float) -> Round:
-    """Work of the first p devices, and no message."""
+    """Returns a round in which the first p devices work and send no message."""
     return Round(np.arange(p), np.zeros(0, int), 0.0, before=before)
 
 

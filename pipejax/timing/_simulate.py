@@ -1,14 +1,18 @@
-"""A cluster simulated: where times vary, links are shared, or hosts are not alike.
+"""Simulation of a cluster with varying times, shared links or unequal devices.
 
-Exchanges are simulated message by message: one leaves when its sender has it ready and
-both links are free, and keeps both for `bytes / bandwidth`. Steps follow the recursion
-of Pipe-SGD: with g the gradient of step t,
+Exchanges are simulated message by message. A message leaves when its sender has it
+ready and the links of sender and receiver are free. It occupies both links for the
+seconds that its bytes take.
 
-- step t starts when step t-1 is computed and the sum of step t-K is there
-- its exchange starts when it is computed and the exchange of step t-1 is over
+Steps follow the dependencies of Pipe-SGD at width K:
 
-A model of times, not of gradients. All of a run is arrays over the workers, so that
-thousands take seconds.
+- Step t starts when step t-1 has been computed and the gradient of step t-K has been
+  exchanged.
+- The exchange of step t starts when step t has been computed and the exchange of step
+  t-1 is over.
+
+The simulation covers times only, and computes no gradients. It works on arrays over
+all devices, so that thousands of devices take seconds.
 """
 
 import dataclasses
@@ -27,16 +31,27 @@ from ._rounds import Round, Work, rounds
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What every step asks, and how unevenly.
+    """The work of every simulated step, and how much its time varies.
 
     Attributes:
-      seconds: that a device computes in a step.
-      elements: of a gradient.
-      algorithm: of the all-reduce, over all devices.
-      codec: what travels; `None` sends all bits.
-      speed: the codec's name in `Cluster.codecs`.
-      jitter: of a step's compute time, the standard deviation of its logarithm.
-      slow: of each device, how many times as long it computes; `None` is 1 for all.
+      seconds: The mean seconds that a device computes in a step.
+      elements: The number of float32 elements of a gradient.
+      algorithm: The algorithm of the all-reduce over all devices.
+      codec: The codec of the payloads; `None` sends float32.
+      speed: The name of the codec in `Cluster.codecs`. `None` counts no time for
+        encoding and decoding.
+      jitter: The standard deviation of the logarithm of a step's compute time. 0 makes
+        all steps equally long.
+      slow: For each device, the factor on its compute time; `None` is 1 for all.
+
+    Examples:
+      A step takes 0.25 s on four devices, but three times as long on the third:
+
+      >>> import numpy as np
+      >>> import pipejax as pj
+      >>> work = pj.timing.Workload(0.25, 10**5, "ring", slow=(1, 1, 3, 1))
+      >>> work.compute_times(1, 4, np.random.default_rng(0)).tolist()
+      [[0.25, 0.25, 0.75, 0.25]]
     """
 
     seconds: float
@@ -50,7 +65,20 @@ class Workload:
     def compute_times(
         self, steps: int, devices: int, rng: np.random.Generator
     ) -> np.ndarray:
-        """Seconds [steps, devices]; the mean is `seconds`, whatever the jitter."""
+        """Draws the compute time of each step on each device.
+
+        Args:
+          steps: The number of steps.
+          devices: The number of devices.
+          rng: The generator that the jitter is drawn from.
+
+        Returns:
+          Seconds [steps, devices]. Without `slow`, their expected value is `seconds`
+          for any jitter.
+
+        Raises:
+          ValueError: If `slow` does not have one number for each device.
+        """
         noise = rng.normal(-(self.jitter**2) / 2, self.jitter, (steps, devices))
         slow = np.ones(devices) if self.slow is None else np.asarray(self.slow)
         if slow.shape != (devices,):
@@ -63,11 +91,11 @@ class Workload:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """When what happened, in seconds from the start.
+    """The times at which each device finishes each step, in seconds from the start.
 
     Attributes:
-      computed: the gradient of each step, by device [steps, devices].
-      exchanged: its sum is there [steps, devices].
+      computed: [steps, devices], when the device has computed the step's gradient.
+      exchanged: [steps, devices], when the device has the sum of the step's gradients.
     """
 
     computed: np.ndarray
@@ -75,7 +103,10 @@ class Trace:
 
     @property
     def step_time(self) -> float:
-        """Seconds a step, over the second half of them, at the device that is last."""
+        """The seconds per step at the slowest device, in the second half of the steps.
+
+        The first half is left out, because its first steps fill the pipeline.
+        """
         ends = self.exchanged.max(axis=1)
         half = len(ends) // 2
         return float((ends[-1] - ends[half - 1]) / (len(ends) - half))
@@ -84,17 +115,35 @@ class Trace:
 def simulate(
     cluster: Cluster, workload: Workload, width: int, steps: int = 20, seed: int = 0
 ) -> Trace:
-    """Steps of Pipe-SGD at width K; 1 is synchronous.
+    """Simulates steps of Pipe-SGD at width K, message by message.
+
+    Where all hosts are alike and times do not vary, the step time agrees with
+    `pipelined`. Use this function for stragglers, jitter, and links that several
+    devices share. The simulation has no weight prediction.
 
     Args:
-      cluster: hosts, links, speeds.
-      workload: what a step is.
-      width: K.
-      steps: at least 2.
-      seed: of the jitter.
+      cluster: The cluster with its hosts, links and speeds.
+      workload: The work of a step.
+      width: The width K. Width 1 is synchronous.
+      steps: The number of steps, at least 2.
+      seed: The seed of the jitter.
+
+    Returns:
+      When each device has computed and exchanged each step.
 
     Raises:
-      ValueError: for fewer than 2 steps, or a workload that does not fit.
+      ValueError: If `steps` or `width` is too small, `workload.slow` does not have one
+        number for each device, `workload.algorithm` is not a key of
+        `pj.timing.FORMS`, or `workload.speed` is not a key of `cluster.codecs`.
+
+    Examples:
+      A device that is three times as slow as the others sets the step time:
+
+      >>> import pipejax as pj
+      >>> cluster = pj.timing.Cluster(4, pj.timing.Link(50e-6, 125e6))
+      >>> work = pj.timing.Workload(0.25, 10**5, "ring", slow=(1, 1, 3, 1))
+      >>> f"{pj.timing.simulate(cluster, work, width=2).step_time:.2f} s"
+      '0.75 s'
     """
     if steps < 2 or width < 1:
         raise ValueError(
@@ -123,17 +172,41 @@ def simulate(
 def simulate_asynchronous(
     cluster: Cluster, workload: Workload, steps: int = 20, seed: int = 0
 ) -> np.ndarray:
-    """PS-Async: when the server, the first host, has applied each gradient, sorted.
+    """Simulates PS-Async, the paper's asynchronous training with a parameter server.
 
-    Every worker pulls the parameters, computes, pushes its gradient, `steps` times,
-    and waits for nobody; the server's link serves who comes first.
+    Each worker pulls the parameters, computes, and pushes its gradient, `steps` times
+    and without waiting for other workers. The server is the first host, and also a
+    worker. Its link serves messages in the order in which they arrive. `asynchronous`
+    is the closed form for workers that are alike.
+
+    Args:
+      cluster: A cluster with one device per host, each of them a worker.
+      workload: The work of a step. `algorithm`, `codec` and `speed` are not used.
+      steps: The number of gradients of each worker.
+      seed: The seed of the jitter.
+
+    Returns:
+      When the server has applied each gradient, in seconds from the start: sorted, and
+      of shape [hosts * steps].
+
+    Raises:
+      ValueError: If `workload.slow` does not have one number for each host.
+
+    Examples:
+      Four workers compute for 3.5 s. Every transfer takes 1 s of the server's link:
+
+      >>> import pipejax as pj
+      >>> cluster = pj.timing.Cluster(4, pj.timing.Link(0.0, 4e6))
+      >>> work = pj.timing.Workload(3.5, 10**6)
+      >>> pj.timing.simulate_asynchronous(cluster, work, steps=1).tolist()
+      [3.5, 5.5, 6.5, 7.5]
     """
     p, size = cluster.hosts, FLOAT32 * workload.elements
     times = workload.compute_times(steps, p, np.random.default_rng(seed))
     wire = size / cluster.link.bandwidth
     free = {"pull": 0.0, "push": 0.0, "add": 0.0}
     applied = []
-    # (when, worker, step, what it is to do)
+    # Each event is (time, worker, step, what the worker does then).
     events = [(0.0, worker, 0, "pull") for worker in range(p)]
     while events:
         now, worker, step, what = heapq.heappop(events)
@@ -154,9 +227,10 @@ def simulate_asynchronous(
 
 
 class Network:
-    """The links of a cluster, and until when each is taken.
+    """The links of a cluster, and the time until which each of them is occupied.
 
-    Those of hosts, shared by their devices; inside a host every pair has its own.
+    The devices of a host share the host's link. Inside a host, each pair of devices has
+    a link of its own, which is always free.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -166,7 +240,12 @@ class Network:
         self._in = np.zeros(cluster.hosts)
 
     def exchange(self, todo: Iterable[Round], ready: np.ndarray) -> np.ndarray:
-        """When each device is done with these rounds, of those ready at these times."""
+        """Returns when each device is done with the rounds.
+
+        Args:
+          todo: The rounds, in order.
+          ready: [devices], when each device can start.
+        """
         times = ready.copy()
         for one in todo:
             times[one.senders] += one.before
@@ -177,7 +256,12 @@ class Network:
         return times
 
     def _deliver(self, one: Round, ready: np.ndarray) -> np.ndarray:
-        """When each message has come."""
+        """Returns when each message of a round has arrived.
+
+        Args:
+          one: The round, with at least one message.
+          ready: [messages], when each sender has its message ready.
+        """
         link, inner = self._cluster.link, self._cluster.inner
         sources, targets = self._host[one.senders], self._host[one.receivers]
         outside = sources != targets

@@ -1,4 +1,4 @@
-"""Programs measured on a mesh: each alone, all in turn."""
+"""Measures how long programs take on a mesh, each alone and all in turn."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -17,11 +17,14 @@ from ._leaves import square_leaves
 
 
 class Case(NamedTuple):
-    """An all-reduce of one vector a device, which holds the leaves of `square_leaves`.
+    """An all-reduce to measure: an algorithm, and the size of each device's vector.
+
+    The vector has the leaves of `pj.timing.square_leaves`, so that `power_sgd` has
+    matrices to compress.
 
     Attributes:
-      all_reduce: the algorithm, with its codec.
-      elements: of the vector, float32.
+      all_reduce: The algorithm with its codec, such as `pj.collectives.ring()`.
+      elements: The number of float32 elements of each device's vector.
     """
 
     all_reduce: AllReduce
@@ -31,14 +34,27 @@ class Case(NamedTuple):
 def exchange_times(
     mesh: Mesh, cases: Mapping[str, Case], rounds: int
 ) -> dict[str, list[float]]:
-    """Seconds until all devices are done, by round; in each round all run in turn.
+    """Measures how long each all-reduce takes until all devices are done.
 
-    In a run of several processes, all must call it.
+    In a run of several processes, all of them must call this function. Each all-reduce
+    runs as a single program, whereas `profile` measures its phases separately.
 
     Args:
-      mesh: over all of whose axes is summed.
-      cases: what to time, by name.
-      rounds: how often.
+      mesh: The mesh. Vectors are summed over all of its axes.
+      cases: The all-reduces to measure, by name.
+      rounds: The number of measurement rounds. In each round, all cases run in turn, so
+        that a disturbance affects all of them.
+
+    Returns:
+      The seconds of each case by name, one for each round, measured at the process
+      that takes longest.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> cases = {"psum": pj.timing.Case(pj.collectives.psum(), elements=1000)}
+      >>> times = pj.timing.exchange_times(pj.data_mesh(1), cases, rounds=3)
+      >>> len(times["psum"])
+      3
     """
     programs = {name: Program(mesh, case) for name, case in cases.items()}
     return in_turn(mesh, programs, rounds)
@@ -47,13 +63,22 @@ def exchange_times(
 def in_turn(
     mesh: Mesh, programs: Mapping[str, Callable[[], Any]], rounds: int
 ) -> dict[str, list[float]]:
-    """Seconds of what returns when it is done: until it is on all processes, by round.
+    """Measures how long each program takes until it is done on all processes.
 
-    Each is called once before. Before each turn there is a barrier, so that nobody
-    begins while others are still at the one before, and all that share a core do.
+    All programs run once to compile, and then in turn in each round. A barrier before
+    each run makes all processes start it at the same time. No process is then still
+    busy with the run before, and processes that share a core do so in every run.
+
+    Args:
+      mesh: The mesh over which the processes meet at the barrier.
+      programs: Functions by name that return when their work is done.
+      rounds: The number of measurement rounds.
+
+    Returns:
+      The seconds of each program by name, one for each round, at the slowest process.
     """
     barrier = Program(mesh, Case(psum(), 1))
-    barrier()  # compiles
+    barrier()  # compiles it
     for program in programs.values():
         program()
     times: dict[str, list[float]] = {name: [] for name in programs}
@@ -67,7 +92,7 @@ def in_turn(
 
 
 def check_several(mesh: Mesh) -> None:
-    """A ValueError for a mesh of one device, which exchanges nothing."""
+    """Raises a ValueError for a mesh with a single device, which exchanges nothing."""
     if mesh.size == 1:
         raise ValueError(
             "`mesh` must have several devices, got one. Run this on every host, after"
@@ -76,19 +101,23 @@ def check_several(mesh: Mesh) -> None:
 
 
 def _slowest(times: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Of all processes: one that has sent its last is not done before the others."""
+    """Returns the times of the slowest process in each round.
+
+    A process that has sent its last message may be done before the others have received
+    theirs.
+    """
     own = np.array([*times.values()])
     every = multihost_utils.process_allgather(own).reshape(-1, *own.shape)
     return dict(zip(times, every.max(axis=0).tolist(), strict=True))
 
 
 class Program:
-    """One case, with the arrays it sums and its codecs' states.
+    """A compiled all-reduce, with the arrays that it sums and the states of its codecs.
 
     Attributes:
-      axis: or axes, over which is summed.
-      summands: all devices' own, one after another.
-      states: of the codecs, likewise.
+      axis: The mesh axis, or the axes, that the arrays are summed over.
+      summands: The arrays of all devices, concatenated along their first axis.
+      states: The states of the codecs of all devices, concatenated in the same way.
     """
 
     def __init__(self, mesh: Mesh, case: Case) -> None:
@@ -118,9 +147,10 @@ class Program:
         self._step = jax.jit(on_mesh(local, mesh, (own, own), (P(), own)))
 
     def stages(self) -> Stages:
-        """Of its all-reduce, inside `shard_map`."""
+        """Returns the stages of the all-reduce; call this inside `shard_map`."""
         return self._case.all_reduce(self._layout, self.axis)
 
     def __call__(self) -> None:
+        """Runs the all-reduce once and waits until it is done on this process."""
         total, self.states = self._step(self.summands, self.states)
         jax.block_until_ready(total)

@@ -1,12 +1,17 @@
-"""Whether what a fit predicts can be relied on.
+"""Judges whether predictions from a fit can be relied on.
 
-A model's gradient takes as long to exchange as the longest of what was measured, or
-longer. So a fit is judged by these, the long ones: those that take at least a tenth of
-the longest. Of the nine fits in experiments/results/prediction.json the long ones are
-off by at most 9 % in the median and 30 % at worst, vary by at most 12 % from round to
-round, and what they predict of other exchanges is off by 5 to 15 % in the median. That
-is where the limits here come from. Short exchanges are mostly what no formula knows,
-threads that wake up late and bursts: their error is told, and not judged.
+The gradient of a real model takes as long to exchange as the longest exchange that was
+measured, or longer. A fit is therefore judged by its long exchanges: those that take at
+least a tenth of the longest time.
+
+The limits come from the nine fits in experiments/results/prediction.json. The errors of
+their long exchanges are at most 9 % in the median and 30 % at worst. The times of these
+exchanges vary by at most 12 % from round to round. Predictions of other exchanges from
+these fits are off by 5 to 15 % in the median.
+
+Short exchanges consist mostly of effects that no formula covers, such as threads that
+wake up late and bursts that a link lets pass. Their error is reported, but it does not
+count against the fit.
 """
 
 import statistics
@@ -16,25 +21,34 @@ from ._exchange import duration
 from ._fit import Fit
 
 LONG = 0.1
-"""Share of the longest time from which an exchange counts as long."""
+"""The share of the longest time from which on an exchange counts as long."""
 MEDIAN, WORST, SPREAD, ROUNDS, WIRE = 0.10, 0.35, 0.20, 3, 0.5
-"""Limits: at most, at most, at most, at least, at least."""
+"""The limits of a trusted fit.
+
+`MEDIAN`, `WORST` and `SPREAD` are upper limits. `ROUNDS` and `WIRE` are lower limits.
+"""
 
 
 class Trust(NamedTuple):
-    """What a fit's residuals, repeats and sizes say of it.
+    """The verdict on a fit, with its reasons and the figures that it is based on.
+
+    `str(trust)` is the verdict in words.
 
     Attributes:
-      reasons: why it cannot be trusted, each with a remedy; none if it can.
-      rounds: how often each exchange was measured, at the least.
-      spread: standard deviation of a long exchange's times, relative; their median.
-      median_error: of the long exchanges, `|predicted / measured - 1|`.
-      worst_error: of the long exchanges.
-      worst: name of that exchange.
-      short: seconds below which an exchange is short.
-      short_error: worst error of the short exchanges; 0 without any.
-      wire: share of the largest exchange's time that is spent on its bytes.
-      largest: elements of the largest vector measured; `None` where not known.
+      reasons: Why the fit cannot be trusted, each with a remedy. Empty if it can be
+        trusted.
+      rounds: The smallest number of times that an exchange was measured.
+      spread: The relative standard deviation of an exchange's times, as the median over
+        the long exchanges.
+      median_error: The median of `|predicted / measured - 1|` over the long exchanges.
+      worst_error: The maximum of `|predicted / measured - 1|` over the long exchanges.
+      worst: The name of the exchange with the worst error.
+      short: The seconds below which an exchange is short.
+      short_error: The worst error of the short exchanges; 0 if there are none.
+      wire: The share of its time that the largest exchange spends on bytes, according
+        to the model.
+      largest: The number of elements of the largest vector that was measured; `None` if
+        unknown.
     """
 
     reasons: tuple[str, ...]
@@ -50,11 +64,11 @@ class Trust(NamedTuple):
 
     @property
     def trusted(self) -> bool:
-        """Whether nothing speaks against the fit."""
+        """Whether there is no reason against the fit."""
         return not self.reasons
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it and the verdict, in types that JSON has."""
+        """Returns the verdict and all attributes as types that JSON has."""
         found = {**self._asdict(), "reasons": list(self.reasons)}
         return {"trusted": self.trusted, "verdict": str(self), **found}
 
@@ -75,15 +89,42 @@ class Trust(NamedTuple):
 
 
 def trust(fit: Fit) -> Trust:
-    """Judges a fit by its residuals, its repeats, and the sizes that were measured.
+    """Judges a fit by its errors, the spread of its times, and the sizes measured.
 
-    A fit can be trusted if its exchanges of at least a tenth of the longest time are
-    predicted to 10 % in the median and 35 % at worst; were measured at least 3 times,
-    with a relative standard deviation of at most 20 % in the median; and if the largest
-    of them spends half of its time on bytes, so that larger ones follow from it.
+    A fit can be trusted if all of these hold. An exchange is long if it takes at least
+    a tenth of the longest time.
+
+    - The predictions of the long exchanges are off by at most 10 % in the median and
+      35 % at worst.
+    - Each exchange was measured at least 3 times.
+    - The times of the long exchanges have a relative standard deviation of at most 20 %
+      in the median.
+    - The exchange with the most bytes spends at least half of its time on bytes. The
+      times of larger vectors then follow from it.
 
     Args:
-      fit: of at least one sample.
+      fit: The fit, with at least one sample.
+
+    Returns:
+      The verdict, with the reasons and figures.
+
+    Examples:
+      Times that follow the formula exactly are trusted only if they were repeated:
+
+      >>> import pipejax as pj
+      >>> from pipejax.timing import FORMS, Cluster, Exchange, Link, Sample
+      >>> known = Cluster(4, Link(2e-4, 62.5e6), reduction=4e9, synchronisation=5e-4)
+      >>> for rounds in (2, 3):
+      ...     samples = []
+      ...     for name, form in FORMS.items():
+      ...         for n in (2**10, 2**14, 2**18, 2**22):
+      ...             exchange = Exchange(form(4, n, None))
+      ...             seconds = pj.timing.duration(known, exchange).total
+      ...             samples.append(Sample(name, exchange, (seconds,) * rounds, n))
+      ...     fit = pj.timing.fit(4, samples, known.reduction)
+      ...     print(rounds, pj.timing.trust(fit).trusted)
+      2 False
+      3 True
     """
     limit = LONG * max(sample.seconds for sample in fit.samples)
     pairs = list(zip(map(abs, fit.errors), fit.samples, strict=True))
@@ -105,19 +146,20 @@ def trust(fit: Fit) -> Trust:
 
 
 def _wire(fit: Fit) -> float:
-    """Share of bytes in the time of the exchange that has most of them."""
+    """Returns the share of the time that the largest exchange spends on its bytes."""
     largest = max(fit.samples, key=lambda sample: sample.exchange.between.wire)
     parts = duration(fit.cluster, largest.exchange)
     return parts.wire / parts.total
 
 
 def _reasons(found: Trust) -> list[str]:
+    """Returns a reason with a remedy for each limit that the figures miss."""
     busy = "Measure again while nothing else runs on the hosts and their network."
     checks = [
         (
             found.rounds < ROUNDS,
-            f"Each exchange was measured {found.rounds} times, so that it is not known"
-            f" how much times vary: measure at least {ROUNDS} rounds.",
+            f"Each exchange was measured {found.rounds} times, which is too few to know"
+            f" how much times vary. Measure at least {ROUNDS} rounds.",
         ),
         (
             found.spread > SPREAD,
@@ -125,17 +167,18 @@ def _reasons(found: Trust) -> list[str]:
         ),
         (
             found.median_error > MEDIAN or found.worst_error > WORST,
-            "The formula does not describe this network: it has links of several"
-            f" speeds, say, or other traffic. {busy}",
+            "The formula does not describe this network. For example, the network may"
+            f" have links of several speeds, or carry other traffic. {busy}",
         ),
         (
             found.wire < WIRE,
             f"The largest exchange spends {found.wire:.0%} of its time on bytes, so"
-            " that the bandwidth is a guess: measure larger vectors.",
+            " that the bandwidth is uncertain. Measure larger vectors.",
         ),
     ]
     return [reason for failed, reason in checks if failed]
 
 
 def _ms(seconds: float) -> str:
+    """Formats a time in milliseconds with three digits."""
     return f"{1e3 * seconds:.3g} ms"

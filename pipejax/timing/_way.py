@@ -1,4 +1,8 @@
-"""One way to train: width, algorithm, codec and buckets, and how long its step is."""
+"""Ways to train, and the step times that they should have.
+
+A way is a width, an algorithm, a codec and a number of buckets. `pj.timing.plan`
+compares ways.
+"""
 
 from typing import NamedTuple
 
@@ -11,14 +15,21 @@ from ._iteration import Compute, bucketed, pipelined
 
 
 class Way(NamedTuple):
-    """One way to train.
+    """A way to train: width, algorithm, codec and number of buckets.
 
     Attributes:
-      width: K.
-      algorithm: of the all-reduce.
-      codec: its name; `None` sends all bits.
-      levels: whether it is hierarchical, the algorithm between hosts.
-      buckets: in how many equal parts the gradient is exchanged.
+      width: The width K; 1 is synchronous.
+      algorithm: The name of the all-reduce algorithm in `pj.collectives`. If `levels`
+        is true, it runs between hosts.
+      codec: The name of the codec in `Cluster.codecs`; `None` sends float32.
+      levels: Whether the all-reduce is `hierarchical`, first inside hosts and then
+        between them.
+      buckets: The number of equal parts in which the gradient is exchanged.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> str(pj.timing.Way(2, "tree", "int8", levels=True))
+      'width 2, hierarchical, tree, int8'
     """
 
     width: int
@@ -30,7 +41,17 @@ class Way(NamedTuple):
     def exchange(
         self, cluster: Cluster, elements: int, codec: Codec | None
     ) -> Duration:
-        """How long it takes for one bucket; one device has nothing to exchange."""
+        """Returns how long the exchange of one bucket takes.
+
+        Args:
+          cluster: The cluster with its speeds. A single device exchanges nothing.
+          elements: The number of float32 elements of the whole gradient.
+          codec: The codec with the name `self.codec`, or `None`.
+
+        Raises:
+          ValueError: If the codec has no speed in `cluster.codecs`, or the algorithm is
+            not a key of `pj.timing.FORMS`.
+        """
         if cluster.hosts * cluster.devices == 1:
             return Duration(0, 0, 0, 0, 0)
         counted = hierarchical if self.levels else flat
@@ -38,7 +59,16 @@ class Way(NamedTuple):
         return duration(cluster, counted(cluster, self.algorithm, n, codec), self.codec)
 
     def step(self, compute: Compute, exchange: Duration, *, one_core: bool) -> float:
-        """Seconds of a step, from those of one bucket's exchange."""
+        """Returns the seconds of a step.
+
+        Width 1 is `bucketed`. Larger widths are `pipelined` with weight prediction.
+
+        Args:
+          compute: The compute times of a step.
+          exchange: The exchange of one bucket, as `exchange` returns it.
+          one_core: Whether the codec and the additions run on the core that computes
+            the model.
+        """
         if self.width == 1:
             return bucketed(compute, exchange, self.buckets)
         return pipelined(compute, exchange, self.width, one_core=one_core)
@@ -54,13 +84,20 @@ class Way(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A way to train, and how long its step should take.
+    """A way to train, with the step time that it should have.
 
     Attributes:
-      way: that.
-      exchange: how long the exchange of one of its buckets takes.
-      step: seconds of a step.
-      compute: seconds of it that are computed.
+      way: The way to train.
+      exchange: How long the exchange of one bucket takes.
+      step: The step time in seconds.
+      compute: Seconds that the device computes in a step: `Compute.total`.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> exchange = pj.timing.Duration(0, 0.125, 0, 0, 0)  # 0.125 s on the wire
+      >>> choice = pj.timing.Choice(pj.timing.Way(2, "ring"), exchange, 0.5, 0.5)
+      >>> choice.reason
+      'hidden behind compute, 75% of it to spare'
     """
 
     way: Way
@@ -70,12 +107,12 @@ class Choice(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """`step / compute`: 1 if communication costs nothing."""
+        """The ratio `step / compute`; 1 if the exchange costs no time."""
         return self.step / self.compute if self.compute else float("inf")
 
     @property
     def reason(self) -> str:
-        """What the step time comes from."""
+        """An explanation of the step time, in words."""
         exchange = self.exchange.total * self.way.buckets
         largest = max(zip(self.exchange, self.exchange._fields, strict=True))[1]
         if self.way.width == 1:
@@ -99,4 +136,5 @@ class Choice(NamedTuple):
 
 
 def _ms(seconds: float) -> str:
+    """Formats a time in milliseconds."""
     return f"{1e3 * seconds:.1f} ms"

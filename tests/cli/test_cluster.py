@@ -112,7 +112,7 @@ def test_what_speaks_against_a_calibration_is_said(tmp_path, capsys):
         ('{"cluster": {"hosts": 2}}', "bad.json: `cluster` must have link, got ['ho"),
         (
             '{"cluster": {"hosts": 2, "link": {"latency": 0, "bandwidth": -1}}}',
-            "bad.json: In `cluster.link`: `bandwidth` must be bytes a second",
+            "bad.json: In `cluster.link`: `bandwidth` must be above 0 bytes per second",
         ),
         ({"fit": []}, "cluster.json: `fit` must have `trusted`, true or false"),
         ({"fit": {**FIT, "trusted": 1}}, "cluster.json: `fit` must have `trusted`"),

@@ -126,7 +126,10 @@ def test_bad_numbers(file, capsys, change, says):
         (["c.json", "--hosts", "4"], "`--hosts` must be left out beside a file"),
         (["--hosts", "0", "--bandwidth", "1gbit"], "`hosts` must be a whole number"),
         (["--hosts", "4", "--bandwidth", "10"], "`--bandwidth` must be a number above"),
-        ([*GIVEN, "--latency-us", "-1"], "`latency` must be seconds, 0 or more"),
+        (
+            [*GIVEN, "--latency-us", "-1"],
+            "`latency` must be at least 0 seconds and finite",
+        ),
         ([*GIVEN, "--batch", "0"], "`--batch` must be above 0, got 0"),
         ([*GIVEN, "--top", "0"], "`--top` must be above 0, got 0"),
     ],

@@ -22,7 +22,7 @@ def test_a_codec_is_as_fast_as_its_name_says():
     cluster = Cluster(2, LINK, codecs={"int8": CodecSpeed(1e9, 2e9)})
     assert cluster.codec("int8") == CodecSpeed(encode=1e9, decode=2e9)
     assert cluster.codec(None) == CodecSpeed(math.inf, math.inf)
-    says = "`codec` must be one of the cluster's, ['int8']; got 'sign'"
+    says = "`codec` must be one of the cluster's codecs, ['int8']; got 'sign'"
     with pytest.raises(ValueError, match="^" + re.escape(says)):
         cluster.codec("sign")
 
@@ -30,18 +30,30 @@ def test_a_codec_is_as_fast_as_its_name_says():
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Link(-1, 1e9), "`latency` must be seconds, 0 or more, got -1"),
-        (lambda: Link(math.nan, 1e9), "`latency` must be seconds"),
-        (lambda: Link("1", 1e9), "`latency` must be seconds, 0 or more, got '1'"),
-        (lambda: Link(0, 0), "`bandwidth` must be bytes a second, above 0, got 0"),
-        (lambda: Link(0, True), "`bandwidth` must be bytes a second"),
-        (lambda: CodecSpeed(0), "`encode` must be bytes a second"),
-        (lambda: CodecSpeed(1, -1), "`decode` must be bytes a second"),
+        (
+            lambda: Link(-1, 1e9),
+            "`latency` must be at least 0 seconds and finite; got -1",
+        ),
+        (
+            lambda: Link(math.nan, 1e9),
+            "`latency` must be at least 0 seconds and finite",
+        ),
+        (
+            lambda: Link("1", 1e9),
+            "`latency` must be at least 0 seconds and finite; got '1'",
+        ),
+        (lambda: Link(0, 0), "`bandwidth` must be above 0 bytes per second; got 0"),
+        (lambda: Link(0, True), "`bandwidth` must be above 0 bytes per second"),
+        (lambda: CodecSpeed(0), "`encode` must be above 0 bytes per second"),
+        (lambda: CodecSpeed(1, -1), "`decode` must be above 0 bytes per second"),
         (lambda: Cluster(0, LINK), "`hosts` must be a whole number of at least 1"),
         (lambda: Cluster(2.5, LINK), "`hosts` must be a whole number"),
         (lambda: Cluster(2, LINK, devices=0), "`devices` must be a whole number"),
-        (lambda: Cluster(2, LINK, devices=2), "`inner` must say what joins the"),
-        (lambda: Cluster(2, LINK, reduction=0), "`reduction` must be bytes a second"),
+        (lambda: Cluster(2, LINK, devices=2), "`inner` must be the link between the"),
+        (
+            lambda: Cluster(2, LINK, reduction=0),
+            "`reduction` must be above 0 bytes per second",
+        ),
         (lambda: Shares(pair=0), "`pair` must be a share of the bandwidth, above 0"),
         (lambda: Shares(shift=1.1), "`shift` must be a share of the bandwidth"),
         (lambda: Shares(shuffle=True), "`shuffle` must be a share of the bandwidth"),

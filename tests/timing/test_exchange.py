@@ -129,7 +129,7 @@ def test_leaves_one_by_one_cost_a_latency_each():
         (lambda: flat(HOSTS, "rings", 4), "`algorithm` must be one of psum, ring"),
         (
             lambda: duration(HOSTS, flat(HOSTS, "ring", 4), "int8"),
-            "`codec` must be one of the cluster's, []; got 'int8'",
+            "`codec` must be one of the cluster's codecs, []; got 'int8'",
         ),
     ],
 )

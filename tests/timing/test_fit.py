@@ -94,5 +94,7 @@ def test_a_fit_says_what_it_found():
 
 @pytest.mark.parametrize("algorithms", [(), ("psum",), ("ring",), ("two_shot",)])
 def test_samples_that_do_not_tell(algorithms):
-    with pytest.raises(ValueError, match="`samples` must be of several sizes, and of"):
+    with pytest.raises(
+        ValueError, match="`samples` must have several sizes, and algorithms"
+    ):
         timing.fit(4, samples(algorithms=algorithms), KNOWN.reduction)

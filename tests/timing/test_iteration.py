@@ -122,5 +122,7 @@ def test_width(width):
 
 
 def test_seconds():
-    with pytest.raises(ValueError, match="`backward` must be seconds, 0 or more"):
+    with pytest.raises(
+        ValueError, match="`backward` must be at least 0 seconds and finite"
+    ):
         Compute(1.0, -1.0)

@@ -116,7 +116,7 @@ def test_scaling_with_a_codec():
     curve = timing.scaling(CLUSTER, way, N, compute, CODECS, hosts=(1, 4))
     assert curve == {1: 1, 4: 1}
     with pytest.raises(
-        ValueError, match="`codecs` must have that of the way, 'int8'; got"
+        ValueError, match="`codecs` must contain the codec of `way`, 'int8'; got"
     ):
         timing.scaling(CLUSTER, way, N, compute)
 
@@ -169,5 +169,5 @@ def test_of_codecs_that_are_as_fast_the_one_that_drops_fewest_bits():
 
 
 def test_a_codec_whose_speed_is_not_known():
-    with pytest.raises(ValueError, match="`codec` must be one of the cluster's"):
+    with pytest.raises(ValueError, match="`codec` must be one of the cluster's codecs"):
         timing.plan(CLUSTER, N, Compute.of(0.1), {"sign": codecs.sign()})

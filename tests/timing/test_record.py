@@ -41,16 +41,17 @@ LINK = {"latency": 0, "bandwidth": 1e9}
         ),
         (
             {"hosts": 2, "link": {**LINK, "bandwidth": "fast"}},
-            "In `cluster.link`: `bandwidth` must be bytes a second, above 0, got",
+            "In `cluster.link`: `bandwidth` must be above 0 bytes per second; got",
         ),
         (
             {"hosts": 2, "link": {**LINK, "latency": None}},
-            "In `cluster.link`: `latency` must be seconds, 0 or more, got None",
+            "In `cluster.link`: `latency` must be at least 0 seconds and finite; got"
+            " None",
         ),
         ({"hosts": "2", "link": LINK}, "In `cluster`: `hosts` must be a whole number"),
         (
             {"hosts": 2, "link": LINK, "devices": 8},
-            "In `cluster`: `inner` must say what joins the devices of a host",
+            "In `cluster`: `inner` must be the link between the devices of a host",
         ),
         (
             {"hosts": 2, "link": LINK, "inner": {}},
@@ -62,11 +63,13 @@ LINK = {"latency": 0, "bandwidth": 1e9}
         ),
         (
             {"hosts": 2, "link": LINK, "codecs": ["int8"]},
-            "`cluster.codecs` must be an object of codecs by their names, got ['int",
+            "`cluster.codecs` must be an object that maps codec names to speeds, got"
+            " ['int",
         ),
         (
             {"hosts": 2, "link": LINK, "codecs": {"int8": {"encode": 0}}},
-            "In `cluster.codecs.int8`: `encode` must be bytes a second, above 0, got 0",
+            "In `cluster.codecs.int8`: `encode` must be above 0 bytes per second; got"
+            " 0",
         ),
     ],
 )

@@ -71,7 +71,7 @@ def test_fits_that_have_predicted_well_are_trusted():
 @pytest.mark.parametrize(
     ("made", "says"),
     [
-        ({"rounds": 2}, "Each exchange was measured 2 times, so that it is not known"),
+        ({"rounds": 2}, "Each exchange was measured 2 times, which is too few to know"),
         ({"noise": 0.5}, "Times vary by 4.% from round to round. Measure again"),
         (
             # psum and tree send bytes as a stream, and should take as long for each.
