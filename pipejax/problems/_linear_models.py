@@ -30,7 +30,7 @@ from ._problem import Loss, Problem
 def least_squares(x: Any, y: Any, *, l2: float = 0.0) -> Problem:
     r"""Makes a least-squares problem, or ridge regression with `l2 > 0`.
 
-    $$f(w, (x, y)) = 1/2 (w x - y)^2 + l2/2 |w|^2$$
+    $$f(w, (x, y)) = 1/2 (w x - y)^2 + \lambda/2 |w|^2$$
 
     The curvature is the same everywhere, so the constants `strong_convexity` and
     `smoothness` are exact. Those of `logistic` and `softmax` are bounds. Unlike
@@ -39,7 +39,7 @@ def least_squares(x: Any, y: Any, *, l2: float = 0.0) -> Problem:
     Args:
       x: Features, float array [n, d].
       y: Targets, float array [n].
-      l2: Strength of the regularization, a finite number of at least 0.
+      l2: Strength lambda of the regularization, a finite number of at least 0.
 
     Returns:
       A `Problem` with parameters w, float [d].
@@ -118,9 +118,9 @@ def absolute(x: Any, y: Any) -> Problem:
 
 
 def hinge(x: Any, y: Any) -> Problem:
-    """Makes a linear support vector machine without L2 regularization.
+    r"""Makes a linear support vector machine without L2 regularization.
 
-    $$f(w, (x, y)) = max(0, 1 - y w x)$$
+    $$f(w, (x, y)) = \max(0, 1 - y w x)$$
 
     The loss is convex but not smooth. Unlike `logistic`, it has an optimum even where a
     plane separates the labels. A linear program finds the optimum.
@@ -151,9 +151,9 @@ def hinge(x: Any, y: Any) -> Problem:
 
 
 def logistic(x: Any, y: Any, *, l2: float = 0.0) -> Problem:
-    """Makes a logistic regression with two classes.
+    r"""Makes a logistic regression with two classes.
 
-    $$f(w, (x, y)) = log(1 + exp(-y w x)) + l2/2 |w|^2$$
+    $$f(w, (x, y)) = \log(1 + \exp(-y w x)) + \lambda/2 |w|^2$$
 
     The loss is smooth, unlike that of `hinge`. For more than two classes, use
     `softmax`.
@@ -161,7 +161,7 @@ def logistic(x: Any, y: Any, *, l2: float = 0.0) -> Problem:
     Args:
       x: Features, float array [n, d].
       y: Labels -1 and 1, array [n].
-      l2: Strength of the regularization, a finite number of at least 0. It must be
+      l2: Strength lambda of the regularization, a finite number of at least 0. It must be
         above 0 if a plane separates the labels: otherwise there is no optimum, because
         the loss falls forever as w grows.
 
@@ -197,9 +197,9 @@ def logistic(x: Any, y: Any, *, l2: float = 0.0) -> Problem:
 
 
 def softmax(x: Any, y: Any, *, l2: float) -> Problem:
-    """Makes a multinomial logistic regression with any number of classes.
+    r"""Makes a multinomial logistic regression with any number of classes.
 
-    $$f(w, (x, y)) = -log softmax(w' x)[y] + l2/2 |w|^2$$
+    $$f(w, (x, y)) = -\log softmax(w^T x)_y + \lambda/2 |w|^2$$
 
     For two classes with labels -1 and 1 and a single vector of parameters, use
     `logistic`.
@@ -208,7 +208,7 @@ def softmax(x: Any, y: Any, *, l2: float) -> Problem:
       x: Features, float array [n, d].
       y: Labels 0, 1, 2, ..., integer array [n]. The largest label determines the number
         of classes.
-      l2: Strength of the regularization, a finite number above 0. Without it the
+      l2: Strength lambda of the regularization, a finite number above 0. Without it the
         optimum is not unique: a constant added to the scores of all classes does not
         change the loss.
 

@@ -19,8 +19,8 @@ def quadratic(
     $$f(w, x) = 1/2 (w - w_*)^T A (w - w_*) - x^T (w - w_*)$$
 
     The optimum `w_*` is random, and the examples x have mean 0. The gradient of an
-    example is `A (w - w_*) - x`, so its noise is x and does not depend on w. The
-    eigenvectors of A are random, and independent of the noise. Use this problem to test
+    example is `A (w - w_*) - x`, so its noise is `-x` and does not depend on w. The
+    eigenvectors of A are random and independent of the noise. Use this problem to test
     a claim about given curvatures, such as a limit from `pj.stability`. In
     `least_squares` the spectrum and the noise follow from the data instead.
 

@@ -60,11 +60,11 @@ def spectral_radius(
     Device i takes its gradient at a prediction, to which it applies its own K-1
     gradients in flight, so that
 
-    $$e_{i,t} = -\lambda (u(e_{i,t-K+1}) + ... + u(e_{i,t-1})) + noise$$
+    $$e_{i,t} = -\lambda (u(e_{i,t-K+1}) + ... + u(e_{i,t-1})) + n_{i,t}$$
 
-    In this sum, u starts from an optimizer state of zero at every step t. With
-    deviation feedback c, `e_{i,t-K+1} + c e_{i,t-K}` replaces the oldest deviation,
-    `e_{i,t-K+1}`.
+    where `n_{i,t}` is the part of the deviation that comes from the batch. In the sum,
+    u starts from an optimizer state of zero at every step t. With deviation feedback c,
+    the oldest deviation `e_{i,t-K+1}` is replaced by `e_{i,t-K+1} + c e_{i,t-K}`.
 
     Args:
       tx: An Optax transformation that is linear in its gradients, such as `optax.sgd`

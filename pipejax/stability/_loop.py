@@ -57,7 +57,7 @@ class Loop(NamedTuple):
 
         The Faddeev-LeVerrier algorithm computes both from the entries of the matrices:
 
-        $$p(z) = det(z - F), q(z) = -H adj(z - F) G$$
+        $$p(z) = \det(z - F), q(z) = -H adj(z - F) G$$
 
         It is more exact than eigenvalues would be: eigenvalues that coincide, as those
         of a queue do, lose half of their digits.
