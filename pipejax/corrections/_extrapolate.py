@@ -121,7 +121,8 @@ def unextrapolated(opt_state: optax.OptState, params: optax.Params) -> optax.Par
       The parameters x, a pytree like `params`.
 
     Raises:
-      ValueError: If `opt_state` contains no `ExtrapolateUpdatesState`, or more than one.
+      ValueError: If `opt_state` does not contain exactly one state of
+        `extrapolate_updates`.
 
     Examples:
       >>> import jax.numpy as jnp, optax, pipejax as pj

@@ -161,9 +161,9 @@ def logistic(x: Any, y: Any, *, l2: float = 0.0) -> Problem:
     Args:
       x: Features, float array [n, d].
       y: Labels -1 and 1, array [n].
-      l2: Strength lambda of the regularization, a finite number of at least 0. It must be
-        above 0 if a plane separates the labels: otherwise there is no optimum, because
-        the loss falls forever as w grows.
+      l2: Strength lambda of the regularization, a finite number of at least 0. It must
+        be above 0 if a plane separates the labels: otherwise there is no optimum,
+        because the loss falls forever as w grows.
 
     Returns:
       A `Problem` with parameters w, float [d]. Its `strong_convexity` is `l2`.

@@ -44,7 +44,7 @@ def minimise(
             def curve(v: jax.Array) -> jax.Array:
                 return jax.jvp(jax.grad(function), (w,), (v,))[1]
 
-            # The tolerance shrinks with the gradient, so the convergence is superlinear.
+            # A tolerance that shrinks with the gradient makes convergence superlinear.
             tolerance = jnp.minimum(0.1, jnp.linalg.norm(g))
             return cg(curve, -g, tol=tolerance, maxiter=20 * w.size)[0]
 
