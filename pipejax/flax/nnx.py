@@ -142,7 +142,8 @@ def opt_state(optimizer: nnx.Optimizer) -> optax.OptState:
 def update(model: nnx.Module, state: pj.PipelineState) -> None:
     """Writes the trained parameters and model state into the model, in place.
 
-    Use it before evaluating or saving the model. The docstring of `split` shows a whole run.
+    Use it before the model is evaluated or saved. The docstring of `split` shows a
+    whole run.
 
     Args:
       model: The model that was passed to `split`.
