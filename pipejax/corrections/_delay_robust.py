@@ -77,8 +77,9 @@ def delay_robust(
 
     A train step with a plain delay of `width - 1` steps makes momentum unstable at
     learning rates that are safe in synchronous training. This transformation cancels
-    the momentum filter of the optimizer, `1 / (1 - mu / z)`. In place of it, it mixes
-    a share r of the current gradient with a slower average of all gradients:
+    the momentum filter of the optimizer, whose transfer function is `1 / (1 - mu / z)`,
+    and replaces it. The new filter mixes a share r of the current gradient with a
+    slower average of all gradients:
 
     $$d_t = r g_t + (1 - r) EMA_{\beta}(g)_t$$
 

@@ -1,8 +1,8 @@
 r"""Weight prediction from the last update, which is also error feedback of updates.
 
-A gradient that is applied c updates late should be taken at the parameters of c updates
-later. With x the parameters and d the update, the prediction y assumes that the next c
-updates equal the last one:
+A gradient that is applied c updates late should be taken at the parameters to which it
+will be applied, c updates ahead. With x the parameters and d the update, the prediction
+y assumes that the next c updates equal the last one:
 
 $$y_t = x_t + c d_t, x_t = x_{t-1} + d_t$$
 
@@ -52,9 +52,9 @@ def extrapolate_updates(steps: float) -> optax.GradientTransformation:
     $$update(d_t) = d_t + c (d_t - d_{t-1})$$
 
     Nesterov momentum also looks ahead, but along the momentum before the gradient of
-    the current step is added, and by one step. Here the distance is made for the delay:
-    `steps = width - 1`. The weight prediction of `pj.make_train_step` knows more than
-    the last update: it applies the gradients in flight of the device itself.
+    the current step is added, and by one step. Here the distance matches the delay:
+    `steps = width - 1`. The weight prediction of `pj.make_train_step` uses newer
+    information than the last update, the gradients in flight of the device itself.
 
     Args:
       steps: The number c of updates to look ahead, a finite number of at least 0.

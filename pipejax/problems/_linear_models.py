@@ -4,11 +4,11 @@ Each objective F is a mean over n examples of features `x_j` and targets `y_j`:
 
 $$F(w) = 1/n \sum_j f(w, (x_j, y_j))$$
 
-- `least_squares`: `f = 1/2 (w x - y)^2`. With `l2 > 0` it is ridge regression.
-- `absolute`: `f = |w x - y|`.
-- `hinge`: `f = max(0, 1 - y w x)`, with labels y of -1 and 1.
-- `logistic`: `f = log(1 + exp(-y w x))`, with labels y of -1 and 1.
-- `softmax`: `f = -log softmax(w' x)[y]`, with one column of w for each class y.
+- `least_squares`: `f = 1/2 (w^T x - y)^2`. With `l2 > 0` it is ridge regression.
+- `absolute`: `f = |w^T x - y|`.
+- `hinge`: `f = max(0, 1 - y w^T x)`, with labels y of -1 and 1.
+- `logistic`: `f = log(1 + exp(-y w^T x))`, with labels y of -1 and 1.
+- `softmax`: `f = -log softmax(w^T x)[y]`, with one column of w for each class y.
 
 `absolute` and `hinge` have a kink, and a linear program finds their optimum. The other
 three take an argument `l2` and add the regularization `l2/2 |w|^2` to f. `quadratic`
@@ -30,7 +30,7 @@ from ._problem import Loss, Problem
 def least_squares(x: Any, y: Any, *, l2: float = 0.0) -> Problem:
     r"""Makes a least-squares problem, or ridge regression with `l2 > 0`.
 
-    $$f(w, (x, y)) = 1/2 (w x - y)^2 + \lambda/2 |w|^2$$
+    $$f(w, (x, y)) = 1/2 (w^T x - y)^2 + \lambda/2 |w|^2$$
 
     The curvature is the same everywhere, so the constants `strong_convexity` and
     `smoothness` are exact. Those of `logistic` and `softmax` are bounds. Unlike
@@ -87,11 +87,11 @@ def least_squares(x: Any, y: Any, *, l2: float = 0.0) -> Problem:
 def absolute(x: Any, y: Any) -> Problem:
     """Makes a problem of least absolute deviations, which is convex but not smooth.
 
-    $$f(w, (x, y)) = |w x - y|$$
+    $$f(w, (x, y)) = |w^T x - y|$$
 
-    The gradient of an example has the same norm everywhere, whereas in `least_squares`
-    it shrinks as the prediction approaches the target. A linear program finds the
-    optimum.
+    Except at the kink, the gradient of an example has the same norm everywhere. In
+    `least_squares` it shrinks as the prediction approaches the target. A linear program
+    finds the optimum.
 
     Args:
       x: Features, float array [n, d].
@@ -120,7 +120,7 @@ def absolute(x: Any, y: Any) -> Problem:
 def hinge(x: Any, y: Any) -> Problem:
     r"""Makes a linear support vector machine without L2 regularization.
 
-    $$f(w, (x, y)) = \max(0, 1 - y w x)$$
+    $$f(w, (x, y)) = \max(0, 1 - y w^T x)$$
 
     The loss is convex but not smooth. Unlike `logistic`, it has an optimum even where a
     plane separates the labels. A linear program finds the optimum.
@@ -153,7 +153,7 @@ def hinge(x: Any, y: Any) -> Problem:
 def logistic(x: Any, y: Any, *, l2: float = 0.0) -> Problem:
     r"""Makes a logistic regression with two classes.
 
-    $$f(w, (x, y)) = \log(1 + \exp(-y w x)) + \lambda/2 |w|^2$$
+    $$f(w, (x, y)) = \log(1 + \exp(-y w^T x)) + \lambda/2 |w|^2$$
 
     The loss is smooth, unlike that of `hinge`. For more than two classes, use
     `softmax`.
@@ -338,7 +338,7 @@ def _least(rows: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
 
 
 def _separable(x: np.ndarray, y: np.ndarray) -> bool:
-    """Returns whether some w has `y w x >= 0` everywhere, and above 0 somewhere."""
+    """Returns whether some w has `y w^T x >= 0` everywhere, and above 0 somewhere."""
     from scipy import optimize  # slow to import
 
     margins = y[:, None] * x

@@ -43,9 +43,9 @@ def spectral_radius(
     r"""Returns the factor by which a step multiplies the error on a quadratic.
 
     The factor is asymptotic: it is the largest absolute value of a root of the
-    characteristic polynomial. Below 1 training converges, and above 1 it diverges.
-    `max_curvature` answers the inverse question: at which curvature the factor
-    becomes 1.
+    characteristic polynomial. Training converges if the factor is below 1, and diverges
+    if it is above 1. `max_curvature` answers the inverse question: it returns the
+    curvature at which the factor reaches 1.
 
     The polynomial depends on where the train step takes its gradients. Below, `lambda`
     is `curvature`, K is `width` and u is the update of `tx`. Under a plain delay
@@ -54,11 +54,11 @@ def spectral_radius(
     $$w_t = w_{t-1} - u(g_{t-K}), g_t = \lambda w_t$$
 
     With weight prediction, two errors must both stay bounded, and the larger of their
-    factors is returned. The first is the distance to the optimum. The mean gradient
-    over devices makes it follow the recursion of width 1. The second error is the
-    deviation `e_i = g_i - g`: the gradient of device i minus the mean over devices.
-    Device i takes its gradient at a prediction, to which it applies its own K-1
-    gradients in flight, so that
+    factors is returned. The first error is the distance w to the optimum. It follows
+    the recursion of width 1, because on a quadratic the predictions of all devices are
+    right on average. The second error is the deviation `e_i = g_i - g`: the gradient of
+    device i minus the mean over devices. Device i takes its gradient at its prediction,
+    the parameters after its own K-1 gradients in flight have been applied. Therefore
 
     $$e_{i,t} = -\lambda (u(e_{i,t-K+1}) + ... + u(e_{i,t-1})) + n_{i,t}$$
 
@@ -150,8 +150,10 @@ def max_learning_rate(
     r"""Returns the learning rate below which training is stable at a given curvature.
 
     Use it to compare how much of a synchronous learning rate different widths and
-    optimizers allow. Some limits have a closed form. For momentum `mu` and curvature
-    `lambda`:
+    optimizers allow. `max_curvature` asks the same question about one transformation
+    whose learning rate is given.
+
+    Some limits have a closed form. For momentum `mu` and curvature `lambda`:
 
     - K=1, SGD: `2 / lambda`; heavy-ball: `2 (1 + mu) / lambda`
     - K=2 with weight prediction, SGD and heavy-ball: `1 / lambda`
@@ -222,7 +224,7 @@ def _loops(
     weight_prediction: bool,
     deviation_feedback: float,
 ) -> list[Loop]:
-    """Checks the arguments and returns all loops that must be stable."""
+    """Returns all loops that must be stable, after a check of the arguments."""
     update, width = linear_update(tx), check_width(width)
     check_flag("weight_prediction", weight_prediction)
     feedback = check_feedback(deviation_feedback, weight_prediction)

@@ -2,8 +2,8 @@ r"""A pipeline of width K on a quadratic, written as a closed loop with one matr
 
 The loop consists of the optimizer, the loss and the queue of gradients in flight. Let
 `lambda` be the curvature, w the distance of the parameter to the optimum, s the
-optimizer state and q the vector of the K-1 gradients in flight, oldest first. With
-`x = (s, w, q)`, one step is
+optimizer state and f the vector of the K-1 gradients in flight, oldest first. With
+`x = (s, w, f)`, one step is
 
 $$x' = (F + \lambda G H) x$$
 

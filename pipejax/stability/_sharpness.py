@@ -44,12 +44,13 @@ def sharpness(
     networks train near the limit of stability, and at the peak of the learning rate
     alone the sharpness may be several times as large as elsewhere.
 
-    With a preconditioner p, the matrix is not the Hessian H but
+    With a preconditioner p, it returns the largest eigenvalue of the preconditioned
+    Hessian instead:
 
     $$P^{-1/2} H P^{-1/2}, P = diag(p)$$
 
-    The eigenvalue is computed by `scipy.sparse.linalg.eigsh`, usually from ten products
-    of H with a vector.
+    `scipy.sparse.linalg.eigsh` computes the eigenvalue, usually from ten products of
+    this matrix with a vector.
 
     Args:
       loss_fn: The loss, `loss_fn(params, *args) -> scalar`. It must support
