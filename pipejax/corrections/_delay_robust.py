@@ -93,7 +93,7 @@ def delay_robust(
     Put the transformation before an optimizer to filter gradients, or after it to
     filter updates. For SGD both orders are equivalent. For AdamW put it after, so that
     the second moment sees the gradients themselves. The transformation cancels the
-    momentum of heavy-ball and that of Adam's first moment. It cancels Nesterov momentum
+    momentum of heavy-ball and of the first moment of Adam. It cancels Nesterov momentum
     only in part. The same holds for Muon, which orthogonalizes its updates after the
     momentum.
 

@@ -155,7 +155,7 @@ def logistic(x: Any, y: Any, *, l2: float = 0.0) -> Problem:
 
     $$f(w, (x, y)) = \log(1 + \exp(-y w^T x)) + \lambda/2 |w|^2$$
 
-    The loss is smooth, unlike that of `hinge`. For more than two classes, use
+    The loss is smooth, unlike the loss of `hinge`. For more than two classes, use
     `softmax`.
 
     Args:

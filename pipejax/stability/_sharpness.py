@@ -61,8 +61,8 @@ def sharpness(
         a few hundred examples: the loss on a small batch is sharper than the mean over
         many. With several processes, pass the same batch on all of them.
       preconditioner: A pytree like `params` with elements above 0: the vector p by
-        which the optimizer divides its updates. For Adam it is `sqrt(nu) + eps`, and
-        the limit to compare with is that of Adam's first moment,
+        which the optimizer divides its updates. For Adam it is `sqrt(nu) + eps`;
+        compare the result with the limit of its first moment,
         `optax.chain(optax.ema(b1, debias=False), optax.scale(-learning_rate))`.
       rtol: Relative tolerance of the eigenvalue, in (0, 1).
 
