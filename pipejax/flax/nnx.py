@@ -58,7 +58,8 @@ def split(
 
     Raises:
       ValueError: Later, from the train step: if random numbers are drawn without `rng`,
-        or if `loss_fn` changes more of the model than the values of its variables.
+        if `loss_fn` changes more of the model than the values of its variables, or if
+        it returns a `pj.Aux` that sets `model_state`.
 
     Examples:
       >>> import jax.numpy as jnp, optax, pipejax as pj

@@ -23,9 +23,10 @@ Loss = Callable[[Any, Any], jax.Array]
 class Problem:
     """A convex objective F over a set of examples, with its optimum and constants.
 
-    The functions of `pj.problems` return instances of this class. Because the optimum
-    is known, `excess` measures exactly how far the parameters of a run are from the
-    minimum, and a test can compare a run with the bound of a theorem.
+    F is the mean of a loss f over the examples. The functions of `pj.problems` return
+    instances of this class. Because the optimum is known, `excess` measures exactly
+    how far the loss of a run is above the minimum, and a test can compare a run with
+    the bound of a theorem.
 
     Attributes:
       loss_fn: `loss_fn(w, batch) -> scalar`, the mean of f over the batch.
