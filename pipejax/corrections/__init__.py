@@ -1,13 +1,18 @@
-"""What undoes a delay, as Optax transformations.
+"""Optax transformations that correct for the delay of a pipeline.
 
-For a plain delay: that of `pipelined_mean` in a loop of one's own, or of a train step
-with `weight_prediction=False`. Beside the weight prediction that is a train step's
-default they would correct what is corrected.
+All of them are made for a plain delay: for a hand-written training loop with
+`pj.pipelined_mean`, or for a train step with `weight_prediction=False`. Do not combine
+them with the weight prediction of `pj.make_train_step`, which is on by default: both
+compensate for the same delay.
 
-- `average_gradients`, `scale_by_staleness`, `delay_compensation`: of the gradient or
-  the update as it comes, put before or after an optimizer
-- `extrapolate_updates`: weight prediction, or update-level error feedback, put last
-- `delay_robust`: an optimizer's momentum made one that a delay leaves stable
+- `delay_robust` replaces the momentum of an optimizer by one that stays stable under a
+  delay. Put it before or after the optimizer.
+- `extrapolate_updates` predicts parameters from the last update. Put it last in a
+  chain.
+- `delay_compensation` moves a late gradient to the current parameters by a Taylor
+  step. Put it before the optimizer.
+- `average_gradients` averages the last gradients. Put it before the optimizer.
+- `scale_by_staleness` divides updates by the width. Put it after the optimizer.
 """
 
 from ._average import AverageGradientsState as AverageGradientsState

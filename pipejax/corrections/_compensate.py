@@ -1,4 +1,4 @@
-"""Delay compensation: a gradient carried over to newer parameters by a Taylor step."""
+"""Delay compensation: a late gradient moved to the current parameters."""
 
 import math
 from typing import Any, NamedTuple
@@ -11,12 +11,12 @@ from pipejax.train_step import check_width
 
 
 class DelayCompensationState(NamedTuple):
-    """What `delay_compensation` carries.
+    """State of `delay_compensation`.
 
     Attributes:
-      earlier: parameters of the last `width - 1` updates, oldest first: the oldest are
-        those at which the gradient that comes next was taken.
-      square: running mean of squared gradients.
+      earlier: The parameters before each of the last `width - 1` updates, oldest first.
+        The next gradient was taken at the oldest of them.
+      square: Running mean of squared gradients, a pytree like the parameters.
     """
 
     earlier: tuple[optax.Params, ...]
@@ -26,29 +26,49 @@ class DelayCompensationState(NamedTuple):
 def delay_compensation(
     width: int, *, strength: float = 2.0, decay: float = 0.95, eps: float = 1e-7
 ) -> optax.GradientTransformation:
-    """Adds to a late gradient how it will have changed, by a guess of the Hessian.
+    r"""Adds to a late gradient an estimate of how much it has changed since.
 
-    With w the parameters and v those of `width - 1` updates ago, where g was taken,
+    This is DC-ASGD-a, the variant of DC-ASGD with an adaptive strength. With w the
+    current parameters, and v the parameters of `width - 1` updates ago, at which the
+    gradient g was taken, a first-order Taylor expansion gives the gradient at w as
+    `g + H (w - v)`. The outer product `g g^T` stands for the Hessian H, as in the
+    Fisher matrix, and only its diagonal `g^2` is kept. Element by element, with s the
+    running mean of `g^2`:
 
-      `update(g) = g + strength / sqrt(s + eps) g * g * (w - v)`
-      `s = decay s + (1 - decay) g * g`
+    $$s_t = \beta s_{t-1} + (1 - \beta) g^2$$
 
-    all of it element by element: `g g'` stands for the Hessian, as the Fisher matrix
-    does, and of that only the diagonal (DC-ASGD-a).
+    $$update(g) = g + (\lambda / \sqrt{s_t + \epsilon}) g^2 (w - v)$$
+
+    `extrapolate_updates` differs in that it moves the parameters at which the gradient
+    is taken, and leaves the gradient as it is.
 
     Args:
-      width: pipeline width K, at least 1.
-      strength: lambda of the paper, at least 0; 0 adds nothing.
-      decay: of the running mean of squares, in [0, 1).
-      eps: keeps the root away from 0.
+      width: Pipeline width K, at least 1. At width 1 gradients are not changed.
+      strength: The factor lambda, named as in the paper, a finite number of at least 0.
+        With 0 gradients are not changed.
+      decay: Decay rate beta of the running mean s, in [0, 1).
+      eps: A number epsilon above 0 that keeps the square root away from 0.
 
     Returns:
-      A transformation, to be put before an optimizer; `update` must be given `params`.
+      An `optax.GradientTransformation`. Put it before an optimizer, and pass the
+      current parameters to `update`. Its state holds `width` arrays for each parameter.
 
     Raises:
-      ValueError: if an argument breaks its rule; in `update`, without parameters.
+      ValueError: If an argument breaks its rule, or if `update` is called without
+        parameters.
 
-    Reference: Zheng et al., Asynchronous SGD with Delay Compensation, 2017,
+    Examples:
+      >>> import jax.numpy as jnp, pipejax as pj
+      >>> tx = pj.corrections.delay_compensation(2, strength=0.5, decay=0.0)
+      >>> state = tx.init(jnp.array(1.0))
+      >>> for w in (1.0, 4.0):
+      ...     update, state = tx.update(jnp.array(2.0), state, jnp.array(w))
+      ...     print(f"{update:.2f}")  # the second gradient was taken at w = 1
+      2.00
+      5.00
+
+    References:
+      Zheng et al., Asynchronous SGD with Delay Compensation, 2017,
       https://arxiv.org/abs/1609.08326
     """
     width = check_width(width)
@@ -62,7 +82,8 @@ def delay_compensation(
         raise ValueError(f"`eps` must be a number above 0, got {eps!r}.")
 
     def init_fn(params: optax.Params) -> DelayCompensationState:
-        # Copies, each: a loop that donates its parameters gives them away.
+        # These are copies. A loop that donates its parameters and this state would
+        # otherwise donate the same buffers twice.
         earlier = tuple(jax.tree.map(jnp.copy, params) for _ in range(width - 1))
         return DelayCompensationState(earlier, jax.tree.map(jnp.zeros_like, params))
 
@@ -73,8 +94,8 @@ def delay_compensation(
     ) -> tuple[optax.Updates, DelayCompensationState]:
         if params is None:
             raise ValueError(
-                "`params` must be given to `update`, got None: the gradient is carried"
-                " over to them. Call `tx.update(gradients, state, params)`."
+                "`params` must be given to `update`, got None. The gradient is moved to"
+                " them. Call `tx.update(gradients, state, params)`."
             )
         history = (*state.earlier, params)
         square = jax.tree.map(

@@ -1,30 +1,46 @@
-"""Delay-robust momentum: the same speed along a valley, less gain where a delay hurts.
+r"""Delay-robust momentum: the derivation of its rule.
 
-An optimizer with momentum is a filter of gradients: heavy-ball's update is
-`h EMA_mu(g)`, `h = eta / (1 - mu)`. In a pipeline it closes a loop with an integrator
-(the parameters) and K steps of delay, whose phase at an angular frequency of w radians
-a step is `-pi / 2 - (K - 1/2) w`. A run diverges where that and the filter's own lag
-come to -pi while the loop's gain is still above 1. Heavy-ball lags where the delay
-does, and at K=2 its limit falls from `2 (1 + mu) / eta` to `(1 - mu) / eta`.
+An optimizer with momentum is a filter of gradients. With learning rate eta and momentum
+mu, the update of heavy-ball is `h EMA_mu(g)` with the gain `h = eta / (1 - mu)`, where
+`EMA` is an exponential moving average. In a pipeline of width K the filter is part of a
+feedback loop with an integrator (the parameters) and K steps of delay. At an angular
+frequency of w radians per step, the integrator and the delay have the phase
 
-So move the lag down to where the delay is nothing yet:
+$$-\pi / 2 - (K - 1/2) w$$
 
-  `u = k g + (h - k) EMA_beta(g)`
+The loop diverges if this phase plus the lag of the filter reaches -pi at a frequency
+where the loop gain is still above 1. Heavy-ball lags at the same frequencies as the
+delay. At K=2 its largest stable curvature therefore falls from `2 (1 + mu) / eta` to
+`(1 - mu) / eta`.
 
-- `h` stays: it is the speed along directions of little curvature.
-- `k = r h`, `r = sqrt((1 - mu) / (1 + mu))`: of gradients that are noise heavy-ball's
-  updates have the variance `h^2 (1 - mu) / (1 + mu)` beside the gradients'. So have
-  these, `k^2`, but for what the average adds. Their filter's greatest lag is
-  `asin((1 - r) / (1 + r))`, 39 degrees at 0.9, where heavy-ball's is `asin(mu)`, 64.
-- `1 - beta = r w / 8`, `w = pi / (2 K - 1)` the frequency at which the delay alone
-  makes it -pi: from an eighth of it on the lag fades, and `k g` is all there is.
+`delay_robust` moves the lag of the filter down to frequencies where the delay is still
+negligible. Its update is
 
-What is left there is SGD at the rate k, stable to a curvature of
-`2 sin(pi / (4 K - 2)) sqrt(1 - mu^2) / eta`, of which the rest of the lag takes up to
-an eighth: 0.39 / eta at K=2 and 0.9, where heavy-ball has 0.1 / eta, 3.8 / eta without
-a delay. A smaller share is stable further, to nearly that of SGD,
-`2 sin(pi / (4 K - 2)) (1 + mu) / eta` at `r = (1 - mu) / (1 + mu)`, and learns more
-slowly: its average has to be as slow.
+$$u = k g + (h - k) EMA_{\beta}(g)$$
+
+- The gain h is kept. It is the speed along directions of small curvature.
+- The direct gain is `k = r h` with the share `r = sqrt((1 - mu) / (1 + mu))`. If the
+  gradients are pure noise, the variance of a heavy-ball update is
+  `h^2 (1 - mu) / (1 + mu)` times that of a gradient. The direct term `k g` has the same
+  variance, and the average adds a little. The largest lag of the new filter is
+  `asin((1 - r) / (1 + r))`, 39 degrees at mu = 0.9. The largest lag of heavy-ball is
+  `asin(mu)`, 64 degrees at mu = 0.9.
+- The decay is `1 - beta = r w / 8` with `w = pi / (2 K - 1)`, the frequency at which
+  the integrator and the delay alone reach the phase -pi. The lag of the new filter
+  fades above one eighth of this frequency, and only the term `k g` remains.
+
+At the frequency w the optimizer is thus SGD with learning rate k, which is stable up to
+the curvature
+
+$$2 \sin(\pi / (4 K - 2)) \sqrt{1 - \mu^2} / \eta$$
+
+The rest of the lag lowers this limit by up to one eighth. At K=2 and mu = 0.9 the limit
+is `0.39 / eta`. Heavy-ball has `0.1 / eta` there, and `3.8 / eta` without a delay.
+
+A smaller share r is stable up to larger curvatures. With `r = (1 - mu) / (1 + mu)` the
+limit is nearly that of SGD with learning rate `k = eta / (1 + mu)`, which is
+`2 sin(pi / (4 K - 2)) (1 + mu) / eta`. A smaller share learns more slowly, because it
+needs an average that is slower in the same proportion.
 """
 
 import math
@@ -38,11 +54,12 @@ from pipejax.train_step import check_width
 
 
 class DelayRobustState(NamedTuple):
-    """What `delay_robust` carries.
+    """State of `delay_robust`.
 
     Attributes:
-      average: `EMA_beta` of what came in.
-      before: what the new filter made of the step before.
+      average: Exponential moving average of the incoming updates with decay `decay`, a
+        pytree like the parameters.
+      before: The mix d of the previous step, a pytree like the parameters.
     """
 
     average: optax.Updates
@@ -56,71 +73,96 @@ def delay_robust(
     share: float | None = None,
     decay: float | None = None,
 ) -> optax.GradientTransformation:
-    """Turns an optimizer's momentum into one that a delay of `width - 1` leaves stable.
+    r"""Replaces an optimizer's momentum by one that stays stable under a delay.
 
-    A filter that takes back `1 / (1 - mu / z)` and puts a slower average beside a share
-    of the gradient as it is in its place:
+    A train step with a plain delay of `width - 1` steps makes momentum unstable at
+    learning rates that are safe in synchronous training. This transformation cancels
+    the momentum filter of the optimizer, whose transfer function is `1 / (1 - mu / z)`,
+    and replaces it. The new filter mixes a share r of the current gradient with a
+    slower average of all gradients:
 
-      `d[t] = r g[t] + (1 - r) EMA_beta(g)[t]`
-      `update(g[t]) = (d[t] - mu d[t-1]) / (1 - mu)`
+    $$d_t = r g_t + (1 - r) EMA_{\beta}(g)_t$$
 
-    With r and beta from `momentum` and `width`, see below, the optimizer keeps its
-    hyper-parameters: `optax.chain(delay_robust(0.9, 2), optax.sgd(0.1, 0.9))` is
-    `u = h d`. At momentum 0 it does nothing.
+    $$update(g_t) = (d_t - \mu d_{t-1}) / (1 - \mu)$$
 
-    Before an optimizer it filters gradients, after it updates. To SGD it is the same;
-    AdamW's second moment had better see gradients as they are, so put it after. It
-    takes back heavy-ball's momentum, or that of Adam's first moment. Nesterov's it
-    takes back in part, and Muon's, whose updates are made orthogonal after it.
+    Here mu is `momentum`, r is `share`, beta is `decay`, and `d_0 = 0`. The
+    hyper-parameters of the optimizer stay as they are: a chain with
+    `optax.sgd(eta, mu)` applies the update `eta / (1 - mu) d_t`. The derivation of the
+    default share and decay is in the docstring of this module.
 
-    It differs from quasi-hyperbolic momentum, which has the same two terms for another
-    purpose, in the rule for them, and from `extrapolate_updates`, which adds a
-    difference of updates to an optimizer whose momentum stays as fast.
+    Put the transformation before an optimizer to filter gradients, or after it to
+    filter updates. For SGD both orders are equivalent. For AdamW put it after, so that
+    the second moment sees the gradients themselves. The transformation cancels the
+    momentum of heavy-ball and of the first moment of Adam. It cancels Nesterov momentum
+    only in part. The same holds for Muon, which orthogonalizes its updates after the
+    momentum.
+
+    Quasi-hyperbolic momentum (Ma and Yarats, 2019) mixes the same two terms for another
+    purpose, with another rule for share and decay. `extrapolate_updates` adds a
+    difference of updates to an optimizer whose momentum stays as fast as it is.
 
     Args:
-      momentum: mu, the optimizer's: `momentum` of SGD, `b1` of Adam; in [0, 1).
-      width: pipeline width K, at least 1; at 1 there is nothing to correct, and it does
-        nothing.
-      share: r, above 0 and at most 1; by default `sqrt((1 - mu) / (1 + mu))`, with
-        which updates are as noisy as before. Less is stable at larger learning rates.
-      decay: beta, in [0, 1); by default `1 - r pi / (2 K - 1) / 8`, an average whose
-        lag is over where the delay's begins.
+      momentum: Momentum mu of the optimizer, in [0, 1): `momentum` of SGD or `b1` of
+        Adam. With 0 the transformation does nothing.
+      width: Pipeline width K, at least 1. At width 1 there is no delay, and the
+        transformation does nothing.
+      share: Share r of the current gradient, in (0, 1]. A smaller share is stable at
+        larger learning rates. `None` means `sqrt((1 - mu) / (1 + mu))`, with which
+        updates are about as noisy as with the momentum that is replaced.
+      decay: Decay rate beta of the average, in [0, 1). `None` means
+        `1 - r pi / (2 K - 1) / 8`, with which the lag of the average ends at the
+        frequencies where the lag of the delay begins.
 
     Returns:
-      A transformation, to be put before or after an optimizer. It keeps two arrays a
-      parameter.
+      An `optax.GradientTransformation` whose state holds two arrays for each parameter.
 
     Raises:
-      ValueError: if an argument breaks its rule.
+      ValueError: If an argument breaks its rule.
 
-    Reference: Ma and Yarats, Quasi-hyperbolic momentum and Adam, 2019,
+    Examples:
+      >>> import optax, pipejax as pj
+      >>> def heavy_ball(rate):
+      ...     return optax.sgd(rate, momentum=0.9)
+      >>> def robust(rate):
+      ...     return optax.chain(pj.corrections.delay_robust(0.9, 2), heavy_ball(rate))
+      >>> for optimizer in (heavy_ball, robust):
+      ...     limit = pj.stability.max_learning_rate(
+      ...         optimizer, width=2, weight_prediction=False
+      ...     )
+      ...     print(f"{limit:.2f}")
+      0.10
+      0.39
+
+    References:
+      Ma and Yarats, Quasi-hyperbolic momentum and Adam, 2019,
       https://arxiv.org/abs/1810.06801
     """
     width = check_width(width)
     if not 0 <= momentum < 1:
         raise ValueError(
-            f"`momentum` must lie in [0, 1), got {momentum!r}: that of the optimizer,"
-            " `momentum` of SGD or `b1` of Adam."
+            f"`momentum` must lie in [0, 1), got {momentum!r}. Pass the momentum of"
+            " the optimizer: `momentum` of SGD or `b1` of Adam."
         )
     if share is None:
         share = math.sqrt((1 - momentum) / (1 + momentum))
     elif not 0 < share <= 1:
         raise ValueError(
-            f"`share` must lie in (0, 1], got {share!r}: that of the gradient itself in"
-            " an update, or None for one by `momentum`."
+            f"`share` must lie in (0, 1], got {share!r}. It is the share of the"
+            " current gradient in an update. Pass None to derive it from `momentum`."
         )
     if decay is None:
         decay = 1 - share * math.pi / (2 * width - 1) / 8
     elif not 0 <= decay < 1:
         raise ValueError(
-            f"`decay` must lie in [0, 1), got {decay!r}: that of the average, or None"
-            " for one by `share` and `width`."
+            f"`decay` must lie in [0, 1), got {decay!r}. It is the decay rate of"
+            " the average. Pass None to derive it from `share` and `width`."
         )
     if width == 1 or momentum == 0:
         return optax.identity()
 
     def init_fn(params: optax.Params) -> DelayRobustState:
-        # Arrays of their own, each: a loop that donates its state gives all away.
+        # Each field has its own buffers. A loop that donates this state would otherwise
+        # donate the same buffers twice.
         return DelayRobustState(
             jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params)
         )

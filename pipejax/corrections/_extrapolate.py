@@ -1,18 +1,28 @@
-"""Weight prediction, and update-level error feedback: the same recursion.
+r"""Weight prediction from the last update, which is also error feedback of updates.
 
-A gradient that is applied c steps late had better be taken where the parameters will be
-then. With x the parameters and d the update, guess that the next c updates are as the
-last:
+A gradient that is applied c updates late should be taken at the parameters to which it
+will be applied, c updates ahead. With x the parameters and d the update, the prediction
+y assumes that the next c updates equal the last one:
 
-  `y[t] = x[t] + c d[t]`,  `x[t] = x[t-1] + d[t]`,  d from a gradient at an earlier y
+$$y_t = x_t + c d_t, x_t = x_{t-1} + d_t$$
 
-What a loop carries is y. It moves by `d[t] + c (d[t] - d[t-1])`, which is error
-feedback of updates: to each is added what the guess before it got wrong. So one
-transformation is both, and they differ only in what one evaluates, x or y.
+The update `d_t` comes from a gradient that was taken at an earlier prediction. A
+training loop carries y, which moves by
 
-References: Chen et al., SpecTrain, 2018, https://arxiv.org/abs/1809.02839; Kosson et
-al., Pipelined Backpropagation at Scale, 2021, https://arxiv.org/abs/2003.11666; Zmushko
-et al., One-Step Gradient Delay, 2026, https://arxiv.org/abs/2606.30634
+$$y_t - y_{t-1} = d_t + c (d_t - d_{t-1})$$
+
+The second term adds to each update what the previous prediction got wrong, so this is
+also error feedback at the level of updates. One transformation thus implements both
+methods. They differ only in the parameters that are evaluated: weight prediction
+evaluates x and error feedback evaluates y.
+
+References:
+  Chen et al., SpecTrain, 2018, https://arxiv.org/abs/1809.02839
+
+  Kosson et al., Pipelined Backpropagation at Scale, 2021,
+  https://arxiv.org/abs/2003.11666
+
+  Zmushko et al., One-Step Gradient Delay, 2026, https://arxiv.org/abs/2606.30634
 """
 
 import math
@@ -24,37 +34,58 @@ import optax
 
 
 class ExtrapolateUpdatesState(NamedTuple):
-    """What `extrapolate_updates` carries.
+    """State of `extrapolate_updates`.
 
     Attributes:
-      ahead: `c d[t]`, how far the parameters in the loop are ahead of x.
+      ahead: The term `c d_t` by which the parameters of the loop are ahead of x, a
+        pytree like the parameters.
     """
 
     ahead: optax.Updates
 
 
 def extrapolate_updates(steps: float) -> optax.GradientTransformation:
-    """Keeps the parameters `steps` updates ahead, as far as the last update tells.
+    r"""Keeps the parameters of a training loop `steps` updates ahead.
 
-      `update(d[t]) = d[t] + steps (d[t] - d[t-1])`,  `d[0] = 0`
+    It extrapolates from the last update. With c for `steps` and `d_0 = 0`:
 
-    Put it last in a chain: `optax.chain(optax.adamw(1e-3), extrapolate_updates(1))`.
-    It differs from Nesterov's momentum, which looks ahead along the momentum before the
-    gradient of this step is in it, by the delay it is meant for: `steps = width - 1`.
+    $$update(d_t) = d_t + c (d_t - d_{t-1})$$
+
+    Nesterov momentum also looks ahead, but along the momentum before the gradient of
+    the current step is added, and by one step. Here the distance matches the delay:
+    `steps = width - 1`. The weight prediction of `pj.make_train_step` uses newer
+    information than the last update, the gradients in flight of the device itself.
 
     Args:
-      steps: c, how many updates ahead, at least 0.
+      steps: The number c of updates to look ahead, a finite number of at least 0.
 
     Returns:
-      A transformation; of its parameters `unextrapolated` gives x.
+      An `optax.GradientTransformation`. Put it last in a chain, for example
+      `optax.chain(optax.adamw(1e-3), extrapolate_updates(1))`. The parameters of the
+      loop are then y. `unextrapolated` returns x.
 
     Raises:
-      ValueError: if `steps` is negative or not finite.
+      ValueError: If `steps` is negative or not finite.
+
+    Examples:
+      >>> import jax.numpy as jnp, pipejax as pj
+      >>> tx = pj.corrections.extrapolate_updates(1)
+      >>> state = tx.init(jnp.zeros(()))
+      >>> for update in (1.0, 1.0, 4.0):
+      ...     extrapolated, state = tx.update(jnp.array(update), state)
+      ...     print(f"{extrapolated:.1f}")
+      2.0
+      1.0
+      7.0
+
+    References:
+      Kosson et al., Pipelined Backpropagation at Scale, 2021,
+      https://arxiv.org/abs/2003.11666
     """
     if not 0 <= steps < math.inf:
         raise ValueError(
             f"`steps` must be a finite number of at least 0, got {steps!r}. At pipeline"
-            " width K it is K - 1."
+            " width K, pass K - 1."
         )
 
     def init_fn(params: optax.Params) -> ExtrapolateUpdatesState:
@@ -76,28 +107,43 @@ def extrapolate_updates(steps: float) -> optax.GradientTransformation:
 
 
 def unextrapolated(opt_state: optax.OptState, params: optax.Params) -> optax.Params:
-    """The parameters x behind those of a loop that looks ahead.
+    """Returns the parameters x without the extrapolation of `extrapolate_updates`.
+
+    `x = y - c d`, where y are the parameters of the loop, c is `steps` and d is the
+    last update. Evaluate a model at x for weight prediction, and at y for error
+    feedback.
 
     Args:
-      opt_state: the state of a chain with one `extrapolate_updates`.
-      params: y, the loop's.
+      opt_state: State of a chain that contains one `extrapolate_updates`.
+      params: The parameters y of the loop, a pytree of arrays.
 
     Returns:
-      `y - c d`.
+      The parameters x, a pytree like `params`.
 
     Raises:
-      ValueError: if there is none in the state, or more than one.
+      ValueError: If `opt_state` does not contain exactly one state of
+        `extrapolate_updates`.
+
+    Examples:
+      >>> import jax.numpy as jnp, optax, pipejax as pj
+      >>> tx = optax.chain(optax.sgd(0.1), pj.corrections.extrapolate_updates(1))
+      >>> y = jnp.array(1.0)
+      >>> update, state = tx.update(jnp.array(2.0), tx.init(y))
+      >>> y = optax.apply_updates(y, update)
+      >>> print(f"{y:.1f} {pj.corrections.unextrapolated(state, y):.1f}")
+      0.6 0.8
     """
     leaves = jax.tree.leaves(opt_state, is_leaf=_is_state)
     found = [leaf for leaf in leaves if _is_state(leaf)]
     if len(found) != 1:
         raise ValueError(
             "`opt_state` must hold one ExtrapolateUpdatesState, got"
-            f" {len(found)}. Give it the state of the chain that"
-            " `extrapolate_updates` is in."
+            f" {len(found)}. Pass the state of the chain that contains"
+            " `extrapolate_updates`."
         )
     return jax.tree.map(lambda y, ahead: y - ahead, params, found[0].ahead)
 
 
 def _is_state(node: Any) -> bool:
+    """Returns whether a node is the state of `extrapolate_updates`."""
     return isinstance(node, ExtrapolateUpdatesState)

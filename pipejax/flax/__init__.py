@@ -1,1 +1,1 @@
-"""Flax models in and out of a train step: `linen` and `nnx`, imported on demand."""
+"""Flax models in a train step: import `pipejax.flax.linen` or `pipejax.flax.nnx`."""

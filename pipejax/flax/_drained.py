@@ -1,11 +1,11 @@
-"""What is written back to a model must not leave gradients behind."""
+"""The check that no gradients are lost when a state is written back to a model."""
 
 from pipejax import PipelineState
 from pipejax.message import count
 
 
 def check_drained(state: PipelineState) -> None:
-    """Raises a ValueError if gradients are computed and not yet applied."""
+    """Raises a ValueError if gradients are in flight (computed, not yet applied)."""
     in_flight = count(state.in_flight)
     if in_flight:
         raise ValueError(

@@ -1,10 +1,11 @@
-"""A Flax `TrainState` into a train step, and back.
+"""A Flax Linen `TrainState` in a train step.
 
-- `init`: parameters, optimizer state, step and variable collections
-- `update`: the same four, written back
+- `init` starts a train step from the parameters, optimizer state, step and variable
+  collections of a `TrainState`.
+- `update` writes the same four back into a `TrainState`.
 
-The loss calls the model itself, as in any Flax loop. With batch-norm statistics and
-dropout it is in the full form:
+The loss function calls the model itself, as in any Linen training loop. With
+batch-norm statistics and dropout, the loss takes the model state and a key:
 
     def loss_fn(params, batch, *, model_state, rng):
         logits, model_state = model.apply(
@@ -45,24 +46,48 @@ def init(
     batch: Any = None,
     collections: Sequence[str] = ("batch_stats",),
 ) -> pj.PipelineState:
-    """Returns the state from which `train` goes on where `train_state` stands.
+    """Returns the pipeline state with which `train` continues from `train_state`.
+
+    It calls `train.init` with the parts of `train_state`, and sets the step of the
+    result.
 
     Args:
-      train: made with the same optimizer as `train_state`: `train_state.tx`.
-      train_state: its `params`, `opt_state` and `step` are taken, and the fields that
-        `collections` names. Any other field must be without arrays.
-      rng: as for `train.init`.
-      batch: as for `train.init`.
-      collections: fields that hold variable collections which the loss is passed and
-        returns, `{name: collection}`, as the model state. A field that `train_state`
-        does not have, or that is `None`, is left out.
+      train: A train step from `pj.make_train_step`, made with the optimizer of
+        `train_state`, `train_state.tx`.
+      train_state: Its `params`, `opt_state` and `step` are copied, and so are the
+        fields that `collections` names. No other field may contain arrays.
+      rng: Same as in `train.init`: a key from which each device gets its own key in
+        every step.
+      batch: Same as in `train.init`: one batch, needed if the loss returns metrics or a
+        weight and the width is above 1.
+      collections: Names of the fields that hold variable collections. The loss receives
+        and returns them as the model state, a dict `{name: collection}`. A field that
+        does not exist or is `None` is left out.
 
     Returns:
-      A `PipelineState`; copies, as from `train.init`.
+      A `pj.PipelineState` whose arrays are copies.
 
     Raises:
-      ValueError: for a `dynamic_scale`, another field that a train step would leave as
-        it is, or a `train_state` that is replicated for `jax.pmap`.
+      ValueError: If `train_state` has a `dynamic_scale` or another field that a train
+        step would not update, if `train_state` is replicated for `jax.pmap`, if
+        `collections` is not a sequence of names of collections, or if `train.init`
+        refuses an argument.
+
+    Examples:
+      >>> import jax.numpy as jnp, optax, pipejax as pj
+      >>> import pipejax.flax.linen
+      >>> from flax.training.train_state import TrainState
+      >>> def loss_fn(params, batch):
+      ...     return 0.5 * jnp.mean((params["w"] - batch) ** 2)
+      >>> tx, params = optax.sgd(0.1), {"w": jnp.array(1.0)}
+      >>> train_state = TrainState.create(apply_fn=None, params=params, tx=tx)
+      >>> train = pj.make_train_step(loss_fn, tx, mesh=pj.data_mesh(1))
+      >>> state = pj.flax.linen.init(train, train_state)
+      >>> state, _ = train.step(state, jnp.zeros(4))
+      >>> state, _ = train.drain(state)
+      >>> train_state = pj.flax.linen.update(train_state, state)
+      >>> print(f"{train_state.params['w']:.1f} at step {train_state.step}")
+      0.9 at step 1
     """
     _check_fields(train_state, collections)
     found = {name: getattr(train_state, name, None) for name in collections}
@@ -80,18 +105,22 @@ def init(
 
 
 def update(train_state: AnyTrainState, state: pj.PipelineState) -> AnyTrainState:
-    """Returns the `TrainState` with what was trained written into it.
+    """Returns `train_state` with the trained values written into it.
+
+    Use the result wherever a Linen program expects a `TrainState`, for example to
+    evaluate or save the model. The docstring of `init` shows a whole run.
 
     Args:
-      train_state: as `init` was given it.
-      state: from `train.drain`. Its arrays are shared, not copied: a step made with
-        `donate=True` from the same state would take them away.
+      train_state: The `TrainState` that was passed to `init`. It is not changed.
+      state: A state with nothing in flight, from `train.drain`. The result shares its
+        arrays. A later step from the same state with `donate=True` would delete them.
 
     Returns:
-      `train_state` with new `params`, `opt_state`, `step` and variable collections.
+      A new `TrainState`, with `params`, `opt_state`, `step` and variable collections
+      from `state` and all other fields from `train_state`.
 
     Raises:
-      ValueError: if gradients are still in flight.
+      ValueError: If gradients are still in flight.
     """
     check_drained(state)
     changed = {} if state.model_state is None else dict(state.model_state)
@@ -104,18 +133,19 @@ def update(train_state: AnyTrainState, state: pj.PipelineState) -> AnyTrainState
 
 
 def _thawed(collection: Any) -> Any:
-    """Returns what `apply` returns of the same collection, whose dicts are ordinary."""
+    """Returns a collection with plain dicts, the form in which `apply` returns it."""
     return unfreeze(collection) if isinstance(collection, FrozenDict) else collection
 
 
 def _check_fields(train_state: TrainState, collections: Sequence[str]) -> None:
-    """Raises a ValueError for what a train step would silently leave as it is."""
+    """Raises a ValueError for arrays that a train step would silently not update."""
     own = {field.name for field in dataclasses.fields(TrainState)}
     if isinstance(collections, str) or own & {*collections}:
         raise ValueError(
             "`collections` must be a sequence of names of variable collections, none of"
-            f" {', '.join(sorted(own))}; got {collections!r}. Parameters are taken from"
-            " `params`: `collections=['batch_stats']`."
+            f" them a field of every TrainState ({', '.join(sorted(own))}); got"
+            f" {collections!r}. Parameters are always taken from `params`. Pass"
+            " `collections=['batch_stats']`."
         )
     if jnp.ndim(train_state.step):
         raise ValueError(
@@ -132,16 +162,16 @@ def _check_fields(train_state: TrainState, collections: Sequence[str]) -> None:
         if isinstance(value, DynamicScale):
             raise ValueError(
                 "`train_state` must not have a DynamicScale, got one in"
-                f" `{field.name}`: a train step scales no loss. Compute in bfloat16,"
-                " which has the range of float32 and needs no scale:"
-                " `pj.make_train_step(..., compute_dtype=jnp.bfloat16)`, and"
+                f" `{field.name}`: a train step does not scale the loss. Compute in"
+                " bfloat16, which has the range of float32 and needs no scale:"
+                " `pj.make_train_step(..., compute_dtype=jnp.bfloat16)`, and pass"
                 f" `train_state.replace({field.name}=None)`. Updates that are not"
                 " finite are skipped and counted (`skip_nonfinite`)."
             )
         raise ValueError(
             "`train_state` must have no field that training would leave as it is, got"
             f" `{field.name}`. If it is a variable collection that the loss returns,"
-            f" name it: `collections={(*collections, field.name)}`. Else set it aside:"
-            f" `train_state.replace({field.name}=None)`; a key belongs in `rng`,"
-            " metrics in what the loss returns."
+            f" name it: `collections={(*collections, field.name)}`. Otherwise remove"
+            f" it: `train_state.replace({field.name}=None)`. Pass a PRNG key as `rng`,"
+            " and return metrics from the loss."
         )

@@ -1,12 +1,14 @@
-"""A Flax NNX model into a train step, and back.
+"""A Flax NNX model in a train step.
 
-- `split`: a pure loss, the parameters, and all else the model holds (batch statistics,
-  random streams) as the model state
-- `opt_state`: the state of an `nnx.Optimizer`, to go on from
-- `update`: writes parameters and model state back into the model
+- `split` makes a pure loss function of a model and a loss on it. It returns the
+  parameters, and all other variables of the model (such as batch statistics and random
+  streams) as the model state.
+- `opt_state` returns the state of an `nnx.Optimizer`, with which a train step can
+  continue.
+- `update` writes parameters and model state back into the model.
 
-All are nested dicts of arrays, so that any Optax transformation and any checkpoint
-library takes them.
+Parameters, model state and optimizer state are nested dicts of arrays here, not
+`nnx.State` objects. Any Optax transformation and any checkpoint library accepts them.
 """
 
 import inspect
@@ -28,30 +30,53 @@ Tree = dict[Any, Any]
 def split(
     model: nnx.Module, loss_fn: Callable[..., Any], *, wrt: Any = nnx.Param
 ) -> tuple[Callable[..., Any], Tree, Tree]:
-    """Splits a model and a loss on it into a pure loss and its arguments.
+    """Splits a model and a loss on it into a pure loss function and its arguments.
+
+    A train step needs a pure function of arrays, whereas an NNX model holds its arrays
+    and changes them in place. `flax.nnx.split` differs in that it splits only the
+    model, and leaves the loss as it is.
+
+    If the loss or the model draws random numbers, pass `rng` to `train.init`. From the
+    key that a device gets for a step, the pure loss makes `rngs = nnx.Rngs(key)`. Each
+    kind of random stream in the model (such as "dropout") starts from one draw of
+    `rngs`, in alphabetical order of their names, and then the loss receives `rngs`. The
+    streams in the model state do not change.
 
     Args:
-      model: as it shall train: after `model.train()`. It is not changed.
-      loss_fn: `loss_fn(model, batch)` returns the loss, `(loss, metrics)` or
-        `(loss, pj.Aux(metrics=..., weight=...))`. If it has an argument `rngs`, it is
-        passed an `nnx.Rngs` as that keyword, to call the model with.
-      wrt: the variables to train, as for `nnx.Optimizer`: a type such as
-        `nnx.LoRAParam`, or any NNX filter. All others are model state.
+      model: The model in the mode in which to train it, usually after `model.train()`.
+        It is not changed.
+      loss_fn: `loss_fn(model, batch)`. It returns the loss, `(loss, metrics)` or
+        `(loss, pj.Aux(metrics=..., weight=...))`. If it has an argument `rngs`, it
+        receives an `nnx.Rngs` as this keyword, to pass on to the model.
+      wrt: The variables to train, as in `nnx.Optimizer`: a type such as
+        `nnx.LoRAParam`, or any NNX filter. All other variables are model state.
 
     Returns:
-      `pure_loss_fn, params, model_state` for
-
-          train = pj.make_train_step(pure_loss_fn, tx, mesh=mesh)
-          state = train.init(params, model_state=model_state, rng=jax.random.key(0))
-
-      `rng` is needed where the model or the loss draws random numbers. From the key
-      that a device has for a step, `rngs = nnx.Rngs(key)`: every kind of random stream
-      in the model ("dropout") starts from a draw of it, in the order of their names,
-      and then the loss is passed `rngs`. The streams in `model_state` stay as they are.
+      A tuple `(pure_loss_fn, params, model_state)`. Pass `pure_loss_fn` to
+      `pj.make_train_step`. Pass the nested dicts of arrays `params` and `model_state`
+      to `train.init`.
 
     Raises:
-      ValueError: from the train step: without `rng` where random numbers are drawn, and
-        where `loss_fn` changes the model beyond the values of its variables.
+      ValueError: Later, from the train step: if random numbers are drawn without `rng`,
+        if `loss_fn` changes more of the model than the values of its variables, or if
+        it returns a `pj.Aux` that sets `model_state`.
+
+    Examples:
+      >>> import jax.numpy as jnp, optax, pipejax as pj
+      >>> import pipejax.flax.nnx
+      >>> from flax import nnx
+      >>> def loss_fn(model, batch):
+      ...     return 0.5 * jnp.mean((model(batch) - 1) ** 2)
+      >>> model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+      >>> pure_loss_fn, params, model_state = pj.flax.nnx.split(model, loss_fn)
+      >>> tx = optax.sgd(0.1)
+      >>> train = pj.make_train_step(pure_loss_fn, tx, mesh=pj.data_mesh(1))
+      >>> state = train.init(params, model_state=model_state)
+      >>> state, _ = train.step(state, jnp.zeros((4, 2)))
+      >>> state, _ = train.drain(state)
+      >>> pj.flax.nnx.update(model, state)
+      >>> print(f"{float(model.bias[0]):.1f}")
+      0.1
     """
     graph = nnx.graphdef(model)
     takes_rngs = "rngs" in inspect.signature(loss_fn).parameters
@@ -72,7 +97,8 @@ def split(
         if rng is None and _changed(_arrays(model, nnx.RngState), streams):
             raise _no_rng("draws from the random streams of the model")
         _check_graph(model, graph, model_state, wrt)
-        # Each device has its own until here. What is carried on must be the same.
+        # Until here each device has drawn from its own random streams. The next state
+        # must be the same on all devices, so it keeps the streams from before the step.
         nnx.update(model, streams)
         loss, aux = _loss_and_aux(out)
         return loss, aux._replace(model_state=_arrays(model, nnx.Not(wrt)))
@@ -81,14 +107,31 @@ def split(
 
 
 def opt_state(optimizer: nnx.Optimizer) -> optax.OptState:
-    """Returns the Optax state that an `nnx.Optimizer` holds, to go on from.
+    """Returns the Optax state that an `nnx.Optimizer` holds.
+
+    Use it to continue a run that began with an `nnx.Optimizer`. `train.init` refuses
+    the attribute `optimizer.opt_state`, because it holds `nnx` objects instead of
+    arrays.
 
     Args:
-      optimizer: over the variables that `split` was given as `wrt`.
+      optimizer: An `nnx.Optimizer` over the variables that were passed to `split` as
+        `wrt`.
 
     Returns:
-      What `train.init(params, opt_state=...)` takes, where `train` was made with
-      `optimizer.tx`. The arrays are shared, and `train.init` copies them.
+      The state to pass to `train.init(params, opt_state=...)`, where `train` was made
+      with `optimizer.tx`. It shares the arrays of `optimizer`. `train.init` copies
+      them.
+
+    Examples:
+      >>> import optax, pipejax as pj
+      >>> import pipejax.flax.nnx
+      >>> from flax import nnx
+      >>> model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+      >>> tx = optax.sgd(0.1, momentum=0.9)
+      >>> optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+      >>> momentum = pj.flax.nnx.opt_state(optimizer)[0].trace
+      >>> print({name: array.shape for name, array in sorted(momentum.items())})
+      {'bias': (1,), 'kernel': (2, 1)}
     """
     return jax.tree.map(
         lambda node: nnx.to_pure_dict(node) if isinstance(node, nnx.State) else node,
@@ -98,89 +141,97 @@ def opt_state(optimizer: nnx.Optimizer) -> optax.OptState:
 
 
 def update(model: nnx.Module, state: pj.PipelineState) -> None:
-    """Writes what was trained into the model, in place.
+    """Writes the trained parameters and model state into the model, in place.
+
+    Use it before the model is evaluated or saved. The docstring of `split` shows a
+    whole run.
 
     Args:
-      model: as `split` was given it.
-      state: from `train.drain`. Its arrays are shared, not copied: a step made with
-        `donate=True` from the same state would take them away.
+      model: The model that was passed to `split`.
+      state: A state with nothing in flight, from `train.drain`. The model shares its
+        arrays. A later step from the same state with `donate=True` would delete them.
 
     Raises:
-      ValueError: if gradients are still in flight.
+      ValueError: If gradients are still in flight.
     """
     check_drained(state)
     nnx.update(model, state.params, state.model_state or {})
 
 
 def _arrays(model: nnx.Module, only: Any) -> Tree:
+    """Returns the variables that pass the filter `only`, as a nested dict of arrays."""
     return nnx.to_pure_dict(nnx.state(model, only))
 
 
 def _called(loss_fn: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    """Calls the loss; raises a ValueError if it changes an object from outside."""
     try:
         return loss_fn(*args, **keywords)
     except TraceContextError as error:
         raise ValueError(
-            "`loss_fn` must not change what it has not been passed, such as an nnx.Rngs"
-            f" from outside, because it is traced; got {type(error).__name__}:"
-            f" {str(error).partition(' (https:')[0]}. For call-time random numbers let"
-            " it take a keyword, `loss_fn(model, batch, rngs)`, and give `train.init`"
-            " an `rng`."
+            "`loss_fn` must not change an object that it is not passed, such as an"
+            " nnx.Rngs from outside, because it is traced; got"
+            f" {type(error).__name__}: {str(error).partition(' (https:')[0]}. To draw"
+            " random numbers, let it take a keyword, `loss_fn(model, batch, rngs)`, and"
+            " give `train.init` an `rng`."
         ) from error
 
 
 def _stream_keys(model: nnx.Module, rngs: nnx.Rngs) -> dict[str, Any]:
-    """Draws a key for each name of a random stream in the model."""
+    """Returns a new key for each name of a random stream in the model."""
     nodes = (node for _, node in nnx.iter_graph(model))
     names = {node.tag for node in nodes if isinstance(node, nnx.RngStream)}
     return {name: rngs() for name in sorted(names)}
 
 
 def _changed(after: Tree, before: Tree) -> bool:
+    """Returns whether any leaf is a different object than before."""
     pairs = zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True)
     return any(a is not b for a, b in pairs)
 
 
 def _loss_and_aux(out: Any) -> tuple[Any, pj.Aux]:
-    """Returns what the user's loss returned as a loss and a `pj.Aux`."""
+    """Returns the loss and a `pj.Aux`, from any of the forms that a loss may return."""
     if not isinstance(out, tuple) or len(out) != 2:
-        return out, pj.Aux()  # the train step refuses what is no scalar
+        return out, pj.Aux()  # the train step refuses a loss that is not a scalar
     loss, aux = out
     if not isinstance(aux, pj.Aux):
         return loss, pj.Aux(metrics=aux)
     if aux.model_state is not None:
         raise ValueError(
-            "`loss_fn` must leave `model_state` to the model, which holds it; got a"
-            " pj.Aux with one. Return `pj.Aux(metrics=..., weight=...)`."
+            "`loss_fn` must leave `model_state` to the model, which holds it already;"
+            " got a pj.Aux that sets it. Return `pj.Aux(metrics=..., weight=...)`."
         )
     return loss, aux
 
 
 def _no_rng(what: str) -> ValueError:
+    """Returns the error for a loss that needs random numbers but has no key."""
     return ValueError(
         f"`rng` must be given to `train.init`, because `loss_fn` {what}; got None. Call"
-        " `train.init(params, model_state=model_state, rng=jax.random.key(0))`, from"
-        " which every device and step gets random numbers of its own."
+        " `train.init(params, model_state=model_state, rng=jax.random.key(0))`. Every"
+        " device then gets its own random numbers in every step."
     )
 
 
 def _check_graph(model: nnx.Module, graph: Any, before: Tree, wrt: Any) -> None:
-    """Raises a ValueError unless the model has the variables and attributes it had."""
+    """Raises a ValueError if the loss added, removed or replaced parts of the model."""
     if nnx.graphdef(model) == graph:
         return
     old, new = _paths(before), _paths(_arrays(model, nnx.Not(wrt)))
     found = [f"a new variable model{path}" for path in sorted(new - old)]
     found += [f"a lost variable model{path}" for path in sorted(old - new)]
     raise ValueError(
-        "`loss_fn` must leave the model as it is, but for the values of its variables,"
-        " because the next step would not know of it; got"
+        "`loss_fn` must change nothing in the model but the values of its variables,"
+        " because the next step would not see the change; got"
         f" {', '.join(found) or 'an attribute that has changed'}. Call `model.train()`"
-        " before `split`, keep a counter in an nnx.Variable, and take what is sown out"
-        " again with `nnx.pop(model, nnx.Intermediate)`."
+        " before `split`, keep a counter in an nnx.Variable, and remove sown values"
+        " with `nnx.pop(model, nnx.Intermediate)`."
     )
 
 
 def _paths(tree: Tree) -> set[str]:
+    """Returns the path of each leaf as a string."""
     return {
         jax.tree_util.keystr(path)
         for path, _ in jax.tree_util.tree_leaves_with_path(tree)

@@ -1,4 +1,4 @@
-"""Convex objectives whose optimum, curvature and slope are known."""
+"""Convex objectives with a known optimum, curvature and gradient bound."""
 
 from ._linear_models import absolute as absolute
 from ._linear_models import hinge as hinge

@@ -1,13 +1,18 @@
-"""Linear models of given data: squares, logistic, softmax; and two losses with a kink.
+r"""Linear models of given data: three smooth losses and two losses with a kink.
 
-With features `x_j` and targets `y_j`, of all n examples:
+Each objective F is a mean over n examples of features `x_j` and targets `y_j`:
 
-- least squares: `1/2 (w x - y)^2`; ridge, with `l2 > 0`
-- absolute: `|w x - y|`, hinge: `max(0, 1 - y w x)`: a linear program has their optimum
-- logistic: `log(1 + exp(-y w x))`, y of -1 and 1
-- softmax: `-log softmax(w' x)[y]`, of several classes
+$$F(w) = 1/n \sum_j f(w, (x_j, y_j))$$
 
-each with `l2 / 2 |w|^2` where it takes an `l2`.
+- `least_squares`: `f = 1/2 (w^T x - y)^2`. With `l2 > 0` it is ridge regression.
+- `absolute`: `f = |w^T x - y|`.
+- `hinge`: `f = max(0, 1 - y w^T x)`, with labels y of -1 and 1.
+- `logistic`: `f = log(1 + exp(-y w^T x))`, with labels y of -1 and 1.
+- `softmax`: `f = -log softmax(w^T x)[y]`, with one column of w for each class y.
+
+`absolute` and `hinge` have a kink, and a linear program finds their optimum. The other
+three take an argument `l2` and add the regularization `l2/2 |w|^2` to f. `quadratic`
+differs from all five in that it has no data: its spectrum and noise are chosen.
 """
 
 from collections.abc import Callable
@@ -23,26 +28,40 @@ from ._problem import Loss, Problem
 
 
 def least_squares(x: Any, y: Any, *, l2: float = 0.0) -> Problem:
-    """`f(w, (x, y)) = 1/2 (w x - y)^2 + l2/2 |w|^2`; ridge regression with `l2 > 0`.
+    r"""Makes a least-squares problem, or ridge regression with `l2 > 0`.
+
+    $$f(w, (x, y)) = 1/2 (w^T x - y)^2 + \lambda/2 |w|^2$$
+
+    The curvature is the same everywhere, so the constants `strong_convexity` and
+    `smoothness` are exact. Those of `logistic` and `softmax` are bounds. Unlike
+    `absolute`, this loss weighs an outlier by the square of its distance.
 
     Args:
-      x: features [n, d].
-      y: targets [n].
-      l2: strength of the regularisation, at least 0.
+      x: Features, float array [n, d].
+      y: Targets, float array [n].
+      l2: Strength lambda of the regularization, a finite number of at least 0.
 
     Returns:
-      A `Problem` of parameters [d].
+      A `Problem` with parameters w, float [d].
 
     Raises:
-      ValueError: if an argument breaks its rule, or the optimum is not unique.
+      ValueError: If an argument breaks its rule, or if the optimum is not unique.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> problem = pj.problems.least_squares([[1.0], [1.0], [1.0]], [1.0, 2.0, 9.0])
+      >>> print(f"{problem.optimum[0]:.2f} {problem.smoothness:.2f}")  # the mean
+      4.00 1.00
     """
     x, y = _checked(x, y, l2)
     gram = x.T @ x / len(x) + l2 * np.eye(x.shape[1])
     eigenvalues = np.linalg.eigvalsh(gram)
     if not eigenvalues[0] > 1e-12 * eigenvalues[-1]:
         raise ValueError(
-            "`x` must have independent features, or `l2` be above 0, for one optimum;"
-            f" got eigenvalues of {eigenvalues[0]:.3g} to {eigenvalues[-1]:.3g}."
+            "`x` must have independent features, or `l2` must be above 0, so that the"
+            " optimum is unique; got a Hessian with eigenvalues from"
+            f" {eigenvalues[0]:.3g} to {eigenvalues[-1]:.3g}. Remove dependent"
+            " features, or pass l2=1e-3."
         )
     optimum = np.linalg.solve(gram, x.T @ y / len(x))
     norms, residuals = np.linalg.norm(x, axis=1), np.abs(x @ optimum - y)
@@ -66,65 +85,105 @@ def least_squares(x: Any, y: Any, *, l2: float = 0.0) -> Problem:
 
 
 def absolute(x: Any, y: Any) -> Problem:
-    """`f(w, (x, y)) = |w x - y|`, least absolute deviations: convex, not smooth.
+    """Makes a problem of least absolute deviations, which is convex but not smooth.
+
+    $$f(w, (x, y)) = |w^T x - y|$$
+
+    Except at the kink, the gradient of an example has the same norm everywhere. In
+    `least_squares` it shrinks as the prediction approaches the target. A linear program
+    finds the optimum.
 
     Args:
-      x: features [n, d].
-      y: targets [n].
+      x: Features, float array [n, d].
+      y: Targets, float array [n].
 
     Returns:
-      A `Problem` of parameters [d].
+      A `Problem` with parameters w, float [d]. Its `strong_convexity` is 0 and its
+      `smoothness` is infinite.
 
     Raises:
-      ValueError: if an argument breaks its rule, or if a solver finds no optimum.
+      ValueError: If an argument breaks its rule, or if the linear-program solver finds
+        no optimum.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> problem = pj.problems.absolute([[1.0], [1.0], [1.0]], [1.0, 2.0, 9.0])
+      >>> print(f"{problem.optimum[0]:.2f}")  # the median
+      2.00
     """
     x, y = _checked(x, y)
-    # |r| is the least s with s >= r and s >= -r.
+    # |r| is the smallest s with s >= r and s >= -r.
     optimum = _least([(x, y), (-x, -y)])
     return _with_kink(lambda prediction, y: jnp.abs(prediction - y), x, y, optimum)
 
 
 def hinge(x: Any, y: Any) -> Problem:
-    """`f(w, (x, y)) = max(0, 1 - y w x)`, a linear support vector machine without L2.
+    r"""Makes a linear support vector machine without L2 regularization.
+
+    $$f(w, (x, y)) = \max(0, 1 - y w^T x)$$
+
+    The loss is convex but not smooth. Unlike `logistic`, it has an optimum even where a
+    plane separates the labels. A linear program finds the optimum.
 
     Args:
-      x: features [n, d].
-      y: labels [n], -1 or 1.
+      x: Features, float array [n, d].
+      y: Labels -1 and 1, array [n].
 
     Returns:
-      A `Problem` of parameters [d].
+      A `Problem` with parameters w, float [d]. Its `strong_convexity` is 0 and its
+      `smoothness` is infinite.
 
     Raises:
-      ValueError: if an argument breaks its rule, or if a solver finds no optimum.
+      ValueError: If an argument breaks its rule, or if the linear-program solver finds
+        no optimum.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> problem = pj.problems.hinge([[1.0], [1.0], [1.0]], [1, 1, -1])
+      >>> print(f"{problem.optimum[0]:.2f} {problem.minimum:.2f}")
+      1.00 0.67
     """
     x, y = _checked(x, y)
     _check_signs(y)
-    # max(0, 1 - m) is the least s >= 0 with s >= 1 - m.
+    # max(0, 1 - m) is the smallest s >= 0 with s >= 1 - m.
     optimum = _least([(-y[:, None] * x, -np.ones(len(x)))])
     return _with_kink(lambda score, y: jnp.maximum(0, 1 - y * score), x, y, optimum)
 
 
 def logistic(x: Any, y: Any, *, l2: float = 0.0) -> Problem:
-    """`f(w, (x, y)) = log(1 + exp(-y w x)) + l2/2 |w|^2`.
+    r"""Makes a logistic regression with two classes.
+
+    $$f(w, (x, y)) = \log(1 + \exp(-y w^T x)) + \lambda/2 |w|^2$$
+
+    The loss is smooth, unlike the loss of `hinge`. For more than two classes, use
+    `softmax`.
 
     Args:
-      x: features [n, d].
-      y: labels [n], -1 or 1.
-      l2: strength of the regularisation, at least 0.
+      x: Features, float array [n, d].
+      y: Labels -1 and 1, array [n].
+      l2: Strength lambda of the regularization, a finite number of at least 0. It must
+        be above 0 if a plane separates the labels: otherwise there is no optimum,
+        because the loss falls forever as w grows.
 
     Returns:
-      A `Problem` of parameters [d].
+      A `Problem` with parameters w, float [d]. Its `strong_convexity` is `l2`.
 
     Raises:
-      ValueError: if an argument breaks its rule, if without `l2` a plane separates the
-        labels (the loss then falls for ever), or if Newton's method finds no optimum.
+      ValueError: If an argument breaks its rule, if `l2` is 0 and a plane separates the
+        labels, or if Newton's method finds no optimum.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> x, y = [[1.0], [1.0], [1.0], [1.0]], [1, 1, 1, -1]
+      >>> print(f"{pj.problems.logistic(x, y).optimum[0]:.2f}")  # log(3)
+      1.10
     """
     x, y = _checked(x, y, l2)
     _check_signs(y)
     if l2 == 0 and _separable(x, y):
         raise ValueError(
-            "`l2` must be above 0 where a plane separates the labels, got 0: the loss"
-            " falls for ever as `w` grows. Take l2=1e-3."
+            "`l2` must be above 0 where a plane separates the labels, got 0. The loss"
+            " then falls forever as `w` grows. Pass l2=1e-3."
         )
     return _smooth(
         lambda score, y: jax.nn.softplus(-y * score),
@@ -138,30 +197,45 @@ def logistic(x: Any, y: Any, *, l2: float = 0.0) -> Problem:
 
 
 def softmax(x: Any, y: Any, *, l2: float) -> Problem:
-    """`f(w, (x, y)) = -log softmax(w' x)[y] + l2/2 |w|^2`, multinomial regression.
+    r"""Makes a multinomial logistic regression with any number of classes.
+
+    $$f(w, (x, y)) = -\log softmax(w^T x)_y + \lambda/2 |w|^2$$
+
+    For two classes with labels -1 and 1 and a single vector of parameters, use
+    `logistic`.
 
     Args:
-      x: features [n, d].
-      y: integer labels [n], from 0.
-      l2: strength of the regularisation, above 0: without it a constant added to all
-        classes changes nothing, and the optimum is not unique.
+      x: Features, float array [n, d].
+      y: Labels 0, 1, 2, ..., integer array [n]. The largest label determines the number
+        of classes.
+      l2: Strength lambda of the regularization, a finite number above 0. Without it the
+        optimum is not unique: a constant added to the scores of all classes does not
+        change the loss.
 
     Returns:
-      A `Problem` of parameters [d, classes].
+      A `Problem` with parameters w, float [d, classes]. Its `strong_convexity` is `l2`.
 
     Raises:
-      ValueError: if an argument breaks its rule, or if Newton's method finds no
+      ValueError: If an argument breaks its rule, or if Newton's method finds no
         optimum.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> x, y = [[1.0], [1.0], [1.0], [1.0]], [0, 0, 0, 1]
+      >>> problem = pj.problems.softmax(x, y, l2=0.1)
+      >>> print(problem.optimum.round(2).tolist(), f"{problem.smoothness:.2f}")
+      [[0.44, -0.44]] 0.60
     """
     x, y = _checked(x, y, l2)[0], np.asarray(y)
     if not np.issubdtype(y.dtype, np.integer) or y.min() < 0:
         raise ValueError(
-            f"`y` must be integer labels from 0, got {y.dtype.name} from {y.min()}."
+            f"`y` must be integer labels from 0; got dtype {y.dtype.name} with smallest"
+            f" label {y.min()}. Pass np.unique(y, return_inverse=True)[1]."
         )
     if l2 == 0:
         raise ValueError(
-            "`l2` must be above 0, got 0: a constant added to the scores of all classes"
-            " changes nothing, so there is no one optimum. Take l2=1e-3."
+            "`l2` must be above 0, got 0. A constant added to the scores of all classes"
+            " does not change the loss, so the optimum is not unique. Pass l2=1e-3."
         )
     return _smooth(
         optax.softmax_cross_entropy_with_integer_labels,
@@ -169,15 +243,16 @@ def softmax(x: Any, y: Any, *, l2: float) -> Problem:
         y,
         l2,
         shape=(x.shape[1], int(y.max()) + 1),
-        # The covariance of one of several has eigenvalues of at most 1/2, and
-        # |softmax - one-hot| is at most sqrt(2).
+        # The Hessian in the scores is the covariance of a one-hot vector, whose
+        # eigenvalues are at most 1/2. The gradient in the scores is softmax minus
+        # one-hot, whose norm is at most sqrt(2).
         curvature=0.5,
         slope=float(np.sqrt(2)),
     )
 
 
 def _loss_fn(loss: Callable[[Any, Any], jax.Array], l2: float) -> Loss:
-    """Of parameters and a batch of features and targets, with the regularisation."""
+    """Returns the mean loss over a batch `(x, y)`, with the regularization."""
 
     def loss_fn(w: jax.Array, batch: Any) -> jax.Array:
         x, y = batch
@@ -196,7 +271,11 @@ def _smooth(
     curvature: float,
     slope: float,
 ) -> Problem:
-    """A problem whose loss has at most this curvature and slope in its prediction."""
+    """Makes a problem from a smooth loss.
+
+    `curvature` and `slope` bound the second and first derivative of `loss` in its first
+    argument, the prediction `x @ w`.
+    """
     loss_fn = _loss_fn(loss, l2)
     optimum = minimise(lambda w: loss_fn(w, (x, y)), np.zeros(shape))
     largest = float(np.linalg.norm(x, axis=1).max())
@@ -216,7 +295,7 @@ def _with_kink(
     y: np.ndarray,
     optimum: np.ndarray,
 ) -> Problem:
-    """A problem whose loss has slope 1 in its prediction, and a jump."""
+    """Makes a problem from a loss whose slope in its prediction is at most 1."""
     largest = float(np.linalg.norm(x, axis=1).max())
     return Problem(
         loss_fn=_loss_fn(loss, 0.0),
@@ -229,12 +308,15 @@ def _with_kink(
 
 
 def _pull(l2: float, optimum: np.ndarray, radius: float) -> float:
-    """The largest gradient of the regularisation that far from the optimum."""
+    """Returns the largest gradient norm of the regularization within `radius`."""
     return l2 * (float(np.linalg.norm(optimum)) + radius)
 
 
 def _least(rows: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """The w of the least `sum s` where `s >= a w - b` for all `(a, b)` and `s >= 0`."""
+    """Returns the w that minimizes `sum s`, by linear programming.
+
+    The constraints are `s >= 0`, and `s >= a w - b` for every pair `(a, b)` in `rows`.
+    """
     from scipy import optimize, sparse  # slow to import
 
     n, d = rows[0][0].shape
@@ -249,14 +331,14 @@ def _least(rows: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
     )
     if not solved.success:
         raise ValueError(
-            "`x` and `y` must have an optimum that a linear program's solver finds; it"
-            f" says: {solved.message} Scale the features."
+            "`x` and `y` must have an optimum that a linear-program solver finds; got"
+            f" the answer: {solved.message} Scale the features."
         )
     return np.asarray(solved.x[:d])
 
 
 def _separable(x: np.ndarray, y: np.ndarray) -> bool:
-    """Whether some w has `y w x >= 0` everywhere, and above 0 somewhere."""
+    """Returns whether some w has `y w^T x >= 0` everywhere, and above 0 somewhere."""
     from scipy import optimize  # slow to import
 
     margins = y[:, None] * x
@@ -271,12 +353,12 @@ def _separable(x: np.ndarray, y: np.ndarray) -> bool:
 
 
 def _checked(x: Any, y: Any, l2: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-    """Features and targets in float64, or a ValueError."""
+    """Returns features and targets in float64; raises a ValueError for bad ones."""
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     if x.ndim != 2 or y.shape != x.shape[:1] or not x.size:
         raise ValueError(
-            "`x` must have shape [n, d] and `y` [n], at least one of each; got"
-            f" {x.shape} and {y.shape}."
+            "`x` must have shape [n, d] and `y` shape [n], with at least one example"
+            f" and one feature; got {x.shape} and {y.shape}."
         )
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise ValueError("`x` and `y` must be finite, got NaN or infinity in them.")
@@ -286,8 +368,9 @@ def _checked(x: Any, y: Any, l2: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _check_signs(y: np.ndarray) -> None:
+    """Raises a ValueError unless all labels are -1 or 1."""
     if not np.isin(y, (-1, 1)).all():
         raise ValueError(
-            f"`y` must be labels -1 and 1, got {np.unique(y)[:5]}. Of 0 and 1 take"
-            " 2 * y - 1."
+            f"`y` must hold the labels -1 and 1, got {np.unique(y)[:5]}. For labels 0"
+            " and 1, pass 2 * y - 1."
         )

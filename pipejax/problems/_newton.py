@@ -1,4 +1,4 @@
-"""The optimum of a smooth strictly convex function, to rounding, by Newton's method."""
+"""Newton's method for a smooth, strictly convex function, exact up to rounding."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.sparse.linalg import cg
 
-TOLERANCE = 1e-11  # of the gradient's norm, beside 1 or that at the start
+# Limit on the norm of the gradient: absolute, or relative to the norm at the start if
+# that norm is above 1.
+TOLERANCE = 1e-11
 _ROUNDS = 200
 _HALVINGS = 40
 
@@ -16,21 +18,23 @@ _HALVINGS = 40
 def minimise(
     function: Callable[[jax.Array], jax.Array], start: np.ndarray
 ) -> np.ndarray:
-    """Where the gradient of `function` vanishes.
+    """Returns the point at which the gradient of `function` vanishes.
 
-    Newton's direction d solves `H d = -g`, by conjugate gradients. Along it the norm of
-    the gradient falls at first, whatever the start, so a step is halved until it does.
+    Newton's direction d solves `H d = -g` for the Hessian H and the gradient g. The
+    conjugate gradient method solves for it. Along d the norm of the gradient decreases
+    at first, wherever the iteration starts, so a step is halved until the norm is
+    smaller than before.
 
     Args:
-      function: smooth and strictly convex, of one array.
-      start: where to begin.
+      function: A smooth and strictly convex function of one array.
+      start: The point at which the iteration starts, an array of any shape.
 
     Returns:
-      A float64 array, where the gradient's norm is at most `TOLERANCE`, or where it is
-      above 1 at the start that much of it.
+      A float64 array of the shape of `start`. The norm of the gradient there is at most
+      `TOLERANCE`, or at most `TOLERANCE` times its norm at the start if that is larger.
 
     Raises:
-      ValueError: if the gradient does not fall so far.
+      ValueError: If the norm of the gradient does not become that small.
     """
     with jax.enable_x64(True):
         gradient = jax.jit(jax.grad(function))
@@ -40,7 +44,7 @@ def minimise(
             def curve(v: jax.Array) -> jax.Array:
                 return jax.jvp(jax.grad(function), (w,), (v,))[1]
 
-            # Superlinear: the closer, the more exact.
+            # A tolerance that shrinks with the gradient makes convergence superlinear.
             tolerance = jnp.minimum(0.1, jnp.linalg.norm(g))
             return cg(curve, -g, tol=tolerance, maxiter=20 * w.size)[0]
 
@@ -60,7 +64,7 @@ def minimise(
                 break
             w = after
     raise ValueError(
-        "`x` and `y` must have an optimum that Newton's method finds: the gradient fell"
-        f" to {norm:.3g}, not to {enough:.3g}. Give an `l2`, or a larger one, or scale"
-        " the features."
+        "`x` and `y` must have an optimum that Newton's method finds; the norm of the"
+        f" gradient fell to {norm:.3g}, not to {enough:.3g}. Pass a larger `l2`, or"
+        " scale the features."
     )

@@ -1,6 +1,10 @@
-"""A convex objective, with everything that a theorem about it asks for.
+r"""A convex objective together with the constants that convergence theorems use.
 
-`F(w) = 1/n sum_j f(w, example_j)`: a loss, as `make_train_step` takes it, and examples.
+The objective is the mean of a loss f over n examples:
+
+$$F(w) = 1/n \sum_j f(w, example_j)$$
+
+`pj.make_train_step` accepts the loss function of a problem as it is.
 """
 
 import dataclasses
@@ -17,16 +21,30 @@ Loss = Callable[[Any, Any], jax.Array]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
-    """A convex objective with its optimum and constants, of all examples.
+    """A convex objective F over a set of examples, with its optimum and constants.
+
+    F is the mean of a loss f over the examples. The functions of `pj.problems` return
+    instances of this class. Because the optimum is known, `excess` measures exactly
+    how far the loss of a run is above the minimum, and a test can compare a run with
+    the bound of a theorem.
 
     Attributes:
-      loss_fn: `loss_fn(w, batch) -> scalar`, the mean of `f` over the batch.
-      examples: pytree of float64 or int arrays [n, ...].
-      optimum: float64 array of w's shape, a minimum of F.
-      strong_convexity: least curvature of F, 0 if it may be flat.
-      smoothness: greatest curvature of F; infinite if its slope jumps.
-      lipschitz: from a radius to the largest norm of a gradient of `f`, of any example,
-        that far from the optimum.
+      loss_fn: `loss_fn(w, batch) -> scalar`, the mean of f over the batch.
+      examples: Pytree of float64 or integer arrays [n, ...].
+      optimum: Float64 array of the shape of w, a point at which F is minimal.
+      strong_convexity: Lower bound on the eigenvalues of the Hessian of F. It is 0 if F
+        may be flat in some direction.
+      smoothness: Upper bound on the eigenvalues of the Hessian of F. It is infinite if
+        the gradient of F jumps.
+      lipschitz: A function `lipschitz(radius) -> float`. It returns an upper bound on
+        the norm of the gradient of f, for any single example and any w at a distance of
+        at most `radius` from the optimum.
+
+    Examples:
+      >>> import numpy as np, pipejax as pj
+      >>> problem = pj.problems.least_squares([[1.0], [1.0]], [1.0, 3.0])
+      >>> print(f"{problem.minimum:.2f} {problem.excess(np.zeros(1)):.2f}")
+      0.50 2.00
     """
 
     loss_fn: Loss
@@ -38,27 +56,35 @@ class Problem:
 
     @property
     def size(self) -> int:
-        """n, the number of examples."""
+        """Returns n, the number of examples."""
         return int(jax.tree.leaves(self.examples)[0].shape[0])
 
     @functools.cached_property
     def minimum(self) -> float:
-        """F at the optimum."""
+        """Returns the value of F at the optimum."""
         return self.value(self.optimum)
 
     def value(self, w: Any) -> float:
-        """F at `w`, in float64."""
+        """Returns `F(w)` over all examples, computed in float64."""
         with jax.enable_x64(True):
             return float(self.loss_fn(jnp.asarray(w, jnp.float64), self.examples))
 
     def excess(self, w: Any) -> float:
-        """`F(w) - min F`, at least 0 up to rounding."""
+        """Returns `F(w) - min F`, which is at least 0 up to rounding."""
         return self.value(w) - self.minimum
 
     def batch(self, indices: np.ndarray) -> Any:
-        """These examples, in float32, as a train step takes them."""
+        """Returns the examples at `indices` as a batch for a train step.
+
+        Args:
+          indices: Integer array [b] of positions in `examples`.
+
+        Returns:
+          A pytree like `examples` with arrays [b, ...]. Floating arrays are float32.
+        """
         return jax.tree.map(lambda x: _narrow(x[indices]), self.examples)
 
 
 def _narrow(x: np.ndarray) -> np.ndarray:
+    """Returns a floating array as float32, and any other array unchanged."""
     return x.astype(np.float32) if np.issubdtype(x.dtype, np.floating) else x

@@ -1,4 +1,4 @@
-"""Quadratics of chosen spectrum, with noise of chosen size in the gradient."""
+"""Quadratics with a chosen spectrum and a chosen amount of gradient noise."""
 
 from typing import Any
 
@@ -14,27 +14,33 @@ from ._problem import Problem
 def quadratic(
     spectrum: Any, *, noise: float = 0.0, size: int = 1024, seed: int = 0
 ) -> Problem:
-    """`f(w, x) = 1/2 (w - w*)' A (w - w*) - x' w`, with examples x of mean 0.
+    r"""Makes a quadratic with a chosen spectrum and chosen gradient noise.
 
-    The gradient `A (w - w*) - x` has noise that does not depend on w, in a basis that
-    has nothing to do with A's.
+    $$f(w, x) = 1/2 (w - w_*)^T A (w - w_*) - x^T (w - w_*)$$
+
+    The optimum `w_*` is random, and the examples x have mean 0. The gradient of an
+    example is `A (w - w_*) - x`, so its noise is `-x` and does not depend on w. The
+    eigenvectors of A are random and independent of the noise. Use this problem to test
+    a claim about given curvatures, such as a limit from `pj.stability`. In
+    `least_squares` the spectrum and the noise follow from the data instead.
 
     Args:
-      spectrum: eigenvalues of A, at least 0, shape [d].
-      noise: standard deviation of each element of x.
-      size: number of examples, at least 2.
-      seed: of the basis, the optimum and the noise.
+      spectrum: Eigenvalues of A, finite and at least 0, float array [d].
+      noise: Standard deviation of each element of x, a finite number of at least 0.
+      size: Number of examples, at least 2.
+      seed: Seed for the eigenvectors of A, the optimum and the noise.
 
     Returns:
-      A `Problem` of parameters [d].
+      A `Problem` with parameters w, float [d].
 
     Raises:
-      ValueError: if an argument breaks its rule.
+      ValueError: If an argument breaks its rule.
 
-    >>> import pipejax as pj
-    >>> problem = pj.problems.quadratic([1.0, 10.0])
-    >>> print(problem.smoothness, problem.excess(problem.optimum))
-    10.0 0.0
+    Examples:
+      >>> import pipejax as pj
+      >>> problem = pj.problems.quadratic([1.0, 10.0])
+      >>> print(problem.smoothness, problem.excess(problem.optimum))
+      10.0 0.0
     """
     eigenvalues = np.asarray(spectrum, np.float64)
     allowed = (eigenvalues >= 0) & np.isfinite(eigenvalues)

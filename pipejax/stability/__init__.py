@@ -1,4 +1,4 @@
-"""How large a learning rate a delay allows, exactly, on a quadratic."""
+"""Exact limits on the learning rate of a pipelined optimizer, on a quadratic loss."""
 
 from ._limit import max_curvature as max_curvature
 from ._limit import max_learning_rate as max_learning_rate

@@ -1,13 +1,21 @@
-"""The largest stable curvature or learning rate, by the roots of a polynomial.
+r"""Limits of stability, from the roots of a characteristic polynomial.
 
-A root leaves the unit circle at curvature `lambda` where `p(z) + lambda q(z) = 0` with
-`|z| = 1`, so where `-p(z) / q(z)` is real. On the circle the conjugate of `p(z)` is
-`p(1 / z)`, and "is real" is a polynomial's being zero:
+Training on a quadratic of curvature `lambda` is stable while all roots z of the
+polynomial `p(z) + lambda q(z)` lie inside the unit circle. The module `_loop` computes
+p and q. At a curvature where a root crosses the circle,
 
-  `p(z) q(1/z) - p(1/z) q(z) = 0`
+$$p(z) + \lambda q(z) = 0$$
 
-Its roots on the circle, polished, give every curvature at which stability may change;
-the first at which it does is the limit. No grid is searched, so none is missed.
+holds for some z with `|z| = 1`, so `-p(z) / q(z)` is a real number there. The
+coefficients are real, so the complex conjugate of `p(z)` on the circle is `p(1/z)`. The
+condition that `-p(z) / q(z)` is real is therefore a polynomial equation in z:
+
+$$p(z) q(1/z) - p(1/z) q(z) = 0$$
+
+Its roots on the unit circle, refined by the secant method, give every curvature at
+which stability may change. The limit is the first of these curvatures beyond which a
+root lies outside the circle. The method does not search a grid of curvatures, so it
+cannot miss a change between two grid points.
 """
 
 import itertools
@@ -32,40 +40,58 @@ def spectral_radius(
     weight_prediction: bool = True,
     deviation_feedback: float = 0.0,
 ) -> float:
-    """By what factor a step at most multiplies the distance to the optimum, in the end.
+    r"""Returns the factor by which a step multiplies the error on a quadratic.
 
-    The largest absolute root of the characteristic polynomial:
+    The factor is asymptotic: it is the largest absolute value of a root of the
+    characteristic polynomial. Training converges if the factor is below 1, and diverges
+    if it is above 1. `max_curvature` answers the inverse question: it returns the
+    curvature at which the factor reaches 1.
 
-    - of a plain delay: of `w[t] = w[t-1] - u(g[t-K])`, `g[t] = curvature w[t]`
-    - with weight prediction: that of width 1, or of the deviations `e_i = g_i - g` of
-      devices' gradients from their mean, whichever is larger. Device i takes its
-      gradient where its own gradients in flight lead, so
-      `e_i[t] = -curvature (u(e_i[t-K+1]) + ... + u(e_i[t-1])) + noise`, `u` beginning
-      at nothing each time; with feedback c, `e_i[t-K+1] + c e_i[t-K]` is the oldest
+    The polynomial depends on where the train step takes its gradients. Below, `lambda`
+    is `curvature`, K is `width` and u is the update of `tx`. Under a plain delay
+    (`weight_prediction=False`), the error is the distance w to the optimum:
+
+    $$w_t = w_{t-1} - u(g_{t-K}), g_t = \lambda w_t$$
+
+    With weight prediction, two errors must both stay bounded, and the larger of their
+    factors is returned. The first error is the distance w to the optimum. It follows
+    the recursion of width 1, because on a quadratic the predictions of all devices are
+    right on average. The second error is the deviation `e_i = g_i - g`: the gradient of
+    device i minus the mean over devices. Device i takes its gradient at its prediction,
+    the parameters after its own K-1 gradients in flight have been applied. Therefore
+
+    $$e_{i,t} = -\lambda (u(e_{i,t-K+1}) + ... + u(e_{i,t-1})) + n_{i,t}$$
+
+    where `n_{i,t}` is the part of the deviation that comes from the batch. In the sum,
+    u starts from an optimizer state of zero at every step t. With deviation feedback c,
+    the oldest deviation `e_{i,t-K+1}` is replaced by `e_{i,t-K+1} + c e_{i,t-K}`.
 
     Args:
-      tx: a linear Optax transformation; of a schedule its end counts.
-      width: pipeline width K.
-      curvature: second derivative of the loss, at least 0.
-      weight_prediction: as of `pj.make_train_step`, on several devices. On one nothing
-        deviates: its limits are those of width 1.
-      deviation_feedback: as of `pj.make_train_step`.
+      tx: An Optax transformation that is linear in its gradients, such as `optax.sgd`
+        with or without momentum. A schedule counts with its final value.
+      width: Pipeline width K, at least 1.
+      curvature: Second derivative of the loss, a finite number of at least 0.
+      weight_prediction: Same as in `pj.make_train_step`, for training on several
+        devices. On a single device no gradient deviates from the mean, so with weight
+        prediction the result for `width=1` holds at every width.
+      deviation_feedback: Same as in `pj.make_train_step`: the share c, in [0, 1).
 
     Returns:
-      Below 1 the recursion converges, above it diverges.
+      The factor per step, a float of at least 0.
 
     Raises:
-      ValueError: if `tx` is not linear, or has a schedule that ends in 0, or if another
-        argument breaks its rule.
+      ValueError: If `tx` is not linear, if `tx` has a schedule that ends at 0, or if
+        another argument breaks its rule.
 
-    >>> import optax, pipejax as pj
-    >>> f"{pj.stability.spectral_radius(optax.sgd(0.1), 2, curvature=8.0):.3f}"
-    '0.800'
+    Examples:
+      >>> import optax, pipejax as pj
+      >>> f"{pj.stability.spectral_radius(optax.sgd(0.1), 2, curvature=8.0):.3f}"
+      '0.800'
     """
     if not 0 <= curvature < np.inf:
         raise ValueError(
-            f"`curvature` must be a finite number of at least 0, got {curvature!r}. A"
-            " direction that curves down has no optimum to be stable about."
+            f"`curvature` must be a finite number of at least 0, got {curvature!r}."
+            " A direction of negative curvature has no optimum to converge to."
         )
     loops = _loops(tx, width, weight_prediction, deviation_feedback)
     return max(_radius(each, curvature) for each in loops)
@@ -78,30 +104,36 @@ def max_curvature(
     weight_prediction: bool = True,
     deviation_feedback: float = 0.0,
 ) -> float:
-    """The curvature below which every quadratic is stable at this width.
+    """Returns the curvature below which training is stable on every quadratic.
+
+    On a quadratic loss with several parameters, training is stable if the largest
+    eigenvalue of the Hessian is below this limit. `sharpness` measures that eigenvalue.
+    `max_learning_rate` solves for the learning rate instead of the curvature.
 
     Args:
-      tx: a linear Optax transformation, its learning rate included: a number, for of
-        a schedule its end counts.
-      width: pipeline width K.
-      weight_prediction: as for `spectral_radius`.
-      deviation_feedback: likewise.
+      tx: An Optax transformation that is linear in its gradients, including its
+        learning rate. Give the learning rate as a number: a schedule counts with its
+        final value.
+      width: Pipeline width K, at least 1.
+      weight_prediction: Same as in `spectral_radius`.
+      deviation_feedback: Same as in `spectral_radius`.
 
     Returns:
-      The limit of the largest eigenvalue of the Hessian; infinite if there is none, 0
-      if no curvature is stable.
+      The limit on the curvature, in units of loss per squared parameter. It is infinite
+      if every curvature is stable, and 0 if none is.
 
     Raises:
-      ValueError: if `tx` is not linear, or has a schedule that ends in 0, or if another
-        argument breaks its rule.
+      ValueError: If `tx` is not linear, if `tx` has a schedule that ends at 0, or if
+        another argument breaks its rule.
 
-    >>> import optax, pipejax as pj
-    >>> tx = optax.sgd(0.1, momentum=0.9)
-    >>> for width in (1, 2, 3):
-    ...     print(f"{pj.stability.max_curvature(tx, width):.2f}")
-    38.00
-    10.00
-    5.26
+    Examples:
+      >>> import optax, pipejax as pj
+      >>> tx = optax.sgd(0.1, momentum=0.9)
+      >>> for width in (1, 2, 3):
+      ...     print(f"{pj.stability.max_curvature(tx, width):.2f}")
+      38.00
+      10.00
+      5.26
     """
     loops = _loops(tx, width, weight_prediction, deviation_feedback)
     return min(map(_limit, loops))
@@ -115,42 +147,57 @@ def max_learning_rate(
     weight_prediction: bool = True,
     deviation_feedback: float = 0.0,
 ) -> float:
-    """The learning rate below which a loss of this curvature is stable at this width.
+    r"""Returns the learning rate below which training is stable at a given curvature.
 
-    At K=1 for SGD `2 / curvature`, for heavy-ball `2 (1 + mu) / curvature`. With weight
-    prediction `1 / curvature` for both at K=2, and at K=3 `1 / curvature` for SGD and
-    `1 / (1 + mu) / curvature` for heavy-ball. Of a plain delay for SGD
-    `2 sin(pi / (4 K - 2)) / curvature`, for heavy-ball `(1 - mu) / curvature` at K=2.
+    Use it to compare how much of a synchronous learning rate different widths and
+    optimizers allow. `max_curvature` asks the same question about one transformation
+    whose learning rate is given.
+
+    Some limits have a closed form. For momentum `mu` and curvature `lambda`:
+
+    - K=1, SGD: `2 / lambda`; heavy-ball: `2 (1 + mu) / lambda`
+    - K=2 with weight prediction, SGD and heavy-ball: `1 / lambda`
+    - K=3 with weight prediction, SGD: `1 / lambda`; heavy-ball:
+      `1 / ((1 + mu) lambda)`
+    - K=2 under a plain delay, heavy-ball: `(1 - mu) / lambda`
+    - any K under a plain delay, SGD:
+
+    $$\eta = 2 \sin(\pi / (4 K - 2)) / \lambda$$
 
     Args:
-      optimizer: from a learning rate to a linear Optax transformation whose updates are
-        proportional to it: `functools.partial(optax.sgd, momentum=0.9)`.
-      width: pipeline width K.
-      curvature: the largest eigenvalue of the loss's Hessian, above 0. That of a
-        network grows in training until it meets the limit (Cohen et al. 2021,
-        https://arxiv.org/abs/2103.00065): measure it with `sharpness`, or compare two
-        widths at 1.
-      weight_prediction: as for `spectral_radius`.
-      deviation_feedback: likewise.
+      optimizer: A function from a learning rate to a linear Optax transformation whose
+        updates are proportional to the learning rate. For example
+        `functools.partial(optax.sgd, momentum=0.9)`.
+      width: Pipeline width K, at least 1.
+      curvature: The largest eigenvalue of the Hessian of the loss, above 0. In a neural
+        network it grows during training until it meets the limit (Cohen et al., 2021).
+        Measure it with `sharpness`, or keep 1 to compare two widths.
+      weight_prediction: Same as in `spectral_radius`.
+      deviation_feedback: Same as in `spectral_radius`.
 
     Returns:
-      The limit, in the units of `optimizer`'s argument.
+      The limit, in the units of the argument of `optimizer`.
 
     Raises:
-      ValueError: if `optimizer` is not linear or not proportional to its learning rate,
-        or another argument breaks its rule.
+      ValueError: If `optimizer` is not linear, if its updates are not proportional to
+        the learning rate, or if another argument breaks its rule.
 
-    >>> import functools, optax, pipejax as pj
-    >>> momentum = functools.partial(optax.sgd, momentum=0.9)
-    >>> for width in (1, 2):
-    ...     print(f"{pj.stability.max_learning_rate(momentum, width):.2f}")
-    3.80
-    1.00
+    Examples:
+      >>> import functools, optax, pipejax as pj
+      >>> momentum = functools.partial(optax.sgd, momentum=0.9)
+      >>> for width in (1, 2):
+      ...     print(f"{pj.stability.max_learning_rate(momentum, width):.2f}")
+      3.80
+      1.00
+
+    References:
+      Cohen et al., Gradient Descent on Neural Networks Typically Occurs at the Edge of
+      Stability, 2021, https://arxiv.org/abs/2103.00065
     """
     if not curvature > 0:
         raise ValueError(
-            f"`curvature` must be a number above 0, got {curvature!r}: the largest"
-            " eigenvalue of the loss's Hessian, or 1 to compare widths."
+            f"`curvature` must be a number above 0, got {curvature!r}. Pass the largest"
+            " eigenvalue of the Hessian of the loss, or 1 to compare widths."
         )
     limit, half = (
         max_curvature(
@@ -164,8 +211,9 @@ def max_learning_rate(
     if not np.isclose(half, 2 * limit, rtol=1e-6):
         raise ValueError(
             "`optimizer` must give updates proportional to its learning rate; got one"
-            f" stable up to curvature {limit:.6g} at 1 and {half:.6g} at 0.5. Ask"
-            " pj.stability.max_curvature about the transformation itself."
+            f" that is stable up to curvature {limit:.6g} at learning rate 1 and up to"
+            f" {half:.6g} at 0.5. Call pj.stability.max_curvature on the transformation"
+            " itself."
         )
     return limit / curvature
 
@@ -176,7 +224,7 @@ def _loops(
     weight_prediction: bool,
     deviation_feedback: float,
 ) -> list[Loop]:
-    """What has to be stable, each by itself."""
+    """Returns all loops that must be stable, after a check of the arguments."""
     update, width = linear_update(tx), check_width(width)
     check_flag("weight_prediction", weight_prediction)
     feedback = check_feedback(deviation_feedback, weight_prediction)
@@ -187,8 +235,10 @@ def _loops(
 
 
 def _limit(of: Loop) -> float:
+    """Returns the largest curvature up to which this loop is stable."""
     edges = [0.0, *_crossings(of)]
-    # Between two edges stability is the same, so one point tells of all.
+    # No root crosses the unit circle between two edges, so stability is the same on the
+    # whole interval, and one point of it decides.
     between = [(low + high) / 2 for low, high in itertools.pairwise(edges)]
     beyond = 2 * edges[-1] + 1
     for low, point in zip(edges, [*between, beyond], strict=True):
@@ -198,7 +248,7 @@ def _limit(of: Loop) -> float:
 
 
 def _crossings(of: Loop) -> list[float]:
-    """Every curvature above 0 at which a root is on the unit circle, ascending."""
+    """Returns all positive curvatures that put a root on the unit circle, ascending."""
     from scipy.optimize import newton  # slow to import
 
     p, q = of.polynomials()
@@ -208,8 +258,9 @@ def _crossings(of: Loop) -> list[float]:
         return float(np.imag(np.polyval(p, z) * np.conj(np.polyval(q, z))))
 
     roots = np.roots(np.polysub(np.polymul(p, q[::-1]), np.polymul(p[::-1], q)))
-    # Roots that lie close together are found to few digits: they are polished below.
-    # One too many, from off the circle, adds an edge at which nothing changes.
+    # `np.roots` finds roots that lie close together only to a few digits, so the
+    # tolerance is wide and the angles are refined below. A root that is not on the
+    # circle but passes the test does no harm: stability does not change at its edge.
     angles = np.abs(np.angle(roots[np.abs(np.abs(roots) - 1) < 1e-2]))
     inner = angles[(angles > 1e-6) & (angles < np.pi - 1e-6)]
     polished = [newton(imaginary, x, x1=x * (1 + 1e-4), disp=False) for x in inner]
@@ -217,11 +268,14 @@ def _crossings(of: Loop) -> list[float]:
     numerator, denominator = np.polyval(p, z), np.polyval(q, z)
     meets = np.abs(denominator) > 1e-12 * np.abs(q).max()
     curvatures = np.sort(np.real(-numerator[meets] / denominator[meets]))
-    # A root and its conjugate give one edge, twice; one at 0 is there without a loss.
+    # A root and its complex conjugate give the same edge, which is kept once. An edge
+    # at curvature 0 is dropped: its root z = 1 only says that a parameter without a
+    # loss stays where it is.
     apart = np.diff(curvatures, prepend=0.0) > 1e-6 * np.abs(curvatures)
     least = 1e-9 * np.abs(p).max() / (np.abs(q).max() or 1)
     return [float(x) for x in curvatures[apart & (curvatures > least)]]
 
 
 def _radius(of: Loop, curvature: float) -> float:
+    """Returns the largest absolute eigenvalue of one step of the loop."""
     return float(np.abs(np.linalg.eigvals(of.matrix(curvature))).max())

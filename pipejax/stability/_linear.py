@@ -1,14 +1,17 @@
-"""An optimizer as a linear system, found by asking it.
+r"""An optimizer as a linear system, obtained by differentiating its `update`.
 
-SGD, momentum, Nesterov, averages and filters of gradients, decoupled weight decay: of
-one parameter w, with g its gradient and s the floating leaves of the state, each is
+SGD, momentum, Nesterov momentum, averages and filters of gradients, and decoupled
+weight decay are all linear. For one parameter w with gradient g, and with s the vector
+of the floating-point leaves of the optimizer state, each of them has the form
 
-  `(s', w') = A (s, w) + b g`
+$$(s', w') = A (s, w) + b g$$
 
-- SGD: no s; `w' = w - eta g`
-- heavy-ball: `m' = mu m + g`, `w' = w - eta (mu m + g)`
+where a prime marks the value after the step. With learning rate eta and momentum mu:
 
-Adam is not: it divides by what the gradients were.
+- SGD has no s, and `w' = w - eta g`.
+- Heavy-ball has `s = m`, with `m' = mu m + g` and `w' = w - eta (mu m + g)`.
+
+Adam is not linear, because it divides by a function of past gradients.
 """
 
 from typing import Any, NamedTuple
@@ -19,16 +22,17 @@ import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 
-# Steps, after which bias corrections are over and schedules at their end.
+# A step number at which bias corrections have faded and schedules have ended.
 _LATER = 2**20
 
 
 class LinearUpdate(NamedTuple):
-    """`(s', w') = state (s, w) + gradient g`, for one parameter.
+    """The matrices of `(s', w') = state (s, w) + gradient g`, for one parameter w.
 
     Attributes:
-      state: float64 [n + 1, n + 1], of the n numbers of the state and, last, w.
-      gradient: float64 [n + 1].
+      state: Matrix A, float64 [n + 1, n + 1]. The first n rows and columns belong to
+        the n numbers of the optimizer state, the last row and column to w.
+      gradient: Vector b, float64 [n + 1], in the same order.
     """
 
     state: np.ndarray
@@ -36,13 +40,14 @@ class LinearUpdate(NamedTuple):
 
 
 def linear_update(tx: optax.GradientTransformation) -> LinearUpdate:
-    """The matrices of `tx`, from its derivatives.
+    """Returns the matrices of `tx`, computed from its derivatives.
 
-    Counters are set to a million steps.
+    Integer leaves of the state are treated as step counters and set to 2**20 (about a
+    million), so that the matrices describe a late step.
 
     Raises:
-      ValueError: if `tx` is not linear in state, parameter and gradient, or if it has
-        a counter, and moves no parameter any more.
+      ValueError: If `tx` is not linear in its state, parameter and gradient, or if it
+        has a counter and no longer moves its parameter at step 2**20.
     """
     with jax.enable_x64(True):
         w = jnp.zeros((), jnp.float64)
@@ -59,22 +64,23 @@ def linear_update(tx: optax.GradientTransformation) -> LinearUpdate:
     if not (_close(matrix, other) and _close(matrix @ points[0], at_point)):
         raise ValueError(
             "`tx` must be linear in its gradients, as SGD with momentum is; got one"
-            " that is not. Of Adam take the first moment alone,"
+            " that is not. For Adam, pass its first moment alone,"
             " optax.chain(optax.ema(b1, debias=False), optax.scale(-learning_rate)),"
-            " and the curvature of the loss over the square root of the second."
+            " and take the curvature from pj.stability.sharpness with"
+            " preconditioner=sqrt(nu) + eps."
         )
     update = LinearUpdate(matrix[:, :-1], matrix[:, -1])
     if any(map(_counts, jax.tree.leaves(start))) and not _moves(update):
         raise ValueError(
-            f"`tx` must still move parameters at step {_LATER}, got one that does not:"
-            " give a schedule's largest learning rate as a number, and leave out what"
-            " lets a step pass and then another."
+            f"`tx` must still move parameters at step {_LATER}; got one that does not."
+            " Pass the largest learning rate of a schedule as a number, and leave out"
+            " wrappers that update only in some steps, such as optax.MultiSteps."
         )
     return update
 
 
 def _moves(update: LinearUpdate) -> bool:
-    """Whether a gradient reaches the parameter, at once or later."""
+    """Returns whether a gradient changes the parameter, in its own step or later."""
     response = update.gradient
     for _ in range(len(response)):
         if response[-1]:
@@ -84,7 +90,7 @@ def _moves(update: LinearUpdate) -> bool:
 
 
 def _floating(state: Any) -> tuple[jax.Array, Any]:
-    """The floating leaves as one vector, and what puts such a vector back."""
+    """Returns the floating leaves as one vector, and a function that restores them."""
     leaves, structure = jax.tree.flatten(state)
     floating = [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
     vector, unravel = ravel_pytree(
@@ -105,13 +111,15 @@ def _floating(state: Any) -> tuple[jax.Array, Any]:
 
 
 def _later(leaf: jax.Array) -> jax.Array:
-    """A counter, at a million."""
+    """Returns a counter advanced to step 2**20, and any other leaf unchanged."""
     return jnp.full_like(leaf, _LATER) if _counts(leaf) else leaf
 
 
 def _counts(leaf: jax.Array) -> bool:
+    """Returns whether a leaf is an integer array, which is taken for a step counter."""
     return jnp.issubdtype(leaf.dtype, jnp.integer)
 
 
 def _close(a: np.ndarray, b: np.ndarray) -> bool:
+    """Returns whether two arrays agree up to float32 rounding."""
     return bool(np.allclose(a, b, rtol=1e-5, atol=1e-7))

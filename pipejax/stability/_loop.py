@@ -1,22 +1,31 @@
-"""The recursion of width K on a quadratic, as one matrix.
+r"""A pipeline of width K on a quadratic, written as a closed loop with one matrix.
 
-With `lambda` the curvature, w the distance to the optimum, s the optimizer's state and
-`q` the K-1 gradients in flight, one step is `x' = (F + lambda G H) x` of
-`x = (s, w, q)`: `H x` is where the gradient is taken, `G` where it enters the queue.
-Since one number enters in one place, the characteristic polynomial is a straight line
-in the curvature, `p(z) + lambda q(z)`:
+The loop consists of the optimizer, the loss and the queue of gradients in flight. Let
+`lambda` be the curvature, w the distance of the parameter to the optimum, s the
+optimizer state and f the vector of the K-1 gradients in flight, oldest first. With
+`x = (s, w, f)`, one step is
+
+$$x' = (F + \lambda G H) x$$
+
+The row vector H selects where the gradient is taken, so the new gradient is
+`lambda H x`. The column vector G says where the new gradient enters: at the end of the
+queue, or at width 1 directly in the optimizer. Because `G H` has rank one, the
+characteristic polynomial is linear in the curvature, `p(z) + lambda q(z)`. With
+learning rate eta and momentum mu:
 
 - SGD, K=1: `z - 1 + eta lambda`
 - SGD, K=2: `z (z - 1) + eta lambda`
 - heavy-ball, K=2: `z (z - 1) (z - mu) + eta lambda z`
 
-With weight prediction the mean over devices is that of width 1. What each device's
-gradient differs from it by, e, has a loop of its own, whose state is the K-1 of them in
-flight and the one before, which may be fed back, `e[t] = lambda (H e)`. Its polynomial,
-but for roots at zero:
+With weight prediction, the mean over devices follows the loop of width 1. A second loop
+describes the deviation e, the gradient of one device minus the mean over devices. The
+state of this second loop is the device's K-1 deviations in flight and the one before
+them, which deviation feedback may add. A new deviation is `e_t = lambda H x`. Without
+factors of z, the characteristic polynomials are, for feedback c:
 
-- heavy-ball, K=2: `z + eta lambda`; fed back `z^2 + eta lambda z + c eta lambda`
-- heavy-ball, K=3: `z^2 + eta lambda z + (1 + mu) eta lambda`
+- heavy-ball, K=2, no feedback: `z + eta lambda`
+- heavy-ball, K=2, with feedback: `z^2 + eta lambda z + c eta lambda`
+- heavy-ball, K=3, no feedback: `z^2 + eta lambda z + (1 + mu) eta lambda`
 """
 
 from typing import NamedTuple
@@ -27,12 +36,12 @@ from ._linear import LinearUpdate
 
 
 class Loop(NamedTuple):
-    """`x' = (transition + curvature * enters * taken_at) x`, see above.
+    """The closed loop `x' = (F + curvature * G H) x` over a state x of n numbers.
 
     Attributes:
-      transition: F, [n, n].
-      enters: G, [n].
-      taken_at: H, [n].
+      transition: Matrix F, float64 [n, n]: the step without a loss.
+      enters: Column vector G, float64 [n]: where a new gradient enters the state.
+      taken_at: Row vector H, float64 [n]: the point at which the gradient is taken.
     """
 
     transition: np.ndarray
@@ -40,15 +49,21 @@ class Loop(NamedTuple):
     taken_at: np.ndarray
 
     def matrix(self, curvature: float) -> np.ndarray:
-        """One step at this curvature."""
+        """Returns the matrix [n, n] of one step at this curvature."""
         return self.transition + curvature * np.outer(self.enters, self.taken_at)
 
     def polynomials(self) -> tuple[np.ndarray, np.ndarray]:
-        """p and q of `p(z) + curvature q(z)`, of one length, highest power first.
+        r"""Returns the polynomials p and q of `p(z) + curvature q(z)`.
 
-        By Faddeev and LeVerrier from the matrices' own entries: `p = det(z - F)` and
-        `q = -H adj(z - F) G`. Eigenvalues that coincide, as those of a queue do, lose
-        half their digits.
+        The Faddeev-LeVerrier algorithm computes both from the entries of the matrices:
+
+        $$p(z) = \det(z - F), q(z) = -H adj(z - F) G$$
+
+        It is more exact than eigenvalues would be: eigenvalues that coincide, as those
+        of a queue do, lose half of their digits.
+
+        Returns:
+          The coefficients of p and of q, each float64 [n + 1], highest power first.
         """
         identity = np.eye(len(self.transition))
         p, q, adjugate = [1.0], [0.0], np.zeros_like(identity)
@@ -60,7 +75,7 @@ class Loop(NamedTuple):
 
 
 def loop(update: LinearUpdate, width: int) -> Loop:
-    """The loop of an optimizer at a width."""
+    """Returns the loop of an optimizer at a width, under a plain delay."""
     inner, waiting = len(update.gradient), width - 1
     size = inner + waiting
     transition, enters, taken_at = (
@@ -80,9 +95,11 @@ def loop(update: LinearUpdate, width: int) -> Loop:
 
 
 def deviations(update: LinearUpdate, width: int, feedback: float) -> Loop:
-    """The loop of one device's gradients in flight beside their means."""
+    """Returns the loop of one device's deviations, with weight prediction."""
     response, moved = update.gradient, np.zeros(width)
-    for age in reversed(range(1, width)):  # the newest is applied last, and once
+    # A prediction applies the newest deviation last. It moves the parameter by one
+    # update, whereas older ones keep acting through the optimizer state.
+    for age in reversed(range(1, width)):
         moved[age] = response[-1]
         response = update.state @ response
     moved[0] = feedback * moved[1]
@@ -90,10 +107,11 @@ def deviations(update: LinearUpdate, width: int, feedback: float) -> Loop:
 
 
 def _exact(coefficients: list[float]) -> np.ndarray:
-    """Without what rounding has left of zeros.
+    """Returns the coefficients with rounding errors set to 0.
 
-    Beside the others it is nothing on the unit circle, but as the first or last of a
-    polynomial it would be a root, far outside or inside.
+    On the unit circle a rounding error is negligible beside the other coefficients. As
+    the first or the last coefficient of a polynomial, however, it would add a root far
+    outside or far inside the circle.
     """
     found = np.array(coefficients)
     return np.where(np.abs(found) < 1e-13 * np.abs(found).max(), 0.0, found)

@@ -1,4 +1,4 @@
-"""The stable region of momentum and learning rate, a panel a family of optimizers."""
+"""A figure of the stable learning rates over momentum, one panel per optimizer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -12,12 +12,15 @@ from ._limit import max_learning_rate
 
 
 class Family(Protocol):
-    """Optimizers of a learning rate, a momentum and the width they are made for."""
+    """A function that makes a linear optimizer from learning rate, momentum and width.
+
+    It takes the width because a correction from `pj.corrections` needs to know it.
+    """
 
     def __call__(
         self, learning_rate: float, momentum: float, *, width: int
     ) -> optax.GradientTransformation:
-        """One of them, linear in its gradients."""
+        """Returns an optimizer whose updates are proportional to the learning rate."""
         ...
 
 
@@ -27,21 +30,26 @@ _MOMENTA = np.linspace(0.0, 0.99, 100)
 def picture(
     families: Mapping[str, Family], widths: Sequence[int] = (1, 2, 3, 4)
 ) -> Any:
-    """Draws for each momentum the largest stable learning rate times curvature.
+    """Draws the largest stable learning rate times curvature over momentum.
 
-    Of plain delays: to see what a correction in a family does about them.
+    The figure has one panel per family of optimizers and one line per width. Below its
+    line, a width is stable. All lines are limits under a plain delay, without weight
+    prediction, so that the panels show what a correction in a family changes. Each
+    point of a line is a value of `max_learning_rate`.
 
     Args:
-      families: by name; what a correction needs of the width is given by keyword:
+      families: A mapping from the title of a panel to a function that makes a linear
+        optimizer, called as `family(learning_rate, momentum, width=width)`. For example
         `{"heavy-ball": lambda rate, momentum, width: optax.sgd(rate, momentum)}`.
-      widths: pipeline widths, a line each; below its line a width is stable.
+      widths: Pipeline widths K, each at least 1.
 
     Returns:
       A `matplotlib.figure.Figure`.
 
     Raises:
-      ImportError: without matplotlib.
-      ValueError: as `pj.stability.max_learning_rate`.
+      ImportError: If matplotlib is not installed.
+      ValueError: If a family is not linear or a width is below 1, as in
+        `max_learning_rate`.
     """
     figure = new_figure(figsize=(1 + 4 * len(families), 4), layout="constrained")
     panels = figure.subplots(1, len(families), sharey=True, squeeze=False)[0]
@@ -56,6 +64,8 @@ def picture(
 
 
 def _limits(family: Family, width: int) -> list[float]:
+    """Returns the limit of the family at each momentum, under a plain delay."""
+
     def at(momentum: float) -> Callable[[float], optax.GradientTransformation]:
         return lambda rate: family(rate, momentum, width=width)
 

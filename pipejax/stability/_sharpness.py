@@ -1,17 +1,21 @@
-"""The curvature that a learning rate meets: the largest eigenvalue of a loss's Hessian.
+r"""Sharpness: the largest eigenvalue of the Hessian H of a loss.
 
-The Hessian is never formed. Lanczos' method asks for its products with some ten
-vectors, each the derivative of the gradient along a direction, which costs about as
-much as two gradients.
+The Hessian is never formed. The Lanczos method needs its products with about ten
+vectors. Each product is the derivative of the gradient along a direction, and costs
+about as much as two gradients.
 
-Of Adam, and of whatever divides its updates by a vector p, what counts is the
-curvature of the loss in coordinates in which it does not,
+Adam divides its updates by a vector p. In the coordinates `sqrt(p) w` of the parameters
+w, the same optimizer works without this division. The relevant sharpness is therefore
+the largest eigenvalue of the Hessian in these coordinates:
 
-  `P^(-1/2) H P^(-1/2)`, `P = diag(p)`
+$$P^{-1/2} H P^{-1/2}, P = diag(p)$$
 
-References: Cohen et al., Gradient Descent on Neural Networks Typically Occurs at the
-Edge of Stability, 2021, https://arxiv.org/abs/2103.00065; the same, Adaptive Gradient
-Methods at the Edge of Stability, 2022, https://arxiv.org/abs/2207.14484
+References:
+  Cohen et al., Gradient Descent on Neural Networks Typically Occurs at the Edge of
+  Stability, 2021, https://arxiv.org/abs/2103.00065
+
+  Cohen et al., Adaptive Gradient Methods at the Edge of Stability, 2022,
+  https://arxiv.org/abs/2207.14484
 """
 
 import functools
@@ -32,45 +36,65 @@ def sharpness(
     preconditioner: optax.Params | None = None,
     rtol: float = 1e-2,
 ) -> float:
-    """The largest eigenvalue of the Hessian of a loss, by `scipy.sparse.linalg.eigsh`.
+    r"""Returns the largest eigenvalue of the Hessian of a loss.
 
-    What `max_learning_rate` wants to know, and what `max_curvature` is to be held
-    against. Networks train near the limit of what is stable, so measure where the
-    learning rate is largest, in a run that is synchronous.
+    Compare the eigenvalue with `max_curvature`, or pass it to `max_learning_rate` as
+    `curvature`, to find out whether a width is stable for a real model. Measure at
+    several points in the first half of a synchronous run, and take the median. Neural
+    networks train near the limit of stability, and at the peak of the learning rate
+    alone the sharpness may be several times as large as elsewhere.
+
+    With a preconditioner p, it returns the largest eigenvalue of the preconditioned
+    Hessian instead:
+
+    $$P^{-1/2} H P^{-1/2}, P = diag(p)$$
+
+    `scipy.sparse.linalg.eigsh` computes the eigenvalue, usually from ten products of
+    this matrix with a vector.
 
     Args:
-      loss_fn: from `params` and `args` to a number; twice differentiable, forwards over
-        backwards. It is compiled once for each shape.
-      params: where. A pytree of floating arrays.
-      *args: what else it takes, a batch: of some hundred examples or more, for a small
-        batch is sharper than the mean of many. Of several processes, the same on all.
-      preconditioner: p, like `params` and above 0: what the optimizer divides its
-        updates by, `sqrt(nu) + eps` of Adam. Its limits are those of its first moment.
-      rtol: how exactly, relative to the eigenvalue.
+      loss_fn: The loss, `loss_fn(params, *args) -> scalar`. It must support
+        forward-mode over reverse-mode differentiation. It is compiled once for each
+        set of shapes.
+      params: A pytree of floating arrays, the point at which the Hessian is taken.
+      *args: The other arguments of `loss_fn`, usually a batch. Use a batch of at least
+        a few hundred examples: the loss on a small batch is sharper than the mean over
+        many. With several processes, pass the same batch on all of them.
+      preconditioner: A pytree like `params` with elements above 0: the vector p by
+        which the optimizer divides its updates. For Adam it is `sqrt(nu) + eps`;
+        compare the result with the limit of its first moment,
+        `optax.chain(optax.ema(b1, debias=False), optax.scale(-learning_rate))`.
+      rtol: Relative tolerance of the eigenvalue, in (0, 1).
 
     Returns:
-      The eigenvalue, in loss over parameter squared. Below 0 where the loss curves down
-      in every direction.
+      The eigenvalue, in units of loss per squared parameter. It is negative where the
+      loss curves down in every direction.
 
     Raises:
-      ValueError: if `preconditioner` is not like `params`, or not above 0, if `rtol`
-        is not between 0 and 1, or if a second derivative is not finite.
+      ValueError: If `preconditioner` does not have the structure and shapes of
+        `params` or has an element that is not above 0, if `rtol` is not between 0 and
+        1, or if a second derivative is not finite.
 
-    >>> import jax.numpy as jnp, optax, pipejax as pj
-    >>> def loss_fn(params, curvatures):
-    ...     return jnp.sum(curvatures * params**2) / 2
-    >>> curvatures = jnp.array([1.0, 5.0, 20.0])
-    >>> found = pj.stability.sharpness(loss_fn, jnp.ones(3), curvatures)
-    >>> limit = pj.stability.max_curvature(optax.sgd(0.1, momentum=0.9), width=2)
-    >>> f"{found:.2f} of {limit:.2f}"
-    '20.00 of 10.00'
+    Examples:
+      >>> import jax.numpy as jnp, optax, pipejax as pj
+      >>> def loss_fn(params, curvatures):
+      ...     return jnp.sum(curvatures * params**2) / 2
+      >>> curvatures = jnp.array([1.0, 5.0, 20.0])
+      >>> found = pj.stability.sharpness(loss_fn, jnp.ones(3), curvatures)
+      >>> limit = pj.stability.max_curvature(optax.sgd(0.1, momentum=0.9), width=2)
+      >>> f"{found:.2f} of {limit:.2f}"
+      '20.00 of 10.00'
+
+    References:
+      Cohen et al., Gradient Descent on Neural Networks Typically Occurs at the Edge of
+      Stability, 2021, https://arxiv.org/abs/2103.00065
     """
     from scipy.sparse.linalg import LinearOperator, eigsh  # slow to import
 
     if not 0 < rtol < 1:
         raise ValueError(
-            f"`rtol` must lie in (0, 1), got {rtol!r}: how far off the eigenvalue may"
-            " be, relative to it."
+            f"`rtol` must lie in (0, 1), got {rtol!r}. It is the largest error of the"
+            " eigenvalue, relative to the eigenvalue."
         )
     scale = jax.tree.map(jnp.ones_like, params)
     if preconditioner is not None:
@@ -84,19 +108,20 @@ def sharpness(
         if not np.isfinite(product).all():
             raise ValueError(
                 "`loss_fn` must have finite second derivatives at `params`; got one"
-                " that is not. Look for NaN in `params`, or for a square root at 0."
+                " that is not finite. Look for NaN in `params`, or for a square root at"
+                " 0."
             )
         return product
 
     start = np.random.default_rng(0).normal(size=at.size).astype(dtype)
     first = along(start)
-    if not first.any():  # a straight line, with which ARPACK cannot begin
+    if not first.any():  # a linear loss: ARPACK cannot start from a zero vector
         return 0.0
     if at.size == 1:
         return float(first[0] / start[0])
     operator = LinearOperator((at.size, at.size), matvec=along, dtype=dtype)
-    # With 8 vectors at a time the first pass is mostly enough: 9 products, where the
-    # default of 20 takes 21.
+    # With 8 Lanczos vectors the first pass usually suffices and takes 9 products. The
+    # default, 20 vectors, takes 21 products.
     (largest,) = eigsh(
         operator,
         k=1,
@@ -117,7 +142,7 @@ def _product(
     scale: optax.Params,
     direction: np.ndarray,
 ) -> jax.Array:
-    """`S H S direction`, S diagonal; all as flat vectors."""
+    """Returns the flat vector `S H S direction`, where S is `scale` as a diagonal."""
     flat, unravel = ravel_pytree(params)
 
     def scaled(tree: optax.Params) -> optax.Params:
@@ -130,20 +155,22 @@ def _product(
 
 
 def _check_preconditioner(preconditioner: Any, params: optax.Params) -> None:
+    """Raises a ValueError unless `preconditioner` is like `params` and above 0."""
     shapes, wanted = _shapes(preconditioner), _shapes(params)
     if shapes != wanted:
         raise ValueError(
-            f"`preconditioner` must be like `params`, of shapes {wanted}; got {shapes}."
-            " Of Adam it is a tree of `sqrt(nu) + eps`."
+            f"`preconditioner` must be like `params`, with shapes {wanted}; got"
+            f" {shapes}. For Adam, pass a tree of `sqrt(nu) + eps`."
         )
     least = np.min([np.min(x) for x in jax.tree.leaves(preconditioner)])
     if not least > 0:
         raise ValueError(
-            f"`preconditioner` must be above 0 everywhere, got {float(least)!r}: it is"
-            " what updates are divided by. Of Adam add `eps` to `sqrt(nu)`."
+            f"`preconditioner` must be above 0 everywhere, got {float(least)!r}. The"
+            " optimizer divides its updates by it. For Adam, add `eps` to `sqrt(nu)`."
         )
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each leaf by its path."""
     leaves = jax.tree.leaves_with_path(tree)
     return {jax.tree_util.keystr(path): jnp.shape(leaf) for path, leaf in leaves}

@@ -224,7 +224,7 @@ def test_random_numbers_from_outside_of_the_loss():
     loss, params, model_state = pj.flax.nnx.split(CalledWith(rngs=rngs), loss)
     train = pj.make_train_step(loss, TX, mesh=pj.data_mesh(2))
     message = (
-        r"`loss_fn` must not change what it has not been passed, .* Cannot mutate"
+        r"`loss_fn` must not change an object that it is not passed, .* Cannot mutate"
         r" RngCount .*`loss_fn\(model, batch, rngs\)`, and give `train.init` an `rng`"
     )
     with pytest.raises(ValueError, match=message):
@@ -443,7 +443,9 @@ def test_a_model_that_its_loss_rebuilds(kind, what):
     model = kind(5, 3, rngs=nnx.Rngs(0))
     loss, params, model_state = pj.flax.nnx.split(model, zoo_loss)
     train = pj.make_train_step(loss, TX, mesh=pj.data_mesh(2))
-    message = rf"`loss_fn` must leave the model as it is, but .* got {what}.* `model.tr"
+    message = (
+        rf"`loss_fn` must change nothing in the model but .* got {what}.* `model.tr"
+    )
     with pytest.raises(ValueError, match=message):
         train.step(train.init(params, model_state=model_state), batch_at(0))
 
