@@ -49,9 +49,7 @@ def test_a_test_is_named_after_its_module():
 
 def test_every_module_has_a_test_of_its_name():
     without = {
-        module
-        for module in modules()
-        if not (ROOT / place_of_test(module)).exists()
+        module for module in modules() if not (ROOT / place_of_test(module)).exists()
     }
     assert sorted(without - EXCEPTIONS.keys()) == []
 

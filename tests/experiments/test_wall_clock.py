@@ -148,7 +148,7 @@ def test_speedup_here(tmp_path, hosts_here):
 
 
 def test_a_run_of_some_cells_keeps_the_others(tmp_path, monkeypatch):
-    """Each has its own commit, date and processor; they are in the order of the list."""
+    """Each has its own commit, date and processor; the list gives their order."""
 
     def measured(cell, config):
         row = {"step": 1.0}

@@ -15,7 +15,9 @@ def test_passengers_come_out_where_they_went_in():
     """One float32 vector: the loss, the weight, the metrics in their structure."""
     loss, weight = jnp.float16(2.5), jnp.float32(64)
     passengers = Passengers.of(loss, METRICS, weight)
-    np.testing.assert_array_equal(passengers.values, np.float32([2.5, 64, 0.25, 3, 1.5]))
+    np.testing.assert_array_equal(
+        passengers.values, np.float32([2.5, 64, 0.25, 3, 1.5])
+    )
     assert passengers.values.dtype == jnp.float32
     assert (passengers.loss, passengers.weight) == (2.5, 64)
     assert passengers.metrics == {"accuracy": 0.25, "norms": (3, 1.5)}
@@ -38,7 +40,9 @@ def test_passengers_are_a_pytree_that_knows_its_own_form():
 
 
 def weighted(weight):
-    return Message({}, passengers=Passengers.of(jnp.float32(0), {}, jnp.float32(weight)))
+    return Message(
+        {}, passengers=Passengers.of(jnp.float32(0), {}, jnp.float32(weight))
+    )
 
 
 def test_a_mean_divides_by_devices_or_by_their_weights():

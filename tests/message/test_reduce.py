@@ -1,4 +1,4 @@
-"""A message summed over devices, and the one decision whether the sum may be applied."""
+"""A message summed over devices, and whether the sum may be applied."""
 
 import itertools
 
@@ -92,7 +92,9 @@ def test_summed_over_devices(bad):
         found, after = reduced(own, before, jnp.array(True), all_reduce, "data")
         changed = [
             jnp.any(x != y)
-            for x, y in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+            for x, y in zip(
+                jax.tree.leaves(before), jax.tree.leaves(after), strict=True
+            )
         ]
         total = found.sum
         return jax.tree.map(

@@ -141,7 +141,6 @@ def test_bfloat16_compute_with_float32_masters():
     assert not np.array_equal(full.opt_state["out"], expected["out"])
 
 
-
 def linear(params, batch, *, model_state):
     """The mean of `w . x` over examples, its weight the sum of theirs, if any."""
     loss = (batch["x"] @ params["w"]).mean()

@@ -138,9 +138,7 @@ def test_a_loss_may_change_the_model_state_that_it_is_passed(microbatches):
         model_state["mean"] = model_state["mean"] + batch.mean()
         return params * batch.mean(), pj.Aux(model_state=model_state)
 
-    train = make(
-        loss, devices=4, tx=optax.sgd(0.1), width=2, microbatches=microbatches
-    )
+    train = make(loss, devices=4, tx=optax.sgd(0.1), width=2, microbatches=microbatches)
     state = train.init(np.float32(0), model_state={"mean": np.float32(0)})
     for batch in np.ones((3, 8), np.float32):
         state, _ = train.step(state, batch)

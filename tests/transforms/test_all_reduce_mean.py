@@ -48,5 +48,7 @@ def test_the_codec_is_on_the_wire():
 
 
 def test_an_algorithm_that_is_called_already():
-    with pytest.raises(ValueError, match=r"`algorithm` must be .* not yet called.*Ring"):
+    with pytest.raises(
+        ValueError, match=r"`algorithm` must be .* not yet called.*Ring"
+    ):
         transforms.all_reduce_mean("data", collectives.ring())

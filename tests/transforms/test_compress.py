@@ -19,7 +19,7 @@ def test_all_leaves_are_one_vector():
     tx = transforms.error_feedback(codecs.sign(4))
     state = tx.init(gradients)
     updates, state = tx.update(gradients, state)
-    # |1|, |3|, |2|, |2| have the mean 2; the last block is 5 and three zeros of padding.
+    # 1, 3, 2 and 2 have the mean 2; the last block is 5 and three zeros of padding.
     np.testing.assert_array_equal(updates["a"], [[2, -2]])
     np.testing.assert_array_equal(updates["b"][:2], [2, 2])
     sent = np.concatenate([np.ravel(updates["a"]), updates["b"]])

@@ -1,7 +1,6 @@
 """Parameters ahead of the gradients in flight, in a loop of one's own."""
 
 import chex
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax

@@ -3,13 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax.sharding import PartitionSpec as P
-
-import pipejax as pj
-from pipejax import codecs, collectives, transforms
-from pipejax.transforms import CompressState
 
 from ..grid import grid
 from ..helpers import assert_bits_equal
