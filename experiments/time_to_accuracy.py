@@ -22,6 +22,7 @@ Result: experiments/results/time_to_accuracy_mnist.json and _cifar10.json,
 """
 
 import dataclasses
+import itertools
 import json
 import pathlib
 import statistics
@@ -277,36 +278,43 @@ def picture(race: dict[str, Any], path: pathlib.Path) -> None:
     runs = list(race["runs"].values())
     names = [name for name, row in runs[0].items() if "seconds" in row]
     ends = {}
-    for place, name in enumerate(names):
+    others = itertools.cycle(("tab:purple", "tab:brown", "tab:pink", "black"))
+    for name in names:
         seconds, accuracies = over_seconds([run[name] for run in runs])
         mean = accuracies.mean(axis=0)
-        color = DRAWN.get(name, f"C{place % 10}")
+        color = DRAWN.get(name) or next(others)
         axes.plot(seconds, mean, color=color, linewidth=2)
         axes.fill_between(
             seconds, *_bounds(accuracies), color=color, alpha=0.2, linewidth=0
         )
         ends[name] = float(seconds[-1]), float(mean[-1]), color
-    lowest = min(end[1] for end in ends.values())
-    span = 1.25 * max(end[0] for end in ends.values()), 0.2 * lowest
+    lowest, highest = (f(y for _, y, _ in ends.values()) for f in (min, max))
+    top = highest + 0.1 * (highest - 0.85 * lowest)
     axes.set(
-        xlim=(0, span[0]),
-        ylim=(0.85 * lowest, 1.05 * lowest),
-        xlabel="seconds of training",
+        xlim=(0, 1.02 * max(x for x, _, _ in ends.values())),
+        ylim=(0.85 * lowest, top),
+        xlabel=f"seconds of training: {race['data']}, {race['hosts']} hosts, links of"
+        f" {race['rate']}, mean and range of {len(runs)} seeds",
         ylabel="test accuracy",
-        title=f"{race['data']}, {race['hosts']} hosts, links of {race['rate']}:"
-        f" mean and range of {len(runs)} seeds",
     )
-    for x, y, color in ends.values():
+    places = spread({name: x for name, (x, _, _) in ends.items()}, axes.get_xlim()[1])
+    for name, (x, y, color) in ends.items():
         axes.plot(x, y, "o", color=color)
-    for name, (x, y) in spread(ends, span).items():
-        axes.annotate(name, (x, y), color=ends[name][2], va="center")
+        axes.annotate(
+            name,
+            xy=(x, y),
+            xytext=(places[name], top),
+            color=color,
+            rotation=35,
+            arrowprops={"arrowstyle": "-", "color": color, "alpha": 0.5},
+        )
     axes.yaxis.set_major_formatter(lambda y, _: f"{y:.0%}")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)
 
 
-# What the README's picture has; other methods take matplotlib's colours in turn.
+# The methods in the README's picture.
 DRAWN = {
     "PS-Sync": "tab:gray",
     "PS-Async": "tab:olive",
@@ -336,23 +344,17 @@ def _bounds(accuracies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return accuracies.min(axis=0), accuracies.max(axis=0)
 
 
-def spread(
-    ends: dict[str, Any], span: tuple[float, float]
-) -> dict[str, tuple[float, float]]:
-    """Places a label right of each line's end, moved up where others are too near.
+def spread(ends: dict[str, float], width: float) -> dict[str, float]:
+    """Places a label over each line's end, to the right of it where others are near.
 
     Args:
-      ends: seconds and accuracy of each line's end, by method.
-      span: width and height of the picture, in seconds and in accuracy.
+      ends: seconds at each line's end, by method.
+      width: of the picture, in seconds.
     """
-    placed: dict[str, tuple[float, float]] = {}
-    for name, (x, y, *_) in sorted(ends.items(), key=lambda item: item[1][1]):
-        x += 0.015 * span[0]
-        near = [b for a, b in placed.values() if abs(a - x) < 0.2 * span[0]]
-        for other in sorted(near):
-            if abs(y - other) < 0.05 * span[1]:
-                y = other + 0.05 * span[1]
-        placed[name] = x, y
+    placed: dict[str, float] = {}
+    last = -width
+    for name, x in sorted(ends.items(), key=lambda item: item[1]):
+        placed[name] = last = max(x, last + 0.045 * width)
     return placed
 
 

@@ -248,6 +248,27 @@ def test_allreduce_profile(tmp_path):
     assert plot.exists()
 
 
+def test_labels_keep_a_distance():
+    ends = {"slow": 90.0, "late": 41.0, "fast": 40.0}
+    assert time_to_accuracy.spread(ends, 100.0) == {
+        "fast": 40.0,
+        "late": 44.5,
+        "slow": 90.0,
+    }
+
+
+def test_seeds_are_drawn_on_one_axis():
+    """From the last first test to the mean of the ends, straight in between."""
+    rows = [
+        {"seconds": [1.0, 3.0], "accuracy": [0.2, 0.6]},
+        {"seconds": [2.0, 5.0], "accuracy": [0.3, 0.9]},
+    ]
+    seconds, accuracies = time_to_accuracy.over_seconds(rows)
+    assert (seconds[0], seconds[-1]) == (2.0, 4.0)
+    assert accuracies[:, 0] == pytest.approx([0.4, 0.3])
+    assert accuracies[:, -1] == pytest.approx([0.6, 0.7])
+
+
 def test_time_to_accuracy_here(tmp_path, hosts_here, monkeypatch, capsys):
     race = time_to_accuracy.RACES["digits"]
     race = dataclasses.replace(race, problem=Problem("mlp", 128, images="digits"))

@@ -123,16 +123,6 @@ def words_on_overhead():
     yield f"{python:.0f} microseconds"
 
 
-def rows_of_compile_time():
-    """A row a number of leaves: seconds by hand, and ratios to those."""
-    for leaves, found in result("compile_time")["leaves"].items():
-        twins = ("by hand, checked", "by hand, predicted")
-        cells = [f"{found[name]['total']:.1f}" for name in twins]
-        ours = ("K=1", "K=2, plain", "K=2, predicted")
-        cells += [f"{found[name]['ratio']:.2f}" for name in ours]
-        yield f"| {leaves} | " + " | ".join(cells) + " |"
-
-
 def words_on_8_bits():
     """What 8 bits, at the accuracy of all bits, gain on MNIST."""
     mnist = took("time_to_accuracy_mnist")
@@ -220,7 +210,6 @@ rows_of_mnist = functools.partial(rows_of_time_to_accuracy, "mnist")
         ("docs/speed.md", words_on_8_bits),
         ("docs/speed.md", rows_of_overhead),
         ("docs/speed.md", words_on_overhead),
-        ("docs/speed.md", rows_of_compile_time),
     ],
 )
 def test_figures_are_those_of_the_result_files(path, rows):
