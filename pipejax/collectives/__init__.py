@@ -33,3 +33,4 @@ from ._stages import run as run
 from ._tree import tree as tree
 from ._two_shot import two_shot as two_shot
 from ._wire import Transfer as Transfer
+from ._wire import wire_bytes as wire_bytes

@@ -1,6 +1,6 @@
 """Makes the report on a module by walking its computations in the order they run."""
 
-from pipejax.collectives import Transfer
+from pipejax.collectives import wire_bytes
 
 from ._collectives import group_size, handed_over, is_collective
 from ._flops import Counter, Work
@@ -126,7 +126,7 @@ class Reading:
             dtypes=tuple(dict.fromkeys(shape.dtype for shape in shapes)),
             group_size=devices,
             bytes=payload,
-            wire_bytes=Transfer(span.kind, devices, payload).wire_bytes,
+            wire_bytes=wire_bytes(span.kind, devices, payload),
             asynchronous=bool(span.stretches),
             operations=work.operations,
             matmuls=work.matmuls,
