@@ -140,7 +140,7 @@ def test_of_the_host_executor_it_says_where_the_collective_is(capsys):
     assert inspect("on_a_thread") == 0
     printed = capsys.readouterr().out
     assert "executor: host (asked for)" in printed
-    assert "the all-reduce is a program of its own" in printed
+    assert "The host executor runs the all-reduce as a separate program" in printed
     assert "dropped" not in printed
 
 

@@ -34,11 +34,15 @@ def test_what_is_not_installed_is_said_with_its_extra(monkeypatch, capsys):
     cell = {
         "problem": {"model": "mlp", "batch_size": 64},
         "rate": "500mbit",
-        "rows": {"compute": {**dict.fromkeys(("step", "wire", "limit"), 1.0)}},
+        "rows": {"compute": {**dict.fromkeys(("step", "wire", "cores", "limit"), 1.0)}},
         "measured": {},
         "missing": {"DDP": why},
     }
-    cell["rows"]["compute"] |= {"ratio_to_limit": 1.0, "faster_than": {}}
+    cell["rows"]["compute"] |= {
+        "ratio_to_limit": 1.0,
+        "ratio_to_compute": 1.0,
+        "faster_than": {},
+    }
     speedup.show(cell)
     assert f"DDP: {why}\n" in capsys.readouterr().out
 

@@ -57,7 +57,7 @@ def test_what_may_be_compressed_and_what_stays_exact():
 
 @pytest.mark.parametrize(
     ("arrived", "weight", "bad"),
-    itertools.product([True, False], [None, 0, 3], [0.0, np.nan, np.inf]),
+    list(itertools.product([True, False], [None, 0, 3], [0.0, np.nan, np.inf])),
 )
 def test_counts_and_usable(arrived, weight, bad):
     """A sum counts if it is of examples; it is usable if it is finite, too."""
@@ -84,7 +84,7 @@ def test_finite_means_gradients_and_changes():
 @pytest.mark.parametrize("bad", [0.0, np.nan])
 def test_summed_over_devices(bad):
     """Rank-coded: device i sends 10^i. Residuals stay where the sum is not finite."""
-    all_reduce = collectives.two_shot(codecs.error_feedback(codecs.int8(4)))
+    all_reduce = collectives.two_shot(codecs.error_feedback(codecs.int8(8)))
 
     def local(ranks):
         own = message(10.0 ** ranks[0], bad=jnp.where(ranks[0] == 2, bad, 0))

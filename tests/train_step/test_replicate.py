@@ -122,6 +122,7 @@ def test_other_structures_are_told_with_the_own_names(monkeypatch):
     found = said(monkeypatch, {"params": {"a": ZEROS}}, {"params": {"b": ZEROS}})
     message = (
         "`train.init` must be given the same structure of arrays on every process; got"
-        " other structures on processes [1] than on process 0. Here are ['params{}']."
+        " other structures on processes [1] than on process 0. Here are"
+        " [\"params['{}']\"]."
     )
-    assert found == [message.format("['a']"), message.format("['b']")]
+    assert found == [message.format("a"), message.format("b")]

@@ -37,7 +37,7 @@ def test_rank_coded_values(algorithm):
 
 def test_the_codec_is_on_the_wire():
     """The algorithm is given the codec: 8 bits in two collectives, rounding in both."""
-    tx = transforms.all_reduce_mean("data", collectives.two_shot, codecs.int8(4))
+    tx = transforms.all_reduce_mean("data", collectives.two_shot, codecs.int8(8))
     rows = jnp.asarray(np.random.default_rng(0).normal(size=(DEVICES, 16)))
     found, exact = mean_of(tx, rows), np.asarray(rows).mean(axis=0)
     assert (found == found[0]).all()

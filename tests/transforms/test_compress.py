@@ -14,17 +14,20 @@ TREE = {"w": jnp.zeros((8, 12)), "b": jnp.zeros(5)}
 
 
 def test_all_leaves_are_one_vector():
-    """Blocks of four cross from one leaf into the next; sign sends a mean magnitude."""
-    gradients = {"a": jnp.array([[1.0, -3.0]]), "b": jnp.array([2.0, 2.0, -5.0])}
-    tx = transforms.error_feedback(codecs.sign(4))
+    """A block of eight crosses into the next leaf; sign sends a mean magnitude."""
+    gradients = {
+        "a": jnp.array([[1.0, -3.0]]),
+        "b": jnp.array([2.0, 2, -2, 2, 3, -1, -5]),
+    }
+    tx = transforms.error_feedback(codecs.sign(8))
     state = tx.init(gradients)
     updates, state = tx.update(gradients, state)
-    # 1, 3, 2 and 2 have the mean 2; the last block is 5 and three zeros of padding.
+    # The first eight have a mean magnitude of 2; the last block is -5 and padding.
     np.testing.assert_array_equal(updates["a"], [[2, -2]])
-    np.testing.assert_array_equal(updates["b"][:2], [2, 2])
+    np.testing.assert_array_equal(updates["b"][:6], [2, 2, -2, 2, 2, -2])
     sent = np.concatenate([np.ravel(updates["a"]), updates["b"]])
-    given = np.float32([1, -3, 2, 2, -5])
-    np.testing.assert_array_equal(state.codec.residual[:5], given - sent)
+    given = np.float32([1, -3, 2, 2, -2, 2, 3, -1, -5])
+    np.testing.assert_array_equal(state.codec.residual[:9], given - sent)
 
 
 def test_nothing_to_compress():
