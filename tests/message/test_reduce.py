@@ -30,7 +30,7 @@ def message(factor=1.0, weight=None, bad=0.0):
     return Message(
         gradients={
             "b": jnp.full(3, factor, jnp.bfloat16),
-            "w": jnp.full((2, 3), factor).at[1, 2].add(bad),
+            "w": factor * jnp.linspace(0.1, 0.9, 6).reshape(2, 3).at[1, 2].add(bad),
         },
         changes={"mean": jnp.full(2, 10 * factor), "count": None},
         passengers=Passengers.of(
