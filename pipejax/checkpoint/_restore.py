@@ -53,8 +53,9 @@ def restore(
     saved, and the gradients in flight stay in flight. On another number of devices:
 
     - Parameters, optimizer state, PRNG key and step have the bits that were saved.
-    - Each gradient in flight is averaged over the old devices and applied (a drain).
-      The next `width - 1` steps then apply nothing, because the pipeline fills again.
+    - Then each gradient in flight is averaged over the old devices and applied (a
+      drain). The next `width - 1` steps apply nothing, because the pipeline fills
+      again.
     - The residuals of error feedback are redistributed in equal shares, so that they
       add the same to the mean gradient as they would have before.
     - The PRNG keys and warm starts of codecs, and the deviations that
