@@ -120,7 +120,7 @@ def test_feedback_of_what_is_none_or_has_it(codec):
 
 
 def test_feedback_of_what_scales_up():
-    with rejects("`codec` must not scale up what it sends when what is lost is fed"):
+    with rejects("`codec` must not scale its values up under error feedback, because"):
         c.error_feedback(c.random_k(1, KEY))
 
 
