@@ -35,6 +35,9 @@ def phases(stages: Stages) -> tuple[Phase, ...]:
       The phases in order. Each collective is a phase of its own. Consecutive local work
       of the same purpose is one phase.
 
+    Raises:
+      ValueError: If no stage has a collective.
+
     Examples:
       >>> import jax
       >>> from pipejax.collectives import Layout, phases, two_shot
@@ -58,6 +61,11 @@ def phases(stages: Stages) -> tuple[Phase, ...]:
 def _names(stages: Stages) -> list[str]:
     """Returns the name of the phase that each link belongs to."""
     sent = [i for i, link in enumerate(stages.links) if isinstance(link, Sent)]
+    if not sent:
+        raise ValueError(
+            "`stages` must have a collective, got only local work. Pass what an"
+            " algorithm such as pj.collectives.psum() returns."
+        )
     middle = sent[(len(sent) - 1) // 2]
 
     def name(i: int, link: Link) -> str:

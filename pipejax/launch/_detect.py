@@ -7,6 +7,7 @@ accelerators that the process sees are its own, and `own_devices` returns `None`
 """
 
 import importlib.util
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -166,7 +167,7 @@ def _ask_jax(environ: Environment, method: str | None, timeout: float) -> Any:
     address = environ.get("JAX_COORDINATOR_ADDRESS")
     try:
         return ClusterEnv.auto_detect_unset_distributed_params(
-            address, None, None, None, method, int(timeout)
+            address, None, None, None, method, math.ceil(timeout)
         )
     except ValueError as error:
         raise ValueError(
@@ -204,7 +205,9 @@ def _on_this_host(environ: Environment) -> int | None:
     listed = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
     found = re.findall(r"(\d+)(?:\(x(\d+)\))?", listed)
     counts = [int(count) for count, hosts in found for _ in range(int(hosts or 1))]
-    host = int(environ.get("SLURM_NODEID", len(counts)))
+    if "SLURM_NODEID" not in environ:
+        return None
+    host = _number("SLURM_NODEID", environ["SLURM_NODEID"])
     return counts[host] if host < len(counts) else None
 
 

@@ -131,8 +131,15 @@ class Watchdog:
         an evaluation. A process that dies or raises an exception is still at fault.
 
         Args:
-          what: The name of the work. It must not be empty.
+          what: The name of the work, which other processes print.
+
+        Raises:
+          ValueError: If `what` is empty.
         """
+        if not what:
+            raise ValueError(
+                f"`what` must name the work, such as 'evaluation'; got {what!r}."
+            )
         before, self._progress.busy = self._progress.busy, what
         try:
             yield

@@ -53,10 +53,12 @@ def topology(target: str) -> list[Any]:
     """
     match = re.fullmatch(r"(tpu:)?(\w+):(\d+(?:x\d+)*)(?::([1-9]\d*))?", target)
     tpu, kind, shape, slices = match.groups() if match else ("", "", "", None)
-    if kind in GPUS and not tpu and not slices:
+    if kind in GPUS and not tpu:
+        if slices:
+            raise _no_such(target, "the first number of a GPU's shape is the slices")
         if shape.count("x") != 2 or "0" in shape.split("x"):
             raise _no_such(target, "a GPU's shape is slices x hosts x GPUs per host")
-        return _gpus(kind, shape)
+        return _gpus(target, kind, shape)
     if kind in TPUS:
         return _tpus(target, f"{kind}:{shape}", int(slices or 1))
     raise _no_such(target, "there is no such kind")
@@ -71,8 +73,8 @@ def _no_such(target: str, why: str) -> ValueError:
     )
 
 
-def _gpus(kind: str, shape: str) -> list[Any]:
-    _check_installed(kind, "jax_plugins.xla_cuda12", "nvidia.cuda_nvcc")
+def _gpus(target: str, kind: str, shape: str) -> list[Any]:
+    _check_installed(target, "jax_plugins.xla_cuda12", "nvidia.cuda_nvcc")
 
     def describe() -> Any:
         return topologies.get_topology_desc(

@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 import pipejax as pj
 from pipejax import codecs, collectives
 from pipejax.collectives import Layout, Summands, phases
+from pipejax.collectives._stages import local
 from pipejax.mesh import on_mesh
 
 INT8 = codecs.int8()
@@ -19,10 +20,10 @@ def found(all_reduce, p=4):
     """Returns the names of its phases, on p devices."""
     seen = []
 
-    def local():
+    def own():
         seen.extend(phase.name for phase in phases(all_reduce(LAYOUT, "data")))
 
-    jax.eval_shape(on_mesh(local, pj.data_mesh(p), (), P()))
+    jax.eval_shape(on_mesh(own, pj.data_mesh(p), (), P()))
     return seen
 
 
@@ -60,12 +61,17 @@ def test_phases_of_a_linear_codec():
     ]
 
 
+def test_local_work_alone_has_no_phases():
+    with pytest.raises(ValueError, match=r"`stages` must have a collective, got only"):
+        phases(local(lambda x: x))
+
+
 @pytest.mark.parametrize("algorithm", ["psum", "ring", "two_shot", "tree"])
 def test_run_in_order_they_are_the_all_reduce(algorithm):
     """The same sums, to the bit, as by `collectives.run`."""
     all_reduce = getattr(collectives, algorithm)()
 
-    def local(x):
+    def own(x):
         summands = Summands((x,))
         stages = all_reduce(LAYOUT, "data")
         carry = summands, stages.init()
@@ -75,7 +81,7 @@ def test_run_in_order_they_are_the_all_reduce(algorithm):
         return carry[0].coded[0], whole.coded[0]
 
     x = jnp.sin(jnp.arange(4 * 1000, dtype=jnp.float32))
-    mapped = on_mesh(local, pj.data_mesh(4), (P("data"),), P("data"))
+    mapped = on_mesh(own, pj.data_mesh(4), (P("data"),), P("data"))
     by_phases, whole = jax.jit(mapped)(x)
     np.testing.assert_array_equal(by_phases, whole)
     assert np.allclose(whole[:1000], np.asarray(x).reshape(4, 1000).sum(0), atol=1e-5)

@@ -7,6 +7,7 @@ from jax._src.clusters import ClusterEnv
 
 from pipejax import launch
 from pipejax.cli import main
+from pipejax.launch import _detect
 
 from .helpers import OPEN_MPI, OWN, SLURM, TORCHRUN
 
@@ -120,6 +121,10 @@ def test_what_jax_detects_is_taken_from_it(
         ),
         (TORCHRUN | {"RANK": "one"}, "RANK must be a whole number .* got 'one'"),
         (TORCHRUN | {"RANK": "4"}, r"`rank` must lie in \[0, 4\)"),
+        (
+            SLURM | {"SLURM_NODEID": "x"},
+            "SLURM_NODEID must be a whole number .* got 'x'",
+        ),
         (OWN | {"JAX_COORDINATOR_ADDRESS": "host"}, "`coordinator` must be host:port"),
         (
             SLURM | TORCHRUN,
@@ -162,3 +167,18 @@ def test_the_command_line_says_what_is_wrong_in_one_line(environ, capsys):
     environ(TORCHRUN | {"RANK": "4"})
     assert main(["calibrate"]) == 2
     assert capsys.readouterr().err.startswith("pipejax: `rank` must lie in [0, 4)")
+
+
+def test_a_timeout_below_a_second_is_not_none(environ, monkeypatch):
+    """JAX takes whole seconds, and 0 for no timeout."""
+    asked = []
+
+    def detect(*args):
+        asked.append(args[-1])
+        return "10.0.0.1:1234", 7, 4, None
+
+    name = "auto_detect_unset_distributed_params"
+    monkeypatch.setattr(_detect.ClusterEnv, name, detect)
+    environ(SLURM)
+    launch.detect(timeout=0.5)
+    assert asked == [1]

@@ -105,6 +105,16 @@ def test_one_process_alone_is_not_watched():
         assert threading.active_count() == threads
 
 
+def test_a_pause_without_a_name_is_refused():
+    """It would count as no pause."""
+    with launch.Watchdog() as watchdog:
+        with (
+            pytest.raises(ValueError, match="`what` must name the work.* got ''"),
+            watchdog.pause(""),
+        ):
+            pass
+
+
 @pytest.mark.parametrize("limit", [9.9, -1.0, float("nan"), 80.1])
 def test_a_limit_too_short_to_hear_anyone_or_longer_than_jax_waits(limit):
     with pytest.raises(ValueError, match=r"`limit` must lie in \[10, 80\] seconds"):

@@ -64,7 +64,7 @@ def test_slices_of_a_tpu():
         ("tpu:h100:1x1x8", "there is no such kind"),
         ("h100:8", "a GPU's shape is slices x hosts x GPUs per host"),
         ("h100:1x0x8", "a GPU's shape is slices x hosts x GPUs per host"),
-        ("h100:1x1x8:2", "there is no such kind"),
+        ("h100:1x1x8:2", "the first number of a GPU's shape is the slices"),
         ("tpu:v5e:2x2:0", "there is no such kind"),
         pytest.param("tpu:v5e:3x3", "INVALID_ARGUMENT", marks=TPU),
     ],
