@@ -222,7 +222,7 @@ def _check_speed(argument: str, value: Any) -> None:
     if not (_is_number(value) and value > 0):
         raise ValueError(
             f"`{argument}` must be above 0 bytes per second; got {value!r}. Write 1"
-            " Gbit/s as 125e6, or give math.inf for a speed that takes no time."
+            " Gbit/s as 125e6, or give math.inf for work that takes no time."
         )
 
 
