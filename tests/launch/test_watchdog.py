@@ -107,12 +107,9 @@ def test_one_process_alone_is_not_watched():
 
 def test_a_pause_without_a_name_is_refused():
     """It would count as no pause."""
-    with launch.Watchdog() as watchdog:
-        with (
-            pytest.raises(ValueError, match="`what` must name the work.* got ''"),
-            watchdog.pause(""),
-        ):
-            pass
+    said = pytest.raises(ValueError, match=r"`what` must name the work.* got ''")
+    with launch.Watchdog() as watchdog, said, watchdog.pause(""):
+        pass
 
 
 @pytest.mark.parametrize("limit", [9.9, -1.0, float("nan"), 80.1])
