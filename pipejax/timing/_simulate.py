@@ -22,6 +22,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from pipejax.codecs import Codec
+from pipejax.integers import is_integer
 
 from ._cluster import Cluster
 from ._counts import FLOAT32, Algorithm
@@ -145,9 +146,10 @@ def simulate(
       >>> f"{pj.timing.simulate(cluster, work, width=2).step_time:.2f} s"
       '0.75 s'
     """
-    if steps < 2 or width < 1:
+    if not (is_integer(steps, 2) and is_integer(width, 1)):
         raise ValueError(
-            f"`steps` must be at least 2 and `width` at least 1, got {steps}, {width}."
+            "`steps` must be a whole number of at least 2 and `width` at least 1, got"
+            f" {steps}, {width}."
         )
     p = cluster.hosts * cluster.devices
     times = workload.compute_times(steps, p, np.random.default_rng(seed))
@@ -190,7 +192,8 @@ def simulate_asynchronous(
       of shape [hosts * steps].
 
     Raises:
-      ValueError: If `workload.slow` does not have one number for each host.
+      ValueError: If `workload.slow` does not have one number for each host, `steps` is
+        not a positive integer, or the cluster has several devices per host.
 
     Examples:
       Four workers compute for 3.5 s. Every transfer takes 1 s of the server's link:
@@ -201,6 +204,11 @@ def simulate_asynchronous(
       >>> pj.timing.simulate_asynchronous(cluster, work, steps=1).tolist()
       [3.5, 5.5, 6.5, 7.5]
     """
+    if not is_integer(steps, 1) or cluster.devices != 1:
+        raise ValueError(
+            "`steps` must be a whole number of at least 1, and `cluster.devices` 1, got"
+            f" {steps!r} and {cluster.devices}. Let each worker be a host."
+        )
     p, size = cluster.hosts, FLOAT32 * workload.elements
     times = workload.compute_times(steps, p, np.random.default_rng(seed))
     wire = size / cluster.link.bandwidth
