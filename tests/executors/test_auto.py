@@ -1,6 +1,6 @@
 """From a collective of the loss or the optimizer on, steps go on in one program."""
 
-import time
+from concurrent.futures import Future
 
 import pytest
 
@@ -64,21 +64,48 @@ def test_a_drain_has_the_collectives_of_the_update_alone(own, name):
     assert auto.name == name
 
 
+class Job(Future):
+    """The future of a function that runs when somebody waits for it."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def result(self):
+        if not self.done():
+            self.set_result(self.function())
+        return super().result()
+
+
+class Late:
+    """A communication thread that runs nothing before somebody waits for it."""
+
+    def __init__(self):
+        self.jobs = []
+
+    def submit(self, function):
+        self.jobs.append(Job(function))
+        return self.jobs[-1]
+
+    def join(self):
+        for job in self.jobs:
+            job.result()
+
+
 @pytest.mark.usefixtures("between_processes")
 def test_no_reduction_is_under_way_when_the_executor_changes():
     """Only one thread may launch collectives."""
     work = Appending("update")
     config = config_of(work)
     auto = Auto(config, "two processes")
-    reduce = auto._now._reduce
+    host = auto._now.__dict__
+    host["_thread"], reduce = Late(), auto._now._reduce
 
-    def slow(*args):
-        time.sleep(0.2)
-        result = reduce(*args)
+    def recorded(*args):
         work.traced.append("reduced")
-        return result
+        return reduce(*args)
 
-    auto._now.__dict__["_reduce"] = slow  # where cached_property keeps it
+    host["_reduce"] = recorded  # where cached_property keeps it
     auto.step(*start(config), batch_of(1))
     # Of the two reductions one is waited for, and one is begun for the next step.
     assert work.traced.count("reduced") == 2
