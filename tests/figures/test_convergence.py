@@ -37,7 +37,7 @@ words_on_large_rates = functools.partial(words_on_convergence, 2.0)
 
 
 def words_on_what_is_given_back():
-    """Of what a plain delay loses at the tuned rates, beyond the limits, at K=2."""
+    """What the default recovers at K=2 and the tuned rates, of a plain delay's cost."""
     found, shares = result("convergence"), {"muon": [], "others": []}
     for setting in _show.compared(found, 1.0):
         plain, default = (
@@ -49,7 +49,7 @@ def words_on_what_is_given_back():
             shares[kind].append(math.floor(100 * share))
     cifar, text = shares["muon"]
     least = min(shares["others"])
-    yield f"gives back {least} % of what it loses or more under momentum and AdamW"
+    yield f"recovers at least {least} % of the cost under momentum and AdamW"
     yield f"under Muon {cifar} % on CIFAR-10 and {text} % on the transformer"
 
 
@@ -62,9 +62,9 @@ def words_on_delay_robust():
             for name in ("robust", "predicted")
         )
         above[width].append(robust > default)
-    yield f"above the default in {sum(above[2])} of {len(above[2])}, mostly by little"
-    assert all(above[3])
-    yield "At K=3 it ends above it everywhere"
+    ends = "`delay_robust` ends above the default"
+    yield f"{ends} in {sum(above[2])} of {len(above[2])} cases, mostly by little"
+    yield f"At K=3 {ends} in {sum(above[3])} of {len(above[3])} cases"
 
 
 def rows_of_counts():
@@ -89,9 +89,10 @@ def words_on_sharpness():
     more = sum(cost > 0.01 for _, cost in beyond)
     some = [share for share, cost in below if cost > 0.01]
     assert min(some) > 0.9
-    yield f"Of {len(below)} below the limit none lost more than {most} nats,"
-    yield f"and {len(some)} lost more than 0.01, all above 0.9 of it;"
-    yield f"of {len(beyond)} beyond it {more} lost more than 0.01."
+    yield f"The table has {len(below) + len(beyond)} cases"
+    yield f"None of the {len(below)} cases below the limit lost more than {most} nats."
+    yield f"{len(some)} of the {len(below)} lost more than 0.01 nats, all above 0.9"
+    yield f"{more} of the {len(beyond)} cases beyond the limit lost more than 0.01 nats"
     shares = [
         sharpness.share(runs, method)
         for _, runs in sharpness.by_setting(found)
