@@ -8,8 +8,8 @@ r"""Computes the gradient of one device, and makes the message that it sends.
 
   $$g = 1/m \sum_j g_j$$
 
-- Weights: the message holds a weighted sum. After the sum over devices, it is divided
-  by the sum of all `W_j`, over microbatches and devices.
+- Weights `W_j`: the message holds the weighted sum of the gradients. After the sum over
+  devices, it is divided by the sum of all weights, over microbatches and devices.
 
   $$\sum_j W_j g_j$$
 
