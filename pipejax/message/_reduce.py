@@ -33,10 +33,6 @@ class Reduced(NamedTuple):
         """Checks every element of gradients and changes for infinity and NaN.
 
         The check takes no norm, which could overflow if all elements are finite.
-
-        Args:
-          total: The sum of the messages.
-          arrived: bool scalar, whether the messages are real.
         """
         # The largest magnitude would not show every NaN: on CPUs, XLA's maximum loses
         # NaN if there are 4,096 elements or more,

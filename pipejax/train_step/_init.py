@@ -38,16 +38,6 @@ def initial(
     On several processes, placing the arrays is a collective, so no other collective may
     be under way.
 
-    Args:
-      local_step: One device's part of a step.
-      config: The step that the state is for.
-      params: Pytree of floating arrays.
-      model_state: Model state, or `None`.
-      rng: Key, or `None`.
-      opt_state: State of the optimizer, or `None` for a new one.
-      batch: Batch or its shapes, or `None` if the loss is the only passenger.
-      feeds_back: Whether the pipeline keeps deviations.
-
     Returns:
       The replicated state, and the empty pipeline of all devices without codec states.
 

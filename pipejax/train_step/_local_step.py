@@ -53,11 +53,6 @@ class LocalStep:
     ) -> tuple[Message, Kept]:
         """Returns this device's message, and what the update will need.
 
-        Args:
-          state: State before the step.
-          in_flight: This device's messages in flight.
-          batch: This device's share of the batch.
-
         Raises:
           ValueError: If the messages in flight do not fit the parameters, the model
             state or the metrics, or if the loss function breaks its contract.

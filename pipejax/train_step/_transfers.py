@@ -21,12 +21,6 @@ def transfers_of(
     optimizer are read from a program that runs both without the exchange. The program
     is compiled only if it has a collective.
 
-    Args:
-      config: The step.
-      state: The replicated state, or its shapes.
-      in_flight: The messages in flight of all devices, or their shapes.
-      batch: The global batch, or its shapes.
-
     Returns:
       The collectives of the loss and the optimizer, followed by those of the exchange.
     """
