@@ -1,7 +1,8 @@
 r"""The delay of pipelined training: a queue of the last K-1 messages.
 
-Let `w` be the parameters and `u` the update of the optimizer. Device i computes the
-gradient `g_{i,t}` of its loss at `w_t`, and `g_t` is the mean over devices.
+Let `w` be the parameters and `u` the update of the optimizer. In the paper, device i
+computes the gradient `g_{i,t}` of its loss at `w_t`, and `g_t` is the mean over
+devices.
 
 - Width 1 is D-Sync, with an all-reduce followed by an update:
 
@@ -103,7 +104,7 @@ def has_arrived(in_flight: InFlight) -> jax.Array:
 
 
 def count(in_flight: InFlight) -> int:
-    """Returns the number of messages in flight, once they are computed."""
+    """Returns the number of messages in flight; waits until they are computed."""
     filled = in_flight.filled
     own = filled.addressable_data(0) if isinstance(filled, jax.Array) else filled
     return int(jax.device_get(own)[0])

@@ -42,7 +42,7 @@ def mean_info(infos: Sequence[StepInfo]) -> StepInfo:
     r"""Averages loss and metrics over all infos that have arrived.
 
     Let `x_k` be the loss or a metric of info k, and `w_k` its weight. The mean over all
-    infos with a true `arrived` is
+    infos that have arrived is
 
     $$\sum_k w_k x_k / \sum_k w_k$$
 

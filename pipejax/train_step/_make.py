@@ -93,7 +93,7 @@ def make_train_step(
         thread may still be sending them.
       all_reduce: Algorithm that sums the gradients, with the codec that encodes them.
         The default `pj.collectives.psum()` is the all-reduce of the backend.
-        `pj.collectives.two_shot(pj.codecs.int8())` sends a quarter of the bytes.
+        `pj.collectives.two_shot(pj.codecs.int8())` sends about a quarter of the bytes.
         `pj.collectives.scheduled` changes the algorithm at given steps. Loss, metrics
         and model state travel uncompressed.
       weight_prediction: Whether each device takes its gradient at its prediction: the
