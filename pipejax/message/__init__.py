@@ -1,4 +1,4 @@
-"""What travels: one device's message, its sum over devices, the messages in flight."""
+"""Messages: what a device contributes to a step, their sum, and those in flight."""
 
 from ._in_flight import InFlight as InFlight
 from ._in_flight import arrivals as arrivals

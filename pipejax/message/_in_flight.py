@@ -1,16 +1,27 @@
-"""The delay: a queue of K-1 messages, and the paper's recursion.
+r"""The delay of pipelined training: a queue of the last K-1 messages.
 
-Device i computes `g_i[t] = grad f_i(w[t])`; `g[t]` is the mean over devices.
+Let `w` be the parameters and `u` the update of the optimizer. In the paper, device i
+computes the gradient `g_{i,t}` of its loss at `w_t`, and `g_t` is the mean over
+devices.
 
-- width 1: `w[t] = w[t-1] - u(g[t-1])`. D-Sync: all-reduce, then update.
-- width 2: `w[t] = w[t-1] - u(g[t-2])`. Pipe-SGD: the all-reduce of the previous step's
-  gradients needs nothing of this step, so it runs while this step computes.
-- width K: `w[t] = w[t-1] - u(g[t-K])`. The delay is K-1 steps, and absorbs jitter.
+- Width 1 is D-Sync, with an all-reduce followed by an update:
 
-A message that enters the queue at step t leaves it at step t + K - 1. Which executor
-sums it over devices, and when, does not matter here.
+  $$w_t = w_{t-1} - u(g_{t-1})$$
 
-Reference: Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619
+- Width 2 is Pipe-SGD. The all-reduce of the previous step's gradients needs nothing of
+  this step, so it runs while this step computes:
+
+  $$w_t = w_{t-1} - u(g_{t-2})$$
+
+- Width K has a delay of K-1 steps, which absorbs jitter:
+
+  $$w_t = w_{t-1} - u(g_{t-K})$$
+
+A message that enters the queue at step t leaves it at step t + K - 1. The queue does
+not depend on which executor sums the message over devices, and when.
+
+Reference:
+  Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619
 """
 
 from typing import Any, NamedTuple
@@ -22,20 +33,23 @@ from ._message import Message
 
 
 class InFlight(NamedTuple):
-    """Messages that are computed and not yet applied. Each device has its own.
+    """Messages that are computed but not yet applied. Each device has its own.
 
-    Over a mesh of p devices the first axis of every leaf is p times as long as on one
-    device, and the i-th part is device i's. Sums over devices are not part of the
-    state: an executor that has begun to reduce a message knows it, and any other begins
-    anew.
+    On a mesh of p devices, the arrays of all devices are concatenated along the first
+    axis of every leaf. The first axis is therefore p times as long as on one device.
+
+    Sums over devices are not part of the state. Only the executor knows which
+    reductions have started, and another executor starts them again.
 
     Attributes:
-      pending: the last `width - 1` messages, oldest first.
-      filled: int32 [1], how many of them are real: the newest, at most `width - 1`.
-      codec_states: what the codecs of the all-reduce keep from one message to the next
-        (residuals, keys, warm starts), as it was before the oldest; empty without any.
-      deviation: gradients of the message before the oldest, minus their mean over
-        devices; `None` unless weight prediction feeds it back.
+      pending: The last `width - 1` messages, oldest first.
+      filled: int32 of shape [1], the number of real messages, at most `width - 1`. They
+        are the newest. All older messages are the zeros of an empty queue.
+      codec_states: What the codecs of the all-reduce keep from one message to the next
+        (residuals, keys, warm starts), as it was before the oldest message was sent.
+        Empty if no codec has a state.
+      deviation: This device's gradients of the message before the oldest, minus their
+        mean over devices. `None` unless weight prediction feeds it back.
     """
 
     pending: tuple[Message, ...]
@@ -47,13 +61,16 @@ class InFlight(NamedTuple):
 def empty(
     like: Message, width: int, codec_states: Any, *, feeds_back: bool = False
 ) -> InFlight:
-    """Makes a queue with nothing in it, for messages of this form.
+    """Makes an empty queue for messages of a given form.
 
     Args:
-      like: a message, or its shapes.
-      width: pipeline width K, at least 1.
-      codec_states: what the codecs keep before the first message.
-      feeds_back: whether the deviation is kept.
+      like: A message, or its shapes.
+      width: Pipeline width K, at least 1.
+      codec_states: States of the codecs before the first message.
+      feeds_back: Whether the queue keeps a deviation.
+
+    Returns:
+      A queue of `width - 1` messages of zeros, none of which counts as real.
     """
 
     def zeros(tree: Any) -> Any:
@@ -68,26 +85,26 @@ def empty(
 
 
 def width_of(in_flight: InFlight) -> int:
-    """Returns the width K of the pipeline."""
+    """Returns the width K of the pipeline, one more than the length of the queue."""
     return len(in_flight.pending) + 1
 
 
 def arrivals(in_flight: InFlight) -> list[jax.Array]:
-    """Returns for each place in the queue whether it holds a real message."""
+    """Returns for each message in the queue, oldest first, whether it is real."""
     count = len(in_flight.pending)
     return [in_flight.filled[0] >= count - age for age in range(count)]
 
 
 def has_arrived(in_flight: InFlight) -> jax.Array:
-    """Returns whether the message that leaves at this step is real.
+    """Returns whether the message that leaves the queue at this step is real.
 
-    At width 1 it always is.
+    At width 1, this is always the case.
     """
     return in_flight.filled[0] == len(in_flight.pending)
 
 
 def count(in_flight: InFlight) -> int:
-    """Returns how many messages are in flight; waits for them to be computed."""
+    """Returns the number of messages in flight; waits until they are computed."""
     filled = in_flight.filled
     own = filled.addressable_data(0) if isinstance(filled, jax.Array) else filled
     return int(jax.device_get(own)[0])
@@ -96,7 +113,14 @@ def count(in_flight: InFlight) -> int:
 def shift(
     in_flight: InFlight, fresh: Message, codec_states: Any, deviation: Any
 ) -> InFlight:
-    """Takes the oldest message off the queue and puts `fresh` at its end."""
+    """Takes the oldest message off the queue and puts `fresh` at its end.
+
+    Args:
+      in_flight: The queue.
+      fresh: The message of this step.
+      codec_states: States of the codecs after the oldest message.
+      deviation: Deviation of the oldest message, or `None`.
+    """
     return InFlight(
         pending=(*in_flight.pending, fresh)[1:],
         filled=jnp.minimum(in_flight.filled + 1, len(in_flight.pending)),
@@ -106,11 +130,11 @@ def shift(
 
 
 def at_width_1(in_flight: InFlight) -> InFlight:
-    """Returns what a synchronous step is given: no queue, the codecs' states."""
+    """Returns the pipeline for a synchronous step: only counter and codec states."""
     return in_flight._replace(pending=(), deviation=None)
 
 
 def emptied(in_flight: InFlight, codec_states: Any) -> InFlight:
-    """Returns the same pipeline with nothing in flight."""
+    """Returns the pipeline with nothing in flight, and with these codec states."""
     zeros = jax.tree.map(jnp.zeros_like, in_flight._replace(codec_states={}))
     return zeros._replace(codec_states=codec_states)

@@ -1,13 +1,14 @@
-"""What one device contributes to a step's exchange.
+"""Defines the message that one device contributes to a step's exchange.
 
-- gradients, in the shapes of the parameters, so that they are found by name
-- changes of the model state, leaf by leaf likewise
-- passengers: loss, weight and metrics, a few numbers that travel beside them
+A message has three parts:
 
-A message holds everything in the dtype in which it travels. A scalar travels as a
-vector of one element: over a mesh of p devices, each device's part of an array lies
-behind that of the device before, so that the first axis of every array is p times as
-long.
+- Gradients, in the shapes of the parameters, so that they can be found by name.
+- Changes of the model state, in the shapes of its leaves.
+- Passengers: loss, weight and metrics, which are a few numbers.
+
+A message holds all arrays in the dtypes in which they travel. On a mesh of p devices,
+the arrays of all devices are concatenated along the first axis, which is then p times
+as long. A scalar therefore travels as a vector of one element.
 """
 
 import dataclasses
@@ -31,9 +32,9 @@ class Passengers:
     """Loss, weight and metrics as one vector.
 
     Attributes:
-      values: float32, `[loss, weight (if weighted), metrics ...]`.
-      weighted: whether the loss function returns a weight.
-      metrics_form: the structure of the metrics.
+      values: float32 vector of the loss, the weight if `weighted`, and all metrics.
+      weighted: Whether the loss function returns a weight.
+      metrics_form: Structure of the pytree of metrics.
     """
 
     values: jax.Array
@@ -44,7 +45,7 @@ class Passengers:
     def of(
         cls, loss: jax.Array, metrics: Any, weight: jax.Array | None = None
     ) -> "Passengers":
-        """Collects scalars into one vector."""
+        """Collects the scalars of a loss, metrics and a weight into one vector."""
         leaves, form = jax.tree.flatten(metrics)
         scalars = [loss, *([] if weight is None else [weight]), *leaves]
         values = jnp.stack([jnp.asarray(x).astype(jnp.float32) for x in scalars])
@@ -52,17 +53,17 @@ class Passengers:
 
     @property
     def loss(self) -> jax.Array:
-        """The first value."""
+        """Returns the loss, which is the first value."""
         return self.values[0]
 
     @property
     def weight(self) -> jax.Array | None:
-        """The second value, if there is a weight."""
+        """Returns the weight, which is the second value, or `None` without weights."""
         return self.values[1] if self.weighted else None
 
     @property
     def metrics(self) -> Any:
-        """The other values, in their structure."""
+        """Returns the metrics, which are the other values, in their structure."""
         leaves = self.values[2 if self.weighted else 1 :]
         return jax.tree.unflatten(self.metrics_form, list(leaves))
 
@@ -70,11 +71,14 @@ class Passengers:
 class Message(NamedTuple):
     """What one device contributes to a step's exchange, or the sum over devices.
 
+    If the passengers have a weight, gradients, loss and metrics are multiplied by it.
+
     Attributes:
-      gradients: pytree like the parameters; weighted if the passengers have a weight.
-      changes: pytree like the model state: what the step added to each floating leaf,
-        and `None` in place of other leaves.
-      passengers: `Passengers`: loss, weight and metrics; `None` outside a train step.
+      gradients: Pytree like the parameters.
+      changes: Pytree like the model state, with what the step added to each floating
+        leaf, and `None` in place of other leaves. Changes are not weighted.
+      passengers: `Passengers` with loss, weight and metrics, or `None` outside a train
+        step.
     """
 
     gradients: Any
@@ -83,7 +87,7 @@ class Message(NamedTuple):
 
     @property
     def weight(self) -> jax.Array | None:
-        """The weight among the passengers, if there is one."""
+        """Returns the weight among the passengers, or `None` if there is none."""
         return None if self.passengers is None else self.passengers.weight
 
 
@@ -91,9 +95,14 @@ def mean(total: jax.Array, message: Message, devices: int) -> jax.Array:
     """Divides a sum by the number of devices, or by the sum of their weights.
 
     Args:
-      total: an array of gradients, a loss or a metric, summed over devices.
-      message: the sum of the messages it belongs to, whose weight counts.
-      devices: how many it was summed over.
+      total: Gradients, a loss or a metric, summed over devices.
+      message: The sum of the messages that `total` is from. If it has a weight, `total`
+        is divided by the weight, and otherwise by `devices`.
+      devices: Number of devices over which the messages were summed.
+
+    Returns:
+      The mean, in the shape and dtype of `total`. A sum whose weight is 0 is returned
+      unchanged.
     """
     weight = message.weight
     if weight is None:
@@ -104,11 +113,11 @@ def mean(total: jax.Array, message: Message, devices: int) -> jax.Array:
 
 
 def travelling(tree: Any, dtype: DTypeLike | None) -> Any:
-    """Casts arrays to the dtype in which they travel, and scalars to vectors.
+    """Casts arrays to the dtype in which they travel, and makes scalars vectors.
 
     Args:
-      tree: pytree of arrays.
-      dtype: floating dtype; `None` keeps each array's own.
+      tree: Pytree of arrays.
+      dtype: Floating dtype, or `None` to keep the dtype of each array.
     """
     return jax.tree.map(lambda x: jnp.atleast_1d(x).astype(dtype or x.dtype), tree)
 

@@ -1,6 +1,6 @@
-"""The exchange: a message summed over devices, and whether the sum may be applied.
+"""Sums a message over devices, and checks whether the sum may be applied.
 
-Who runs the stages of the sum, and beside what, is the executor's business.
+The executor decides when the stages of the sum run, and beside which compute.
 """
 
 from typing import Any, NamedTuple
@@ -15,12 +15,13 @@ from ._message import Message
 
 
 class Reduced(NamedTuple):
-    """A message summed over devices, and whether it may be applied.
+    """A message summed over devices, and whether the sum may be applied.
 
     Attributes:
-      sum: the message of all devices together, the same bits on each of them.
-      arrived: bool scalar, whether it is real and not one of the pipeline's zeros.
-      finite: bool scalar, whether its gradients and changes are finite.
+      sum: Sum of the messages of all devices, with the same bits on each of them.
+      arrived: bool scalar, whether the messages are real, and not the zeros of an empty
+        queue.
+      finite: bool scalar, whether all gradients and changes of the sum are finite.
     """
 
     sum: Message
@@ -29,9 +30,13 @@ class Reduced(NamedTuple):
 
     @classmethod
     def of(cls, total: Message, arrived: jax.Array) -> "Reduced":
-        """Looks at every gradient and change; at infinity and NaN, not at overflow."""
-        # The largest magnitude would not do: of 4,096 elements or more XLA's maximum
-        # loses NaN on CPUs, https://github.com/openxla/xla/issues/21461
+        """Checks every element of gradients and changes for infinity and NaN.
+
+        The check takes no norm, which could overflow if all elements are finite.
+        """
+        # The largest magnitude would not show every NaN: on CPUs, XLA's maximum loses
+        # NaN if there are 4,096 elements or more,
+        # https://github.com/openxla/xla/issues/21461
         leaves = jax.tree.leaves((total.gradients, total.changes))
         finite = [jnp.isfinite(leaf).all() for leaf in leaves]
         whole = jnp.stack(finite).all() if finite else jnp.array(True)
@@ -39,21 +44,21 @@ class Reduced(NamedTuple):
 
     @property
     def counts(self) -> jax.Array:
-        """Whether the sum is of examples: it has arrived, and has a weight."""
+        """Returns whether the sum has arrived and does not have a weight of 0."""
         weight = self.sum.weight
         return self.arrived if weight is None else self.arrived & (weight != 0)
 
     @property
     def usable(self) -> jax.Array:
-        """Whether it is of examples and finite."""
+        """Returns whether the sum counts and is finite."""
         return self.counts & self.finite
 
     def settled(self, new: Any, old: Any) -> Any:
-        """Returns the codecs' states after the sum: the old ones if it is not usable.
+        """Returns the codec states after the sum: the old ones if it is not usable.
 
         Args:
-          new: the states after the sum.
-          old: the states before it.
+          new: States of the codecs after the sum.
+          old: States of the codecs before the sum.
         """
         usable = self.usable
         return jax.tree.map(lambda n, o: jnp.where(usable, n, o), new, old)
@@ -62,23 +67,34 @@ class Reduced(NamedTuple):
 def reduction(message: Message, all_reduce: AllReduce, axis_name: AxisName) -> Stages:
     """Returns the stages that sum messages of this form over devices.
 
-    The gradients may be compressed. Changes and passengers stay exact.
+    A codec may compress the gradients. Changes and passengers travel exactly.
+
+    Args:
+      message: A message, or its shapes.
+      all_reduce: The algorithm.
+      axis_name: Axis or axes of the surrounding `shard_map` to sum over.
     """
     return all_reduce(layout_of(message), axis_name)
 
 
 def layout_of(message: Message) -> Layout:
-    """Returns the layout of a message, or of its shapes."""
+    """Returns the layout of a message, which may be given by its shapes."""
     return Layout.of(summands(message))
 
 
 def codec_states(like: Message, all_reduce: AllReduce, axis_name: AxisName) -> Any:
-    """Returns what the codecs keep before the first message of this form."""
+    """Returns the states of the codecs before the first message of this form.
+
+    Args:
+      like: A message, or its shapes.
+      all_reduce: The algorithm whose codecs keep states.
+      axis_name: Axis or axes of the surrounding `shard_map` to sum over.
+    """
     return all_reduce.init(layout_of(like), axis_name)
 
 
 def summands(message: Message) -> Summands:
-    """Returns the arrays of a message: what may be compressed, and what may not."""
+    """Returns the arrays of a message: gradients, and what must travel exactly."""
     exact = (message.changes, message.passengers)
     return Summands(
         tuple(jax.tree.leaves(message.gradients)), tuple(jax.tree.leaves(exact))
@@ -86,7 +102,7 @@ def summands(message: Message) -> Summands:
 
 
 def message_of(arrays: Summands, like: Message) -> Message:
-    """Undoes `summands`, for messages of the form of `like`."""
+    """Undoes `summands`: returns a message of the form of `like` with these arrays."""
     exact = like.changes, like.passengers
     changes, passengers = jax.tree.unflatten(jax.tree.structure(exact), arrays.exact)
     structure = jax.tree.structure(like.gradients)
@@ -100,10 +116,18 @@ def reduced(
     all_reduce: AllReduce,
     axis_name: AxisName,
 ) -> tuple[Reduced, Any]:
-    """Sums a message over devices, and looks whether the sum may be applied.
+    """Sums a message over devices, and checks whether the sum may be applied.
+
+    Args:
+      message: The message of this device.
+      states: States of the codecs before the sum.
+      arrived: bool scalar, whether the message is real.
+      all_reduce: The algorithm that sums.
+      axis_name: Axis or axes of the surrounding `shard_map` to sum over.
 
     Returns:
-      The sum, and the codecs' states after it.
+      The sum, and the codec states after the sum. The states are unchanged if the sum
+      is not usable.
     """
     total, after = summed(message, states, all_reduce, axis_name)
     found = Reduced.of(total, arrived)
@@ -113,10 +137,16 @@ def reduced(
 def summed(
     message: Message, states: Any, all_reduce: AllReduce, axis_name: AxisName
 ) -> tuple[Message, Any]:
-    """Sums a message over devices, all stages back to back.
+    """Sums a message over devices, with all stages back to back.
+
+    Args:
+      message: The message of this device.
+      states: States of the codecs before the sum.
+      all_reduce: The algorithm that sums.
+      axis_name: Axis or axes of the surrounding `shard_map` to sum over.
 
     Returns:
-      The sum, and the codecs' states after it.
+      The sum, and the codec states after the sum.
     """
     stages = reduction(message, all_reduce, axis_name)
     total, states = run(stages, summands(message), states)

@@ -1,4 +1,4 @@
-"""What a step is: its state, the recursion, the update, and the way out."""
+"""The train step: its state, its recursion, the update and the drain."""
 
 from ._check_optimizer import check_kept_structure as check_kept_structure
 from ._check_optimizer import check_optimizer as check_optimizer

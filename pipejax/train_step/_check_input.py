@@ -1,6 +1,6 @@
-"""Checks of what `init` is given, and of a batch.
+"""Checks the arguments of `init`, the loss function's keywords, and batches.
 
-Each message names the argument, the rule, the value and the remedy.
+Each error message names the argument, the rule, the value and the remedy.
 """
 
 import inspect
@@ -13,7 +13,10 @@ from jax.core import Tracer
 
 
 def check_params(params: Any) -> None:
-    """Raises a ValueError unless `params` holds floating arrays and nothing else."""
+    """Raises a `ValueError` unless `params` has leaves and all of them are floating.
+
+    A leaf may be an array or a Python float.
+    """
     leaves = jax.tree_util.tree_leaves_with_path(params)
     if not leaves:
         raise ValueError("`params` must hold at least one array, got none.")
@@ -37,11 +40,12 @@ def check_params(params: Any) -> None:
 
 
 def _is_number(leaf: Any) -> bool:
+    """Returns whether `leaf` is a Python number."""
     return isinstance(leaf, bool | int | float | complex)
 
 
 def check_replicated(name: str, tree: Any) -> None:
-    """Raises a ValueError if a leaf of `tree` is sharded over devices."""
+    """Raises a `ValueError` if an array of `tree` is sharded over devices."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if is_array(leaf) and not leaf.sharding.is_fully_replicated:
             raise ValueError(
@@ -53,16 +57,20 @@ def check_replicated(name: str, tree: Any) -> None:
 
 
 def is_array(leaf: Any) -> bool:
-    """Returns whether `leaf` is an array on devices, and not a tracer of one."""
+    """Returns whether `leaf` is an array on devices, and not a tracer."""
     return isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
 
 
 def check_keywords(loss_fn: Callable[..., Any], **given: Any) -> None:
-    """Raises a ValueError unless `loss_fn` takes the keywords that it will be passed.
+    """Raises a `ValueError` unless `loss_fn` takes the keywords that it will be passed.
+
+    It is also an error if `loss_fn` requires a keyword that it will not be passed.
 
     Args:
-      loss_fn: the loss; one without a signature, such as a built-in, is not checked.
-      **given: `model_state` and `rng` as `train.init` was given them, `None` if not.
+      loss_fn: The loss function. A function without a signature, such as a built-in
+        function, is not checked.
+      **given: The `model_state` and `rng` that `train.init` was given, each `None` if
+        `train.init` was not given it.
     """
     try:
         parameters = inspect.signature(loss_fn).parameters.values()
@@ -86,7 +94,7 @@ def check_keywords(loss_fn: Callable[..., Any], **given: Any) -> None:
 
 
 def check_batch(batch: Any, devices: int, microbatches: int) -> None:
-    """Raises a ValueError unless `batch` divides into devices and microbatches."""
+    """Raises a `ValueError` unless `batch` divides among devices and microbatches."""
     size, parts = common_length(batch), devices * microbatches
     if size is None:
         raise ValueError(
@@ -104,13 +112,13 @@ def check_batch(batch: Any, devices: int, microbatches: int) -> None:
 
 
 def common_length(tree: Any) -> int | None:
-    """Returns the leading axis that all arrays have in common, `None` without one."""
+    """Returns the length of the common leading axis, or `None` if there is none."""
     lengths = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(tree)}
     return next(iter(lengths))[0] if len(lengths) == 1 and () not in lengths else None
 
 
 def named_shapes(name: str, tree: Any) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of every array by its path in the argument `name`."""
+    """Returns the shape of every array, by its path in the argument `name`."""
     return {
         f"{name}{jax.tree_util.keystr(path)}": jnp.shape(leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)

@@ -1,8 +1,12 @@
-"""Checks of the optimizer: which cannot be averaged over devices, or delayed.
+"""Checks that the optimizer works with gradients that are averaged and delayed.
 
-- those whose update needs more than the mean gradient, the parameters and the loss
-- those whose own recursion a delay takes apart
-- those whose state changes its structure
+The following optimizers do not:
+
+- optimizers that average and delay gradients themselves (`pj.pipelined_mean`)
+- optimizers whose gradients have another structure than their parameters
+- optimizers whose update needs more than the mean gradient, the parameters and the loss
+- optimizers whose own recursion breaks under a delay
+- optimizers whose state changes its structure
 """
 
 from typing import Any
@@ -39,11 +43,18 @@ _CANNOT_BE_GIVEN: dict[type, str] = {
 
 
 def check_optimizer(opt_state: Any, *, plain_delay: bool) -> None:
-    """Raises a ValueError if the optimizer's state shows that it cannot be delayed.
+    """Raises a `ValueError` if the optimizer cannot be used in a train step.
+
+    The optimizer is recognized by the types in its state.
 
     Args:
-      opt_state: the state, or its shapes.
-      plain_delay: whether gradients are taken at parameters of an earlier step.
+      opt_state: State of the optimizer, or its shapes.
+      plain_delay: Whether gradients are applied late without weight prediction: the
+        width is above 1 and `weight_prediction` is off.
+
+    Raises:
+      ValueError: If the state holds the state of an optimizer that cannot be used. The
+        error message names this optimizer and a remedy.
     """
     for kind, reason in _CANNOT_BE_GIVEN.items():
         if _holds(opt_state, kind):
@@ -63,7 +74,10 @@ def check_optimizer(opt_state: Any, *, plain_delay: bool) -> None:
 
 
 def check_opt_state(tx: optax.GradientTransformation, params: Any, given: Any) -> None:
-    """Raises a ValueError unless `given` has the form that `tx` makes for `params`."""
+    """Raises a `ValueError` unless `given` has the form of `tx.init(params)`.
+
+    The form is the structure of the pytree and the shapes of its arrays.
+    """
     wanted = jax.eval_shape(tx.init, params)
     shapes, found = (named_shapes("opt_state", tree) for tree in (wanted, given))
     differing = [k for k in shapes | found if shapes.get(k) != found.get(k)]
@@ -82,11 +96,14 @@ def check_opt_state(tx: optax.GradientTransformation, params: Any, given: Any) -
 
 
 def check_kept_structure(before: Any, after: Any) -> None:
-    """Raises a ValueError if an update changed the structure of the optimizer's state.
+    """Raises a `ValueError` if an update changed the structure of the state.
 
     Args:
-      before: the state before the update.
-      after: the state after it.
+      before: State of the optimizer before the update.
+      after: State of the optimizer after the update.
+
+    Raises:
+      ValueError: If the paths of the leaves differ.
     """
     was, now = _paths(before), _paths(after)
     if was != now:
@@ -101,6 +118,7 @@ def check_kept_structure(before: Any, after: Any) -> None:
 
 
 def _paths(tree: Any) -> set[str]:
+    """Returns the path of every leaf."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path) for path, _ in leaves}
 

@@ -1,6 +1,6 @@
-"""Checks of the arguments of `make_train_step`, before anything is traced.
+"""Checks the arguments of `make_train_step` before anything is traced.
 
-Each message names the argument, the rule, the value and the remedy.
+Each error message names the argument, the rule, the value and the remedy.
 """
 
 import operator
@@ -17,7 +17,7 @@ from pipejax.mesh import AxisName, axes
 
 
 def check_width(width: int) -> int:
-    """Returns `width` as an int; raises a ValueError below 1."""
+    """Returns `width` as an int, or raises a `ValueError` unless it is at least 1."""
     if not is_integer(width, 1):
         raise ValueError(
             f"`width` must be an integer of at least 1, got {width!r}. 1 is synchronous"
@@ -27,7 +27,7 @@ def check_width(width: int) -> int:
 
 
 def check_count(name: str, value: int, least: int) -> int:
-    """Returns `value` as an int; raises a ValueError below `least`."""
+    """Returns `value` as an int, or raises a `ValueError` if it is below `least`."""
     if not is_integer(value, least):
         raise ValueError(
             f"`{name}` must be an integer of at least {least}, got {value!r}."
@@ -36,16 +36,19 @@ def check_count(name: str, value: int, least: int) -> int:
 
 
 def check_flag(name: str, value: bool) -> bool:
-    """Returns `value`; raises a ValueError if it is not a bool."""
+    """Returns `value`, or raises a `ValueError` if it is not a bool."""
     if not isinstance(value, bool):
         raise ValueError(f"`{name}` must be True or False, got {value!r}.")
     return value
 
 
 def check_feedback(share: float, weight_prediction: bool) -> float:
-    """Returns `share` as a float; raises a ValueError outside of [0, 1).
+    """Returns `share` as a float, or raises a `ValueError` if it is not in [0, 1).
 
-    Without weight prediction it must be 0.
+    Args:
+      share: The argument `deviation_feedback`.
+      weight_prediction: Whether weight prediction is on. If it is off, `share` must
+        be 0.
     """
     real = isinstance(share, int | float) and not isinstance(share, bool)
     if not real or not 0 <= share < 1:
@@ -62,7 +65,7 @@ def check_feedback(share: float, weight_prediction: bool) -> float:
 
 
 def check_floating(name: str, dtype: DTypeLike | None) -> DTypeLike | None:
-    """Returns `dtype`; raises a ValueError if it is not a floating one."""
+    """Returns `dtype`, or raises a `ValueError` unless it is floating or `None`."""
     if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(
             f"`{name}` must be a floating dtype or None, got {dtype!r}. Choose"
@@ -72,7 +75,7 @@ def check_floating(name: str, dtype: DTypeLike | None) -> DTypeLike | None:
 
 
 def check_executor(name: str) -> str:
-    """Returns `name`; raises a ValueError if there is no such executor."""
+    """Returns `name`, or raises a `ValueError` if there is no executor of that name."""
     if name not in ("auto", "fused", "host"):
         raise ValueError(
             f"`executor` must be 'auto', 'fused' or 'host', got {name!r}. 'auto' takes"
@@ -84,9 +87,16 @@ def check_executor(name: str) -> str:
 def check_all_reduce(
     all_reduce: Any, axis_name: AxisName, several: bool = True
 ) -> Schedule:
-    """Returns a schedule of one algorithm or more.
+    """Returns the argument `all_reduce` as a schedule of one algorithm or more.
 
-    Raises a ValueError for what is no algorithm, and for one that needs other axes.
+    Args:
+      all_reduce: The argument: an algorithm or a schedule.
+      axis_name: Axis or axes to sum over.
+      several: Whether a schedule is allowed.
+
+    Raises:
+      ValueError: If `all_reduce` is neither an algorithm nor an allowed schedule, or if
+        an algorithm needs another number of axes.
     """
     schedule = all_reduce
     if isinstance(all_reduce, AllReduce):
@@ -108,7 +118,7 @@ def check_all_reduce(
 
 
 def check_tx(tx: Any) -> Any:
-    """Returns `tx`; raises a ValueError if it is not an Optax transformation."""
+    """Returns `tx`, or raises a `ValueError` if it is not an Optax transformation."""
     if not (hasattr(tx, "init") and hasattr(tx, "update")):
         raise ValueError(
             "`tx` must be an optax.GradientTransformation, with `init` and `update`;"
@@ -118,7 +128,7 @@ def check_tx(tx: Any) -> Any:
 
 
 def check_axis_name(axis_name: Any) -> AxisName:
-    """Returns `axis_name`; raises a ValueError unless it names distinct axes."""
+    """Returns `axis_name`, or raises a `ValueError` unless it names distinct axes."""
     names = (axis_name,) if isinstance(axis_name, str) else axis_name
     valid = isinstance(names, tuple) and all(isinstance(n, str) for n in names)
     if not valid or not names or len(set(names)) < len(names):
@@ -131,7 +141,7 @@ def check_axis_name(axis_name: Any) -> AxisName:
 
 
 def check_mesh(mesh: Mesh, axis_name: AxisName) -> Mesh:
-    """Returns `mesh`; raises a ValueError unless it has the axes and all processes."""
+    """Returns `mesh`, or raises a `ValueError` if it lacks an axis or a process."""
     if not isinstance(mesh, Mesh):
         raise ValueError(
             f"`mesh` must be a jax.sharding.Mesh, got {type(mesh).__name__}. Use"
@@ -145,7 +155,7 @@ def check_mesh(mesh: Mesh, axis_name: AxisName) -> Mesh:
         )
     there = mesh.devices.ravel().tolist()
     left_out = {*range(jax.process_count())} - {each.process_index for each in there}
-    if left_out and there[0] in jax.devices():  # and not of an absent accelerator
+    if left_out and there[0] in jax.devices():  # absent devices may be compiled for
         raise ValueError(
             f"`mesh` must have devices of all {jax.process_count()} processes of this"
             f" job, got none of process {', '.join(map(str, sorted(left_out)))}. Use"

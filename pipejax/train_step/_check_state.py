@@ -1,6 +1,6 @@
-"""Checks of the state that a step is given, and of the messages in flight in it.
+"""Checks the state that a step is given, and its messages in flight.
 
-Each message names the rule, the value and the remedy.
+Each error message names the rule, the value and the remedy.
 """
 
 from typing import Any
@@ -17,15 +17,15 @@ from ._state import PipelineState
 
 
 def check_state(state: Any, devices: set[Any], *, counted: bool) -> None:
-    """Raises a ValueError unless `state` comes from `init`, on these devices.
+    """Raises a `ValueError` unless `state` is a usable state on these devices.
 
-    It must not have been donated.
+    A state that was donated is not usable, because its arrays are deleted.
 
     Args:
-      state: of the user.
-      devices: of the mesh.
-      counted: whether the host must know the number of calls, so that `state.calls`
-        must not be traced.
+      state: The state that the user passed.
+      devices: The devices of the mesh.
+      counted: Whether the host must know the number of calls. If so, `state.calls` must
+        be there and must not be traced.
     """
     if not isinstance(state, PipelineState):
         raise ValueError(
@@ -66,22 +66,29 @@ def check_state(state: Any, devices: set[Any], *, counted: bool) -> None:
 
 
 def _is_deleted(leaf: Any) -> bool:
-    # In every step, of every leaf: `isinstance(leaf, jax.Array)` takes three times as
-    # long as this.
+    """Returns whether `leaf` is an array whose buffer is gone."""
+    # This runs for every leaf in every step. `isinstance(leaf, jax.Array)` takes three
+    # times as long.
     is_deleted = getattr(leaf, "is_deleted", None)
     return is_deleted is not None and not isinstance(leaf, Tracer) and is_deleted()
 
 
 def _ids(devices: Any) -> list[int]:
+    """Returns the ids of the devices, in ascending order."""
     return sorted(device.id for device in devices)
 
 
 def check_in_flight(
     in_flight: InFlight, width: int, devices: int, *, feeds_back: bool
 ) -> None:
-    """Raises a ValueError unless the pipeline fits the step's width and devices.
+    """Raises a `ValueError` unless the pipeline fits the train step.
 
-    It must have a deviation exactly where the step feeds deviations back.
+    Args:
+      in_flight: The pipeline of a state.
+      width: Width K of the train step.
+      devices: Number of devices of the train step.
+      feeds_back: Whether the train step feeds deviations back. The pipeline must have a
+        deviation if it does, and none otherwise.
     """
     found = width_of(in_flight)
     if found != width:
@@ -107,13 +114,14 @@ def check_in_flight(
 def check_pending(
     state: Any, in_flight: InFlight, reduce_dtype: DTypeLike | None, devices: int = 1
 ) -> None:
-    """Raises a ValueError unless messages in flight fit parameters and model state.
+    """Raises a `ValueError` unless messages in flight fit parameters and model state.
 
     Args:
-      state: with the parameters and the model state.
-      in_flight: of one device, or of several, one behind another.
-      reduce_dtype: in which gradients travel.
-      devices: how many.
+      state: A state with the parameters and the model state.
+      in_flight: The pipeline of one device, or the concatenated pipelines of several.
+      reduce_dtype: dtype in which gradients and changes travel. `None` stands for their
+        own dtypes.
+      devices: Number of devices whose pipelines `in_flight` holds.
     """
     if not in_flight.pending:
         return
@@ -135,7 +143,11 @@ def check_pending(
 
 
 def check_room(message: Message, in_flight: InFlight) -> None:
-    """Raises a ValueError unless the passengers of `message` are those in flight."""
+    """Raises a `ValueError` if `message` has other passengers than those in flight.
+
+    The passengers must agree in the structure of the metrics, and in whether there is a
+    weight.
+    """
     if not in_flight.pending:
         return
     fresh, found = message.passengers, in_flight.pending[0].passengers
@@ -155,7 +167,7 @@ def check_room(message: Message, in_flight: InFlight) -> None:
 
 
 def _forms(tree: Any, devices: int = 1) -> dict[str, str]:
-    """Returns dtype and shape of every leaf by its path, over so many devices."""
+    """Returns dtype and shape of every leaf over `devices` devices, by its path."""
     return {
         jax.tree_util.keystr(path): f"{leaf.dtype.name}"
         f"{[leaf.shape[0] * devices, *leaf.shape[1:]]}"
@@ -164,7 +176,7 @@ def _forms(tree: Any, devices: int = 1) -> dict[str, str]:
 
 
 def _names(passengers: Passengers) -> list[str]:
-    """Returns the names of metrics, and of the weight if there is one."""
+    """Returns the names of the metrics, and `"weight"` if there is a weight."""
     tree = jax.tree.unflatten(
         passengers.metrics_form, range(passengers.metrics_form.num_leaves)
     )

@@ -1,4 +1,4 @@
-"""Batches of several processes: each process gives its own part."""
+"""Makes global batches, of which each process gives its own part."""
 
 from typing import Any
 
@@ -15,12 +15,13 @@ def global_batch(local: Any, data: NamedSharding, devices: int) -> Any:
     """Makes the global batch of which this process has the part `local`.
 
     Args:
-      local: pytree of arrays; the leading axis is this process's part of the batch.
-      data: how the global batch lies on the mesh.
-      devices: how many share the batch, on all processes together.
+      local: Pytree of arrays, whose leading axis is this process's part of the batch.
+      data: Sharding of the global batch over the mesh.
+      devices: Number of devices of all processes that share the batch.
 
     Raises:
-      ValueError: if the part does not divide into this process's shares.
+      ValueError: If the arrays have no common leading axis, or if its length is not a
+        positive multiple of the number of shares of this process.
     """
     indices = data.addressable_devices_indices_map((devices,)).values()
     shares = len({index[0].start for index in indices if index is not None})
@@ -37,13 +38,13 @@ def global_batch(local: Any, data: NamedSharding, devices: int) -> Any:
 
 
 def least_of_all_processes(own: int) -> int:
-    """Returns the least of the numbers that the processes give, by a collective."""
+    """Returns the least number that any process gives, by means of a collective."""
     own = check_count("own", own, 0)
     return int(multihost_utils.process_allgather(np.int32(own)).min())
 
 
 def check_global(batch: Any, mesh: Mesh) -> None:
-    """Raises a ValueError if an array of `batch` is of this process alone.
+    """Raises a `ValueError` if an array of `batch` belongs to this process alone.
 
     On a mesh of one process such an array is the global batch. On a mesh of several
     processes it is ambiguous: it may be the global batch or this process's part.

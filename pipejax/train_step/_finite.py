@@ -1,4 +1,7 @@
-"""The first step of a run looks at the model state: an infinity in it would stay."""
+"""Checks in the first step that the model state is finite where the loss changes it.
+
+An infinity or NaN there would stay for the whole run.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +17,16 @@ if TYPE_CHECKING:
 
 
 def check_model_state(train: "TrainStep", state: PipelineState, batch: Any) -> None:
-    """Raises a ValueError for a leaf that is not finite and that the loss changes.
+    """Raises a `ValueError` for a leaf that is not finite and that the loss changes.
 
-    Model state obeys `s[t] = s[t-1] + d[t-K]` with the reduced change d. Where s is
-    infinite, so is d, or NaN, and every update would be skipped. Leaves which the loss
-    returns as they are (masks, constants) may hold anything.
+    The model state obeys `s[t] = s[t-1] + d[t-K]`, where d is the mean change over
+    devices. If s is not finite, d is infinite or NaN too, and every update would be
+    skipped. Leaves that the loss returns as they are (masks, constants) may hold any
+    value.
 
-    Only at the first step after `init`, which has found such a leaf; a state that is
-    being traced is not looked at.
+    The check runs only in the first step after `init`, when `state.calls` is 0: `init`
+    sets this counter if it finds a leaf that is not finite. Traced states are not
+    checked.
     """
     first = isinstance(state.calls, np.integer) and state.calls == 0
     if not first or isinstance(state.step, jax.core.Tracer):
@@ -43,7 +48,7 @@ def check_model_state(train: "TrainStep", state: PipelineState, batch: Any) -> N
 
 
 def non_finite(model_state: Any) -> list[bool]:
-    """Returns for each leaf whether it holds an infinity or NaN; not of tracers."""
+    """Returns for each leaf whether it holds an infinity or NaN; false for tracers."""
 
     def bad(leaf: Any) -> bool:
         if isinstance(leaf, jax.core.Tracer) or not is_floating(leaf):
@@ -54,7 +59,7 @@ def non_finite(model_state: Any) -> list[bool]:
 
 
 def _unchanged(train: "TrainStep", state: PipelineState, batch: Any) -> Any:
-    """Returns for each leaf whether the loss returns it as it was."""
+    """Returns for each leaf whether the loss returns it unchanged."""
     loss_fn = full_form(train.local_step.loss_fn, train.local_step.compute_dtype)
     own = P(train.axis_name)
 

@@ -1,12 +1,20 @@
-"""One device's own gradient, and the message it sends.
+r"""Computes the gradient of one device, and makes the message that it sends.
 
-- loss scalar: `loss_fn(params, batch)`
-- full form: `loss_fn(params, batch, *, model_state, rng)` returning `loss, Aux(...)`
-- m microbatches: `g = 1/m sum_j g_j`, `g_j = grad f(params, batch_j)`, by `lax.scan`,
-  one batch of activations in memory at a time
-- weights: `sum_j W_j g_j`, which the sum of all `W_j` over devices divides
-- mixed precision: the loss sees parameters in `compute_dtype`, the gradient is taken
-  with respect to the master copy and has its dtype
+- Simple form of the loss: `loss_fn(params, batch)` returns a scalar.
+- Full form: `loss_fn(params, batch, *, model_state, rng)` returns `loss, Aux(...)`.
+- m microbatches: the gradient is the mean of `g_j`, the gradients of the microbatches,
+  which `lax.scan` computes one after another. Only the activations of one microbatch
+  are in memory at a time.
+
+  $$g = 1/m \sum_j g_j$$
+
+- Weights `W_j`: the message holds the weighted sum of the gradients. After the sum over
+  devices, it is divided by the sum of all weights, over microbatches and devices.
+
+  $$\sum_j W_j g_j$$
+
+- Mixed precision: the loss sees parameters and batch in `compute_dtype`. The gradient
+  is taken with respect to the master copy of the parameters, and has its dtype.
 """
 
 from typing import Any
@@ -38,18 +46,26 @@ def local_message(
     """Runs the loss and its gradient over this device's share of the batch.
 
     Args:
-      loss_fn: the user's loss, in the simple or the full form.
-      params: pytree of floating arrays.
-      model_state: passed to `loss_fn` as a keyword unless `None`.
-      batch: pytree of arrays, leading axis B, a multiple of `microbatches`.
-      rng: this device's key for this step, passed likewise; split over microbatches.
-      axis_name: the axes of the surrounding `shard_map` that share the batch.
-      microbatches: how many parts to take the gradient over, one after another.
-      compute_dtype: dtype of the floating parameters and inputs inside the loss.
-      reduce_dtype: dtype in which gradients travel; `None` keeps their own.
+      loss_fn: The user's loss function, in the simple or the full form.
+      params: Pytree of floating arrays.
+      model_state: Model state, passed to `loss_fn` as a keyword unless it is `None`.
+      batch: Pytree of arrays with a leading axis of B examples, where B is a multiple
+        of `microbatches`.
+      rng: Key of this device for this step, passed to `loss_fn` as a keyword unless it
+        is `None`. Several microbatches get a key each, split from this key.
+      axis_name: Axes of the surrounding `shard_map` that share the batch.
+      microbatches: Number of parts of the batch, whose gradients are taken one after
+        another.
+      compute_dtype: dtype of floating parameters and inputs inside the loss. `None`
+        keeps their own dtypes.
+      reduce_dtype: dtype in which gradients and changes travel. `None` keeps their own
+        dtypes.
 
     Returns:
       The message to reduce, and the model state as this device leaves it.
+
+    Raises:
+      ValueError: If `loss_fn` breaks its contract.
     """
     full = full_form(loss_fn, compute_dtype)
 
@@ -86,7 +102,7 @@ def local_message(
 def empty_message(
     params: Any, model_state: Any, reduce_dtype: DTypeLike | None
 ) -> Message:
-    """Makes a message of zeros, without a weight or metrics."""
+    """Makes a message of zeros, whose only passenger is the loss."""
     gradients = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)
     changes = jax.tree.map(
         lambda x: jnp.zeros(x.shape, x.dtype) if is_floating(x) else None, model_state
@@ -99,12 +115,15 @@ def empty_message(
 
 
 def _in_parts(x: jax.Array, count: int) -> jax.Array:
-    """Returns an array cut along its first axis into `count` equal parts."""
+    """Cuts an array along its first axis into `count` equal parts."""
     return x.reshape(count, x.shape[0] // count, *x.shape[1:])
 
 
 def _model_state(returned: Returned, before: Any) -> Any:
-    """Returns the model state after a part; floating leaves as before at weight 0."""
+    """Returns the model state after a microbatch.
+
+    If the weight of the microbatch is 0, floating leaves stay as they were before.
+    """
     if returned.weight is None:
         return returned.model_state
     empty = returned.weight == 0
@@ -116,10 +135,10 @@ def _model_state(returned: Returned, before: Any) -> Any:
 
 
 def _changes(after: Any, before: Any, unchanged: Unchanged) -> Any:
-    """Returns what was added to each floating leaf, `None` for others.
+    """Returns the change of each floating leaf, and `None` in place of other leaves.
 
-    To a leaf that the loss returns as it was, zeros: it may hold an infinity, and
-    `inf - inf` is NaN.
+    The change of a leaf that the loss returns unchanged is set to zeros. Such a leaf
+    may hold an infinity, and the difference `inf - inf` would be NaN.
     """
     leaves, structure = jax.tree.flatten(before)
 
@@ -133,7 +152,7 @@ def _changes(after: Any, before: Any, unchanged: Unchanged) -> Any:
 
 
 def _check_range(message: Message) -> None:
-    """Raises a ValueError for weighted gradients in a dtype of small range."""
+    """Raises a `ValueError` if weighted gradients would travel as float16."""
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(message.gradients)}
     if message.weight is not None and jnp.dtype(jnp.float16) in dtypes:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What a step reports."""
+"""What a train step reports, and the mean of several reports."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,18 +10,24 @@ Scalar = jax.Array | np.generic
 
 
 class StepInfo(NamedTuple):
-    """What one step reports. It travelled with the gradients, and lags as they do.
+    """What one step reports.
+
+    Loss, metrics and weight travel with the gradients. They therefore belong to the
+    batch of `width - 1` steps ago, whose gradients arrived in this step.
 
     Attributes:
-      loss: mean loss over the global batch of `width - 1` steps ago, where gradients of
-        it were taken; NaN where nothing has arrived, 0 under `jax_debug_nans`.
-      metrics: the same mean of the metrics that the loss function returned.
-      weight: float32, sum of the weights of that batch; 1 where the loss function
-        returns none, 0 where nothing has arrived.
-      arrived: bool, whether loss and metrics are real. They are not while the pipeline
-        fills, nor for a batch whose weights are all 0.
-      applied: bool, whether this step changed the parameters.
-      skipped: int32, updates skipped so far because a reduced gradient was not finite.
+      loss: Mean loss over the global batch of `width - 1` steps ago, at the parameters
+        at which its gradients were taken. If nothing has arrived, the loss is NaN, or 0
+        under `jax_debug_nans`.
+      metrics: Means of the metrics that the loss function returned for the same batch,
+        NaN or 0 as for `loss`.
+      weight: float32, the sum of the weights of that batch. It is 1 if the loss
+        function returns no weight, and 0 if nothing has arrived.
+      arrived: bool, whether loss and metrics have arrived. It is false while the
+        pipeline fills, and for a batch whose weights are all 0.
+      applied: bool, whether this step applied an update.
+      skipped: int32, the number of updates skipped so far because a reduced gradient or
+        change of model state was not finite.
     """
 
     loss: Scalar
@@ -33,33 +39,36 @@ class StepInfo(NamedTuple):
 
 
 def mean_info(infos: Sequence[StepInfo]) -> StepInfo:
-    """Averages what several steps report, without those to which nothing has arrived.
+    r"""Averages loss and metrics over all infos that have arrived.
 
-    With w the weights of the infos that have arrived and x their losses or metrics:
+    Let `x_k` be the loss or a metric of info k, and `w_k` its weight. The mean over all
+    infos that have arrived is
 
-      `mean = sum w x / sum w`
+    $$\sum_k w_k x_k / \sum_k w_k$$
 
-    so that the mean over an epoch is the mean over its examples, or over its tokens
-    where the loss function returns their number. Waits for the devices.
+    The mean over an epoch is therefore the mean over its examples, or over its tokens
+    if the loss function returns their number as the weight. The function waits for the
+    devices.
 
     Args:
-      infos: of `train.step` and `train.drain`, at least one.
+      infos: Infos that `train.step` and `train.drain` returned, at least one.
 
     Returns:
-      A `StepInfo` of NumPy scalars: means of loss and metrics (NaN if nothing has
-      arrived), sum of the weights, whether any has arrived or was applied, the last
-      `skipped`.
+      A `StepInfo` of NumPy scalars: the means of loss and metrics (NaN if nothing has
+      arrived), the sum of the weights, whether any info has arrived, whether any step
+      applied an update, and the last `skipped`.
 
     Raises:
-      ValueError: for no info at all.
+      ValueError: If `infos` is empty.
 
-    >>> from jax.numpy import nan
-    >>> first = StepInfo(nan, {"accuracy": nan}, 0.0, False, False, 0)
-    >>> second = StepInfo(2.0, {"accuracy": 0.5}, 1.0, True, True, 0)
-    >>> third = StepInfo(1.0, {"accuracy": 0.7}, 3.0, True, True, 0)
-    >>> mean = mean_info([first, second, third])
-    >>> print(mean.loss, round(float(mean.metrics["accuracy"]), 3))
-    1.25 0.65
+    Examples:
+      >>> from jax.numpy import nan
+      >>> first = StepInfo(nan, {"accuracy": nan}, 0.0, False, False, 0)
+      >>> second = StepInfo(2.0, {"accuracy": 0.5}, 1.0, True, True, 0)
+      >>> third = StepInfo(1.0, {"accuracy": 0.7}, 3.0, True, True, 0)
+      >>> mean = mean_info([first, second, third])
+      >>> print(mean.loss, round(float(mean.metrics["accuracy"]), 3))
+      1.25 0.65
     """
     if not infos:
         raise ValueError("`infos` must hold at least one StepInfo, got none.")

@@ -1,4 +1,4 @@
-"""The state before the first step."""
+"""Makes the state before the first step."""
 
 from typing import Any
 
@@ -35,10 +35,14 @@ def initial(
 ) -> tuple[ReplicatedState, InFlight]:
     """Lays out the replicated state, and a pipeline with nothing in flight.
 
-    Placing arrays on several processes is a collective: no other may be under way.
+    On several processes, placing the arrays is a collective, so no other collective may
+    be under way.
+
+    Returns:
+      The replicated state, and the empty pipeline of all devices without codec states.
 
     Raises:
-      ValueError: for what `train.init` must not be given.
+      ValueError: If `train.init` must not be given one of the arguments.
     """
     check_params(params)
     check_keywords(local_step.loss_fn, model_state=model_state, rng=rng)
@@ -83,7 +87,10 @@ def _message_form(
     rng: Any,
     batch: Any,
 ) -> Message:
-    """Returns the shapes of one device's message."""
+    """Returns the shapes of one device's message.
+
+    Without a `batch`, the loss is taken to be the only passenger.
+    """
     if batch is None:
         dtype = local_step.reduce_dtype
         return jax.eval_shape(lambda: empty_message(params, model_state, dtype))

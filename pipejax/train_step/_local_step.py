@@ -1,10 +1,11 @@
-"""One device's part of a step, before and after the sum over devices.
+"""Runs one device's part of a step, before and after the sum over devices.
 
-1. compute: the message of this batch, taken at the parameters as they are, or where
-   this device expects them to be
-2. update: the mean of the messages that are due, applied
+1. `compute` makes the message of this batch. The gradient is taken at the device's
+   prediction, or at the parameters as they are.
+2. `update` applies the mean of the messages that are due.
 
-The exchange between them needs neither, so that an executor can run it beside the
+The exchange comes between them. If the width is above 1, it sums messages of an earlier
+step and needs nothing that `compute` returns, so an executor can run it beside the
 compute.
 """
 
@@ -30,7 +31,11 @@ from ._update import apply_reduced
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LocalStep:
-    """A loss and an optimizer as the two halves of a step, inside `shard_map`."""
+    """A loss and an optimizer as the two halves of a step, inside `shard_map`.
+
+    The attributes are the arguments of `make_train_step` of the same names, and the
+    platform of the devices, such as "cpu".
+    """
 
     loss_fn: Loss
     tx: optax.GradientTransformation
@@ -49,7 +54,8 @@ class LocalStep:
         """Returns this device's message, and what the update will need.
 
         Raises:
-          ValueError: if what is in flight is of other parameters or other metrics.
+          ValueError: If the messages in flight do not fit the parameters, the model
+            state or the metrics, or if the loss function breaks its contract.
         """
         check_pending(state, in_flight, self.reduce_dtype)
         rng, key = self._split_rng(state.rng)
@@ -67,9 +73,12 @@ class LocalStep:
         """Applies the mean that is due, if it has arrived and is finite.
 
         Args:
-          state: before the update.
-          kept: what `compute` left; `None` in a drain, which computes nothing.
-          reduced: the messages that are due, summed over devices.
+          state: State before the update.
+          kept: What `compute` left. `None` in a drain, which computes nothing.
+          reduced: The messages that are due, summed over devices.
+
+        Returns:
+          The state after the update, and what the step reports.
         """
         after = state.model_state
         if kept is not None:
@@ -79,23 +88,25 @@ class LocalStep:
         return self._applied(state, reduced, after, devices=devices, alike=True)
 
     def predicted(self, state: ReplicatedState, in_flight: InFlight) -> ReplicatedState:
-        """Returns the state as it will be, as far as this device can know.
+        """Returns this device's prediction: the state after its messages in flight.
 
-        Messages in flight are applied in their order, this device's own gradients in
-        place of the means, which are not there yet. No other device learns of it: the
-        next step begins from the means again, so errors of the prediction do not add
-        up. But a gradient taken far from where the others take theirs differs more from
-        the mean, and the next prediction with it: `deviation_feedback` damps that.
+        Messages in flight are applied in their order. This device's own gradients stand
+        in for the means over devices, which have not arrived yet. The prediction is
+        used in this step only, and is not sent to other devices. The next step begins
+        from the true means again, so errors of the prediction do not add up. However, a
+        gradient that is taken far from where other devices take theirs differs more
+        from the mean, and so does the next prediction. `deviation_feedback` damps this.
 
-        The mean of the devices' predictions is exact where updates are linear; how far
-        they may lie apart is a matter of the learning rate (`pj.stability`). For
-        predictions from the optimizer's momentum alone see
-        `pj.corrections.extrapolate_updates`.
+        If updates are linear and all devices have the same weight, the mean of the
+        predictions is exact. How far the predictions may lie apart depends on the
+        learning rate (`pj.stability`). `pj.corrections.extrapolate_updates` predicts
+        from the optimizer's momentum alone.
         """
         # Without the barrier, XLA computes what the prediction and the update have in
         # common only once, and keeps it beside the parameters and the optimizer state:
         # for a ResNet-18 on GPUs, one and a half copies of the parameters. The barrier
-        # leaves out the step counter, behind which it would hold back the all-reduce.
+        # leaves out the step counter. With it, the all-reduce would wait for the
+        # barrier.
         ahead = lax.optimization_barrier((state.params, state.opt_state))
         state = state._replace(params=ahead[0], opt_state=ahead[1])
         queue = zip(self._expected(in_flight), arrivals(in_flight), strict=True)
@@ -110,9 +121,14 @@ class LocalStep:
         return state
 
     def deviation(self, in_flight: InFlight, reduced: Reduced) -> Any:
-        """Returns the gradients that were applied, minus their mean over devices.
+        """Returns this device's gradients of the message that is due, minus the mean.
 
-        Zeros for a message that is not usable; `None` unless deviations are fed back.
+        The deviation is zero if the reduced message is not usable. It is `None` unless
+        deviations are fed back.
+
+        Args:
+          in_flight: This device's messages in flight, before the oldest is taken off.
+          reduced: The oldest messages, summed over devices.
         """
         if in_flight.deviation is None:
             return None
@@ -143,7 +159,7 @@ class LocalStep:
         )
 
     def _expected(self, in_flight: InFlight) -> tuple[Message, ...]:
-        """Returns what to apply for what is in flight: this device's own, fed back."""
+        """Returns the messages in flight, the oldest with a share of the deviation."""
         if in_flight.deviation is None:
             return in_flight.pending
         oldest, *newer = in_flight.pending
@@ -151,7 +167,7 @@ class LocalStep:
 
         def add(own: jax.Array, deviation: jax.Array) -> jax.Array:
             share: Any = self.deviation_feedback
-            if weight is not None:  # what is in flight is multiplied by it
+            if weight is not None:  # gradients in flight are multiplied by it
                 share *= weight.astype(own.dtype)
             return own + share * deviation
 
@@ -167,6 +183,7 @@ class LocalStep:
         devices: int,
         alike: bool,
     ) -> tuple[ReplicatedState, StepInfo]:
+        """Calls `apply_reduced` with the settings of this step."""
         return apply_reduced(
             self.tx,
             state,
@@ -179,7 +196,7 @@ class LocalStep:
         )
 
     def _split_rng(self, rng: Any) -> tuple[Any, Any]:
-        """Returns the key to carry on, and this device's own for this step."""
+        """Returns the key for the next step, and this device's key for this step."""
         if rng is None:
             return None, None
         rng, key = jax.random.split(rng)

@@ -1,4 +1,4 @@
-"""The user's loss function, in one form, and the rules for what it returns."""
+"""Brings the user's loss function into one form, and checks what it returns."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,10 +16,13 @@ Loss = Callable[..., Any]
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Unchanged:
-    """Which leaves of the model state a loss function returns as they were.
+    """Which leaves of the model state a loss function returns unchanged.
 
-    Known while tracing, and a pytree without leaves, so that a traced function may
-    return it.
+    This is known while the loss function is traced. It is a pytree without leaves, so a
+    traced function can return it.
+
+    Attributes:
+      leaves: Whether each leaf is unchanged, in the order of the leaves.
     """
 
     leaves: tuple[bool, ...]
@@ -29,11 +32,12 @@ class Returned(NamedTuple):
     """What a loss function returns beside its loss.
 
     Attributes:
-      metrics: pytree of float32 scalars.
-      model_state: in the dtypes of the model state that it was given.
-      weight: float32 scalar, NaN where the loss function gives a negative one; `None`
-        without weights.
-      unchanged: which leaves of the model state are as they were.
+      metrics: Pytree of float32 scalars.
+      model_state: The new model state, in the dtypes of the model state that the loss
+        function was given.
+      weight: float32 scalar, or `None` if the loss function returns no weight. It is
+        NaN if the loss function returns a negative weight.
+      unchanged: Which leaves of the model state are unchanged.
     """
 
     metrics: Any
@@ -48,8 +52,8 @@ def full_form(loss_fn: Loss, compute_dtype: DTypeLike | None) -> Loss:
     def full(params: Any, batch: Any, model_state: Any, rng: Any) -> Any:
         if compute_dtype is not None:
             params, batch = _cast((params, batch), compute_dtype)
-        # A copy: a loss may put new leaves into the dict that it is passed, and
-        # Equinox marks a state that it has updated as used.
+        # The loss gets its own copy. It may put new leaves into the dict that it is
+        # passed, and Equinox marks a state that it has updated as used.
         own = jax.tree.map(lambda leaf: leaf, model_state)
         given = {"model_state": own, "rng": rng}
         given = {name: value for name, value in given.items() if value is not None}
@@ -75,6 +79,7 @@ def is_floating(leaf: Any) -> bool:
 
 
 def _called(loss_fn: Loss, *args: Any, **keywords: Any) -> Any:
+    """Calls the loss, or raises a `ValueError` if it uses an axis that is not bound."""
     try:
         return loss_fn(*args, **keywords)
     except NameError as error:
@@ -88,16 +93,19 @@ def _called(loss_fn: Loss, *args: Any, **keywords: Any) -> Any:
 
 
 def _in_dtype_of(after: Any, before: Any) -> jax.Array:
+    """Returns `after` in the dtype of `before`."""
     after = jnp.asarray(after)
     # A typed PRNG key has no `astype`.
     return after if after.dtype == before.dtype else after.astype(before.dtype)
 
 
 def _cast(tree: Any, dtype: DTypeLike) -> Any:
+    """Casts all floating leaves to `dtype`."""
     return jax.tree.map(lambda x: x.astype(dtype) if is_floating(x) else x, tree)
 
 
 def _checked_weight(weight: Any) -> jax.Array | None:
+    """Returns the weight in float32, after a check that it is a real scalar."""
     if weight is None:
         return None
     real = jnp.issubdtype(jnp.result_type(weight), jnp.floating) or jnp.issubdtype(
@@ -110,11 +118,13 @@ def _checked_weight(weight: Any) -> jax.Array | None:
             f" {jnp.shape(weight)}. Sum it: `pj.Aux(weight=weights.sum())`."
         )
     weight = jax.lax.stop_gradient(jnp.asarray(weight).astype(jnp.float32))
-    # A negative weight makes the gradients NaN, and with them the update is skipped.
+    # A negative weight becomes NaN. It makes the gradients NaN, and their update is
+    # skipped.
     return jnp.where(weight >= 0, weight, jnp.nan)
 
 
 def _check_loss(loss: Any, aux: Any) -> None:
+    """Raises a `ValueError` unless the loss is a floating scalar and `aux` an `Aux`."""
     if not isinstance(aux, Aux):
         raise ValueError(
             "`loss_fn` must return a scalar, or a scalar and pj.Aux(metrics=...,"
@@ -138,6 +148,7 @@ def _check_loss(loss: Any, aux: Any) -> None:
 
 
 def _check_metrics(metrics: Any) -> None:
+    """Raises a `ValueError` unless all metrics are real scalars."""
     for path, metric in jax.tree_util.tree_leaves_with_path(metrics):
         name = f"metrics{jax.tree_util.keystr(path)}"
         if jnp.shape(metric) != ():
@@ -156,6 +167,7 @@ def _check_metrics(metrics: Any) -> None:
 
 
 def _check_model_state(after: Any, before: Any) -> None:
+    """Raises a `ValueError` if the loss changed structure or shapes of the state."""
     got, given = (jax.tree.map(jnp.shape, tree) for tree in (after, before))
     if str(got) != str(given) or _structure(after) != _structure(before):
         raise ValueError(
@@ -166,4 +178,5 @@ def _check_model_state(after: Any, before: Any) -> None:
 
 
 def _structure(tree: Any) -> str:
+    """Returns the structure of a pytree as text."""
     return str(jax.tree.structure(tree))

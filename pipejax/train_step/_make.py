@@ -1,4 +1,4 @@
-"""`make_train_step`: a loss, an optimizer and a mesh, made into Pipe-SGD."""
+"""Makes a Pipe-SGD train step from a loss function, an optimizer and a mesh."""
 
 from typing import Literal
 
@@ -45,78 +45,102 @@ def make_train_step(
     executor: Literal["auto", "fused", "host"] = "auto",
     skip_nonfinite: bool = True,
 ) -> TrainStep:
-    """Makes a data-parallel train step of pipeline width K.
+    r"""Makes a data-parallel train step of pipeline width K.
 
-    With `w` the parameters, `u` the update of `tx`, `g` the mean gradient over devices:
+    Each step
 
-      `w[t] = w[t-1] - u(g[t-K])`,  `g[t] = 1/p sum_i grad f_i(v_i[t])`
+    1. takes the gradient of this batch on every device
+    2. averages the gradients of K-1 steps ago over devices, beside 1 if K is above 1
+    3. applies the mean gradient with `tx`
 
-    where `v_i[t]` is `w[t]` with device i's own K-1 gradients in flight applied to it
-    (`weight_prediction`), so that a gradient is not taken where the parameters were but
-    about where they will be. `width=1` is synchronous data-parallel SGD. At `width=2`
-    the all-reduce of one step's gradients runs while the next step computes; wider
-    pipelines only absorb jitter.
+    Let `w` be the parameters, `u` the update of `tx`, p the number of devices, and
+    `f_i` the loss on the share of device i. Then
+
+    $$w_t = w_{t-1} - u(g_{t-K}), g_t = 1/p \sum_i \nabla f_i(v_{i,t})$$
+
+    `v_{i,t}` is the prediction of device i: `w_t` after its own K-1 gradients in flight
+    have been applied (`weight_prediction`). The gradient is therefore taken close to
+    the parameters to which it will be applied. `width=1` is synchronous data-parallel
+    training. At `width=2`, the all-reduce of one step's gradients runs while the next
+    step computes. Larger widths only absorb jitter.
 
     Args:
-      loss_fn: `loss_fn(params, batch) -> scalar`, a mean over the examples it is given;
-        where it is a weighted mean, as over tokens that are no padding, it returns the
-        sum of the weights, `pj.Aux(weight=...)`.
-        In full `loss_fn(params, batch, *, model_state, rng) -> (scalar, pj.Aux(...))`:
-        it is passed the keywords that `init` was given, and returns what it has.
-      tx: any Optax transformation. It sees the reduced gradient, so clipping by global
-        norm inside it is clipping by the true norm.
-      mesh: devices, such as `pj.data_mesh()`.
-      width: pipeline width K, at least 1.
-      warmup_steps: first so many steps run with width 1.
-      microbatches: parts, run in turn, of each device's share of a batch.
-      compute_dtype: floating parameters and inputs are cast to it inside the loss;
-        parameters, optimizer state and gradients keep the parameters' dtype.
+      loss_fn: Function `loss_fn(params, batch) -> scalar`, which returns a mean over
+        the examples that it is given. A weighted mean, such as a mean over tokens that
+        are not padding, also returns the sum of the weights, as `pj.Aux(weight=...)`.
+        The full form is
+        `loss_fn(params, batch, *, model_state, rng) -> (scalar, pj.Aux(...))`. It takes
+        the keywords that `init` was given, and sets the fields of `Aux` that it needs.
+      tx: An Optax transformation. It sees the mean gradient, so that clipping by global
+        norm inside `tx` clips by the norm of the mean gradient. `init` raises an error
+        for the few optimizers that cannot be delayed or averaged.
+      mesh: Devices, such as `pj.data_mesh()`.
+      width: Pipeline width K, at least 1.
+      warmup_steps: Number of steps at the start that run at width 1.
+      microbatches: Number of parts of each device's share of a batch, whose gradients
+        are computed one after another.
+      compute_dtype: dtype to which floating parameters and inputs are cast inside the
+        loss. Parameters, optimizer state and gradients keep the parameters' dtype.
+        `None` casts nothing.
       reduce_dtype: dtype in which gradients and changes of model state are sent and
-        summed; `None` keeps their own. Loss, metrics and weight travel as float32.
-      axis_name: the mesh axis of the data, or the two, `("host", "device")`.
-      donate: let a step overwrite the state it is given, which may not be used after
-        it. The fused executor takes all of it, except messages in flight that stay in
-        flight, which the next state has too. The host executor takes all but what is in
-        flight, which may still be being sent.
-      all_reduce: how gradients are summed, and what travels: by default
-        `pj.collectives.psum()`, the backend's own; `two_shot(pj.codecs.int8())` sends
-        a quarter of the bytes. `pj.collectives.scheduled` begins with one and goes on
-        with another. Loss, metrics and model state travel uncompressed.
-      weight_prediction: take each gradient where this device's own gradients in flight,
-        in place of the means that are not there yet, would lead. On a quadratic a
-        linear optimizer then takes synchronous steps, noise and all, up to the learning
-        rate of `pj.stability.max_learning_rate`; on one device any does at any. It
-        changes nothing in `tx`, costs `width - 1` updates a step and sends nothing.
-        False takes it at the parameters as they are, `v_i[t] = w[t]`, the paper's
-        recursion, which loses SGD with momentum most of its stability.
-      deviation_feedback: a share c of what this device's last reduced gradient differed
-        from its mean by. Weight prediction adds it to the oldest gradient in flight. At
-        width 2 c = 0.5 doubles the learning rate up to which devices stay together
-        (`pj.stability`), meant for SGD with momentum; it costs the memory of one
-        gradient, and in flat directions devices lie a little further apart.
-      executor: `"fused"` runs a step as one program, `"host"` sums on a thread beside
-        it; `"auto"` takes what hides communication on these devices, and says which
-        and why in `train.executor`.
-      skip_nonfinite: skip an update whose reduced gradient, or change of model state,
-        is not finite, and count it. False leaves that to the optimizer
-        (`optax.apply_if_finite`, `optax.zero_nans`); a codec of the all-reduce then
-        still keeps nothing of such a gradient.
+        summed. `None` keeps their own dtypes. Loss, metrics and weight travel as
+        float32.
+      axis_name: Mesh axis of the data, or a tuple of axes: `("host", "device")`.
+      donate: Whether a step or a drain may overwrite the state that it is given. That
+        state must not be used again. The fused executor overwrites all of the state
+        except messages that stay in flight, which the next state shares. The host
+        executor overwrites all but the messages in flight, because the communication
+        thread may still be sending them.
+      all_reduce: Algorithm that sums the gradients, with the codec that encodes them.
+        The default `pj.collectives.psum()` is the all-reduce of the backend.
+        `pj.collectives.two_shot(pj.codecs.int8())` sends about a quarter of the bytes.
+        `pj.collectives.scheduled` changes the algorithm at given steps. Loss, metrics
+        and model state travel uncompressed.
+      weight_prediction: Whether each device takes its gradient at its prediction: the
+        parameters after its own gradients in flight, which stand in for the means that
+        have not arrived yet. With an optimizer that is linear in its gradients,
+        training on a quadratic then takes the synchronous steps, for any noise, up to
+        the learning rate of `pj.stability.max_learning_rate`. On a single device, this
+        holds for any loss, optimizer and learning rate. Prediction leaves `tx` as it
+        is, costs `width - 1` updates per step, and sends nothing. `False` takes the
+        gradient at the parameters as they are, `v_{i,t} = w_t`, which is the recursion
+        of the paper. SGD with momentum then loses most of its stability.
+      deviation_feedback: Share c, in [0, 1), of the deviation that weight prediction
+        adds to the oldest gradient in flight. The deviation is this device's last
+        reduced gradient minus its mean over devices. At width 2, c = 0.5 doubles the
+        learning rate up to which devices stay together (`pj.stability`). It is meant
+        for SGD with momentum. It costs the memory of one gradient, and in flat
+        directions devices lie a little further apart.
+      executor: `"fused"` runs a step as one program. `"host"` sums on a thread beside
+        the compute. `"auto"` takes the executor that hides communication on these
+        devices, and says which one and why in `train.executor`.
+      skip_nonfinite: Whether to skip an update if a reduced gradient or change of model
+        state is not finite, and to count it. `False` leaves such gradients to the
+        optimizer (`optax.apply_if_finite`, `optax.zero_nans`). The codecs of the
+        all-reduce keep nothing of such gradients in either case.
 
     Returns:
-      A `TrainStep`: `init`, `step` and `drain`.
+      A `TrainStep`, with the methods `init`, `step` and `drain`.
 
     Raises:
-      ValueError: for an argument that breaks a rule named in the message.
+      ValueError: If an argument breaks its rule, which the error message names.
 
-    >>> import jax.numpy as jnp, optax, pipejax as pj
-    >>> def loss_fn(w, batch):
-    ...     return 0.5 * jnp.mean((w - batch) ** 2)
-    >>> train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(1))
-    >>> state = train.init(jnp.array(1.0))
-    >>> for _ in range(3):
-    ...     state, info = train.step(state, jnp.zeros(4))
-    >>> print(f"{state.params:.2f}")  # 1, 0.9, 0.9**2: synchronous steps, one behind
-    0.81
+    Examples:
+      The third step applies the second gradient. On one device, the parameters are
+      those of synchronous steps, one step later:
+
+      >>> import jax.numpy as jnp, optax, pipejax as pj
+      >>> def loss_fn(w, batch):
+      ...     return 0.5 * jnp.mean((w - batch) ** 2)
+      >>> train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(1))
+      >>> state = train.init(jnp.array(1.0))
+      >>> for _ in range(3):
+      ...     state, info = train.step(state, jnp.zeros(4))
+      >>> print(f"{state.params:.2f}")  # 0.9**2
+      0.81
+
+    References:
+      Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619
     """
     axis_name = check_axis_name(axis_name)
     mesh = check_mesh(mesh, axis_name)

@@ -1,15 +1,21 @@
-"""What one microbatch adds to a device's message, multiplied by its weight.
+r"""Computes what one microbatch adds to a device's message, times its weight.
 
-With `L_j` the loss of device j, `W_j` its weight and `v_i` the parameters of device i:
+Let `L_j` be the loss of device j, `W_j` its weight, and `v_i` the parameters at which
+device i takes its gradient. The gradient that device i adds is
 
-  `G_i = d/dv_i sum_j W_j L_j`
+$$G_i = d/dv_i \sum_j W_j L_j$$
 
-- a loss without collectives: `L_j` depends on `v_j` alone, so that
-  `G_i = W_i dL_i/dv_i`
-- a loss with a collective, such as batch normalization over all devices: every loss
-  depends on all `v_i`, and its gradient must know the weights before it is exchanged.
-  Each device differentiates `W_j / W L_j` with the largest weight W, and multiplies by
-  W: dtypes of small range need not hold a number of tokens
+There are two cases:
+
+- A loss without collectives. `L_j` depends on `v_j` alone, so that
+
+  $$G_i = W_i dL_i/dv_i$$
+
+- A loss with a collective, such as batch normalization over all devices. Every loss
+  depends on all `v_i`, so the weights must be applied before the collectives of the
+  backward pass exchange derivatives. Each device j differentiates its loss times
+  `W_j / W`, where W is the largest weight, and multiplies the result by W. A dtype of
+  small range then need not hold a number of tokens.
 """
 
 from typing import Any, NamedTuple
@@ -26,13 +32,15 @@ from ._loss import Loss, Returned
 
 
 class Part(NamedTuple):
-    """What one microbatch, or all of them, add to a message.
+    """What one microbatch, or all of them together, add to a message.
+
+    If there is a weight, gradients, loss and metrics are multiplied by it.
 
     Attributes:
-      gradients: pytree like the parameters; times the weight, if there is one.
-      loss: scalar, likewise.
-      metrics: pytree of scalars, likewise.
-      weight: float32 scalar; `None` without weights.
+      gradients: Pytree like the parameters.
+      loss: Scalar, in float32, or in float64 if the loss function returns float64.
+      metrics: Pytree of float32 scalars.
+      weight: float32 scalar, or `None` if the loss function returns no weight.
     """
 
     gradients: Any
@@ -44,20 +52,20 @@ class Part(NamedTuple):
 def part_of(
     full: Loss, params: Any, *inputs: Any, axis_name: AxisName
 ) -> tuple[Part, Returned]:
-    """Runs the loss in its full form and its gradient.
+    """Runs the loss, in its full form, and its gradient.
 
     Args:
-      full: `(params, *inputs) -> loss, Returned`.
-      params: to differentiate with respect to.
-      *inputs: batch, model state and key.
-      axis_name: the axes over which devices have weights of their own.
+      full: Function `(params, *inputs) -> loss, Returned`, as `full_form` returns it.
+      params: Parameters with respect to which the loss is differentiated.
+      *inputs: Batch, model state and key.
+      axis_name: Axes over which devices have weights of their own.
 
     Returns:
-      What it adds, and what the loss function returned.
+      What the microbatch adds to the message, and what the loss function returned.
     """
     loss, vjp, returned = jax.vjp(lambda p: full(p, *inputs), params, has_aux=True)
     weight, metrics = returned.weight, returned.metrics
-    # float16 ends at 65,504: a loss times its tokens may be more.
+    # The largest float16 is 65,504. A loss times its number of tokens may exceed it.
     wide = loss.astype(working_dtype(loss.dtype))
     if weight is None:
         (gradients,) = vjp(jnp.ones_like(loss))
@@ -66,7 +74,8 @@ def part_of(
     if shared := tuple(name for name in axes(axis_name) if name in talks):
         most = lax.pmax(weight, shared)
         (gradients,) = vjp((weight / jnp.where(most == 0, 1, most)).astype(loss.dtype))
-        # Without a weight here, what is finite are derivatives of the others' losses.
+        # On a device of weight 0, the finite elements are derivatives of the losses of
+        # other devices and must be kept.
         gradients = jax.tree.map(
             lambda g: _times(most, g, empty & ~jnp.isfinite(g)), gradients
         )
@@ -78,11 +87,12 @@ def part_of(
 
 
 def together(gradients: Any, each: Part) -> Part:
-    """Returns what m microbatches add: their mean, or with weights their sum.
+    """Returns what m microbatches add: their mean, or their sum if there are weights.
 
     Args:
-      gradients: their sum.
-      each: loss, metrics and weight of every microbatch, leading axis m.
+      gradients: Sum of the gradients of all microbatches.
+      each: Loss, metrics and weight of every microbatch, with a leading axis of length
+        m.
     """
     if each.weight is not None:
         sums = jax.tree.map(lambda x: x.sum(axis=0), each)
@@ -93,7 +103,7 @@ def together(gradients: Any, each: Part) -> Part:
 
 
 def _times(weight: jax.Array, tree: Any, nothing: jax.Array) -> Any:
-    """Multiplies by the weight; what counts for nothing may be NaN and becomes 0."""
+    """Multiplies arrays by a weight; sets to 0, even if NaN, what `nothing` selects."""
 
     def times(x: jax.Array) -> jax.Array:
         wide = working_dtype(x.dtype)

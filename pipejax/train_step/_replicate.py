@@ -1,4 +1,4 @@
-"""The same arrays on all devices of all processes."""
+"""Places the same arrays on all devices of all processes."""
 
 import hashlib
 from typing import Any
@@ -14,17 +14,20 @@ from jax.sharding import PartitionSpec as P
 def replicated(given: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
     """Places arrays on every device of the mesh.
 
-    On several processes this is a collective: no other may be under way.
+    On several processes this is a collective, so no other collective may be under way.
+    While tracing, the arrays of the processes are not compared.
 
     Args:
-      given: pytrees of arrays by the names of the arguments, the same on every process.
-      mesh: the devices.
+      given: Pytrees of arrays, by the names of the arguments. They must be the same on
+        every process.
+      mesh: The devices.
 
     Returns:
       The same pytrees on the devices.
 
     Raises:
-      ValueError: if processes give different arrays; it names the first.
+      ValueError: If processes give different structures or arrays. The error message
+        names the first array that differs.
     """
     if mesh.is_multi_process and not _is_traced():
         _check_same(given)
@@ -32,6 +35,7 @@ def replicated(given: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
 
 
 def _placed(leaf: Any, sharding: NamedSharding) -> jax.Array:
+    """Returns an array or a typed PRNG key in the given sharding."""
     if _is_key(leaf):
         # `jax.device_put` does not take keys to the devices of other processes.
         data = jax.device_put(jax.random.key_data(leaf), sharding)
@@ -40,7 +44,7 @@ def _placed(leaf: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def _check_same(given: dict[str, Any]) -> None:
-    """Raises a ValueError if a process has another structure or another array."""
+    """Raises a `ValueError` if a process has another structure or another array."""
     leaves = jax.tree_util.tree_leaves_with_path(given)
     names = [f"{path[0].key}{jax.tree_util.keystr(path[1:])}" for path, _ in leaves]
     if differing := _processes_that_differ(_digest(repr(jax.tree.structure(given)))):
@@ -61,14 +65,14 @@ def _check_same(given: dict[str, Any]) -> None:
 
 
 def _processes_that_differ(value: np.ndarray) -> list[int]:
-    """Returns the processes whose array is another than that of process 0."""
+    """Returns the processes whose `value` differs from that of process 0."""
     found = multihost_utils.process_allgather(value)
     different = (found != found[:1]).reshape(len(found), -1).any(axis=1)
     return np.flatnonzero(different).tolist()
 
 
 def _content(leaf: Any) -> tuple[Any, ...]:
-    """Returns what makes two arrays equal, for `_digest`."""
+    """Returns the parts by which `_digest` tells arrays, or typed keys, apart."""
     if _is_key(leaf):
         return str(jax.random.key_impl(leaf)), *_content(jax.random.key_data(leaf))
     value = np.asarray(jax.device_get(leaf))
@@ -76,7 +80,7 @@ def _content(leaf: Any) -> tuple[Any, ...]:
 
 
 def _digest(*parts: str | bytes) -> np.ndarray:
-    """Returns 16 bytes that are other ones for other parts."""
+    """Returns a digest of 16 bytes, which differs if any of the parts differs."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(part.encode() if isinstance(part, str) else part)
@@ -89,6 +93,7 @@ def _is_traced() -> bool:
 
 
 def _is_key(leaf: Any) -> bool:
+    """Returns whether `leaf` is an array of typed PRNG keys."""
     return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(
         leaf.dtype, jax.dtypes.prng_key
     )

@@ -1,4 +1,4 @@
-"""What a train step carries from one step to the next."""
+"""Defines what a train step carries from one step to the next."""
 
 from typing import Any, NamedTuple
 
@@ -9,21 +9,22 @@ from pipejax.message import InFlight
 
 
 class PipelineState(NamedTuple):
-    """Everything a run needs to go on, as one pytree.
+    """Everything that a run needs to continue, as one pytree.
 
     Attributes:
-      params: parameters, replicated.
-      opt_state: state of the Optax transformation, replicated.
-      model_state: state of the model that is not trained (batch-norm statistics),
-        replicated; `None` if there is none.
-      in_flight: messages computed and not yet applied: gradients, with the metrics and
-        changes of model state that travel with them.
-      rng: PRNG key from which each step splits its own; `None` if there is none.
-      skipped: int32, updates skipped so far because a reduced gradient was not finite.
-      step: int32, calls of `train.step` so far.
-      calls: calls of `train.step` so far, on the host, where the next program depends
-        on it (warm-up, schedules), or where the first step is to look at a model state
-        that is not finite; else `None`.
+      params: Parameters, replicated.
+      opt_state: State of the Optax transformation, replicated.
+      model_state: State of the model that is not trained, such as batch-norm
+        statistics, replicated. `None` if the model has no such state.
+      in_flight: Messages that are computed but not yet applied: gradients with their
+        passengers and changes of model state.
+      rng: PRNG key from which each step splits its own. `None` if there is no key.
+      skipped: int32, the number of updates skipped so far because a reduced gradient or
+        change of model state was not finite.
+      step: int32, the number of calls of `train.step` so far.
+      calls: The same number, kept on the host. It is there if the next program depends
+        on it (warm-up, schedules), and before the first step if the model state is not
+        finite, which that step then checks. Otherwise `None`.
     """
 
     params: optax.Params
@@ -37,10 +38,11 @@ class PipelineState(NamedTuple):
 
 
 class ReplicatedState(NamedTuple):
-    """The part of a `PipelineState` that all devices share.
+    """The part of a `PipelineState` that is the same on all devices.
 
-    A step that is given it may overwrite it. Gradients in flight may not be
-    overwritten: they may still be being sent.
+    With `donate=True`, both executors may overwrite it in a step. Messages in flight
+    are kept apart from it, because the host executor must not overwrite them: the
+    communication thread may still be sending them.
     """
 
     params: optax.Params
@@ -56,17 +58,17 @@ class ReplicatedState(NamedTuple):
         return cls(*(getattr(state, name) for name in cls._fields))
 
     def with_in_flight(self, in_flight: InFlight, calls: Any) -> PipelineState:
-        """Returns the whole state."""
+        """Returns the whole state, with these messages in flight and this counter."""
         return PipelineState(**self._asdict(), in_flight=in_flight, calls=calls)
 
 
 class Kept(NamedTuple):
-    """What computing a message leaves for the update of the same step.
+    """What `compute` leaves for the update of the same step.
 
     Attributes:
-      model_state: the model state as this device's loss left it.
-      rng: the key to carry on.
-      step: the count to carry on.
+      model_state: Model state as this device's loss left it.
+      rng: Key for the next step.
+      step: Number of calls of `train.step`, this call included.
     """
 
     model_state: Any
@@ -75,15 +77,21 @@ class Kept(NamedTuple):
 
 
 class Aux(NamedTuple):
-    """What a loss function may return beside its loss: `return loss, Aux(...)`.
+    r"""What a loss function may return beside its loss: `return loss, Aux(...)`.
+
+    With a weight `W_i` for part i of the global batch (a microbatch of a device), the
+    gradients `g_i`, losses and metrics of all parts are averaged by weight:
+
+    $$g = \sum_i W_i g_i / \sum_i W_i$$
 
     Attributes:
-      metrics: pytree of real scalars, averaged over microbatches and devices.
-      model_state: the model state after this batch, as `train.init` was given it.
-      weight: nonnegative scalar W, the number of tokens or examples over which the loss
-        is a mean; it must not depend on the parameters. Gradients, loss and metrics are
-        then averaged by weight, `sum_i W_i g_i / sum_i W_i` over microbatches and
-        devices; a part of weight 0 contributes nothing. `None` weighs all parts alike.
+      metrics: Pytree of real scalars, averaged over microbatches and devices.
+      model_state: Model state after this batch, in the structure and shapes that
+        `train.init` was given.
+      weight: Nonnegative scalar W, the number of tokens or examples over which the loss
+        is a mean. It must not depend on the parameters, since no gradient is taken
+        through it. A part of weight 0 contributes nothing. `None` gives all parts the
+        same weight.
     """
 
     metrics: Any = None

@@ -1,14 +1,15 @@
-"""A train step of width K on a mesh.
+"""Runs a train step of width K on a mesh.
 
-One step, in full:
+One step has three parts:
 
-1. every device computes its message: gradient, loss, metrics, change of model state
-2. the pipeline trades it for the sum of the messages of K-1 steps ago
-3. the update applies that, unless it has not arrived or is not finite
+1. Every device computes its message: gradients, changes of model state, and passengers.
+2. The message enters the pipeline. The messages of K-1 steps ago leave the pipeline and
+   are summed over devices.
+3. The update applies the sum, unless it has not arrived or is not finite.
 
-1 and 3 are a `LocalStep`; the executor runs them and the exchange in between. Warm-up
-is the same step at width 1, past an empty pipeline. A drain is 3 alone, for each
-message in flight.
+`LocalStep` implements parts 1 and 3. The executor runs them, and the exchange of part
+2. A warm-up runs the same step at width 1 and leaves the pipeline empty. A drain sums
+and applies every message in flight, and computes none.
 """
 
 import dataclasses
@@ -38,9 +39,17 @@ from ._transfers import transfers_of
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainStep:
-    """A train step and its settings, as `make_train_step` returns it.
+    """A train step and its settings, which `make_train_step` returns.
 
-    Pure: everything that changes is in the `PipelineState` that goes in and comes out.
+    The methods are pure: everything that changes is in the `PipelineState` that they
+    take and return.
+
+    Attributes:
+      config: What each device does, the mesh, the width, and the all-reduce that the
+        run ends with.
+      schedule: All-reduce algorithms of the run, and the steps at which they change.
+      warmup_steps: Number of synchronous steps at the start.
+      executor_name: The argument `executor` of `make_train_step`.
     """
 
     config: StepConfig
@@ -57,26 +66,30 @@ class TrainStep:
         opt_state: optax.OptState | None = None,
         batch: Any = None,
     ) -> PipelineState:
-        """Lays out the state before the first step on the mesh.
+        """Makes the state before the first step and lays it out on the mesh.
 
         Args:
-          params: pytree of floating arrays.
-          model_state: handed to `loss_fn` as a keyword, and updated by what it returns.
-            Floating leaves are averaged over devices; others must not depend on data.
-          rng: key; `loss_fn` gets one of its own per device and step as a keyword.
-          opt_state: to go on from an optimizer's state; `None` makes a new one.
-          batch: one batch, arrays or `jax.ShapeDtypeStruct`s. Needed only when
-            `loss_fn` returns metrics or a weight and `width > 1`, to know what travels
-            with the gradients.
+          params: Pytree of floating arrays.
+          model_state: Passed to `loss_fn` as a keyword, and updated by what `loss_fn`
+            returns. Changes of floating leaves are averaged over devices. Other leaves
+            must not depend on the data.
+          rng: PRNG key. In every step, `loss_fn` gets a key as a keyword, another one
+            on each device.
+          opt_state: State of the optimizer to continue from. `None` makes a new one.
+          batch: One batch, as arrays or `jax.ShapeDtypeStruct`s. It shows what travels
+            with the gradients, and is needed only if `loss_fn` returns metrics or a
+            weight and `width` is above 1.
 
         Returns:
-          A `PipelineState`; copies, `params` themselves are never donated.
+          A `PipelineState`. It holds copies, so that `params` are never donated.
 
         Raises:
-          ValueError: for parameters that are not floating or are sharded, keywords that
-            `loss_fn` does not take, optimizers that cannot be delayed, a bad batch.
+          ValueError: If parameters are not floating or are sharded, if `loss_fn` does
+            not take a keyword that is given or requires one that is not, if the
+            optimizer cannot be used, if `opt_state` does not fit, if the batch does not
+            divide, or if processes give different arrays.
         """
-        self.join()  # only one thread may launch collectives
+        self.join()  # Only one thread may launch collectives.
         given = params, model_state, rng, opt_state, batch
         state, in_flight = initial(
             self.local_step, self.config, *given, feeds_back=self.feeds_back
@@ -86,20 +99,21 @@ class TrainStep:
         return state.with_in_flight(in_flight, np.int32(0) if counted else None)
 
     def step(self, state: PipelineState, batch: Any) -> tuple[PipelineState, StepInfo]:
-        """One iteration: computes this batch's gradient, applies an earlier one.
+        """Computes the gradient of this batch, and applies that of K-1 steps ago.
 
         Args:
-          state: from `init` or the step before.
-          batch: pytree of arrays whose leading axis is the global batch, a multiple of
-            devices times microbatches. Device i takes the i-th contiguous share. On
-            several processes `train.batch` makes it.
+          state: State that `init`, `step` or `drain` returned.
+          batch: Pytree of arrays whose leading axis is the global batch. Its length is
+            a multiple of the number of devices times `microbatches`. Device i takes the
+            i-th contiguous share. On several processes, make the global batch with
+            `train.batch`.
 
         Returns:
-          The next state, and a `StepInfo` on the iteration whose gradient arrived.
+          The next state, and a `StepInfo` about the step whose gradient has arrived.
 
         Raises:
-          ValueError: for a batch that does not divide, a state of another width or
-            mesh, or a loss function that breaks its contract.
+          ValueError: If the batch does not divide, if the state has another width or
+            mesh, or if the loss function breaks its contract.
         """
         self._check(state)
         check_global(batch, self.mesh)
@@ -110,10 +124,11 @@ class TrainStep:
         now = self._phase(state.calls)
         calls = self._counted_on(state.calls)
         if self.width > 1 and self.warmup_steps and calls <= self.warmup_steps:
-            # The pipeline stays empty while the synchronous twin goes past it.
+            # The synchronous twin runs, and the pipeline stays empty.
             past, plain = at_width_1(in_flight), now.plain.executor
             own, past, info = plain.step(own, past, batch)
-            # Nothing is in flight before and after; the counter may have been donated.
+            # Nothing is in flight before or after. The counter `filled` is replaced
+            # because the twin may have been given it to overwrite.
             in_flight = in_flight._replace(
                 filled=past.filled, codec_states=past.codec_states
             )
@@ -124,25 +139,28 @@ class TrainStep:
     def batch(self, local: Any) -> Any:
         """Makes the global batch of which this process has the part `local`.
 
-        With P processes that have n examples each, the global batch has P n examples,
-        in the order of the processes' devices on the mesh. Every process must call this
-        with the same n. On one process, `local` is the whole batch.
+        If P processes have n examples each, the global batch has P n examples, in the
+        order of the processes' devices on the mesh. Every process must call this method
+        with the same n. If there is one process, `local` is the whole batch.
 
         Args:
-          local: pytree of arrays, such as NumPy arrays, whose leading axis is this
+          local: Pytree of arrays, such as NumPy arrays, whose leading axis is this
             process's part of the batch.
 
         Returns:
-          The same pytree of global `jax.Array`s, one share on each device.
+          The same pytree of global `jax.Array`s, with one share on each device.
 
         Raises:
-          ValueError: if the part does not divide among the devices of this process.
+          ValueError: If the part does not divide among the devices of this process.
 
-        >>> import numpy as np, optax, pipejax as pj
-        >>> loss_fn = lambda w, batch: ((w - batch) ** 2).mean()
-        >>> train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(1))
-        >>> train.batch(np.zeros(4)).sharding.spec == jax.sharding.PartitionSpec("data")
-        True
+        Examples:
+          >>> import numpy as np, optax, pipejax as pj
+          >>> loss_fn = lambda w, batch: ((w - batch) ** 2).mean()
+          >>> mesh = pj.data_mesh(1)
+          >>> train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=mesh)
+          >>> spec = train.batch(np.zeros(4)).sharding.spec
+          >>> spec == jax.sharding.PartitionSpec("data")
+          True
         """
         return global_batch(local, self.config.data, self.config.devices)
 
@@ -150,26 +168,26 @@ class TrainStep:
         """Returns the least number of batches that any process has.
 
         A step waits for every process, so a process that has one batch more than the
-        others waits for ever. Every process must call this before an epoch, and take as
-        many batches as it returns: `itertools.islice(loader, fewest)`.
+        others waits for ever. Every process must call this method before an epoch, and
+        take as many batches as the method returns: `itertools.islice(loader, fewest)`.
 
         Args:
-          own: how many batches this process has.
+          own: Number of batches that this process has.
 
         Returns:
-          The least `own` of all processes, the same on each of them.
+          The least `own` of all processes, the same number on each of them.
 
         Raises:
-          ValueError: if `own` is not a nonnegative integer.
+          ValueError: If `own` is not a nonnegative integer.
         """
-        self.join()  # only one thread may launch collectives
+        self.join()  # Only one thread may launch collectives.
         return least_of_all_processes(own)
 
     def join(self) -> None:
         """Waits until no reduction is under way; gradients in flight stay in flight.
 
-        Needed before any other collective on CPUs of several processes, such as those
-        of a checkpoint or of an evaluation.
+        On CPUs of several processes, call this method before any other collective, such
+        as those of a checkpoint or of an evaluation.
         """
         for phase in self.phases:
             phase.executor.join()
@@ -177,19 +195,20 @@ class TrainStep:
     def drain(self, state: PipelineState) -> tuple[PipelineState, tuple[StepInfo, ...]]:
         """Reduces and applies, in order, every gradient in flight.
 
-        A run of n steps and a drain has applied all n gradients, and their infos
-        together hold all n losses. Stepping on is allowed: the pipeline then fills
-        anew, its first `width - 1` steps applying nothing.
+        After a run of n steps and a drain, all n gradients have been applied, except
+        for those that were skipped. The infos of the steps and of the drain together
+        hold all n losses. The run may continue after a drain. The pipeline then fills
+        again, and the first `width - 1` steps apply nothing.
 
         Args:
-          state: from `init`, `step` or `drain`.
+          state: State that `init`, `step` or `drain` returned.
 
         Returns:
-          The state with nothing in flight, and `width - 1` infos, oldest first; where
-          the pipeline was not full, nothing has arrived for the first of them.
+          The state with nothing in flight, and `width - 1` infos, oldest first. If the
+          pipeline was not full, nothing has arrived for the first of the infos.
 
         Raises:
-          ValueError: for a state of another width or mesh.
+          ValueError: If the state has another width or mesh.
         """
         self._check(state)
         check_pending(
@@ -202,18 +221,21 @@ class TrainStep:
         return own.with_in_flight(in_flight, state.calls), infos
 
     def lower(self, state: PipelineState, batch: Any) -> jax.stages.Lowered:
-        """The program a step computes in, lowered: to be read, counted or compiled.
+        """Lowers the program in which a step computes, without running it.
+
+        The lowered program can be read, searched for collectives, or compiled.
 
         Args:
-          state: a state, or `jax.eval_shape(train.init, params)`.
-          batch: arrays or `jax.ShapeDtypeStruct`s.
+          state: State, or its shapes, such as `jax.eval_shape(train.init, params)`.
+          batch: Global batch, as arrays or `jax.ShapeDtypeStruct`s.
 
         Returns:
-          The `jax.stages.Lowered` of what `step` runs past warm-up and schedule. With
-          the host executor it is the compute alone, without the all-reduce.
+          The `jax.stages.Lowered` of the program that `step` runs after the warm-up and
+          after the last boundary of a schedule. With the host executor, it is the
+          compute alone, without the all-reduce.
 
         Raises:
-          ValueError: as `step`.
+          ValueError: As in `step`.
         """
         self._check(state)
         check_batch(batch, self.config.devices, self.local_step.microbatches)
@@ -224,22 +246,27 @@ class TrainStep:
         """Lists what one step sends, collective by collective, without running it.
 
         Args:
-          state: a state, or its shapes.
-          batch: arrays or `jax.ShapeDtypeStruct`s.
+          state: State, or its shapes.
+          batch: Global batch, as arrays or `jax.ShapeDtypeStruct`s.
 
         Returns:
-          Kind, devices and bytes of each, past the last boundary of a schedule: first
-          the collectives that `loss_fn` and `tx` have of their own, for which they are
-          compiled, then those of the exchange.
+          Kind, number of devices and bytes of each collective of a step after the last
+          boundary of a schedule. Collectives of `loss_fn` and `tx` come first: if there
+          are any, both are compiled to find them. The collectives of the exchange
+          follow.
         """
         own = ReplicatedState.of(state)
         return transfers_of(self.config, own, state.in_flight, batch)
 
     def codec_states(self, params: optax.Params) -> Any:
-        """Returns what codecs keep before the first step, of all phases side by side.
+        """Returns the codec states before the first step, for all phases together.
 
         Args:
-          params: the parameters, or their shapes.
+          params: Parameters, or their shapes.
+
+        Returns:
+          A dict from the names of the places that encode to the codec states of all
+          devices. It is empty if no codec has a state.
         """
         like = self.gradients_form(params)
         states: dict[str, Any] = {}
@@ -249,81 +276,90 @@ class TrainStep:
         return states
 
     def gradients_form(self, params: optax.Params) -> Message:
-        """Returns the shapes of a message that has gradients alone."""
+        """Returns the shapes of a message that has only gradients.
+
+        Args:
+          params: Parameters, or their shapes.
+        """
         return jax.eval_shape(
             lambda: empty_message(params, None, self.local_step.reduce_dtype)
         )._replace(passengers=None)
 
     @property
     def compiler_options(self) -> dict[str, Any]:
-        """What the step is compiled with: those its compiler does not refuse."""
+        """Returns the compiler options of the step, without any that are refused."""
         return self.executor.compiler_options
 
     @functools.cached_property
     def plain(self) -> "TrainStep":
-        """The synchronous twin: the same step at width 1."""
+        """Returns the synchronous twin: the same step at width 1, without a warm-up."""
         config = dataclasses.replace(self.config, width=1)
         return dataclasses.replace(self, config=config, warmup_steps=0)
 
     @functools.cached_property
     def phases(self) -> tuple["TrainStep", ...]:
-        """For each all-reduce of the schedule the step with it; the last is this."""
+        """Returns a train step for each all-reduce of the schedule, `self` last."""
         *earlier, _ = self.schedule.phases
         configs = (dataclasses.replace(self.config, all_reduce=x) for x in earlier)
         return (*(dataclasses.replace(self, config=x) for x in configs), self)
 
     @functools.cached_property
     def executor(self) -> Executor:
-        """What runs the step in the end; its `name`, and the `reason` it was chosen."""
+        """Returns the executor of steps after the warm-up and the last boundary.
+
+        Its attributes `name` and `reason` say which executor it is, and why.
+        """
         return choose(self.executor_name, self.config)
 
     @property
     def local_step(self) -> LocalStep:
-        """What each device does."""
+        """Returns what each device does in a step."""
         return cast(LocalStep, self.config.work)
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
-        """The devices."""
+        """Returns the mesh of devices."""
         return self.config.mesh
 
     @property
     def width(self) -> int:
-        """The width K of the pipeline."""
+        """Returns the width K of the pipeline."""
         return self.config.width
 
     @property
     def axis_name(self) -> AxisName:
-        """The mesh axis of the data, or both."""
+        """Returns the mesh axis of the data, or a tuple of axes."""
         return self.config.axis_name
 
     @property
     def counted(self) -> bool:
-        """Whether the number of calls decides which program a step runs."""
+        """Returns whether the number of calls decides which program a step runs."""
         return self.warmup_steps > 0 or bool(self.schedule.boundaries)
 
     @property
     def feeds_back(self) -> bool:
-        """Whether the pipeline keeps deviations; one of width 1 has none."""
+        """Returns whether the pipeline keeps deviations; at width 1 it has none."""
         return self.width > 1 and self.local_step.deviation_feedback > 0
 
     def _check(self, state: PipelineState) -> None:
+        """Raises a `ValueError` unless the state is one of this train step."""
         check_state(state, self.config.data.device_set, counted=self.counted)
         devices, fed = self.config.devices, self.feeds_back
         check_in_flight(state.in_flight, self.width, devices, feeds_back=fed)
 
     def _counted_on(self, calls: Any) -> Any:
-        """Returns the number of calls after a step, where it is still needed."""
+        """Returns the number of calls after a step, or `None` if it is not needed."""
         if calls is None or isinstance(calls, jax.core.Tracer) or self.counted:
             return calls if calls is None else calls + np.int32(1)
         return None
 
     def _phase(self, calls: Any) -> "TrainStep":
-        """Returns the step of the phase that so many calls have led to."""
+        """Returns the train step of the phase that follows `calls` calls."""
         if not self.schedule.boundaries:
             return self
         number = self.schedule.phase(int(calls))
         if int(calls) in self.schedule.boundaries:
-            # Only one thread may launch collectives; what it sums is begun anew.
+            # Only one thread may launch collectives, so the executor of the phase
+            # before must finish. The next executor sums the messages in flight again.
             self.phases[number - 1].executor.join()
         return self.phases[number]

@@ -1,4 +1,4 @@
-"""What a step sends: the exchange, and collectives of the loss and the optimizer."""
+"""Lists what a step sends: its exchange, and collectives of loss and optimizer."""
 
 from typing import Any
 
@@ -17,9 +17,12 @@ def transfers_of(
 ) -> tuple[Transfer, ...]:
     """Lists every collective of a step, from shapes alone.
 
-    The exchange says of itself what it moves. What the loss and the optimizer move is
-    read in a program of them without the exchange, which is compiled if it has any
-    collective.
+    The stages of the exchange list what they move. The collectives of the loss and the
+    optimizer are read from a program that runs both without the exchange. The program
+    is compiled only if it has a collective.
+
+    Returns:
+      The collectives of the loss and the optimizer, followed by those of the exchange.
     """
     found: list[Transfer] = []
 

@@ -1,9 +1,11 @@
-"""The update: a reduced message applied, or held back.
+"""Applies a reduced message, or holds it back.
 
-- nothing has arrived (start of the pipeline), or all weights are 0: parameters and
-  optimizer state stay
-- a reduced gradient is not finite: likewise, and counted. The decision is taken from
-  the reduced value, which every replica has, so it costs no communication
+Parameters and optimizer state stay as they are in two cases:
+
+- Nothing has arrived (at the start of the pipeline), or all weights are 0.
+- A reduced gradient or change of model state is not finite. This is also counted. Every
+  replica decides from the same reduced message, so that the decision costs no
+  communication. With `skip_nonfinite=False`, the message is applied.
 """
 
 from collections.abc import Callable
@@ -34,18 +36,19 @@ def apply_reduced(
     platform: str,
     skip_nonfinite: bool,
 ) -> tuple[ReplicatedState, StepInfo]:
-    """Applies the mean of one iteration's messages, if there is one to apply.
+    """Applies the mean of one step's messages, if there is one to apply.
 
     Args:
-      tx: the optimizer.
-      state: before the update.
-      reduced: the messages, summed over devices.
-      after: model state as this device's loss left it; its non-floating leaves advance
+      tx: The optimizer.
+      state: State before the update.
+      reduced: The messages, summed over devices.
+      after: Model state as this device's loss left it. Its non-floating leaves advance
         whether or not there is an update.
-      devices: how many it was summed over.
-      alike: whether all devices apply the same; else each applies messages of its own.
-      platform: of the devices, such as "cpu".
-      skip_nonfinite: whether an update that is not finite is held back.
+      devices: Number of devices over which the messages were summed.
+      alike: Whether all devices apply the same sum. Otherwise, each device applies its
+        own message, in a prediction.
+      platform: Platform of the devices, such as "cpu".
+      skip_nonfinite: Whether a message that is not finite is held back.
 
     Returns:
       The state after the update, and what to report.
@@ -56,8 +59,8 @@ def apply_reduced(
     message = reduced.sum
 
     def update() -> Any:
-        # Divided here, where it fuses with the optimizer's own arithmetic, rather than
-        # in one more pass over the gradients.
+        # The division is done here, where it fuses with the optimizer's arithmetic.
+        # Elsewhere it would take one more pass over the gradients.
         gradients = _mean_gradients(message, state.params, devices)
         loss = mean(message.passengers.loss, message, devices)
         updates, opt_state = updated(tx, gradients, state.opt_state, state.params, loss)
@@ -88,11 +91,12 @@ def apply_reduced(
 
 
 def moved(model_state: Any, after: Any, changes: Any) -> Any:
-    """Returns `model_state` with the reduced `changes` added to its floating leaves.
+    """Returns `model_state` with the mean `changes` added to its floating leaves.
 
-    The model state obeys the parameters' recursion, `s[t] = s[t-1] + d[t-K]`, where `d`
-    is the mean of what the devices changed. Other leaves (counters, PRNG keys) are the
-    same on every device, need no reduction, and are taken from `after` at once.
+    Floating leaves obey the recursion of the parameters, `s[t] = s[t-1] + d[t-K]`,
+    where d is the mean of the changes over devices. Other leaves (counters, PRNG keys)
+    are the same on every device and need no reduction. They are taken from `after` at
+    once.
     """
     return jax.tree.map(
         lambda d, s, a: a if d is None else s + d,
@@ -106,13 +110,14 @@ def moved(model_state: Any, after: Any, changes: Any) -> Any:
 def updated(
     tx: Any, gradients: Any, opt_state: Any, params: Any, loss: jax.Array
 ) -> tuple[Any, Any]:
-    """Runs `tx.update`, with the loss as `value` where the optimizer takes it.
+    """Runs `tx.update`, with the loss as `value` if the optimizer takes this argument.
 
-    `value` is of the same batch as the gradients. `optax.contrib.reduce_on_plateau` and
-    `optax.polyak_sgd` read it, wrappers hand it on.
+    The loss and the gradients are those of the same batch.
+    `optax.contrib.reduce_on_plateau` and `optax.polyak_sgd` read `value`, and wrappers
+    hand it on.
 
     Raises:
-      ValueError: if the optimizer needs more, such as the function `value_fn` with
+      ValueError: If the optimizer needs more, such as the function `value_fn` with
         which a line search computes the loss again.
     """
     try:
@@ -130,20 +135,25 @@ def updated(
 
 
 def _mean_gradients(message: Message, params: Any, devices: int) -> Any:
+    """Returns the mean gradients, in the shapes and dtypes of the parameters."""
     sums = arrived_as(message.gradients, params)
     return jax.tree.map(lambda x: mean(x, message, devices), sums)
 
 
 def _mean_changes(message: Message, model_state: Any, devices: int) -> Any:
-    """Returns the mean over devices, whatever their weights."""
+    """Returns the mean changes over devices, whatever the weights of the devices."""
     sums = arrived_as(message.changes, _floating(model_state))
     return jax.tree.map(lambda x: x / devices, sums)
 
 
 def _info(message: Message, arrived: jax.Array, devices: int) -> StepInfo:
-    """Returns loss, metrics and weight, and whether they are real."""
+    """Returns what to report of a message.
+
+    `applied` and `skipped` are placeholders that the caller replaces.
+    """
     passengers = message.passengers
-    # Under `jax_debug_nans` JAX raises at the first NaN, also where it says "nothing".
+    # Under `jax_debug_nans`, JAX raises an error at any NaN, even if the NaN only says
+    # that nothing has arrived.
     nothing = 0.0 if jax.debug_nans.value else jnp.nan
     loss, metrics = jax.tree.map(
         lambda x: jnp.where(arrived, mean(x, message, devices), nothing),
@@ -161,17 +171,17 @@ def _info(message: Message, arrived: jax.Array, devices: int) -> StepInfo:
 
 
 def _floating(model_state: Any) -> Any:
-    """Returns the floating leaves, `None` in place of others."""
+    """Returns the floating leaves, with `None` in place of other leaves."""
     return jax.tree.map(lambda x: x if is_floating(x) else None, model_state)
 
 
 def _branch(
     predicate: jax.Array, new: Callable[[], Any], old: Callable[[], Any]
 ) -> Any:
-    """Returns `new()` where `predicate` holds, else `old()`; computes one of them.
+    """Returns `new()` if `predicate` is true, and `old()` if not.
 
-    For CPUs: the update is then compiled by itself, as in a step written by hand, and
-    has the same bits.
+    Only one of them is computed. This is used on CPUs. The update is then compiled by
+    itself, as in a hand-written step, and has the same bits.
     """
     return lax.cond(predicate, new, old)
 
@@ -179,15 +189,15 @@ def _branch(
 def _selection(
     predicate: jax.Array, new: Callable[[], Any], old: Callable[[], Any]
 ) -> Any:
-    """Returns `new()` where `predicate` holds, else `old()`; computes both.
+    """Returns `new()` if `predicate` is true, and `old()` if not; computes both.
 
-    For accelerators: it fuses with the update, and a branch would make the host wait
-    for the device in every step. Also where devices may differ in `predicate` and the
-    optimizer has a collective.
+    This is used on accelerators. The selection fuses with the update, whereas a branch
+    would make the host wait for the device in every step. It is also used on CPUs if
+    `predicate` may differ between devices and the optimizer has a collective.
     """
     return select(predicate, new(), old())
 
 
 def select(predicate: jax.Array, new: Any, old: Any) -> Any:
-    """Returns leaf by leaf `new` where `predicate` holds, else `old`."""
+    """Returns the leaves of `new` if `predicate` is true, and those of `old` if not."""
     return jax.tree.map(lambda n, o: jnp.where(predicate, n, o), new, old)
