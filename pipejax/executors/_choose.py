@@ -25,8 +25,8 @@ def choose(name: str, config: StepConfig) -> Executor:
     Args:
       name: `"fused"`, `"host"` or `"auto"`. `"auto"` stands for the executor that hides
         communication on these devices: `Auto` on CPUs of several processes, and `Fused`
-        on accelerators. In a single process on CPU, which has no network to wait for, it
-        also stands for `Fused`.
+        on accelerators. On CPUs of a single process, which have no network to wait for,
+        it also stands for `Fused`.
       config: The step to run.
 
     Returns:

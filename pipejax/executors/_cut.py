@@ -1,9 +1,10 @@
 """Cuts a function into pieces of about equal work.
 
 Where one piece ends, an executor can wait for one collective and start the next. A cut
-may lie between forward and backward pass, between microbatches, or between layers:
-wherever the work before and after it is most nearly as wanted. If no such place is
-near, a `lax.scan` is itself cut: L iterations become k, then L - k.
+may lie between any two operations, for example between forward and backward pass,
+between microbatches, or between layers. The places are chosen so that the pieces are
+as nearly equal as possible. If no place between operations is near enough, a `lax.scan`
+is itself cut: L iterations become k, then L - k.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ from jax.extend import core
 from ._flops import flops_of
 from ._scan import Operation, scan_operation
 
-# Primitives that only call a function. Its equations are taken in their place.
+# Primitives that only call a function. Its equations replace the call.
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
 
 Piece = Callable[[list[Any]], list[Any]]
