@@ -55,7 +55,8 @@ class Fused:
     def step(self, state: Any, in_flight: Any, batch: Any) -> tuple[Any, Any, Any]:
         """Takes one step: dispatches its program, and does not wait for it.
 
-        On several CPU devices of one process, it first waits for the step before.
+        If the mesh has several CPU devices in this process, the call first waits for the
+        step before.
         """
         self._wait_for(state)
         traced = isinstance(state.step, jax.core.Tracer)
@@ -97,9 +98,9 @@ class Fused:
 
     @functools.cached_property
     def _programs(self) -> dict[bool, jax.stages.Wrapped]:
-        """Returns the program of a step on its own, and as a part of a traced program.
+        """Returns two programs of a step: to run, and to be part of a traced program.
 
-        The key is whether the step is being traced.
+        The key says whether the step is being traced.
         """
         own = P(self.config.axis_name)
         mapped = self.config.on_mesh(
@@ -162,7 +163,7 @@ class Fused:
     def _local_drain(self, state: Any, in_flight: Any) -> Any:
         """Runs one device's part of a drain.
 
-        It applies the oldest message first, in the order in which steps would apply them.
+        It applies the oldest message first, in the same order as steps would.
         """
         config, states, infos = self.config, in_flight.codec_states, []
         queue = zip(in_flight.pending, arrivals(in_flight), strict=True)

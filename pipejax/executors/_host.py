@@ -13,6 +13,9 @@ for K-1 steps later, so up to K-1 reductions are under way while a step computes
 state holds only the messages, which no program overwrites, and not the reductions. If a
 state comes from elsewhere, such as a checkpoint, its reductions are started when it is
 stepped.
+
+Reference:
+  Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619
 """
 
 import dataclasses
@@ -77,7 +80,7 @@ class Host:
         self._check_no_own(self._compute, state, _bare(in_flight), batch)
         fresh, left = self._compute(state, _bare(in_flight), batch)
         pending = (*in_flight.pending, fresh)
-        # This executor has started all but the last in earlier steps, if it ran them.
+        # All but the last were started by earlier steps, if this executor ran them.
         first, *others = self._reductions(in_flight, pending)
         total, states = self._result(first)
         self._begun[:] = [x._replace(before=states) for x in others[:1]] + others[1:]
@@ -129,7 +132,7 @@ class Host:
     def _reductions(
         self, in_flight: InFlight, pending: tuple[Message, ...]
     ) -> list[Begun]:
-        """Returns the reductions of all messages, in order; starts those that are missing.
+        """Returns the reductions of all messages, in order, and starts missing ones.
 
         A reduction that was started before is used if it sums the same arrays from the
         same codec states, and if all reductions before it are used.
@@ -176,11 +179,11 @@ class Host:
         return Begun(message, before, self._thread.submit(reduce))
 
     def _check_no_own(self, program: Any, *args: Any) -> None:
-        """Raises an `OwnCollectiveError` before a program is dispatched that has one.
+        """Checks that a program has no collective between processes of its own.
 
-        On CPUs of several processes, no program may have a collective between processes
-        of its own. The method compiles the program, as the first call would. A program
-        is compiled and checked again for arguments of another form.
+        The check is made on CPUs of several processes only. It compiles the program, as
+        the first call would, and raises an `OwnCollectiveError` before the program is
+        dispatched. A program is compiled and checked again for arguments of another form.
         """
         if not spans_cpu_processes(self.config.mesh):
             return
@@ -196,7 +199,7 @@ class Host:
         self._checked.add((program, form))
 
     def _raise_failures(self) -> None:
-        """Raises the error of a reduction that has failed since an earlier step."""
+        """Raises the error of any reduction of an earlier step that has failed."""
         for reduction in list(self._begun):
             if reduction.sum.done():
                 self._result(reduction)
@@ -226,7 +229,7 @@ class Host:
 
     @functools.cached_property
     def _update(self) -> jax.stages.Wrapped:
-        """Returns the program that applies the sum that is due."""
+        """Returns the program that applies the sum that is due, if it has arrived."""
         own, last = P(self.config.axis_name), self.config.width - 1
 
         def local(state: Any, left: Any, total: Any, due: Any) -> Any:
@@ -242,7 +245,7 @@ class Host:
 
     @functools.cached_property
     def _apply(self) -> list[jax.stages.Wrapped]:
-        """Returns, for each place in the queue, the program that drains it."""
+        """Returns the programs that apply a sum in a drain, one for each place."""
         return [self._applying(age) for age in range(self.config.width - 1)]
 
     def _applying(self, age: int) -> jax.stages.Wrapped:

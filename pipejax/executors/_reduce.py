@@ -28,7 +28,7 @@ def make_reduce(config: StepConfig, where: Mesh) -> Reduce:
 
     Returns:
       A function from a message and the codec states to the sum and the codec states
-      after it. It returns when the sum is complete. `arrived` of the sum is always true.
+      after it. It waits for the sum. The `arrived` of the sum is always true.
     """
     if where is config.mesh:
         return reduce_in_place(config)

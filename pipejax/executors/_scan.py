@@ -42,8 +42,8 @@ def scan_operation(
     params, outer, results = equation.params, equation.invars, equation.outvars
     length, body = params["length"], core.jaxpr_as_fun(params["jaxpr"])
     # The operands are constants, the carry, and arrays to scan over. The results are
-    # the carry and stacked arrays. Arrays that are scanned over or stacked have one axis
-    # more than the body sees.
+    # the carry and stacked arrays. Arrays that are scanned over or stacked have one
+    # axis more than the body sees.
     along = _stacked(outer, params["jaxpr"].jaxpr.invars)
     carried = len(results) - _stacked(results, params["jaxpr"].jaxpr.outvars)
     fixed = len(outer) - carried - along
