@@ -18,7 +18,7 @@ from jax.extend import core
 from ._flops import flops_of
 from ._scan import Operation, scan_operation
 
-# Primitives that only call a function. Its equations replace the call.
+# Primitives that only call a function. The equations of the function replace them.
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
 
 Piece = Callable[[list[Any]], list[Any]]

@@ -55,8 +55,8 @@ class Fused:
     def step(self, state: Any, in_flight: Any, batch: Any) -> tuple[Any, Any, Any]:
         """Takes one step: dispatches its program, and does not wait for it.
 
-        If the mesh has several CPU devices in this process, the call first waits for the
-        step before.
+        If the mesh has several CPU devices in this process, the call first waits for
+        the step before.
         """
         self._wait_for(state)
         traced = isinstance(state.step, jax.core.Tracer)

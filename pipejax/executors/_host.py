@@ -183,7 +183,8 @@ class Host:
 
         The check is made on CPUs of several processes only. It compiles the program, as
         the first call would, and raises an `OwnCollectiveError` before the program is
-        dispatched. A program is compiled and checked again for arguments of another form.
+        dispatched. For arguments of another form, a program is compiled and checked
+        again.
         """
         if not spans_cpu_processes(self.config.mesh):
             return

@@ -72,9 +72,9 @@ def compiler_options(mesh: Mesh) -> dict[str, Any]:
     """Returns options under which collectives overlap with compute, for a `jax.jit`.
 
     Use them for a program of your own. With XLA's default options, it depends on the
-    program and the devices whether a delayed all-reduce overlaps with anything. The fused
-    executor of a `pj.TrainStep` uses these options already, except in a step that is
-    called inside another `jax.jit`.
+    program and the devices whether a delayed all-reduce overlaps with anything. The
+    fused executor of a `pj.TrainStep` uses these options already, except in a step that
+    is called inside another `jax.jit`.
 
     Args:
       mesh: The devices to compile for.

@@ -19,7 +19,7 @@ from pipejax.collectives import Transfer
 
 
 class OwnCollectiveError(ValueError):
-    """Raised for a program that must run beside the thread but has a collective.
+    """Raised if a program that runs beside the communication thread has a collective.
 
     Attributes:
       reason: Which collective the program has, as the reason for another executor.
