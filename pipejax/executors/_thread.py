@@ -77,10 +77,10 @@ def _serve(work: "queue.SimpleQueue[Any]") -> None:
 def _leave(thread: threading.Thread, work: "queue.SimpleQueue[Any]") -> None:
     """Waits for the thread at the exit of the program, but no longer than `GRACE`.
 
-    If the thread still waits for other processes then, the program exits without it. The
-    exit status is 130 after a `KeyboardInterrupt`, or else 1. Without this function, JAX
-    would wait for the other processes, for minutes, and then for the collective, for
-    ever.
+    If the thread still waits for other processes then, the program exits without it.
+    The exit status is 130 after a `KeyboardInterrupt`, or else 1. Without this
+    function, JAX would wait for the other processes, for minutes, and then for the
+    collective, for ever.
     """
     work.put(None)
     thread.join(GRACE)

@@ -47,8 +47,9 @@ def pipelined(
 
     The first K-1 calls return updates of zero and leave the state of `tx` as it is. No
     gradient has arrived yet, and a gradient of zero would still move moments, decay
-    weights and advance schedules. `optax.chain(pj.pipelined_mean(axis_name, width), tx)`
-    differs from `pipelined` in these calls only: it passes zeros to `tx`.
+    weights and advance schedules. Only in these calls does
+    `optax.chain(pj.pipelined_mean(axis_name, width), tx)` differ from `pipelined`: it
+    passes zeros to `tx`.
 
     Use `pipelined` in place of `tx` and of the mean over devices, inside
     `jax.shard_map`:

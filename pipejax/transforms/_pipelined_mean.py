@@ -38,10 +38,10 @@ def pipelined_mean(
 
     $$update(g_{i,t}) = 1/p \sum_j g_{j,t-(K-1)}$$
 
-    `lax.pmean(grads, axis_name)` differs by its lack of delay alone: it returns
-    `1/p sum_j g_{j,t}`, as `pipelined_mean` does with `width=1`. At a larger width, the
-    gradients of step t are summed in step t+K-1. Their sum depends on nothing that step
-    t+K-1 computes, so a scheduler may run it beside the whole forward and backward pass.
+    `lax.pmean(grads, axis_name)` has no delay: it returns `1/p sum_j g_{j,t}`, as
+    `pipelined_mean` does with `width=1`. At a larger width, the gradients of step t are
+    summed in step t+K-1. The sum depends on nothing that step t+K-1 computes, so a
+    scheduler may run it beside the whole forward and backward pass.
 
     Put the transformation first in a chain, in place of the `pmean`:
 
@@ -60,8 +60,8 @@ def pipelined_mean(
       all_reduce: The algorithm that sums gradients, with its codec. If it is not
         `pj.collectives.psum()`, `shard_map` needs `check_vma=False`, because it cannot
         know that all devices get the same sum. `init` must then be called inside
-        `shard_map` too, because the algorithm depends on the number of devices. If a
-        sum is not finite, the codec states do not change.
+        `shard_map` too, because the algorithm depends on the number of devices. The
+        codec states do not change if a sum is not finite.
 
     Returns:
       A transformation, to be used inside `shard_map` or `pmap`. Its state differs
@@ -108,7 +108,7 @@ def pipelined_mean(
 
 
 def _late(sums: Any, fresh: Any) -> tuple[Any, Any]:
-    """Returns both as they are, but the sums cannot be used before `fresh` is computed.
+    """Returns both unchanged, and keeps the sums unused until `fresh` is computed.
 
     Without the barrier, XLA puts the update before the compute of this step. The
     all-reduce would then end there too, where nothing hides it.
