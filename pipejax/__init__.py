@@ -1,4 +1,10 @@
-"""Data-parallel training in JAX whose communication costs nothing."""
+"""Data-parallel training in JAX whose communication costs nothing.
+
+`make_train_step` makes a step in which the gradient all-reduce of the previous step
+runs while this step computes. `pipelined` and `predicted_params` do the same in a
+hand-written training loop. `pipejax.checkpoint` and `pipejax.flax` need optional
+dependencies, and are imported by name.
+"""
 
 from . import codecs as codecs
 from . import collectives as collectives

@@ -1,4 +1,13 @@
-"""How a step runs: as one program, or with a communication thread beside it."""
+"""Executors, which run the compute, the exchange and the update of a train step.
+
+- `Fused` runs a step as one program, in which the collectives overlap with compute.
+- `Host` runs compute and update as two programs, and the exchange as a third one on a
+  communication thread.
+- `Auto` begins as `Host`, and changes to `Fused` if the loss or the optimizer has a
+  collective between processes.
+
+`choose` returns the executor for a given name and mesh.
+"""
 
 from ._choose import choose as choose
 from ._config import StepConfig as StepConfig

@@ -1,7 +1,7 @@
-"""The executor that fits a program, once the program is known.
+"""The executor `Auto`, which changes from `Host` to `Fused` if a program requires it.
 
 The host executor hides communication between CPUs of several processes, but only if
-neither the loss nor the optimizer has a collective between processes. That is known
+neither the loss nor the optimizer has a collective between processes. This is known
 when the first step is compiled. Every process compiles the same programs, and so
 chooses the same executor.
 """
@@ -19,7 +19,11 @@ from ._own_collectives import OwnCollectiveError
 
 
 class Auto:
-    """Runs steps as `Host` does, from a collective of the loss's own on as `Fused`."""
+    """Executor that runs steps as `Host` does, and if necessary as `Fused` does.
+
+    It changes to `Fused`, and never back, when it finds that the loss or the optimizer
+    has a collective between processes.
+    """
 
     def __init__(self, config: StepConfig, reason: str) -> None:
         self._config = config
@@ -27,26 +31,26 @@ class Auto:
 
     @property
     def name(self) -> str:
-        """That of the executor in use."""
+        """Returns the name of the executor in use."""
         return self._now.name
 
     @property
     def reason(self) -> str:
-        """Why it is in use."""
+        """Returns why the executor in use was chosen."""
         return self._now.reason
 
     @property
     def compiler_options(self) -> dict[str, Any]:
-        """What its programs are compiled with."""
+        """Returns the compiler options of the executor in use."""
         return self._now.compiler_options
 
     @property
     def reduction_mesh(self) -> Mesh:
-        """The mesh, which is of CPUs."""
+        """Returns the mesh of the step, which consists of CPUs."""
         return self._now.reduction_mesh
 
     def step(self, state: Any, in_flight: Any, batch: Any) -> tuple[Any, Any, Any]:
-        """Takes one step."""
+        """Takes one step, if necessary after a change to `Fused`."""
         try:
             return self._now.step(state, in_flight, batch)
         except OwnCollectiveError as error:
@@ -54,7 +58,7 @@ class Auto:
         return self._now.step(state, in_flight, batch)
 
     def drain(self, state: Any, in_flight: Any) -> tuple[Any, Any, Any]:
-        """Applies everything in flight."""
+        """Applies everything in flight, if necessary after a change to `Fused`."""
         try:
             return self._now.drain(state, in_flight)
         except OwnCollectiveError as error:
@@ -62,14 +66,17 @@ class Auto:
         return self._now.drain(state, in_flight)
 
     def lower(self, state: Any, in_flight: Any, batch: Any) -> jax.stages.Lowered:
-        """Returns the program in which a step computes."""
+        """Returns the lowered program in which a step computes."""
         return self._now.lower(state, in_flight, batch)
 
     def join(self) -> None:
-        """Waits until no collective of its own is under way."""
+        """Waits until none of the executor's collectives is under way."""
         self._now.join()
 
     def _fuse(self, error: OwnCollectiveError) -> None:
-        """Goes on with the fused executor; what was begun is begun anew."""
+        """Changes to the fused executor, after the reductions that are under way.
+
+        The fused executor starts the reductions of all messages in flight anew.
+        """
         self._now.join()
         self._now = Fused(self._config, error.reason)

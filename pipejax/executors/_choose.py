@@ -1,4 +1,4 @@
-"""Which executor runs a step, and why."""
+"""Chooses the executor that runs a step, and says why."""
 
 import logging
 
@@ -18,7 +18,20 @@ _EXECUTORS: dict[str, type[Fused | Host | Auto]] = {
 
 
 def choose(name: str, config: StepConfig) -> Executor:
-    """The executor of that name; of `"auto"` the one that hides communication here."""
+    """Returns the executor of a given name.
+
+    The choice and its reason are logged.
+
+    Args:
+      name: `"fused"`, `"host"` or `"auto"`. `"auto"` stands for the executor that hides
+        communication on these devices: `Auto` on CPUs of several processes, and `Fused`
+        on accelerators. On CPUs of a single process, which have no network to wait for,
+        it also stands for `Fused`.
+      config: The step to run.
+
+    Returns:
+      The executor. Its `reason` says why it was chosen.
+    """
     reason = "asked for"
     if name == "auto":
         name, reason = _automatic(config)
@@ -28,6 +41,7 @@ def choose(name: str, config: StepConfig) -> Executor:
 
 
 def _automatic(config: StepConfig) -> tuple[str, str]:
+    """Returns the name of the executor that suits the devices, and why."""
     devices = config.mesh.devices.flat
     platform = devices[0].platform
     processes = len({device.process_index for device in devices})

@@ -1,9 +1,10 @@
-"""A function cut into pieces of about equal work.
+"""Cuts a function into pieces of about equal work.
 
-Between two pieces one collective can be waited for and the next begun: between forward
-and backward pass, between microbatches, between layers, wherever the work before and
-after is most nearly equal. A `lax.scan` is itself cut where no boundary beside it will
-do: L iterations become k, then L - k.
+Where one piece ends, an executor can wait for one collective and start the next. A cut
+may lie between any two operations, for example between forward and backward pass,
+between microbatches, or between layers. The places are chosen so that the pieces are
+as nearly equal as possible. If no place between operations is near enough, a `lax.scan`
+is itself cut: L iterations become k, then L - k.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ from jax.extend import core
 from ._flops import flops_of
 from ._scan import Operation, scan_operation
 
-# Primitives that only call a function: their equations are looked at one by one.
+# Primitives that only call a function. The equations of the function replace them.
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
 
 Piece = Callable[[list[Any]], list[Any]]
@@ -25,7 +26,7 @@ Piece = Callable[[list[Any]], list[Any]]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Constant:
-    """Stands where a name does, for a value known while tracing."""
+    """Takes the place of a name, for a value that is known while tracing."""
 
     value: Any
 
@@ -33,16 +34,17 @@ class _Constant:
 def cut(
     function: Callable[..., Any], count: int, *args: Any
 ) -> tuple[list[Piece], Callable[[list[Any]], Any]]:
-    """Cuts `function` into `count` pieces, to be run in turn.
+    """Cuts `function` into `count` pieces, to be run one after another.
 
     Args:
-      function: any that JAX can trace.
-      count: pieces, at least 1.
-      *args: its arguments.
+      function: A function that JAX can trace.
+      count: Number of pieces, at least 1.
+      *args: Arguments of the function.
 
     Returns:
-      The pieces, each from the list of arrays that the one before returned, the first
-      from an empty one; and what makes the function's result of the last list.
+      The pieces, and a function that makes the result of `function` from the list that
+      the last piece returns. Each piece is a function of the list of arrays that the
+      piece before it returned. The first piece is given an empty list.
     """
     if count == 1:
         whole = function(*args)
@@ -58,7 +60,8 @@ def cut(
     results = tuple(_name(names, v) for v in jaxpr.outvars)
     points = _points(operations, count)
     parts = [operations[a:b] for a, b in itertools.pairwise(points)]
-    # What a piece hands on: written so far, and read by a later piece or returned.
+    # A piece hands on every value that is written so far, and that a later piece reads
+    # or the function returns.
     written: list[Any] = []
     handed: list[list[Any]] = [[]]
     for i, part in enumerate(parts):
@@ -81,6 +84,15 @@ def cut(
 def _piece(
     part: list[Operation], known: dict[Any, Any], before: list[Any], after: list[Any]
 ) -> Piece:
+    """Returns a function that runs the operations of one piece.
+
+    Args:
+      part: The operations.
+      known: Values of the arguments of the function that is cut, by name.
+      before: Names of the values that the piece is given.
+      after: Names of the values that the piece returns.
+    """
+
     def piece(values: list[Any]) -> list[Any]:
         env = known | dict(zip(before, values, strict=True))
         for operation in part:
@@ -92,7 +104,11 @@ def _piece(
 
 
 def _points(operations: list[Operation], count: int) -> list[int]:
-    """Where to cut; cuts a scan in two, in place, where that is needed."""
+    """Returns the indices in `operations` at which the pieces begin, and the end.
+
+    Cuts a scan in two, in place, if both ends of the scan are more than half a piece
+    away from where a piece should begin.
+    """
     total = sum(operation.flops for operation in operations)
     points = [0]
     for i in range(1, count):
@@ -114,9 +130,12 @@ def _points(operations: list[Operation], count: int) -> list[int]:
 
 
 def _operations(closed: Any, names: dict[Any, Any]) -> Iterator[Operation]:
-    """The equations of a program, those of functions it calls in their place.
+    """Yields the operations of a program, with the functions that it calls inlined.
 
-    Names what it reads and writes in `names`, which has the program's arguments.
+    Args:
+      closed: The program.
+      names: Names of its variables. At first, these are the arguments of the program. A
+        name is added for each value that the program reads or writes.
     """
     jaxpr = closed.jaxpr
     constants = zip(jaxpr.constvars, closed.consts, strict=True)
@@ -140,17 +159,19 @@ def _operations(closed: Any, names: dict[Any, Any]) -> Iterator[Operation]:
 
 
 def _name(names: dict[Any, Any], variable: Any) -> Any:
+    """Returns the name of a variable, or a `_Constant` for a literal."""
     if isinstance(variable, core.Literal):
         return _Constant(variable.val)
     return names[variable]
 
 
 def _value(env: dict[Any, Any], name: Any) -> Any:
+    """Returns the value that a name or a `_Constant` stands for."""
     return name.value if isinstance(name, _Constant) else env[name]
 
 
 def _runner(jaxpr: Any, equation: Any) -> Callable[..., Sequence[Any]]:
-    """The equation as a function of all its operands, literals too."""
+    """Returns an equation as a function of all its operands, including literals."""
     variables = [v for v in equation.invars if not isinstance(v, core.Literal)]
     alone = jaxpr.replace(
         constvars=(), invars=variables, outvars=equation.outvars, eqns=[equation]

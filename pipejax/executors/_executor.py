@@ -1,4 +1,4 @@
-"""What an executor is."""
+"""The interface of an executor."""
 
 from typing import Any, Protocol
 
@@ -7,40 +7,67 @@ from jax.sharding import Mesh
 
 
 class Executor(Protocol):
-    """Runs the steps of a `StepConfig`."""
+    """Runs the steps of a `StepConfig`.
+
+    `choose` returns one of the executors. A state can go from one executor to another.
+    """
 
     @property
     def name(self) -> str:
-        """As `make_train_step` takes it."""
+        """Returns `"fused"` or `"host"`, as `make_train_step` takes it."""
         ...
 
     @property
     def reason(self) -> str:
-        """Why it was chosen."""
+        """Returns why the executor was chosen."""
         ...
 
     @property
     def compiler_options(self) -> dict[str, Any]:
-        """What its programs are compiled with."""
+        """Returns the compiler options of the executor's programs."""
         ...
 
     @property
     def reduction_mesh(self) -> Mesh:
-        """The devices on which it sums, where the codecs' states lie."""
+        """Returns the devices that sum messages and hold the codec states."""
         ...
 
     def step(self, state: Any, in_flight: Any, batch: Any) -> tuple[Any, Any, Any]:
-        """Takes one step; returns the state, what is in flight, and the info."""
+        """Takes one step.
+
+        Args:
+          state: The replicated part of the train state.
+          in_flight: The messages in flight.
+          batch: The global batch.
+
+        Returns:
+          The new state, the new messages in flight, and the info of the step.
+        """
         ...
 
     def drain(self, state: Any, in_flight: Any) -> tuple[Any, Any, Any]:
-        """Applies everything in flight, in order; returns an info for each."""
+        """Applies all messages in flight, in order.
+
+        Args:
+          state: The replicated part of the train state.
+          in_flight: The messages in flight.
+
+        Returns:
+          The new state, a queue with nothing in flight, and an info for each place in
+          the queue.
+        """
         ...
 
     def lower(self, state: Any, in_flight: Any, batch: Any) -> jax.stages.Lowered:
-        """Returns the program in which a step computes."""
+        """Returns the lowered program in which a step computes.
+
+        Args:
+          state: The replicated part of the train state, or its shapes.
+          in_flight: The messages in flight, or their shapes.
+          batch: The global batch, or its shapes.
+        """
         ...
 
     def join(self) -> None:
-        """Waits until no collective of its own is under way."""
+        """Waits until none of the executor's collectives is under way."""
         ...

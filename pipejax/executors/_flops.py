@@ -1,7 +1,7 @@
-"""Work in a traced program: the FLOPs of its matmuls and convolutions.
+"""Counts the FLOPs of the matmuls and convolutions in a traced program.
 
-Good enough to cut a program into equal parts; what XLA makes of it is for
-`pj.overlap.inspect` to say.
+The count is good enough to cut a program into equal parts. `pj.overlap.inspect` counts
+the FLOPs of the program that XLA makes of it.
 """
 
 import math
@@ -12,7 +12,11 @@ from jax.extend import core
 
 
 def flops_of(equation: Any) -> float:
-    """Twice the multiplications of one equation, loops by their length."""
+    """Returns the FLOPs of one equation, two for each multiplication.
+
+    A scan counts with all its iterations, a `while` loop with one iteration, and a
+    conditional with its largest branch.
+    """
     name, params = equation.primitive.name, equation.params
     if name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]
@@ -30,10 +34,12 @@ def flops_of(equation: Any) -> float:
 
 
 def _size(variable: Any) -> float:
+    """Returns the number of elements of a variable."""
     return float(math.prod(variable.aval.shape))
 
 
 def _jaxprs(params: dict[str, Any]) -> Iterator[Any]:
+    """Yields the jaxprs among the parameters of an equation."""
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
             if isinstance(item, core.ClosedJaxpr | core.Jaxpr):

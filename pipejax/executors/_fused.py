@@ -1,11 +1,16 @@
-"""One XLA program a step: the collectives overlap inside it.
+"""Runs each step as one XLA program, in which the collectives overlap with compute.
 
-For GPUs and TPUs, whose compilers can start a collective and go on. What makes them do
-so: stages woven into the compute, a late consumer, and compiler options.
+This executor is made for GPUs and TPUs, whose compilers can start a collective and go
+on with other work. Three things make them do so:
 
-A step takes the oldest message off the queue and puts a fresh one at its end. The
-queue is put together outside the program, which so copies no message that stays in it,
-and which may overwrite all that it is given when asked to donate.
+- The stages of the all-reduce are woven into the compute.
+- The update, which consumes the sum, is kept behind the compute by a barrier.
+- The program is compiled with options that allow the overlap.
+
+A step takes the oldest message off the queue and puts a fresh one at its end. The queue
+is put together outside the program, so the program copies no message that stays in the
+queue. With `donate`, the program of a step may overwrite the state and the queue,
+except for the messages that stay. The program of a drain may overwrite all of both.
 """
 
 import dataclasses
@@ -35,14 +40,24 @@ from ._weave import weave
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Fused:
-    """Runs compute, all-reduce and update as one program."""
+    """Executor that runs compute, all-reduce and update as one program.
+
+    Attributes:
+      config: The step to run.
+      reason: Why the executor was chosen.
+      name: The name of the executor, `"fused"`.
+    """
 
     config: StepConfig
     reason: str
     name: str = "fused"
 
     def step(self, state: Any, in_flight: Any, batch: Any) -> tuple[Any, Any, Any]:
-        """One step on, dispatched; on several CPU devices after the one before."""
+        """Takes one step: dispatches its program, and does not wait for it.
+
+        If the mesh has several CPU devices in this process, the call first waits for
+        the step before.
+        """
         self._wait_for(state)
         traced = isinstance(state.step, jax.core.Tracer)
         leaving, staying = _parted(in_flight)
@@ -52,35 +67,41 @@ class Fused:
         return state, entering._replace(pending=pending), info
 
     def drain(self, state: Any, in_flight: Any) -> tuple[Any, Any, Any]:
-        """Reduces and applies, in order, what is in flight; an info for each."""
+        """Reduces and applies everything in flight, in order, in one program.
+
+        The program returns an info for each place in the queue.
+        """
         self._wait_for(state)
         return self._drain(state, in_flight)
 
     def lower(self, state: Any, in_flight: Any, batch: Any) -> jax.stages.Lowered:
-        """The step's program."""
+        """Returns the lowered program of a step."""
         return self._programs[False].lower(state, *_parted(in_flight), batch)
 
     def join(self) -> None:
-        """Nothing to wait for: the devices run its programs in order."""
+        """Returns at once, because the devices run the executor's programs in order."""
 
     @property
     def reduction_mesh(self) -> Mesh:
-        """The mesh."""
+        """Returns the mesh of the step, on which the messages are also summed."""
         return self.config.mesh
 
     @property
     def compiler_options(self) -> dict[str, Any]:
-        """Those for the mesh's devices that its compiler takes."""
+        """Returns the options for the mesh's devices that their compiler accepts."""
         return self.options.kept
 
     @functools.cached_property
     def options(self) -> Options:
-        """The options, and those the compiler refused."""
+        """Returns the accepted options, and those that the compiler refused."""
         return options_for(self.config.mesh)
 
     @functools.cached_property
     def _programs(self) -> dict[bool, jax.stages.Wrapped]:
-        """The step as a program of its own, and as part of one being traced."""
+        """Returns two programs of a step: to run, and to be part of a traced program.
+
+        The key says whether the step is being traced.
+        """
         own = P(self.config.axis_name)
         mapped = self.config.on_mesh(
             self._local_step, (P(), own, own, own), (P(), own, P())
@@ -91,7 +112,7 @@ class Fused:
             in_shardings=(None, None, None, self.config.data),
             donate_argnums=self._donated,
         )
-        # JAX takes compiler options for a whole program only.
+        # JAX accepts compiler options only for a whole program.
         return {
             False: program(compiler_options=self.compiler_options),
             True: program(),
@@ -99,6 +120,7 @@ class Fused:
 
     @functools.cached_property
     def _drain(self) -> jax.stages.Wrapped:
+        """Returns the program of a drain."""
         own = P(self.config.axis_name)
         specs = (P(), own), (P(), own, P())
         mapped = self.config.on_mesh(self._local_drain, *specs)
@@ -106,11 +128,17 @@ class Fused:
 
     @property
     def _donated(self) -> tuple[int, ...]:
-        """The arguments of a program that it may overwrite: the state and the queue."""
+        """Returns the numbers of the arguments that a program may overwrite.
+
+        These are the state, and the queue or what leaves it.
+        """
         return (0, 1) if self.config.donate else ()
 
     def _local_step(self, state: Any, leaving: Any, staying: Any, batch: Any) -> Any:
-        """One device's part of a step: the recursion, read from top to bottom."""
+        """Runs one device's part of a step.
+
+        The body is the recursion of the pipeline, from top to bottom.
+        """
         config, work = self.config, self.config.work
         in_flight = leaving._replace(pending=(*leaving.pending, *staying))
         before, arrived = in_flight.codec_states, has_arrived(in_flight)
@@ -133,7 +161,10 @@ class Fused:
         return state, queue._replace(pending=queue.pending[-1:]), info
 
     def _local_drain(self, state: Any, in_flight: Any) -> Any:
-        """One device's part of a drain: oldest first, as they would have arrived."""
+        """Runs one device's part of a drain.
+
+        It applies the oldest message first, in the same order as steps would.
+        """
         config, states, infos = self.config, in_flight.codec_states, []
         queue = zip(in_flight.pending, arrivals(in_flight), strict=True)
         for message, arrived in queue:
@@ -145,21 +176,23 @@ class Fused:
         return state, emptied(in_flight, states), tuple(infos)
 
     def _wait_for(self, state: Any) -> None:
+        """Waits for the step that made `state`, if two steps must not run at once."""
         if self._shares_threads and not isinstance(state.step, jax.core.Tracer):
             jax.block_until_ready(state.step)
 
     @functools.cached_property
     def _shares_threads(self) -> bool:
-        """Several CPU devices of one process share one pool of threads.
+        """Returns whether the mesh has several CPU devices in this process.
 
-        An all-reduce holds one for each device until all have come. Of two steps at
-        once each may hold what the other waits for, and neither ends.
+        They share one pool of threads. An all-reduce holds one thread for each device
+        until all devices have joined it. If two steps ran at once, each could hold
+        threads that the other waits for, and neither would end.
         """
         devices = self.config.mesh.local_devices
         return len(devices) > 1 and devices[0].platform == "cpu"
 
 
 def _parted(in_flight: InFlight) -> tuple[InFlight, tuple[Message, ...]]:
-    """Returns the queue with the oldest message alone, and the others."""
+    """Returns the queue with the oldest message alone, and the other messages."""
     oldest, staying = in_flight.pending[:1], in_flight.pending[1:]
     return in_flight._replace(pending=oldest), staying

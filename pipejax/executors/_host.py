@@ -1,15 +1,21 @@
-"""A communication thread beside the compute, as in the paper.
+"""Runs the all-reduce on a communication thread beside the compute, as in the paper.
 
-Three programs: compute, reduce, update. The caller dispatches compute and update; a
-thread of its own dispatches reduce. For CPUs, where a collective blocks the program it
-is in and where no other program may have one between processes; and for GPUs on plain
-Ethernet, whose gradients are then summed by the CPUs' own collectives, whatever XLA
-schedules.
+A step is three programs: compute, reduce and update. The caller dispatches compute and
+update, and a communication thread dispatches reduce. This executor is made for
 
-A gradient is given to the thread as soon as it is dispatched, and its sum is waited for
-K-1 steps later, so up to K-1 reductions are in flight. The state does not know: it
-holds the gradients themselves, which no program overwrites. A state from elsewhere,
-such as a checkpoint, has its reductions begun when it is stepped.
+- CPUs of several processes, where a collective blocks the program that it is in. No
+  other program may then have a collective between processes.
+- GPUs on plain Ethernet. Their gradients are summed by the CPUs' own collectives,
+  whatever XLA schedules on the GPUs.
+
+The thread is given a message as soon as its compute is dispatched. Its sum is waited
+for K-1 steps later, so up to K-1 reductions are under way while a step computes. The
+state holds only the messages, which no program overwrites, and not the reductions. If a
+state comes from elsewhere, such as a checkpoint, its reductions are started when it is
+stepped.
+
+Reference:
+  Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619
 """
 
 import dataclasses
@@ -32,13 +38,13 @@ from ._thread import CommunicationThread
 
 
 class Begun(NamedTuple):
-    """A reduction that has begun.
+    """A reduction that has been started.
 
     Attributes:
-      message: what it sums.
-      before: the codecs' states it starts from; `None` if those are what the one before
-        it leaves.
-      sum: the future of the sum and of the states after it.
+      message: The message that is summed.
+      before: The codec states that the reduction starts from. `None` if these are the
+        states that the reduction before it returns.
+      sum: The future of the sum and of the codec states after it.
     """
 
     message: Message
@@ -48,7 +54,13 @@ class Begun(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Host:
-    """Runs compute and update as programs of their own, and reduces on a thread."""
+    """Executor that runs compute and update as programs, and reduces on a thread.
+
+    Attributes:
+      config: The step to run.
+      reason: Why the executor was chosen.
+      name: The name of the executor, `"host"`.
+    """
 
     config: StepConfig
     reason: str
@@ -56,19 +68,19 @@ class Host:
     _thread: CommunicationThread = dataclasses.field(
         default_factory=CommunicationThread
     )
-    # Reductions that have begun and were not asked for yet, oldest first.
+    # Reductions that have been started and whose sums are not used yet, oldest first.
     _begun: list[Begun] = dataclasses.field(default_factory=list)
-    # Programs without collectives of their own, with the form of their arguments.
+    # Programs found to have no collective of their own, with their arguments' form.
     _checked: set[Any] = dataclasses.field(default_factory=set)
 
     def step(self, state: Any, in_flight: Any, batch: Any) -> tuple[Any, Any, Any]:
-        """Takes one step; waits for the sum that is due, and for nothing else."""
+        """Takes one step, and waits for nothing but the sum that is due."""
         _check_concrete(state)
         self._raise_failures()
         self._check_no_own(self._compute, state, _bare(in_flight), batch)
         fresh, left = self._compute(state, _bare(in_flight), batch)
         pending = (*in_flight.pending, fresh)
-        # All but the first were begun in the steps before, if they were ours.
+        # All but the last were started by earlier steps, if this executor ran them.
         first, *others = self._reductions(in_flight, pending)
         total, states = self._result(first)
         self._begun[:] = [x._replace(before=states) for x in others[:1]] + others[1:]
@@ -78,7 +90,10 @@ class Host:
         return state, InFlight(pending[1:], filled, states, deviation), info
 
     def drain(self, state: Any, in_flight: Any) -> tuple[Any, Any, Any]:
-        """Waits for and applies, in order, what is in flight; the thread is idle."""
+        """Waits for the sum of every message in flight, in order, and applies it.
+
+        The thread is idle when the method returns.
+        """
         _check_concrete(state)
         self._raise_failures()
         states, infos = in_flight.codec_states, []
@@ -94,27 +109,34 @@ class Host:
         return state, empty, tuple(infos)
 
     def lower(self, state: Any, in_flight: Any, batch: Any) -> jax.stages.Lowered:
-        """The program that computes; it has no collective."""
+        """Returns the lowered program that computes.
+
+        It has no collective of the exchange.
+        """
         return self._compute.lower(state, _bare(in_flight), batch)
 
     def join(self) -> None:
-        """Waits for all reductions that have begun; what they sum stays in flight."""
+        """Waits for all reductions under way. Their messages stay in flight."""
         self._thread.join()
 
     @functools.cached_property
     def reduction_mesh(self) -> Mesh:
-        """The mesh if it is of CPUs, else CPUs beside it."""
+        """Returns the mesh if it consists of CPUs, or else a mesh of CPUs beside it."""
         return reduction_mesh(self.config.mesh, self.config.axis_name)
 
     @property
     def compiler_options(self) -> dict[str, Any]:
-        """None: no program overlaps anything."""
+        """Returns no options, because no program overlaps a collective with compute."""
         return {}
 
     def _reductions(
         self, in_flight: InFlight, pending: tuple[Message, ...]
     ) -> list[Begun]:
-        """Returns those of all messages, begun before or now, one after another."""
+        """Returns the reductions of all messages, in order, and starts missing ones.
+
+        A reduction that was started before is used if it sums the same arrays from the
+        same codec states, and if all reductions before it are used.
+        """
         known, found = list(self._begun), list[Begun]()
         if known and not _identical(known[0].before, in_flight.codec_states):
             known = []
@@ -130,12 +152,19 @@ class Host:
     def _begin(
         self, message: Message, in_flight: InFlight, age: int, last: Any
     ) -> Begun:
-        """Has the thread sum, after all that it was given before; `last` is that."""
+        """Hands a reduction to the thread, which runs it after all earlier ones.
+
+        Args:
+          message: The message to sum.
+          in_flight: The queue that the executor was given.
+          age: The place of the message in the queue. 0 is the oldest.
+          last: The future of the reduction before it, or `None` if it is the first.
+        """
         least = self.config.width - 1 - age
         filled = in_flight.filled
         before = in_flight.codec_states if last is None else None
-        # A switch set by `with` is of the caller's thread alone. Without this one, the
-        # other thread would sum float64 in float32.
+        # `with jax.enable_x64()` acts on the caller's thread alone. If the setting were
+        # not passed on, the other thread would sum float64 in float32.
         x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
 
         def reduce() -> tuple[Reduced, Any]:
@@ -143,17 +172,19 @@ class Host:
             with jax.enable_x64(x64):
                 total, after = self._reduce(message, states)
             stateless = not jax.tree.leaves(states)
-            # Nothing is fed back of the zeros of the start.
+            # The zeros of a pipeline that is not full must not change the codec states.
             real = stateless or least == 0 or _first(filled) >= least
             return total, after if real else states
 
         return Begun(message, before, self._thread.submit(reduce))
 
     def _check_no_own(self, program: Any, *args: Any) -> None:
-        """Raises an `OwnCollectiveError` before such a program is dispatched.
+        """Checks that a program has no collective between processes of its own.
 
-        Compiles the program, as its first call would. A program is compiled anew, and
-        checked anew, for arguments of another form.
+        The check is made on CPUs of several processes only. It compiles the program, as
+        the first call would, and raises an `OwnCollectiveError` before the program is
+        dispatched. For arguments of another form, a program is compiled and checked
+        again.
         """
         if not spans_cpu_processes(self.config.mesh):
             return
@@ -169,13 +200,16 @@ class Host:
         self._checked.add((program, form))
 
     def _raise_failures(self) -> None:
-        """Raises what a reduction of a step before has failed with."""
+        """Raises the error of any reduction of an earlier step that has failed."""
         for reduction in list(self._begun):
             if reduction.sum.done():
                 self._result(reduction)
 
     def _result(self, reduction: Begun) -> tuple[Reduced, Any]:
-        """Waits for a sum and its states; after a failure all are begun anew."""
+        """Waits for a sum and the codec states after it.
+
+        After a failure, the next step starts all reductions anew.
+        """
         try:
             return reduction.sum.result()
         except Exception:
@@ -184,16 +218,19 @@ class Host:
 
     @functools.cached_property
     def _reduce(self) -> Reduce:
+        """Returns the function that sums a message and waits for the sum."""
         return make_reduce(self.config, self.reduction_mesh)
 
     @functools.cached_property
     def _compute(self) -> jax.stages.Wrapped:
+        """Returns the program that makes a message."""
         compute, own = self.config.work.compute, P(self.config.axis_name)
         mapped = self.config.on_mesh(compute, (P(), own, own), (own, P()))
         return jax.jit(mapped, in_shardings=(None, None, self.config.data))
 
     @functools.cached_property
     def _update(self) -> jax.stages.Wrapped:
+        """Returns the program that applies the sum that is due, if it has arrived."""
         own, last = P(self.config.axis_name), self.config.width - 1
 
         def local(state: Any, left: Any, total: Any, due: Any) -> Any:
@@ -209,10 +246,11 @@ class Host:
 
     @functools.cached_property
     def _apply(self) -> list[jax.stages.Wrapped]:
-        """For each place in the queue, the program that applies its sum in a drain."""
+        """Returns the programs that apply a sum in a drain, one for each place."""
         return [self._applying(age) for age in range(self.config.width - 1)]
 
     def _applying(self, age: int) -> jax.stages.Wrapped:
+        """Returns the program that applies the sum of the message at place `age`."""
         work, own = self.config.work, P(self.config.axis_name)
 
         def local(state: Any, total: Any, filled: Any) -> Any:
@@ -224,32 +262,38 @@ class Host:
 
     @functools.cached_property
     def _emptied(self) -> jax.stages.Wrapped:
+        """Returns the program that empties the queue."""
         own = P(self.config.axis_name)
         return jax.jit(self.config.on_mesh(lambda x: emptied(x, {}), (own,), own))
 
 
 def _identical(a: Any, b: Any) -> bool:
-    """Whether they are the same arrays, not only equal ones."""
+    """Returns whether two pytrees hold the same arrays, not only equal ones."""
     leaves, others = jax.tree.leaves(a), jax.tree.leaves(b)
     return len(leaves) == len(others) and all(map(operator.is_, leaves, others))
 
 
 def _bare(in_flight: InFlight) -> InFlight:
-    """Without the codecs' states, which may lie elsewhere."""
+    """Returns the queue without codec states, which may lie on other devices."""
     return in_flight._replace(codec_states={})
 
 
 def _due(in_flight: InFlight) -> InFlight:
-    """What an update reads of it: the oldest, where its deviation is asked for."""
+    """Returns the part of the queue that an update reads.
+
+    The oldest message is in it only if the step feeds deviations back.
+    """
     oldest = () if in_flight.deviation is None else in_flight.pending[:1]
     return _bare(in_flight)._replace(pending=oldest)
 
 
 def _first(filled: jax.Array) -> int:
+    """Returns how many messages in the queue are real, as a Python integer."""
     return int(jax.device_get(filled.addressable_data(0))[0])
 
 
 def _check_concrete(state: Any) -> None:
+    """Raises an error if the step is being traced."""
     if isinstance(state.step, jax.core.Tracer):
         raise ValueError(
             "`executor` must be 'fused' for a step inside jit or scan: the host"

@@ -1,9 +1,10 @@
-"""Compiler options under which a collective runs beside compute.
+"""Finds compiler options under which collectives overlap with compute.
 
-With XLA's defaults that depends on the program: of several buckets all but one wait
-their turn, and a small one on one host becomes a kernel among the others. Options
-differ by backend and generation, and their names come and go: each is tried on the
-compiler that is there, and left out where it is refused.
+With XLA's default options, the overlap depends on the program. All but one of several
+buckets wait their turn, and a small bucket on one host becomes one more kernel of the
+compute stream. The right options differ by backend and generation of devices, and their
+names change between versions of XLA. Each option is therefore tried on the installed
+compiler, and left out if the compiler refuses it.
 """
 
 import functools
@@ -19,10 +20,10 @@ _log = logging.getLogger(__name__)
 
 GPU = {
     "xla_gpu_enable_latency_hiding_scheduler": True,
-    # One collective at a time by default: a second bucket would wait for the first.
+    # By default, one collective runs at a time: a second bucket waits for the first.
     "xla_gpu_experimental_parallel_collective_overlap_limit": 32,
     "xla_gpu_experimental_collective_start_as_early_as_possible": True,
-    # On one host a small all-reduce becomes a kernel of the compute stream.
+    # By default, a small all-reduce on one host becomes a kernel of the compute stream.
     "xla_gpu_experimental_use_collective_kernels": "",
 }
 TPU_V5E = {
@@ -31,10 +32,10 @@ TPU_V5E = {
 }
 TPU_SPARSE_CORE = {
     "xla_tpu_enable_sparse_core_collective_offload_all_reduce": True,
-    # Without it a long all-reduce is handed over only after the backward pass.
+    # Without this option, a long all-reduce is offloaded only after the backward pass.
     "xla_tpu_enable_all_experimental_scheduler_features": True,
 }
-# By the device kind that JAX reports. TPU7x overlaps as it is.
+# By the device kind that JAX reports. TPU7x overlaps without any options.
 TPU = {
     "TPU v5 lite": TPU_V5E,
     "TPU v5": TPU_SPARSE_CORE,
@@ -44,11 +45,11 @@ TPU = {
 
 
 class Options(NamedTuple):
-    """What a compiler takes of what it was offered.
+    """Compiler options, after each was tried on the compiler.
 
     Attributes:
-      kept: options to compile with.
-      dropped: what was refused, and the compiler's word for it.
+      kept: The options that the compiler accepts, to compile with.
+      dropped: The options that it refuses, each with the first line of its error.
     """
 
     kept: dict[str, Any]
@@ -57,7 +58,7 @@ class Options(NamedTuple):
 
 @functools.cache
 def options_for(mesh: Mesh) -> Options:
-    """The options for the mesh's devices, tried on their compiler, once."""
+    """Returns the options for a mesh's devices, tried once on their compiler."""
     device = mesh.devices.flat[0]
     wanted: dict[str, Any] = {}
     if device.platform in ("gpu", "cuda"):
@@ -68,27 +69,38 @@ def options_for(mesh: Mesh) -> Options:
 
 
 def compiler_options(mesh: Mesh) -> dict[str, Any]:
-    """Options under which collectives run beside compute, for a `jax.jit` of one's own.
+    """Returns options under which collectives overlap with compute, for a `jax.jit`.
 
-    A `pj.TrainStep` has them already. With XLA's defaults it depends on the program
-    and the devices whether a stale all-reduce overlaps anything.
+    Use them for a program of your own. With XLA's default options, it depends on the
+    program and the devices whether a delayed all-reduce overlaps with anything. The
+    fused executor of a `pj.TrainStep` uses these options already, except in a step that
+    is called inside another `jax.jit`.
 
     Args:
-      mesh: of the devices to compile for.
+      mesh: The devices to compile for.
 
     Returns:
-      What to give as `jax.jit(..., compiler_options=...)`: those that the installed
-      compiler takes. Empty on CPU, where a program waits for its collectives.
+      A dict to pass as `jax.jit(..., compiler_options=...)`, with the options that the
+      installed compiler accepts. It is empty on CPUs, where a program waits for its
+      collectives.
 
-    >>> from pipejax import data_mesh
-    >>> compiler_options(data_mesh(1))
-    {}
+    Examples:
+      >>> from pipejax import data_mesh
+      >>> compiler_options(data_mesh(1))
+      {}
     """
     return dict(options_for(mesh).kept)
 
 
 def probe(mesh: Mesh, wanted: dict[str, Any]) -> Options:
-    """Tries each option on a program of one addition; logs those refused."""
+    """Tries options on a program of one addition, and logs those that are refused.
+
+    The options are tried one by one only if the compiler refuses them all together.
+
+    Args:
+      mesh: The devices to compile for.
+      wanted: The options to try.
+    """
     kept, dropped = {}, {}
     if wanted and _refusal(mesh, wanted) is None:
         return Options(dict(wanted), {})
@@ -103,6 +115,7 @@ def probe(mesh: Mesh, wanted: dict[str, Any]) -> Options:
 
 
 def _refusal(mesh: Mesh, options: dict[str, Any]) -> str | None:
+    """Returns the first line of the compiler's error, or `None` if there is none."""
     shape = jax.ShapeDtypeStruct((), jnp.float32, sharding=NamedSharding(mesh, P()))
     try:
         jax.jit(lambda x: x + 1).lower(shape).compile(compiler_options=options)

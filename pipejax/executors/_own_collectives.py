@@ -1,12 +1,12 @@
-"""Collectives that the loss or the optimizer has of its own.
+"""Finds the collectives that the loss or the optimizer has of its own.
 
 On CPU, the communication thread launches the collectives of the exchange. Every process
-must launch its collectives in the same order, and two threads have none. A collective
-between processes in another program could therefore meet those of the thread: Gloo then
-ends the process, or mixes up messages of the same size without an error.
+must launch its collectives in the same order, but two threads have no common order. A
+collective between processes in another program could therefore meet a collective of the
+thread. Gloo then ends the process, or mixes up data of the same size without an error.
 
-Collectives inside a process are not concerned, nor are those of accelerators, which
-travel beside the CPUs'.
+Collectives inside a process cause no such problem. Neither do the collectives of
+accelerators, which are independent of those of the CPUs.
 """
 
 from collections.abc import Iterator
@@ -19,10 +19,10 @@ from pipejax.collectives import Transfer
 
 
 class OwnCollectiveError(ValueError):
-    """A program that must run beside the communication thread has a collective.
+    """Raised if a program that runs beside the communication thread has a collective.
 
     Attributes:
-      reason: which collective, as the reason to choose another executor.
+      reason: Which collective the program has, as the reason for another executor.
     """
 
     def __init__(self, found: Any) -> None:
@@ -37,13 +37,13 @@ class OwnCollectiveError(ValueError):
 
 
 def spans_cpu_processes(mesh: Mesh) -> bool:
-    """Returns whether the mesh is of CPUs of several processes."""
+    """Returns whether the mesh consists of CPUs of several processes."""
     return mesh.is_multi_process and mesh.devices.flat[0].platform == "cpu"
 
 
 def check_no_own(program: jax.stages.Compiled, mesh: Mesh) -> None:
     """Raises an `OwnCollectiveError` if a collective of `program` crosses processes."""
-    # `overlap` measures train steps, and so imports this package.
+    # Imported here because `overlap`, which measures train steps, imports this package.
     from pipejax.overlap import collective_groups
 
     for found in collective_groups(program, mesh):
@@ -52,9 +52,16 @@ def check_no_own(program: jax.stages.Compiled, mesh: Mesh) -> None:
 
 
 def own_transfers(program: Any, *args: Any) -> tuple[Transfer, ...]:
-    """Returns what each collective of a jitted program moves, as often as it runs.
+    """Returns what the collectives of a jitted program move, each as often as it runs.
 
-    Compiles the program if it has any.
+    The program is compiled only if it has collectives.
+
+    Args:
+      program: The jitted function.
+      *args: Its arguments, or their shapes.
+
+    Returns:
+      A `Transfer` for each execution of a collective.
     """
     from pipejax.overlap import inspect
 
@@ -68,13 +75,21 @@ def own_transfers(program: Any, *args: Any) -> tuple[Transfer, ...]:
 
 
 def collective_axes(function: Any, *args: Any) -> set[str]:
-    """Returns the names of the axes over which a function has collectives."""
+    """Returns the names of the axes over which a function has collectives.
+
+    Args:
+      function: A function that JAX can trace.
+      *args: Its arguments, or their shapes.
+
+    Returns:
+      The names. `lax.axis_index` is not a collective, and adds no name.
+    """
     equations = _equations(jax.make_jaxpr(function)(*args))
     return {name for equation in equations for name in _axes_of(equation)}
 
 
 def _axes_of(equation: Any) -> Iterator[str]:
-    """Yields the axes of the mesh over which an equation of a jaxpr talks."""
+    """Yields the mesh axes over which an equation of a jaxpr communicates."""
     names = equation.params.get("axes", equation.params.get("axis_name", ()))
     names = (names,) if isinstance(names, str) else names or ()
     if equation.primitive.name != "axis_index":
@@ -82,7 +97,7 @@ def _axes_of(equation: Any) -> Iterator[str]:
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:
-    """Yields the equations of a jaxpr, and of all jaxprs inside."""
+    """Yields the equations of a jaxpr, and of all jaxprs inside it."""
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         yield equation
         for value in jax.tree.leaves(

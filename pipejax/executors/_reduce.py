@@ -1,4 +1,4 @@
-"""The sum over devices as a program of its own, for the communication thread."""
+"""Sums messages over devices in a program of its own, for the communication thread."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,33 +14,52 @@ from pipejax.message import Message, Reduced, reduced
 
 from ._config import StepConfig
 
-# From messages and the codecs' states to the sum and the states after it.
+# From a message and the codec states to the sum and the codec states after it.
 Reduce = Callable[[Message, Any], tuple[Reduced, Any]]
 
 
 def make_reduce(config: StepConfig, where: Mesh) -> Reduce:
-    """The sum, on the mesh's own devices or by way of CPUs beside them."""
+    """Returns a function that sums messages over devices.
+
+    Args:
+      config: The step whose messages are summed.
+      where: The mesh that sums, as `Executor.reduction_mesh` returns it: that of the
+        step, or CPUs beside it.
+
+    Returns:
+      A function from a message and the codec states to the sum and the codec states
+      after it. It waits for the sum. The `arrived` of the sum is always true.
+    """
     if where is config.mesh:
         return reduce_in_place(config)
     return reduce_by_copy(config, where)
 
 
 def reduction_mesh(mesh: Mesh, axis_name: AxisName) -> Mesh:
-    """Where the communication thread sums: a mesh of CPUs itself, or CPUs beside it."""
+    """Returns the mesh on which the communication thread sums.
+
+    Args:
+      mesh: The mesh of the step.
+      axis_name: The mesh axis of the data, or a tuple of such axes.
+
+    Returns:
+      `mesh` if it consists of CPUs, or else a mesh of CPUs beside its devices.
+    """
     if mesh.devices.flat[0].platform == "cpu":
         return mesh
     return _one_cpu_a_process(mesh, axis_name)
 
 
 def reduce_in_place(config: StepConfig) -> Reduce:
-    """Sums each device's own part of a message, on the mesh itself.
+    """Returns a function that sums each device's part of a message, on the mesh itself.
 
-    Returns when the sum is there, so that a failure is raised here.
+    The function waits for the sum, so that it raises the error if the reduction fails.
     """
     own = P(config.axis_name)
 
     def local(message: Message, before: Any) -> Any:
-        arrived = jnp.array(True)  # the update knows; zeros change no state here
+        # `Host` replaces this value, and drops codec states that follow from zeros.
+        arrived = jnp.array(True)
         return reduced(message, before, arrived, config.sums_by, config.axis_name)
 
     compiled = jax.jit(config.on_mesh(local, (own, own), (P(), own)))
@@ -52,9 +71,10 @@ def reduce_in_place(config: StepConfig) -> Reduce:
 
 
 def reduce_by_copy(config: StepConfig, cpus: Mesh) -> Reduce:
-    """Sums by way of `cpus`, one device a process: copy out, sum, copy back.
+    """Returns a function that sums on `cpus`: it copies out, sums, and copies back.
 
-    A process adds up its own devices' parts first, in their order.
+    `cpus` has one device for each process. A process first adds up the parts of its own
+    devices, in the order of the devices.
     """
     mesh, axis = config.mesh, config.axis_name
     between = reduce_in_place(config.at(cpus))
@@ -62,7 +82,7 @@ def reduce_by_copy(config: StepConfig, cpus: Mesh) -> Reduce:
 
     def out(array: jax.Array) -> jax.Array:
         shards = sorted(array.addressable_shards, key=lambda s: s.index[0].start or 0)
-        # Along axes that do not share the data, devices have copies of one part.
+        # Along axes over which the data is not split, devices have copies of one part.
         copies = [np.asarray(x.data) for x in shards if x.replica_id == 0]
         nothing = np.zeros_like(shards[0].data)
         own = jax.device_put(sum(copies[1:], start=(copies or [nothing])[0]), cpu)
@@ -87,7 +107,7 @@ def reduce_by_copy(config: StepConfig, cpus: Mesh) -> Reduce:
 
 
 def _one_cpu_a_process(mesh: Mesh, axis_name: AxisName) -> Mesh:
-    """A CPU device of each process that has devices in `mesh`, in their order."""
+    """Returns a mesh with one CPU device of each process in `mesh`, in their order."""
     processes = dict.fromkeys(device.process_index for device in mesh.devices.flat)
     try:
         cpus = {cpu.process_index: cpu for cpu in reversed(jax.devices("cpu"))}
@@ -100,7 +120,7 @@ def _one_cpu_a_process(mesh: Mesh, axis_name: AxisName) -> Mesh:
             " JAX_PLATFORMS=cuda,cpu."
         )
     devices = np.array([cpus[process] for process in processes])
-    # Of the devices of one process one is left, over the first axis of the data.
+    # All devices lie along the first axis of the data. The other axes have size 1.
     along = axes(axis_name)[0]
     shape = [len(devices) if name == along else 1 for name in mesh.axis_names]
     return Mesh(devices.reshape(shape), mesh.axis_names)

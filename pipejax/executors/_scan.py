@@ -1,4 +1,4 @@
-"""A `lax.scan` as an operation that can be cut: L iterations are k, then L - k."""
+"""Makes a `lax.scan` an operation that can be cut: L iterations are k, then L - k."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -11,14 +11,15 @@ from ._flops import flops_of
 
 
 class Operation(NamedTuple):
-    """A step of a program, with unique names for what it reads and writes.
+    """An operation of a program, with unique names for what it reads and writes.
 
     Attributes:
-      flops: its work.
-      reads: names of what `run` takes.
-      writes: names of what `run` returns.
-      run: does it.
-      halves: cuts it in two at about that fraction of its work; `None` if it is whole.
+      flops: The FLOPs of its matmuls and convolutions.
+      reads: The names of the arguments of `run`.
+      writes: The names of the results of `run`.
+      run: Function that runs the operation.
+      halves: Function that cuts the operation in two, at about the given fraction of
+        its work. `None` if the operation cannot be cut.
     """
 
     flops: float
@@ -31,17 +32,28 @@ class Operation(NamedTuple):
 def scan_operation(
     equation: Any, reads: tuple[Any, ...], writes: tuple[Any, ...]
 ) -> Operation:
-    """The scan of `equation`, by the names of its operands and results."""
+    """Returns the scan of an equation as an operation.
+
+    Args:
+      equation: The equation of the scan in a jaxpr.
+      reads: The names of its operands.
+      writes: The names of its results.
+    """
     params, outer, results = equation.params, equation.invars, equation.outvars
     length, body = params["length"], core.jaxpr_as_fun(params["jaxpr"])
-    # Operands are constants, the carry, and arrays to run along, which have one axis
-    # more than the body sees; results likewise the carry, then such arrays.
+    # The operands are constants, the carry, and arrays to scan over. The results are
+    # the carry and stacked arrays. Arrays that are scanned over or stacked have one
+    # axis more than the body sees.
     along = _stacked(outer, params["jaxpr"].jaxpr.invars)
     carried = len(results) - _stacked(results, params["jaxpr"].jaxpr.outvars)
     fixed = len(outer) - carried - along
 
     def part(start: int, stop: int, reads: Any, writes: Any) -> Operation:
-        """Iterations start to stop; reads the results of those before, too."""
+        """Returns the operation of the iterations from `start` to `stop`.
+
+        Unless it is the first part, it also reads the stacked results of the iterations
+        before, and puts its own beside them.
+        """
 
         def run(*values: Any) -> Sequence[Any]:
             consts, state, xs, done = _split(values, fixed, carried, along)
@@ -82,7 +94,7 @@ def scan_operation(
 
 
 def _split(values: Sequence[Any], *counts: int) -> list[Sequence[Any]]:
-    """The first so many, the next so many, ..., and the rest."""
+    """Splits a sequence into parts of the given lengths, and the rest."""
     parts = []
     for count in counts:
         parts.append(values[:count])
@@ -91,6 +103,6 @@ def _split(values: Sequence[Any], *counts: int) -> list[Sequence[Any]]:
 
 
 def _stacked(outside: Sequence[Any], inside: Sequence[Any]) -> int:
-    """How many have another shape inside."""
+    """Returns how many variables have another shape inside the scan than outside."""
     pairs = zip(outside, inside, strict=True)
     return sum(a.aval.shape != b.aval.shape for a, b in pairs)

@@ -1,8 +1,8 @@
-"""A communication thread: one thing at a time, in order, beside the compute.
+"""The communication thread, which runs functions one at a time beside the compute.
 
 Collectives must be launched in the same order in every process, so only this thread may
-launch them. It cannot be stopped while it waits for other processes; a program that is
-interrupted meanwhile leaves without it.
+launch them. It cannot be stopped while it waits for other processes. A program that is
+interrupted meanwhile exits without it.
 """
 
 import atexit
@@ -17,18 +17,29 @@ from typing import Any
 
 _log = logging.getLogger(__name__)
 
-GRACE = 5.0  # seconds that a program's exit waits for what was begun
+GRACE = 5.0  # seconds that a program waits at its exit for reductions under way
 
 
 class CommunicationThread:
-    """Runs what it is given, in order; begun with the first of it."""
+    """Runs functions on a thread, in the order in which they are submitted.
+
+    The thread starts with the first function.
+    """
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """A future of `function(*args)`, whose `result` raises what that raised."""
+        """Runs a function after all functions that were submitted before.
+
+        Args:
+          function: The function to run on the thread.
+          *args: Its arguments.
+
+        Returns:
+          A future of `function(*args)`. Its `result` raises what the function raised.
+        """
         if self._thread is None:
             self._thread = threading.Thread(
                 target=_serve,
@@ -43,7 +54,7 @@ class CommunicationThread:
         return future
 
     def join(self) -> None:
-        """Waits until everything it was given is done."""
+        """Waits until every submitted function has returned."""
         if self._thread is not None:
             self.submit(lambda: None).result()
 
@@ -52,20 +63,23 @@ class CommunicationThread:
 
 
 def _serve(work: "queue.SimpleQueue[Any]") -> None:
+    """Runs submitted functions until `None` is in the queue."""
     while (item := work.get()) is not None:
         future, function, args = item
         try:
             future.set_result(function(*args))
         except BaseException as error:
             future.set_exception(error)
-        # Nothing of it is kept alive while the thread waits for the next.
+        # The thread keeps no reference to the work while it waits for the next.
         del item, future, function, args
 
 
 def _leave(thread: threading.Thread, work: "queue.SimpleQueue[Any]") -> None:
-    """At exit: waits a moment for the thread, then leaves without it.
+    """Waits for the thread at the exit of the program, but no longer than `GRACE`.
 
-    Beyond this JAX would wait for the other processes, for minutes, and then for the
+    If the thread still waits for other processes then, the program exits without it.
+    The exit status is 130 after a `KeyboardInterrupt`, or else 1. Without this
+    function, JAX would wait for the other processes, for minutes, and then for the
     collective, for ever.
     """
     work.put(None)

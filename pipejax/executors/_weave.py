@@ -1,4 +1,4 @@
-"""Stages of an all-reduce, woven into the compute that hides them."""
+"""Weaves the stages of an all-reduce into the compute that hides them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,25 +16,25 @@ def weave(
     compute: Callable[..., Any],
     *args: Any,
 ) -> tuple[Message, Any, Any]:
-    """Sums `message` over devices beside `compute(*args)`, which does not need the sum.
+    """Sums a message over devices beside `compute(*args)`, which does not need the sum.
 
-    The compute is cut into as many pieces as there are stages. Between two pieces, and
-    after the last, stands a barrier: a stage is not waited for before its piece is
-    done, and the next piece does not begin before the next stage may. Without it XLA
-    puts what consumes a collective, and with it the collective's end, before the
-    compute, where nothing hides it.
+    The compute is cut into as many pieces as there are stages. Stage i runs beside
+    piece i, and a barrier stands after the two: the next stage and the next piece begin
+    only when both are done. Without the barrier, XLA puts the operation that consumes a
+    collective before the compute. The collective would then end there too, where
+    nothing hides it.
 
     Args:
-      message: this device's own.
-      states: the codecs' states.
-      stages: the sum.
-      compute: what to do meanwhile.
-      *args: its arguments.
+      message: The message of this device.
+      states: The codec states of this device before the sum.
+      stages: The stages that sum messages of this form.
+      compute: The function to run beside the stages.
+      *args: Its arguments.
 
     Returns:
-      The sum, the codecs' states after it, and what `compute` returned.
+      The sum, the codec states after it, and what `compute` returned.
     """
-    from ._cut import cut  # its jax.extend is slow to import
+    from ._cut import cut  # imports jax.extend, which is slow
 
     pieces, result = cut(compute, max(1, len(stages.stages)), *args)
     payload: Any = summands(message), states

@@ -1,4 +1,4 @@
-"""Optax transformations, for a step of one's own."""
+"""Optax transformations for a hand-written training step inside `jax.shard_map`."""
 
 from ._all_reduce_mean import all_reduce_mean as all_reduce_mean
 from ._compress import CompressState as CompressState

@@ -1,4 +1,4 @@
-"""D-Sync as a transformation: the mean over devices, by any algorithm and codec."""
+"""Synchronous averaging as a transformation, with any algorithm and codec."""
 
 from collections.abc import Callable
 
@@ -16,27 +16,31 @@ def all_reduce_mean(
     algorithm: Callable[[Codec | None], AllReduce] = two_shot,
     codec: Codec | None = None,
 ) -> optax.GradientTransformation:
-    """Replaces gradients by their mean over devices, in the same step.
+    r"""Replaces gradients by their mean over devices, in the same step.
 
-      `update(g_i[t]) = 1/p sum_i g_i[t]`
+    This is the averaging of D-Sync, the synchronous method. With the gradient `g_{i,t}`
+    of device i in step t and p devices:
 
-    It is `pipelined_mean(axis_name, width=1, all_reduce=algorithm(codec))`, with what
-    the codec keeps in the state.
+    $$update(g_{i,t}) = 1/p \sum_j g_{j,t}$$
 
-      `optax.chain(pj.transforms.all_reduce_mean("data", pj.collectives.ring,
-      pj.codecs.error_feedback(pj.codecs.int4())), optax.adam(1e-3))`
+    The function is short for
+    `pipelined_mean(axis_name, width=1, all_reduce=algorithm(codec))`, and the state of
+    the transformation holds the codec states. Put it before an optimizer, for example
+    `optax.chain(all_reduce_mean("data", pj.collectives.ring, codec), optax.adam(1e-3))`
+    with `codec = pj.codecs.error_feedback(pj.codecs.int4())`.
 
     Args:
-      axis_name: the axis of the surrounding `shard_map` or `pmap`, or two of them.
-      algorithm: of `pj.collectives`, not yet called: `two_shot`, `ring`, ...
-      codec: what travels; `None` sends all bits.
+      axis_name: The axis of the surrounding `shard_map` or `pmap`, or a tuple of axes.
+      algorithm: A function of `pj.collectives` from a codec to an algorithm, such as
+        `two_shot` or `ring`. Pass the function itself, without calling it.
+      codec: Encodes what is sent. `None` sends all bits.
 
     Returns:
-      A transformation, as `pipelined_mean` does.
+      A transformation, to be used as that of `pipelined_mean`.
 
     Raises:
-      ValueError: for an algorithm that is called already; as `algorithm` and
-        `pipelined_mean`.
+      ValueError: If `algorithm` has already been called, or if `algorithm` or
+        `pipelined_mean` raises a `ValueError`.
     """
     if isinstance(algorithm, AllReduce):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A codec on one device's own gradients: what the others would be given."""
+"""A codec on the gradients of one device: shows what other devices would receive."""
 
 from typing import Any, NamedTuple
 
@@ -12,10 +12,11 @@ from pipejax.collectives import Layout, Summands
 
 
 class CompressState(NamedTuple):
-    """What the codec keeps from one step to the next. Each device has its own.
+    """State of `compress`. Each device has its own.
 
     Attributes:
-      codec: residuals, keys, warm starts; without leaves for most codecs.
+      codec: What the codec keeps from one step to the next: residuals, keys and warm
+        starts. For most codecs, it has no leaves.
     """
 
     codec: Any
@@ -24,28 +25,40 @@ class CompressState(NamedTuple):
 def compress(codec: Codec) -> optax.GradientTransformation:
     """Replaces gradients by what is left of them after encoding and decoding.
 
-      `update(g) = C(g)`
+    With the gradient g and the codec C (encoding followed by decoding):
 
-    Nothing is sent. In front of a plain `pmean` it shows what a codec does to training,
-    without saving a byte; what saves bytes is `all_reduce_mean(axis, algorithm, codec)`
-    or `pipelined_mean(..., all_reduce=algorithm(codec))`. All leaves together are one
-    vector to the codec, as they are on the wire.
+    $$update(g) = C(g)$$
+
+    Nothing is sent. In front of a plain `pmean`, the transformation shows what a codec
+    does to training, but saves no bytes. `all_reduce_mean(axis, algorithm, codec)` and
+    `pipelined_mean(..., all_reduce=algorithm(codec))` do save bytes. The codec is given
+    all leaves together as one vector, as they are on the wire. If the decoded gradients
+    are not finite, the state of the codec does not change.
 
     Args:
-      codec: of `pj.codecs`. A random one draws alike on every device; fold the device's
-        number into its key, `jax.random.fold_in(key, jax.lax.axis_index("data"))`.
+      codec: A codec of `pj.codecs`. If it is random, it draws the same numbers on every
+        device. To draw different ones, fold the number of the device into its key:
+        `jax.random.fold_in(key, jax.lax.axis_index("data"))`.
 
     Returns:
-      A transformation, inside `shard_map` or not. If the codec keeps a state that
-      differs between devices, give `shard_map` the specs of `pj.state_specs`.
+      A transformation, to be used inside or outside of `shard_map`. If the codec keeps
+      a state that differs between devices, give `shard_map` the specs of
+      `pj.state_specs`.
 
     Raises:
-      ValueError: for what is no codec; in `init`, for one that cannot encode these.
+      ValueError: If `codec` is not a codec. In `init`, also if the codec cannot encode
+        gradients of these shapes.
 
-    >>> tx = compress(codecs.quantize(bits=1))
-    >>> grads = {"w": jnp.array([0.5, -2.0, 1.0])}
-    >>> tx.update(grads, tx.init(grads))[0]
-    {'w': Array([ 1., -2.,  1.], dtype=float32)}
+    Warns:
+      UserWarning: If the codec is biased and has no error feedback.
+
+    Examples:
+      With one bit, every element becomes the minimum or the maximum:
+
+      >>> tx = compress(codecs.quantize(bits=1))
+      >>> grads = {"w": jnp.array([0.5, -2.0, 1.0])}
+      >>> tx.update(grads, tx.init(grads))[0]
+      {'w': Array([ 1., -2.,  1.], dtype=float32)}
     """
     codec = codecs.check_codec(codec)
 
@@ -53,7 +66,7 @@ def compress(codec: Codec) -> optax.GradientTransformation:
         own, layout, n = _vector(codec, params)
         if not layout.coded_size:
             return CompressState(())
-        own.size(n)  # raises what there is to raise
+        own.size(n)  # raises an error if the codec cannot encode these gradients
         return CompressState(own.init(n, jnp.uint32(0)))
 
     def update_fn(
@@ -70,7 +83,8 @@ def compress(codec: Codec) -> optax.GradientTransformation:
         padded = jnp.pad(vector, (0, n - vector.size))
         payload, after = own.encode(padded, state.codec)
         decoded = own.decode(payload, n)
-        # What is not finite is skipped by whoever looks; nothing of it is kept.
+        # A later transformation may skip an update that is not finite. The codec must
+        # then keep nothing of it.
         finite = jnp.isfinite(decoded).all()
         after = jax.tree.map(lambda a, b: jnp.where(finite, a, b), after, state.codec)
         arrays = layout.arrays(decoded[: vector.size], nothing).coded
@@ -80,12 +94,39 @@ def compress(codec: Codec) -> optax.GradientTransformation:
 
 
 def error_feedback(codec: Codec) -> optax.GradientTransformation:
-    """`compress`, and what the codec loses is added to the next gradients.
+    r"""Compresses gradients, and adds what the codec loses to the next gradients.
 
-      `update(g) = Delta = C(e + g)`,  `e <- e + g - Delta`
+    With the gradient g, the codec C (encoding followed by decoding) and the residual e:
+
+    $$update(g) = \Delta = C(e + g), e \leftarrow e + g - \Delta$$
+
+    It is short for `compress(pj.codecs.error_feedback(codec))`, where
+    `pj.codecs.error_feedback` returns a codec instead of a transformation.
+
+    Args:
+      codec: The codec to wrap.
+
+    Returns:
+      A transformation, to be used as that of `compress`.
 
     Raises:
-      ValueError: as `pj.codecs.error_feedback`.
+      ValueError: If `compress` or `pj.codecs.error_feedback` raises one.
+
+    Examples:
+      The codec sends one element of two. The second step sends 4 because the first step
+      left a residual of 2:
+
+      >>> tx = error_feedback(codecs.top_k(1))
+      >>> grads = jnp.float32([3, 2])
+      >>> state = tx.init(grads)
+      >>> for _ in range(2):
+      ...     sent, state = tx.update(grads, state)
+      ...     print(sent)
+      [3. 0.]
+      [0. 4.]
+
+    References:
+      Karimireddy et al. 2019, https://arxiv.org/abs/1901.09847
     """
     return compress(codecs.error_feedback(codec))
 

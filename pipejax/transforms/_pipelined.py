@@ -19,10 +19,10 @@ class PipelinedState(NamedTuple):
     """State of `pipelined`.
 
     Attributes:
-      in_flight: this device's gradients that are computed and not yet applied; each
+      in_flight: This device's gradients that are computed but not yet applied. Each
         device has its own.
-      calls: int32 scalar, how often `update` was called, at most `width - 1`.
-      inner_state: the state of the optimizer, the same on all devices.
+      calls: int32 scalar, the number of calls of `update`, at most `width - 1`.
+      inner_state: The state of the optimizer, the same on all devices.
     """
 
     in_flight: InFlight
@@ -38,36 +38,40 @@ def pipelined(
     reduce_dtype: DTypeLike | None = None,
     all_reduce: AllReduce = psum(),
 ) -> optax.GradientTransformationExtraArgs:
-    """Averages gradients over devices, `width - 1` steps late, and updates with `tx`.
+    r"""Averages gradients over devices, `width - 1` steps late, and updates with `tx`.
 
-    In step t, with `g_i` the gradient of device i, p devices, `u` the update of `tx`:
+    With the gradient `g_{i,t}` of device i in step t, K for `width`, p devices, and
+    `-u(g)` the update that `tx` returns for a gradient g:
 
-      `update(g_i[t]) = u(1/p sum_i g_i[t - (width - 1)])`, and 0 for `t < width - 1`
+    $$update(g_{i,t}) = -u(1/p \sum_j g_{j,t-(K-1)})$$
 
-    The first `width - 1` calls leave the state of `tx` as it is: nothing has arrived
-    yet, and a zero gradient would still move moments, decay weights and advance
-    schedules. `optax.chain(pj.pipelined_mean(axis_name, width), tx)` differs from this
-    in those calls only, where it passes zeros to `tx`.
+    The first K-1 calls return updates of zero and leave the state of `tx` as it is. No
+    gradient has arrived yet, and a gradient of zero would still move moments, decay
+    weights and advance schedules. Only in these calls does
+    `optax.chain(pj.pipelined_mean(axis_name, width), tx)` differ from `pipelined`: it
+    passes zeros to `tx`.
 
-    Use it in place of `tx` and of the mean over devices, inside `jax.shard_map`:
+    Use `pipelined` in place of `tx` and of the mean over devices, inside
+    `jax.shard_map`:
 
-      `tx = pj.pipelined(optax.adamw(1e-3), "data")`
-      `updates, opt_state = tx.update(jax.grad(loss)(params), opt_state, params)`
+        tx = pj.pipelined(optax.adamw(1e-3), "data")
+        updates, opt_state = tx.update(jax.grad(loss)(params), opt_state, params)
 
     Args:
-      tx: the optimizer, a whole chain of transformations.
-      axis_name: as for `pipelined_mean`.
-      width: pipeline width K, at least 1; 1 averages and updates in the same step.
-      reduce_dtype: as for `pipelined_mean`.
-      all_reduce: as for `pipelined_mean`.
+      tx: The optimizer, which may be a whole chain of transformations.
+      axis_name: Same as in `pipelined_mean`.
+      width: Pipeline width K, at least 1. With 1, gradients are averaged and applied in
+        the same step.
+      reduce_dtype: Same as in `pipelined_mean`.
+      all_reduce: Same as in `pipelined_mean`.
 
     Returns:
-      A transformation, to be used as that of `pipelined_mean`. It hands extra arguments
-      of `update` on to `tx`. Give `shard_map` the specs of `pj.state_specs`.
+      A transformation, to be used as that of `pipelined_mean`. Its `update` passes
+      extra arguments on to `tx`. Give `shard_map` the specs of `pj.state_specs`.
 
     Raises:
-      ValueError: as `pipelined_mean`; in `init` and `update`, for an optimizer that
-        cannot be given a late mean gradient.
+      ValueError: In the same cases as `pipelined_mean`. In `init` and `update`, also if
+        `tx` is an optimizer that cannot be given a late mean gradient.
     """
     mean = pipelined_mean(
         axis_name, width, reduce_dtype=reduce_dtype, all_reduce=all_reduce

@@ -1,4 +1,4 @@
-"""The pipeline as an Optax transformation, for a step of one's own."""
+"""The pipeline as an Optax transformation, for a hand-written training step."""
 
 from typing import Any
 
@@ -32,43 +32,46 @@ def pipelined_mean(
     reduce_dtype: DTypeLike | None = None,
     all_reduce: AllReduce = psum(),
 ) -> optax.GradientTransformation:
-    """Replaces gradients by their mean over `axis_name`, `width - 1` steps late.
+    r"""Replaces gradients by their mean over devices, `width - 1` steps late.
 
-    In step t, with `g_i` this device's gradient and p devices:
+    With the gradient `g_{i,t}` of device i in step t, K for `width` and p devices:
 
-      `update(g_i[t]) = 1/p sum_i g_i[t - (width - 1)]`
+    $$update(g_{i,t}) = 1/p \sum_j g_{j,t-(K-1)}$$
 
-    It differs from `lax.pmean(grads, axis_name)`, which returns `1/p sum_i g_i[t]`, by
-    its delay alone; `width=1` is that pmean. The reduction of step t's gradients starts
-    with step t+1 and depends on nothing that step computes, so that a scheduler may run
-    it beside the whole forward and backward pass.
+    `lax.pmean(grads, axis_name)` has no delay: it returns `1/p sum_j g_{j,t}`, as
+    `pipelined_mean` does with `width=1`. At a larger width, the gradients of step t are
+    summed in step t+K-1. The sum depends on nothing that step t+K-1 computes, so a
+    scheduler may run it beside the whole forward and backward pass.
 
-    Put it first in a chain, in place of the pmean:
+    Put the transformation first in a chain, in place of the `pmean`:
 
-      `optax.chain(pj.pipelined_mean("data", width=2), optax.sgd(0.1))`
+        optax.chain(pj.pipelined_mean("data", width=2), optax.sgd(0.1))
 
-    The first `width - 1` updates are zero, because nothing has arrived yet. To SGD and
-    momentum a zero gradient at the start is no step at all. An optimizer that counts
-    steps or decays weights would still move: use `pj.pipelined`, which holds it still.
+    The first K-1 updates are zero, because no gradient has arrived yet. For SGD, with
+    or without momentum, a gradient of zero at the start is no step at all. An optimizer
+    that counts steps or decays weights would still move. For such an optimizer, use
+    `pj.pipelined`, which leaves its state as it is until a gradient has arrived.
 
     Args:
-      axis_name: the axis of the surrounding `shard_map` or `pmap`.
-      width: pipeline width K, at least 1.
-      reduce_dtype: dtype of the sum and of what travels; `None` keeps each leaf's own.
-        Updates come back in the gradients' dtypes.
-      all_reduce: how they are summed, and with which codec. One other than
-        `pj.collectives.psum()` needs `check_vma=False` in `shard_map`, which does not
-        know otherwise that all devices get the same; if its codec keeps a state, `init`
-        too must be called inside. Of a sum that is not finite the codec keeps nothing.
+      axis_name: The axis of the surrounding `shard_map` or `pmap`, or a tuple of axes.
+      width: Pipeline width K, at least 1.
+      reduce_dtype: dtype in which gradients are sent and summed. `None` keeps the dtype
+        of each leaf. Updates have the dtypes of the gradients.
+      all_reduce: The algorithm that sums gradients, with its codec. If it is not
+        `pj.collectives.psum()`, `shard_map` needs `check_vma=False`, because it cannot
+        know that all devices get the same sum. `init` must then be called inside
+        `shard_map` too, because the algorithm depends on the number of devices. The
+        codec states do not change if a sum is not finite.
 
     Returns:
-      A transformation to be used inside `shard_map` or `pmap`. Its state differs
+      A transformation, to be used inside `shard_map` or `pmap`. Its state differs
       between devices: give `shard_map` the specs of `pj.state_specs`.
 
     Raises:
-      ValueError: for a width below 1; in `update`, outside `axis_name`, for gradients
-        that differ in structure from the parameters or from the state, or that
-        `jax.grad` has already summed over the axis.
+      ValueError: If `axis_name`, `width` or `all_reduce` is not valid. In `update`,
+        also outside of `axis_name`, for gradients that differ in structure or shapes
+        from the parameters or from the state, for a state of another width, and for
+        gradients that `jax.grad` has already summed over the axis.
     """
     axis_name, width = check_axis_name(axis_name), check_width(width)
     (all_reduce,) = check_all_reduce(all_reduce, axis_name, several=False).phases
@@ -105,28 +108,31 @@ def pipelined_mean(
 
 
 def _late(sums: Any, fresh: Any) -> tuple[Any, Any]:
-    """Both as they are, the sums not to be used before `fresh` is there.
+    """Returns both unchanged, and keeps the sums unused until `fresh` is computed.
 
-    Without the barrier XLA puts the update, and with it the end of the all-reduce,
-    before this step's compute, where nothing hides it.
+    Without the barrier, XLA puts the update before the compute of this step. The
+    all-reduce would then end there too, where nothing hides it.
     """
-    # First all of `fresh` together: XLA otherwise computes its last gradient after the
-    # end of the all-reduce, where that gradient hides nothing.
+    # The inner barrier joins all of `fresh`. Without it, XLA computes the last gradient
+    # after the end of the all-reduce, where that gradient hides nothing.
     late = lax.optimization_barrier((sums, lax.optimization_barrier(fresh)))
-    # In JAX 0.10 under `check_vma=True` the barrier makes the sums vary over the axis,
-    # as `fresh` does, and no cast without a collective undoes it. No barrier, then:
-    # the values are the same, the overlap is up to XLA. JAX 0.12 keeps them apart.
+    # In JAX 0.10 with `check_vma=True`, the type of the sums varies over the axis after
+    # the barrier, as that of `fresh` does. No cast undoes this without a collective.
+    # The barrier is then left out: the values are the same, and the overlap is up to
+    # XLA. In JAX 0.12, the type of the sums does not change.
     if jax.tree.map(_varying, late[0]) != jax.tree.map(_varying, sums):
         return sums, fresh
     return late
 
 
 def _varying(x: Any) -> frozenset[str]:
-    """The axes over which `x` is known to differ; none without `check_vma`."""
+    """Returns the axes over which `x` is known to differ; none without `check_vma`."""
     return jax.typeof(x).manual_axis_type.varying
 
 
 def _check_same_shapes(updates: Any, params: Any) -> None:
+    """Raises an error unless gradients have the form of the parameters."""
+
     def shapes(tree: Any) -> dict[str, tuple[int, ...]]:
         leaves = jax.tree_util.tree_leaves_with_path(tree)
         return {jax.tree_util.keystr(path): leaf.shape for path, leaf in leaves}
@@ -141,7 +147,10 @@ def _check_same_shapes(updates: Any, params: Any) -> None:
 
 
 def _check_not_summed(updates: Any, axis_name: str) -> None:
-    """With `check_vma=True` jax.grad of replicated parameters sums over the axis."""
+    """Raises an error if `jax.grad` has already summed the gradients over the axis.
+
+    With `check_vma=True`, `jax.grad` does so for replicated parameters.
+    """
     tracks_axes = axis_name in _varying(lax.axis_index(axis_name))
     leaves = jax.tree.leaves(updates)
     if tracks_axes and leaves and not any(axis_name in _varying(g) for g in leaves):
@@ -155,6 +164,7 @@ def _check_not_summed(updates: Any, axis_name: str) -> None:
 
 
 def _check_state(state: InFlight, width: int, fresh: Message) -> None:
+    """Raises an error unless the state has this width and these gradients."""
     found, wanted = width_of(state), _form(fresh.gradients)
     pending = [_form(message.gradients) for message in state.pending]
     if found != width or any(form != wanted for form in pending):
@@ -166,6 +176,7 @@ def _check_state(state: InFlight, width: int, fresh: Message) -> None:
 
 
 def _form(tree: Any) -> dict[str, str]:
+    """Returns the dtype and shape of each leaf, by its path."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {
         jax.tree_util.keystr(path): f"{leaf.dtype.name}{list(leaf.shape)}"

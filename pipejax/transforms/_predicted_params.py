@@ -1,4 +1,4 @@
-"""Weight prediction for a step of one's own."""
+"""Weight prediction for a hand-written training step."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,31 +19,33 @@ def predicted_params(
 ) -> optax.Params:
     """Returns the parameters to which this device's own gradients in flight would lead.
 
-    With `w` the parameters, `u` the update of `tx` and K the pipeline's width, of
-    device i at step t:
+    With the parameters w, the width K of the pipeline, and `-u(g)` the update that `tx`
+    returns for a gradient g, device i predicts in step t:
 
-      `v_i[t] = w[t] - u(g_i[t-K+1]) - ... - u(g_i[t-1])`
+    $$v_{i,t} = w_t - u(g_{i,t-K+1}) - ... - u(g_{i,t-1})$$
 
-    Take the gradient there, and apply it to the parameters as they are:
+    Each update starts from the state of `tx` that the update before it returned. Take
+    the gradient at the prediction, and apply it to the parameters as they are:
 
-      `tx = pj.pipelined(optimizer, "data")`
-      `ahead = pj.predicted_params(optimizer, opt_state, params)`
-      `updates, opt_state = tx.update(jax.grad(loss)(ahead), opt_state, params)`
+        tx = pj.pipelined(optimizer, "data")
+        ahead = pj.predicted_params(optimizer, opt_state, params)
+        updates, opt_state = tx.update(jax.grad(loss)(ahead), opt_state, params)
 
-    `pj.make_train_step` does the same by default; its documentation says what it is
-    good for.
+    `pj.make_train_step` does the same by default, and its documentation says what it is
+    good for. `pj.corrections.extrapolate_updates` predicts from the last update alone.
 
     Args:
-      tx: the optimizer given to `pj.pipelined`; of a chain that begins with
-        `pj.pipelined_mean`, what follows that, as one transformation.
-      opt_state: the state of the pipelined optimizer, or of that chain.
-      params: the parameters.
+      tx: The optimizer that was given to `pj.pipelined`. For a chain that begins with
+        `pj.pipelined_mean`, all that follows in the chain, as one transformation.
+      opt_state: The state of the pipelined optimizer, or of the chain.
+      params: The parameters.
 
     Returns:
-      Parameters, each device's own: to be used inside `shard_map` or `pmap`.
+      The predicted parameters. They differ between devices, so the function must be
+      called inside `shard_map` or `pmap`.
 
     Raises:
-      ValueError: if `opt_state` is of another optimizer.
+      ValueError: If `opt_state` is the state of another optimizer.
     """
     in_flight, state, arrived = _parts(opt_state)
     for own, real in zip(in_flight.pending, arrived, strict=True):
@@ -67,7 +69,7 @@ def _parts(opt_state: Any) -> tuple[InFlight, Any, Sequence[Any]]:
         and isinstance(opt_state[0], InFlight)
     ):
         in_flight, *rest = opt_state
-        # A chain passes the zeros of the start to the optimizer; so does a prediction.
+        # The chain passes the zeros of the start to the optimizer, as is done here.
         every = [True] * len(in_flight.pending)
         return in_flight, rest[0] if len(rest) == 1 else tuple(rest), every
     raise ValueError(

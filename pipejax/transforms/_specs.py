@@ -1,4 +1,4 @@
-"""What of a state every device has for itself."""
+"""Partition specs of a state of which some parts differ between devices."""
 
 from typing import Any
 
@@ -12,17 +12,27 @@ from ._compress import CompressState
 
 
 def state_specs(tree: Any, axis_name: AxisName = "data") -> Any:
-    """Partition specs of a state that holds gradients in flight, or what codecs keep.
+    """Returns the partition specs of a state with gradients in flight or codec states.
 
-    Every device has its own of both and shares all else: `P(axis_name)` for a
-    `InFlight` or a `CompressState`, `P()` for every other leaf.
+    Every device has its own gradients in flight and codec states. The spec of an
+    `InFlight` or a `CompressState` is therefore `P(axis_name)`. All other leaves are
+    shared by all devices, and their spec is `P()`.
 
     Args:
-      tree: an optimizer state, a Flax `TrainState`, any pytree, or its `eval_shape`.
-      axis_name: the axis given to `pipelined_mean`.
+      tree: An optimizer state, a Flax `TrainState`, any other pytree, or the result of
+        `jax.eval_shape` for one of them.
+      axis_name: The axis or axes that were given to `pipelined_mean`.
 
     Returns:
-      A pytree prefix of `tree` for the `in_specs` and `out_specs` of `shard_map`.
+      A pytree prefix of `tree`, for the `in_specs` and `out_specs` of `shard_map`.
+
+    Examples:
+      >>> import jax.numpy as jnp, optax, pipejax as pj
+      >>> from jax.sharding import PartitionSpec as P
+      >>> state = pj.pipelined(optax.sgd(0.1), "data").init(jnp.zeros(3))
+      >>> specs = pj.state_specs(state, "data")
+      >>> specs.in_flight == P("data"), specs.calls == P()
+      (True, True)
     """
 
     def own(node: Any) -> bool:
