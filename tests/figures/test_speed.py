@@ -123,6 +123,28 @@ def words_on_overhead():
     yield f"{python:.0f} microseconds"
 
 
+def rows_of_compile_time():
+    """A row a number of leaves: both steps by hand, and ours over its twin."""
+    record = result("compile_time")
+    for leaves, found in record["leaves"].items():
+        cells = [f"{found[twin]['total']:.1f}" for twin in sorted({*record["twins"].values()})]
+        cells += [f"{found[name]['ratio']:.2f}" for name in record["twins"]]
+        yield f"| {leaves} | " + " | ".join(cells) + " |"
+
+
+def words_on_compile_time():
+    """The largest ratio, and the bar."""
+    record = result("compile_time")
+    ratios = [
+        found[name]["ratio"]
+        for found in record["leaves"].values()
+        for name in record["twins"]
+    ]
+    yield f"at most {max(ratios):.2f} times as long to trace and compile"
+    found = record["leaves"]["800"]
+    yield f"{found['K=2, predicted']['to_the_shortest']:.1f} times as long"
+
+
 def words_on_8_bits():
     """What 8 bits, at the accuracy of all bits, gain on MNIST."""
     mnist = took("time_to_accuracy_mnist")
@@ -210,6 +232,8 @@ rows_of_mnist = functools.partial(rows_of_time_to_accuracy, "mnist")
         ("docs/speed.md", words_on_8_bits),
         ("docs/speed.md", rows_of_overhead),
         ("docs/speed.md", words_on_overhead),
+        ("docs/speed.md", rows_of_compile_time),
+        ("docs/speed.md", words_on_compile_time),
     ],
 )
 def test_figures_are_those_of_the_result_files(path, rows):
