@@ -96,10 +96,11 @@ class Host:
         """
         _check_concrete(state)
         self._raise_failures()
-        states, infos = in_flight.codec_states, []
+        # All sums are there before the first program overwrites a donated state.
         begun = self._reductions(in_flight, in_flight.pending)
-        for age, reduction in enumerate(begun):
-            total, states = self._result(reduction)
+        sums = [self._result(reduction) for reduction in begun]
+        states, infos = sums[-1][1] if sums else in_flight.codec_states, []
+        for age, (total, _) in enumerate(sums):
             self._check_no_own(self._apply[age], state, total, in_flight.filled)
             state, info = self._apply[age](state, total, in_flight.filled)
             infos.append(info)

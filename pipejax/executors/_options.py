@@ -95,17 +95,19 @@ def compiler_options(mesh: Mesh) -> dict[str, Any]:
 def probe(mesh: Mesh, wanted: dict[str, Any]) -> Options:
     """Tries options on a program of one addition, and logs those that are refused.
 
-    The options are tried one by one only if the compiler refuses them all together.
+    If the compiler refuses all of them together, each is tried beside those that were
+    accepted before it.
 
     Args:
       mesh: The devices to compile for.
       wanted: The options to try.
     """
-    kept, dropped = {}, {}
+    kept: dict[str, Any] = {}
+    dropped: dict[str, str] = {}
     if wanted and _refusal(mesh, wanted) is None:
         return Options(dict(wanted), {})
     for name, value in wanted.items():
-        refusal = _refusal(mesh, {name: value})
+        refusal = _refusal(mesh, {**kept, name: value})
         if refusal is None:
             kept[name] = value
         else:

@@ -12,11 +12,10 @@ The following optimizers do not:
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax.contrib
 
 from pipejax.message import InFlight
-
-from ._check_input import named_shapes
 
 _CANNOT_BE_GIVEN: dict[type, str] = {
     InFlight: (
@@ -76,14 +75,14 @@ def check_optimizer(opt_state: Any, *, plain_delay: bool) -> None:
 def check_opt_state(tx: optax.GradientTransformation, params: Any, given: Any) -> None:
     """Raises a `ValueError` unless `given` has the form of `tx.init(params)`.
 
-    The form is the structure of the pytree and the shapes of its arrays.
+    The form is the structure of the pytree, and shape and dtype of its arrays.
     """
     wanted = jax.eval_shape(tx.init, params)
-    shapes, found = (named_shapes("opt_state", tree) for tree in (wanted, given))
-    differing = [k for k in shapes | found if shapes.get(k) != found.get(k)]
+    forms, found = map(_forms, (wanted, given))
+    differing = [k for k in forms | found if forms.get(k) != found.get(k)]
     if differing:
         name = differing[0]
-        rule, value = shapes.get(name, "is none of it"), found.get(name, "nothing")
+        rule, value = forms.get(name, "is none of it"), found.get(name, "nothing")
     else:
         name, rule, value = "opt_state", *map(jax.tree.structure, (wanted, given))
         if rule == value:
@@ -115,6 +114,22 @@ def check_kept_structure(before: Any, after: Any) -> None:
             " optax.snapshot in place of optax.monitor, which begins without its"
             " measurements."
         )
+
+
+def _forms(opt_state: Any) -> dict[str, str]:
+    """Returns dtype and shape of every leaf on a device, by its path."""
+    return {
+        f"opt_state{jax.tree_util.keystr(path)}": f"{_dtype(leaf)}{[*jnp.shape(leaf)]}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state)
+    }
+
+
+def _dtype(leaf: Any) -> Any:
+    """Returns the dtype of a leaf on a device, or the type of a leaf that has none."""
+    kind = getattr(leaf, "dtype", type(leaf))
+    if isinstance(kind, type) and not issubclass(kind, bool | int | float | complex):
+        return kind.__name__
+    return jax.dtypes.canonicalize_dtype(kind, allow_extended_dtype=True)
 
 
 def _paths(tree: Any) -> set[str]:

@@ -156,7 +156,8 @@ def _check_range(message: Message) -> None:
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(message.gradients)}
     if message.weight is not None and jnp.dtype(jnp.float16) in dtypes:
         raise ValueError(
-            "`reduce_dtype` must not be float16 where `loss_fn` returns a weight:"
-            " gradients travel multiplied by it, and float16 ends at 65,504. Choose"
-            " reduce_dtype=jnp.bfloat16 or jnp.float32."
+            "`reduce_dtype` must not be float16 where `loss_fn` returns a weight, nor"
+            " None where parameters are float16: gradients travel multiplied by the"
+            " weight, and float16 ends at 65,504. Choose reduce_dtype=jnp.bfloat16 or"
+            " jnp.float32."
         )

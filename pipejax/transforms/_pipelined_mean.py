@@ -89,7 +89,8 @@ def pipelined_mean(
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, InFlight]:
         devices = axis_size(axis_name)
-        _check_not_summed(updates, axes(axis_name)[0])
+        for axis in axes(axis_name):
+            _check_not_summed(updates, axis)
         if params is not None:
             _check_same_shapes(updates, params)
         fresh = message(updates)

@@ -46,6 +46,8 @@ def predicted_params(
 
     Raises:
       ValueError: If `opt_state` is the state of another optimizer.
+      TypeError: If `tx` needs more than gradients and parameters, such as the loss as
+        `value`, which is not kept with gradients in flight.
     """
     in_flight, state, arrived = _parts(opt_state)
     for own, real in zip(in_flight.pending, arrived, strict=True):

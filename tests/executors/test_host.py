@@ -143,16 +143,22 @@ def test_failure_surfaces_at_the_next_step(width):
     )
 
 
-def test_failure_surfaces_in_drain():
-    train = make("host")
+@pytest.mark.parametrize("failing", [0, 1])
+def test_failure_surfaces_in_drain(failing):
+    """The state can be drained again, though a drain overwrites a donated state."""
+    train = make("host", width=3, donate=True)
     state = train.init(init_params())
-    state, _ = train.step(state, batches(1)[0])
+    for batch in batches(2):
+        state, _ = train.step(state, batch)
     train.executor._thread.join()
-    break_reduction(train, {0})
+    break_reduction(train, {failing})
     train.executor._begun.clear()
     with pytest.raises(UnpluggedError):
         train.drain(state)
-    assert int(train.drain(state)[0].step) == 1
+    assert_bits_equal(
+        jax.tree.map(np.asarray, train.drain(state)[0]),
+        trained(make("fused", width=3), 2)[2],
+    )
 
 
 def test_by_copy_over_other_devices():

@@ -28,6 +28,15 @@ def test_a_refused_option_is_dropped_and_reported(caplog):
     assert "compiler option xla_no_such_option left out" in caplog.text
 
 
+def test_an_option_that_is_refused_beside_another(monkeypatch):
+    def refusal(mesh, options):
+        return "not both" if len(options) > 1 else None
+
+    monkeypatch.setattr("pipejax.executors._options._refusal", refusal)
+    options = probe(pj.data_mesh(1), {"one": 1, "other": 2})
+    assert options == ({"one": 1}, {"other": "not both"})
+
+
 def test_all_taken():
     wanted = {"xla_cpu_enable_fast_math": False}
     assert probe(pj.data_mesh(1), wanted) == (wanted, {})

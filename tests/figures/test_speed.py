@@ -127,7 +127,10 @@ def rows_of_compile_time():
     """A row a number of leaves: both steps by hand, and ours over its twin."""
     record = result("compile_time")
     for leaves, found in record["leaves"].items():
-        cells = [f"{found[twin]['total']:.1f}" for twin in sorted({*record["twins"].values()})]
+        cells = [
+            f"{found[twin]['total']:.1f}"
+            for twin in sorted({*record["twins"].values()})
+        ]
         cells += [f"{found[name]['ratio']:.2f}" for name in record["twins"]]
         yield f"| {leaves} | " + " | ".join(cells) + " |"
 

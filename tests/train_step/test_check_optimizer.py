@@ -68,12 +68,21 @@ def test_optimizer_state_that_changes_its_structure(width):
 def test_an_optimizer_state_of_something_else():
     params, other = init_params(), init_params() | {"out": np.zeros((7, 4), np.float32)}
     momentum = optax.sgd(0.1, momentum=0.9)
-    given = {
-        r"`opt_state\[0\]\.count` \(\); got nothing in": momentum.init(params),
-        r"`opt_state\[0\]\.mu\['out'\]` \(7, 3\); got \(7, 4\) in": TX.init(other),
-        r"`opt_state` PyTreeDef\(.*; got PyTreeDef\(\[": list(TX.init(params)),
-    }
+    half = optax.adamw(1e-2, mu_dtype="bfloat16")
+    given = [
+        (r"`opt_state\[0\]\.count` int32\[\]; got nothing", momentum.init(params)),
+        (r"`opt_state\[0\]\.count` int32\[\]; got nothing", {"momentum": "none"}),
+        (
+            r"`opt_state\[0\]\.mu\['out'\]` float32\[7, 3\]; got float32\[7, 4\]",
+            TX.init(other),
+        ),
+        (
+            r"`opt_state\[0\]\.mu\['bias'\]` float32\[7\]; got bfloat16\[7\]",
+            half.init(params),
+        ),
+        (r"`opt_state` PyTreeDef\(.*; got PyTreeDef\(\[", list(TX.init(params))),
+    ]
     rule = r"`opt_state` must be a state of this train step's `tx` for these `params`: "
-    for message, opt_state in given.items():
-        with refused(rule + message + r".* its place\. Make the train step with"):
+    for message, opt_state in given:
+        with refused(rule + message + r".* in its place\. Make the train step with"):
             make().init(params, opt_state=opt_state)

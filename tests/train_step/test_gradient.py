@@ -226,5 +226,6 @@ def test_float16_ends_before_a_number_of_tokens(settings):
         return loss_fn(params, batch), pj.Aux(weight=jnp.float32(16))
 
     (batch,) = batches(1)
-    with pytest.raises(ValueError, match="`reduce_dtype` must not be float16 where"):
+    message = "`reduce_dtype` must not be float16 where .* a weight, nor None where"
+    with pytest.raises(ValueError, match=message):
         make(loss, **settings).init(init_params(), batch=batch)

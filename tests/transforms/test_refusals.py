@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
@@ -88,6 +89,22 @@ def test_gradients_already_summed():
         return tx.update(gradients_of(varying, batch), state)
 
     on_mesh(tx, remedied, check_vma=True)
+
+
+def test_gradients_summed_over_one_of_two_axes():
+    mesh = jax.make_mesh((2, 2), ("host", "device"), axis_types=(AxisType.Auto,) * 2)
+    tx, params = pj.pipelined_mean(("host", "device")), init_params()
+
+    def local(params, batch):
+        of_hosts = lax.pcast(params, "host", to="varying")
+        return tx.update(gradients_of(of_hosts, batch), tx.init(params))[0]
+
+    with refused(r"gradients must differ between the devices of 'device', got"):
+        jax.jit(
+            jax.shard_map(
+                local, mesh=mesh, in_specs=(P(), P(mesh.axis_names)), out_specs=P()
+            )
+        )(params, BATCH)
 
 
 @pytest.mark.parametrize(
