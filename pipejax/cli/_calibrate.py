@@ -3,19 +3,16 @@
 
 import argparse
 import pathlib
-import statistics
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import optax
-from jax.sharding import Mesh
 
 import pipejax as pj
 from pipejax import codecs, timing
 
 from ._candidates import candidates
 from ._cluster import extrapolated, written
-from ._program import load, types
+from ._model import Model, given
 from ._units import count
 from ._usage import UsageError, in_one_line
 
@@ -88,60 +85,20 @@ def run(args: argparse.Namespace) -> int:
         chosen = candidates(args.codecs)
     mesh = pj.data_mesh()
     # The user's code runs first: if it fails, no measurement is lost.
-    model = _measured(args.model, mesh, args.rounds) if args.model else None
+    model = None
+    if args.model:
+        program = given(args.model, mesh)
+        times = pj.overlap.measure(*program, rounds=args.rounds, steps=1)
+        model = Model.of(program, times)
     with in_one_line(ValueError):
         fit = timing.calibrate(mesh, chosen, sizes, rounds=args.rounds)
     if jax.process_index() == 0:
         trust = timing.trust(fit)
         print(f"{fit}\n\n{trust}")
         if model:
-            print("\n".join([*extrapolated(model.elements, trust.largest), str(model)]))
+            notes = extrapolated(model.elements, trust.largest)
+            print("\n".join([*notes, f"model: {model}"]))
         if args.out:
             with in_one_line(OSError):
                 pathlib.Path(args.out).write_text(written(fit))
     return 0
-
-
-class Model(NamedTuple):
-    """The size and the compute of a model's step.
-
-    Attributes:
-      elements: The number of elements of its gradient.
-      compute: Milliseconds that the step takes without an exchange.
-      batch: The number of examples that a device takes in the step.
-    """
-
-    elements: int
-    compute: float
-    batch: int
-
-    def __str__(self) -> str:
-        """Returns the arguments with which `pipejax plan` plans for this model."""
-        return (
-            f"model: --parameters {self.elements} --compute-ms {self.compute:.3f}"
-            f" --batch {self.batch}"
-        )
-
-
-def _measured(name: str, mesh: Mesh, rounds: int) -> Model:
-    """Measures the step of the model that is called `name`."""
-    train, state, batch = _given(name, load(name)(mesh))
-    times = pj.overlap.measure(train, state, batch, rounds=rounds, steps=1)
-    return Model(
-        optax.tree.size(state.params),
-        1e3 * statistics.median(times.compute),
-        len(jax.tree.leaves(batch)[0]) // mesh.size,
-    )
-
-
-def _given(name: str, returned: Any) -> tuple[pj.TrainStep, pj.PipelineState, Any]:
-    """Returns train step, state and batch; raises a UsageError for anything else."""
-    match returned:
-        case (pj.TrainStep(), pj.PipelineState() as state, batch):
-            leaves = jax.tree.leaves((state, batch))
-            if not any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
-                return returned
-    raise UsageError(
-        f"{name} must return (train, state, batch) with a pj.TrainStep and arrays, got"
-        f" {types(returned)}"
-    )

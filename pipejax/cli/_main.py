@@ -9,10 +9,10 @@ import jax
 
 import pipejax as pj
 
-from . import _calibrate, _inspect, _launch, _plan, _profile
+from . import _calibrate, _doctor, _inspect, _launch, _plan, _profile
 from ._usage import UsageError
 
-_COMMANDS = (_inspect, _launch, _calibrate, _plan, _profile)
+_COMMANDS = (_doctor, _inspect, _launch, _calibrate, _plan, _profile)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -162,20 +162,11 @@ def _written(
     way: timing.Way,
 ) -> str:
     """Returns the plan as JSON, with times in seconds."""
-    ways = [
-        {
-            **choice.way._asdict(),
-            "step": choice.step,
-            "exchange": choice.exchange._asdict(),
-            "reason": choice.reason,
-        }
-        for choice in ranked
-    ]
     record = {
         "cluster": timing.as_json(cluster),
         "elements": elements,
         "compute": compute.total,
-        "ways": ways,
+        "ways": [choice.to_dict() for choice in ranked],
         "python": snippet(way),
     }
     return json.dumps(record, indent=2, allow_nan=False) + "\n"

@@ -4,7 +4,7 @@ A way is a width, an algorithm, a codec and a number of buckets. `pj.timing.plan
 compares ways.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipejax.codecs import Codec
 
@@ -127,6 +127,15 @@ class Choice(NamedTuple):
             spare = 1 - exchange / self.compute if self.compute else 0.0
             return f"hidden behind compute, {spare:.0%} of it to spare"
         return f"hides {_ms(self.compute)} of an exchange of {_ms(exchange)}: {largest}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the way, its times in seconds and the reason, as types of JSON."""
+        return {
+            **self.way._asdict(),
+            "step": self.step,
+            "exchange": self.exchange._asdict(),
+            "reason": self.reason,
+        }
 
     def __str__(self) -> str:
         return (

@@ -1,0 +1,73 @@
+"""How Sphinx builds the site: `make docs`."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import latex2mathml.converter
+from docutils import nodes
+
+ROOT = Path(__file__).parents[1]
+_about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+REPOSITORY = _about["urls"]["Repository"]
+
+project = html_title = "pipejax"
+copyright = "the pipejax authors"  # noqa: A001, the name that Sphinx reads
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+]
+nitpicky = True  # a name that is nowhere fails the build
+
+html_theme = "furo"
+html_theme_options = {"source_repository": REPOSITORY, "source_branch": "main"}
+html_math_renderer = "mathml"  # which browsers show without a script
+
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 4
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(ROOT / "build/notebooks")
+nb_execution_raise_on_error = True
+nb_execution_timeout = 600
+
+# Docstrings are Markdown's: `code`, and equations between $$.
+default_role = "code"
+autodoc_default_options = {"members": True, "member-order": "bysource"}
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+napoleon_use_ivar = True
+
+
+def display_math(app, what, name, obj, options, lines):
+    """Turns equations of a docstring, between $$, into Sphinx's."""
+    text = re.sub(
+        r"^( *)\$\$(.+?)\$\$$",
+        lambda m: f"{m[1]}.. math:: {m[2]}".replace("\n", f"\n{m[1]}   "),
+        "\n".join(lines),
+        flags=re.MULTILINE | re.DOTALL,
+    )
+    lines[:] = text.split("\n")
+
+
+def outward(app, docname, source):
+    """Leads links to files outside of docs/ to the repository."""
+    source[0] = re.sub(r"\]\(\.\./", f"]({REPOSITORY}/blob/main/", source[0])
+
+
+def visit_math(translator, node):
+    """Writes an equation as MathML."""
+    display = "block" if isinstance(node, nodes.math_block) else "inline"
+    equation = latex2mathml.converter.convert(node.astext(), display=display)
+    translator.body.append(equation)
+    raise nodes.SkipNode
+
+
+def setup(app):
+    """Connects the functions above."""
+    app.connect("autodoc-process-docstring", display_math)
+    app.connect("source-read", outward)
+    app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))

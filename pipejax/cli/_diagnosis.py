@@ -1,0 +1,171 @@
+"""The findings of `pipejax doctor`, as text and as JSON."""
+
+import statistics
+from typing import Any, NamedTuple
+
+from pipejax import timing
+from pipejax.overlap import Measurement
+
+from ._model import Model
+from ._snippet import snippet
+
+SHORT = 1.05
+"""Below this ceiling, communication is too short for its hidden share to be measured.
+
+The ceiling is the step time over compute, if nothing is hidden.
+"""
+
+
+class Overlap(NamedTuple):
+    """How much of its communication a step hides on these devices.
+
+    Attributes:
+      of: The name of the program that was measured.
+      executor: The name of its executor, and the reason for it.
+      times: Seconds of compute, communication and step.
+    """
+
+    of: str
+    executor: str
+    times: Measurement
+
+    @property
+    def hidden(self) -> float | None:
+        r"""Returns the share of the shorter part that the longer part hides, or `None`.
+
+        $$hidden = (ceiling - ratio) / (ceiling - 1)$$
+
+        The share is limited to [0, 1]. It is `None` if communication takes less than a
+        twentieth of compute, or the reverse.
+        """
+        ceiling, ratio = map(statistics.median, (self.times.ceiling, self.times.ratio))
+        if ceiling < SHORT:
+            return None
+        return min(1.0, max(0.0, (ceiling - ratio) / (ceiling - 1)))
+
+
+class Advice(NamedTuple):
+    """What to expect of a model's step on the measured cluster, and what to choose.
+
+    Attributes:
+      model: The size and the compute of the model.
+      ways: All ways to train, the best first.
+    """
+
+    model: Model
+    ways: list[timing.Choice]
+
+    @property
+    def shown(self) -> dict[str, timing.Choice]:
+        """Returns the ways that are worth a comparison, by what they stand for."""
+        exact = [way for way in self.ways if way.way.codec is None]
+        return {
+            "synchronous": next(x for x in exact if x.way.width == 1),
+            "pipelined": next(x for x in exact if x.way.width > 1),
+            "recommended": self.recommended,
+        }
+
+    @property
+    def recommended(self) -> timing.Choice:
+        """Returns the best way that `pj.make_train_step` offers."""
+        return next(choice for choice in self.ways if choice.way.buckets == 1)
+
+    def __str__(self) -> str:
+        best, first = self.recommended, self.shown["synchronous"]
+        return "\n".join(
+            [
+                *(f"{name:<14}{choice}" for name, choice in self.shown.items()),
+                f"The recommended way takes {first.step / best.step:.2f} times less"
+                " time than the fastest synchronous step that sends all bits.",
+                "",
+                snippet(best.way),
+            ]
+        )
+
+
+class Diagnosis(NamedTuple):
+    """All findings.
+
+    Attributes:
+      here: Devices and versions, by name.
+      kept: The compiler options that the installed compiler accepts.
+      dropped: Those that it refuses, each with its reason.
+      overlap: How much of its communication a step hides.
+      fit: The speeds of the cluster; `None` on a single device.
+      advice: What to choose; `None` on a single device.
+    """
+
+    here: dict[str, str]
+    kept: dict[str, Any]
+    dropped: dict[str, str]
+    overlap: Overlap
+    fit: timing.Fit | None
+    advice: Advice | None
+
+    def __str__(self) -> str:
+        parts = {
+            "Devices and versions": [f"{k}: {v}" for k, v in self.here.items()],
+            "Compiler options": self._options(),
+            "Does communication overlap here?": self._overlap(),
+            "Links and codecs": self._speeds(),
+            "Your model": self._model(),
+        }
+        return "\n\n".join(
+            "\n".join([title, "-" * len(title), *lines])
+            for title, lines in parts.items()
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the findings as types that JSON has, with times in seconds."""
+        fit, advice = self.fit, self.advice
+        return {
+            "here": self.here,
+            "compiler_options": {"kept": self.kept, "dropped": self.dropped},
+            "overlap": {
+                "of": self.overlap.of,
+                "executor": self.overlap.executor,
+                "hidden": self.overlap.hidden,
+                **self.overlap.times._asdict(),
+            },
+            "cluster": fit and timing.as_json(fit.cluster),
+            "fit": fit and timing.trust(fit).to_dict(),
+            "model": advice and advice.model._asdict(),
+            "ways": advice and [choice.to_dict() for choice in advice.ways],
+            "python": advice and snippet(advice.recommended.way),
+        }
+
+    def _options(self) -> list[str]:
+        """Returns the lines about compiler options."""
+        kept = [f"accepted: {name}={value!r}" for name, value in self.kept.items()]
+        refused = [f"refused: {name}: {why}" for name, why in self.dropped.items()]
+        return [*kept, *refused] or ["None are needed."]
+
+    def _overlap(self) -> list[str]:
+        """Returns the lines about the measured overlap."""
+        found = self.overlap
+        verdict = (
+            "Communication and compute differ too much to tell how much is hidden."
+            if found.hidden is None
+            else f"{found.hidden:.0%} of what can be hidden is hidden."
+        )
+        if self.fit is None:
+            verdict = "A single device has nothing to exchange."
+        measured = f"measured: {found.of}, executor {found.executor}"
+        return [measured, str(found.times), verdict]
+
+    def _speeds(self) -> list[str]:
+        """Returns the lines about the cluster's speeds."""
+        if self.fit is None:
+            return ["Start this command on every host of a cluster to measure them."]
+        speeds, _, _ = str(self.fit).partition(f"\n{'':<28}")
+        return [speeds, str(timing.trust(self.fit))]
+
+    def _model(self) -> list[str]:
+        """Returns the lines about what to choose for the model."""
+        if self.advice is None:
+            return ["`pipejax plan` calculates what a cluster would gain."]
+        model = self.advice.model
+        return [
+            f"{model.elements:,} parameters, {model.compute:.1f} ms of compute a step",
+            str(self.advice),
+        ]

@@ -1,0 +1,177 @@
+"""`pipejax doctor`: measures a machine or a job, and says what to choose for it."""
+# ruff: noqa: T201 - printing is what a command is for.
+
+import argparse
+import json
+import math
+import pathlib
+import platform
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jaxlib
+import optax
+from jax.sharding import Mesh
+
+import pipejax as pj
+from pipejax import timing
+from pipejax.executors import Fused
+from pipejax.launch import Place
+
+from ._candidates import candidates
+from ._diagnosis import Advice, Diagnosis, Overlap
+from ._doctor_picture import picture
+from ._model import Model, Program, given
+from ._units import count
+from ._usage import UsageError, in_one_line
+
+EXAMPLE = "srun pipejax doctor --parameters 300M --compute-ms 250"
+
+_DESCRIPTION = """\
+Measure whether communication overlaps with compute on these devices, and how fast
+links and codecs are. Predict the step time of your model, synchronous and
+pipelined, and print the recommended train step as Python. Takes about two minutes.
+
+Run this command on one machine, or on every host of a job, started as the training
+itself is."""
+
+
+def add(commands: Any) -> None:
+    """Adds the command `pipejax doctor` and its arguments."""
+    parser = commands.add_parser(
+        "doctor",
+        help="Measure this machine or job, and recommend a train step for a model.",
+        description=_DESCRIPTION,
+        epilog=f"example:\n  {EXAMPLE}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(command=run)
+    parser.add_argument(
+        "--model",
+        metavar="MODULE:FUNCTION",
+        help="your model; the function takes a mesh and returns (train, state, batch)"
+        " with arrays, as for `pipejax calibrate`; without it, an MLP is measured",
+    )
+    parser.add_argument(
+        "--parameters",
+        metavar="COUNT",
+        help="number of your model's parameters, such as 300M, in place of --model",
+    )
+    parser.add_argument(
+        "--compute-ms",
+        type=float,
+        metavar="MS",
+        help="milliseconds that one device computes in a step of your model",
+    )
+    parser.add_argument(
+        "--codecs",
+        nargs="*",
+        default=["bf16", "int8", "power_sgd"],
+        metavar="NAME",
+        help="codecs to consider; bf16, int8 and power_sgd by default",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=3,
+        help="how often everything is measured; medians count; 3 by default",
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", help="write all findings to this file"
+    )
+    parser.add_argument(
+        "--plot", metavar="PNG", help="draw measured and predicted times into this file"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs `pipejax doctor`, and returns its exit status."""
+    model = _described(args)
+    with in_one_line(ValueError, pj.launch.RollCallError):
+        place = pj.launch.initialize()
+        # JAX joins before codecs are made: some hold a key, an array on a device.
+        chosen = candidates(args.codecs)
+    mesh = pj.data_mesh()
+    program = given(args.model, mesh) if args.model else _example(mesh)
+    times = pj.overlap.measure(*program, rounds=args.rounds, steps=1)
+    fit = None
+    if mesh.size > 1:
+        fit = timing.calibrate(mesh, chosen, rounds=args.rounds)
+    if jax.process_index() != 0:
+        return 0
+    advice = None
+    if fit:
+        model = model or Model.of(program, times)
+        ways = timing.plan(
+            fit.cluster,
+            model.elements,
+            timing.Compute.of(model.compute / 1e3),
+            chosen,
+            one_core=mesh.devices.flat[0].platform == "cpu",
+        )
+        advice = Advice(model, ways)
+    executor = program.train.executor
+    measured = Overlap(
+        args.model or "a built-in MLP", f"{executor.name} ({executor.reason})", times
+    )
+    options = executor.options if isinstance(executor, Fused) else ({}, {})
+    found = Diagnosis(_here(mesh, place), *options, measured, fit, advice)
+    print(found)
+    with in_one_line(ImportError, OSError, ValueError):
+        if args.json:
+            text = json.dumps(found.to_dict(), indent=2, allow_nan=False) + "\n"
+            pathlib.Path(args.json).write_text(text)
+        if args.plot:
+            picture(found, args.plot)
+    return 0
+
+
+def _described(args: argparse.Namespace) -> Model | None:
+    """Returns the model that the options describe in numbers, or `None`.
+
+    Raises:
+      UsageError: If an option is wrong, or options do not go together.
+    """
+    if args.rounds < 2:
+        raise UsageError(f"`--rounds` must be at least 2, got {args.rounds}")
+    numbers = args.parameters, args.compute_ms
+    if numbers == (None, None):
+        return None
+    if None in numbers or args.model:
+        raise UsageError(
+            "`--parameters` and `--compute-ms` must be given together, and without"
+            f" `--model`; got {args.parameters}, {args.compute_ms} and {args.model}"
+        )
+    if not 0 < args.compute_ms < math.inf:
+        raise UsageError(f"`--compute-ms` must be above 0, got {args.compute_ms}")
+    return Model(count("parameters", args.parameters), args.compute_ms)
+
+
+def _here(mesh: Mesh, place: Place | None) -> dict[str, str]:
+    """Describes the devices, the job and the versions."""
+    device = mesh.devices.flat[0]
+    return {
+        "devices": f"{mesh.size} x {device.device_kind} ({device.platform})",
+        "processes": f"{jax.process_count()}"
+        + (f", started by {place.launcher}" if place else ""),
+        "versions": f"pipejax {pj.__version__}, JAX {jax.__version__}, jaxlib"
+        f" {jaxlib.__version__}, Python {platform.python_version()}",
+    }
+
+
+def _example(mesh: Mesh) -> Program:
+    """Returns a train step of an MLP of 4 million parameters, for any devices."""
+
+    def loss_fn(params: Any, batch: Any) -> jax.Array:
+        x = batch
+        for weights in params:
+            x = jnp.tanh(x @ weights)
+        return jnp.mean(x**2)
+
+    train = pj.make_train_step(loss_fn, optax.adamw(1e-3), mesh=mesh)
+    keys = jax.random.split(jax.random.key(0), 4)
+    params = [jax.random.normal(key, (1024, 1024)) / 32 for key in keys]
+    local = mesh.size // jax.process_count()
+    batch = train.batch(jnp.ones((64 * local, 1024)))
+    return Program(train, train.init(params), batch)

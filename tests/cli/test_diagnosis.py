@@ -1,0 +1,70 @@
+"""What `pipejax doctor` has found: the hidden share, the advice, as text and JSON."""
+
+import json
+
+import pytest
+
+from pipejax import timing
+from pipejax.cli._diagnosis import Advice, Diagnosis, Overlap
+from pipejax.cli._model import Model
+from pipejax.overlap import Measurement
+
+from .helpers import CLUSTER
+
+HERE = {"devices": "4 x cpu (cpu)", "processes": "4, started by Slurm"}
+
+
+def overlap(compute, communication, step):
+    times = Measurement(*((x, x) for x in (compute, communication, step)))
+    return Overlap("a model", "host (two processes)", times)
+
+
+@pytest.mark.parametrize(
+    ("times", "hidden"),
+    [
+        ((2.0, 1.0, 2.0), 1.0),
+        ((2.0, 1.0, 2.5), 0.5),
+        ((1.0, 2.0, 3.0), 0.0),
+        ((2.0, 1.0, 3.5), 0.0),  # a step cannot hide less than nothing
+        ((2.0, 1.0, 1.9), 1.0),
+        ((2.0, 0.05, 2.0), None),  # too short to tell
+    ],
+)
+def test_hidden_share(times, hidden):
+    assert overlap(*times).hidden == hidden
+
+
+def advice():
+    compute = timing.Compute.of(0.12)
+    return Advice(Model(4_000_000, 120.0), timing.plan(CLUSTER, 4_000_000, compute))
+
+
+def test_recommends_the_best_way_in_one_bucket():
+    shown = advice().shown
+    assert shown["synchronous"].way.width == 1
+    assert shown["pipelined"].way.width == 2
+    assert shown["recommended"].step <= shown["pipelined"].step
+    assert all(x.way.codec is None for x in shown.values())
+    faster = shown["synchronous"].step / shown["recommended"].step
+    assert f"takes {faster:.2f} times less time" in str(advice())
+
+
+def test_a_cluster_in_words_and_as_json():
+    found = Diagnosis(
+        HERE, {"an_option": True}, {"another": "unknown"}, overlap(2, 1, 2), None, None
+    )
+    text = str(found)
+    assert "accepted: an_option=True" in text
+    assert "refused: another: unknown" in text
+    record = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert record["overlap"]["hidden"] == 1.0
+    assert record["overlap"]["step"] == [2, 2]
+    assert record["cluster"] is record["model"] is record["python"] is None
+
+
+def test_a_single_device():
+    found = Diagnosis(HERE, {}, {}, overlap(2, 0.01, 2), None, None)
+    text = str(found)
+    assert "A single device has nothing to exchange." in text
+    assert "None are needed." in text
+    assert "Start this command on every host" in text

@@ -1,0 +1,105 @@
+"""`pipejax doctor`: on one device, on several, and on hosts of a cluster."""
+
+import json
+import sys
+
+import pytest
+
+import pipejax as pj
+from pipejax import timing
+from pipejax.cli import main
+
+from ..experiments.test_cluster import needs_namespaces, run
+from .test_calibrate import MODEL
+
+PNG = b"\x89PNG"
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr("pipejax.timing._calibrate.SIZES", (20, 4000))
+
+
+def doctor(tmp_path, *flags):
+    """The exit status, the findings and the picture."""
+    out, plot = tmp_path / "found.json", tmp_path / "found.png"
+    code = main(
+        ["doctor", "--rounds", "2", "--codecs", "--json", str(out)]
+        + ["--plot", str(plot), *flags]
+    )
+    return code, json.loads(out.read_text()), plot.read_bytes()
+
+
+def test_a_model_of_ones_own(tmp_path, capsys):
+    path = tmp_path / "examined_model.py"
+    path.write_text(MODEL)
+    code, found, picture = doctor(tmp_path, "--model", f"{path}:step")
+    assert code == 0
+    assert found["here"]["devices"] == "8 x cpu (cpu)"
+    assert found["model"]["elements"] == 48
+    assert found["model"]["batch"] == 8
+    assert timing.from_json(found["cluster"]).hosts == 8
+    assert len(found["overlap"]["step"]) == 2
+    printed = capsys.readouterr().out
+    assert "48 parameters" in printed
+    assert found["python"] in printed
+    assert picture.startswith(PNG)
+
+
+def test_a_model_in_numbers(tmp_path, capsys):
+    code, found, _ = doctor(tmp_path, "--parameters", "300M", "--compute-ms", "250")
+    assert code == 0
+    assert found["model"] == {"elements": 300_000_000, "compute": 250.0, "batch": None}
+    assert found["overlap"]["of"] == "a built-in MLP"
+    assert (
+        "300,000,000 parameters, 250.0 ms of compute a step" in capsys.readouterr().out
+    )
+
+
+def test_one_device(tmp_path, capsys, monkeypatch):
+    mesh = pj.data_mesh(1)
+    monkeypatch.setattr(pj, "data_mesh", lambda: mesh)
+    code, found, picture = doctor(tmp_path)
+    assert code == 0
+    assert found["cluster"] is found["ways"] is None
+    assert "A single device has nothing to exchange." in capsys.readouterr().out
+    assert picture.startswith(PNG)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--rounds", "1"], "`--rounds` must be at least 2, got 1"),
+        (["--parameters", "3M"], "`--parameters` and `--compute-ms` must be given to"),
+        (
+            ["--parameters", "3M", "--compute-ms", "1", "--model", "a:b"],
+            "without `--model`; got 3M, 1.0 and a:b",
+        ),
+        (
+            ["--parameters", "3M", "--compute-ms", "nan"],
+            "`--compute-ms` must be above 0, got nan",
+        ),
+        (["--codecs", "zip"], "zip"),
+    ],
+)
+def test_refusals(flags, says, capsys):
+    assert main(["doctor", *flags]) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.full
+@needs_namespaces
+def test_on_a_cluster(tmp_path):
+    out = tmp_path / "found.json"
+    command = [sys.executable, "-m", "pipejax.cli", "doctor", "--json", str(out)]
+    code, hosts, said = run(
+        *("--hosts", "2", "--rate", "100mbit"),
+        command=[*command, "--codecs", "int8"],
+    )
+    assert code == 0, (said, hosts)
+    found = json.loads(out.read_text())
+    assert found["here"]["processes"].startswith("2, started by")
+    assert found["overlap"]["executor"].startswith("host")
+    assert any("Your model" in line for line in hosts["host0"])
+    assert not any("Your model" in line for line in hosts["host1"])

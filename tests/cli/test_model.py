@@ -1,0 +1,32 @@
+"""The model of `--model`: what its function must return, and how it is described."""
+
+import jax
+import pytest
+
+import pipejax as pj
+from pipejax.cli._model import Model, given
+from pipejax.cli._usage import UsageError
+from pipejax.overlap import Measurement
+
+from .test_calibrate import MODEL
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "described_model.py"
+    path.write_text(MODEL)
+    return str(path)
+
+
+def test_size_compute_and_batch(path):
+    program = given(f"{path}:step", pj.data_mesh(4))
+    model = Model.of(program, Measurement((0.1, 0.2, 0.3), (0, 0, 0), (1, 1, 1)))
+    assert model == (16 * 3, 200.0, 64 // 4)
+    assert str(model) == "--parameters 48 --compute-ms 200.000 --batch 16"
+    assert str(Model(48, 2.5)) == "--parameters 48 --compute-ms 2.500"
+
+
+@pytest.mark.parametrize("function", ["shapes", "no_arrays"])
+def test_what_is_no_model(path, function):
+    with pytest.raises(UsageError, match=r"must return \(train, state, batch\) with"):
+        given(f"{path}:{function}", jax.make_mesh((1,), ("data",)))
