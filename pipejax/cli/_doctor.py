@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     times = pj.overlap.measure(*program, rounds=args.rounds, steps=1)
     fit = None
     if mesh.size > 1:
-        fit = timing.calibrate(mesh, chosen, rounds=args.rounds)
+        fit = timing.calibrate(mesh, chosen, timing.SIZES, args.rounds)
     if jax.process_index() != 0:
         return 0
     advice = None

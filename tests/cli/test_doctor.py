@@ -18,16 +18,14 @@ PNG = b"\x89PNG"
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr("pipejax.timing._calibrate.SIZES", (20, 4000))
+    monkeypatch.setattr(timing, "SIZES", (20, 4000))
 
 
 def doctor(tmp_path, *flags):
     """The exit status, the findings and the picture."""
     out, plot = tmp_path / "found.json", tmp_path / "found.png"
-    code = main(
-        ["doctor", "--rounds", "2", "--codecs", "--json", str(out)]
-        + ["--plot", str(plot), *flags]
-    )
+    files = ["--json", str(out), "--plot", str(plot)]
+    code = main(["doctor", "--rounds", "2", "--codecs", *files, *flags])
     return code, json.loads(out.read_text()), plot.read_bytes()
 
 
