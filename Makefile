@@ -3,6 +3,8 @@
 # make check     the same on one Python
 # make test-all  every test on each Python, part by part; it goes on where it was broken
 #                off. One part: make test-all PARTS=launch. CONTRIBUTING.md names the parts.
+# make docs      the site, in build/site/index.html; its tutorials run once, then come
+#                from a cache
 # make convergence  all that docs/convergence.md shows; TEXT=tinyshakespeare.txt is
 #             Karpathy's, 1.1 MB; a day on 2 cores. It goes on where it was broken off:
 #             without experiments/results/convergence.json every run is run anew
@@ -29,7 +31,7 @@ OTHER_PYTHON ?= $(shell \
 VENVS := .venv $(if $(OTHER_PYTHON),.venv-other)
 TEXT ?= tinyshakespeare.txt
 
-.PHONY: demo test check lint types quick quick-other test-all convergence soak clean
+.PHONY: demo test check lint types quick quick-other test-all docs convergence soak clean
 
 demo: .venv/ready-demo
 	.venv/bin/python -m experiments.demo
@@ -87,6 +89,9 @@ test-all: lint types $(foreach venv,$(VENVS),$(venv)/ready-dev)
 build/passed/%:
 	$(word 2,$(subst /, ,$*))/bin/pytest -n 3 -m "" $($(notdir $*))
 	@mkdir -p $(@D) && touch $@
+
+docs: .venv/ready-docs
+	.venv/bin/sphinx-build --fail-on-warning --keep-going -j auto docs build/site
 
 convergence: .venv/ready-demo
 	@test -f "$(TEXT)" || { echo "There is no $(TEXT): say where it is, TEXT=..."; exit 1; }

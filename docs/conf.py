@@ -12,7 +12,7 @@ _about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 REPOSITORY = _about["urls"]["Repository"]
 
 project = html_title = "pipejax"
-copyright = "the pipejax authors"  # noqa: A001, the name that Sphinx reads
+copyright = "the pipejax authors"
 
 extensions = [
     "myst_nb",
