@@ -205,7 +205,7 @@ def _shares(shares: timing.Shares) -> list[str]:
         return []
     named = dataclasses.asdict(shares).items()
     return [
-        "Devices that send and receive at once have of a link, as with Gloo,"
+        "Shares of a link's bandwidth for devices that send and receive at once:"
         f" {', '.join(f'{share:.2f} ({name})' for name, share in named)}."
     ]
 

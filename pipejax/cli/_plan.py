@@ -132,9 +132,10 @@ def _summary(
     piped = [choice for choice in ranked if choice.way.width > 1]
     plain = next(choice for choice in piped if choice.way.codec is None)
     return [
-        "With the exchange of the first, pipelining gains at most"
-        f" {most['synchronous']:.2f} over D-Sync, {most['overlapped']:.2f} over D-Sync"
-        " beside the backward pass.",
+        "With the exchange of the fastest way, pipelining is at most"
+        f" {most['synchronous']:.2f} times as fast as D-Sync, and"
+        f" {most['overlapped']:.2f} times as fast as D-Sync that overlaps its exchange"
+        " with the backward pass.",
         *(_hidden(each, compute, args) for each in dict.fromkeys([piped[0], plain])),
     ]
 

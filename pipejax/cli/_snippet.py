@@ -13,7 +13,7 @@ def snippet(way: timing.Way) -> str:
     if way.levels:
         all_reduce = f"pj.collectives.hierarchical(outer={all_reduce})"
     lines = [
-        "# The first that pj.make_train_step offers, of your loss_fn and optimizer tx:",
+        "# The fastest way of pj.make_train_step, with your loss_fn and optimizer tx:",
         "import pipejax as pj",
         "",
         f"mesh = pj.data_mesh({axes})",

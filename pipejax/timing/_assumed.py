@@ -72,7 +72,7 @@ DEVICES = {
     ),
     **{
         kind: Device(
-            f"{gpu.name}, by its data sheet",
+            f"{gpu.name}, as XLA knows it",
             gpu.bandwidth,
             gpu.links * _NVLINK[gpu.capability],
         )

@@ -29,7 +29,7 @@ def test_the_best_first(file, capsys):
     assert "int8" in first
     assert "120.0 ms   1.00 x compute  hidden behind compute" in first
     assert len(others) == 2
-    assert "pipelining gains at most 1." in summary
+    assert "pipelining is at most 1." in summary
 
 
 def test_without_a_file(capsys):
@@ -41,7 +41,7 @@ def test_without_a_file(capsys):
         " collective, 10 GB/s inside a host.",
         "Codecs are assumed at half of the memory's 19 GB/s: one CPU core, by"
         " experiments/results/codec_speed.json.",
-        "Devices that send and receive at once have of a link, as with Gloo, 0.60"
+        "Shares of a link's bandwidth for devices that send and receive at once: 0.60"
         " (pair), 0.94 (shift), 0.72 (shuffle).",
         "power_sgd is of rank 4, for a model of 1,024 x 1,024 matrices.",
     ]
@@ -56,7 +56,7 @@ def test_without_a_file(capsys):
 def test_a_device_is_as_fast_as_its_memory(capsys):
     plan(*GIVEN, "--device", "h100", parameters="300M", compute="250")
     notes, ways, *_ = capsys.readouterr().out.split("\n\n")
-    assert "memory's 3352 GB/s: NVIDIA H100 80GB HBM3, by its data sheet" in notes
+    assert "memory's 3352 GB/s: NVIDIA H100 80GB HBM3, as XLA knows it" in notes
     assert ways.startswith("width 2, psum, power_sgd  ")
 
 

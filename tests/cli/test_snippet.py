@@ -12,7 +12,7 @@ from pipejax.timing import Way
 from .helpers import GIVEN, plan
 
 HEAD = (
-    "# The first that pj.make_train_step offers, of your loss_fn and optimizer tx:\n"
+    "# The fastest way of pj.make_train_step, with your loss_fn and optimizer tx:\n"
     "import pipejax as pj\n"
     "\n"
 )
