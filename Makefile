@@ -81,7 +81,7 @@ experiments := tests/experiments tests/figures
 CHECKOUT = $(shell { git rev-parse HEAD && git diff HEAD && \
   git ls-files --others --exclude-standard -z | xargs -0 cat; } | sha1sum | cut -c1-12)
 
-test-all: lint types $(foreach venv,$(VENVS),$(venv)/ready-dev)
+test-all: lint types $(foreach venv,$(VENVS),$(venv)/ready-dev) .venv/ready-docs
 	@for venv in $(VENVS); do for part in $(PARTS); do \
 	  $(MAKE) --no-print-directory build/passed/$(CHECKOUT)/$$venv/$$part || exit; \
 	done; done

@@ -1,0 +1,141 @@
+"""The site: it builds without a warning, leads nowhere wrong, and works in a browser."""
+
+import functools
+import html.parser
+import http.server
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import urllib.parse
+
+import pytest
+
+pytestmark = pytest.mark.full
+pytest.importorskip("sphinx")
+pytest.importorskip("myst_nb")
+
+ROOT = pathlib.Path(__file__).parents[1]
+DESKTOP, PHONE = (1280, 900), (390, 844)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the site, built without running the tutorials."""
+    out = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going"]
+        + ["--define", "nb_execution_mode=off", str(ROOT / "docs"), str(out)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def pages(site):
+    return {p.relative_to(site).as_posix(): p.read_text() for p in site.rglob("*.html")}
+
+
+class Addresses(html.parser.HTMLParser):
+    """What a page links to, what it loads, and the places in it that links can name."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.links, self.loaded, self.places = set(), set(), set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.places |= {found.get("id"), found.get("name")}
+        if tag == "a":
+            self.links.add(found.get("href"))
+        elif tag == "link":
+            self.loaded.add(found.get("href"))
+        elif "src" in found:
+            self.loaded.add(found["src"])
+
+
+def test_links_lead_to_pages_and_places(site):
+    read = {path: Addresses(text) for path, text in pages(site).items()}
+    for path, page in read.items():
+        for link in filter(None, page.links):
+            target = urllib.parse.urlsplit(link)
+            if target.scheme:
+                continue
+            there = (site / path).parent / target.path if target.path else site / path
+            name = there.resolve().relative_to(site).as_posix()
+            assert there.exists(), (path, link)
+            if target.fragment and name in read:
+                place = urllib.parse.unquote(target.fragment)
+                assert place in read[name].places, (path, link)
+
+
+def test_nothing_comes_from_other_hosts(site):
+    for path, text in pages(site).items():
+        for address in filter(None, Addresses(text).loaded):
+            assert not re.match(r"(https?:)?//", address), (path, address)
+
+
+def test_every_document_is_a_page(site):
+    documents = (ROOT / "docs").rglob("*.md")
+    wanted = {p.relative_to(ROOT / "docs").with_suffix(".html") for p in documents}
+    assert wanted <= {p.relative_to(site) for p in site.rglob("*.html")}
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    """Where the site is served on this machine."""
+    handler = functools.partial(Silent, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+class Silent(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        del args
+
+
+@pytest.fixture(scope="module")
+def browser():
+    api = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("there is no Chromium: apt-get install chromium")
+    with api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox"]
+        )
+        yield found
+        found.close()
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_in_a_browser(site, address, browser, size, scheme):
+    """No error in the console, nothing to scroll to at the right."""
+    width, height = size
+    page = browser.new_page(
+        viewport={"width": width, "height": height}, color_scheme=scheme
+    )
+    said = []
+    page.on("console", lambda message: said.append((message.type, message.text)))
+    page.on("pageerror", lambda error: said.append(("error", str(error))))
+    page.on("requestfailed", lambda request: said.append(("error", request.url)))
+    for path in pages(site):
+        page.goto(f"{address}/{path}")
+        assert not [text for kind, text in said if kind == "error"], (path, said)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+    page.close()
+
+
+def test_search_finds_a_name(address, browser):
+    page = browser.new_page()
+    page.goto(f"{address}/search.html?q=make_train_step")
+    page.wait_for_selector("#search-results a[href*='reference/train_step']")
+    page.close()
