@@ -1,0 +1,64 @@
+"""The package: wheel and sdist hold the library, and the core alone runs the README."""
+
+import pathlib
+import re
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+
+import pytest
+
+pytestmark = pytest.mark.full
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def run(*command, cwd):
+    done = subprocess.run(
+        list(map(str, command)), cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The folder with the wheel and the sdist of a clean copy of the files in git."""
+    copy = tmp_path_factory.mktemp("copy")
+    files = run("git", "ls-files", "-co", "--exclude-standard", cwd=ROOT).splitlines()
+    for name in files:
+        if (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            (copy / name).write_bytes((ROOT / name).read_bytes())
+    out = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--outdir", out, copy, cwd=copy)
+    return out
+
+
+def test_files(built):
+    """The wheel has the library and its types, and no test; the sdist has both."""
+    (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    library = {str(p.relative_to(ROOT)) for p in (ROOT / "pipejax").rglob("*.py")}
+    assert library | {"pipejax/py.typed"} <= inside
+    assert {name.split("/")[0].split("-")[0] for name in inside} == {"pipejax"}
+    with tarfile.open(sdist) as archive:
+        names = {name.split("/", 1)[-1] for name in archive.getnames()}
+    assert library | {"README.md", "LICENSE", "pyproject.toml"} <= names
+
+
+def test_the_core_alone_runs_the_readme(built, tmp_path):
+    """In a fresh environment, from an empty folder."""
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv/bin/python"
+    (wheel,) = built.glob("*.whl")
+    run(python, "-m", "pip", "install", "--quiet", wheel, cwd=tmp_path)
+    readme = (ROOT / "README.md").read_text()
+    code = re.findall(r"^```python\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    run(python, "-c", "\n".join(code), cwd=empty)
+    said = run(tmp_path / "venv/bin/pipejax", "--version", cwd=empty)
+    assert said.startswith("pipejax 0.")
