@@ -49,6 +49,19 @@ def test_files(built):
     assert library | {"README.md", "LICENSE", "pyproject.toml"} <= names
 
 
+def test_links_work_on_the_package_index(built):
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (n for n in archive.namelist() if n.endswith("/METADATA"))
+        metadata = archive.read(name).decode()
+    links = re.findall(r"\]\(([^)]+)\)", metadata)
+    pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", metadata)
+    assert len(links) > 20
+    assert pictures
+    assert all(link.startswith("https://") for link in links)
+    assert all("/raw/main/docs/" in picture for picture in pictures)
+
+
 def test_the_core_alone_runs_the_readme(built, tmp_path):
     """In a fresh environment, from an empty folder."""
     venv.create(tmp_path / "venv", with_pip=True)
