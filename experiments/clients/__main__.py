@@ -10,8 +10,8 @@ The programs are Flax's examples (MNIST, ImageNet, nlp_seq, lm1b), rewritten in 
 Flax NNX model and an Equinox model. The optimizers are all of Optax's, those of
 `optax.contrib`, wrappers, and chains; they train one small regression. pipejax runs on
 four devices. Depending on the program, the twin takes the whole batch on one device, or
-averages over four shares of the batch. With weight prediction, it always takes shares.
-The bound on a difference is derived in `experiments/clients/_rounding.py`.
+averages over four shares of the batch. With weight prediction, the twin always takes
+shares. The bound on a difference is derived in `experiments/clients/_rounding.py`.
 
 Command: pip install equinox, and python -m experiments.clients
 Time: about ten minutes on 2 cores.

@@ -22,7 +22,7 @@ TERMS = 48
 
 
 def client(name: str, seed: int) -> Client:
-    """Returns the regression with the optimizer of that name."""
+    """Makes the client of an optimizer, by the name of the optimizer."""
     optimizer, start = OPTIMIZERS[name], regression(seed)
     return dataclasses.replace(
         start,

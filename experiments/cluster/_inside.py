@@ -70,7 +70,7 @@ def _host(
         errors="replace",
     )
     assert host.stdout
-    host.stdout.readline()  # printed in its namespace
+    host.stdout.readline()  # waits for the shell in the namespace
     _network.connect(rank, host.pid, network.rates[rank])
     os.sched_setaffinity(host.pid, cores(rank, network.size))
     return host

@@ -3,8 +3,8 @@
 Claim: with `weight_prediction`, a pipeline of width 2 ends within 0.01 nats or 0.2
 points of synchronous training in 8 of 9 cases, a plain delay in 2 of 9. The cases are
 three tasks with each of SGD with momentum, AdamW and Muon. The learning rate is tuned
-for synchronous training and then left alone. At twice that rate, weight prediction ends
-there in 6 of 9 cases, a plain delay in 1.
+for synchronous training and then left alone. At twice that rate, weight prediction
+ends as near in 6 of 9 cases, a plain delay in 1.
 
 The tasks are those of `experiments.learning`. All methods run the real train step on
 four virtual devices, for the same number of steps on the same batches, and without
