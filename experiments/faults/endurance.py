@@ -1,4 +1,4 @@
-"""Runs ten thousand steps on four hosts, and shows that nothing drifts or grows.
+"""Runs ten thousand steps on four hosts: nothing drifts, and little grows.
 
 Claim: after any number of steps, all hosts have the same parameters, bit for bit. The
 memory of their processes rises while programs are compiled, and with the first
