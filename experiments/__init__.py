@@ -1,1 +1,1 @@
-"""Experiments: data sets, models and one file for each claim that is tested."""
+"""Experiments: data sets, models, and one program for each claim that is tested."""

@@ -1,14 +1,18 @@
-"""Where an all-reduce spends its time, on emulated hosts with real TCP between.
+"""Measures where an all-reduce spends its time, between emulated hosts with real TCP.
 
-A reviewer of the Pipe-SGD paper asked. Questions, each answered by a figure:
+A reviewer of the Pipe-SGD paper asked three questions, which the figures answer:
 
-- linear, tree, ring or hierarchical: by seconds of each phase, on 2, 4 and 8 hosts
-- compress every hop or only the ends: a ring under int8 beside a two-shot under int8
-- what pipelining can hide: all of it but what the cores do themselves, encode, reduce
-  and decode, which they do instead of computing where there is no core to spare
+- Should an all-reduce be linear (a parameter server), a tree, a ring or hierarchical?
+  The experiment measures the seconds of each phase on 2, 4 and 8 hosts.
+- Should every hop be compressed, or only both ends? The experiment compares a ring with
+  int8 and a two-shot all-reduce with int8.
+- How much can pipelining hide? It can hide everything except the work that the cores do
+  themselves: encoding, adding and decoding. If no core is to spare, this work takes
+  time from the compute.
 
-Beside each stands the time of its bytes, counted at the hosts' interfaces, at the rate
-of the links. Hierarchical is measured on hosts of two devices, beside flat ones.
+Each row also has the time that its bytes take at the rate of the links. The bytes are
+counted at the network interfaces of the hosts. `hierarchical` is measured on four hosts
+with two devices each, and compared with flat algorithms on the same hosts.
 
 Command: python -m experiments.allreduce_profile
 Time: about 20 minutes on 2 cores.
@@ -35,28 +39,29 @@ from .cluster import member
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What is taken apart."""
+    """Settings of the measurement."""
 
     hosts: tuple[int, ...] = (2, 4, 8)
-    """Numbers of them, of one device each."""
+    """Numbers of hosts to emulate. Each host has one device."""
     rate: str = "500mbit"
-    """Of their links."""
+    """Rate of the link of each host, in each direction."""
     codecs: tuple[str, ...] = ("none", "truncate", "int8")
-    """What travels."""
+    """Codecs to measure. With "none", all bits are sent."""
     elements: int = 2**21
-    """Of the vectors."""
+    """Length of the vector of each device, in elements of float32."""
     rounds: int = 5
-    """Of each; medians count."""
+    """Number of measurement rounds. The result has medians over rounds."""
     devices: int = 0
-    """Measure here, on a host with so many: how this program calls itself."""
+    """Measure on this host of a cluster, with this number of devices. The program calls
+    itself on each host with this flag. With 0, it starts the clusters."""
     out: pathlib.Path = report.RESULTS / "allreduce_profile.json"
-    """Where the result goes."""
+    """File to write the result to, as JSON."""
     plot: pathlib.Path = pathlib.Path("docs/allreduce_profile.png")
-    """Where the picture goes."""
+    """File to write the picture to, as PNG."""
 
 
 def main(config: Config) -> None:
-    """Asks one cluster after another; prints tables, writes result and picture."""
+    """Measures on one cluster after another, prints tables, and writes both files."""
     if config.devices:
         measure(config)
         return
@@ -80,7 +85,7 @@ def main(config: Config) -> None:
 
 
 def algorithms(devices: int, codec: codecs.Codec | None) -> dict[str, AllReduce]:
-    """What there is to compare, on hosts of so many devices."""
+    """Returns the all-reduces to compare on hosts with this number of devices."""
     flat: dict[str, AllReduce] = {
         name: getattr(collectives, name)(codec)
         for name in timing.FORMS
@@ -88,14 +93,14 @@ def algorithms(devices: int, codec: codecs.Codec | None) -> dict[str, AllReduce]
     }
     if devices == 1:
         return flat
-    # Inside hosts without a codec; between them the ring, which is a ring of rings.
+    # A two-shot without a codec inside hosts, and a ring with the codec between them.
     levels = collectives.hierarchical(collectives.two_shot(), collectives.ring(codec))
     return {"hierarchical": levels, "ring": flat["ring"], "two_shot": flat["two_shot"]}
 
 
 def measure(config: Config) -> None:
-    """Takes all apart on this host and the others; the first answers."""
-    # A collective blocks a thread of its device, while others compute.
+    """Profiles each all-reduce together with other hosts; the first host answers."""
+    # A collective blocks one thread of its device, while other threads compute.
     os.environ["NPROC"] = str(2 * config.devices)
     jax.config.update("jax_num_cpu_devices", config.devices)
     rank = member.join()
@@ -124,7 +129,7 @@ def measure(config: Config) -> None:
 
 
 def show(cell: dict[str, Any]) -> None:
-    """Prints one cluster's table, in milliseconds."""
+    """Prints the table of one cluster, in milliseconds."""
     phases = timing.Profile._fields
     table = Table(
         *("ms", *phases, "total", "one program", "wire"),
@@ -138,7 +143,7 @@ def show(cell: dict[str, Any]) -> None:
 
 
 def picture(cells: list[dict[str, Any]], path: pathlib.Path) -> None:
-    """Stacked bars of every number of hosts, side by side."""
+    """Draws stacked bars of the phases, one panel for each number of hosts."""
     panels = [
         timing.Panel(
             f"{cell['hosts']} hosts",

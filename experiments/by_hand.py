@@ -1,7 +1,8 @@
-"""Steps written by hand, without pipejax: what its own are compared with.
+"""Training steps written by hand, without pipejax, to compare its steps with.
 
-Each is a jitted function of parameters, optimizer state, for the stale ones a gradient
-of each device's own, and a batch.
+Each function makes a jitted step, which takes the parameters, the optimizer state and a
+batch. A step with a delay also takes the stale gradient of each device, before the
+batch.
 """
 
 from collections.abc import Callable
@@ -27,9 +28,10 @@ def synchronous(
     donate: bool = False,
     checks: bool = False,
 ) -> Any:
-    """D-Sync as a tutorial has it: one `pmean` a leaf.
+    """Makes a D-Sync step as a tutorial writes it, with one `pmean` per leaf.
 
-    `checks` skips updates by gradients that are not finite, as pipejax does.
+    If `checks`, the step skips updates by gradients that are not finite, as pipejax
+    does. If `donate`, the step donates the parameters and the optimizer state.
     """
 
     def local(params: Any, opt_state: Any, batch: Any) -> Any:
@@ -52,9 +54,11 @@ def pipelined(
     predicts: bool = False,
     checks: bool = False,
 ) -> Any:
-    """Pipe-SGD at its best: a `psum` a leaf, a barrier, everything donated.
+    """Makes the best hand-written Pipe-SGD step: one `psum` per leaf, and a barrier.
 
-    `predicts` takes the gradient after an update by this device's own stale gradient.
+    The step donates the parameters, the optimizer state and the stale gradients. If
+    `predicts`, each device takes its gradient at the parameters that an update by its
+    own stale gradient leads to. `checks` is as in `synchronous`.
     """
 
     def local(params: Any, opt_state: Any, stale: Any, batch: Any) -> Any:
@@ -76,7 +80,7 @@ def pipelined(
 
 
 def naive(loss_fn: Loss, tx: optax.GradientTransformation, mesh: Mesh) -> Any:
-    """Pipe-SGD as one writes it down: the stale gradient's `pmean`, leaf by leaf."""
+    """Makes a straightforward Pipe-SGD step: one `pmean` per leaf, no barrier."""
 
     def local(params: Any, opt_state: Any, stale: Any, batch: Any) -> Any:
         loss, grads = jax.value_and_grad(loss_fn)(params, batch)
@@ -89,7 +93,7 @@ def naive(loss_fn: Loss, tx: optax.GradientTransformation, mesh: Mesh) -> Any:
 
 
 def applied_first(loss_fn: Loss, tx: optax.GradientTransformation, mesh: Mesh) -> Any:
-    """A stale sum that the compute waits for: nothing can hide it."""
+    """Makes a step whose compute waits for the stale sum, so that nothing hides it."""
 
     def local(params: Any, opt_state: Any, stale: Any, batch: Any) -> Any:
         mean = jax.tree.map(lambda x: lax.pmean(x, "data"), stale)
@@ -109,7 +113,10 @@ def _updated(
     params: Any,
     checks: bool,
 ) -> tuple[Any, Any]:
-    """An update; if `checks`, none where a gradient is not finite."""
+    """Returns the parameters and the optimizer state after an update.
+
+    If `checks` and any gradient is not finite, both are returned unchanged.
+    """
 
     def update() -> tuple[Any, Any]:
         updates, after = tx.update(grads, opt_state, params)

@@ -1,13 +1,15 @@
-"""How fast codecs are on one CPU core, beside a copy of the same array.
+"""Measures how fast codecs are on one CPU core, relative to a copy of the same array.
 
-Bars, of the copy's speed: int8 blocks encoded and decoded again at least 0.40; truncate
-and bf16 at least 0.80, each way. The limit of what only reads and writes memory is the
-copy itself, which reads and writes 64 MiB; the column of bytes says what a codec moves.
+Bars: relative to the copy, the speed of int8 blocks that are encoded and then decoded
+is at least 0.40. The speeds of truncate and bf16 are at least 0.80, both for encoding
+and for decoding. A program that only reads and writes memory cannot be faster than the
+copy, which reads 64 MiB and writes 64 MiB. In the result file, `bytes moved` is the
+number of bytes that a codec reads and writes.
 
-Memory is what counts. XLA:CPU allocates each result anew, and with pages of 4 KiB the
-kernel spends longer on making them than the copy on copying. So everything runs twice:
-with huge pages, `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` in the environment, and
-without.
+Memory management decides the speed. XLA:CPU allocates memory for each result anew, and
+with pages of 4 KiB the kernel takes longer to provide this memory than the copy takes
+to fill it. Everything is therefore measured twice: with huge pages, which
+`GLIBC_TUNABLES=glibc.malloc.hugetlb=1` in the environment requests, and without.
 
 Command: python -m experiments.codec_speed
 Time: about 2 minutes, on one core.
@@ -56,21 +58,21 @@ class Config:
     """Settings of the measurement."""
 
     mebibytes: int = 64
-    """Of float32."""
+    """Size of the array, in MiB of float32."""
     rounds: int = 25
-    """Rounds; in each, everything runs once, in an order of its own."""
+    """Number of rounds. Each round runs everything once, in random order."""
     core: int = 0
-    """To run on."""
+    """Index of the CPU core to run on."""
     seed: int = 0
-    """Of the numbers and of the order."""
+    """Seed of the array and of the order in each round."""
     child: bool = False
-    """Measure here, and print JSON: how this program calls itself."""
+    """Measure in this process and print JSON: the program calls itself with this."""
     out: pathlib.Path = report.RESULTS / "codec_speed.json"
-    """Where the result goes."""
+    """File to write the result to, as JSON."""
 
 
 def main(config: Config) -> None:
-    """Measures in a process of its own for either size of pages."""
+    """Measures in one process for each page size, and writes the result file."""
     if config.child:
         print(json.dumps(measured(config)))
         return
@@ -90,8 +92,8 @@ def main(config: Config) -> None:
 
 
 def child(config: Config, extra: dict[str, str]) -> dict[str, Any]:
-    """The figures of a process on one core, with one thread."""
-    # XLA takes its number of threads from NPROC when it starts.
+    """Returns the figures of a process that runs on one core, with one thread."""
+    # XLA reads its number of threads from NPROC when it starts.
     env = {**os.environ, "NPROC": "1", "JAX_PLATFORMS": "cpu"}
     env.pop("GLIBC_TUNABLES", None)
     options = (f"--{name}={getattr(config, name)}" for name in _PASSED)
@@ -106,7 +108,11 @@ _PASSED = ("mebibytes", "rounds", "core", "seed")
 
 
 def measured(config: Config) -> dict[str, Any]:
-    """Milliseconds and ratios of everything, round by round beside the copy."""
+    """Measures everything, and returns medians in milliseconds and relative speeds.
+
+    A relative speed is the median over rounds of the time of the copy divided by the
+    time of the codec in the same round.
+    """
     os.sched_setaffinity(0, {config.core})
     rng = np.random.default_rng(config.seed)
     runs, moved = programs(config.mebibytes, rng)
@@ -143,15 +149,16 @@ def measured(config: Config) -> dict[str, Any]:
 def programs(
     mebibytes: int, rng: np.random.Generator, calls: int = 1
 ) -> tuple[dict[str, Callable[[], float]], dict[str, int]]:
-    """The copy, and every codec encoding and decoding, by name.
+    """Makes the programs to time: the copy, and the two directions of every codec.
 
     Args:
-      mebibytes: of float32.
-      rng: for the numbers.
-      calls: how many are dispatched before one waits for them.
+      mebibytes: The size of the array, in MiB of float32.
+      rng: The generator that draws the array.
+      calls: The number of calls that are dispatched before waiting for their results.
 
     Returns:
-      What measures the seconds of one call, and the bytes that it reads and writes.
+      Two dicts with the same names: a function that measures the seconds of one call,
+      and the bytes that the call reads and writes.
     """
     n = mebibytes * 2**18
     timed = functools.partial(_timed, calls)
@@ -180,7 +187,7 @@ def _timed(calls: int, function: Callable[..., Any], *args: Any) -> Callable[[],
 
 
 def show(pages: str, rows: dict[str, Any]) -> None:
-    """Prints the table."""
+    """Prints the table for one page size."""
     copy = rows["copy"]
     size = copy["bytes moved"] / copy["ms"] / 1e6
     table = Table(pages, "encode ms", "of copy", "decode ms", "of copy", "both")

@@ -1,10 +1,11 @@
-"""The rule of `delay_robust` beside a search of its two numbers.
+"""Compares the rule of `delay_robust` with a grid search of its two numbers.
 
-Claim: the share and the decay that it takes from momentum and width end about where the
-best of a grid do, for SGD with momentum and for AdamW, at widths 2 and 3.
+Claim: the rule of `delay_robust` derives share and decay from momentum and width. With
+these two numbers, training ends at about the same test loss as with the best pair of a
+grid. The claim is for SGD with momentum and for AdamW, at widths 2 and 3.
 
-MNIST and the MLP of `experiments.convergence`, at the learning rates tuned there for
-synchronous training, which is run beside.
+The model is the MLP of `experiments.convergence`, on MNIST. The learning rates are
+those that were tuned there for synchronous training, which is also run here.
 
 Command: python -m experiments.delay_robust
 Time: about 40 minutes on 2 cores.
@@ -30,28 +31,28 @@ from . import convergence, data, learning, report
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The grid."""
+    """Settings of the grid."""
 
     optimizers: tuple[str, ...] = ("momentum", "adamw")
-    """Of `experiments.convergence`."""
+    """Optimizers to train with, by their names in `experiments.convergence`."""
     widths: tuple[int, ...] = (2, 3)
-    """Of the pipeline."""
+    """Pipeline widths K to train at."""
     shares: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4)
-    """Of the gradient itself in an update."""
+    """Shares of the current gradient in an update, to search."""
     averaged: tuple[float, ...] = (0.005, 0.01, 0.02, 0.05)
-    """1 - decay, of the rest."""
+    """Values of 1 - decay to search. The decay is that of the average of gradients."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """Of parameters and batches."""
+    """Seeds of the parameters and of the batches."""
     steps: int = 1500
-    """Of every run."""
+    """Number of steps of each run."""
     data: str = "mnist"
-    """Data set."""
+    """Name of the data set: digits, or a TFDS name."""
     data_dir: pathlib.Path | None = None
-    """Where TFDS data sets lie; by default TFDS's own folder."""
+    """Folder of TFDS data sets. By default $TFDS_DATA_DIR, or ~/tensorflow_datasets."""
     cpu_devices: int = 4
-    """Virtual devices."""
+    """Number of virtual CPU devices."""
     out: pathlib.Path = report.RESULTS / "delay_robust.json"
-    """Where the result goes."""
+    """File to write the result to, as JSON."""
 
 
 RATES = {"momentum": 0.1, "adamw": 0.004}
@@ -59,7 +60,7 @@ SYNCHRONOUS, RULE = "synchronous", "rule"
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Runs the grid, prints the table, writes the result file."""
+    """Trains the whole grid, prints the table, and writes the result file."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", config.cpu_devices)
     dataset = data.load(config.data, data_dir=config.data_dir)
@@ -77,7 +78,7 @@ def main(config: Config) -> dict[str, Any]:
 
 
 def contenders(width: int, config: Config) -> Iterator[tuple[str, convergence.Method]]:
-    """Synchronous training, the rule, and every pair of the grid."""
+    """Yields synchronous training, the rule, and every pair of the grid, with names."""
     yield SYNCHRONOUS, convergence.Method(1)
     yield RULE, robust(width)
     for share, averaged in itertools.product(config.shares, config.averaged):
@@ -85,7 +86,10 @@ def contenders(width: int, config: Config) -> Iterator[tuple[str, convergence.Me
 
 
 def robust(width: int, **chosen: float) -> convergence.Method:
-    """After the optimizer, so that AdamW's second moment sees gradients as they are."""
+    """Returns a method that applies `delay_robust` after the optimizer.
+
+    The second moment of AdamW then sees the gradients themselves.
+    """
     correction = functools.partial(corrections.delay_robust, width=width, **chosen)
     return convergence.Method(width, after=correction)
 
@@ -93,7 +97,7 @@ def robust(width: int, **chosen: float) -> convergence.Method:
 def losses(
     task: learning.Task, how: convergence.Method, optimizer: str, config: Config
 ) -> list[float | None]:
-    """Test loss in the end, seed by seed; None where it diverged."""
+    """Returns the final test loss of each seed, and `None` if the run diverged."""
     run = functools.partial(
         convergence.train,
         task,
@@ -106,7 +110,11 @@ def losses(
 
 
 def rows(found: dict[str, dict[str, list[float | None]]]) -> list[list[str]]:
-    """Titles, then an optimizer and width a row: means, and the best pair."""
+    """Returns the table: a row of titles, then a row for each optimizer and width.
+
+    A row has the mean losses of synchronous training, of the rule and of the best pair
+    of the grid, and the best pair.
+    """
     table = [["", SYNCHRONOUS, RULE, "best of the grid", "its share, 1 - decay"]]
     for title, row in found.items():
         means = {name: mean(values) for name, values in row.items()}
@@ -118,7 +126,7 @@ def rows(found: dict[str, dict[str, list[float | None]]]) -> list[list[str]]:
 
 
 def mean(values: list[float | None]) -> float:
-    """Infinite if one of them diverged."""
+    """Returns the mean, or infinity if any run diverged."""
     finite = [value for value in values if value is not None]
     return statistics.mean(finite) if len(finite) == len(values) else math.inf
 

@@ -1,8 +1,8 @@
-"""D-Sync and Pipe-SGD side by side: the same learning, sooner where there is a network.
+"""Trains D-Sync and Pipe-SGD side by side, on virtual devices and on emulated hosts.
 
-Claims: width 2 learns as width 1 does and sends the same bytes, in one collective. On
-hosts with a network between them its step takes the longer of compute and exchange, not
-their sum.
+Claims: width 2 learns as well as width 1, and each step sends the same bytes, in one
+collective. On hosts with a network between them, a step of width 2 takes as long as the
+longer of compute and exchange, and not as long as their sum.
 
 Command: make demo
 Time: about a minute on 2 cores, installation included.
@@ -37,22 +37,22 @@ Where to go next:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The runs."""
+    """Settings of the runs."""
 
     steps: int = 600
-    """Of each run on virtual devices."""
+    """Number of steps of each run on virtual devices."""
     host_steps: int = RACE.steps
-    """Of each run on emulated hosts."""
+    """Number of steps of each run on emulated hosts."""
     hosts: int = 2
-    """Emulated, on one machine; 0 leaves that part out."""
+    """Number of hosts to emulate on this machine. With 0, this part is left out."""
     devices: int = 4
-    """Virtual CPU devices."""
+    """Number of virtual CPU devices."""
     out: pathlib.Path = pathlib.Path("runs/demo")
-    """Made anew every time."""
+    """Folder to write to. Each demo replaces the runs of the demo before."""
 
 
 def main(config: Config) -> None:
-    """Trains on devices, then on hosts; prints tables, draws, concludes."""
+    """Trains on devices, then on hosts; prints tables and a conclusion, and draws."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", config.devices)
     console = report.console(width=100)
@@ -75,7 +75,7 @@ def main(config: Config) -> None:
 
 
 def _on_devices(config: Config, console: Console) -> dict[str, pathlib.Path]:
-    """Trains at both widths in this process; returns the runs' folders."""
+    """Trains at both widths in this process, and returns the folders of the runs."""
     console.print(
         "1. Handwritten digits, an MLP with AdamW, global batch 64, on"
         f" {config.devices} virtual devices of this machine's CPU."
@@ -111,7 +111,7 @@ def _device_table(results: dict[str, Any], steps: int) -> Table:
 
 
 def on_hosts(config: Config, console: Console) -> dict[str, Any]:
-    """Trains by every method of the race on one cluster; returns its figures."""
+    """Trains with every method of the race on one cluster, and returns the figures."""
     config.out.mkdir(parents=True, exist_ok=True)
     log = config.out / "hosts.log"
     console.print(
@@ -138,10 +138,11 @@ def on_hosts(config: Config, console: Console) -> dict[str, Any]:
 
 
 def rows(runs: dict[str, Any]) -> dict[str, Any]:
-    """Figures of each method, in seconds, bytes and shares.
+    """Returns the accuracy of each method, and its figures in seconds and bytes.
 
-    A step's limit is the longer of what it computes and of its bytes at the link's
-    rate. The clock starts after the first step, which compiles.
+    The limit of a step is the longer of two times: its compute, and its bytes at the
+    rate of the link. `faster` is the step time of D-Sync divided by that of the method.
+    The clock starts after the first step, which compiles.
     """
     bandwidth = cluster.bits_per_second(RACE.rate) / 8
     steps = {
@@ -167,7 +168,7 @@ def _host_table(found: dict[str, Any], steps: int) -> Table:
     for column in (*columns, "MB sent", "limit, ms", "times D-Sync"):
         table.add_column(column, no_wrap=True)
     for name, row in found.items():
-        alone = name == "compute"  # a step without an exchange: nothing to compare
+        alone = name == "compute"  # without an exchange, accuracy means nothing
         table.add_row(
             name,
             "" if alone else f"{row['accuracy']:.1%}",
@@ -182,7 +183,7 @@ def _host_table(found: dict[str, Any], steps: int) -> Table:
 
 
 def conclusion(found: dict[str, Any], hosts: int) -> str:
-    """What the figures of the hosts show, whichever way they came out."""
+    """Returns what the hosts show, whether Pipe-SGD is better or worse than D-Sync."""
     both, ours, coded = (found[n] for n in ("D-Sync", "Pipe-SGD", "Pipe-SGD, int8"))
     points = 100 * (ours["accuracy"] - both["accuracy"])
     return (
@@ -195,7 +196,7 @@ def conclusion(found: dict[str, Any], hosts: int) -> str:
 
 
 def draw(runs: dict[str, Any], path: pathlib.Path, network: str) -> None:
-    """Test accuracy over steps, where methods agree, and over seconds."""
+    """Draws test accuracy over steps, where methods agree, and over seconds."""
     figure = new_figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for name, row in runs.items():

@@ -1,4 +1,4 @@
-"""How gradients are exchanged, by name: algorithms and codecs for the command line."""
+"""Algorithms and codecs for the exchange of gradients, by name, for command lines."""
 
 import dataclasses
 from typing import Any, Literal
@@ -28,13 +28,16 @@ Codec = Literal[
 def make_all_reduce(
     algorithm: Algorithm, codec: Codec, feedback: bool
 ) -> collectives.AllReduce:
-    """The algorithm of that name with the codec of that name."""
+    """Makes the all-reduce with this algorithm and this codec.
+
+    If `feedback`, error feedback is added to the codec, unless it is "none".
+    """
     make = getattr(collectives, algorithm)
     if codec == "none":
         return make()
     chosen: Any = codecs.named(codec)
     if not feedback:
         return make(chosen)
-    if codec == "random_k":  # what is sent later is not to be scaled up now
+    if codec == "random_k":  # scaled values would make the residual grow
         chosen = dataclasses.replace(chosen, scaled=False)
     return make(codecs.error_feedback(chosen))

@@ -1,14 +1,16 @@
-"""Three small tasks that are really learned: digits, pictures, text.
+"""Three small tasks with real data: handwritten digits, photographs and text.
 
-- mnist: the MLP of 784-256-256-10, batches of 256
-- cifar10: the CNN of 582,026 parameters, batches of 64; the data set is a JPEG copy
-- shakespeare: a transformer of two layers and 410,368 parameters that predicts the next
-  of 65 characters from up to 64; 1,024 predictions a batch; the last tenth is for
-  tests. Gradients are clipped to norm 1, as usual for transformers: without that SGD
-  with momentum ends anywhere between 1.9 and 2.3 nats, synchronous as it is, by seed
+- mnist: the MLP of 784-256-256-10, with batches of 256 images.
+- cifar10: the CNN of 582,026 parameters, with batches of 64 images. The data set is a
+  JPEG copy of CIFAR-10.
+- shakespeare: a transformer of two layers and 410,368 parameters, which predicts the
+  next of 65 characters from up to 64 characters before it. A batch has 1,024
+  predictions. The last tenth of the text is the test set. Gradients are clipped to norm
+  1, as is usual for transformers. Without clipping, SGD with momentum ends anywhere
+  between 1.9 and 2.3 nats, depending on the seed, even in synchronous training.
 
-A tenth of the steps into it, the learning rate has risen to its peak; from there it
-falls to 0 along half a cosine.
+The learning rate rises to its peak during the first tenth of the steps, and then falls
+to 0 along half a cosine.
 """
 
 import dataclasses
@@ -31,25 +33,25 @@ Batch = Any
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What is learned, from what, and how well."""
+    """A model, the data that it learns from, and a test of how well it learns."""
 
     steps: int
-    """Of a run."""
+    """Number of steps of a run."""
     init: Callable[[int], Params]
-    """Parameters of a seed."""
+    """Returns the first parameters for a seed."""
     loss: Callable[[Params, Batch], jax.Array]
-    """Mean cross entropy, in nats."""
+    """Returns the mean cross entropy of a batch, in nats."""
     batches: Callable[[int], Iterator[Batch]]
-    """Those of a seed, for ever."""
+    """Returns an endless iterator over the batches for a seed."""
     test: Callable[[Params], dict[str, float]]
-    """`test_loss` in nats and `test_accuracy`, on what was not learned from."""
+    """Returns `test_loss` in nats and `test_accuracy`, on held-out examples."""
     clip: optax.GradientTransformation = dataclasses.field(
         default_factory=optax.identity
     )
-    """What gradients go through before an optimizer has them."""
+    """Transformation of the gradients that comes before the optimizer."""
 
     def schedule(self, peak: float) -> optax.Schedule:
-        """Of the learning rate, over a run."""
+        """Returns the schedule of the learning rate over a run, with this peak."""
         rise = max(1, self.steps // 10)
         return optax.warmup_cosine_decay_schedule(0.0, peak, rise, self.steps)
 
@@ -57,7 +59,7 @@ class Task:
 def classifier(
     model: str, dataset: data.Dataset, *, batch_size: int, steps: int
 ) -> Task:
-    """Images, by a model of `experiments.models`."""
+    """Makes a task that classifies images with a model of `experiments.models`."""
     net = models.build(model, num_classes=dataset.num_classes)
 
     def init(seed: int) -> Params:
@@ -84,10 +86,17 @@ def _images(dataset: data.Dataset, batch_size: int, seed: int) -> Iterator[Batch
 
 
 def characters(path: pathlib.Path, *, batch_size: int, steps: int) -> Task:
-    """Plain text, a character a token, by `experiments.transformer`.
+    """Makes a task that predicts text with the model of `experiments.transformer`.
+
+    Each character of the text is a token.
+
+    Args:
+      path: The text file.
+      batch_size: The number of sequences in a batch.
+      steps: The number of steps of a run.
 
     Raises:
-      FileNotFoundError: if there is no such file.
+      FileNotFoundError: If the text file does not exist.
     """
     if not path.exists():
         raise FileNotFoundError(

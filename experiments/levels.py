@@ -1,14 +1,16 @@
-"""Is compressing at every level needed? Error and bytes on either kind of link.
+"""Compares compression at every level of a network with compression between hosts.
 
-A reviewer of the Pipe-SGD paper asked. Claim: no. With several devices a host, what is
-compressed only between hosts sends as few bytes over the slow links as what is
-compressed at both levels, at less error, and has most of the time that compression can
-save. A flat exchange, which knows no hosts, sends more over the slow links.
+A reviewer of the Pipe-SGD paper asked whether every level must be compressed. Claim:
+no, if each host has several devices. An all-reduce that compresses only between hosts
+sends as few bytes over the slow links as one that compresses at both levels, has a
+smaller error, and saves most of the time that compression can save. A flat all-reduce,
+which does not know which devices share a host, sends more bytes over the slow links.
 
-Real gradients: an MLP on real digits, one gradient a device, in the middle of training.
-Error is that of the mean over devices, `|got - exact| / |exact|`; bytes are what one
-host sends to others in an all-reduce, and what one device sends inside its host. Times
-are those bytes over the links' speeds: a bound from below, not a measurement.
+The gradients are real: they are those of an MLP on handwritten digits, one for each
+device, in the middle of training. The error is that of the mean over devices,
+`|got - exact| / |exact|`. The bytes are those that one host sends to others in an
+all-reduce, and those that one device sends inside its host. Times are these bytes
+divided by the speeds of the links: they are lower bounds, not measurements.
 
 Command: python -m experiments.levels
 Time: about 20 seconds on 2 cores.
@@ -41,29 +43,29 @@ AXES = ("host", "device")
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The network and the gradients."""
+    """Settings of the network and of the gradients."""
 
     hosts: int = 4
-    """Hosts."""
+    """Number of hosts."""
     devices: int = 2
-    """Of each."""
+    """Number of devices of each host."""
     slow: float = 1.25e9
-    """Bytes a second that a host can send: 10 Gbit/s Ethernet."""
+    """Bytes per second that a host can send to others. Default: 10 Gbit/s Ethernet."""
     fast: float = 12e9
-    """Bytes a second that a device can send inside its host: PCIe."""
+    """Bytes per second that a device can send inside its host. Default: PCIe."""
     steps: int = 100
-    """Training before the gradients are taken."""
+    """Number of training steps before the gradients are taken."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """Of parameters and batches."""
+    """Seeds of the parameters and of the batches."""
     out: pathlib.Path = report.RESULTS / "levels.json"
-    """Where the result goes."""
+    """File to write the result to, as JSON."""
 
 
 Variants = dict[str, collectives.AllReduce]
 
 
 def variants(codec: codecs.Codec) -> Variants:
-    """Where the codec is used."""
+    """Returns the all-reduces to compare, by the places where they use the codec."""
     exact, coded = collectives.two_shot(), collectives.two_shot(codec)
     return {
         "nowhere": collectives.hierarchical(exact, exact),
@@ -75,7 +77,7 @@ def variants(codec: codecs.Codec) -> Variants:
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Sums real gradients every way, prints the table, writes the result file."""
+    """Sums real gradients in every way, prints the table, and writes the result."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", config.hosts * config.devices)
     mesh = pj.data_mesh(axis_name=AXES, hosts=config.hosts)
@@ -103,7 +105,7 @@ def main(config: Config) -> dict[str, Any]:
 
 
 def gradients(config: Config, seed: int) -> jax.Array:
-    """Each device's own gradient as a row, [devices, n], of digits."""
+    """Trains on digits, and returns the gradient of each device, [devices, n]."""
     dataset = data.load("digits")
     devices = config.hosts * config.devices
     batches = data.train_batches(dataset, batch_size=32 * devices, seed=seed)
@@ -131,7 +133,7 @@ def gradients(config: Config, seed: int) -> jax.Array:
 
 
 def summing(all_reduce: collectives.AllReduce, mesh: Any, n: int) -> Any:
-    """The sum as a program, and what each of its collectives moves."""
+    """Returns the sum as a program, and what each of its collectives moves."""
     layout = collectives.Layout.of_shapes(((n,),))
     transfers: list[collectives.Transfer] = []
 
@@ -146,7 +148,7 @@ def summing(all_reduce: collectives.AllReduce, mesh: Any, n: int) -> Any:
 
 
 def error(total: np.ndarray, rows: np.ndarray) -> float:
-    """Relative, in the Euclidean norm."""
+    """Returns the error relative to the exact sum of rows, in the Euclidean norm."""
     exact = rows.astype(np.float64).sum(axis=0)
     return float(np.linalg.norm(total - exact) / np.linalg.norm(exact))
 
@@ -154,12 +156,12 @@ def error(total: np.ndarray, rows: np.ndarray) -> float:
 def links(
     config: Config, where: str, transfers: list[collectives.Transfer]
 ) -> tuple[float, float]:
-    """Bytes that one host sends to others, and one device inside its host."""
+    """Returns the bytes that a host sends to others, and a device inside its host."""
     h, d = config.hosts, config.devices
     sent = [transfer.wire_bytes for transfer in transfers]
-    if where.startswith("flat ring"):  # neighbours: one device of a host crosses over
+    if where.startswith("flat ring"):  # one device per host sends to the next host
         return sum(sent), sum(sent)
-    if where.startswith("flat"):  # everybody to everybody
+    if where.startswith("flat"):  # every device sends to every other
         away = h * d - d
         return d * sum(sent) * away / (h * d - 1), sum(sent) * (d - 1) / (h * d - 1)
     scatter, first, second, gather = sent
@@ -167,7 +169,7 @@ def links(
 
 
 def show(rows: dict[str, Any]) -> None:
-    """Prints the table."""
+    """Prints the table of errors, bytes and times."""
     table = Table("compressed", "error", "KB between hosts", "KB inside", "us at least")
     for name, row in rows.items():
         between, inside = row["bytes_between_hosts"], row["bytes_inside"]

@@ -1,4 +1,4 @@
-"""What a run leaves behind: JSON lines, TensorBoard scalars, curves."""
+"""Logs of a run: JSON lines, TensorBoard scalars, and a picture of the curves."""
 
 import json
 import math
@@ -12,10 +12,10 @@ from tensorboardX import SummaryWriter
 
 
 class Log:
-    """Writes scalars of a step to `metrics.jsonl` and to TensorBoard.
+    """Writes the scalars of a step to `metrics.jsonl` and to TensorBoard.
 
-    A run that resumes from step n continues its files: what was logged after n, and
-    will be again, is dropped first.
+    A run that resumes from step n continues its files. The rows after step n are
+    dropped first, because the run will log these steps again.
     """
 
     def __init__(self, folder: pathlib.Path, resume_step: int = 0) -> None:
@@ -27,7 +27,11 @@ class Log:
         self._board = SummaryWriter(str(folder), purge_step=resume_step + 1)
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """One line, at once on disk; what is not finite is null."""
+        """Writes one line to disk at once.
+
+        A value that is not finite is null in `metrics.jsonl`, and is left out of
+        TensorBoard.
+        """
         finite = {k: v if math.isfinite(v) else None for k, v in scalars.items()}
         self._file.write(json.dumps({"step": step, **finite}) + "\n")
         self._file.flush()
@@ -49,7 +53,7 @@ class Log:
 
 
 def read(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The rows of a log; a last line cut off by a kill is not one."""
+    """Returns the rows of a log, without a last line that a kill has cut off."""
     if not path.exists():
         return []
     text = path.read_text()
@@ -58,11 +62,11 @@ def read(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def draw_curves(runs: Mapping[str, pathlib.Path], out: pathlib.Path) -> None:
-    """Training loss and test accuracy over steps, one line a run, as a PNG.
+    """Draws training loss and test accuracy over steps, with one line for each run.
 
     Args:
-      runs: label and folder of each run.
-      out: the picture.
+      runs: The folder of each run, by its label.
+      out: The PNG file to write.
     """
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for label, folder in runs.items():

@@ -1,4 +1,4 @@
-"""The steps of a run: between restoring and draining."""
+"""Runs the steps of a run, from the restored state up to the drain."""
 
 import signal
 import time
@@ -23,13 +23,15 @@ from . import logs
 
 
 class Schedule(NamedTuple):
-    """When what happens, in steps.
+    """The steps at which a run logs, tests, saves and ends.
 
     Attributes:
-      steps: in all.
-      log_every: between lines of the log.
-      test_every: between tests; the one at the end is the caller's, after the drain.
-      checkpoint_every: between checkpoints; 0 saves only at the end.
+      steps: Number of steps of the run, including those before it was resumed.
+      log_every: Number of steps between lines of the log.
+      test_every: Number of steps between tests. The caller runs the last test, after
+        the drain.
+      checkpoint_every: Number of steps between checkpoints. With 0, the run saves only
+        at its end.
     """
 
     steps: int
@@ -38,18 +40,18 @@ class Schedule(NamedTuple):
     checkpoint_every: int
 
     def saves_at(self, step: int) -> bool:
-        """Whether a checkpoint is due."""
+        """Returns whether a checkpoint is due after this step."""
         every = self.checkpoint_every
         return step == self.steps or (every > 0 and step % every == 0)
 
 
 class Outcome(NamedTuple):
-    """How the loop ended.
+    """The result of the loop.
 
     Attributes:
-      state: after the last step, in-flight gradients and all.
-      terminated: whether a SIGTERM ended it; the state is then saved.
-      steps_per_second: compilation, tests and checkpoints left out.
+      state: State after the last step, including the gradients in flight.
+      terminated: Whether a SIGTERM ended the loop. The state has then been saved.
+      steps_per_second: Steps per second, without compilation, tests and checkpoints.
     """
 
     state: pj.PipelineState
@@ -69,7 +71,7 @@ def run(
     console: Console,
     label: str,
 ) -> Outcome:
-    """Steps until the end of the schedule or a SIGTERM, with a progress bar."""
+    """Trains until the schedule ends or a SIGTERM comes, and shows a progress bar."""
     start = int(state.step)
     clock = Clock()
     with Terminated() as terminated, _progress(console) as progress:
@@ -121,7 +123,11 @@ def _progress(console: Console) -> Progress:
 
 
 class Terminated:
-    """Whether SIGTERM has come, asked between steps; the handler is put back after."""
+    """Context that catches SIGTERM, and restores the signal handler when it ends.
+
+    The value of the context is a function that returns whether a SIGTERM has come. The
+    loop calls this function between steps.
+    """
 
     def __enter__(self) -> Callable[[], bool]:
         self._come = False
@@ -136,13 +142,16 @@ class Terminated:
 
 
 class Clock:
-    """Steps a second, compilation, tests and checkpoints left out."""
+    """Measures steps per second, without compilation, tests and checkpoints.
+
+    The first `skip` steps are not counted, because they include compilation.
+    """
 
     def __init__(self, skip: int = 5) -> None:
         self._steps, self._seconds, self._last, self._skip = 0, 0.0, 0.0, skip
 
     def tick(self) -> None:
-        """One step has been dispatched."""
+        """Notes that a step has been dispatched."""
         now = time.perf_counter()
         if self._skip > 0:
             self._skip -= 1
@@ -152,11 +161,11 @@ class Clock:
         self._last = now
 
     def rate(self) -> float:
-        """Steps a second so far; 0 before there are any."""
+        """Returns the steps per second so far, or 0 before any step is counted."""
         return self._steps / self._seconds if self._steps else 0.0
 
     def paused(self) -> "Clock":
-        """A context whose time does not count."""
+        """Returns a context whose time does not count."""
         return self
 
     def __enter__(self) -> None:

@@ -1,16 +1,17 @@
-"""How much device memory a step takes, beside a step written by hand.
+"""Measures how much device memory a step takes, relative to a step written by hand.
 
-Claim: a step of delay costs one copy of the parameters, as it does by hand, and nothing
-else is copied. Bars for an MLP of twelve layers of 2048 x 2048 with AdamW, in copies of
-the parameters: 4.1 for a synchronous step, 5.2 for a pipelined one, 5.3 with weight
-prediction, 6.3 at width 3, 5.7 with `two_shot(int8())`. The bar for the five models of
-`experiments.overlap` is 1.03 times the step by hand.
+Claim: each step of delay costs one copy of the parameters, as in a step written by
+hand, and nothing else is copied. The bars for an MLP of twelve layers of 2048 x 2048
+with AdamW are, in copies of the parameters: 4.1 for a synchronous step, 5.2 for a
+pipelined one, 5.3 with weight prediction, 6.3 at width 3, and 5.7 with
+`two_shot(int8())`. The bar for five models of `experiments.overlap` is 1.03 times the
+memory of the step by hand, where there is such a step.
 
 Live memory is `arguments + outputs + temporaries - aliased` of the compiled program,
-with what the caller holds during the step: at width 3, the message that stays in
-flight. The limit is what must be held whatever the program: parameters and AdamW's two
-moments, three copies, and one for each message in flight. Programs are compiled for 64
-H100 that need not be there, and not run.
+plus what the caller holds during the step. At width 3, the caller holds the message
+that stays in flight. The limit is what any program must hold: the parameters and the
+two moments of AdamW, which are three copies, and one copy for each message in flight.
+The programs are compiled for 64 H100 GPUs, which need not be there, and do not run.
 
 Command: python -m experiments.memory
 Time: about 15 minutes on 2 cores.
@@ -38,7 +39,7 @@ from . import by_hand, overlap, report
 Model = Literal["deep mlp", "mlp", "cnn", "resnet18", "transformer", "transformer scan"]
 INT8 = two_shot(int8())
 FEEDBACK = two_shot(error_feedback(int8()))
-# Our steps: width, and what else `make_train_step` is given.
+# Steps of pipejax: the width, and further arguments of `make_train_step`.
 STEPS: dict[str, tuple[int, dict[str, Any]]] = {
     "K=1": (1, {}),
     "K=2, plain": (2, {"weight_prediction": False}),
@@ -52,7 +53,7 @@ STEPS: dict[str, tuple[int, dict[str, Any]]] = {
     ),
 }
 BY_HAND = ("K=1", "K=2, plain", "K=2, predicted")
-# Live memory over the parameters of the deep MLP.
+# Bars for the deep MLP: its live memory, in copies of its parameters.
 BARS = {
     "K=1": 4.1,
     "K=2, plain": 5.2,
@@ -65,23 +66,23 @@ BARS = {
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The programs to compile."""
+    """Settings of the programs to compile."""
 
     target: str = "h100:1x8x8"
-    """Devices, as `pj.overlap.topology` takes them."""
+    """Devices to compile for, as `pj.overlap.topology` takes them."""
     models: tuple[Model, ...] = get_args(Model)
-    """The models of `experiments.overlap`, and the deep MLP of the bars."""
+    """Models to compile: the deep MLP, and five models of `experiments.overlap`."""
     steps: tuple[str, ...] = tuple(STEPS)
-    """Which of ours; beside each stands the one by hand, where there is one."""
+    """Steps of pipejax to compile, each with its step by hand where there is one."""
     out: pathlib.Path = report.RESULTS / "memory.json"
-    """Where the result goes."""
+    """File to write the result to, as JSON."""
 
 
 def main(config: Config) -> int:
-    """Compiles every step, prints a table, writes the result file.
+    """Compiles every step, prints a line for each, and writes the result file.
 
     Returns:
-      The exit code: 1 if a step misses its bar.
+      The exit code, which is 1 if a step misses its bar.
     """
     mesh = pj.data_mesh(devices=topology(config.target))
     cells = []
@@ -94,7 +95,7 @@ def main(config: Config) -> int:
 
 
 def measured(model: Model, step: str, mesh: Mesh) -> dict[str, Any]:
-    """Compares one of our steps with the one by hand, and with its bar."""
+    """Compares a step of pipejax with the step by hand, and with its bar."""
     if model == "deep mlp":
         problem = deep_mlp(mesh.size)
     else:
@@ -106,7 +107,7 @@ def measured(model: Model, step: str, mesh: Mesh) -> dict[str, Any]:
     state = jax.eval_shape(train.init, problem.params)
     unit = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(problem.params))
     found = inspect(train, state, problem.batch)
-    # A step that predicts is given the messages that stay in flight; another is not.
+    # Messages that stay in flight are arguments only of a step that predicts.
     held = () if train.local_step.weight_prediction else state.in_flight.pending[1:]
     ours = _live(found.memory) + _bytes(held) // mesh.size
     hand = _by_hand(step, problem, tx, mesh, train)
@@ -129,7 +130,7 @@ def measured(model: Model, step: str, mesh: Mesh) -> dict[str, Any]:
 
 
 def deep_mlp(devices: int) -> overlap.Problem:
-    """Twelve layers of 2048 x 2048, 32 examples a device."""
+    """Makes an MLP of twelve layers of 2048 x 2048, with 32 examples per device."""
     side = 2048
     params = [jax.ShapeDtypeStruct((side, side), jnp.float32) for _ in range(12)]
 
@@ -150,7 +151,7 @@ def _by_hand(
     mesh: Mesh,
     train: pj.TrainStep,
 ) -> int | None:
-    """Returns the live bytes of the step by hand; `None` where there is none."""
+    """Returns the live bytes of the step by hand, or `None` if there is none."""
     if step not in BY_HAND:
         return None
     args: tuple[Any, ...] = problem.params, jax.eval_shape(tx.init, problem.params)

@@ -1,9 +1,9 @@
-"""Flax classifiers and their registry: `mlp`, `wide_mlp`, `cnn`, `resnet18`.
+"""Flax image classifiers and their registry: `mlp`, `wide_mlp`, `cnn`, `resnet18`.
 
-All map images [B, H, W, C] to logits [B, num_classes] as
-`model.apply(variables, images, train=...)`, and take any image size: `init` sees it.
-Only `resnet18` with `norm="batch"` carries state (`batch_stats`); dropout, where asked
-for, needs `rngs={"dropout": key}` while training.
+All models map images [B, H, W, C] to logits [B, num_classes] with
+`model.apply(variables, images, train=...)`. Images may have any size, which `init`
+learns from the images that it is given. Only `resnet18` with `norm="batch"` has state,
+which is `batch_stats`. A model with dropout needs `rngs={"dropout": key}` in training.
 """
 
 import functools
@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-# He et al. 2015: keeps the variance of what flows back through a ReLU.
+# He et al. 2015: keeps the variance of gradients in the backward pass through ReLUs.
 _he_init = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 
 
 class MLP(nn.Module):
-    """Flatten, then ReLU layers of `hidden` units: 784-256-256-10 on MNIST."""
+    """MLP with ReLU layers of `hidden` units, by default 784-256-256-10 on MNIST."""
 
     num_classes: int
     hidden: Sequence[int] = (256, 256)
@@ -26,7 +26,7 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """Return the logits [B, num_classes] of images [B, H, W, C]."""
+        """Returns the logits [B, num_classes] of images [B, H, W, C]."""
         x = x.reshape(x.shape[0], -1)
         for width in self.hidden:
             x = nn.relu(nn.Dense(width)(x))
@@ -35,10 +35,11 @@ class MLP(nn.Module):
 
 
 class CNN(nn.Module):
-    """Three 3 x 3 convolutions, two poolings, one hidden layer.
+    """CNN with three 3 x 3 convolutions, two poolings and one hidden layer.
 
-    582,026 parameters (2.3 MB of float32 gradients) at 32 x 32 x 3 with 10 classes,
-    nine tenths of them in the hidden layer. Images must be 4 x 4 or larger.
+    For images of 32 x 32 x 3 and 10 classes it has 582,026 parameters, which make 2.3
+    MB of float32 gradients. Nine tenths of the parameters are in the hidden layer.
+    Images must be 4 x 4 or larger.
     """
 
     num_classes: int
@@ -46,7 +47,7 @@ class CNN(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """Return the logits [B, num_classes] of images [B, H, W, C]."""
+        """Returns the logits [B, num_classes] of images [B, H, W, C]."""
         x = nn.relu(nn.Conv(32, (3, 3))(x))
         x = nn.max_pool(x, (2, 2), (2, 2))
         x = nn.relu(nn.Conv(64, (3, 3))(x))
@@ -58,7 +59,7 @@ class CNN(nn.Module):
 
 
 def _group_norm(train: bool) -> Callable[..., nn.Module]:
-    del train  # the same in training and in test
+    del train  # group norm is the same in training and in test
     return functools.partial(nn.GroupNorm, num_groups=32, epsilon=1e-5)
 
 
@@ -72,7 +73,7 @@ _NORMS = {"group": _group_norm, "batch": _batch_norm}
 
 
 def _conv(features: int, size: int, stride: int) -> nn.Conv:
-    # Padding as in the paper and PyTorch: "SAME" would be lopsided at stride 2.
+    # Padding as in the paper and PyTorch: "SAME" is asymmetric at stride 2.
     window, padding = (size, size), size // 2
     return nn.Conv(
         features, window, stride, padding, use_bias=False, kernel_init=_he_init
@@ -80,9 +81,9 @@ def _conv(features: int, size: int, stride: int) -> nn.Conv:
 
 
 class BasicBlock(nn.Module):
-    """`relu(shortcut(x) + branch(x))`, the basic block of He et al. 2016 (v1).
+    """Basic block `relu(shortcut(x) + branch(x))` of He et al. 2016 (v1).
 
-    The branch ends in a norm whose scale starts at 0, so the block starts as
+    The branch ends in a norm whose scale starts at 0, so that the block starts as
     `relu(shortcut(x))` (Goyal et al. 2017). The shortcut is `x` itself, or a 1 x 1
     convolution and a norm where the shape changes.
     """
@@ -93,7 +94,7 @@ class BasicBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """Return [B, H / stride, W / stride, features] for x [B, H, W, C]."""
+        """Returns [B, H / stride, W / stride, features] for x [B, H, W, C]."""
         norm = _NORMS[self.norm](train)
         branch = nn.relu(norm()(_conv(self.features, 3, self.stride)(x)))
         branch = _conv(self.features, 3, 1)(branch)
@@ -106,13 +107,15 @@ class BasicBlock(nn.Module):
 class ResNet18(nn.Module):
     """ResNet-18 (He et al. 2016, https://arxiv.org/abs/1512.03385).
 
-    Images of up to 64 pixels get the CIFAR stem (3 x 3, stride 1), larger ones
-    ImageNet's (7 x 7, stride 2, max-pool). 11,173,962 parameters for CIFAR-10,
-    11,689,512 for ImageNet, as in PyTorch, with either norm.
+    Images with sides of up to 64 pixels get the stem for CIFAR (3 x 3, stride 1).
+    Larger images get the stem for ImageNet (7 x 7, stride 2, max-pool). With either
+    norm, the model has as many parameters as in PyTorch: 11,173,962 for CIFAR-10 and
+    11,689,512 for ImageNet.
 
-    `norm="batch"` normalises by the statistics of the images it is given: in
-    data-parallel training, of one replica's share. `norm="group"` (32 groups) has no
-    state and does not see the batch, so it does not depend on the number of replicas.
+    `norm="batch"` normalises by the statistics of the images that it is given. In
+    data-parallel training, these are the images of one device. `norm="group"` (32
+    groups) has no state and treats each image alone, so that the result does not depend
+    on the number of devices.
     """
 
     num_classes: int
@@ -120,7 +123,7 @@ class ResNet18(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """Return the logits [B, num_classes] of images [B, H, W, C]."""
+        """Returns the logits [B, num_classes] of images [B, H, W, C]."""
         norm = _NORMS[self.norm](train)
         small = max(x.shape[1:3]) <= 64
         x = _conv(64, 3, 1)(x) if small else _conv(64, 7, 2)(x)
@@ -135,7 +138,7 @@ class ResNet18(nn.Module):
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": MLP,
-    # 4,093,450 parameters on MNIST: 16 MB of gradients, soon computed.
+    # 4,093,450 parameters on MNIST: 16 MB of gradients, which are computed quickly.
     "wide_mlp": functools.partial(MLP, hidden=(1664, 1664)),
     "cnn": CNN,
     "resnet18": ResNet18,
@@ -145,16 +148,17 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 def build(
     name: str, *, num_classes: int, norm: str = "group", dropout: float = 0.0
 ) -> nn.Module:
-    """Build a model by name.
+    """Makes a model by name.
 
     Args:
-      name: a key of `MODELS`.
-      num_classes: number of logits, at least 1.
-      norm: of `resnet18`: "group" or "batch"; the others have no norm layers.
-      dropout: rate in [0, 1), of all but `resnet18`, which has no dropout.
+      name: A key of `MODELS`.
+      num_classes: The number of logits, at least 1.
+      norm: The norm of `resnet18`, "group" or "batch". The other models have no norm
+        layers and take only "group".
+      dropout: The dropout rate in [0, 1). `resnet18` has no dropout and takes only 0.
 
     Raises:
-      ValueError: an argument breaks one of these rules.
+      ValueError: If an argument breaks one of these rules.
     """
     if name not in MODELS:
         raise ValueError(f"unknown model {name!r}; choose from {', '.join(MODELS)}")

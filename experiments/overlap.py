@@ -1,20 +1,25 @@
-"""How much of a step's compute XLA schedules under its all-reduce, by GPU and model.
+"""Measures how much of a step's compute XLA schedules under its all-reduce, on GPUs.
 
-Claim: of `pj.make_train_step(width=2)`, as it comes, at least 0.95 of the matmul FLOPs
-lie between start and end of the all-reduce (0.90 for the smallest model, MNIST's MLP),
-on A100, H100, H200 and B200, 8, 64 and 256 of them. Of the 8-bit two-shot exchange
-both collectives run beside compute, 0.85 of it in all. The limit is 1. A step with all
-that pipejax offers at once (batch norm, AdamW, clipping, microbatches, metrics) has
-0.95 under its collectives.
+Claim: with the defaults of `pj.make_train_step(width=2)`, at least 0.95 of the FLOPs of
+matmuls and convolutions lie between the start and the end of the all-reduce. For the
+smallest model, the MLP for MNIST, the share is at least 0.90. The claim holds for 8, 64
+and 256 devices, on A100, H100, H200 and B200. With the 8-bit two-shot exchange, both
+collectives run beside compute, and at least 0.85 of the FLOPs lie under one of them. A
+step with all that pipejax offers at once (batch norm, AdamW, clipping, microbatches,
+metrics) has at least 0.95 of its FLOPs under its collectives. The limit is always 1.
 
-Beside it stand D-Sync of ours and by hand (one `pmean` a leaf, with the same compiler
-options and with none), the pipeline as one writes it down (a `pmean` a leaf of the
-stale gradient, XLA's defaults), and a control whose all-reduce has nothing to hide
-behind: it sums and applies the stale gradient before it computes the next. Less than
-half of its FLOPs must be covered, or the measure says nothing. TPUs have no bar.
+The result also has other programs to compare with:
 
-Programs are compiled for devices that are not there, from shapes, and not run: what is
-read is a schedule, not a time.
+- D-Sync by pipejax, and D-Sync by hand with one `pmean` per leaf. The latter is
+  compiled with the compiler options of pipejax, and with the defaults of XLA.
+- A straightforward pipeline: one `pmean` per leaf of the stale gradient, with the
+  defaults of XLA.
+- A negative control, whose all-reduce has nothing to hide behind: it sums and applies
+  the stale gradient before it computes the next. Less than half of its FLOPs must be
+  covered, or the measure says nothing.
+
+TPUs have no bar. The programs are compiled from shapes, for devices that need not be
+there, and do not run. The experiment reads their schedules, not times.
 
 Command: python -m experiments.overlap; with --tpu for TPUs
 Time: about half an hour on 2 cores with JAX 0.10, an hour with JAX 0.12; 10 minutes
@@ -68,21 +73,24 @@ TPUS = ("tpu:v5e:2x4", "tpu:v5p:2x2x2", "tpu:v6e:2x4", "tpu:tpu7x:2x2x2")
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The matrix; every cell is one program."""
+    """Settings of the matrix. Each cell is one program."""
 
     targets: tuple[str, ...] = GPUS
-    """Devices, as `pj.overlap.topology` takes them."""
+    """Devices to compile for, as `pj.overlap.topology` takes them."""
     models: tuple[Model, ...] = get_args(Model)
-    """On images of MNIST's and of CIFAR-10's shape, on 256 bytes of text; and an MLP of
-    300 small leaves."""
+    """Models to compile: mlp on images of MNIST's shape, cnn and resnet18 on images of
+    CIFAR-10's shape, transformers on 256 bytes of text, and an MLP of 300 small
+    leaves."""
     programs: tuple[Program, ...] = get_args(Program)
-    """On TPUs the first two only; "everything" is of resnet18 only."""
+    """Programs to compile. On TPUs, only the first two are compiled. "everything" is
+    compiled only for resnet18."""
     small: bool = False
-    """8 and 64 H100, three models, four programs, whatever the rest says."""
+    """Compile three models and four programs for 8 and 64 H100 GPUs. The flags for
+    targets, models and programs then have no effect."""
     tpu: bool = False
-    """TPUs in place of GPUs, and a result file of their own."""
+    """Compile for TPUs in place of the targets, and write another result file."""
     out: pathlib.Path | None = None
-    """Where the result goes; by default as above."""
+    """File to write the result to, as JSON. By default one of the two files above."""
 
 
 SMALL: dict[str, Any] = {
@@ -90,7 +98,7 @@ SMALL: dict[str, Any] = {
     "models": ("mlp", "cnn", "transformer scan"),
     "programs": ("pipelined", "D-Sync", "negative control", "two-shot"),
 }
-# Shape of an image, and how many of them a device has.
+# The shape of an image, and the number of images per device.
 IMAGES = {
     "mlp": ((28, 28, 1), 256),
     "cnn": ((32, 32, 3), 64),
@@ -102,7 +110,7 @@ SGD = optax.sgd(0.1, momentum=0.9)
 
 
 class Problem(NamedTuple):
-    """A loss, and the shapes of its arguments."""
+    """A loss, and the shapes of its arguments and of the arguments of `init`."""
 
     loss_fn: Callable[..., Any]
     params: Any
@@ -111,10 +119,11 @@ class Problem(NamedTuple):
 
 
 def main(config: Config) -> int:
-    """Compiles every cell, prints a table, writes the result file.
+    """Compiles every cell, prints a table, and writes the result file.
 
     Returns:
-      The exit code: 1, the cells named on stderr, if one misses its bar.
+      The exit code, which is 1 if a cell misses its bar. These cells are printed to
+      stderr.
     """
     if config.small:
         config = dataclasses.replace(config, **SMALL)
@@ -137,14 +146,14 @@ def main(config: Config) -> int:
 
 
 def applies(program: Program, model: Model, target: str) -> bool:
-    """Whether the matrix has this cell."""
+    """Returns whether the matrix has this cell."""
     if target.startswith("tpu"):
         return program in ("pipelined", "D-Sync")
     return program != "everything" or model == "resnet18"
 
 
 def measured(target: str, model: Model, program: Program) -> dict[str, Any]:
-    """One cell of the matrix: what its schedule says, and whether that is enough."""
+    """Compiles one cell; returns the figures, and whether they meet the bar."""
     names = {"target": target, "model": model, "program": program}
     mesh = pj.data_mesh(devices=topology(target))
     try:
@@ -171,7 +180,7 @@ def measured(target: str, model: Model, program: Program) -> dict[str, Any]:
 
 
 def judged(found: Report, program: Program, model: Model) -> tuple[str, bool]:
-    """The bar of a program, in words, and whether it is met."""
+    """Returns the bar of a program in words, and whether the report meets it."""
     covered = found.covered or 0.0
     everywhere = bool(found.collectives) and all(
         c.asynchronous for c in found.collectives
@@ -189,7 +198,7 @@ def judged(found: Report, program: Program, model: Model) -> tuple[str, bool]:
 
 
 def compiled(program: Program, model: Model, mesh: Mesh) -> Report:
-    """The report on one program."""
+    """Compiles one program, and returns the report on its schedule."""
     full = program == "everything"
     problem = full_problem(mesh.size) if full else plain_problem(model, mesh.size)
     train = pj.make_train_step(
@@ -222,12 +231,12 @@ def compiled(program: Program, model: Model, mesh: Mesh) -> Report:
 
 
 def on_each(devices: int, leaf: Any) -> Any:
-    """The shape of one such leaf on each device."""
+    """Returns the shape of an array that has one such leaf on each device."""
     return jax.ShapeDtypeStruct((devices * leaf.shape[0], *leaf.shape[1:]), leaf.dtype)
 
 
 def plain_problem(model: Model, devices: int) -> Problem:
-    """Cross entropy of a model, and nothing else."""
+    """Returns the loss of a model, without state, key or metrics."""
     if model.startswith("transformer"):
         config = transformer.Config(scan=model == "transformer scan")
         init = functools.partial(transformer.init, config=config)
@@ -248,7 +257,7 @@ def plain_problem(model: Model, devices: int) -> Problem:
 
 
 def small_leaves(count: int, devices: int) -> Problem:
-    """An MLP of so many leaves, of 64 x 64 and of 64 in turn; a residual network."""
+    """Makes a residual MLP of `count` leaves, of 64 x 64 and of 64 in turn."""
     params = [
         jax.ShapeDtypeStruct((64, 64) if i % 2 == 0 else (64,), jnp.float32)
         for i in range(count)
@@ -265,7 +274,7 @@ def small_leaves(count: int, devices: int) -> Problem:
 
 
 def full_problem(devices: int) -> Problem:
-    """ResNet-18 with batch statistics, a key and metrics."""
+    """Returns ResNet-18 with batch statistics, a key and metrics."""
     net, variables, batch = images("resnet18", devices, norm="batch")
     extra = {
         "model_state": {"batch_stats": variables["batch_stats"]},
@@ -275,7 +284,7 @@ def full_problem(devices: int) -> Problem:
 
 
 def images(model: str, devices: int, norm: str = "group") -> tuple[Any, Any, Any]:
-    """A classifier, the shapes of its variables, and of a global batch."""
+    """Returns a classifier, and the shapes of its variables and of a global batch."""
     net = models.build(model, num_classes=10, norm=norm)
     shape, size = IMAGES[model]
     batch = {
@@ -288,7 +297,7 @@ def images(model: str, devices: int, norm: str = "group") -> tuple[Any, Any, Any
 
 
 def show(cells: list[dict[str, Any]]) -> None:
-    """Prints the table: of each program what is covered, and how many are async."""
+    """Prints the covered share of each program, and its asynchronous collectives."""
     programs = list(dict.fromkeys(cell["program"] for cell in cells))
     table = Table("devices", "model", *programs)
     rows: dict[tuple[str, str], dict[str, Text]] = {}
@@ -299,7 +308,7 @@ def show(cells: list[dict[str, Any]]) -> None:
     for names, row in rows.items():
         table.add_row(*names, *(row.get(program, "") for program in programs))
     table.caption = "share of FLOPs under a collective, asynchronous of all collectives"
-    report.console(width=125).print(table)  # Also where there is no terminal.
+    report.console(width=125).print(table)  # also without a terminal
 
 
 def _short(cell: dict[str, Any]) -> str:

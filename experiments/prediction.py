@@ -1,10 +1,12 @@
-"""Exchange times predicted and measured: hosts x rates x algorithms x codecs.
+"""Compares predicted and measured exchange times: hosts x rates x algorithms x codecs.
 
-Bar: of what `pipejax calibrate` has measured of a cluster, exchanges of vectors of
-its sizes without a codec and each codec alone, `pj.timing` predicts every algorithm
-under every codec with a median error of at most 10 %, and at most 25 % at worst.
+Bar: `pj.timing` predicts the time of every algorithm with every codec with a median
+error of at most 10 %, and an error of at most 25 % in the worst case. The prediction
+uses only what `pipejax calibrate` has measured of the cluster: exchanges without a
+codec, of vectors of the sizes of the calibration, and each codec alone.
 
-Hosts are network namespaces on this machine (`experiments.cluster`), and share cores.
+Hosts are network namespaces on this machine (`experiments.cluster`), and share its
+cores.
 
 Command: python -m experiments.prediction
 Time: about an hour on 2 cores.
@@ -32,28 +34,28 @@ from .cluster import member
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What is predicted and measured."""
+    """Settings of the measurement."""
 
     hosts: tuple[int, ...] = (2, 4, 8)
-    """Numbers of them."""
+    """Numbers of hosts to emulate."""
     rates: tuple[str, ...] = ("100mbit", "200mbit", "500mbit")
-    """Of their links."""
+    """Rates of the link of each host, in each direction."""
     codecs: tuple[str, ...] = ("truncate", "int8", "int4", "sign")
-    """Beside none."""
+    """Codecs to measure. Exchanges without a codec are always measured."""
     elements: int = 2**22
-    """Of the vectors, float32: 16 MB of them."""
+    """Length of the vector of each device, in elements of float32. Default: 16 MiB."""
     rounds: int = 5
-    """Of each; medians count."""
+    """Number of measurement rounds. Errors are those of medians over rounds."""
     on_host: bool = False
-    """Measure here, on a host of a cluster: how this program calls itself."""
+    """Measure on this host of a cluster: the program calls itself with this flag."""
     out: pathlib.Path = report.RESULTS / "prediction.json"
-    """Where the result goes."""
+    """File to write the result to, as JSON."""
     plot: pathlib.Path = pathlib.Path("docs/prediction.png")
-    """Where the picture goes."""
+    """File to write the picture to, as PNG."""
 
 
 def main(config: Config) -> None:
-    """Asks one cluster after another; prints the table, writes result and picture."""
+    """Measures on one cluster after another, prints tables, and writes both files."""
     if config.on_host:
         measure(config)
         return
@@ -81,7 +83,7 @@ def main(config: Config) -> None:
 
 
 def measure(config: Config) -> None:
-    """Calibrates, then times every pair; the first host answers."""
+    """Calibrates, then times every algorithm and codec; the first host answers."""
     rank = member.join()
     mesh = pj.data_mesh()
     chosen = {name: codecs.named(name) for name in config.codecs}
@@ -123,14 +125,19 @@ def measure(config: Config) -> None:
 
 
 def error(row: dict[str, Any]) -> float:
-    """`predicted / measured - 1`, by the median of the rounds."""
+    """Returns `predicted / measured - 1` for the median of the measured rounds."""
     return row["predicted"] / statistics.median(row["measured"]) - 1
 
 
 def errors(
     cells: list[dict[str, Any]], titles: Collection[str] | None = None
 ) -> tuple[float, float]:
-    """The median of the errors without their signs, and the worst; of some rows."""
+    """Returns the median and the largest of the absolute errors.
+
+    Args:
+      cells: The cells of the result.
+      titles: The titles of the rows to take. `None` takes all rows.
+    """
     found = [
         abs(error(row))
         for cell in cells
@@ -141,7 +148,11 @@ def errors(
 
 
 def rows(cells: list[dict[str, Any]]) -> list[list[str]]:
-    """Titles; median and worst error of each algorithm, codec and all, by hosts."""
+    """Returns the table of median and worst errors, with a column per number of hosts.
+
+    The first row has the titles. There is one row for each algorithm and codec, and a
+    last row for all of them.
+    """
     hosts = list(dict.fromkeys(cell["hosts"] for cell in cells))
     parts = [title.split(", ") for title in cells[0]["rows"]]
     kinds = dict.fromkeys(itertools.chain(*zip(*parts, strict=True)))
@@ -154,7 +165,7 @@ def rows(cells: list[dict[str, Any]]) -> list[list[str]]:
 
 
 def show(cell: dict[str, Any]) -> None:
-    """Prints one cluster's table."""
+    """Prints the table of one cluster."""
     table = Table(
         *("", "measured, ms", "(least - greatest)", "predicted, ms", "error"),
         title=f"{cell['hosts']} hosts, {cell['rate']}",
@@ -174,7 +185,7 @@ def show(cell: dict[str, Any]) -> None:
 
 
 def picture(cells: list[dict[str, Any]], path: pathlib.Path) -> None:
-    """Predicted against measured, a color for each number of hosts."""
+    """Draws predicted against measured times, in a color for each number of hosts."""
     figure = new_figure(figsize=(5, 5), layout="constrained")
     axes = figure.subplots()
     for hosts in dict.fromkeys(cell["hosts"] for cell in cells):

@@ -1,4 +1,4 @@
-"""Result files: a figure, and all that is needed to have it again."""
+"""Result files: the figures of an experiment, and all that is needed to repeat it."""
 
 import dataclasses
 import datetime
@@ -21,7 +21,10 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 
 
 def save(path: pathlib.Path, *, seed: int, **figures: Any) -> None:
-    """Writes `figures` as JSON, with command, versions, commit, device and seed."""
+    """Writes `figures` as JSON, with all that is needed to repeat the measurement.
+
+    The file has the command, commit, date, processor, devices, versions and seed.
+    """
     record = {
         "command": "python -m " + shlex.join(_module_and_arguments()),
         **origin(),
@@ -42,13 +45,13 @@ def save(path: pathlib.Path, *, seed: int, **figures: Any) -> None:
 
 
 def origin() -> dict[str, Any]:
-    """When, from which commit and on which processor figures are measured."""
+    """Returns the commit, the date and the processor of a measurement."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     return {"commit": commit(), "date": today, "cpu": cpu()}
 
 
 def cpu() -> dict[str, Any]:
-    """The processor: its model, cores, and the widest vector extension it has."""
+    """Returns the model of the processor, its cores and its widest vector extension."""
     info = pathlib.Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     pairs = [[part.strip() for part in x.split(":", 1)] for x in lines if ":" in x]
@@ -63,12 +66,12 @@ def cpu() -> dict[str, Any]:
 
 
 def console(**options: Any) -> Console:
-    """A console that prints text as it is, `pipejax[peers]` with its brackets."""
+    """Makes a console that prints text unchanged, such as `pipejax[peers]`."""
     return Console(markup=False, emoji=False, **options)
 
 
 def table(title: str, rows: list[list[str]]) -> Table:
-    """To be printed; the first row is of the columns' titles."""
+    """Makes a table to print. The first row has the titles of the columns."""
     titles, *found = rows
     printed = Table(*titles, title=title)
     for row in found:
@@ -77,7 +80,10 @@ def table(title: str, rows: list[list[str]]) -> Table:
 
 
 def settings(config: Any) -> dict[str, Any]:
-    """What an experiment was run with, where on this machine aside; and its seed."""
+    """Returns the settings of an experiment and its seed, without its paths.
+
+    If there are several seeds, `"seed"` is the first of them.
+    """
     found = dataclasses.asdict(config)
     for place in {"out", "plot", "stability_plot", "data_dir", "child"} & found.keys():
         del found[place]
@@ -85,9 +91,9 @@ def settings(config: Any) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit this runs from, marked if code differs from it, or text.
+    """Returns the commit of this checkout, marked `-dirty` if tracked files differ.
 
-    Results and pictures are what runs write: they do not count.
+    Result files and pictures do not count, because experiments write them.
     """
     name = _git("rev-parse", "--short=12", "HEAD")
     written = (":!experiments/results", ":!docs/*.png")
@@ -98,7 +104,7 @@ def commit() -> str:
 
 
 def _git(*arguments: str) -> str:
-    """What git prints; nothing where it fails."""
+    """Returns what git prints, or nothing if it fails."""
     done = subprocess.run(
         ["git", *arguments],
         cwd=pathlib.Path(__file__).parents[1],

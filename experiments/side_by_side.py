@@ -1,8 +1,9 @@
-"""Ways to train, timed side by side on the hosts of a cluster; runs on each of them.
+"""Times several methods of training side by side, on the hosts of a cluster.
 
-In every round each way takes its turn: from a barrier, a step that fills its pipeline,
-then some steps against the clock, until the slowest host has its parameters. Bytes are
-those that the hosts' links counted.
+Every host runs this program. In every round, each method takes its turn. A turn starts
+at a barrier. The method fills its pipeline with steps, and then runs some steps against
+the clock, until the slowest host has its parameters. The bytes are those that the links
+of the hosts have counted.
 
 Command: python -m experiments.cluster --hosts 4 --rate 500mbit -- \\
          python -m experiments.side_by_side --methods D-Sync Pipe-SGD
@@ -26,24 +27,24 @@ from .methods import Method, Problem
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What is timed."""
+    """Settings of the measurement."""
 
     problem: Problem = dataclasses.field(default_factory=Problem)
-    """What is trained."""
+    """Model, batch and optimizer to train with."""
     methods: tuple[str, ...] = ("compute", "D-Sync", "Pipe-SGD", "Pipe-SGD, int8")
-    """Names, as of `experiments.methods`."""
+    """Methods to time, by their names in `experiments.methods`."""
     rounds: int = 5
-    """In each, all take their turn."""
+    """Number of rounds. In each round, every method takes its turn."""
     steps: int = 3
-    """Of each in a turn."""
+    """Number of timed steps in a turn."""
     measured: tuple[str, ...] = ("Pipe-SGD", "Pipe-SGD, int8")
-    """Of these also compute, exchange and step, in turn, by `pj.overlap.measure`."""
+    """Methods of which `pj.overlap.measure` also times compute, exchange and step."""
     out: pathlib.Path | None = None
-    """Where the first host writes its figures; by default it prints them."""
+    """File to which the first host writes its figures. By default, it prints them."""
 
 
 def main(config: Config) -> None:
-    """Times all; the first host says what came out."""
+    """Times all methods; the first host writes the figures or prints them."""
     rank = member.join()
     batch = config.problem.random_batch(rank)
     found, missing = {}, {}
@@ -71,9 +72,10 @@ def main(config: Config) -> None:
 def timed(
     found: dict[str, Method], batch: Any, rounds: int, steps: int
 ) -> dict[str, Any]:
-    """Returns of each way what its steps took, of the slowest or busiest host.
+    """Returns what a step of each method takes: seconds, core seconds and bytes.
 
-    Seconds and the cores' seconds are lists, an entry a round; bytes are the median.
+    Each figure is the largest of all hosts. Seconds and core seconds are lists with an
+    entry for each round. Bytes are the median over rounds.
     """
     for method in found.values():
         turn(method, batch, 1)  # compile
@@ -93,13 +95,14 @@ def timed(
 
 
 class Turn(NamedTuple):
-    """What one step took on this host, the mean of a turn's.
+    """The cost of one step on this host, as a mean over the steps of a turn.
 
     Attributes:
-      seconds: by the clock.
-      cores: seconds for which the machine's cores worked, over their number; a step
-        cannot take less.
-      carried: bytes over the host's link, in the busier direction.
+      seconds: Wall-clock seconds.
+      cores: Seconds for which the cores of the machine worked, divided by the number of
+        cores. A step cannot take less.
+      carried: Bytes of one exchange over the link of this host, in the busier
+        direction.
     """
 
     seconds: float
@@ -108,8 +111,8 @@ class Turn(NamedTuple):
 
 
 def turn(method: Method, batch: Any, steps: int) -> Turn:
-    """Fills the pipeline, times some steps, and drains."""
-    member.barrier()  # not later: what is in flight is on another thread
+    """Runs one turn: fills the pipeline, times some steps, and drains."""
+    member.barrier()  # later, another thread has reductions in flight
     before = member.wire()
     filling = method.width - 1 or 1
     for _ in range(filling):
@@ -124,13 +127,13 @@ def turn(method: Method, batch: Any, steps: int) -> Turn:
     method.finish()
     member.barrier()
     carried = member.wire().since(before)
-    # A pipeline begins with a sum of zeros for each step of delay.
+    # A pipeline begins with an exchange of zeros for each step of delay.
     exchanges = method.width - 1 + filling + steps
     return Turn(seconds, worked, max(carried) / exchanges)
 
 
 def measured(method: Any, batch: Any, config: Config) -> dict[str, Any]:
-    """What `pj.overlap.measure` says, of the slowest host."""
+    """Returns what `pj.overlap.measure` measures, at the slowest host."""
     found = pj.overlap.measure(
         method.train,
         method.state,

@@ -1,6 +1,6 @@
-"""Property tests of codecs and collectives, on as many cases as a coffee break takes.
+"""Runs the property tests of codecs and collectives on more than 10,000 cases.
 
-Claim: of more than 10,000 generated cases none breaks what the property tests state. A
+Claim: none of more than 10,000 generated cases breaks what the property tests state. A
 case of `tests/codecs` is a batch of vectors, one of each family, under one codec.
 
 Command: python -m experiments.soak
@@ -25,28 +25,32 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """As `make soak`, which writes no result."""
+    """Settings of the tests. `make soak` runs them too, but writes no result."""
 
     tests: tuple[str, ...] = ("tests/codecs", "tests/collectives")
-    """What to run, of pytest."""
+    """Tests to run, as arguments of pytest."""
     profile: str = "soak"
-    """Of Hypothesis, from tests/conftest.py; it says how many cases."""
+    """Profile of Hypothesis in tests/conftest.py, which sets the number of cases."""
     seed: int = 0
-    """Of Hypothesis."""
+    """Seed of Hypothesis."""
     least: int = 10_000
-    """Cases, without which this fails."""
+    """Number of cases below which this experiment fails."""
     out: pathlib.Path = report.RESULTS / "soak.json"
-    """Where the result goes."""
+    """File to write the result to, as JSON."""
 
 
 def main(config: Config) -> int:
-    """Runs the tests, counts cases, writes the result file; 1 for a failure."""
+    """Runs the tests, counts their cases, and writes the result file.
+
+    Returns:
+      The exit code, which is 1 if a test fails or if there are too few cases.
+    """
     jax.config.update("jax_platforms", "cpu")
     start = time.perf_counter()
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", *config.tests),
-            *("-m", ""),  # those that the quick run leaves out, too
+            *("-m", ""),  # also the tests that the quick run leaves out
             f"--hypothesis-profile={config.profile}",
             f"--hypothesis-seed={config.seed}",
             "--hypothesis-show-statistics",
@@ -57,7 +61,7 @@ def main(config: Config) -> int:
         check=False,
     )
     cases = counted(done.stdout)
-    # What pytest says last, such as "531 passed in 60.00s"; without its statistics.
+    # The last line of pytest, such as "531 passed in 60.00s", without the statistics.
     tests = done.stdout.rstrip().rpartition("\n")[2].strip("= ")
     print(f"{cases:,} cases; {tests}")
     if done.returncode or cases < config.least:
@@ -76,9 +80,10 @@ def main(config: Config) -> int:
 
 
 def counted(printed: str) -> int:
-    """Cases that passed, from Hypothesis's statistics.
+    """Returns the number of passed cases, from the statistics of Hypothesis.
 
-    Should these be worded otherwise one day there are none, and `main` fails.
+    If a version of Hypothesis words its statistics differently, the number is 0, so
+    that `main` fails.
     """
     return sum(map(int, re.findall(r"^ *- (\d+) passing\b", printed, re.MULTILINE)))
 

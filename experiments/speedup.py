@@ -1,18 +1,23 @@
-"""Pipe-SGD against what users run today: step times over real TCP, on four hosts.
+"""Compares step times of Pipe-SGD with those of other methods, on four hosts with TCP.
 
-Bars, all ratios within one run. Pipe-SGD takes at most 1.05 times the longer of its own
-compute and its own exchange; with int8 or PowerSGD, 1.10 times. Divided by the compute
-of its own framework, the best step of pipejax is shorter than that of DDP's best hook
-in every cell of the wide MLP. The best of pipejax is at least 5.4 times as fast as a
-synchronous parameter server and 3.2 times as fast as D-Sync at some rate; where
-exchange and compute are as long, without a codec, 1.8 times as fast as D-Sync. The
-result says what is met.
+Bars, all of which are ratios within one run:
 
-Hosts are network namespaces on this machine (`experiments.cluster`), and share its
-cores, of which the kernel's network takes its part too. Beside each step time stands
-its limit, the longer of its framework's compute and of its bytes over the link's rate,
-and the time for which all cores together worked: where that is as long as the step, no
-schedule makes the step shorter on this machine.
+- A step of Pipe-SGD takes at most 1.05 times the longer of its own compute and its own
+  exchange. With int8 or PowerSGD, it takes at most 1.10 times the longer of the two.
+- In every cell of the wide MLP, the best step of pipejax is shorter than the step of
+  DDP with its best hook, if each is divided by the compute of its own framework.
+- At some rate, the best step of pipejax is at least 5.4 times as fast as that of a
+  synchronous parameter server, and 3.2 times as fast as D-Sync.
+- Where exchange and compute take the same time, Pipe-SGD without a codec is at least
+  1.8 times as fast as D-Sync.
+
+The result file has the ratios, which show which bars are met.
+
+Hosts are network namespaces on this machine (`experiments.cluster`). They share its
+cores, part of whose time the network code of the kernel takes. Each step time has its
+limit beside it: the longer of the compute of its framework, and of its bytes at the
+rate of the link. The table also has the time for which all cores together worked. If
+all cores work for the whole step, no schedule makes the step shorter on this machine.
 
 Command: python -m experiments.speedup; with --cells 5 6 7 for some of the cells, while
 the others stay as they are
@@ -38,16 +43,16 @@ from . import cluster, methods, report
 from .methods import Problem
 
 HOSTS = 4
-COMPUTE = ("compute", "DDP compute")  # always measured: limits are made of them
+COMPUTE = ("compute", "DDP compute")  # always measured, for the limits
 
 
 class Cell(NamedTuple):
     """One model on one network.
 
     Attributes:
-      problem: the model and each host's batch.
-      rate: of the links.
-      measured: of which methods compute and exchange are timed beside the step.
+      problem: The model, and the batch of each host.
+      rate: Rate of the link of each host, in each direction.
+      measured: Methods of which compute and exchange are also timed alone.
     """
 
     problem: Problem
@@ -61,7 +66,7 @@ CELLS = (
     Cell(WIDE, "500mbit", PIPELINED),
     Cell(WIDE, "200mbit", PIPELINED),
     Cell(WIDE, "100mbit"),
-    Cell(LARGE, "100mbit", PIPELINED),  # exchange and compute are as long
+    Cell(LARGE, "100mbit", PIPELINED),  # exchange and compute take the same time
     Cell(WIDE, "1gbit", PIPELINED),
     Cell(Problem("mlp", 256), "100mbit"),
     Cell(Problem("cnn", 32), "100mbit"),
@@ -71,24 +76,24 @@ CELLS = (
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """How long to measure, and what."""
+    """Settings of the measurement."""
 
     rounds: int = 5
-    """In each, every method has its turn."""
+    """Number of rounds. In each round, every method takes its turn."""
     steps: int = 1
-    """Of a turn, against the clock."""
+    """Number of timed steps in a turn."""
     methods: tuple[str, ...] = tuple(methods.NAMES)
-    """Which."""
+    """Methods to time, by their names in `experiments.methods`."""
     cells: tuple[int, ...] = tuple(range(len(CELLS)))
-    """Numbers of those to measure; the result keeps the others that it has."""
+    """Indices of the cells to measure. The result file keeps its other cells."""
     out: pathlib.Path = report.RESULTS / "speedup.json"
-    """Where the result goes."""
+    """File to write the result to, as JSON."""
     plot: pathlib.Path = pathlib.Path("docs/speedup.png")
-    """Where the picture goes."""
+    """File to write the picture to, as PNG."""
 
 
 def main(config: Config) -> None:
-    """Measures cell by cell, prints tables, writes result and picture."""
+    """Measures cell by cell, prints tables, and writes the result and the picture."""
     jax.config.update("jax_platforms", "cpu")
     cells = begun(config.out)
     for number in config.cells:
@@ -100,7 +105,7 @@ def main(config: Config) -> None:
 
 
 def begun(out: pathlib.Path) -> dict[Cell, dict[str, Any]]:
-    """Returns the cells of a result that is there, which a run replaces one by one."""
+    """Returns the cells of an existing result, which a run replaces one by one."""
     record = json.loads(out.read_text()) if out.exists() else {"cells": []}
     return {
         cell: {name: record[name] for name in report.origin()} | found
@@ -112,12 +117,12 @@ def begun(out: pathlib.Path) -> dict[Cell, dict[str, Any]]:
 
 
 def in_order(cells: dict[Cell, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the figures of those cells that have been measured."""
+    """Returns the figures of all measured cells, in the order of `CELLS`."""
     return [cells[cell] for cell in CELLS if cell in cells]
 
 
 def measured(cell: Cell, config: Config) -> dict[str, Any]:
-    """One cluster, on which all methods take turns."""
+    """Starts one cluster, on which all methods take turns, and returns the figures."""
     figures = cluster.ask(
         cluster.Network.of(HOSTS, (cell.rate,)),
         "experiments.side_by_side",
@@ -137,7 +142,10 @@ def measured(cell: Cell, config: Config) -> dict[str, Any]:
 
 
 def rows(found: dict[str, Any], bandwidth: float) -> dict[str, Any]:
-    """Of each method: medians, the limit, and ratios round by round."""
+    """Returns the medians, the limit and the ratios of each method.
+
+    `faster_than` has the quartiles of the ratios to other methods, over rounds.
+    """
     table = {}
     for name, figures in found.items():
         own = "DDP compute" if name.startswith("DDP") else "compute"
@@ -162,7 +170,7 @@ def rows(found: dict[str, Any], bandwidth: float) -> dict[str, Any]:
 
 
 def ratios(slow: Sequence[float], fast: Sequence[float]) -> list[float]:
-    """Quartiles of the ratio, each round by itself."""
+    """Returns the quartiles over rounds of the ratio `slow / fast`."""
     each = [a / b for a, b in zip(slow, fast, strict=True)]
     return statistics.quantiles(each, n=4, method="inclusive")
 
@@ -172,7 +180,7 @@ def _ddp(found: dict[str, Any]) -> list[str]:
 
 
 def show(cell: dict[str, Any]) -> None:
-    """Prints the table of one cell, and the most that pipelining can gain in it."""
+    """Prints the table of a cell, and the most that pipelining can gain there."""
     problem, found = cell["problem"], cell["rows"]
     compared = list(found["compute"]["faster_than"])
     table = Table(
@@ -222,7 +230,7 @@ DRAWN = {
 
 
 def picture(cells: list[dict[str, Any]], path: pathlib.Path) -> None:
-    """Step times of each cell as bars, marks at the limits of a step."""
+    """Draws the step times of each cell as bars, with lines at the compute times."""
     rows = -(-len(cells) // 4)
     figure = new_figure(figsize=(14, 0.6 + 3 * rows), layout="constrained")
     for number, cell in enumerate(cells, 1):

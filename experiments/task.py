@@ -1,4 +1,4 @@
-"""A model and a data set as a loss, an optimizer and a test."""
+"""Makes the loss, the optimizer and the test that train an image classifier."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
@@ -14,7 +14,7 @@ Optimizer = Literal["sgd", "momentum", "adamw"]
 
 
 def make_loss(model: nn.Module) -> Callable[..., Any]:
-    """Cross entropy in the full form: batch statistics, dropout key, accuracy."""
+    """Makes the cross entropy, with batch statistics, a dropout key and accuracy."""
 
     def loss_fn(
         params: Any, batch: Any, *, rng: jax.Array, model_state: Any = None
@@ -38,9 +38,10 @@ def make_loss(model: nn.Module) -> Callable[..., Any]:
 def make_optimizer(
     name: Optimizer, learning_rate: float, weight_decay: float, clip_norm: float | None
 ) -> optax.GradientTransformation:
-    """Optionally clipped SGD, SGD with momentum 0.9, or AdamW.
+    """Makes SGD, SGD with momentum 0.9 or AdamW, with optional clipping.
 
-    `weight_decay` is decoupled in AdamW, and added to the gradient (L2) in the others.
+    The weight decay is decoupled in AdamW, and added to the gradient (L2) in the
+    others. `clip_norm` is the largest global norm of a gradient, or `None`.
     """
     decayed = optax.add_decayed_weights(weight_decay)
     tx = {
@@ -54,7 +55,7 @@ def make_optimizer(
 
 
 def make_test(model: nn.Module) -> Callable[..., dict[str, float]]:
-    """Loss and accuracy over a test split, padding left out."""
+    """Makes a test that returns loss and accuracy on a test split, without padding."""
 
     @jax.jit
     def sums(params: Any, model_state: Any, batch: Any) -> Any:

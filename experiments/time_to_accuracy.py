@@ -1,17 +1,22 @@
-"""Test accuracy against wall-clock time, on four hosts with real TCP between.
+"""Measures test accuracy against wall-clock time, on four hosts with real TCP.
 
-Bar: Pipe-SGD with 8 bits reaches the accuracy of synchronous training, within 0.3
-points in the end, and any accuracy on the way sooner than D-Sync, a parameter server
-and PyTorch's DDP. Three seeds.
+Bar: Pipe-SGD with 8 bits ends within 0.3 points of the accuracy of synchronous
+training, and reaches any accuracy on the way sooner than D-Sync, a parameter server and
+DDP of PyTorch do. There are three seeds.
 
-MNIST, an MLP; CIFAR-10, re-encoded as JPEG where that is what there is, a small CNN;
-for the demo, scikit-learn's digits, an MLP on two hosts whose exchange takes longer
-than its compute. AdamW, its learning rate along a cosine to 0, the same steps for
-everyone, of the same batches. Pipe-SGD is the train step as it comes, with weight
-prediction; *plain* is without, the paper's; the first tenth of either is synchronous,
-as there. Parameters are copied at even intervals and tested when the run is over, so
-that the clock sees nothing but training. The first host's worker copies them; with
-PS-Async it sits beside the server and is done first, and the last copy is when all are.
+The races are an MLP on MNIST, and a small CNN on CIFAR-10, which is re-encoded as JPEG.
+The demo has another race: an MLP on the digits of scikit-learn, on two hosts whose
+exchange takes longer than their compute. All methods train with AdamW, for the same
+number of steps, on the same batches. The learning rate falls to 0 along a cosine.
+
+Pipe-SGD is the train step with its defaults, including weight prediction. *Plain* is
+Pipe-SGD without weight prediction, as in the paper. For both, the first tenth of the
+steps is synchronous, as in the paper.
+
+Parameters are copied at even intervals, and tested when the run is over, so that the
+clock measures nothing but training. The copies are those of the worker on the first
+host. With PS-Async, this worker sits beside the server and is done first. The last copy
+is therefore taken when all workers are done.
 
 Command: python -m experiments.time_to_accuracy [--race cifar10]
          --data-dir ~/tensorflow_datasets
@@ -46,20 +51,20 @@ CODED = ("D-Sync, int8", "Pipe-SGD, truncate", "Pipe-SGD, PowerSGD", "DDP, Power
 
 @dataclasses.dataclass(frozen=True)
 class Race:
-    """One data set, model and network."""
+    """A data set, a model and a network."""
 
     problem: Problem
-    """Model, each host's batch, optimizer."""
+    """The model, the batch of each host, and the optimizer."""
     data: str
-    """A TFDS name."""
+    """Name of the data set: digits, or a TFDS name."""
     steps: int
-    """Of every method."""
+    """Number of steps of each method."""
     methods: tuple[str, ...]
-    """Which."""
+    """Methods that take part, by their names in `experiments.methods`."""
     glance: int
-    """Images of a test on the way; in the end it is all of them."""
+    """Number of images of each test on the way. The last test has all images."""
     rate: str = "500mbit"
-    """Of the links."""
+    """Rate of the link of each host, in each direction."""
 
 
 RACES = {
@@ -74,39 +79,39 @@ RACES = {
         rate="1gbit",
     ),
 }
-_BATCH = 500  # images tested at once
+_BATCH = 500  # images that are tested at once
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The race and the seeds."""
+    """Settings of the race."""
 
     race: Literal["mnist", "cifar10", "digits"] = "mnist"
-    """Which."""
+    """Race to run."""
     methods: tuple[str, ...] | None = None
-    """Which; by default the race's own."""
+    """Methods to train with. By default, those of the race."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """Of parameters and order of the data."""
+    """Seeds of the parameters and of the order of the data."""
     data_dir: pathlib.Path | None = None
-    """Where TFDS data sets lie; by default TFDS's own folder."""
+    """Folder of TFDS data sets. By default $TFDS_DATA_DIR, or ~/tensorflow_datasets."""
     tests: int = 25
-    """In a run, the last at its end."""
+    """Least number of tests in a run. The last one is at its end."""
     steps: int | None = None
-    """Of every method; by default the race's own."""
+    """Number of steps of each method. By default, that of the race."""
     hosts: int = 4
-    """Of the emulated cluster."""
+    """Number of hosts to emulate."""
     on_host: bool = False
-    """Run it here, on a host of a cluster: how this program calls itself."""
+    """Train on this host of a cluster: the program calls itself with this flag."""
     out: pathlib.Path | None = None
-    """Where the result goes; by default among the results, by the race's name."""
+    """File to write the result to, as JSON. By default, it is named after the race."""
     plot: pathlib.Path | None = None
-    """Where the picture goes; by default among the documents."""
+    """File to write the picture to, as PNG. By default, it is in docs."""
     redraw: bool = False
-    """Draws the picture of the result that is there, and runs nothing."""
+    """Draw the picture of an existing result, and run nothing."""
 
 
 def main(config: Config) -> None:
-    """Runs seed after seed; prints, writes, draws."""
+    """Runs one seed after another; prints tables, writes the result, and draws."""
     if config.on_host:
         run(config)
         return
@@ -133,7 +138,7 @@ def main(config: Config) -> None:
 
 
 def race_of(config: Config) -> Race:
-    """The race as it is run."""
+    """Returns the race with the changes of the command line."""
     race = RACES[config.race]
     steps = config.steps or race.steps
     problem = dataclasses.replace(race.problem, steps=steps, warmup=steps // 10)
@@ -142,7 +147,7 @@ def race_of(config: Config) -> Race:
 
 
 def begun(out: pathlib.Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """The runs of a result that was broken off: of this commit and these settings."""
+    """Returns the runs of an interrupted result with this commit and these settings."""
     commit = report.commit()
     if not out.exists() or commit.endswith("-dirty"):
         return {}
@@ -152,7 +157,7 @@ def begun(out: pathlib.Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def on_hosts(config: Config, seed: int, log: IO[str] | None = None) -> Any:
-    """One seed of all methods on a cluster, whose hosts print to `log`."""
+    """Runs all methods with one seed on a cluster, whose hosts print to `log`."""
     race = race_of(config)
     flags = [
         *("--on-host", "--race", config.race, "--seeds", str(seed)),
@@ -165,7 +170,7 @@ def on_hosts(config: Config, seed: int, log: IO[str] | None = None) -> Any:
 
 
 def run(config: Config) -> None:
-    """Trains by every method in turn; the first host tests what it copied."""
+    """Trains with every method in turn; the first host tests the copies it has made."""
     race, (seed,) = race_of(config), config.seeds
     problem = dataclasses.replace(race.problem, seed=seed)
     rank = member.join()
@@ -183,7 +188,7 @@ def run(config: Config) -> None:
             continue
         before = member.wire()
         steps, seconds, copies = trained(method, race, seed, dataset, config.tests)
-        # A pipeline begins with a sum of zeros for each step of delay.
+        # A pipeline begins with an exchange of zeros for each step of delay.
         exchanges = race.steps + method.width - 1
         sent = max(member.wire().since(before)) / exchanges
         (wire_bytes,) = member.largest([sent])
@@ -197,7 +202,7 @@ def run(config: Config) -> None:
                 "accuracy": accuracy,
                 "wire_bytes": wire_bytes,
             }
-        member.barrier()  # the next method begins when the first host is back
+        member.barrier()  # the other hosts wait while the first one tests
     if rank == 0:
         member.answer(figures, config.out)
 
@@ -205,7 +210,11 @@ def run(config: Config) -> None:
 def trained(
     method: methods.Method, race: Race, seed: int, dataset: data.Dataset, tests: int
 ) -> tuple[list[int], list[float], list[Any]]:
-    """Steps at even intervals, seconds of training and the parameters then."""
+    """Trains once, and copies the parameters at even intervals.
+
+    Returns:
+      The steps of the copies, the seconds of training before each copy, and the copies.
+    """
     batches = data.train_batches(
         dataset,
         batch_size=race.problem.batch_size * jax.process_count(),
@@ -219,12 +228,12 @@ def trained(
     start = None
     for step in range(1, race.steps + 1):
         method.step(next(batches))
-        if start is None:  # the first step has compiled
+        if start is None:  # the clock starts after compilation
             method.wait()
             start = time.perf_counter()
         if step == race.steps:
             method.finish()
-            member.barrier()  # for PS-Async, whose workers wait for nobody
+            member.barrier()  # for PS-Async, where no worker waits for another
         if step % every == 0 or step == race.steps:
             steps.append(step)
             copies.append(jax.device_get(method.params()))
@@ -233,9 +242,10 @@ def trained(
 
 
 def rows(race: dict[str, Any]) -> list[list[str]]:
-    """Titles, then a method a row: final accuracies, and how soon all came near them.
+    """Returns the table: a row of titles, then a row for each method.
 
-    Near is 99.5 % of what the worst method's mean is in the end.
+    A row has the final accuracy, all seconds, and the seconds to the goal. The goal is
+    99.5 % of the mean final accuracy of the worst method.
     """
     runs = list(race["runs"].values())
     names = [name for name, row in runs[0].items() if "seconds" in row]
@@ -258,13 +268,13 @@ def rows(race: dict[str, Any]) -> list[list[str]]:
 
 
 def show(race: dict[str, Any]) -> None:
-    """Prints what a race came to so far."""
+    """Prints the table of the seeds that have been run so far."""
     title = f"{race['data']}, {race['rate']}, {len(race['runs'])} seeds"
     report.console(width=110).print(report.table(title, rows(race)))
 
 
 def first(row: dict[str, Any], goal: float) -> float | None:
-    """When the test accuracy first was so high."""
+    """Returns the seconds after which the test accuracy first is `goal` or higher."""
     for seconds, accuracy in zip(row["seconds"], row["accuracy"], strict=True):
         if accuracy >= goal:
             return seconds
@@ -272,7 +282,7 @@ def first(row: dict[str, Any], goal: float) -> float | None:
 
 
 def picture(race: dict[str, Any], path: pathlib.Path) -> None:
-    """Test accuracy over seconds: a method's mean over seeds, and a band for all."""
+    """Draws test accuracy over seconds: the mean over seeds, and a band for all."""
     figure = new_figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
     runs = list(race["runs"].values())
@@ -314,7 +324,7 @@ def picture(race: dict[str, Any], path: pathlib.Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-# The methods in the README's picture.
+# Colors of the methods in the picture of the README.
 DRAWN = {
     "PS-Sync": "tab:gray",
     "PS-Async": "tab:olive",
@@ -327,11 +337,11 @@ DRAWN = {
 
 
 def over_seconds(rows: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
-    """Puts several seeds' accuracies on one axis of seconds, straight lines between.
+    """Interpolates the accuracies of several seeds linearly at common seconds.
 
     Returns:
-      Seconds [n], evenly from the last seed's first test to the mean of the ends, and
-      accuracies [seeds, n].
+      Evenly spaced seconds [n], from the latest first test of all seeds to the mean of
+      their ends, and accuracies [seeds, n].
     """
     start = max(row["seconds"][0] for row in rows)
     end = statistics.mean(row["seconds"][-1] for row in rows)
@@ -345,11 +355,11 @@ def _bounds(accuracies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def spread(ends: dict[str, float], width: float) -> dict[str, float]:
-    """Places a label over each line's end, to the right of it where others are near.
+    """Places a label over the end of each line, or farther right if others are near.
 
     Args:
-      ends: seconds at each line's end, by method.
-      width: of the picture, in seconds.
+      ends: The seconds at the end of each line, by method.
+      width: The width of the picture, in seconds.
     """
     placed: dict[str, float] = {}
     last = -width

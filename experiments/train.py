@@ -1,15 +1,15 @@
-"""Trains an image classifier with Pipe-SGD: any width, any of four data sets and more.
+"""Trains an image classifier with Pipe-SGD, at any width and on many data sets.
 
-Claim: with AdamW, width 2 reaches the accuracy of synchronous training, width 1
-(`experiments.convergence` has three seeds of it).
+Claim: with AdamW, width 2 reaches the accuracy of synchronous training, which is width
+1. `experiments.convergence` shows this for three seeds.
 
 Command: python -m experiments.train --cpu-devices 4
          python -m experiments.train --data mnist --data-dir ~/tensorflow_datasets
 Time: the first about 20 seconds on 2 cores, for about 97 % on digits.
 
 A run keeps everything in its folder: config.json, metrics.jsonl, TensorBoard scalars,
-curves.png, result.json and checkpoints. Killed at any moment and started again with
-`--resume`, it ends with the same bits. SIGTERM saves and exits.
+curves.png, result.json and checkpoints. A run that is killed at any moment and started
+again with `--resume` ends with the same bits. SIGTERM makes a run save and exit.
 """
 
 import dataclasses
@@ -32,75 +32,82 @@ Dtype = Literal["float32", "bfloat16"]
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """One training run."""
+    """Settings of one training run."""
 
     data: str = "digits"
-    """digits (bundled), or a TFDS name: mnist, cifar10, cifar100, imagenet2012, ..."""
+    """Name of the data set: digits (bundled), or a TFDS name such as mnist, cifar10,
+    cifar100 or imagenet2012."""
     data_dir: pathlib.Path | None = None
-    """Where TFDS data sets lie; by default TFDS's own folder."""
+    """Folder of TFDS data sets. By default $TFDS_DATA_DIR, or ~/tensorflow_datasets."""
     augment: bool = False
-    """Random crops and flips."""
+    """Augment the images by random crops and flips."""
     model: Literal["mlp", "cnn", "resnet18"] = "mlp"
-    """The network."""
+    """Network to train."""
     norm: Literal["group", "batch"] = "group"
-    """Normalisation of resnet18."""
+    """Norm layers of resnet18. The other models have none."""
     dropout: float = 0.0
-    """Dropout rate of mlp and cnn."""
+    """Dropout rate of mlp and cnn. resnet18 has no dropout."""
     width: int = 2
-    """Pipeline width K: 1 is synchronous, 2 is Pipe-SGD."""
+    """Pipeline width K. 1 is synchronous training, 2 is Pipe-SGD."""
     weight_prediction: bool = True
-    """Take gradients where those in flight would lead."""
+    """Take gradients at a prediction: the parameters after the updates in flight."""
     warmup_steps: int = 0
-    """Synchronous steps before the pipeline starts."""
+    """Number of synchronous steps before the pipeline starts."""
     microbatches: int = 1
-    """Parts of a device's batch, run one after another."""
+    """Number of parts of the batch of a device, which run one after another."""
     compute_dtype: Dtype = "float32"
-    """Of forward and backward pass."""
+    """Data type of the forward and the backward pass."""
     reduce_dtype: Dtype = "float32"
-    """Of what travels, and is summed."""
+    """Data type in which gradients are sent and summed."""
     all_reduce: exchange.Algorithm = "psum"
-    """How it is summed."""
+    """Algorithm of the all-reduce."""
     codec: exchange.Codec = "none"
-    """How it is compressed: under psum, power_sgd or random_k."""
+    """Codec of the gradients. With psum, it must be none, power_sgd or random_k. The
+    codec power_sgd works only with psum, tree and parameter_server."""
     feedback: bool = False
-    """Send later what the codec loses."""
+    """Use error feedback: what the codec loses is sent later."""
     optimizer: task.Optimizer = "adamw"
-    """sgd, momentum (0.9) or adamw."""
+    """Optimizer: sgd, momentum (SGD with momentum 0.9) or adamw."""
     learning_rate: float = 1e-3
-    """Constant."""
+    """Learning rate, which is constant."""
     weight_decay: float = 1e-4
-    """Decoupled in adamw, L2 in the others."""
+    """Weight decay, decoupled in adamw and L2 in the others."""
     clip_norm: float | None = None
-    """Global norm at which the reduced gradient is clipped."""
+    """Global norm at which the reduced gradient is clipped. By default, it is not."""
     batch_size: int = 64
-    """Global, over all devices."""
+    """Examples in a batch, over all devices."""
     steps: int = 1000
-    """In all."""
+    """Number of steps of the run, including those before it was resumed."""
     seed: int = 0
-    """Of the parameters, the order of the data and dropout."""
+    """Seed of the parameters, the order of the data, augmentation and dropout."""
     devices: int | None = None
-    """How many; by default all."""
+    """Number of devices to use. By default, all are used."""
     cpu_devices: int | None = None
-    """Run on so many virtual CPU devices."""
+    """Run on this number of virtual CPU devices."""
     log_every: int = 20
-    """Steps."""
+    """Number of steps between lines of the log."""
     test_every: int = 100
-    """Steps."""
+    """Number of steps between tests."""
     checkpoint_every: int = 200
-    """Steps; 0 saves only at the end."""
+    """Number of steps between checkpoints. With 0, the run saves only at its end."""
     out: pathlib.Path = pathlib.Path("runs/train")
     """Folder of the run."""
     resume: bool = False
-    """Go on from the last checkpoint in `out`."""
+    """Continue from the last checkpoint in `out`."""
 
 
-# What may differ between a run and its resumption without changing what it computes.
+# Settings that may change when a run is resumed: they do not define what it computes.
 _FREE = {"data_dir", "devices", "cpu_devices", "log_every", "test_every", "out"}
 _FREE |= {"checkpoint_every", "resume", "steps"}
 
 
 def run(config: Config, console: Console) -> dict[str, Any]:
-    """Trains, tests, saves; returns what `result.json` holds."""
+    """Trains, tests and saves one run.
+
+    Returns:
+      The figures of `result.json`. If a SIGTERM has stopped the run, only the step at
+      which it was saved.
+    """
     _claim_folder(config)
     dataset = data.load(config.data, data_dir=config.data_dir)
     train, state, test = _build(config, dataset)
@@ -150,7 +157,7 @@ def run(config: Config, console: Console) -> dict[str, Any]:
 
 
 def _build(config: Config, dataset: data.Dataset) -> tuple[Any, Any, Any]:
-    """Train step, first state and test of a configuration."""
+    """Makes the train step, the first state and the test of a configuration."""
     model = models.build(
         config.model,
         num_classes=dataset.num_classes,
@@ -196,7 +203,7 @@ def _build(config: Config, dataset: data.Dataset) -> tuple[Any, Any, Any]:
 
 
 def batch_shape(config: Config, dataset: data.Dataset) -> dict[str, Any]:
-    """Shapes and dtypes of one global batch."""
+    """Returns the shapes and dtypes of one global batch."""
     shape = (config.batch_size, *dataset.image_shape)
     return {
         "image": jax.ShapeDtypeStruct(shape, jnp.float32),
@@ -211,7 +218,7 @@ def _other_than_float32(name: Dtype) -> Any:
 def _summary(
     config: Config, train: pj.TrainStep, state: Any, dataset: Any, rate: float
 ) -> dict[str, Any]:
-    """What the run was, what it sent, and the bits it ended with."""
+    """Returns the run's settings, what a step sent, and a digest of the parameters."""
     (digest,) = set(pj.replica_digest(state.params).values())
     transfers = train.transfers(state, batch_shape(config, dataset))
     return {
@@ -229,7 +236,7 @@ def _summary(
 
 
 def _claim_folder(config: Config) -> None:
-    """Makes the folder of the run, or checks that it is this run's."""
+    """Makes the folder of the run, or checks that it belongs to this run."""
     path = config.out / "config.json"
     settings = {
         name: value
@@ -255,7 +262,7 @@ def _claim_folder(config: Config) -> None:
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Chooses the devices, runs, prints the result."""
+    """Chooses the devices, trains, and prints the result."""
     if config.cpu_devices is not None:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", config.cpu_devices)

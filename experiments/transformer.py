@@ -1,13 +1,14 @@
-"""A decoder-only transformer, as pure functions: a line of layers, or one scan of them.
+"""A decoder-only transformer as pure functions, with its layers in a list or a scan.
 
-Pre-norm, causal, learned positions, tied embedding (Radford et al. 2019, GPT-2), with
-RMS norms and no biases:
+The transformer is pre-norm and causal, with learned positions and a tied embedding
+(Radford et al. 2019, GPT-2), but with RMS norms and no biases:
 
-- `x += attention(norm(x))`, then `x += mlp(norm(x))`, in each layer
+- In each layer, `x += attention(norm(x))`, then `x += mlp(norm(x))`.
 - `logits = norm(x) @ embedding.T`
 
-With `scan` the layers' parameters are stacked, and the compiler sees a loop: one layer
-to compile, and what it schedules beside the loop is beside all of it or none.
+With `scan`, the parameters of the layers are stacked, and the compiler sees a loop with
+a single layer to compile. The compiler can then schedule a collective beside the whole
+loop or beside none of it.
 """
 
 import dataclasses
@@ -24,24 +25,25 @@ Params = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Sizes; the defaults make 38 million parameters.
+    """The sizes of a transformer. With the defaults, it has 38 million parameters.
 
     Raises:
-      ValueError: if a size is not positive, or features do not divide among heads.
+      ValueError: If a size is not positive, or if `features` is not a multiple of
+        `heads`.
     """
 
     layers: int = 12
-    """Blocks of attention and MLP."""
+    """Number of layers, each with attention and an MLP."""
     features: int = 512
-    """Width d of the residual stream; the MLP is 4 d wide."""
+    """Width d of the residual stream. The hidden layer of the MLPs has width 4 d."""
     heads: int = 8
-    """Of attention, d / heads features each."""
+    """Number of attention heads, each with d / heads features."""
     vocabulary: int = 256
-    """Tokens: bytes."""
+    """Number of different tokens. The default suits bytes."""
     context: int = 256
-    """Positions, the longest sequence."""
+    """Number of positions, which is the length of the longest sequence."""
     scan: bool = False
-    """Whether the layers are a loop."""
+    """Run the layers as a loop, with stacked parameters."""
 
     def __post_init__(self) -> None:
         sizes = (self.layers, self.features, self.heads, self.vocabulary, self.context)
@@ -55,15 +57,19 @@ class Config:
 
 
 def init(key: jax.Array, config: Config) -> Params:
-    """Normal weights of deviation 0.02, what is added to the stream by sqrt(2 L) less.
+    """Draws the first parameters of a transformer.
+
+    Weights are normal with standard deviation 0.02. Weights whose products are added to
+    the residual stream have 0.02 / sqrt(2 L), where L is the number of layers. The
+    scales of norms are 1.
 
     Args:
-      key: PRNG key.
-      config: sizes.
+      key: A key from `jax.random.key`.
+      config: The sizes.
 
     Returns:
-      The parameters; `layers` is a list, or with `scan` one layer whose arrays are
-      stacked. Both have the same numbers.
+      The parameters. `layers` is a list of layers, or with `scan` one layer whose
+      arrays are stacked. Both hold the same numbers.
     """
     embedding_key, position_key, layers_key = jax.random.split(key, 3)
     d = config.features
@@ -90,9 +96,10 @@ def init(key: jax.Array, config: Config) -> Params:
 
 
 def loss_fn(config: Config) -> Callable[[Params, jax.Array], jax.Array]:
-    """The loss `(params, tokens [B, T + 1]) -> scalar`: mean cross entropy, in nats.
+    """Makes the loss `(params, tokens [B, T + 1]) -> scalar`.
 
-    Each of T tokens predicts the one that follows it; T is `context` at most.
+    The loss is the mean cross entropy in nats. Each of the first T tokens of a sequence
+    predicts the token that follows it. T is at most `context`.
     """
 
     def sequence(params: Params, tokens: jax.Array) -> jax.Array:
@@ -104,7 +111,10 @@ def loss_fn(config: Config) -> Callable[[Params, jax.Array], jax.Array]:
 
 
 def accuracy_fn(config: Config) -> Callable[[Params, jax.Array], jax.Array]:
-    """The share of tokens that the likeliest one is, as `loss_fn`."""
+    """Makes the accuracy, a function with the same arguments as that of `loss_fn`.
+
+    The accuracy is the share of tokens that equal the most likely prediction.
+    """
 
     def sequence(params: Params, tokens: jax.Array) -> jax.Array:
         guesses = jnp.argmax(_logits(params, tokens[:-1], config), axis=-1)
@@ -116,7 +126,7 @@ def accuracy_fn(config: Config) -> Callable[[Params, jax.Array], jax.Array]:
 def _mean_of(
     sequence: Callable[[Params, jax.Array], jax.Array],
 ) -> Callable[[Params, jax.Array], jax.Array]:
-    """Over sequences [B, T + 1], of what is known of one."""
+    """Turns a function of one sequence into its mean over sequences [B, T + 1]."""
 
     def mean(params: Params, tokens: jax.Array) -> jax.Array:
         return jnp.mean(jax.vmap(sequence, in_axes=(None, 0))(params, tokens))
@@ -125,7 +135,7 @@ def _mean_of(
 
 
 def _logits(params: Params, tokens: jax.Array, config: Config) -> jax.Array:
-    """Of one sequence [T]: [T, vocabulary]."""
+    """Returns the logits [T, vocabulary] of one sequence [T]."""
     x = params["embedding"][tokens] + params["position"][: tokens.size]
 
     def layer(x: jax.Array, p: Params) -> tuple[jax.Array, None]:
@@ -142,12 +152,12 @@ def _logits(params: Params, tokens: jax.Array, config: Config) -> jax.Array:
 
 
 def _norm(x: jax.Array, scale: jax.Array) -> jax.Array:
-    """Of root mean square 1 [T, d] before `scale` [d]."""
+    """Scales the rows of x [T, d] to root mean square 1, and multiplies by `scale`."""
     return scale[None] * x * lax.rsqrt(jnp.mean(x**2, axis=1, keepdims=True) + 1e-6)
 
 
 def _attention(qkv: jax.Array, config: Config) -> jax.Array:
-    """Causal attention [T, d] of queries, keys and values [T, 3 d]."""
+    """Returns the causal attention [T, d] of queries, keys and values [T, 3 d]."""
     length = len(qkv)
     q, k, v = jnp.moveaxis(qkv.reshape(length, 3, config.heads, -1), 1, 0)
     scores = jnp.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5

@@ -1,10 +1,16 @@
-"""What every algorithm and codec sends: declared, compiled for CPU, compiled for H100.
+"""Checks that algorithms and codecs send what they declare, on CPU and on H100.
 
-Claim: the three are the same, collective by collective, in kind and in bytes. Codecs'
-payloads are unsigned integers everywhere; only what a psum adds is floating.
+Claim: the declared collectives, those compiled for CPU and those compiled for H100 are
+the same in kind and in bytes, collective by collective. Under `psum`, the bytes are
+compared in total. The payloads of all codecs are unsigned integers, except under
+`psum`, which adds floating-point payloads.
 
-A vector of a million elements, the leaves of an MLP, over four devices. Bytes are what
-the busiest device sends; the ratio is to the ring limit of 32 bits, `2 (p-1)/p 4 n`.
+The programs sum a vector of a million elements, the leaves of an MLP, over four
+devices. `bytes_sent` is the sum of `wire_bytes` over all collectives. For `tree` and
+`parameter_server`, this sum is the number of bytes that cross the link of device 0,
+which sends half of them and receives the other half. For all other algorithms, the sum
+is the number of bytes that the busiest device sends. The ratio is `bytes_sent` divided
+by the bytes that a ring sends at 32 bits, `2 (p-1)/p 4 n` for p devices and n elements.
 
 Command: python -m experiments.wire
 Time: about 3 minutes on 2 cores.
@@ -37,18 +43,22 @@ TWO_AXES = ("host", "device")
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The targets."""
+    """Settings of the programs to compile."""
 
     gpu: str | None = "h100:1x1x4"
-    """As `pj.overlap.topology` takes it; none to leave it out."""
+    """GPUs to compile for, as `pj.overlap.topology` takes them. None for CPU only."""
     codecs: tuple[str, ...] = ("none", *codecs.NAMES)
-    """Which."""
+    """Codecs to check, by name. With "none", all bits are sent."""
     out: pathlib.Path = report.RESULTS / "wire.json"
-    """Where the result goes."""
+    """File to write the result to, as JSON."""
 
 
 def main(config: Config) -> int:
-    """Compiles every pair, prints the table; 1 if a program sends something else."""
+    """Compiles every pair, prints the table, and writes the result file.
+
+    Returns:
+      The exit code, which is 1 if a program sends something else than declared.
+    """
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", DEVICES)
     warnings.simplefilter("ignore", UserWarning)
@@ -61,7 +71,7 @@ def main(config: Config) -> int:
             try:
                 all_reduce = make(algorithm, codec)
                 rows.append(row(algorithm, codec, all_reduce, targets))
-            except ValueError as error:  # not every pair makes sense
+            except ValueError as error:  # not every algorithm takes every codec
                 print(f"{algorithm}, {codec}: {str(error).split(';')[0]}")
     report.save(
         config.out,
@@ -79,7 +89,7 @@ def main(config: Config) -> int:
 
 
 def make(algorithm: Any, codec: Any) -> collectives.AllReduce:
-    """As on the command line; hierarchical compresses between hosts."""
+    """Makes an all-reduce by name. `hierarchical` compresses only between hosts."""
     if algorithm == "hierarchical":
         outer = exchange.make_all_reduce("two_shot", codec, feedback=False)
         return collectives.hierarchical(outer=outer)
@@ -92,7 +102,7 @@ def row(
     all_reduce: collectives.AllReduce,
     targets: dict[str, Any],
 ) -> dict[str, Any]:
-    """What is declared, and whether every target's program sends it."""
+    """Returns what is declared, and whether the programs of all targets send it."""
     two = algorithm == "hierarchical"
     name: AxisName = TWO_AXES if two else "data"
     layout = collectives.Layout.of_shapes(SHAPES)
@@ -110,12 +120,12 @@ def row(
         found = inspect(program, layout.coded).collectives
         wanted = [(t.kind, t.devices, t.bytes) for t in declared]
         got = [(c.kind, c.group_size, c.bytes) for c in found]
-        if algorithm == "psum":  # XLA combines the collectives of several arrays
+        if algorithm == "psum":  # XLA combines the all-reduces of arrays
             same &= {x[:2] for x in got} == {x[:2] for x in wanted}
             same &= sum(b for *_, b in got) == sum(b for *_, b in wanted)
         elif two:
             same &= got == wanted
-        else:  # a permute between two of them has a group of its own
+        else:  # a permute has a group of only the devices that it joins
             same &= [(k, b) for k, _, b in got] == [(k, b) for k, _, b in wanted]
         dtypes |= {dtype for c in found for dtype in c.dtypes}
     sent = sum(t.wire_bytes for t in declared)
@@ -131,7 +141,7 @@ def row(
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """Prints the table: bytes over those of 32 bits round a ring."""
+    """Prints the table of bytes, relative to those of a ring with 32 bits."""
     algorithms = list(dict.fromkeys(row["algorithm"] for row in rows))
     table = Table("codec", *algorithms)
     cells = {(row["algorithm"], row["codec"]): row for row in rows}

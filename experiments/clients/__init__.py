@@ -1,1 +1,1 @@
-"""Programs and optimizers that others wrote, in pipejax and by hand."""
+"""Programs and optimizers of others, trained by pipejax and by hand-written loops."""

@@ -1,15 +1,17 @@
-"""Programs and optimizers that others wrote, in pipejax and in loops written by hand.
+"""Compares pipejax with hand-written loops, on programs and optimizers of others.
 
 Claim: at width 1, at width 2 with a plain delay and at width 2 with weight prediction,
-pipejax trains each of them as its twin does, a loop of plain JAX that imports nothing
-of pipejax: parameters after every step and after the drain, every loss and metric, and
-the model state differ by rounding alone. What it cannot train so, it refuses.
+pipejax trains each client as its twin does. The twin is a loop in plain JAX that
+imports nothing of pipejax. The parameters after every step and after the drain, every
+loss and metric, and the model state at the end differ by rounding alone. pipejax
+refuses the clients that it cannot train in this way.
 
-Programs are Flax's examples (MNIST, ImageNet, nlp_seq, lm1b), written anew and small, a
-Flax NNX and an Equinox model. Optimizers are all of Optax's, `optax.contrib`'s,
-wrappers, and chains, on one small regression. Four devices, or in the twin four shares
-of a batch, or the whole batch on one device where that is what a program means. How the
-bound on a difference is found: `experiments/clients/_rounding.py`.
+The programs are Flax's examples (MNIST, ImageNet, nlp_seq, lm1b), rewritten in small, a
+Flax NNX model and an Equinox model. The optimizers are all of Optax's, those of
+`optax.contrib`, wrappers, and chains; they train one small regression. pipejax runs on
+four devices. Depending on the program, the twin takes the whole batch on one device, or
+averages over four shares of the batch. With weight prediction, the twin always takes
+shares. The bound on a difference is derived in `experiments/clients/_rounding.py`.
 
 Command: pip install equinox, and python -m experiments.clients
 Time: about ten minutes on 2 cores.
@@ -36,24 +38,24 @@ from ._table import refusals, rows, with_tables
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What is run."""
+    """Settings of the comparison."""
 
     programs: tuple[str, ...] = tuple(PROGRAMS)
-    """Whole programs, by name."""
+    """The names of the programs to train."""
     optimizers: tuple[str, ...] = tuple(OPTIMIZERS)
-    """Optimizers, by name."""
+    """The names of the optimizers to train with."""
     ways: tuple[str, ...] = tuple(WAYS)
-    """How they are trained."""
+    """The ways to train: width 1, width 2 plain or width 2 predicted."""
     seed: int = 0
-    """Of parameters, data and the twin's disturbances."""
+    """The seed of the parameters, the data and the disturbances of the twin."""
     out: pathlib.Path = report.RESULTS / "clients.json"
-    """Where the result goes."""
+    """The file that the result is written to."""
     page: pathlib.Path | None = pathlib.Path("docs/clients.md")
-    """The document whose tables are written anew; `None` for none."""
+    """The document whose tables are replaced; `None` leaves all documents alone."""
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Trains all clients; prints and writes the differences."""
+    """Trains all clients, then prints and saves the differences."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", DEVICES)
     made = {name: PROGRAMS[name] for name in config.programs}
@@ -73,7 +75,7 @@ def main(config: Config) -> dict[str, Any]:
 
 
 def tables(result: dict[str, Any]) -> list[list[list[str]]]:
-    """Returns the tables of programs, of optimizers, and of what is refused."""
+    """Returns the tables of programs, of optimizers, and of refused optimizers."""
     return [
         rows(result["programs"], "program"),
         rows(result["optimizers"], "optimizer"),
@@ -82,7 +84,7 @@ def tables(result: dict[str, Any]) -> list[list[list[str]]]:
 
 
 def show(result: dict[str, Any], page: pathlib.Path | None) -> None:
-    """Prints the tables, and writes them into the document."""
+    """Prints the tables, and replaces those of the document by them."""
     console = report.console(width=120)
     for table in tables(result):
         console.print(report.table("largest difference / bound", table))

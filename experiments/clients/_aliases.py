@@ -1,4 +1,4 @@
-"""Optimizers that Optax has under a name of their own."""
+"""The optimizers that Optax exports by name, such as `optax.adam`."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""A client: a loss, an optimizer and batches, which both contenders are given."""
+"""A client: a loss, an optimizer and batches, for pipejax and for the twin."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -11,12 +11,12 @@ Loss = Callable[..., Any]
 
 
 class Extra(NamedTuple):
-    """What a loss function returns beside its loss: `return loss, Extra(...)`.
+    """The second output of a loss function: `return loss, Extra(...)`.
 
     Attributes:
-      metrics: pytree of scalars.
-      model_state: the model state after this batch; `None` without any.
-      weight: scalar, the sum of the weights of the loss; `None` for an ordinary mean.
+      metrics: A pytree of scalars.
+      model_state: The model state after this batch, or `None` if there is none.
+      weight: A scalar, the sum of the weights in the loss; `None` for an ordinary mean.
     """
 
     metrics: Any = None
@@ -28,36 +28,36 @@ class Extra(NamedTuple):
 class Client:
     """One training run, in plain JAX and Optax.
 
-    A loss function is called as `loss(params, batch, model_state=..., rng=...)`, with
-    those keywords alone that are not `None` here, and returns `loss, Extra(...)`.
+    A loss function is called as `loss(params, batch, model_state=..., rng=...)` and
+    returns `loss, Extra(...)`. A keyword is left out if the client has `None` for it.
     """
 
     loss: Loss
-    """Loss of one device's share of a batch."""
+    """The loss of one device's share of a batch."""
     tx: optax.GradientTransformation
     """The optimizer."""
     params: Any
-    """At the start."""
+    """The parameters at the start."""
     batches: Sequence[Any]
-    """One global batch for every step."""
+    """The global batch of every step."""
     terms: int
-    """The largest number of terms in a sum that the loss or its gradient takes."""
+    """The number of terms in the longest sum of the loss or its gradient."""
     model_state: Any = None
-    """At the start."""
+    """The model state at the start."""
     rng: jax.Array | None = None
-    """Key, from which every device gets one for every step."""
+    """The key from which every device gets a key of its own in every step."""
     whole: Loss | None = None
-    """The loss of a global batch on one device, if that is what devices share out."""
+    """The loss of a global batch on one device; `None` averages over four shares."""
     takes_value: bool = False
-    """Whether the optimizer's update takes the loss as `value`."""
+    """Whether the update of the optimizer takes the loss as `value`."""
     nnx: tuple[Any, Loss] | None = None
-    """The NNX model and its `loss(model, batch)`, for pipejax's adapter to split."""
+    """An NNX model and its `loss(model, batch)`, which pipejax's adapter splits."""
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Further arguments of `pj.make_train_step`."""
     refused: dict[str, str] = dataclasses.field(default_factory=dict)
-    """A part of what pipejax says, by the way of training that it refuses."""
+    """A part of the error message, for every way of training that pipejax refuses."""
 
     @property
     def microbatches(self) -> int:
-        """In how many parts a device takes its share."""
+        """Returns the number of parts in which a device takes its share of a batch."""
         return self.settings.get("microbatches", 1)

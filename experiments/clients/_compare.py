@@ -1,4 +1,4 @@
-"""A client in pipejax beside its twin."""
+"""Compares pipejax with the twin of a client."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -17,8 +17,8 @@ class Way(NamedTuple):
     """A way to train.
 
     Attributes:
-      twin: the loop written by hand.
-      settings: of `pj.make_train_step`.
+      twin: The loop written by hand.
+      settings: The arguments of `pj.make_train_step`.
     """
 
     twin: Callable[[Pieces, State, list[Inputs]], History]
@@ -40,19 +40,21 @@ def compared(
     """Trains a client in every way, in pipejax and by hand.
 
     Args:
-      client: what is trained.
-      seed: decides how the twin is disturbed.
-      ways: of `WAYS`.
+      client: The client to train.
+      seed: The seed of the twin's disturbances.
+      ways: Names of `WAYS`.
 
     Returns:
-      For every way the largest `difference` of pipejax from the twin and its `bound`,
-      for parameters, for loss and metrics, and for the model state if there is one.
-      `apart` is the distance, update by update, of the twin's parameters from the
-      nearest twin of another way: a bound far below it tells the ways apart. Where
-      pipejax refuses the client, what it says: `refused`.
+      A dict for every way. It has the largest `difference` of pipejax from the twin and
+      its `bound`, each for `params`, for `reported`, which is loss and metrics, and for
+      `model_state` if there is one. `apart` is the largest distance, update by update,
+      of the twin's parameters from those of the nearest twin of another way. A bound
+      far below `apart` tells the ways apart. If pipejax refuses the client, the dict
+      has only the error message, `refused`.
 
     Raises:
-      AssertionError: if pipejax does not refuse what it should, or says something else.
+      AssertionError: If pipejax does not refuse a client that it should refuse, or if
+        the error message is another.
     """
     refused = {
         way: {"refused": refusal(client, way)} for way in ways if way in client.refused
@@ -82,22 +84,23 @@ def compared(
 
 
 def refusal(client: Client, way: str) -> str:
-    """Returns what pipejax says of a client that it refuses.
+    """Returns the error message with which pipejax refuses a client.
 
     Raises:
-      AssertionError: if it does not refuse it, or says something else.
+      AssertionError: If pipejax does not refuse the client, or if the error message is
+        another.
     """
     try:
         _ours.run(client, **WAYS[way].settings)
     except ValueError as error:
-        said = str(error).splitlines()[0]  # JAX adds to it
+        said = str(error).splitlines()[0]  # JAX appends lines
         assert client.refused[way] in said, said
         return said
     raise AssertionError(f"{way} must be refused: {client.refused[way]}")
 
 
 def within(row: dict[str, Any]) -> bool:
-    """Returns whether every difference of one way is within its bound."""
+    """Returns whether every difference of one way is at most its bound."""
     return all(
         part["difference"] <= part["bound"]
         for part in row.values()
@@ -112,7 +115,7 @@ def _start(client: Client) -> State:
 
 
 def _inputs(client: Client) -> list[Inputs]:
-    """Returns the inputs of every step, each with a key split from the client's."""
+    """Returns the inputs of every step, with a key that is split from the client's."""
     found, rng = [], client.rng
     for batch in client.batches:
         key = None
@@ -141,7 +144,7 @@ def _differences(
 
 def _apart(way: str, twins: dict[str, History]) -> dict[str, float]:
     def updated(history: History) -> list[Any]:
-        # A pipeline of width 2 has applied nothing in its first step.
+        # The first step of a pipeline of width 2 applies no update.
         return history.params[-len(history.reported) :]
 
     mine = updated(twins[way])

@@ -1,4 +1,4 @@
-"""Optimizers of `optax.contrib`."""
+"""The optimizers of `optax.contrib`."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ def _sam() -> optax.GradientTransformation:
 
 
 def _squares() -> optax.GradientTransformation:
-    """An estimate of the Hessian's diagonal from gradients alone, for Sophia."""
+    """Estimates the diagonal of the Hessian from gradients alone, for Sophia."""
     return optax.stateless(lambda updates, _: jax.tree.map(jnp.square, updates))
 
 

@@ -1,4 +1,4 @@
-"""Flax's image examples in small: MNIST, and ImageNet's residual network."""
+"""Small versions of Flax's image examples: MNIST, and ImageNet's residual network."""
 
 import functools
 from typing import Any
@@ -15,13 +15,13 @@ STEPS, BATCH, SIDE, CLASSES = 6, 16, 4, 4
 
 
 class CNN(nn.Module):
-    """A convolution, a pooling, a hidden layer; dropout after it, where asked for."""
+    """A convolution, pooling, and a hidden layer, which dropout may follow."""
 
     dropout: float = 0.0
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Return the logits [B, classes] of images [B, side, side, channels]."""
+        """Returns the logits [B, classes] of images [B, side, side, channels]."""
         x = nn.avg_pool(nn.relu(nn.Conv(4, (3, 3))(x)), (2, 2), (2, 2))
         x = nn.relu(nn.Dense(16)(x.reshape(len(x), -1)))
         x = nn.Dropout(self.dropout, deterministic=not self.dropout)(x)
@@ -31,18 +31,19 @@ class CNN(nn.Module):
 class ResNet(nn.Module):
     """A stem and two residual blocks with batch norm, the second at half the size.
 
-    It is smooth: behind batch norm many of a ReLU's inputs would lie next to its kink,
-    on one side of it in one program and on the other in another.
+    All activations are smooth. After batch norm, many inputs of a ReLU would lie next
+    to its kink, and rounding could move them to one side of the kink in one program and
+    to the other side in another program.
 
-    Statistics are means over the images of all devices along `axis_name`; over the
-    images that the model is given if it is `None`.
+    Batch norm takes its statistics over the images of all devices along `axis_name`. If
+    `axis_name` is `None`, it takes them over the images that the model is given.
     """
 
     axis_name: str | None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Return the logits [B, classes] of images [B, side, side, channels]."""
+        """Returns the logits [B, classes] of images [B, side, side, channels]."""
         norm = functools.partial(
             nn.BatchNorm,
             use_running_average=False,
@@ -64,17 +65,20 @@ class ResNet(nn.Module):
 
 
 def mnist(seed: int) -> Client:
-    """The CNN under SGD with momentum."""
+    """Makes the client that trains the CNN by SGD with momentum."""
     return _classifier(CNN(), seed, channels=1)
 
 
 def mnist_accumulated(seed: int) -> Client:
-    """Likewise, each device's share in two parts."""
+    """Makes the client of `mnist` with two microbatches for each device."""
     return _classifier(CNN(), seed, channels=1, settings={"microbatches": 2})
 
 
 def mnist_dropout(seed: int) -> Client:
-    """With dropout, whose masks every part of every device draws from its own key."""
+    """Makes the client of `mnist_accumulated` with dropout.
+
+    Every microbatch of every device draws its dropout mask from a key of its own.
+    """
     return _classifier(
         CNN(dropout=0.5),
         seed,
@@ -86,10 +90,12 @@ def mnist_dropout(seed: int) -> Client:
 
 
 def imagenet(seed: int) -> Client:
-    """The residual network with batch norm over all devices; fused, as it has to be.
+    """Makes the client that trains the residual network, with batch norm over devices.
 
-    As the original it adds half the squares of the weights to the loss, and has
-    Nesterov's momentum under a rate that warms up and falls along a cosine.
+    Batch norm over devices needs the fused executor. As in the original, weight decay
+    adds half the sum of the squared weights, times 1e-4, to the loss. The optimizer is
+    SGD with Nesterov momentum, at a learning rate that warms up and then falls along a
+    cosine.
     """
     rate = optax.warmup_cosine_decay_schedule(0.0, 0.1, 2, STEPS)
     images = _images(seed, channels=3)
@@ -101,7 +107,7 @@ def imagenet(seed: int) -> Client:
         params=variables["params"],
         model_state=variables["batch_stats"],
         batches=images,
-        # Statistics, and gradients of kernels, are sums over images and positions.
+        # Statistics and kernel gradients are sums over images and positions.
         terms=BATCH * SIDE**2,
         settings={"executor": "fused"},
     )
@@ -158,7 +164,7 @@ def _accuracy(logits: jax.Array, batch: Any) -> dict[str, jax.Array]:
 
 
 def _images(seed: int, channels: int) -> list[Any]:
-    """Noise, brighter in the quarter that the label names."""
+    """Returns batches of noise that is brighter in the quarter that the label names."""
     rng = np.random.default_rng(seed)
     half = SIDE // 2
 

@@ -1,4 +1,4 @@
-"""Models that are objects: Flax NNX and Equinox."""
+"""Clients whose models are objects: a Flax NNX and an Equinox model."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ STEPS, BATCH = 6, 16
 
 
 class Network(nnx.Module):
-    """Two layers with batch norm between them, over a device's own examples."""
+    """Two layers, and between them batch norm over the examples of one device."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.hidden = nnx.Linear(5, 8, use_bias=False, rngs=rngs)
@@ -22,12 +22,12 @@ class Network(nnx.Module):
         self.out = nnx.Linear(8, 3, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Return the outputs [B, 3] of inputs [B, 5]."""
+        """Returns the outputs [B, 3] of inputs [B, 5]."""
         return self.out(nnx.relu(self.norm(self.hidden(x))))
 
 
 def flax_nnx(seed: int) -> Client:
-    """An NNX model, split by hand and by pipejax's adapter."""
+    """Makes the client of an NNX model, split by hand and by the adapter of pipejax."""
     model = Network(rngs=nnx.Rngs(seed))
     graph = nnx.graphdef(model)
 
@@ -52,7 +52,10 @@ def flax_nnx(seed: int) -> Client:
 
 
 def equinox(seed: int) -> Client:
-    """An Equinox model with layer norm and dropout, partitioned as its users do."""
+    """Makes the client of an Equinox model with layer norm and dropout.
+
+    The model is split by `eqx.partition`, as is usual with Equinox.
+    """
     import equinox as eqx
 
     keys = jax.random.split(jax.random.key(seed))
@@ -84,7 +87,7 @@ def equinox(seed: int) -> Client:
 
 
 def _batches(seed: int) -> list[Any]:
-    """Sines of normal inputs, with noise."""
+    """Returns batches of normal inputs, whose targets are noisy sines of them."""
     rng = np.random.default_rng(seed)
     directions = rng.normal(size=(5, 3))
 

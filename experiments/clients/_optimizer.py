@@ -1,4 +1,4 @@
-"""An optimizer of the conformance run, and those that others wrap."""
+"""An optimizer of the comparison, and the optimizers that wrappers wrap."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,18 +12,18 @@ STEPS = 10
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """An Optax configuration, and what a loop with it needs."""
+    """An Optax optimizer, and the settings of a loop that trains with it."""
 
     make: Callable[[], Any]
-    """Returns the transformation."""
+    """Returns the gradient transformation."""
     takes_value: bool = False
-    """Whether a loop gives it the loss."""
+    """Whether the update of the optimizer takes the loss as `value`."""
     batches: Callable[[list[Any]], list[Any]] = list
-    """Makes its batches from those of the others."""
+    """Makes the batches of this optimizer from those of all other optimizers."""
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Further arguments of `pj.make_train_step`."""
     refused: dict[str, str] = dataclasses.field(default_factory=dict)
-    """What pipejax says, by the way of training that it refuses."""
+    """A part of the error message, for every way of training that pipejax refuses."""
 
 
 def sgd() -> optax.GradientTransformation:
@@ -37,6 +37,6 @@ def adam() -> optax.GradientTransformation:
 
 
 def plateau() -> optax.GradientTransformation:
-    """Returns Adam with a rate that falls where the loss does not."""
+    """Returns Adam with a learning rate that is halved when the loss stops falling."""
     scale = contrib.reduce_on_plateau(factor=0.5, patience=1, accumulation_size=2)
     return optax.chain(adam(), scale)

@@ -1,4 +1,4 @@
-"""All Optax configurations, on one small regression."""
+"""The clients that train one small regression with each of the optimizers."""
 
 import dataclasses
 from typing import Any
@@ -17,12 +17,12 @@ from ._wrappers import CHAINS, WRAPPERS
 
 OPTIMIZERS = ALIASES | CONTRIB | WRAPPERS | CHAINS | REFUSED
 EXAMPLES = 16
-# The longest sum: the squared errors of 16 examples with 3 outputs each.
+# The longest sum is over the squared errors of 16 examples with 3 outputs each.
 TERMS = 48
 
 
 def client(name: str, seed: int) -> Client:
-    """Returns the regression with the optimizer of that name."""
+    """Makes the client of an optimizer, by the name of the optimizer."""
     optimizer, start = OPTIMIZERS[name], regression(seed)
     return dataclasses.replace(
         start,
@@ -35,7 +35,7 @@ def client(name: str, seed: int) -> Client:
 
 
 def regression(seed: int) -> Client:
-    """A network of two layers that learns sines, with noise; the optimizer is SGD."""
+    """Makes the client of a two-layer network that learns noisy sines by SGD."""
     rng = np.random.default_rng(seed)
 
     def normal(*shape: int) -> Any:
@@ -61,6 +61,6 @@ def regression(seed: int) -> Client:
 
 
 def squared_error(params: Any, batch: Any) -> tuple[jax.Array, Extra]:
-    """The mean square of the errors."""
+    """Returns the mean squared error."""
     hidden = jnp.tanh(batch["x"] @ params["hidden"] + params["bias"][None])
     return jnp.mean((hidden @ params["out"] - batch["y"]) ** 2), Extra()

@@ -1,4 +1,4 @@
-"""The same clients in pipejax."""
+"""Trains a client with pipejax."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +14,11 @@ from ._twins import History
 
 
 def run(client: Client, **settings: Any) -> History:
-    """Trains a client with `pj.make_train_step`, and drains.
+    """Trains a client with `pj.make_train_step`, and drains the pipeline.
 
     Args:
-      client: what is trained.
-      **settings: width and weight prediction.
+      client: The client to train.
+      **settings: The width and the weight prediction of the train step.
     """
     loss_fn, params, model_state = _given(client)
     train = pj.make_train_step(
@@ -41,7 +41,7 @@ def run(client: Client, **settings: Any) -> History:
 
 
 def _given(client: Client) -> tuple[Callable[..., Any], Any, Any]:
-    """Returns the loss function, parameters and model state that pipejax is given."""
+    """Returns the loss function, the parameters and the model state for pipejax."""
     if client.nnx:
         return pj.flax.nnx.split(*client.nnx)
 

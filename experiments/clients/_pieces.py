@@ -1,4 +1,4 @@
-"""What the loops written by hand are made of: gradients, their mean, an update."""
+"""The parts of the hand-written loops: gradients, their mean, and an update."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -14,12 +14,12 @@ DEVICES = 4
 
 
 class State(NamedTuple):
-    """What an update changes.
+    """The values that an update changes.
 
     Attributes:
-      params: the parameters.
-      opt_state: the optimizer's state.
-      model_state: the model's; all its leaves are floating.
+      params: The parameters.
+      opt_state: The state of the optimizer.
+      model_state: The state of the model, whose leaves are all floating-point.
     """
 
     params: Any
@@ -28,11 +28,11 @@ class State(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What a step reads.
+    """The inputs of a step.
 
     Attributes:
-      batch: the global batch.
-      rng: the step's key, if there is one.
+      batch: The global batch.
+      rng: The key of the step, or `None` if the client has none.
     """
 
     batch: Any
@@ -40,13 +40,14 @@ class Inputs(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A gradient and what comes with it: of all devices, or their mean.
+    """A gradient and its passengers: of one device, of all devices, or their mean.
 
     Attributes:
-      gradient: pytree like the parameters.
-      reported: the loss and the metrics.
-      change: what was added to the model state.
-      weight: scalar, by which messages are averaged; `None` if all are alike.
+      gradient: A pytree like the parameters.
+      reported: The loss and the metrics.
+      change: The change of the model state.
+      weight: A scalar, the weight of the message in the mean; `None` if all messages
+        have the same weight.
     """
 
     gradient: Any
@@ -56,7 +57,7 @@ class Message(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """The functions that loops call. "Of all devices" is a leading axis.
+    """The functions that loops call. A value of all devices has a leading axis.
 
     Attributes:
       whole: `(state, inputs) -> message`, the mean over the global batch.
@@ -72,7 +73,7 @@ class Pieces(NamedTuple):
 
 
 def pieces_of(client: Client) -> Pieces:
-    """Returns the functions of a client's loops, compiled."""
+    """Returns the functions that the loops of a client call, compiled."""
 
     def update(state: State, message: Message) -> State:
         value = {"value": message.reported[0]} if client.takes_value else {}
@@ -98,7 +99,10 @@ def pieces_of(client: Client) -> Pieces:
 
 @functools.cache
 def _own(loss: Loss, microbatches: int) -> Callable[..., Any]:
-    """Every device's message on its share; a collective in the loss is between them."""
+    """Returns the function that computes the messages of all devices.
+
+    Each device takes its own share. Collectives in the loss run between these devices.
+    """
 
     def one(state: State, share: Any, key: Any) -> Message:
         return _accumulated(loss, state, share, key, microbatches)
@@ -109,7 +113,7 @@ def _own(loss: Loss, microbatches: int) -> Callable[..., Any]:
         )
         keys = None
         if inputs.rng is not None:
-            # As pipejax does: the step's key, with the device's number folded in.
+            # Like pipejax: fold the number of the device into the key of the step.
             fold_in = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
             keys = fold_in(inputs.rng, jnp.arange(DEVICES))
         return jax.vmap(one, axis_name="data")(states, shares, keys)
@@ -126,7 +130,7 @@ def _whole(loss: Loss) -> Callable[..., Any]:
 
 
 def _mean_of_all(own: Callable[..., Any]) -> Callable[..., Any]:
-    """The mean of what all devices have at the same state."""
+    """Returns the function that averages the messages of all devices at one state."""
 
     def whole(state: State, inputs: Inputs) -> Message:
         return _mean(own(stacked([state] * DEVICES), inputs))
@@ -145,7 +149,7 @@ def part(messages: Message, device: int) -> Message:
 
 
 def _mean(messages: Message) -> Message:
-    """Returns the mean of messages, by weight if they have one."""
+    """Returns the mean of messages, weighted if they have weights."""
     weights = messages.weight
     if weights is None:
         return jax.tree.map(lambda x: x.mean(axis=0), messages)
@@ -153,7 +157,7 @@ def _mean(messages: Message) -> Message:
 
     def weighted(x: jax.Array) -> jax.Array:
         w = weights.reshape(-1, *[1] * (x.ndim - 1))
-        # What has no weight may be NaN.
+        # A message of weight 0 may be NaN.
         return jnp.where(w > 0, w * x, 0).sum(axis=0) / total
 
     return Message(
@@ -165,7 +169,7 @@ def _mean(messages: Message) -> Message:
 
 
 def _accumulated(loss: Loss, state: State, share: Any, key: Any, parts: int) -> Message:
-    """Returns the message of a share that is taken in parts, one after another."""
+    """Returns the message of a share that is taken in parts, one after the other."""
     if parts == 1:
         return _message(loss, state, share, key)
     keys = [None] * parts if key is None else jax.random.split(key, parts)

@@ -1,4 +1,4 @@
-"""The clients that are whole programs: Flax's examples, Flax NNX, Equinox."""
+"""The clients that are whole programs: Flax's examples, Flax NNX and Equinox."""
 
 from . import _images, _modules, _tokens
 

@@ -1,4 +1,4 @@
-"""Optimizers that a train step cannot run, and what pipejax says of them."""
+"""Optimizers that a train step cannot run, and parts of the error messages."""
 
 import optax
 from optax import contrib

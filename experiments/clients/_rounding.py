@@ -1,21 +1,26 @@
-"""The bound: how far rounding errors may lead a loop away from itself.
+"""The bound: the largest distance to which rounding errors may lead a loop.
 
-Two programs for the same loop differ in how they round. A sum of n products in floating
-point is the exact sum of products each of which is changed by a relative
+Two programs for the same loop differ in how they round. In floating point, a sum of n
+products, added in any order, equals the exact sum of products that are each changed by
+a relative amount of at most
 
   `gamma = n u / (1 - n u)`,  `u = 2^-24`
 
-at most, whatever their order (Higham, Accuracy and Stability of Numerical Algorithms,
-2002, section 3.1). So a computed gradient is that of slightly other parameters and
-data, and an update, which takes fewer operations than the longest sum has terms, is
-rounded likewise. How far such changes lead in later steps depends on the optimizer. The
-twin therefore runs `RUNS` times more. Each time every parameter and input that a
-gradient is taken of, every gradient, and every number of the optimizer's state is
-changed up or down by gamma, as chance will have it, and every updated parameter by u.
-The largest distance of such a run from the undisturbed one is the bound.
+(Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.1). A computed
+gradient is therefore the exact gradient at slightly different parameters and data. An
+update takes fewer operations than the longest sum has terms, and is rounded in the same
+way. How much such changes grow in later steps depends on the optimizer.
 
-The sizes of the changes are derived, and all are the largest possible; how they add up
-is sampled. No factor is put on the outcome.
+For this reason, the twin runs `RUNS` more times, with disturbances. Each time, these
+numbers are changed up or down at random:
+
+- by gamma: every parameter and every input of a gradient, every gradient with its
+  passengers, and every number of the optimizer's state
+- by u: every updated parameter
+
+The bound is the largest distance of these runs from the undisturbed run. The sizes of
+the changes are derived, and each is the largest possible. How they add up is sampled.
+The bound is not multiplied by any factor.
 """
 
 from collections.abc import Callable
@@ -31,17 +36,17 @@ UNIT = 2.0**-24
 
 
 def gamma(terms: int) -> float:
-    """Returns the largest relative change of a term in a sum of so many."""
+    """Returns the largest relative change of a term in a sum of `terms` terms."""
     return terms * UNIT / (1 - terms * UNIT)
 
 
 def disturbed(pieces: Pieces, terms: int, rng: np.random.Generator) -> Pieces:
-    """Returns the pieces of a loop that rounds as badly as it may.
+    """Returns the pieces of a loop with the largest possible rounding errors.
 
     Args:
-      pieces: of the loop.
-      terms: the largest number of terms in a sum.
-      rng: decides which numbers are changed up and which down.
+      pieces: The pieces of the undisturbed loop.
+      terms: The number of terms in the longest sum.
+      rng: Decides which numbers are changed up and which are changed down.
     """
     size = gamma(terms)
 
@@ -67,7 +72,7 @@ def disturbed(pieces: Pieces, terms: int, rng: np.random.Generator) -> Pieces:
 
 
 def changed(tree: Any, size: float, rng: np.random.Generator) -> Any:
-    """Returns `x (1 + size)` or `x (1 - size)`, by chance, for every floating x."""
+    """Returns `x (1 + size)` or `x (1 - size)`, at random, for floating-point `x`."""
 
     def change(x: Any) -> Any:
         if not jax.numpy.issubdtype(x.dtype, np.floating):
@@ -80,7 +85,7 @@ def changed(tree: Any, size: float, rng: np.random.Generator) -> Any:
 
 
 def distance(a: Any, b: Any) -> float:
-    """Returns the largest difference of two pytrees; NaN differs from numbers only."""
+    """Returns the largest difference of two pytrees; NaN equals only NaN."""
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     return max((_largest(np.asarray(x), np.asarray(y)) for x, y in pairs), default=0.0)
 

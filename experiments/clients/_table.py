@@ -1,4 +1,4 @@
-"""The tables of docs/clients.md."""
+"""Makes the tables of docs/clients.md."""
 
 import re
 from typing import Any
@@ -7,11 +7,11 @@ Found = dict[str, dict[str, Any]]
 
 
 def rows(found: Found, title: str) -> list[list[str]]:
-    """Returns titles, then a row for every client: difference / bound, by way.
+    """Returns titles, then a row for every client: difference / bound for every way.
 
     Args:
-      found: of every client by its name, what `compared` returns.
-      title: of the first column.
+      found: The outputs of `compared`, by the name of the client.
+      title: The title of the first column.
     """
     ways = list(next(iter(found.values()), {}))
     return [
@@ -21,7 +21,7 @@ def rows(found: Found, title: str) -> list[list[str]]:
 
 
 def refusals(found: Found) -> list[list[str]]:
-    """Returns titles, then a row for every message with which a client is refused."""
+    """Returns titles, then a row for every error message that refuses a client."""
     table = [["refused", "where", "what pipejax says"]]
     for name, row in found.items():
         messages: dict[str, list[str]] = {}
@@ -35,13 +35,13 @@ def refusals(found: Found) -> list[list[str]]:
 
 
 def markdown(table: list[list[str]]) -> list[str]:
-    """Returns the lines of a table, titles first."""
+    """Returns the lines of a Markdown table, whose first row holds the titles."""
     titles, *others = [f"| {' | '.join(cells)} |" for cells in table]
     return [titles, "|" + " --- |" * len(table[0]), *others]
 
 
 def with_tables(text: str, *tables: list[list[str]]) -> str:
-    """Returns a document with its tables, in their order, replaced by others."""
+    """Returns a document with its tables replaced by `tables`, in their order."""
     lines = ("\n".join(markdown(table)) + "\n" for table in tables)
     return re.sub(r"(?:^\|.*\n)+", lambda _: next(lines), text, flags=re.MULTILINE)
 

@@ -1,8 +1,9 @@
-"""Flax's text examples in small: nlp_seq and lm1b, with token weights.
+"""Small versions of Flax's text examples nlp_seq and lm1b, with token weights.
 
-Token 0 is padding. A loss is `sum(w l) / sum(w)`, where w is 0 for padding and 1 for
-other tokens, so that devices must be averaged by the number of their tokens. In one
-batch a device has padding alone, and its loss is 0 / 0.
+Token 0 is padding. The loss is `sum(w l) / sum(w)`, where `l` is the loss of a token
+and `w` is 0 for padding and 1 for other tokens. The mean over devices must therefore be
+weighted by the number of their tokens. In one batch, a device has nothing but padding,
+so that its loss is 0 / 0.
 """
 
 from typing import Any
@@ -17,19 +18,19 @@ from ._client import Client, Extra
 
 STEPS, BATCH, LENGTH = 6, 8, 8
 VOCABULARY, TAGS, FEATURES = 12, 5, 16
-# The longest sums are over the tokens of a batch.
+# The longest sums are over all tokens of a batch.
 TERMS = BATCH * LENGTH
 
 
 class Transformer(nn.Module):
-    """One pre-norm layer with learned positions, causal or not."""
+    """One pre-norm transformer layer with learned positions, causal or not."""
 
     outputs: int
     causal: bool
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """Return the logits [B, T, outputs] of tokens [B, T]."""
+        """Returns the logits [B, T, outputs] of tokens [B, T]."""
         places = self.param("places", nn.initializers.normal(0.1), (LENGTH, FEATURES))
         x = nn.Embed(VOCABULARY, FEATURES)(tokens) + places[None]
         seen = nn.make_attention_mask(jnp.ones_like(tokens), tokens > 0)
@@ -42,7 +43,10 @@ class Transformer(nn.Module):
 
 
 def nlp_seq(seed: int) -> Client:
-    """A tag for every word; AdamW, whose rate falls like the root of the steps."""
+    """Makes the client that learns a tag for every word, by AdamW.
+
+    After a warm-up, the learning rate falls like the inverse square root of the step.
+    """
 
     def rate(step: Any) -> Any:
         return 0.02 * jnp.minimum(1.0, (step + 1) / 2) / jnp.sqrt(jnp.maximum(step, 2))
@@ -58,7 +62,10 @@ def nlp_seq(seed: int) -> Client:
 
 
 def lm1b(seed: int) -> Client:
-    """Every word from those before it; AdamW after clipping."""
+    """Makes the client that predicts every word from the words before it.
+
+    The optimizer clips the gradient by its norm before AdamW.
+    """
     model = Transformer(VOCABULARY, causal=True)
 
     def loss(params: Any, batch: Any) -> tuple[jax.Array, Extra]:
@@ -98,7 +105,10 @@ def _client(model: nn.Module, loss: Any, tx: Any, seed: int) -> Client:
 
 
 def _sentences(seed: int) -> list[Any]:
-    """Words that count on from one another, padded; a tag is a word's remainder."""
+    """Returns batches of padded sentences, whose words count up.
+
+    The tag of a word is its remainder after division by `TAGS`.
+    """
     rng = np.random.default_rng(seed)
 
     def batch(empty: int) -> dict[str, Any]:
@@ -109,5 +119,5 @@ def _sentences(seed: int) -> list[Any]:
         words = np.where(np.arange(LENGTH) < lengths, words, 0).astype(np.int32)
         return {"words": words, "tags": words % TAGS}
 
-    # In the third batch the last device of four has padding alone.
+    # In the third batch, the last of the four devices has nothing but padding.
     return [batch(empty=BATCH // 4 if step == 2 else 0) for step in range(STEPS)]

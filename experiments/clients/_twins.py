@@ -1,14 +1,16 @@
-"""The three loops, written by hand on one device, without pipejax.
+"""The three twins: loops that are written by hand, on one device, without pipejax.
 
-`w` are the parameters, `u` the optimizer's update, `g` the mean gradient over devices:
+Let `w` be the parameters, `u` the update of the optimizer, and `g` the mean gradient
+over devices.
 
-- width 1: `w[t] = w[t-1] - u(g[t-1])`
-- width 2, plain: `w[t] = w[t-1] - u(g[t-2])`, from a queue of one mean gradient
-- width 2, predicted: likewise, but device i takes its gradient at `w - u(g_i)`, where
-  `g_i` is its own gradient in the queue; with a copy of the optimizer's state
+- Width 1: `w[t] = w[t-1] - u(g[t-1])`
+- Width 2, plain: `w[t] = w[t-1] - u(g[t-2])`, with a queue of one mean gradient
+- Width 2, predicted: the same update, but device i takes its gradient at
+  `w - u(g_i)`, where `g_i` is its own gradient in the queue. This `u` works on a copy
+  of the optimizer's state.
 
-Nothing is applied until the first gradient has arrived, and in the end that in the
-queue is. Model states obey the same recursions.
+At width 2, no update is applied until the first gradient has arrived. At the end, the
+gradient that is left in the queue is applied. Model states obey the same recursions.
 """
 
 from collections.abc import Sequence
@@ -18,12 +20,12 @@ from ._pieces import DEVICES, Inputs, Message, Pieces, State, part, stacked
 
 
 class History(NamedTuple):
-    """What a run is compared by.
+    """The values by which two runs are compared.
 
     Attributes:
-      params: after every step, and after what was in flight at the end.
-      reported: loss and metrics of every batch.
-      model_state: in the end.
+      params: The parameters after every step and after the drain.
+      reported: The loss and the metrics of every batch.
+      model_state: The model state at the end.
     """
 
     params: list[Any]
@@ -32,7 +34,7 @@ class History(NamedTuple):
 
 
 def width_1(pieces: Pieces, state: State, steps: Sequence[Inputs]) -> History:
-    """Trains synchronously."""
+    """Trains synchronously, at width 1."""
     params, reported = [], []
     for inputs in steps:
         message = pieces.whole(state, inputs)
@@ -43,7 +45,7 @@ def width_1(pieces: Pieces, state: State, steps: Sequence[Inputs]) -> History:
 
 
 def width_2_plain(pieces: Pieces, state: State, steps: Sequence[Inputs]) -> History:
-    """Applies every mean gradient one step late."""
+    """Applies every mean gradient one step late, without weight prediction."""
     params, reported = [], []
     queue: list[Message] = []
     for inputs in steps:
@@ -61,7 +63,11 @@ def width_2_plain(pieces: Pieces, state: State, steps: Sequence[Inputs]) -> Hist
 
 
 def width_2_predicted(pieces: Pieces, state: State, steps: Sequence[Inputs]) -> History:
-    """Likewise, each device's gradient where its own one in the queue would lead."""
+    """Applies every mean gradient one step late, with weight prediction.
+
+    Each device takes its gradient at the parameters to which its own gradient in the
+    queue would lead.
+    """
     params, reported = [], []
     queue: list[Message] = []
     for inputs in steps:

@@ -1,4 +1,4 @@
-"""Optimizers around other optimizers, and chains of transformations."""
+"""Optimizers that wrap other optimizers, and chains of gradient transformations."""
 
 import functools
 from typing import Any
@@ -12,7 +12,7 @@ from ._optimizer import STEPS, Optimizer, adam, plateau, sgd
 
 
 def _spoilt(batches: list[Any]) -> list[Any]:
-    """One example of the fifth batch is not a number; its device is the third."""
+    """Replaces the targets of one example by NaN: of batch 5, on the third device."""
     spoilt = batches[4] | {"y": batches[4]["y"].copy()}
     spoilt["y"][9] = np.nan
     return [*batches[:4], spoilt, *batches[5:]]

@@ -1,7 +1,7 @@
-"""A cluster on one machine: hosts with links of a chosen rate, and real TCP between.
+"""Emulates a cluster on one machine: hosts, links of a chosen rate, and real TCP.
 
-`python -m experiments.cluster --hosts 4 --rate 500mbit -- python -m my.program`, which
-is joined by `member.join()`.
+Start a program on every host with `python -m experiments.cluster --hosts 4 --rate
+500mbit -- python -m my.program`. The program calls `member.join()` to join the hosts.
 """
 
 from ._ask import ask as ask

@@ -1,7 +1,8 @@
-"""A cluster on one machine: network namespaces, a switch, links of a chosen rate.
+"""Emulates a cluster on one machine: namespaces, a switch, and links of a chosen rate.
 
-Runs a command on every host, its output behind the host's name, and ends with 0 or with
-the exit code of the host that failed first. Nothing is left behind, whatever ends it.
+A command runs on every host, and each line of its output follows the name of the host.
+The exit code is 0, or that of the host that failed first. However the run ends, it
+leaves nothing behind.
 
   python -m experiments.cluster --hosts 4 --rate 500mbit -- python -m my.program
 """
@@ -16,16 +17,16 @@ from . import Network, reason_why_not, start
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The hosts; what follows `--` runs on each of them."""
+    """Settings of the hosts. The command after `--` runs on each of them."""
 
     hosts: int = 4
-    """How many. They share the cores, each pinned to its own as far as these go."""
+    """The number of hosts. Each is pinned to cores of its own if there are enough."""
     rate: tuple[str, ...] = ("500mbit",)
-    """Of every link, in both directions; or one for each host: 500mbit 100mbit."""
+    """The rate of all links in both directions, or of each: 500mbit 100mbit."""
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code of the first host that failed, or 0."""
+    """Returns 0, the exit code of the first failed host, or 2 if no host can start."""
     if "--" not in arguments and not {"-h", "--help"} & {*arguments}:
         return _refuse("What is to run on the hosts? Put it after --: -- python ...")
     end = arguments.index("--") if "--" in arguments else len(arguments)

@@ -1,4 +1,4 @@
-"""Figures from the hosts of a cluster."""
+"""Gets figures from the hosts of a cluster."""
 
 import json
 import pathlib
@@ -14,17 +14,18 @@ from ._start import reason_why_not, start
 def ask(
     network: Network, module: str, arguments: Sequence[str], log: IO[str] | None = None
 ) -> Any:
-    """Runs a module of this project on every host, and returns what the first found.
+    """Runs a module of this project on every host; returns the first host's answer.
 
     Args:
-      network: the hosts.
-      module: its name. It is given `--out`, where the first host is to write JSON.
-      arguments: what else it is given.
-      log: where their output goes; `None` is where this one's goes.
+      network: The hosts.
+      module: The name of the module. It gets `--out FILE`, the file to which the first
+        host must write its answer as JSON.
+      arguments: The other arguments of the module.
+      log: The file for the output of all hosts; `None` takes that of this process.
 
     Raises:
-      SystemExit: where no cluster can be made, saying why.
-      RuntimeError: if one of the hosts fails.
+      SystemExit: If no cluster can be made here, with the reason.
+      RuntimeError: If one of the hosts fails.
     """
     if why := reason_why_not():
         sys.exit(why)

@@ -1,12 +1,12 @@
-"""What a host's processes find in their environment."""
+"""Makes the environment of the processes of a host."""
 
 from ._network import INTERFACE, address
 
-COORDINATOR = 29500  # port; torchrun's
+COORDINATOR = 29500  # the port, which is torchrun's default
 
 
 def environment(rank: int, hosts: int) -> dict[str, str]:
-    """Variables of the n-th host: torchrun's names, and settings for one core."""
+    """Returns the variables of a host: those of torchrun, and settings for one core."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": "0",
@@ -15,10 +15,10 @@ def environment(rank: int, hosts: int) -> dict[str, str]:
         "MASTER_PORT": str(COORDINATOR),
         "GLOO_SOCKET_IFNAME": INTERFACE,
         "JAX_PLATFORMS": "cpu",
-        # A pool of two threads in XLA: one that computes, one that waits for a socket.
+        # XLA gets a pool of two threads: one computes, and one waits for a socket.
         "NPROC": "2",
         "OMP_NUM_THREADS": "1",
-        # Large arrays come from huge pages, or their page faults are what is measured.
+        # Without huge pages, the page faults of large arrays dominate measurements.
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
         "PYTHONUNBUFFERED": "1",
     }

@@ -1,4 +1,4 @@
-"""The first process in a cluster's namespaces: makes the network, runs the hosts."""
+"""Makes the network and runs the hosts, as the first process in the namespaces."""
 
 import json
 import os
@@ -14,12 +14,16 @@ from ._environment import environment
 from ._network import Network
 from ._start import cores
 
-# A host is a network and a name of its own. Its command waits until there is a cable.
+# A host has a network and a host name of its own. Its command waits for its cable.
 _HOST = ("unshare", "--net", "--uts", "sh", "-c", 'echo && read _ && exec "$@"', "sh")
 
 
 def run(network: Network, command: Sequence[str]) -> int:
-    """Runs the command on every host; the exit code of the first that failed, or 0."""
+    """Runs the command on every host.
+
+    Returns:
+      0, or the exit code of the first host that failed.
+    """
     _name_hosts(network)
     _network.switch()
     hosts = [_host(network, rank, command) for rank in range(network.size)]
@@ -44,12 +48,12 @@ def run(network: Network, command: Sequence[str]) -> int:
 
 
 def _name_hosts(network: Network) -> None:
-    """Puts a hosts file in the place of this machine's, in these namespaces."""
+    """Replaces `/etc/hosts`, in these namespaces only."""
     with tempfile.NamedTemporaryFile("w", suffix=".hosts") as file:
         file.write(network.hosts_file())
         file.flush()
         pathlib.Path(file.name).chmod(0o644)
-        # The mount keeps the file when its name is gone.
+        # The mount keeps the file when its name is deleted.
         subprocess.run(["mount", "--bind", file.name, "/etc/hosts"], check=True)
 
 
@@ -66,7 +70,7 @@ def _host(
         errors="replace",
     )
     assert host.stdout
-    host.stdout.readline()  # it is in its namespace
+    host.stdout.readline()  # waits for the shell in the namespace
     _network.connect(rank, host.pid, network.rates[rank])
     os.sched_setaffinity(host.pid, cores(rank, network.size))
     return host
@@ -80,10 +84,14 @@ def _stream(rank: int, host: "subprocess.Popen[str]") -> None:
 
 
 def _first_failure(ranks: dict[int, int]) -> tuple[int, int] | None:
-    """Waits for all of these processes, or for one that fails: its rank and code."""
+    """Waits until all processes have ended or one has failed.
+
+    Returns:
+      The rank and the exit code of the process that failed, or `None`.
+    """
     running = dict(ranks)
     while running:
-        # As the first process, this one is given others' orphans too.
+        # The first process of a namespace also inherits the orphans of all others.
         process, status = os.wait()
         rank = running.pop(process, None)
         code = os.waitstatus_to_exitcode(status)

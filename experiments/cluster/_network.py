@@ -1,10 +1,10 @@
-"""What joins the hosts: a switch, and a cable of a chosen rate to each of them."""
+"""Connects the hosts: a switch, and a cable of a chosen rate to each host."""
 
 import dataclasses
 import re
 import subprocess
 
-# Of which a host's address is the n-th; no packet leaves the machine.
+# Host n, counted from 0, has address n + 1. No packet leaves the machine.
 SUBNET = "10.77.0"
 INTERFACE = "eth0"
 MOST = 250
@@ -14,10 +14,10 @@ _UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """Hosts and the rates of their links.
+    """The hosts and the rates of their links.
 
     Attributes:
-      rates: of each host's link, the same in both directions: `"500mbit"`.
+      rates: The rate of each host's link, such as `"500mbit"`, in both directions.
     """
 
     rates: tuple[str, ...]
@@ -33,7 +33,7 @@ class Network:
 
     @classmethod
     def of(cls, hosts: int, rates: tuple[str, ...]) -> "Network":
-        """So many hosts with one rate for all, or with one rate each."""
+        """Makes a network of `hosts` hosts, with one rate for all or one for each."""
         if len(rates) not in (1, hosts):
             raise ValueError(
                 f"`rate` must be one for all, or one for each of {hosts} hosts; got"
@@ -43,27 +43,30 @@ class Network:
 
     @property
     def size(self) -> int:
-        """Hosts."""
+        """Returns the number of hosts."""
         return len(self.rates)
 
     def hosts_file(self) -> str:
-        """By it a host finds others, and Gloo the interface it is to use."""
+        """Returns the text of `/etc/hosts`, with the address of every host.
+
+        Hosts find one another by this file, and Gloo finds the interface to use.
+        """
         lines = [f"{address(host)} {name(host)}" for host in range(self.size)]
         return "\n".join(["127.0.0.1 localhost", *lines, ""])
 
 
 def name(host: int) -> str:
-    """Of the n-th host."""
+    """Returns the name of a host, by its number from 0."""
     return f"host{host}"
 
 
 def address(host: int) -> str:
-    """Of the n-th host."""
+    """Returns the address of a host, by its number from 0."""
     return f"{SUBNET}.{host + 1}"
 
 
 def bits_per_second(rate: str) -> float:
-    """Of a rate as `tc` takes it.
+    """Returns the bits per second of a rate in the notation of `tc`.
 
     >>> bits_per_second("500mbit")
     500000000.0
@@ -78,14 +81,14 @@ def bits_per_second(rate: str) -> float:
 
 
 def switch() -> None:
-    """Makes what all cables go to, in the network namespace this runs in."""
+    """Makes the switch, to which all cables lead, in the present network namespace."""
     _run("ip", "link", "set", "lo", "up")
     _run("ip", "link", "add", "name", "switch", "type", "bridge")
     _run("ip", "link", "set", "switch", "up")
 
 
 def connect(host: int, process: int, rate: str) -> None:
-    """A cable to the network namespace of a process, limited at both of its ends."""
+    """Makes a cable to the network namespace of a process, limited at both ends."""
     port = f"port{host}"
     inside = ("nsenter", "--target", str(process), "--net", "--uts")
     peer = ("peer", "name", INTERFACE, "netns", str(process))
@@ -100,21 +103,22 @@ def connect(host: int, process: int, rate: str) -> None:
 
 
 def bucket(rate: str) -> tuple[str, ...]:
-    """What limits a link, as `tc qdisc` takes it: a token bucket."""
+    """Returns the arguments of `tc qdisc` for the limit of a link: a token bucket."""
     return ("tbf", "rate", rate, "burst", str(_burst(rate)), "latency", "50ms")
 
 
 def _burst(rate: str) -> int:
-    # What goes at once after a pause, as from the queue of a network card: of 4 ms.
-    # With less, what the kernel is too late for while hosts compute would be lost.
+    # After a pause, the data of 4 ms may leave at once, as from the queue of a network
+    # card. With a smaller bucket, the link would lose the time by which the kernel is
+    # late while hosts compute.
     return max(2**14, int(bits_per_second(rate) / 8 * 4e-3))
 
 
 def _limit(interface: str, rate: str, inside: tuple[str, ...] = ()) -> None:
-    """What leaves by this interface, at most so fast."""
+    """Limits the rate at which data leave by an interface."""
     _run(*inside, "tc", "qdisc", "add", "dev", interface, "root", *bucket(rate))
-    # Packets that a network card would cut up must fit into the bucket, or the kernel
-    # cuts them up, on the hosts' cores.
+    # Packets that a network card would segment must fit into the bucket. Otherwise,
+    # the kernel segments them, on the cores of the hosts.
     whole = str(min(2**16, _burst(rate) // 2))
     _run(*inside, "ip", "link", "set", interface, "gso_max_size", whole)
 

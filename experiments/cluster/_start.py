@@ -1,9 +1,10 @@
 """Starts a cluster, and leaves nothing of it behind.
 
-Its processes live in namespaces of their own, for users, processes, mounts and the
-network. The first process in them dies with this one, whatever kills it, all others die
-with the first, and what has no process left the kernel takes away: switch, cables,
-hosts file. So there is nothing to clean up, neither here nor at the next start.
+The processes of the cluster live in namespaces of their own, for users, processes,
+mounts, host names and the network. The first process in these namespaces dies with the
+present process, whatever kills it, and all other processes die with the first. The
+kernel then removes the switch, the cables and the hosts file, because they have no
+process left. There is nothing to clean up, neither here nor at the next start.
 """
 
 import json
@@ -27,13 +28,13 @@ _NEEDED = ("setpriv", "unshare", "nsenter", "ip", "tc", "hostname")
 
 
 def reason_why_not() -> str | None:
-    """Why no cluster can be made here, in one line; `None` if one can."""
+    """Returns why no cluster can be made here, in one line, or `None` if one can."""
     if missing := [tool for tool in _NEEDED if shutil.which(tool) is None]:
         return (
             "An emulated cluster needs Linux with iproute2 and util-linux; there is no"
             f" {', '.join(missing)} here."
         )
-    # What is asked of the kernel, and one link that can be limited.
+    # The trial makes the namespaces, a switch, and one link with a limited rate.
     trial = (
         "ip link add name switch type bridge"
         " && ip link add name one type veth peer name other"
@@ -49,21 +50,23 @@ def reason_why_not() -> str | None:
 
 
 def start(network: Network, command: Sequence[str], log: IO[str] | None = None) -> int:
-    """Runs a command on every host, and waits for all.
+    """Runs a command on every host, and waits for all hosts.
 
     Args:
-      network: the hosts.
-      command: what each runs, here, in this environment and `_environment`.
-      log: where their output goes; `None` is where this one's goes.
+      network: The hosts.
+      command: The command that each host runs, in this working directory. Its
+        environment is that of this process, with the variables of `_environment`.
+      log: The file for the output of all hosts; `None` takes that of this process.
 
     Returns:
-      0, or the exit code of the host that failed first, the others then stopped.
+      0, or the exit code of the host that failed first. The other hosts are stopped
+      when one fails.
     """
     plan = json.dumps({"rates": network.rates, "command": [*command]})
     inside = [sys.executable, "-m", f"{__package__}._inside", plan]
     ends = (signal.SIGTERM, signal.SIGINT)
     before = [signal.signal(number, _exit) for number in ends]
-    # Ctrl-C is for this process alone, which then kills all others at once.
+    # Ctrl-C reaches this process alone, which then kills all others at once.
     child = subprocess.Popen(
         [*_APART, *inside],
         stdin=subprocess.DEVNULL,
@@ -81,9 +84,10 @@ def start(network: Network, command: Sequence[str], log: IO[str] | None = None) 
 
 
 def cores(host: int, hosts: int) -> set[int]:
-    """The cores of a host: its share of all, or one that it shares with others.
+    """Returns the cores of a host: its share of all, or one that it shares.
 
-    As `pipejax launch` has it; a cluster starts without JAX.
+    `pipejax launch` shares out cores in the same way. The rule is repeated here so that
+    a cluster starts without importing JAX.
     """
     usable = sorted(os.sched_getaffinity(0))
     share = len(usable) // hosts

@@ -1,4 +1,4 @@
-"""What a program on one of the hosts needs: to join, to read its link, to answer."""
+"""Lets a program on a host join the cluster, read the link, and write its answer."""
 
 import json
 import os
@@ -16,10 +16,10 @@ from ._network import INTERFACE, SUBNET
 
 
 def join() -> int:
-    """Joins the hosts to one JAX runtime; returns this one's rank.
+    """Joins the hosts to one JAX runtime, and returns the rank of this host.
 
     Raises:
-      RuntimeError: outside a cluster.
+      RuntimeError: If the program does not run on a host of a cluster.
     """
     if not os.environ.get("MASTER_ADDR", "").startswith(SUBNET):
         raise RuntimeError(
@@ -31,18 +31,21 @@ def join() -> int:
 
 
 def barrier() -> None:
-    """Waits until every host is here; nothing else may be in flight."""
+    """Waits until every host has called this.
+
+    No other communication may be under way.
+    """
     multihost_utils.sync_global_devices("member")
 
 
 def largest(values: Sequence[float]) -> list[float]:
-    """Of all hosts, value by value; the same on each of them."""
+    """Returns the largest of each value over all hosts, the same on every host."""
     every = multihost_utils.process_allgather(np.array(values, np.float64))
     return every.reshape(jax.process_count(), -1).max(axis=0).tolist()
 
 
 def answer(figures: Any, out: pathlib.Path | None) -> None:
-    """Writes JSON where `cluster.ask` looks for it, or prints it."""
+    """Writes figures as JSON to the file that `cluster.ask` reads, or prints them."""
     text = json.dumps(figures, indent=2)
     if out is None:
         print(text)
@@ -51,11 +54,12 @@ def answer(figures: Any, out: pathlib.Path | None) -> None:
 
 
 def cores() -> float:
-    """Seconds for which the machine's cores have worked so far, over their number.
+    """Returns the time for which a core of the machine has worked so far, in seconds.
 
-    Every host reads the same, since they share the machine: its user and kernel time,
-    the network's interrupts included, and what the hypervisor took. The kernel counts
-    in hundredths of a second.
+    The value is a mean over all cores. Every host reads the same value, since the hosts
+    share the machine. It comprises user time, kernel time with the interrupts of the
+    network, and the time that the hypervisor took. The kernel counts in hundredths of a
+    second.
     """
     total, *_ = pathlib.Path("/proc/stat").read_text().splitlines()
     user, nice, system, _, _, *others = map(int, total.split()[1:9])
@@ -64,23 +68,23 @@ def cores() -> float:
 
 
 class Counters(NamedTuple):
-    """Bytes over this host's link, frames and all.
+    """The bytes that have passed over this host's link, headers included.
 
     Attributes:
-      sent: since the link is up.
-      received: likewise.
+      sent: The bytes sent since the link was made.
+      received: The bytes received since the link was made.
     """
 
     sent: int
     received: int
 
     def since(self, before: "Counters") -> "Counters":
-        """What has gone over it since."""
+        """Returns the bytes that have passed since `before`."""
         return Counters(self.sent - before.sent, self.received - before.received)
 
 
 def wire() -> Counters:
-    """What the interface has counted so far."""
+    """Returns the bytes that the interface has counted so far."""
     table = pathlib.Path("/proc/self/net/dev").read_text()
     for line in table.splitlines():
         interface, _, numbers = line.partition(":")

@@ -1,4 +1,4 @@
-"""How a delay changes what is learned, and what corrects it."""
+"""Measures how a delay changes learning, and which methods correct this."""
 
 from ._contenders import OPTIMIZERS as OPTIMIZERS
 from ._contenders import Method as Method

@@ -1,22 +1,26 @@
-"""How a delay changes what is learned, and what corrects it.
+"""Measures how a delay changes learning, and which methods correct this.
 
 Claim: with `weight_prediction`, a pipeline of width 2 ends within 0.01 nats or 0.2
-points of synchronous training, for SGD with momentum, AdamW and Muon, the learning rate
-tuned for synchronous training and then left alone: in 8 of 9 cases, of which a plain
-delay ends there in 2. At twice that rate it does so in 6, a plain delay in 1.
+points of synchronous training in 8 of 9 cases, a plain delay in 2 of 9. The cases are
+three tasks with each of SGD with momentum, AdamW and Muon. The learning rate is tuned
+for synchronous training and then left alone. At twice that rate, weight prediction
+ends as near in 6 of 9 cases, a plain delay in 1.
 
-Three tasks (`experiments.learning`), four virtual devices, the real train step, equal
-steps, the same batches, no synchronous warm-up. First the learning rate: that of the
-sweep, a factor 2 apart, whose synchronous run of the first seed ends with the least
-test loss. Then every method at it; those of `_contenders.TWICE` also at twice that.
+The tasks are those of `experiments.learning`. All methods run the real train step on
+four virtual devices, for the same number of steps on the same batches, and without
+synchronous warm-up. First, a sweep in factors of 2 tunes the learning rate: it chooses
+the rate at which the synchronous run of the first seed ends with the lowest test loss.
+Then every method runs at this rate. The methods of `_contenders.TWICE` also run at
+twice this rate.
 
 Command: python -m experiments.convergence --text tinyshakespeare.txt
-         A run that was broken off goes on where it was.
+         If it is interrupted, start it again: it keeps the runs that have ended.
 Time: on 2 cores some twenty hours, half of it Muon's. Most of Muon's were run with
       XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_DOT, with
-      which JAX 0.10 takes less time for them, and rounds otherwise. A run notes its
-      flags, but for the earlier ones: of these Muon's on CIFAR-10 had that, and on the
-      other tasks K=1, plain and predicted runs at the tuned rate had none.
+      which JAX 0.10 takes less time for them, and rounds differently. The result has
+      the flags of every run except the earlier ones. Muon's earlier runs had this flag
+      on CIFAR-10. On the other tasks, Muon's earlier runs of K=1, plain and predicted
+      at the tuned rate had no flags.
 Result: experiments/results/convergence.json, docs/convergence.png
 """
 
@@ -43,34 +47,34 @@ from ._train import train
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What is run."""
+    """Settings of the comparison."""
 
     tasks: tuple[str, ...] = TASKS
-    """Of `experiments.learning`."""
+    """The names of the tasks, which are those of `experiments.learning`."""
     optimizers: tuple[str, ...] = tuple(OPTIMIZERS)
-    """Each tuned for every task."""
+    """The names of the optimizers, whose rate is tuned for every task."""
     methods: tuple[str, ...] = tuple(METHODS)
-    """Compared with synchronous training."""
+    """The names of the methods to compare with synchronous training."""
     factors: tuple[float, ...] = (1.0, 2.0)
-    """Times the tuned learning rate."""
+    """The learning rates to compare at, as multiples of the tuned rate."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """Of parameters and batches."""
+    """The seeds of parameters and batches."""
     steps: int | None = None
-    """Of every run; by default the task's own."""
+    """The number of steps of every run; by default that of the task."""
     data_dir: pathlib.Path | None = None
-    """Where TFDS data sets lie; by default TFDS's own folder."""
+    """The folder of the TFDS data sets; by default TFDS's own folder."""
     text: pathlib.Path = pathlib.Path("tinyshakespeare.txt")
-    """What the transformer reads."""
+    """The text file that the transformer learns from."""
     cpu_devices: int = 4
-    """Virtual devices."""
+    """The number of virtual devices."""
     out: pathlib.Path = report.RESULTS / "convergence.json"
-    """Where the result goes, and what was there is taken up."""
+    """The file of the result. Runs that it already holds are not repeated."""
     plot: pathlib.Path = pathlib.Path("docs/convergence.png")
-    """Where the picture goes."""
+    """The file that the picture is written to."""
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Runs what is not there yet; prints the table, draws."""
+    """Runs what the result does not hold yet, prints the tables, and draws."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", config.cpu_devices)
     result = run_all(config)
@@ -84,7 +88,7 @@ def main(config: Config) -> dict[str, Any]:
 
 
 def run_all(config: Config) -> dict[str, Any]:
-    """Runs what is not there yet, writing each run down."""
+    """Runs what the result does not hold yet, and saves the result after each run."""
     result = begun(config)
     for name in config.tasks:
         task = make_task(
@@ -110,7 +114,7 @@ def run_all(config: Config) -> dict[str, Any]:
 
 
 def sweep(task: str, optimizer: str, result: dict[str, Any]) -> Iterator[Run]:
-    """The runs that tune the learning rate."""
+    """Yields the runs that tune the learning rate."""
     for rate in OPTIMIZERS[optimizer].rates:
         yield key(task, optimizer, rate, "K=1", result["seeds"][0])
 
@@ -118,7 +122,7 @@ def sweep(task: str, optimizer: str, result: dict[str, Any]) -> Iterator[Run]:
 def grid(
     task: str, optimizer: str, config: Config, result: dict[str, Any]
 ) -> Iterator[Run]:
-    """The runs that are compared; asked for when the sweep has been run."""
+    """Yields the runs that are compared. The runs of the sweep must have ended."""
     tuned = tuned_rate(task, optimizer, result["seeds"][0], result["runs"])
     methods = ("K=1", *(name for name in config.methods if name != "K=1"))
     for factor, name, seed in itertools.product(config.factors, methods, config.seeds):
@@ -127,7 +131,7 @@ def grid(
 
 
 def begun(config: Config) -> dict[str, Any]:
-    """What there is of the result: of one that was broken off, or is added to."""
+    """Returns the result so far, with the runs that the file already holds."""
     common = {"cpu_devices": config.cpu_devices, "steps": config.steps}
     before: dict[str, Any] = {"factors": [], "seeds": [], "runs": []}
     if config.out.exists():
@@ -145,7 +149,7 @@ def begun(config: Config) -> dict[str, Any]:
 
 
 def provenance() -> dict[str, str]:
-    """Of a run: a result is that of several commits, and its flags may differ."""
+    """Returns the commit and the XLA flags, which may differ between runs."""
     flags = os.environ.get("XLA_FLAGS", "")
     return {"commit": report.commit(), "xla_flags": flags}
 

@@ -1,4 +1,4 @@
-"""What a delay changed, beside synchronous training."""
+"""Computes what a delay changes, compared with synchronous training."""
 
 import math
 import statistics
@@ -8,17 +8,19 @@ from ._contenders import METHODS
 from ._runs import Run, Setting, of_seeds
 from ._tasks import blind_guess
 
-# How far from synchronous training the default may end: of one of the two, at K=2.
+# A method is near synchronous training if it keeps one of the two limits, at K=2.
 NATS, POINTS = 0.01, 0.2
 
 
 class Change(NamedTuple):
-    """Of a task, an optimizer, a rate and a method.
+    """The change that a method makes for one task, optimizer and rate.
 
     Attributes:
-      width: of the pipeline.
-      nats: of test loss, seed by seed; none if a run of either diverged.
-      points: of test accuracy, likewise.
+      width: The width of the pipeline.
+      nats: The change of test loss in nats, for each seed. It is empty if a run of the
+        method or of synchronous training diverged.
+      points: The change of test accuracy in percentage points, for each seed. It is
+        empty in the same case.
     """
 
     width: int
@@ -27,17 +29,17 @@ class Change(NamedTuple):
 
     @property
     def is_near(self) -> bool:
-        """Whether it is within one of `NATS` and `POINTS`, or twice that at K=3."""
+        """Returns whether one of the limits is kept; at K=3, they are twice as wide."""
         if not self.nats:
             return False
-        allowed = (self.width - 1) * (1 + 1e-9)  # as much as the bar is within it
+        allowed = (self.width - 1) * (1 + 1e-9)  # the limit itself counts as near
         return (
             statistics.mean(self.nats) <= allowed * NATS
             or statistics.mean(self.points) >= -allowed * POINTS
         )
 
     def __str__(self) -> str:
-        """`+0.0123 ± 0.0004, -0.43 ± 0.02 *`, with a star where it is not near."""
+        """Returns `+0.0123 ± 0.0004, -0.43 ± 0.02 *`; the star means not near."""
         if not self.nats:
             return "diverged"
         star = "" if self.is_near else " *"
@@ -45,7 +47,7 @@ class Change(NamedTuple):
 
 
 def change(result: dict[str, Any], setting: Setting, method: str) -> Change | None:
-    """None where it has not been run."""
+    """Returns the change that a method makes, or `None` if it has not been run."""
     runs, synchronous = (of_seeds(result, *setting, x) for x in (method, "K=1"))
     if not runs or not synchronous:
         return None
@@ -58,13 +60,16 @@ def change(result: dict[str, Any], setting: Setting, method: str) -> Change | No
 
 
 def differences(runs: list[Run], others: list[Run], name: str) -> list[float]:
-    """Seed by seed, as far as both have been run."""
+    """Returns the differences for each seed for which both methods have been run."""
     before = {run["seed"]: run[name] for run in others}
     return [run[name] - before[run["seed"]] for run in runs if run["seed"] in before]
 
 
 def spread(values: list[float], digits: int) -> str:
-    """`+1.23 ± 0.45`: mean and its standard error, where there are two or more."""
+    """Returns `+1.23 ± 0.45`, the mean and its standard error.
+
+    A single value has no standard error.
+    """
     middle = f"{statistics.mean(values):+.{digits}f}"
     if len(values) < 2:
         return middle
@@ -73,7 +78,7 @@ def spread(values: list[float], digits: int) -> str:
 
 
 def diverged(runs: list[Run]) -> bool:
-    """Whether one ended with no finite loss, or no better than a blind guess."""
+    """Returns whether a run ended without a finite loss or as bad as a blind guess."""
     return any(
         run["test_loss"] is None or run["test_loss"] > 0.999 * blind_guess(run["task"])
         for run in runs

@@ -1,4 +1,4 @@
-"""Optimizers as a user would have tuned them, and what there is against a delay."""
+"""The optimizers, as a user would tune them, and the methods against a delay."""
 
 import dataclasses
 import functools
@@ -10,20 +10,20 @@ from pipejax import corrections
 
 
 def octaves(least: float, count: int) -> tuple[float, ...]:
-    """Each twice the one before."""
+    """Returns `count` numbers from `least` up, each twice the number before."""
     return tuple(least * 2**i for i in range(count))
 
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """An optimizer but for its learning rate."""
+    """An optimizer, without its learning rate."""
 
     make: Callable[[optax.Schedule], optax.GradientTransformation]
-    """From a learning rate."""
+    """Makes the optimizer from a learning rate."""
     momentum: float
-    """Decay of its average of gradients."""
+    """The decay of the optimizer's average of gradients."""
     rates: tuple[float, ...]
-    """The sweep."""
+    """The learning rates of the sweep."""
 
 
 OPTIMIZERS = {
@@ -31,7 +31,8 @@ OPTIMIZERS = {
         functools.partial(optax.sgd, momentum=0.9), 0.9, octaves(0.0125, 7)
     ),
     "adamw": Optimizer(optax.adamw, 0.9, octaves(0.0005, 5)),
-    # Updates as large as AdamW's (Liu et al. 2025, https://arxiv.org/abs/2502.16982).
+    # The updates are as large as AdamW's (Liu et al. 2025,
+    # https://arxiv.org/abs/2502.16982).
     "muon": Optimizer(
         functools.partial(optax.contrib.muon, consistent_rms=0.2),
         0.95,
@@ -42,20 +43,20 @@ OPTIMIZERS = {
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A pipeline of some width, and how its delay is corrected."""
+    """A pipeline of some width, and the correction of its delay."""
 
     width: int
-    """Of the pipeline."""
+    """The width of the pipeline."""
     weight_prediction: bool = False
-    """Of `pj.make_train_step`."""
+    """The argument `weight_prediction` of `pj.make_train_step`."""
     deviation_feedback: float = 0.0
-    """Likewise."""
+    """The argument `deviation_feedback` of `pj.make_train_step`."""
     before: optax.GradientTransformation | None = None
-    """What the gradient goes through first."""
+    """The transformation of the gradient, before the optimizer."""
     after: Callable[[float], optax.GradientTransformation] | None = None
-    """From the optimizer's momentum to what its update goes through."""
+    """Makes the transformation of the update from the optimizer's momentum."""
     extrapolates: bool = False
-    """Whether `after` leaves the parameters ahead of those to be tested."""
+    """Whether `after` keeps the parameters ahead of those that are tested."""
 
     def corrected(
         self,
@@ -63,14 +64,14 @@ class Method:
         rate: optax.Schedule,
         clip: optax.GradientTransformation,
     ) -> optax.GradientTransformation:
-        """The optimizer with its correction, and with clipping as a part of it."""
+        """Returns the optimizer with clipping and the correction of this method."""
         after = self.after and self.after(optimizer.momentum)
         parts = (self.before, clip, optimizer.make(rate), after)
         return optax.chain(*(part for part in parts if part is not None))
 
 
 def methods_of(width: int) -> dict[str, Method]:
-    """What is compared at any width."""
+    """Returns the methods that are compared at every width, without `K=...`."""
     return {
         ", plain": Method(width),
         ", predicted": Method(width, weight_prediction=True),
@@ -94,7 +95,8 @@ METHODS = {
     "K=2, DC-ASGD": Method(2, before=corrections.delay_compensation(2)),
     **{f"K=3{name}": method for name, method in methods_of(3).items()},
 }
-# At twice the tuned rate: plain, the default, and what is to hold at large rates.
+# The methods that also run at twice the tuned rate: a plain delay, the default, and
+# those that should work at large rates.
 TWICE = (
     "K=1",
     "K=2, plain",

@@ -1,4 +1,4 @@
-"""Runs as a picture."""
+"""Draws the runs."""
 
 import math
 import pathlib
@@ -10,7 +10,7 @@ from pipejax.picture import new_figure
 
 from ._runs import Run, of_seeds, pairs, tuned_rate
 
-# Over one another, synchronous training on top.
+# Later lines are drawn over earlier ones, so that synchronous training is on top.
 DRAWN = {
     "K=2, plain": "C1",
     "K=2, robust": "C4",
@@ -21,10 +21,11 @@ DRAWN = {
 
 
 def picture(result: dict[str, Any], path: pathlib.Path) -> None:
-    """Training loss on the way at the tuned rate, a row a task, a column an optimizer.
+    """Draws the training loss in the course of the runs at the tuned rates.
 
-    A row ends a half above what synchronous training begins with: what is above has
-    diverged, and would leave no room for the rest.
+    There is a row for each task and a column for each optimizer. The axis of a row ends
+    at 1.5 times the loss with which synchronous training begins. A run above this has
+    diverged, and would leave no room for the others.
     """
     of_all = pairs(result["runs"])
     tasks = list(dict.fromkeys(task for task, _ in of_all))
@@ -51,7 +52,7 @@ def picture(result: dict[str, Any], path: pathlib.Path) -> None:
 
 
 def draw(axes: Any, result: dict[str, Any], task: str, optimizer: str) -> list[Run]:
-    """A line a seed; returns whose they are."""
+    """Draws a line for every method and seed, and returns the runs that are drawn."""
     rate = tuned_rate(task, optimizer, result["seeds"][0], result["runs"])
     drawn = []
     for method, color in DRAWN.items():
@@ -67,7 +68,7 @@ def draw(axes: Any, result: dict[str, Any], task: str, optimizer: str) -> list[R
 
 
 def scale(axes: Any, drawn: list[Run]) -> None:
-    """The axis of losses, which the panels of a row have in common."""
+    """Scales the axis of losses, which all panels of a row share."""
     least = min(x for run in drawn for x in run["losses"] if x is not None)
     first = max(run["losses"][0] for run in drawn if run["method"] == "K=1")
     axes.set(

@@ -1,4 +1,4 @@
-"""Runs: what tells one from another, and how to find it among others."""
+"""Identifies runs, and finds them among others."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ Setting = tuple[str, str, float]  # task, optimizer, rate
 
 
 def tuned_rate(task: str, optimizer: str, seed: int, runs: list[Run]) -> float:
-    """The rate of the least synchronous test loss."""
+    """Returns the rate at which synchronous training has the lowest test loss."""
     swept = [
         run
         for rate in OPTIMIZERS[optimizer].rates
@@ -21,7 +21,7 @@ def tuned_rate(task: str, optimizer: str, seed: int, runs: list[Run]) -> float:
 
 
 def key(task: str, optimizer: str, rate: float, method: str, seed: int) -> Run:
-    """What tells a run from others."""
+    """Returns the values that identify a run."""
     return {
         "task": task,
         "optimizer": optimizer,
@@ -32,12 +32,12 @@ def key(task: str, optimizer: str, rate: float, method: str, seed: int) -> Run:
 
 
 def found(runs: list[Run], wanted: Run) -> Run | None:
-    """The run that is wanted, if it has been."""
+    """Returns the run with these values, or `None` if there is none."""
     return next((run for run in runs if wanted.items() <= run.items()), None)
 
 
 def pairs(runs: list[Run]) -> list[tuple[str, str]]:
-    """Tasks and optimizers that were run, optimizers by task."""
+    """Returns the pairs of task and optimizer that have been run, ordered by task."""
     tasks, optimizers = (
         list(dict.fromkeys(run[name] for run in runs)) for name in ("task", "optimizer")
     )
@@ -48,6 +48,6 @@ def pairs(runs: list[Run]) -> list[tuple[str, str]]:
 def of_seeds(
     result: dict[str, Any], task: str, optimizer: str, rate: float, method: str
 ) -> list[Run]:
-    """The runs that differ in their seed alone."""
+    """Returns the runs that differ only in their seed."""
     wanted = [key(task, optimizer, rate, method, seed) for seed in result["seeds"]]
     return [run for each in wanted if (run := found(result["runs"], each))]

@@ -1,4 +1,4 @@
-"""Runs as tables."""
+"""Makes tables of the runs."""
 
 import itertools
 import statistics
@@ -13,10 +13,11 @@ DELAYED = [name for name in TWICE if name != "K=1"]
 
 
 def rows(result: dict[str, Any]) -> list[list[str]]:
-    """Beside synchronous training: the methods of `TWICE`, at every rate.
+    """Returns the table of the methods of `TWICE` beside K=1, at every rate.
 
-    A cell is the change of test loss in nats and of test accuracy in points, mean and
-    standard error over seeds that have the same parameters and batches at first.
+    A cell has the change from synchronous training: that of test loss in nats, then
+    that of test accuracy in percentage points. Each is a mean with its standard error
+    over pairs of runs, which start from the same parameters and see the same batches.
     """
     table = [["task", "optimizer", "rate", "K=1", *DELAYED]]
     for setting in compared(result, *result["factors"]):
@@ -30,7 +31,10 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
 
 
 def ends(result: dict[str, Any]) -> list[list[str]]:
-    """Of every method test loss and accuracy at the tuned rate, means over seeds."""
+    """Returns the table of test loss and accuracy of every method at the tuned rate.
+
+    The values are means over seeds.
+    """
     tuned = list(compared(result, 1.0))
     titles = (f"{task}, {optimizer}" for task, optimizer, _ in tuned)
     table = [["", "near K=1", *titles]]
@@ -42,7 +46,7 @@ def ends(result: dict[str, Any]) -> list[list[str]]:
 
 
 def counts(result: dict[str, Any]) -> list[list[str]]:
-    """Of each optimizer in how many tasks a method of `TWICE` ends near K=1."""
+    """Returns the table of how many tasks end near K=1, by optimizer and method."""
     table = [["optimizer", "rate", *DELAYED]]
     for optimizer, factor in itertools.product(OPTIMIZERS, result["factors"]):
         of_it = [found for found in compared(result, factor) if found[1] == optimizer]
@@ -53,21 +57,27 @@ def counts(result: dict[str, Any]) -> list[list[str]]:
 
 
 def count_near(result: dict[str, Any], method: str, settings: list[Setting]) -> str:
-    """`8 of 9`, of those that have been run; see `Change.is_near`."""
+    """Returns how many settings end near K=1, such as `8 of 9`; see `Change.is_near`.
+
+    Only settings that have been run are counted.
+    """
     changes = [change(result, setting, method) for setting in settings]
     there = [each.is_near for each in changes if each is not None]
     return f"{sum(there)} of {len(there)}" if there else ""
 
 
 def compared(result: dict[str, Any], *factors: float) -> Iterator[Setting]:
-    """What methods were compared at, at these times the tuned rate."""
+    """Yields the settings of the comparison, at `factors` times the tuned rates."""
     for (task, optimizer), factor in itertools.product(pairs(result["runs"]), factors):
         tuned = tuned_rate(task, optimizer, result["seeds"][0], result["runs"])
         yield task, optimizer, factor * tuned
 
 
 def loss_and_accuracy(runs: list[Run]) -> str:
-    """`0.0513, 98.4 %`, means; or that one diverged; empty where there is none."""
+    """Returns the means of test loss and accuracy, such as `0.0513, 98.4 %`.
+
+    The text is "diverged" if a run diverged, and empty if there are no runs.
+    """
     if not runs:
         return ""
     if diverged(runs):

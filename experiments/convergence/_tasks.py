@@ -1,4 +1,4 @@
-"""What is learned, by name, and for how long."""
+"""The tasks by name, with their numbers of steps."""
 
 import dataclasses
 import math
@@ -10,14 +10,14 @@ TASKS = ("mnist", "cifar10", "shakespeare")
 
 
 def blind_guess(name: str) -> float:
-    """The loss of equal odds, in nats: of the text's 65 letters, or of ten classes."""
+    """Returns the loss, in nats, of a uniform guess: 65 characters or 10 classes."""
     return math.log(65 if name == "shakespeare" else 10)
 
 
 def make_task(
     name: str, *, text: pathlib.Path, data_dir: pathlib.Path | None, steps: int | None
 ) -> learning.Task:
-    """A task of `experiments.learning`; of its own number of steps, or of `steps`."""
+    """Makes a task of `experiments.learning`; `steps` replaces its number of steps."""
     if name == "shakespeare":
         task = learning.characters(text, batch_size=16, steps=2000)
     elif name == "cifar10":

@@ -1,4 +1,4 @@
-"""One run by the real train step."""
+"""Trains once, by the real train step."""
 
 import math
 from typing import Any
@@ -22,7 +22,10 @@ def train(
     seed: int,
     devices: int,
 ) -> dict[str, Any]:
-    """How a run ends, and its training loss on the way, means of 25 parts."""
+    """Returns the test results after a run, and its training loss in 25 parts.
+
+    The loss of a part is the mean over its steps.
+    """
     tx = how.corrected(optimizer, task.schedule(rate), task.clip)
     step = pj.make_train_step(
         task.loss,
@@ -42,7 +45,7 @@ def train(
     params = state.params
     if how.extrapolates:
         params = corrections.unextrapolated(state.opt_state, params)
-    reported = np.array(losses)[how.width - 1 :]  # before, nothing has arrived
+    reported = np.array(losses)[how.width - 1 :]  # no earlier loss has arrived
     means = [float(np.mean(part)) for part in np.array_split(reported, 25)]
     end = {**task.test(jax.device_get(params)), "skipped": int(state.skipped)}
     return {
@@ -52,5 +55,5 @@ def train(
 
 
 def finite(value: float) -> float | None:
-    """None for what is not: JSON has no NaN."""
+    """Returns a finite value as it is, and `None` for others, as JSON has no NaN."""
     return value if math.isfinite(value) else None

@@ -1,15 +1,17 @@
-"""How sharp losses are where networks train, beside what a delay leaves stable.
+"""Compares the sharpness of real losses with the limits of stability under a delay.
 
-Claim: where learning rate times sharpness, in the median over the first half of a
-synchronous run, is below the limit that `pj.stability` has for a width, weight
-prediction loses little at that width; beyond it mostly more. So what a delay costs can
-be told before it is there.
+Claim: learning rate times sharpness predicts what a delay costs. Its median over the
+first half of a synchronous run is compared with the limit that `pj.stability` has for a
+width. Below the limit, weight prediction loses little at that width. Beyond the limit,
+it mostly loses more. The cost of a delay is thus known before there is a delay.
 
-Sharpness is the largest eigenvalue of the loss's Hessian; of AdamW in coordinates in
-which it divides by nothing, and the limit is that of its first moment. It is taken at
-six places of the first half of a run, in which the rate is large, on training examples:
-1,024 images of MNIST, 256 of CIFAR-10, 64 windows of text. Tasks, rates and what runs
-of width 2 and 3 lost are those of `experiments.convergence`, whose result is read.
+Sharpness is the largest eigenvalue of the Hessian of the loss. For AdamW, the Hessian
+is taken in coordinates in which the optimizer does not divide its updates, and the
+limit is that of its first moment. Sharpness is measured at six points in the first half
+of a run, where the learning rate is large. It is measured on training examples: 1,024
+images of MNIST, 256 images of CIFAR-10, or 64 windows of text. The tasks, the rates and
+the costs of widths 2 and 3 are those of `experiments.convergence`, whose result is
+read.
 
 Command: python -m experiments.convergence.sharpness --text tinyshakespeare.txt
 Time: half an hour on 2 cores.
@@ -39,9 +41,10 @@ from ._contenders import METHODS, OPTIMIZERS, Method, Optimizer
 from ._runs import Run, Setting, key, tuned_rate
 from ._tasks import TASKS, make_task
 
-# Of a run. The rate is largest at the first, and 0.59 of that at the last.
+# Shares of a run. The learning rate is largest at the first, and 0.59 times as large
+# at the last.
 PLACES = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
-# The linear part of an optimizer, at a learning rate of 1.
+# The linear parts of the optimizers, at a learning rate of 1.
 LINEAR = {
     "momentum": optax.sgd(1.0, momentum=0.9),
     "adamw": optax.chain(optax.ema(0.9, debias=False), optax.scale(-1.0)),
@@ -49,38 +52,38 @@ LINEAR = {
 SHOWN = ("K=2, predicted", "K=3, predicted")
 DRAWN = ("K=2, plain", "K=3, plain", *SHOWN)
 MARKERS = {"momentum": "o", "adamw": "s"}
-# Of test loss, in the picture: what loses more, or diverged, is drawn here.
+# The change of test loss at which the picture draws runs that lose more or diverge.
 WORST = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What is measured."""
+    """Settings of the measurement."""
 
     tasks: tuple[str, ...] = TASKS
-    """Of `experiments.learning`."""
+    """The names of the tasks, which are those of `experiments.learning`."""
     optimizers: tuple[str, ...] = tuple(LINEAR)
-    """Whose limits are known."""
+    """The names of the optimizers, for which the limit must be known."""
     factors: tuple[float, ...] = (1.0, 2.0)
-    """Times the tuned learning rate."""
+    """The learning rates to measure at, as multiples of the tuned rate."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """Of parameters and batches."""
+    """The seeds of parameters and batches."""
     steps: int | None = None
-    """Of which a run is the first half; by default the task's own."""
+    """The steps of a whole run, of which half is run; by default those of the task."""
     data_dir: pathlib.Path | None = None
-    """Where TFDS data sets lie; by default TFDS's own folder."""
+    """The folder of the TFDS data sets; by default TFDS's own folder."""
     text: pathlib.Path = pathlib.Path("tinyshakespeare.txt")
-    """What the transformer reads."""
+    """The text file that the transformer learns from."""
     runs: pathlib.Path = report.RESULTS / "convergence.json"
-    """What was tuned, and what a delay cost."""
+    """The result of `experiments.convergence`: tuned rates, and costs of delays."""
     out: pathlib.Path = report.RESULTS / "convergence_sharpness.json"
-    """Where the result goes."""
+    """The file that the result is written to."""
     plot: pathlib.Path = pathlib.Path("docs/sharpness.png")
-    """Where the picture goes."""
+    """The file that the picture is written to."""
 
 
 def main(config: Config) -> list[Run]:
-    """Measures all; prints the table, writes, draws."""
+    """Measures everything, prints the table, saves the result, and draws."""
     jax.config.update("jax_platforms", "cpu")
     compared = json.loads(config.runs.read_text())
     found = list(run_all(config, compared))
@@ -91,7 +94,7 @@ def main(config: Config) -> list[Run]:
 
 
 def run_all(config: Config, compared: dict[str, Any]) -> Iterator[Run]:
-    """A run a task, optimizer, rate and seed."""
+    """Yields the measured run of each task, optimizer, rate and seed."""
     for name in config.tasks:
         task = make_task(
             name, text=config.text, data_dir=config.data_dir, steps=config.steps
@@ -109,7 +112,7 @@ def run_all(config: Config, compared: dict[str, Any]) -> Iterator[Run]:
 def on_the_way(
     task: learning.Task, optimizer: Optimizer, *, rate: float, seed: int
 ) -> list[float]:
-    """Learning rate times sharpness at `PLACES` of a synchronous run."""
+    """Returns learning rate times sharpness at the `PLACES` of a synchronous run."""
     schedule = task.schedule(rate)
     tx = Method(1).corrected(optimizer, schedule, task.clip)
     step = pj.make_train_step(task.loss, tx, mesh=pj.data_mesh(1), width=1)
@@ -132,7 +135,7 @@ def on_the_way(
 
 
 def divisor(opt_state: optax.OptState) -> Any | None:
-    """What AdamW divides its updates by; None for an optimizer that does not."""
+    """Returns the divisor of AdamW's updates, or `None` for other optimizers."""
 
     def is_adam(node: Any) -> bool:
         return isinstance(node, optax.ScaleByAdamState)
@@ -145,7 +148,10 @@ def divisor(opt_state: optax.OptState) -> Any | None:
 
 
 def rows(found: list[Run], compared: dict[str, Any]) -> list[list[str]]:
-    """Medians over places, means of these over seeds; beside it what was lost."""
+    """Returns the table of rate times sharpness, beside what a delay cost.
+
+    Each value is the median over places, and the mean of the medians over seeds.
+    """
     titles = ["task", "optimizer", "rate", "rate x sharpness"]
     for name in SHOWN:
         titles += [f"of the limit at K={METHODS[name].width}", name]
@@ -159,7 +165,7 @@ def rows(found: list[Run], compared: dict[str, Any]) -> list[list[str]]:
 
 
 def by_setting(found: list[Run]) -> Iterator[tuple[Setting, list[Run]]]:
-    """Runs that differ in their seed alone, together."""
+    """Yields every setting with its runs, which differ only in their seed."""
     for setting, runs in itertools.groupby(
         found, key=lambda run: (run["task"], run["optimizer"], run["rate"])
     ):
@@ -167,14 +173,17 @@ def by_setting(found: list[Run]) -> Iterator[tuple[Setting, list[Run]]]:
 
 
 def typical(runs: list[Run]) -> float:
-    """Learning rate times sharpness: median over places, mean over seeds."""
+    """Returns rate times sharpness: the mean over seeds of the median over places."""
     return statistics.mean(
         statistics.median(run["rate_times_sharpness"]) for run in runs
     )
 
 
 def share(runs: list[Run], method: str) -> float:
-    """Of the limit; above 1 it is exceeded."""
+    """Returns rate times sharpness over the limit of a method.
+
+    A share above 1 exceeds the limit.
+    """
     how = METHODS[method]
     limit = pj.stability.max_curvature(
         LINEAR[runs[0]["optimizer"]],
@@ -185,23 +194,29 @@ def share(runs: list[Run], method: str) -> float:
 
 
 def lost(compared: dict[str, Any], setting: Setting, method: str) -> str:
-    """`+0.0012 ± 0.0004`, of test loss; or that a run diverged; empty if not run."""
+    """Returns the change of test loss in nats, such as `+0.0012 ± 0.0004`.
+
+    The text is "diverged" if a run diverged, and empty if the method was not run.
+    """
     if (found := change(compared, setting, method)) is None:
         return ""
     return spread(found.nats, 4) if found.nats else "diverged"
 
 
 def cost(compared: dict[str, Any], setting: Setting, method: str) -> float:
-    """The mean over seeds, at most `WORST`; no number if it was not run."""
+    """Returns the mean change of test loss over seeds in nats, at most `WORST`.
+
+    The change is NaN if the method was not run.
+    """
     if (found := change(compared, setting, method)) is None:
         return math.nan
     return min(WORST, statistics.mean(found.nats)) if found.nats else WORST
 
 
 def picture(found: list[Run], compared: dict[str, Any], path: pathlib.Path) -> None:
-    """What a delay cost over the share of its limit, a point a setting and method.
+    """Draws the cost of a delay against rate times sharpness as a share of the limit.
 
-    Circles are of momentum, squares of AdamW.
+    Each setting and method has one point. Circles are momentum, and squares are AdamW.
     """
     figure = new_figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()

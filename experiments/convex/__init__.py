@@ -1,1 +1,1 @@
-"""The theory of delayed gradients, on problems whose optimum is known."""
+"""Measures the theory of delayed gradients on problems whose optimum is known."""

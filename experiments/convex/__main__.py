@@ -1,15 +1,17 @@
-"""The theory of delayed gradients, measured on problems whose optimum is known.
+"""Measures the theory of delayed gradients on problems whose optimum is known.
 
-Claims, all of a plain delay, `weight_prediction=False`, by the real train step:
+Claims, all for the real train step with a plain delay, `weight_prediction=False`:
 
-- regret never exceeds the bounds of Langford, Smola and Zinkevich; against an adversary
-  it grows as they do, like sqrt(K T) for convex and nearly like K for strongly convex
-  losses; where examples come by chance a delay costs far less
-- of smooth losses by chance the delay is gone from the excess in the end
-- a delay that is drawn does less harm at a large learning rate than one of the same
-  mean that is fixed, and neither does any at a small one
-- a codec that rounds to many levels costs nothing at any width, and error feedback
-  gives back what others lose, at width 4 as at width 1
+- Regret never exceeds the bounds of Langford, Smola and Zinkevich. Against an
+  adversary, regret grows as the bounds do: like sqrt(K T) for convex losses, and nearly
+  like K for strongly convex losses. If examples come in random order, a delay costs far
+  less.
+- For smooth losses and examples in random order, a delay no longer shows in the excess
+  at the end.
+- At a large learning rate, a random delay does less harm than a fixed delay of the same
+  mean. At a small learning rate, neither does harm.
+- A codec that rounds to many levels costs nothing at any width. Error feedback recovers
+  what other codecs lose, at width 4 as well as at width 1.
 
 Command: python -m experiments.convex --data-dir ~/tensorflow_datasets
 Time: about three minutes on 2 cores.
@@ -34,28 +36,28 @@ from . import _codecs, _random, _real, _regret, _smooth
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What is run."""
+    """Settings of the measurement."""
 
     widths: tuple[int, ...] = (1, 2, 4, 8, 16)
-    """Of the pipeline."""
+    """The widths of the pipeline."""
     log2_steps: int = 14
-    """Of the longest runs."""
+    """The logarithm to base 2 of the number of steps of the longest runs."""
     data: tuple[str, ...] = ("digits", "mnist", "cifar10_jpeg")
-    """For softmax regression."""
+    """The data sets for softmax regression."""
     data_dir: pathlib.Path | None = None
-    """Where TFDS data sets lie; by default TFDS's own folder."""
+    """The folder of the TFDS data sets; by default TFDS's own folder."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """Of the order of examples."""
+    """The seeds of the order of examples."""
     out: pathlib.Path = report.RESULTS / "convex.json"
-    """Where the result goes."""
+    """The file that the result is written to."""
     plot: pathlib.Path = pathlib.Path("docs/convex.png")
-    """Where the picture goes."""
+    """The file that the picture is written to."""
     stability_plot: pathlib.Path = pathlib.Path("docs/stability.png")
-    """Where that of the stable learning rates goes."""
+    """The file that the picture of the stable learning rates is written to."""
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Runs all parts; prints, writes, draws."""
+    """Runs all parts, prints the tables, saves the result, and draws."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", _codecs.DEVICES)
     result = run_all(config)
@@ -67,7 +69,7 @@ def main(config: Config) -> dict[str, Any]:
 
 
 def run_all(config: Config) -> dict[str, Any]:
-    """Every part's figures."""
+    """Runs all parts and returns their figures."""
     times = 2 ** np.arange(8, config.log2_steps + 1)
     logistic = some_logistic()
     steps = 2 ** (config.log2_steps - 2)
@@ -103,7 +105,7 @@ RATES = tuple(0.05 * 2**i for i in range(8))
 def heavy_ball(
     learning_rate: float, momentum: float, *, width: int
 ) -> optax.GradientTransformation:
-    """Whatever the width."""
+    """Makes heavy-ball, which does not depend on the width."""
     del width
     return optax.sgd(learning_rate, momentum)
 
@@ -111,7 +113,7 @@ def heavy_ball(
 def extrapolated(
     learning_rate: float, momentum: float, *, width: int
 ) -> optax.GradientTransformation:
-    """Heavy-ball, its last update repeated for what is in flight."""
+    """Makes heavy-ball that repeats its last update for every gradient in flight."""
     correction = corrections.extrapolate_updates(width - 1)
     return optax.chain(optax.sgd(learning_rate, momentum), correction)
 
@@ -119,7 +121,7 @@ def extrapolated(
 def delay_robust(
     learning_rate: float, momentum: float, *, width: int
 ) -> optax.GradientTransformation:
-    """Heavy-ball, its momentum replaced."""
+    """Makes heavy-ball whose momentum `delay_robust` replaces."""
     correction = corrections.delay_robust(momentum, width)
     return optax.chain(optax.sgd(learning_rate, momentum), correction)
 
@@ -132,7 +134,10 @@ FAMILIES = {
 
 
 def some_logistic() -> problems.Problem:
-    """Of features of unequal size, so that not all directions learn alike."""
+    """Makes a logistic problem whose features have unequal sizes.
+
+    Parameters of large features thus learn faster than those of small ones.
+    """
     rng = np.random.default_rng(1)
     x = rng.normal(size=(256, 64)) * np.geomspace(1.0, 0.1, 64)
     y = np.where(x @ rng.normal(size=64) + rng.normal(size=256) > 0, 1, -1)
@@ -140,7 +145,10 @@ def some_logistic() -> problems.Problem:
 
 
 def regret_rows(result: dict[str, Any]) -> list[list[str]]:
-    """Titles, then a game a row: how regret grows, and how near the bound it comes."""
+    """Returns titles, then a row for each game.
+
+    The columns say how regret grows with T and K, and its largest share of the bound.
+    """
     table = [["losses", "grows with T like", "with K like", "of the bound at most"]]
     for name, game in result["regret"].items():
         widths = game["widths"].values()
@@ -158,7 +166,10 @@ def regret_rows(result: dict[str, Any]) -> list[list[str]]:
 
 
 def width_rows(rows: dict[str, Any], title: str) -> list[list[str]]:
-    """Titles, then a row a name: numbers by width, beside the first row's first."""
+    """Returns titles, then a row for each name, with a number for each width.
+
+    All numbers are divided by the first number of the first row.
+    """
     first = next(iter(next(iter(rows.values())).values()))
     columns = list(next(iter(rows.values())))
     return [
@@ -171,14 +182,17 @@ def width_rows(rows: dict[str, Any], title: str) -> list[list[str]]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Prints the tables."""
+    """Prints the tables of regret and of the excess with codecs."""
     console = report.console(width=110)
     console.print(report.table("regret", regret_rows(result)))
     console.print(report.table("excess", width_rows(result["codecs"], "codec")))
 
 
 def picture(result: dict[str, Any], path: pathlib.Path) -> None:
-    """Regret beside its bounds; excess of smooth losses; fixed and random delays."""
+    """Draws regret and its bounds, and the excess in the other parts.
+
+    These are smooth losses, fixed and random delays, and softmax regression.
+    """
     figure = new_figure(figsize=(13, 8), layout="constrained")
     panels = figure.subplots(2, 3).ravel()
     times = np.array(result["times"])

@@ -1,7 +1,8 @@
-"""A codec's error and a delay, on one problem: alone, and together.
+"""Measures the error of a codec and a delay on one problem, alone and together.
 
-Four devices; what is left after so many steps at a constant rate, as a multiple of what
-all bits without a delay leave.
+There are four devices. The result is the excess that is left after some number of steps
+at a constant learning rate. The table shows it as a multiple of the excess with all
+bits and without a delay.
 """
 
 import warnings
@@ -16,7 +17,7 @@ from pipejax import codecs, collectives, problems
 from ._run import epochs, left, path
 
 DEVICES = 4
-BLOCK = 64  # elements that share a scale: a problem has few
+BLOCK = 64  # elements that share a scale; a problem has few elements
 
 
 CODECS = {
@@ -31,9 +32,9 @@ CODECS = {
 
 
 def all_reduces() -> dict[str, collectives.AllReduce]:
-    """How gradients are summed, by name."""
+    """Returns the all-reduces by name, one without a codec and one for each codec."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # biased, as is meant
+        warnings.simplefilter("ignore", UserWarning)  # biased on purpose
         coded = {name: collectives.two_shot(codec) for name, codec in CODECS.items()}
     return {"all bits": collectives.psum(), **coded}
 
@@ -45,7 +46,7 @@ def excess(
     steps: int,
     seeds: tuple[int, ...],
 ) -> dict[str, Any]:
-    """Mean excess of the last tenth of the steps, a row a codec, a column a width."""
+    """Returns the mean excess over the last tenth of the steps, by codec and width."""
     rows: dict[str, Any] = {}
     for name, all_reduce in all_reduces().items():
         settings = {"mesh": pj.data_mesh(DEVICES), "all_reduce": all_reduce}

@@ -1,8 +1,9 @@
-"""A delay that is drawn, as an asynchronous parameter server's, beside a fixed one.
+"""Compares a random delay, as of an asynchronous parameter server, with a fixed delay.
 
-Of p workers each takes a gradient at the parameters it was last sent; whose arrives
-next is chance. A gradient is then p - 1 updates old on average, as in a pipeline of
-width p, but often 0, and sometimes 5 p.
+Each of p workers takes a gradient at the parameters that the server last sent to it.
+Chance decides whose gradient arrives next. On average, a gradient is then p - 1 updates
+old, as in a pipeline of width p. However, many gradients are 0 updates old, and some
+are 5 p updates old.
 """
 
 from typing import Any
@@ -25,7 +26,7 @@ def asynchronous(
     batches: Any,
     seed: int,
 ) -> np.ndarray:
-    """The parameters before each update of a server with so many workers, [T, d]."""
+    """Returns the parameters before each update of an asynchronous server, [T, d]."""
     steps = jax.tree.leaves(batches)[0].shape[0]
     order = np.random.default_rng(seed).integers(workers, size=steps)
     start = jnp.zeros(problem.optimum.shape, jnp.float32)
@@ -53,7 +54,11 @@ def by_rate(
     steps: int,
     seeds: tuple[int, ...],
 ) -> dict[str, Any]:
-    """Excess of the last tenth's mean loss, by learning rate, fixed beside random."""
+    """Returns the mean excess over the last tenth of the steps, by learning rate.
+
+    For each width, there is a row for a fixed delay and a row for a random delay of the
+    same mean.
+    """
     rows: dict[str, Any] = {}
     for width in widths:
         fixed, drawn = [], []

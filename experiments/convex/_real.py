@@ -1,8 +1,9 @@
-"""Softmax regression on real images: the paper's convex experiment.
+"""Trains softmax regression on real images: the paper's convex experiment.
 
-The paper trained a linear classifier of CIFAR-100 for it. Here digits, MNIST and
-CIFAR-10, whose optimum is known: features are pixels, MNIST's and CIFAR-10's the means
-of 2 x 2 and 4 x 4 of them, and one that is 1.
+The paper trained a linear classifier on CIFAR-100. This experiment uses digits, MNIST
+and CIFAR-10, with features for which the optimum is known. The features are the pixels
+and a constant 1. MNIST's pixels are means of 2 x 2 pixels, and CIFAR-10's are means of
+4 x 4 pixels.
 """
 
 import pathlib
@@ -20,11 +21,11 @@ from ._run import epochs, path
 
 POOLED = {"digits": 1, "mnist": 2, "cifar10_jpeg": 4}
 L2 = 1e-3
-EXAMPLES = 10_000  # of a data set at most
+EXAMPLES = 10_000  # at most, of a data set
 
 
 def softmax(name: str, data_dir: pathlib.Path | None) -> problems.Problem:
-    """Of the first images of a data set."""
+    """Makes the problem of softmax regression on the first images of a data set."""
     dataset = data.load(name, data_dir=data_dir)
     rows = np.arange(min(EXAMPLES, len(dataset.train)))
     images, labels = dataset.train.read(rows)
@@ -35,7 +36,7 @@ def softmax(name: str, data_dir: pathlib.Path | None) -> problems.Problem:
 
 
 def pooled(images: np.ndarray, by: int) -> np.ndarray:
-    """Means of squares of pixels, of images [n, height, width, channels]."""
+    """Returns the means over `by` x `by` pixels of images [n, H, W, channels]."""
     n, height, width, channels = images.shape
     squares = images.reshape(n, height // by, by, width // by, by, channels)
     return squares.mean(axis=(2, 4))
@@ -47,9 +48,10 @@ def excess(
     times: np.ndarray,
     seeds: tuple[int, ...],
 ) -> dict[str, Any]:
-    """`F(w) - F(w*)` by each of `times`, a row a width.
+    """Returns `F(w) - F(w*)` at each of `times`, a row for each width.
 
-    SGD at a quarter of what the greatest width is stable at, batches of 64.
+    SGD runs at a quarter of the largest learning rate at which the largest width is
+    stable, on batches of 64 examples.
     """
     rate = 0.25 * pj.stability.max_learning_rate(
         optax.sgd,

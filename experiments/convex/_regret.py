@@ -1,19 +1,22 @@
-"""Regret under a delay, against the bounds of Langford, Smola and Zinkevich.
+"""Compares regret under a delay with the bounds of Langford, Smola and Zinkevich.
 
-Regret is what a run has lost by step T more than the best point of a convex set has,
-`R[T] = sum_t f_t(w_t) - min_w sum_t f_t(w)`. With tau = K - 1, and `|w - v|^2 / 2` at
-most `F^2` in the set, gradients at most L:
+Regret is the total loss of a run by step T, beyond that of the best point of a convex
+set: `R[T] = sum_t f_t(w_t) - min_w sum_t f_t(w)`. Let tau = K - 1 be the delay, let
+`|w - v|^2 / 2` be at most `F^2` for all points w and v of the set, and let L be the
+largest norm of a gradient.
 
-- convex: step `sigma / sqrt(t - tau)`, `sigma^2 = F^2 / (2 tau L^2)`:
-  `R <= 4 F L sqrt(tau T)`; without a delay `sigma = F / L`, `R <= 2 F L sqrt(T)`
-- of strong convexity lambda: step `1 / (lambda (t - tau))`:
-  `R <= lambda tau F^2 + (1/2 + tau) L^2 / lambda (1 + tau + log T)`
+- For convex losses and the learning rate `sigma / sqrt(t - tau)`, where
+  `sigma^2 = F^2 / (2 tau L^2)`, the bound is `R <= 4 F L sqrt(tau T)`. Without a delay,
+  `sigma = F / L` and the bound is `R <= 2 F L sqrt(T)`.
+- For losses of strong convexity lambda and the learning rate `1 / (lambda (t - tau))`,
+  the bound is `R <= lambda tau F^2 + (1/2 + tau) L^2 / lambda (1 + tau + log T)`.
 
-A bound for whatever comes needs an adversary to be met: one that repeats itself K
-times, and so has changed its mind whenever the learner hears of it. Against coin tosses
-`f_t(w) = s w` in blocks of K nobody does better than `R = sqrt(2 K T / pi)`, against
-`f_t(w) = (w - s)^2 / 2` than about `R = K / 2 log(T / K)`. Where examples come in an
-order of chance a delay costs less.
+The bounds hold for every sequence of losses, so that only the losses of an adversary
+come near them. The adversary tosses a coin s and repeats the loss K times. Whenever the
+learner hears of a toss, the adversary tosses again. Against losses `f_t(w) = s w` in
+blocks of K, no learner has less regret than `R = sqrt(2 K T / pi)` on average. Against
+`f_t(w) = (w - s)^2 / 2`, no learner has less than about `R = K / 2 log(T / K)`. If
+examples come in random order, a delay costs less.
 
 Reference: Slow Learners are Fast, 2009, https://arxiv.org/abs/0911.0491
 """
@@ -31,23 +34,24 @@ from pipejax import problems
 
 from ._run import Loss, epochs, observed, slope, within
 
-COPIES = 64  # of a game of one dimension, played at once
+COPIES = 64  # of a game in one dimension, all played at once
 
 
 @dataclasses.dataclass(frozen=True)
 class Game:
-    """Losses that come one after another, and a set to stay in.
+    """Losses that come one after the other, and a convex set for the parameters.
 
     Attributes:
-      loss_fn: of parameters and a batch of one.
-      start: parameters, [d].
-      batches: from K, T and a seed to what comes, [T, 1, ...].
-      project: into the set.
-      diameter: F.
-      lipschitz: L.
-      strong_convexity: lambda, 0 if there is none.
-      best: from what comes to the least sum of losses by each step of `times`.
-      copies: games that are played at once; regret is of one.
+      loss_fn: The loss of parameters and a batch of one example.
+      start: The parameters at the start, [d].
+      batches: A function of K, T and a seed that returns the batches, [T, 1, ...].
+      project: Projects parameters into the set.
+      diameter: The constant F.
+      lipschitz: The constant L.
+      strong_convexity: The constant lambda; 0 if the losses are not strongly convex.
+      best: A function of the batches and `times` that returns the smallest sum of
+        losses of any point of the set by each step of `times`.
+      copies: The number of games that are played at once. Regret is that of one game.
     """
 
     loss_fn: Loss
@@ -61,14 +65,14 @@ class Game:
     copies: int = 1
 
     def rate(self, tau: int) -> optax.Schedule:
-        """The learning rate of the theorem; `count + 1` is `t - tau`."""
+        """Returns the learning rate of the theorem, where `count + 1` is `t - tau`."""
         if self.strong_convexity:
             return lambda count: 1 / (self.strong_convexity * (count + 1))
         sigma = self.diameter / (self.lipschitz * np.sqrt(2 * tau or 1))
         return lambda count: sigma / jnp.sqrt(count + 1)
 
     def bound(self, tau: int, times: np.ndarray) -> np.ndarray:
-        """Of the regret by each of these steps."""
+        """Returns the bound on the regret by each step of `times`."""
         f, l, c = self.diameter, self.lipschitz, self.strong_convexity  # noqa: E741
         if c:
             waited = 1 + tau + np.log(times)
@@ -77,7 +81,7 @@ class Game:
 
 
 def coins(steps: int, width: int, seed: int) -> np.ndarray:
-    """-1 or 1 in blocks of K, [steps, 1, COPIES]."""
+    """Returns random -1 or 1 in blocks of `width` steps, [steps, 1, COPIES]."""
     rng = np.random.default_rng(seed)
     blocks = rng.choice([-1.0, 1.0], size=(-(-steps // width), COPIES))
     tossed = np.repeat(blocks, width, axis=0)[:steps, None]
@@ -85,7 +89,7 @@ def coins(steps: int, width: int, seed: int) -> np.ndarray:
 
 
 def adversary_of_lines() -> Game:
-    """`f_t(w) = s w` on [-1, 1]."""
+    """Makes the game of `f_t(w) = s w` on [-1, 1]."""
 
     def best(tossed: np.ndarray, times: np.ndarray) -> np.ndarray:
         sums = np.cumsum(tossed[:, 0], axis=0)[times - 1]
@@ -95,11 +99,11 @@ def adversary_of_lines() -> Game:
 
 
 def adversary_of_parabolas() -> Game:
-    """`f_t(w) = (w - s)^2 / 2` on [-1, 1]."""
+    """Makes the game of `f_t(w) = (w - s)^2 / 2` on [-1, 1]."""
 
     def best(tossed: np.ndarray, times: np.ndarray) -> np.ndarray:
         means = np.cumsum(tossed[:, 0], axis=0)[times - 1] / times[:, None]
-        return 0.5 * times * (1 - means**2).sum(axis=1)  # squares of s are 1
+        return 0.5 * times * (1 - means**2).sum(axis=1)  # because s^2 = 1
 
     return _on_an_interval(lambda w, s: 0.5 * jnp.sum((w - s[0]) ** 2), 2.0, 1.0, best)
 
@@ -121,7 +125,10 @@ def _on_an_interval(
 
 
 def by_chance(problem: problems.Problem, strong_convexity: float = 0.0) -> Game:
-    """Examples one at a time, in an order of chance, on a ball twice as far as w*."""
+    """Makes the game of one example at a time, in random order.
+
+    The set is the ball around 0 whose radius is twice the norm of the optimum w*.
+    """
     radius = 2 * float(np.linalg.norm(problem.optimum))
 
     def batches(width: int, steps: int, seed: int) -> Any:
@@ -129,7 +136,7 @@ def by_chance(problem: problems.Problem, strong_convexity: float = 0.0) -> Game:
         return epochs(problem, steps, 1, seed)
 
     def best(_: Any, times: np.ndarray) -> np.ndarray:
-        return times * problem.minimum  # of whole epochs
+        return times * problem.minimum  # exact after whole epochs
 
     return Game(
         loss_fn=problem.loss_fn,
@@ -144,7 +151,10 @@ def by_chance(problem: problems.Problem, strong_convexity: float = 0.0) -> Game:
 
 
 def games(size: int = 256, d: int = 8) -> dict[str, Game]:
-    """All, by name: the strongly convex ones are those that say so."""
+    """Returns all games by name.
+
+    Parabolas, ridge and logistic with L2 are strongly convex.
+    """
     rng = np.random.default_rng(0)
     x = rng.normal(size=(size, d)) / np.sqrt(d)
     y = x @ rng.normal(size=d) + 0.5 * rng.normal(size=size)
@@ -162,7 +172,7 @@ def games(size: int = 256, d: int = 8) -> dict[str, Game]:
 
 
 def regret(game: Game, width: int, times: np.ndarray, seed: int) -> np.ndarray:
-    """Of one game, by each of `times`."""
+    """Returns the regret of one game by each step of `times`."""
     batches = game.batches(width, int(times[-1]), seed)
     tx = optax.chain(optax.sgd(game.rate(width - 1)), within(game.project))
     args = game.loss_fn, tx, width, game.start, batches
@@ -174,7 +184,7 @@ def regret(game: Game, width: int, times: np.ndarray, seed: int) -> np.ndarray:
 def measured(
     game: Game, widths: tuple[int, ...], times: np.ndarray, seeds: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Mean regret over seeds, its bound, and how it grows with T and with K."""
+    """Returns the mean regret over seeds, its bound, and its growth with T and K."""
     rows, last = {}, {}
     for width in widths:
         each = np.array([regret(game, width, times, seed) for seed in seeds])

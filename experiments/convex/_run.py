@@ -1,4 +1,4 @@
-"""A run of the real train step, looked at in every step."""
+"""Runs the real train step, and observes every step."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,19 +24,20 @@ def observed(
     look: Loss,
     **settings: Any,
 ) -> np.ndarray:
-    """`look(w, batch)` before each step of a plain delay.
+    """Runs a plain delay, and returns `look(w, batch)` before each step.
 
     Args:
-      loss_fn: of parameters and a batch.
-      tx: the optimizer.
-      width: K.
-      start: parameters.
-      batches: pytree of [T, B, ...], a batch a step.
-      look: what is asked of the parameters and the batch that comes.
-      **settings: more of `pj.make_train_step`; by default one device.
+      loss_fn: The loss of parameters and a batch.
+      tx: The optimizer.
+      width: The width K.
+      start: The parameters at the start.
+      batches: A pytree of [T, B, ...], a batch for each step.
+      look: A function of the parameters and the batch of the next step.
+      **settings: Other arguments of `pj.make_train_step`. By default, the mesh has one
+        device.
 
     Returns:
-      What was seen, [T, ...].
+      The values of `look`, [T, ...].
     """
     settings = {"mesh": pj.data_mesh(1)} | settings
     train = pj.make_train_step(
@@ -65,19 +66,19 @@ def path(
     batches: Any,
     **settings: Any,
 ) -> np.ndarray:
-    """The parameters before each step, from 0, [T, ...]."""
+    """Returns the parameters before each step of a run from 0, [T, ...]."""
     start = np.zeros(problem.optimum.shape)
     args = problem.loss_fn, tx, width, start, batches
     return observed(*args, look=lambda w, _: w, **settings)
 
 
 def left(problem: problems.Problem, path: np.ndarray) -> float:
-    """Mean excess over the last tenth of a path, every 20th step of it."""
+    """Returns the mean excess over every 20th step of the last tenth of a path."""
     return float(np.mean([problem.excess(w) for w in path[-len(path) // 10 :: 20]]))
 
 
 def epochs(problem: problems.Problem, steps: int, size: int, seed: int) -> Any:
-    """Batches [steps, size, ...], each epoch in an order of its own."""
+    """Returns batches [steps, size, ...], with a new random order in each epoch."""
     rng = np.random.default_rng(seed)
     each = -(-steps * size // problem.size)
     order = np.concatenate([rng.permutation(problem.size) for _ in range(each)])
@@ -85,7 +86,10 @@ def epochs(problem: problems.Problem, steps: int, size: int, seed: int) -> Any:
 
 
 def within(project: Callable[[Any], Any]) -> optax.GradientTransformation:
-    """Put last: after it the parameters are inside a convex set."""
+    """Projects the updated parameters into a convex set.
+
+    This transformation must be the last of a chain.
+    """
     return optax.stateless(
         lambda updates, params: jax.tree.map(
             lambda inside, w: inside - w,
@@ -96,5 +100,5 @@ def within(project: Callable[[Any], Any]) -> optax.GradientTransformation:
 
 
 def slope(x: Any, y: Any) -> float:
-    """The exponent of a power law through the points."""
+    """Returns the exponent of the power law that fits the points best."""
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])

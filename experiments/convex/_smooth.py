@@ -1,8 +1,9 @@
-"""Where losses are smooth and examples come by chance, a delay costs less and less.
+"""Shows that a delay costs less and less for smooth losses in random order.
 
-Agarwal and Duchi: the excess of the averaged iterate is of order `1 / sqrt(T)` from the
-noise, whatever the delay, and of order `tau^2 / T` from the delay. So beside a run
-without delay, at the same step, a run with one is behind at first and not in the end.
+Agarwal and Duchi bound the excess of the averaged iterate by two terms. The noise
+contributes a term of order `1 / sqrt(T)`, whatever the delay. The delay contributes a
+term of order `tau^2 / T`. At the same learning rate, a run with a delay is therefore
+behind a run without a delay at first, but not at the end.
 
 Reference: Distributed Delayed Stochastic Optimization, 2011,
   https://arxiv.org/abs/1104.5525
@@ -25,10 +26,11 @@ def excess_of_averages(
     times: np.ndarray,
     seeds: tuple[int, ...],
 ) -> dict[str, Any]:
-    """`F(mean of w) - F(w*)` by each of `times`, a row a width.
+    """Returns `F(mean of w) - F(w*)` at each of `times`, a row for each width.
 
-    The step is theirs, `1 / (s + n sqrt(t))`, with s the smoothness times the greatest
-    width, so that all widths take the same, and n the noise over the distance.
+    The learning rate is that of the paper, `1 / (s + n sqrt(t))`. Here s is the
+    smoothness times the largest width, so that all widths have the same learning rate,
+    and n is the noise divided by the distance from the start to the optimum.
     """
     away = float(np.linalg.norm(problem.optimum))
     smooth, noise = problem.smoothness * max(widths), problem.lipschitz(0.0) / away

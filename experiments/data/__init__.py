@@ -1,7 +1,7 @@
-"""Image-classification data: read without TensorFlow, fed by Grain.
+"""Loads image-classification data without TensorFlow, and batches it with Grain.
 
-`digits` comes with scikit-learn; any other name is a folder that TensorFlow Datasets
-(TFDS) has prepared in a random-access format. Nothing is downloaded.
+`digits` comes with scikit-learn. Any other name is that of a folder that TensorFlow
+Datasets (TFDS) has prepared in a random-access format. Nothing is downloaded.
 """
 
 from ._batches import Batch as Batch

@@ -1,10 +1,11 @@
-"""Batches: each is a function of its number.
+"""Makes batches, each of which is a function of its number.
 
-Epoch `e` visits a permutation drawn from `(seed, e)`, its batch `k` takes rows
-`k B ... (k + 1) B`, and augmentation draws from `(seed, e, k)` for the whole global
-batch before a process takes its share. So resuming is exact (the state is one number),
-and p processes together see, bit for bit, the batches that one process sees.
-(`MapDataset.shuffle` would cost 6 us an example here.)
+Epoch `e` visits the examples in a permutation that is drawn from `(seed, e)`. Batch `k`
+of size `B` takes rows `k B ... (k + 1) B` of this permutation. Augmentation draws from
+`(seed, e, k)` for the whole global batch, before a process takes its share. A resumed
+run therefore continues exactly, because the state is one number. In addition, p
+processes together see, bit for bit, the batches that one process sees.
+(`MapDataset.shuffle` would take 6 microseconds for each example here.)
 """
 
 import functools
@@ -16,16 +17,17 @@ import numpy as np
 from ._checks import check
 from ._dataset import Dataset, normalise
 
-# The next batches are made while one is used; more than a few only cost memory.
+# The next batches are made while one is used. More than a few only take memory.
 _PREFETCH = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
 
 Batch = dict[str, np.ndarray]
 
 
 def steps_per_epoch(dataset: Dataset, batch_size: int) -> int:
-    """Return how many whole batches an epoch of `train_batches` has.
+    """Returns the number of whole batches in an epoch of `train_batches`.
 
-    Raises ValueError for a `batch_size` that is not positive or exceeds the split.
+    Raises:
+      ValueError: If `batch_size` is not positive or exceeds the train split.
     """
     size = len(dataset.train)
     _check_batch_size(batch_size)
@@ -46,18 +48,20 @@ def train_batches(
     process_index: int = 0,
     process_count: int = 1,
 ) -> grain.DatasetIterator[Batch]:
-    """Iterate over reshuffled epochs of the train split, for ever.
+    """Iterates over epochs of the train split without end, each in a new order.
 
     Each epoch drops the last `len(dataset.train) % batch_size` of its permutation.
 
     Args:
-      dataset: what `load` returned.
-      batch_size: examples in a global batch, over all processes.
-      seed: of order and augmentation, in [0, 2**32), the same in every process.
-      augment: for RGB images: pad by 4, crop back, mirror half of them; images of
-        varying size get a random resized crop instead of the test view.
-      process_index: which share of each global batch is this process's.
-      process_count: number of processes.
+      dataset: The data set that `load` has returned.
+      batch_size: The number of examples in a global batch, over all processes.
+      seed: The seed of order and augmentation, in [0, 2**32). It must be the same in
+        every process.
+      augment: Whether to augment RGB images: pad them by 4 pixels, crop them to their
+        size, and mirror half of them. Images of varying size get a random resized crop
+        instead of the test view.
+      process_index: The number of the share of each global batch that is returned.
+      process_count: The number of processes.
 
     Returns:
       A Grain iterator of `{"image": float32 [batch_size / process_count, H, W, C],
@@ -65,7 +69,7 @@ def train_batches(
       and `set_state()` resume it exactly, whatever has been prefetched.
 
     Raises:
-      ValueError: an argument breaks one of the rules above.
+      ValueError: If an argument breaks one of the rules above.
     """
     steps = steps_per_epoch(dataset, batch_size)
     check(
@@ -107,11 +111,14 @@ def train_batches(
 
 
 def test_batches(dataset: Dataset, *, batch_size: int) -> grain.DatasetIterator[Batch]:
-    """Iterate once over the test split, in order, in batches of one shape.
+    """Iterates once over the test split, in order, in batches of one shape.
 
-    Batches are as in `train_batches`, with `"weight"` float32 [batch_size]: 1 for an
-    example, 0 for padding, which repeats an example of the last batch. Raises
-    ValueError for a `batch_size` that is not positive.
+    Batches are as in `train_batches`, with another entry `"weight"`, float32
+    [batch_size]. It is 1 for an example, and 0 for padding, which repeats an example of
+    the last batch.
+
+    Raises:
+      ValueError: If `batch_size` is not positive.
     """
     _check_batch_size(batch_size)
     size = len(dataset.test)
@@ -129,8 +136,8 @@ def test_batches(dataset: Dataset, *, batch_size: int) -> grain.DatasetIterator[
 
 @functools.lru_cache(maxsize=8)
 def _epoch_order(size: int, seed: int, epoch: int) -> np.ndarray:
-    # RandomState's streams are frozen for good, Generator's are not: processes and
-    # resumed runs agree on the order across NumPy versions.
+    # NumPy never changes the streams of RandomState, while it may change those of
+    # Generator. Processes and resumed runs thus agree on the order across versions.
     return np.random.RandomState([seed, epoch]).permutation(size)
 
 

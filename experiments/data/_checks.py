@@ -1,16 +1,16 @@
-"""What is asked of arguments and of the environment, with the remedy in the message."""
+"""Checks arguments and the environment, with the remedy in each error message."""
 
 import importlib
 
 
 def check(rule: bool, message: str) -> None:
-    """Raise ValueError with `message` unless `rule` holds."""
+    """Raises a `ValueError` with `message` unless `rule` holds."""
     if not rule:
         raise ValueError(message)
 
 
 def require(*modules: str) -> None:
-    """Raise ImportError, with the line that installs it, for a missing module."""
+    """Raises an `ImportError` that says how to install a module if it is missing."""
     for module in modules:
         try:
             importlib.import_module(module)

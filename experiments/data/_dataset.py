@@ -1,4 +1,4 @@
-"""A data set: its two splits and the statistics by which images are normalised."""
+"""A data set: its two splits, and the statistics that normalise its images."""
 
 import math
 from typing import NamedTuple
@@ -15,7 +15,7 @@ NOTES = {
 
 
 class Dataset(NamedTuple):
-    """A data set; `mean` and `std` are per channel, in the images' own grey levels."""
+    """A data set. `mean` and `std` are per channel, in grey levels of the images."""
 
     name: str
     train: InMemory | Streamed
@@ -28,12 +28,12 @@ class Dataset(NamedTuple):
 
 
 def in_memory(name: str, train: InMemory, test: InMemory, num_classes: int) -> Dataset:
-    """Return a data set with the mean and deviation of its train images."""
+    """Returns a data set with the mean and standard deviation of its train images."""
     images = train.images
     mean = images.mean((0, 1, 2), dtype=np.float64)
     square = np.einsum("nhwc,nhwc->c", images, images, dtype=np.float64)
     variance = square / math.prod(images.shape[:3]) - mean**2
-    # A constant channel carries nothing: divide it by 1, not by 0.
+    # A constant channel carries no information. Divide it by 1, not by 0.
     std = np.sqrt(np.where(variance > 0, variance, 1))
     statistics = tuple(mean.tolist()), tuple(std.tolist())
     note = NOTES.get(name, "")
@@ -41,9 +41,9 @@ def in_memory(name: str, train: InMemory, test: InMemory, num_classes: int) -> D
 
 
 def normalise(images: np.ndarray, dataset: Dataset) -> np.ndarray:
-    """Return `(images - mean) / std` as float32, for uint8 images [b, H, W, C]."""
+    """Returns `(images - mean) / std` as float32, for uint8 images [b, H, W, C]."""
     count, height, width, _ = images.shape
-    # In rows of W * C: a channel axis of 3 would be NumPy's innermost loop.
+    # With rows of W * C, NumPy's innermost loop is longer than the 3 channels.
     rows = images.reshape(count, height, -1).astype(np.float32)
     rows -= np.tile(np.array(dataset.mean, np.float32), width)
     rows /= np.tile(np.array(dataset.std, np.float32), width)

@@ -1,22 +1,24 @@
-"""Views of an image: what augmentation draws, and what the test split sees.
+"""Makes views of images: random views for augmentation, and fixed views for tests.
 
-The random numbers come in as arguments, so that a batch is a function of its number.
+Random numbers are arguments, so that a batch is a function of its number.
 """
 
 import math
 
 import numpy as np
 
-CROP, _SHORTER_SIDE = 224, 256  # ImageNet's usual test view
+CROP, _SHORTER_SIDE = 224, 256  # the usual test view of ImageNet
 _PAD = 4  # pixels around a 32 x 32 image before it is cropped (He et al. 2016)
 
-Draws = np.ndarray | None  # five numbers in [0, 1) an image; None: no augmentation
+Draws = np.ndarray | None  # five in [0, 1) for each image; None: no augmentation
 
 
 def pad_crop_flip(images: np.ndarray, draws: np.ndarray) -> np.ndarray:
-    """Pad uint8 [b, H, W, C] by 4 zeros, crop H x W at random, mirror half of them.
+    """Pads images by 4 zeros, crops them to their size at random, and mirrors half.
 
-    `draws` [b, 5] in [0, 1): top, left, two unused, flip.
+    Args:
+      images: The images, uint8 [b, H, W, C].
+      draws: Random numbers in [0, 1), [b, 5]: top, left, two unused numbers, flip.
     """
     height, width = images.shape[1:3]
     padded = np.pad(images, ((0, 0), (_PAD, _PAD), (_PAD, _PAD), (0, 0)))
@@ -28,11 +30,14 @@ def pad_crop_flip(images: np.ndarray, draws: np.ndarray) -> np.ndarray:
 
 
 def crop_resize(image: np.ndarray, draws: Draws) -> np.ndarray:
-    """Resize a box of a uint8 image [H, W, C] to 224 x 224.
+    """Resizes a box of an image to 224 x 224 pixels.
 
-    Without `draws` the box is the centre crop of 224 once the shorter side is 256. With
-    `draws` [5] in [0, 1) it is random: area (8 % to 100 %), aspect (3/4 to 4/3), top,
-    left, flip; where it is too long it is cut to the image, not drawn again.
+    Args:
+      image: The image, uint8 [H, W, C].
+      draws: Random numbers in [0, 1), [5], that choose the box: area (8 % to 100 %),
+        aspect (3/4 to 4/3), top, left, flip. A side that is longer than the image is
+        cut to the image, and the box is not drawn again. With `None`, the box is the
+        centre crop of 224 x 224 after the shorter side has been resized to 256.
     """
     from PIL import Image
 

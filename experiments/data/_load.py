@@ -1,4 +1,4 @@
-"""`load`: a data set by its name."""
+"""Loads a data set by its name."""
 
 import os
 import pathlib
@@ -12,18 +12,21 @@ from ._tfds import from_tfds
 
 
 def load(name: str, *, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
-    """Load a data set: into memory if it decodes to at most 1 GiB, else streamed.
+    """Loads a data set, into memory if it decodes to at most 1 GiB, or streamed.
 
     Args:
-      name: "digits", or a TFDS image-classification set, with its configuration where
-        it has several: "mnist", "imagenet2012", "imagenet_resized/64x64".
-      data_dir: where TFDS prepared it. Default: `TFDS_DATA_DIR` from the environment,
-        else TFDS's own default, `~/tensorflow_datasets`.
+      name: "digits", or the name of a TFDS image-classification set, such as "mnist" or
+        "imagenet2012". A set with several configurations needs one of them:
+        "imagenet_resized/64x64".
+      data_dir: The folder in which TFDS has prepared the data set. By default, it is
+        `TFDS_DATA_DIR` from the environment, or else TFDS's own default,
+        `~/tensorflow_datasets`.
 
     Raises:
-      DatasetNotFoundError: `name` is known but not prepared in `data_dir`.
-      ValueError: unknown `name`, no random access, or no images with labels.
-      ImportError: an optional dependency is missing.
+      DatasetNotFoundError: If `name` is known but not prepared in `data_dir`.
+      ValueError: If `name` is unknown, or if the set has no random access, no images
+        with labels, or no train and test splits.
+      ImportError: If an optional dependency is missing.
     """
     if name == "digits":
         return _digits()
@@ -39,7 +42,7 @@ def _digits() -> Dataset:
     bunch = datasets.load_digits()
     images = bunch.images.astype(np.uint8)[..., None]
     labels = bunch.target.astype(np.int32)
-    # Neighbours in the file are by one writer; a frozen permutation mixes them.
+    # Neighbours in the file are by one writer. A fixed permutation mixes them.
     order = np.random.RandomState(0).permutation(len(labels))
     train, test = (InMemory(images[i], labels[i]) for i in np.split(order, [1437]))
     return in_memory("digits", train, test, 10)

@@ -1,4 +1,4 @@
-"""Where examples are read from: arrays in memory, or a TFDS folder as it is needed."""
+"""Reads examples from arrays in memory, or from a TFDS folder on demand."""
 
 import dataclasses
 import os
@@ -14,7 +14,7 @@ ImagesAndLabels = tuple[np.ndarray, np.ndarray]  # uint8 [b, H, W, C], int32 [b]
 
 @dataclasses.dataclass(frozen=True)
 class InMemory:
-    """Decoded examples: `images` uint8 [N, H, W, C], `labels` int32 [N]."""
+    """Decoded examples: `images` are uint8 [N, H, W, C], and `labels` are int32 [N]."""
 
     images: np.ndarray
     labels: np.ndarray
@@ -26,7 +26,7 @@ class InMemory:
         return {"image": self.images[index], "label": int(self.labels[index])}
 
     def read(self, rows: np.ndarray, draws: Draws = None) -> ImagesAndLabels:
-        """Return images [b, H, W, C] and labels [b]; `draws` [b, 5] augment them."""
+        """Returns images [b, H, W, C] and labels [b]; `draws` [b, 5] augment images."""
         images = self.images[rows]
         if draws is not None:
             images = pad_crop_flip(images, draws)
@@ -35,9 +35,10 @@ class InMemory:
 
 @dataclasses.dataclass(frozen=True)
 class Streamed:
-    """Examples of a TFDS data source, decoded when read.
+    """Examples of a TFDS data source, decoded when they are read.
 
-    `crop`: their sizes vary, so `read` takes a 224 x 224 view of each.
+    If `crop` is true, the sizes of the images vary, and `read` takes a view of 224 x
+    224 pixels of each image.
     """
 
     source: Any
@@ -51,7 +52,7 @@ class Streamed:
         return {"image": example["image"], "label": int(example["label"])}
 
     def read(self, rows: np.ndarray, draws: Draws = None) -> ImagesAndLabels:
-        """Return images [b, H, W, C] and labels [b]; `draws` [b, 5] augment them."""
+        """Returns images [b, H, W, C] and labels [b]; `draws` [b, 5] augment images."""
         each = [None] * len(rows) if draws is None else draws
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow releases the GIL
             examples = list(pool.map(self._view, rows.tolist(), each))

@@ -1,4 +1,4 @@
-"""Data sets that TensorFlow Datasets (TFDS) has prepared, read without TensorFlow."""
+"""Reads data sets that TensorFlow Datasets (TFDS) has prepared, without TensorFlow."""
 
 import json
 import math
@@ -14,18 +14,19 @@ from ._dataset import NOTES, Dataset, in_memory
 from ._images import CROP
 from ._sources import InMemory, Streamed
 
-_IN_MEMORY_BYTES = 2**30  # decoded sets up to 1 GiB are kept in memory as uint8
-# Grey levels 0..255 of ImageNet's train images: torchvision's constants times 255.
+_IN_MEMORY_BYTES = 2**30  # decoded sets of up to 1 GiB are kept in memory
+# Statistics of ImageNet's train images in grey levels 0..255: the constants of
+# torchvision times 255.
 _IMAGENET_MEAN, _IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 _EXAMPLES = "mnist, fashion_mnist, svhn_cropped, cifar10, cifar100, imagenet2012"
 
 
 class DatasetNotFoundError(FileNotFoundError):
-    """The data set has not been prepared in the folder that was searched."""
+    """Raised if a data set has not been prepared in the folder that was searched."""
 
 
 def from_tfds(name: str, data_dir: pathlib.Path) -> Dataset:
-    """Read the set that TFDS prepared in `data_dir`; raise what `load` lists."""
+    """Reads the set that TFDS prepared in `data_dir`; raises the errors of `load`."""
     # TFDS 4.9 needs importlib_resources and does not say so in its requirements.
     require("importlib_resources", "array_record", "PIL", "tensorflow_datasets")
     import tensorflow_datasets as tfds
@@ -59,7 +60,8 @@ def from_tfds(name: str, data_dir: pathlib.Path) -> Dataset:
 
 
 def _decode(source: Any, shape: tuple[int, ...]) -> InMemory:
-    # In one thread: for images of a few hundred bytes more threads fight for the GIL.
+    # One thread is best: with images of a few hundred bytes, more threads would compete
+    # for the GIL.
     images = np.empty((len(source), *shape), np.uint8)
     labels = np.empty(len(source), np.int32)
     for start in range(0, len(source), 1024):
@@ -79,7 +81,7 @@ def _newest_version(name: str, data_dir: pathlib.Path) -> pathlib.Path:
     }
     if versions:
         return versions[max(versions)]
-    # Without community sets: TFDS asks the network for their list.
+    # Community sets are left out, because TFDS asks the network for their list.
     if name.split("/")[0] in tfds.list_builders(with_community_datasets=False):
         raise DatasetNotFoundError(
             f"data set {name!r} is not prepared: no version of it in "
@@ -113,7 +115,7 @@ def _splits(name: str, data_dir: pathlib.Path, builder: Any) -> tuple[Any, Any]:
 
 
 def _how_to_prepare(name: str, data_dir: pathlib.Path) -> str:
-    # Not `tfds build`: that needs apache-beam as well as TensorFlow.
+    # `tfds build` would need apache-beam as well as TensorFlow.
     code = (
         f"import tensorflow_datasets as t; t.builder({json.dumps(name)}, "
         f'data_dir={json.dumps(str(data_dir))}, file_format="array_record")'

@@ -1,12 +1,13 @@
-"""Fifty jobs on four hosts, in each a fault of chance: named, and nothing lost.
+"""Provokes a random fault in each of fifty jobs: it is named, and nothing is lost.
 
-Claim: whatever happens to a process, its link or its disk, whichever it is and at
-whatever step, all other processes say what it was; and started again by `pipejax
-launch` the job ends with the same parameters, bit for bit, as one that was left alone.
+Claim: whatever happens to any process, its link or its disk, at any step, all other
+processes or their launchers print what happened. After `pipejax launch` has started the
+job again, the job ends with the same parameters, bit for bit, as a job without a fault.
 
-Digits and an MLP, width 2, eight bits with error feedback, the host executor, a
-checkpoint every five steps, a watchdog of ten seconds. A link a hundred times slower is
-no fault: there nobody may be ended.
+A job trains an MLP on digits, on four hosts. It has width 2, eight bits with error
+feedback, the host executor, a checkpoint every five steps, and a watchdog of ten
+seconds. A link that becomes a hundred times slower is no fault: no process may be ended
+because of it.
 
 Command: python -m experiments.faults
 Time: about an hour on 2 cores.
@@ -34,30 +35,30 @@ from .provoke import Kind
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The jobs."""
+    """Settings of the jobs."""
 
     runs: int = 50
-    """With a fault, beside one without."""
+    """The number of jobs with a fault. One job without a fault also runs."""
     kinds: tuple[Kind, ...] = tuple(kind for kind in get_args(Kind) if kind != "none")
-    """Of faults, in turn."""
+    """The kinds of faults, which the jobs have in turn."""
     hosts: int = 4
-    """With a process each."""
+    """The number of hosts, each with one process."""
     rate: str = "200mbit"
-    """Of their links."""
+    """The rate of the links, in the notation of `tc`."""
     steps: int = 40
-    """Of a job."""
+    """The number of steps of a job."""
     every: int = 5
-    """Steps from a checkpoint to the next."""
+    """The number of steps from one checkpoint to the next."""
     limit: float = 10.0
-    """Seconds of the watchdog."""
+    """The limit of the watchdog in seconds."""
     seed: int = 0
-    """Of what happens when to whom."""
+    """The seed that decides which process has its fault at which step."""
     out: pathlib.Path = report.RESULTS / "faults.json"
-    """Where the result goes."""
+    """The file that the result is written to."""
 
 
 def main(config: Config) -> list[dict[str, Any]]:
-    """Runs all, prints the table, writes the result file after each."""
+    """Runs all jobs, saves the result after each job, and prints the table."""
     if why := cluster.reason_why_not():
         sys.exit(why)
     alone = digests(job(config, "none", 0, 0)[0])
@@ -74,7 +75,10 @@ def main(config: Config) -> list[dict[str, Any]]:
 
 
 def faults(config: Config) -> Iterator[tuple[Kind, int, int]]:
-    """What happens to whom, and when; not before the first checkpoint is begun."""
+    """Yields the kind, the rank and the step of each fault.
+
+    No fault happens before the first checkpoint has begun.
+    """
     rng = np.random.default_rng(config.seed)
     for number in range(config.runs):
         kind = config.kinds[number % len(config.kinds)]
@@ -86,7 +90,7 @@ def faults(config: Config) -> Iterator[tuple[Kind, int, int]]:
 def run(
     config: Config, kind: Kind, rank: int, step: int, alone: list[str]
 ) -> dict[str, Any]:
-    """One job with a fault, and whether it went as it should."""
+    """Runs a job with a fault, and returns whether it went as it should."""
     said, seconds = job(config, kind, rank, step)
     verdict = expected(kind, rank)
     hosts = range(config.hosts)
@@ -109,7 +113,11 @@ def run(
 def job(
     config: Config, kind: Kind, rank: int, step: int
 ) -> tuple[dict[int, str], float]:
-    """What every host has printed, by its number, and how long it took."""
+    """Runs a job.
+
+    Returns:
+      The output of every host, by its number, and the time in seconds.
+    """
     network = cluster.Network.of(config.hosts, (config.rate,))
     with tempfile.TemporaryDirectory() as folder:
         program = [sys.executable, "-m", f"{__package__}.program", "--folder", folder]
@@ -124,7 +132,10 @@ def job(
 
 
 def expected(kind: Kind, rank: int) -> str:
-    """What all others are to say; the seconds that it took, where they say so."""
+    """Returns a regular expression for what all other processes must print.
+
+    If the message says for how long a process was silent, a group has the seconds.
+    """
     if kind == "disk full":
         return r"process \d on host\d failed at step \d+: .*(?:No space|EXHAUSTED)"
     if rank:
@@ -133,12 +144,15 @@ def expected(kind: Kind, rank: int) -> str:
     if kind.endswith("killed"):
         return gone
     silent = r"process 0, .* could not be reached from process \d on host\d for (\d+) s"
-    # Its own launcher kills one that is stopped, as late as the others miss it.
+    # The launcher of a stopped process kills it about when the others miss it.
     return f"{silent}|{gone}" if kind == "stopped" else silent
 
 
 def started_again(said: dict[int, str], hosts: Sequence[int]) -> float | None:
-    """Seconds from the fault until the last of these hosts had begun again, if all."""
+    """Returns the seconds from the fault until the last of `hosts` had begun again.
+
+    The result is `None` if not all of them have begun again.
+    """
     fault = re.search(r"provoked (\S+)", "".join(said.values()))
     begun = [re.findall(r"begun (\S+)", said[host]) for host in hosts]
     if fault is None or any(len(times) < 2 for times in begun):
@@ -147,13 +161,13 @@ def started_again(said: dict[int, str], hosts: Sequence[int]) -> float | None:
 
 
 def digests(said: dict[int, str]) -> list[str]:
-    """Of every host's parameters, as far as it came to the end."""
+    """Returns the digests of the parameters, one for each host that reached the end."""
     found = [re.search(r"digest (\w+)", text) for text in said.values()]
     return [each[1] for each in found if each]
 
 
 def rows(outcomes: list[dict[str, Any]]) -> list[list[str]]:
-    """Titles, then a kind of fault a row."""
+    """Returns titles, then a row for each kind of fault."""
     table = [
         [
             "fault",
@@ -176,13 +190,13 @@ def rows(outcomes: list[dict[str, Any]]) -> list[list[str]]:
 
 
 def longest(outcomes: list[dict[str, Any]], name: str) -> str:
-    """Of those that have it; empty if none has."""
+    """Returns the longest time in seconds as text; empty if no outcome has one."""
     found = [outcome[name] for outcome in outcomes if outcome[name] is not None]
     return f"{max(found):.0f} s" if found else ""
 
 
 def sum_of(outcomes: list[dict[str, Any]], name: str) -> int:
-    """In how many of them this is so."""
+    """Returns the number of outcomes in which the entry `name` is true."""
     return sum(bool(outcome[name]) for outcome in outcomes)
 
 

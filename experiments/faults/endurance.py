@@ -1,12 +1,13 @@
-"""Ten thousand steps on four hosts: no drift, and how little grows.
+"""Runs ten thousand steps on four hosts: nothing drifts, and little grows.
 
-Claim: after any number of steps all hosts have the same parameters, bit for bit. What
-their processes hold rises while programs are compiled and with the first checkpoints,
-whose buffers are used again; then memory by less than 1 MiB in 1,000 steps, and threads
-and arrays not at all but for those of a checkpoint that is being written.
+Claim: after any number of steps, all hosts have the same parameters, bit for bit. The
+memory of their processes rises while programs are compiled, and with the first
+checkpoints, whose buffers are used again. After that, memory rises by less than 1 MiB
+in 1,000 steps. The numbers of threads and arrays do not rise, except while a checkpoint
+is being written.
 
-The job of `experiments.faults`, left alone. Memory is what a process has resident; its
-slope is that of a line through the second half.
+The job is that of `experiments.faults`, without a fault. Memory is the resident memory
+of a process. Its slope is that of a line that is fitted to the second half.
 
 Command: python -m experiments.faults.endurance
 Time: about ten minutes on 2 cores.
@@ -33,30 +34,30 @@ Diary = list[dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The job."""
+    """Settings of the job."""
 
     steps: int = 10_000
-    """In all."""
+    """The number of steps."""
     every: int = 1000
-    """Steps from a checkpoint to the next."""
+    """The number of steps from one checkpoint to the next."""
     diary: int = 100
-    """Steps from an entry to the next."""
+    """The number of steps from one entry of the diary to the next."""
     hosts: int = 4
-    """With a process each."""
+    """The number of hosts, each with one process."""
     rate: str = "1gbit"
-    """Of their links."""
+    """The rate of the links, in the notation of `tc`."""
     limit: float = 60.0
-    """Seconds of the watchdog."""
+    """The limit of the watchdog in seconds."""
     seed: int = 0
-    """Of parameters and batches."""
+    """The seed of parameters and batches."""
     out: pathlib.Path = report.RESULTS / "faults_endurance.json"
-    """Where the result goes."""
+    """The file that the result is written to."""
     plot: pathlib.Path = pathlib.Path("docs/endurance.png")
-    """Where the picture goes."""
+    """The file that the picture is written to."""
 
 
 def main(config: Config) -> list[Diary]:
-    """Runs it, prints the table, writes the result file and the picture."""
+    """Runs the job, saves the result, prints the table, and draws the picture."""
     if why := cluster.reason_why_not():
         sys.exit(why)
     diaries = run(config)
@@ -67,7 +68,7 @@ def main(config: Config) -> list[Diary]:
 
 
 def run(config: Config) -> list[Diary]:
-    """Every host's diary."""
+    """Runs the job, and returns the diary of every host."""
     network = cluster.Network.of(config.hosts, (config.rate,))
     with tempfile.TemporaryDirectory() as folder:
         program = [sys.executable, "-m", f"{__package__}.program", "--folder", folder]
@@ -85,7 +86,7 @@ def run(config: Config) -> list[Diary]:
 
 
 def rows(diaries: list[Diary]) -> list[list[str]]:
-    """Titles, then a host a row."""
+    """Returns titles, then a row for each host."""
     table = [
         [
             "host",
@@ -123,13 +124,13 @@ def rows(diaries: list[Diary]) -> list[list[str]]:
 
 
 def spread(entries: Diary, name: str) -> str:
-    """The least and the most; one number if they are the same."""
+    """Returns the smallest and the largest value, or one number if they are equal."""
     found = [entry[name] for entry in entries]
     return "-".join(map(str, sorted({min(found), max(found)})))
 
 
 def picture(diaries: list[Diary], path: pathlib.Path) -> None:
-    """Memory and threads of every host against steps."""
+    """Draws the memory and the threads of every host against steps."""
     figure = new_figure(figsize=(9, 3.2), layout="constrained")
     for axes, name, title in zip(
         figure.subplots(1, 2),

@@ -1,4 +1,4 @@
-"""What runs on every host: joins, with something wrong about one of them."""
+"""Runs on every host: joins the job, with a fault of one process or of all."""
 
 import dataclasses
 import json
@@ -16,21 +16,21 @@ import tyro
 from pipejax import launch
 
 WRONG = 1
-"""Whose fault it is, where it is not everyone's."""
+"""The rank of the process with the fault, in faults of a process other than 0."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A start."""
+    """Settings of the start."""
 
     fault: str
-    """Of `FAULTS`."""
+    """The name of the fault, one of `FAULTS`."""
     timeout: float = 15.0
-    """Seconds until those who came are told who did not."""
+    """The timeout of the roll call in seconds."""
 
 
 def main(config: Config) -> None:
-    """Prints what it is told, and after how long."""
+    """Prints the error of the roll call, and after how many seconds it was raised."""
     rank = int(os.environ["RANK"])
     FAULTS[config.fault](rank)
     begun = time.monotonic()
@@ -43,8 +43,8 @@ def main(config: Config) -> None:
     seconds = time.monotonic() - begun
     sys.stdout.write(json.dumps({"said": said, "seconds": seconds}) + "\n")
     sys.stdout.flush()
-    time.sleep(max(0.0, 1.5 * config.timeout - seconds))  # until all have been told
-    os._exit(1)  # which ends those that wait still
+    time.sleep(max(0.0, 1.5 * config.timeout - seconds))  # until all have their errors
+    os._exit(1)  # ends the cluster, with all processes that still wait
 
 
 def _none(rank: int) -> None:
@@ -93,7 +93,7 @@ def _loopback(rank: int) -> None:
 
 def _port_taken(rank: int) -> None:
     if rank == 0:
-        # Detached, it stays open as long as the process runs.
+        # A detached socket stays open as long as the process runs.
         socket.create_server(("", int(os.environ["MASTER_PORT"]))).detach()
 
 

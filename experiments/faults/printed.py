@@ -1,4 +1,4 @@
-"""What the hosts of a cluster print."""
+"""Gets the output of the hosts of a cluster."""
 
 import tempfile
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from experiments import cluster
 
 
 def printed(network: cluster.Network, command: Sequence[str]) -> dict[int, str]:
-    """Runs a command on every host; what each has printed, by its number."""
+    """Runs a command on every host, and returns their outputs by number of host."""
     with tempfile.TemporaryFile("w+") as log:
         cluster.start(network, command, log)
         log.seek(0)

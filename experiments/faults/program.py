@@ -1,7 +1,8 @@
-"""What runs on every host: digits learned, checkpoints, a watchdog, and one fault.
+"""Runs on every host: trains on digits, with checkpoints, a watchdog and one fault.
 
-The fault happens in the first attempt: a file says that it has. Each process ends with
-a line that has the digest of its parameters; on the way it may keep a diary.
+The fault happens only in the first attempt, and a file notes that it has happened. Each
+process ends with a line that has the digest of its parameters. It may also print a
+diary during the run.
 """
 
 import dataclasses
@@ -28,32 +29,32 @@ BATCH = 64
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A run."""
+    """Settings of the run."""
 
     folder: pathlib.Path
-    """Of checkpoints, which all hosts see."""
+    """The folder of the checkpoints, which all hosts share."""
     steps: int = 40
-    """In all."""
+    """The number of steps of the whole run."""
     every: int = 5
-    """Steps from a checkpoint to the next."""
+    """The number of steps from one checkpoint to the next."""
     limit: float = 10.0
-    """Seconds of the watchdog."""
+    """The limit of the watchdog in seconds."""
     rate: str = "200mbit"
-    """Of the link."""
+    """The rate of the link, to which a slow link returns."""
     fault: provoke.Kind = "none"
-    """What happens."""
+    """The kind of the fault."""
     rank: int = 1
-    """To whom."""
+    """The rank of the process that provokes the fault."""
     at: int = 12
-    """In which step."""
+    """The step, counted from 0, before which the fault happens."""
     seed: int = 0
-    """Of parameters and batches."""
+    """The seed of parameters and batches."""
     diary: int = 0
-    """Steps from an entry to the next; 0 for none."""
+    """The number of steps from one entry of the diary to the next; 0 for no diary."""
 
 
 def main(config: Config) -> None:
-    """Trains to the end, from wherever it was left."""
+    """Trains to the end, from the last checkpoint if there is one."""
     sys.stdout.write(f"begun {started():.1f}\n")
     if config.fault == "disk full" and os.environ["RANK"] == "0":
         provoke.small_disk(config.folder)
@@ -89,7 +90,7 @@ def main(config: Config) -> None:
                 provoke.once(config.fault, config.folder, config.rate)
             state, _ = train.step(state, train.batch(next(batches)))
             if (number + 1) % config.every == 0:
-                train.join()  # Orbax has collectives of its own
+                train.join()  # because Orbax has collectives of its own
                 checkpoint.save(manager, state, {"batches": batches.get_state()})
             if config.diary and (number + 1) % config.diary == 0:
                 sys.stdout.write(f"{json.dumps(entry(number + 1, state.params))}\n")
@@ -98,13 +99,16 @@ def main(config: Config) -> None:
 
 
 def started() -> float:
-    """When this process was, on the clock of `provoke.now`: proc(5), `starttime`."""
+    """Returns when this process started, in seconds on the clock of `provoke.now`.
+
+    The kernel calls this time `starttime`; see proc(5).
+    """
     stat = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     return int(stat[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def entry(step: int, params: Any) -> dict[str, Any]:
-    """What this process has grown to, and what it has learned."""
+    """Returns an entry of the diary: memory in MiB, threads, arrays, and the digest."""
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
     return {
         "step": step,
@@ -116,7 +120,7 @@ def entry(step: int, params: Any) -> dict[str, Any]:
 
 
 def digest(params: Any) -> str:
-    """Of every bit."""
+    """Returns a digest of all bits of the parameters."""
     leaves = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params)]
     return hashlib.sha256(b"".join(leaves)).hexdigest()[:16]
 

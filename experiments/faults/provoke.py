@@ -1,4 +1,4 @@
-"""Faults, as a process does them to itself and to its host."""
+"""Provokes faults: of this process, of its host's link, and of the disk."""
 
 import contextlib
 import os
@@ -23,14 +23,20 @@ Kind = Literal[
 ]
 
 _CUT_OFF = 30
-"""Seconds."""
+"""How long a link stays cut off or slow, in seconds."""
 _SLOW = "2mbit"
-"""A hundredth of a job's rate: a step is slow, and far from a standstill."""
+"""The rate of a slow link, a hundredth of a job's usual rate.
+
+Steps are slow at this rate, but far from a standstill.
+"""
 _FILLER = "filler"
 
 
 def small_disk(folder: pathlib.Path) -> None:
-    """Has a disk of its own there, with room for some checkpoints, or makes room."""
+    """Mounts a small disk at `folder`, with room for some checkpoints.
+
+    If the disk is already mounted, this makes room on it.
+    """
     if folder.is_mount():
         (folder / _FILLER).unlink(missing_ok=True)
     else:
@@ -39,7 +45,7 @@ def small_disk(folder: pathlib.Path) -> None:
 
 
 def once(kind: Kind, folder: pathlib.Path, rate: str) -> None:
-    """Does it, unless it was done before, on a host whose link is of this rate."""
+    """Provokes a fault, unless it was provoked before; `rate` is that of the link."""
     done = folder / "provoked"
     if kind == "none" or done.exists():
         return
@@ -50,7 +56,7 @@ def once(kind: Kind, folder: pathlib.Path, rate: str) -> None:
 
 
 def now() -> float:
-    """Seconds, on a clock that all processes of this machine have in common."""
+    """Returns the time in seconds, on a clock that all processes of a machine share."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -87,7 +93,7 @@ def _disk_full(folder: pathlib.Path, rate: str) -> None:
 
 
 def _for_a_while(begin: str, end: str, seconds: int) -> None:
-    # In a session of its own: it goes on when this process is ended.
+    # In a session of its own, the shell continues when this process is ended.
     subprocess.run(begin.split(), check=True)
     subprocess.Popen(["sh", "-c", f"sleep {seconds}; {end}"], start_new_session=True)
 

@@ -1,7 +1,8 @@
-"""Jobs on four hosts that cannot start: who says what, and how soon.
+"""Shows which processes of a job that cannot start say what is wrong, and how soon.
 
-Claim: whatever is wrong, every process that came says so, in a line that names who and
-where, within ten seconds of the chosen timeout; what shows once all have come, at once.
+Claim: whatever is wrong, every process that has come says so within ten seconds after
+the chosen timeout, in a line that names the process and its host. A fault that shows
+once all processes have come is named at once. A job has four hosts.
 
 Command: python -m experiments.faults.start
 Time: five minutes, most of it waiting.
@@ -25,24 +26,24 @@ from .printed import printed
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The starts."""
+    """Settings of the starts."""
 
     faults: tuple[str, ...] = tuple(FAULTS)
-    """Of `experiments.faults.joining`."""
+    """The names of the faults, which are those of `experiments.faults.joining`."""
     hosts: int = 4
-    """With a process each."""
+    """The number of hosts, each with one process."""
     rate: str = "200mbit"
-    """Of their links."""
+    """The rate of the links, in the notation of `tc`."""
     timeout: float = 15.0
-    """Seconds, of `pj.launch.initialize`."""
+    """The timeout of `pj.launch.initialize` in seconds."""
     seed: int = 0
-    """Nothing here is left to chance."""
+    """The seed that the result notes. Nothing in this experiment is random."""
     out: pathlib.Path = report.RESULTS / "faults_start.json"
-    """Where the result goes."""
+    """The file that the result is written to."""
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Provokes each, prints the table, writes the result file."""
+    """Provokes each fault, saves the result, and prints the table."""
     if why := cluster.reason_why_not():
         sys.exit(why)
     found = {fault: started(fault, config) for fault in config.faults}
@@ -52,7 +53,7 @@ def main(config: Config) -> dict[str, Any]:
 
 
 def started(fault: str, config: Config) -> list[dict[str, Any]]:
-    """What each that came was told, and after how many seconds; with its host."""
+    """Returns the host, the error and the seconds of each process that has come."""
     command = [sys.executable, "-m", f"{__package__}.joining", "--fault", fault]
     command += ["--timeout", str(config.timeout)]
     network = cluster.Network.of(config.hosts, (config.rate,))
@@ -65,12 +66,15 @@ def started(fault: str, config: Config) -> list[dict[str, Any]]:
 
 
 def rows(found: dict[str, list[dict[str, Any]]], hosts: int) -> list[list[str]]:
-    """Titles, then a fault a row: how many say it, how soon, and what, last of all."""
+    """Returns titles, then a row for each fault.
+
+    The columns say how many processes raised an error, how soon, and its last line.
+    """
     table = [["what is wrong", "said by", "after, at most", "what is said"]]
     for fault, each in found.items():
         unable = [told for told in each if told["said"]]
         last = {told["host"]: told["said"].split("\n- ")[-1] for told in unable}
-        if len(set(last.values())) > 1:  # each of itself
+        if len(set(last.values())) > 1:  # each process names itself
             last = {host: of_itself(host, line) for host, line in last.items()}
         latest = max((told["seconds"] for told in unable), default=None)
         lines = Counter(last.values())
@@ -86,7 +90,7 @@ def rows(found: dict[str, list[dict[str, Any]]], hosts: int) -> list[list[str]]:
 
 
 def of_itself(host: int, line: str) -> str:
-    """What a process says, without which it is."""
+    """Returns a message in which a process names itself as "this process"."""
     line = line.replace(f"process {host} on host{host}", "this process")
     return line.replace(f"on host{host}", "on this host")
 

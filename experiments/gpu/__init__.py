@@ -1,1 +1,1 @@
-"""All that only a GPU can tell, by one command: `python -m experiments.gpu`."""
+"""Measures all that only a GPU can show: `python -m experiments.gpu`."""

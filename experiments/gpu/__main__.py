@@ -1,17 +1,20 @@
-"""All that only a GPU can tell, in eight minutes.
+"""Measures all that only a GPU can show, in eight minutes.
 
-- codecs: how fast each encodes and decodes, beside a copy; the limit is the copy
-- steps: of five models, at width 1 and 2, beside steps by hand that do the same
-- memory: what the allocator reports, beside what the compiled program says
-- hosts: the host executor, two processes that share the GPU, over links of 1 and 10
-  Gbit/s; the limit is the longer of compute and exchange
+- codecs: the speed at which each codec encodes and decodes, compared with a copy, which
+  is the limit
+- steps: the time of a step of five models at widths 1 and 2, compared with equivalent
+  steps written by hand
+- memory: the bytes that the allocator reports, compared with those that the compiled
+  program declares
+- hosts: the time of a step of the host executor, in two processes that share the GPU,
+  over links of 1 and 10 Gbit/s; the limit is the longer of compute and exchange
 - trace: a profile of the host executor, whose copies run beside kernels
-- overlap: on several GPUs the share of communication that is hidden, beside the share
-  of FLOPs that the schedule has under it
+- overlap: on several GPUs, the share of communication that is hidden, compared with the
+  share of FLOPs that the schedule runs during communication
 
 Every part runs in a process of its own, so that a failure harms no other part and each
-part finds the GPU's memory free. The result file says which part failed, with the
-reason, and which was left out because the time was up.
+part finds the memory of the GPU free. The result file says which part failed and why,
+and which part was left out because the time was up.
 
 Command: python -m experiments.gpu
 Time: 8 minutes with a GPU; on a CPU, with smaller sizes, 4 minutes on 2 cores.
@@ -43,13 +46,13 @@ class Config:
     """Settings of the measurement."""
 
     seconds: float = 480
-    """Time for all parts together. No part begins after it."""
+    """The time for all parts together, in seconds. No part begins after this time."""
     parts: tuple[str, ...] = ()
-    """Which, such as `codecs` or `steps`; all by default."""
+    """The parts to run, such as `codecs` or `steps`; by default all."""
     child: str | None = None
-    """A part to run here: how this program calls itself."""
+    """The part to run in this process. The program calls itself with this flag."""
     out: pathlib.Path | None = None
-    """Where the result goes; by default as above."""
+    """The file that the result is written to; the default is given above."""
 
 
 PARTS: dict[str, tuple[str, ...]] = {
@@ -74,10 +77,10 @@ RUNS: dict[str, Callable[..., Any]] = {
 
 
 def main(config: Config) -> int:
-    """Runs all parts, prints what they found, writes the result file.
+    """Runs all parts, prints their figures, and saves the result.
 
     Returns:
-      The exit code: 1 if a part has failed.
+      The exit code: 1 if a part has failed, and 0 otherwise.
     """
     if config.child:
         part, *arguments = config.child.split(":")
@@ -100,7 +103,11 @@ def main(config: Config) -> int:
 
 
 def run(part: str) -> dict[str, Any]:
-    """Runs a part in a process of its own; returns its figures, or why it failed."""
+    """Runs a part in a process of its own.
+
+    Returns:
+      The figures of the part, or why it failed or was left out.
+    """
     name, *arguments = part.split(":")
     if name == "hosts":
         if why := reason_why_not():

@@ -1,4 +1,4 @@
-"""Real arrays of shapes, and whether they are to be few."""
+"""Makes arrays of given shapes, and decides whether sizes must be small."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def filled(shapes: Any, seed: int = 0) -> Any:
-    """Returns arrays of these shapes: small normal numbers, or integers below 10."""
+    """Returns arrays of given shapes: small normal numbers, or integers below 10."""
     rng = np.random.default_rng(seed)
 
     def array(shape: jax.ShapeDtypeStruct) -> np.ndarray:

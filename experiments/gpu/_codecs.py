@@ -1,4 +1,4 @@
-"""How fast codecs are, beside a copy of the same array."""
+"""Measures how fast codecs are, compared with a copy of the same array."""
 
 import statistics
 from typing import Any
@@ -9,7 +9,7 @@ from experiments import codec_speed
 
 from ._arrays import is_small
 
-CALLS = 10  # dispatched before one waits, so that launching costs nothing
+CALLS = 10  # before the program waits, so that launching costs no time
 
 
 def measured() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The host executor over real links: two processes that share one GPU."""
+"""Measures the host executor over links: two processes share one GPU."""
 
 import os
 import pathlib
@@ -17,7 +17,7 @@ from ._arrays import filled, is_small
 
 
 def measured(rate: str) -> dict[str, Any]:
-    """Times compute, exchange and step of two hosts, on links of this rate."""
+    """Times compute, exchange and step of two hosts, on links of a given rate."""
     network = cluster.Network.of(2, (rate,))
     with tempfile.TemporaryFile("w+") as log:
         try:
@@ -29,8 +29,9 @@ def measured(rate: str) -> dict[str, Any]:
 
 
 def main(out: pathlib.Path) -> None:
-    """Measures on one of the hosts."""
-    # Read when JAX first looks for the GPU, of which each process takes this part.
+    """Measures on one of the hosts; the first host writes the figures to `out`."""
+    # JAX reads this when it first looks for the GPU. Each of the two processes takes
+    # this share of the GPU's memory.
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.4")
     rank = member.join()
     model: Any = "mlp" if is_small() else "resnet18"

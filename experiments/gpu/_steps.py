@@ -1,4 +1,4 @@
-"""Steps of five models: times beside steps by hand, memory, and what is hidden."""
+"""Measures steps of five models: time, memory, and hidden communication."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from experiments import overhead, overlap
 from ._arrays import filled, is_small
 
 MODELS = ("mlp", "cnn", "resnet18", "transformer", "transformer scan")
-# Width, and whether it predicts.
+# The width, and whether the step predicts weights.
 STEPS = {
     "width 1": (1, False),
     "width 2, plain": (2, False),
@@ -21,7 +21,7 @@ STEPS = {
 
 
 def measured(model: Any) -> dict[str, Any]:
-    """Times every step in milliseconds, ours beside those by hand."""
+    """Times steps in milliseconds, those of pipejax beside those written by hand."""
     loss_fn, params, batch = _problem(model)
     runs = overhead.variants(loss_fn, params, batch, pj.data_mesh())
     rounds, seconds = (2, 0.01) if is_small() else (7, 0.3)
@@ -29,7 +29,7 @@ def measured(model: Any) -> dict[str, Any]:
 
 
 def memory(model: Any, step: str) -> dict[str, Any]:
-    """Returns the bytes that the allocator counts, and those the program declares."""
+    """Returns the bytes that the allocator counts, and those of the program."""
     train, state, batch = _training(model, step)
     expected = pj.overlap.inspect(train, state, batch).memory
     for _ in range(3):
@@ -45,7 +45,10 @@ def memory(model: Any, step: str) -> dict[str, Any]:
 
 
 def overlapped(model: Any) -> dict[str, Any]:
-    """Times compute, communication and step on several devices, beside the schedule."""
+    """Times compute, communication and step on several devices.
+
+    `covered` is the share of FLOPs that the schedule runs during communication.
+    """
     if len(jax.devices()) == 1:
         return {"left_out": "one device has nothing to send"}
     train, state, batch = _training(model, "width 2, predicted")

@@ -1,4 +1,4 @@
-"""A profile of the host executor: how long copies run, and how much beside kernels."""
+"""Profiles the host executor: how long copies run, and for how long beside kernels."""
 
 import glob
 import gzip
@@ -21,7 +21,7 @@ _COLLECTIVE = re.compile("nccl|all-reduce|all_reduce", re.IGNORECASE)
 
 
 def measured() -> dict[str, Any]:
-    """Profiles three steps; see `read`."""
+    """Profiles three steps, and returns the figures of `read`."""
     import optax
 
     problem = overlap.plain_problem(
@@ -41,7 +41,12 @@ def measured() -> dict[str, Any]:
 
 
 def read(folder: pathlib.Path) -> dict[str, Any]:
-    """Returns how long kernels, copies and collectives take, and beside kernels."""
+    """Reads a profile.
+
+    Returns:
+      For kernels, copies and collectives, the time for which they run, and the part of
+      this time in which kernels run as well, in microseconds.
+    """
     (path,) = glob.glob(f"{folder}/**/*.trace.json.gz", recursive=True)
     with gzip.open(path) as file:
         events = json.load(file)["traceEvents"]
@@ -87,7 +92,9 @@ def merged(spans: Spans) -> Spans:
 
 
 def both(one: Spans, other: Spans) -> Spans:
-    """Returns the time that lies in both; the spans of neither overlap.
+    """Returns the time that lies in both lists of spans.
+
+    The spans of each list must not overlap.
 
     >>> both([(0, 4), (6, 9)], [(2, 7)])
     [(2, 4), (6, 7)]
@@ -97,5 +104,5 @@ def both(one: Spans, other: Spans) -> Spans:
 
 
 def length(spans: Spans) -> float:
-    """Returns how long all spans are together."""
+    """Returns the sum of the lengths of all spans."""
     return sum(end - start for start, end in spans)

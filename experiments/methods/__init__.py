@@ -1,7 +1,8 @@
-"""Ways to train one problem on several hosts, ours and others', behind one face.
+"""Ways to train one problem on several hosts, behind one interface.
 
-D-Sync and Pipe-SGD with any codec, PS-Sync, PS-Async over sockets, PyTorch's DDP with
-its hooks: one model, from the same parameters, on the same batches, with AdamW.
+They are D-Sync and Pipe-SGD with any codec, PS-Sync, PS-Async over sockets, and
+PyTorch's DDP with its hooks. All train one model by AdamW, from the same parameters and
+on the same batches.
 """
 
 from ._method import Method as Method

@@ -1,7 +1,8 @@
-"""PyTorch's DistributedDataParallel over Gloo, plain and with its communication hooks.
+"""Trains by PyTorch's DistributedDataParallel over Gloo, plain or with its hooks.
 
-The same models, from the same parameters: modules and layers are named as Flax names
-them, so that a parameter of one is found in the other by its path.
+The models are those of `experiments.models`, with the same parameters at the start.
+Modules and layers have the names that Flax gives them, so that a parameter has the same
+path in both libraries.
 """
 
 import os
@@ -24,7 +25,7 @@ Hook = Literal["none", "fp16", "power_sgd", "silent"]
 
 
 class DDP(Method):
-    """A model in PyTorch, its gradients averaged while it computes them."""
+    """A model in PyTorch whose gradients are averaged while others are computed."""
 
     def __init__(self, problem: Problem, port: int, hook: Hook, rank: int) -> None:
         _join(port)
@@ -32,7 +33,8 @@ class DDP(Method):
         _load(self._own, problem.start)
         self._silent = hook == "silent"
         # PowerSGD's hook exchanges twice for each bucket, the second time from another
-        # thread; over Gloo, two buckets then mix up their messages.
+        # thread. Over Gloo, two buckets would mix up their messages, so that there is
+        # only one bucket.
         self._model = nn.parallel.DistributedDataParallel(
             self._own,
             process_group=(group := torch.distributed.new_group()),
@@ -59,7 +61,7 @@ class DDP(Method):
             )
 
     def step(self, batch: Batch) -> None:
-        """Forward, backward with the exchange beside it, update."""
+        """Runs forward, backward with the exchange beside it, and the update."""
         images = torch.from_numpy(batch["image"])
         labels = torch.from_numpy(batch["label"]).long()
         self._optimizer.zero_grad()
@@ -76,7 +78,7 @@ class DDP(Method):
             self._schedule.step()
 
     def params(self) -> Any:
-        """By Flax's names and in its layouts."""
+        """Returns the parameters with Flax's names and layouts."""
         return _flax_params(self._own)
 
 
@@ -92,7 +94,7 @@ def _join(port: int) -> None:
 
 
 class MLP(nn.Module):
-    """`experiments.models.MLP`."""
+    """The same model as `experiments.models.MLP`."""
 
     def __init__(self, image_shape: tuple[int, ...], hidden: int) -> None:
         super().__init__()
@@ -101,13 +103,13 @@ class MLP(nn.Module):
         self.Dense_2 = nn.Linear(hidden, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits."""
+        """Returns the logits."""
         x = functional.relu(self.Dense_0(x.flatten(1)))
         return self.Dense_2(functional.relu(self.Dense_1(x)))
 
 
 class CNN(nn.Module):
-    """`experiments.models.CNN`."""
+    """The same model as `experiments.models.CNN`."""
 
     def __init__(self, image_shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -119,16 +121,16 @@ class CNN(nn.Module):
         self.Dense_1 = nn.Linear(128, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits."""
+        """Returns the logits."""
         x = functional.relu(self.Conv_0(_channels_first(x)))
         x = functional.relu(self.Conv_1(functional.max_pool2d(x, 2)))
         x = functional.max_pool2d(functional.relu(self.Conv_2(x)), 2)
-        x = x.permute(0, 2, 3, 1).flatten(1)  # in Flax's order
+        x = x.permute(0, 2, 3, 1).flatten(1)  # the order in Flax
         return self.Dense_1(functional.relu(self.Dense_0(x)))
 
 
 class BasicBlock(nn.Module):
-    """`experiments.models.BasicBlock` with group norm."""
+    """The same block as `experiments.models.BasicBlock` with group norm."""
 
     def __init__(self, inputs: int, features: int, stride: int) -> None:
         super().__init__()
@@ -142,7 +144,7 @@ class BasicBlock(nn.Module):
             self.GroupNorm_2 = nn.GroupNorm(32, features)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Of the shape that it changes x to."""
+        """Returns the output of the block, whose shape may differ from that of x."""
         branch = functional.relu(self.GroupNorm_0(self.Conv_0(x)))
         branch = self.GroupNorm_1(self.Conv_1(branch))
         if self._changes:
@@ -151,7 +153,10 @@ class BasicBlock(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """`experiments.models.ResNet18` with group norm, for small images."""
+    """The same model as `experiments.models.ResNet18` with group norm.
+
+    It is for small images.
+    """
 
     def __init__(self, image_shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -168,7 +173,7 @@ class ResNet18(nn.Module):
         self.Dense_0 = nn.Linear(512, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits."""
+        """Returns the logits."""
         x = functional.relu(self.GroupNorm_0(self.Conv_0(_channels_first(x))))
         for number in range(self._blocks):
             x = self.get_submodule(f"BasicBlock_{number}")(x)
@@ -188,12 +193,13 @@ def _conv(inputs: int, features: int, size: int, stride: int) -> nn.Conv2d:
 
 
 def _channels_first(x: torch.Tensor) -> torch.Tensor:
-    """A view [B, C, H, W] whose memory is [B, H, W, C]: what oneDNN is fast with."""
+    """Returns a view [B, C, H, W] of memory [B, H, W, C], with which oneDNN is fast."""
     return x.permute(0, 3, 1, 2)
 
 
-# Axes of a kernel in PyTorch, of those in Flax, and the way back: [in, out] and
-# [height, width, in, out] there, [out, in] and [out, in, height, width] here.
+# The permutations of a kernel's axes from Flax to PyTorch, and back. Kernels are
+# [in, out] and [height, width, in, out] in Flax, and [out, in] and
+# [out, in, height, width] in PyTorch.
 _FROM_FLAX = {1: (0,), 2: (1, 0), 4: (3, 2, 0, 1)}
 _TO_FLAX = {1: (0,), 2: (1, 0), 4: (2, 3, 1, 0)}
 

@@ -1,4 +1,4 @@
-"""What a way to train is, to those who compare several."""
+"""The interface of a way to train, for programs that compare several."""
 
 import abc
 from typing import Any
@@ -9,28 +9,31 @@ Batch = dict[str, np.ndarray]
 
 
 class Method(abc.ABC):
-    """One host's part of a training run.
+    """The part of one host in a training run.
 
     Attributes:
-      width: steps from a gradient to its update.
+      width: The width K of the pipeline, 1 if there is no pipeline.
     """
 
     width: int = 1
 
     @abc.abstractmethod
     def step(self, batch: Batch) -> None:
-        """One step with this host's share of a batch; may return before it is done."""
+        """Runs a step on this host's share of a batch.
 
-    def wait(self) -> None:  # noqa: B027 - nothing to wait for is a way to do it
-        """Until the parameters after the last step are there."""
+        The method may return before the step has ended.
+        """
+
+    def wait(self) -> None:  # noqa: B027 - some methods have nothing to wait for
+        """Waits until the parameters after the last step have been computed."""
 
     def finish(self) -> None:
-        """Applies what is in flight; from then on this host sends nothing."""
+        """Applies the gradients in flight; from then on, this host sends nothing."""
         self.wait()
 
     @abc.abstractmethod
     def params(self) -> Any:
-        """The parameters now, as Flax has them."""
+        """Returns the present parameters, with Flax's names and layouts."""
 
     def close(self) -> None:  # noqa: B027
-        """Gives back threads and connections."""
+        """Ends the threads and closes the connections of this method."""

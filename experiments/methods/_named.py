@@ -1,4 +1,4 @@
-"""Every way to train, by the name that tables give it."""
+"""All ways to train, by the names that they have in tables."""
 
 import importlib.util
 import os
@@ -17,11 +17,11 @@ from ._problem import Problem
 
 
 class NotInstalledError(Exception):
-    """A way to train whose library is not installed."""
+    """Raised if the library of a way to train is not installed."""
 
 
 Make = Callable[[Problem], Method]
-RANK = 1  # of PowerSGD, ours and PyTorch's: its fastest
+RANK = 1  # of PowerSGD in pipejax and in PyTorch; the fastest rank
 
 
 def _ours(
@@ -31,7 +31,7 @@ def _ours(
 
 
 def _ring(codec: str) -> Callable[[], collectives.AllReduce]:
-    """The paper's: compressed at every hop."""
+    """Returns a function that makes the paper's ring, which compresses at every hop."""
     return lambda: collectives.ring(codecs.named(codec))
 
 
@@ -85,11 +85,15 @@ NAMES: dict[str, Make] = {
 
 
 def make(name: str, problem: Problem) -> Method:
-    """One host's part of it; all hosts must call this.
+    """Makes the part of one host in a way to train; all hosts must call this.
+
+    Args:
+      name: A name of `NAMES`.
+      problem: The problem to train.
 
     Raises:
-      ValueError: for a name that none has.
-      NotInstalledError: without the library it needs.
+      ValueError: If no way to train has this name.
+      NotInstalledError: If the library that this way needs is not installed.
     """
     if name not in NAMES:
         raise ValueError(f"`name` must be one of {', '.join(NAMES)}; got {name!r}.")

@@ -1,9 +1,10 @@
-"""PS-Async: a server that applies each gradient as it comes, over plain sockets.
+"""PS-Async: a server applies each gradient as it arrives, over plain sockets.
 
-A worker sends a gradient and is sent the parameters; it waits for nobody else. So a
-gradient is of parameters that others have changed since, p - 1 times on average. The
-server is a thread of the first host, which is a worker too, and its link carries the
-gradients and the parameters of all others.
+Each of p hosts is a worker. It sends a gradient to the server and receives the new
+parameters, without waiting for other workers. While a gradient is computed and sent,
+other workers therefore change the parameters p - 1 times on average. The server runs in
+threads of the first host, which is also a worker. The link of this host carries the
+gradients and the parameters of all other workers.
 
 Reference: Dean et al., Large scale distributed deep networks, 2012
 """
@@ -23,17 +24,17 @@ from jax.flatten_util import ravel_pytree
 from ._method import Batch, Method
 from ._problem import Problem
 
-PATIENCE = 60.0  # seconds that a worker tries to reach the server
+PATIENCE = 60.0  # seconds for which a worker tries to reach the server
 
 
 class AsynchronousServer(Method):
-    """A worker, and on the first host the server too."""
+    """A worker and, on the first host, also the server."""
 
     def __init__(self, problem: Problem, port: int) -> None:
         place = os.environ["MASTER_ADDR"], port
         flat, unravel = ravel_pytree(problem.start)
         self._unravel: Any = unravel
-        self._flat = np.array(flat)  # what the server has sent
+        self._flat = np.array(flat)  # the parameters that the server sent last
 
         def loss(flat: Any, batch: Any) -> jax.Array:
             return problem.loss(self._unravel(flat), batch)
@@ -41,33 +42,36 @@ class AsynchronousServer(Method):
         self._gradient = jax.jit(jax.grad(loss))
         self._server = None
         if os.environ["RANK"] == "0":
-            if problem.steps is not None:  # of each worker
+            if problem.steps is not None:  # the steps of each worker
                 updates = problem.steps * int(os.environ["WORLD_SIZE"])
                 problem = dataclasses.replace(problem, steps=updates)
             self._server = _Server(flat, problem.optimizer, place)
         self._link = _connect(place)
 
     def step(self, batch: Batch) -> None:
-        """Computes, sends the gradient, and waits for what the server made of it."""
+        """Computes and sends the gradient, and waits for the new parameters."""
         gradient = np.asarray(self._gradient(self._flat, batch))
         self._link.sendall(gradient.data.cast("B"))
         _receive(self._link, self._flat)
 
     def params(self) -> Any:
-        """The server's, where it is here; elsewhere as it last sent them."""
+        """Returns the parameters of the server, or those that it sent last.
+
+        Only the first host has the server.
+        """
         if self._server is not None:
             return self._unravel(self._server.params)
         return self._unravel(self._flat.copy())
 
     def close(self) -> None:
-        """Hangs up; the server ends with its last worker."""
+        """Closes the connection; the server ends with its last worker."""
         self._link.close()
         if self._server is not None:
             self._server.close()
 
 
 class _Server:
-    """Parameters and optimizer state; a thread for each worker."""
+    """The parameters, the optimizer state, and a thread for each worker."""
 
     def __init__(
         self, flat: jax.Array, tx: optax.GradientTransformation, place: tuple[str, int]
@@ -90,20 +94,20 @@ class _Server:
             thread.start()
 
     def _serve(self) -> None:
-        """One worker, to its end."""
+        """Serves one worker until the worker closes the connection."""
         worker, _ = self._socket.accept()
         gradient = np.empty(self._params.shape, np.float32)
         with worker:
             while _receive(worker, gradient):
                 with self._lock:
                     params, state = self._apply(self._params, self._state, gradient)
-                    # JAX may still read `gradient`, which the next one overwrites.
+                    # JAX may still read `gradient`, which the next gradient overwrites.
                     self._params, self._state = jax.block_until_ready((params, state))
                 worker.sendall(np.asarray(params).data.cast("B"))
 
     @property
     def params(self) -> jax.Array:
-        """After the last gradient that came."""
+        """Returns the parameters after the last gradient that arrived."""
         return self._params
 
     def close(self) -> None:
@@ -117,14 +121,18 @@ def _connect(place: tuple[str, int]) -> socket.socket:
     while True:
         try:
             return socket.create_connection(place)
-        except ConnectionRefusedError:  # the server is not there yet
+        except ConnectionRefusedError:  # the server has not started yet
             if time.monotonic() > give_up:
                 raise
             time.sleep(0.1)
 
 
 def _receive(link: socket.socket, into: np.ndarray) -> bool:
-    """Fills the array; whether there was anything before the other end hung up."""
+    """Fills an array with received bytes.
+
+    Returns:
+      Whether any bytes came before the other end closed the connection.
+    """
     view = into.data.cast("B")
     done = 0
     while done < len(view):

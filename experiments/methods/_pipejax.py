@@ -1,4 +1,4 @@
-"""D-Sync, PS-Sync and Pipe-SGD: `pj.make_train_step` with a width and an all-reduce."""
+"""D-Sync, PS-Sync and Pipe-SGD: `pj.make_train_step` with width and all-reduce."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from ._problem import Problem
 
 
 class Pipejax(Method):
-    """A train step of this library, over all hosts."""
+    """A train step of pipejax over all hosts."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Pipejax(Method):
             weight_prediction=weight_prediction,
             donate=True,
         )
-        # Warm-up, pipeline and drain are compiled before anybody's clock runs.
+        # Warm-up, pipeline and drain are compiled before any step is timed.
         self.state = self.train.init(problem.start)
         batch = problem.random_batch(jax.process_index())
         for _ in range(warmup + 1):
@@ -42,17 +42,17 @@ class Pipejax(Method):
         self.state = self.train.init(problem.start)
 
     def step(self, batch: Batch) -> None:
-        """Dispatches it; with the host executor, waits for the sum that is due."""
+        """Dispatches a step; with the host executor, waits for the sum that is due."""
         self.state, _ = self.train.step(self.state, self.train.batch(batch))
 
     def wait(self) -> None:
-        """Until the state is there; reductions in flight go on."""
+        """Waits until the state has been computed; reductions in flight continue."""
         jax.block_until_ready(self.state)
 
     def finish(self) -> None:
-        """Drains."""
+        """Drains the pipeline."""
         self.state, _ = jax.block_until_ready(self.train.drain(self.state))
 
     def params(self) -> Any:
-        """Without what is in flight."""
+        """Returns the parameters, without the gradients in flight."""
         return jax.tree.map(lambda x: x.addressable_data(0), self.state.params)

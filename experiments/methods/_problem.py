@@ -1,4 +1,4 @@
-"""What is to be learned: a classifier of images, from the same start for everyone."""
+"""The problem: a classifier of images, with the same start for all ways to train."""
 
 import dataclasses
 import functools
@@ -22,38 +22,38 @@ _SHAPES = {"digits": (8, 8, 1), "mnist": (28, 28, 1), "cifar10": (32, 32, 3)}
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A model, its images, and AdamW."""
+    """A model, its images, and AdamW as the optimizer."""
 
     model: Model = "wide_mlp"
-    """Of `experiments.models`; wide_mlp has 16 MB of gradients."""
+    """The model of `experiments.models`; wide_mlp has 16 MB of gradients."""
     batch_size: int = 64
-    """Examples of each host in a step."""
+    """The number of examples of each host in a step."""
     learning_rate: float = 1e-3
-    """Of AdamW, at the start."""
+    """The learning rate of AdamW at the start."""
     steps: int | None = None
-    """In which it falls to 0 along half a cosine; by default it stays."""
+    """The steps in which the rate falls to 0 along half a cosine; default: constant."""
     weight_decay: float = 1e-4
-    """Decoupled."""
+    """The decoupled weight decay of AdamW."""
     warmup: int = 0
-    """Steps with which Pipe-SGD begins, synchronously."""
+    """The number of synchronous steps with which Pipe-SGD begins."""
     seed: int = 0
-    """Of the parameters and the order of the data."""
+    """The seed of the parameters and the order of the data."""
     images: Images | None = None
-    """Whose size they have; by default MNIST's for the MLPs, CIFAR-10's for others."""
+    """The data set that sets the image size; default: mnist for MLPs, else cifar10."""
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """Height, width and channels."""
+        """Returns height, width and channels of an image."""
         default = "mnist" if self.model.endswith("mlp") else "cifar10"
         return _SHAPES[self.images or default]
 
     @functools.cached_property
     def net(self) -> nn.Module:
-        """The Flax module."""
+        """Returns the Flax module of the model."""
         return models.build(self.model, num_classes=10)
 
     def flags(self, prefix: str = "--problem.") -> list[str]:
-        """For a command line that has a problem."""
+        """Returns the flags of this problem for the command line of another program."""
         return [
             argument
             for name, value in dataclasses.asdict(self).items()
@@ -62,7 +62,7 @@ class Problem:
 
     @functools.cached_property
     def start(self) -> Any:
-        """The parameters at the start, in the host's memory."""
+        """Returns the parameters at the start, in the memory of the host."""
         return jax.device_get(jax.jit(self._init)())
 
     def _init(self) -> Any:
@@ -71,12 +71,12 @@ class Problem:
 
     @property
     def elements(self) -> int:
-        """Parameters."""
+        """Returns the number of parameters."""
         shapes = jax.tree.leaves(jax.eval_shape(self._init))
         return sum(math.prod(leaf.shape) for leaf in shapes)
 
     def loss(self, params: Any, batch: Any) -> jax.Array:
-        """Cross entropy, a mean over the examples."""
+        """Returns the mean cross entropy over the examples."""
         logits: Any = self.net.apply({"params": params}, batch["image"], train=True)
         return optax.softmax_cross_entropy_with_integer_labels(
             logits, batch["label"]
@@ -84,14 +84,14 @@ class Problem:
 
     @property
     def optimizer(self) -> optax.GradientTransformation:
-        """AdamW."""
+        """Returns AdamW, with a schedule if `steps` is given."""
         rate: optax.ScalarOrSchedule = self.learning_rate
         if self.steps is not None:
             rate = optax.cosine_decay_schedule(rate, self.steps)
         return optax.adamw(rate, weight_decay=self.weight_decay)
 
     def random_batch(self, host: int) -> Batch:
-        """A batch in which there is nothing to learn, for a clock."""
+        """Returns a batch of random images and labels, for timing."""
         rng = np.random.default_rng((self.seed, host))
         images = rng.normal(size=(self.batch_size, *self.image_shape))
         labels = rng.integers(10, size=self.batch_size)
