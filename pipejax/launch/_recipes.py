@@ -148,10 +148,38 @@ spec:
 """
 
 
+def ssh(recipe: Recipe) -> str:
+    """Returns a script that starts the job on hosts which can be reached by ssh.
+
+    The script takes the names of the hosts as its arguments. On each host, it runs the
+    program in the folder that has the same path as the current one. When the job fails
+    on one host, the script ends it on all of them.
+    """
+    place = ("--hosts", str(recipe.hosts), "--processes", str(recipe.processes))
+    program = shlex.quote(shlex.join(recipe.program))
+    return f"""\
+#!/bin/bash
+# bash job.sh HOST0 HOST1 ...; the first host is the coordinator
+hosts=("$@")
+[ ${{#hosts[@]}} -eq {recipe.hosts} ] || {{ echo "name {recipe.hosts} hosts"; exit 2; }}
+program={program}
+trap 'kill $(jobs -p) 2>/dev/null' EXIT
+for i in "${{!hosts[@]}}"; do
+  place="--host $i --coordinator ${{hosts[0]}}:29500 {shlex.join(place)}"
+  ssh -tt "${{hosts[i]}}" "cd $(printf %q "$PWD") && exec pipejax launch $place \
+    {shlex.join(recipe.options)} -- $program" &
+done
+for _ in "${{hosts[@]}}"; do
+  wait -n || exit $?
+done
+"""
+
+
 BY_NAME: dict[str, Callable[[Recipe], str]] = {
     "slurm": slurm,
     "mpi": mpi,
     "torchrun": torchrun,
     "kubernetes": kubernetes,
+    "ssh": ssh,
 }
 """The recipes, by the names that `pipejax launch --print` takes."""

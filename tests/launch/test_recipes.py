@@ -10,6 +10,8 @@ import pytest
 
 from pipejax.cli import main
 
+from .helpers import free_port
+
 jsonschema = pytest.importorskip("jsonschema")
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 yaml = pytest.importorskip("yaml")
@@ -79,6 +81,30 @@ def test_torchrun(recipe):
         "[0] torchrun: 0 of 2",
         "[1] torchrun: 1 of 2",
     ]
+
+
+@needs("bash")
+def test_ssh(recipe, tmp_path, monkeypatch):
+    """By a stand-in for ssh, which runs here what it should run on a host."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\n[ "$1" = -tt ] && exec sh -c "$3"\n')
+    ssh.chmod(0o755)
+    monkeypatch.setitem(globals(), "PATH", f"{tmp_path}:{PATH}")
+    script = recipe("ssh", "--processes", "1", "--hosts", "2")
+    script = script.replace("29500", str(free_port()))
+    hosts = ["127.0.0.1", "127.0.0.1"]
+    assert said(["bash", "-c", script, "job.sh", *hosts]) == [
+        "[0] JAX_NUM_PROCESSES: 0 of 2",
+        "[1] JAX_NUM_PROCESSES: 1 of 2",
+    ]
+
+
+@needs("bash")
+def test_ssh_to_too_few_hosts(recipe):
+    script = recipe("ssh", "--processes", "1", "--hosts", "2")
+    command = ["bash", "-c", script, "job.sh", "node0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "name 2 hosts\n")
 
 
 @needs("slurmctld", "slurmd", "srun", "unshare")
