@@ -1,0 +1,101 @@
+"""Docstrings of public names: complete, and with examples, equations and sources."""
+
+import ast
+import dataclasses
+import inspect
+import re
+import textwrap
+
+import pytest
+
+from .test_documents import named, public
+
+
+def functions():
+    """Public functions and the public methods of public classes, by name."""
+    found = {}
+    for name in sorted(public()):
+        value = named(name)
+        if inspect.isfunction(value):
+            found[name] = value
+        elif inspect.isclass(value):
+            for attribute, member in vars(value).items():
+                if inspect.isfunction(member) and not attribute.startswith("_"):
+                    found[f"{name}.{attribute}"] = member
+    return found
+
+
+def classes():
+    return {n: named(n) for n in sorted(public()) if inspect.isclass(named(n))}
+
+
+def section(docstring, *titles):
+    """The text of a section, up to the next line that is not indented."""
+    found = re.search(
+        rf"^(?:{'|'.join(titles)}):\n((?:[ ]+.*\n|\n)*)", docstring + "\n", re.MULTILINE
+    )
+    return found[1] if found else ""
+
+
+def entries(docstring, *titles):
+    return set(re.findall(r"^  \*{0,2}(\w+):", section(docstring, *titles), re.M))
+
+
+@pytest.mark.parametrize("name", functions())
+def test_arguments_results_and_errors(name):
+    function = functions()[name]
+    docstring = inspect.getdoc(function)
+    parameters = inspect.signature(function).parameters
+    wanted = {p for p in parameters if p != "self" and not p.startswith("_")}
+    # A method that a protocol defines, or one line, says what its arguments are.
+    if "\n" in docstring or len(wanted) > 1:
+        assert wanted <= entries(docstring, "Args"), name
+    first = docstring.split()[0]
+    returned = inspect.signature(function).return_annotation
+    if returned not in (None, "None", inspect.Signature.empty):
+        assert first in ("Returns", "Yields") or section(docstring, "Returns"), name
+    if _raises(function):
+        assert section(docstring, "Raises"), name
+
+
+@pytest.mark.parametrize("name", classes())
+def test_attributes(name):
+    cls = classes()[name]
+    fields = getattr(cls, "_fields", ())
+    if dataclasses.is_dataclass(cls):
+        fields = [f.name for f in dataclasses.fields(cls) if not f.name.startswith("_")]
+    docstring = inspect.getdoc(cls)
+    assert set(fields) <= entries(docstring, "Attributes", "Args"), name
+
+
+def _raises(function):
+    """Whether a `raise` is in the function itself, not in those inside."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    pending = list(tree.body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Raise):
+            return node.exc is not None
+        if not isinstance(node, ast.FunctionDef | ast.Lambda | ast.ClassDef):
+            pending += ast.iter_child_nodes(node)
+    return False
+
+
+ALGORITHMS = ("codecs", "collectives", "corrections", "stability", "transforms")
+
+
+def share(of, pattern):
+    having = [name for name, value in of.items() if re.search(pattern, value.__doc__)]
+    return len(having) / len(of)
+
+
+def test_examples_equations_and_sources():
+    plain = {n: f for n, f in functions().items() if inspect.isfunction(named_or(n))}
+    assert share(plain, r">>> ") >= 0.6
+    algorithms = {n: f for n, f in plain.items() if n.split(".")[1] in ALGORITHMS}
+    assert share(algorithms, r"\$\$") >= 0.6
+
+
+def named_or(name):
+    """The public function of this name; `None` for a method."""
+    return named(name) if name in public() else None
