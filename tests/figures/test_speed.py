@@ -108,9 +108,7 @@ def words_on_steps():
         _least_and_most(rows[f"{name}, PowerSGD"]["ratio_to_compute"] for rows in wide)
         for name in ("Pipe-SGD", "DDP")
     ]
-    yield "With PowerSGD, a step of the wide MLP takes {} times the compute".format(
-        both[0]
-    )
+    yield f"With PowerSGD, a step of the wide MLP takes {both[0]} times the compute"
     yield f"a step of DDP with PowerSGD takes {both[1]} times"
     assert all(
         rows["Pipe-SGD, PowerSGD"]["ratio_to_compute"]
