@@ -90,10 +90,13 @@ class AllReduce(abc.ABC):
         return self
 
     def check_axes(self, axis_name: AxisName) -> None:
-        """Raises a `ValueError` if `axis_name` has the wrong number of axes.
+        """Checks that `axis_name` names as many axes as the algorithm needs.
 
         Args:
           axis_name: Axis or axes to sum over.
+
+        Raises:
+          ValueError: If the number of axes is wrong.
         """
         if self.axes not in (None, len(axes(axis_name))):
             raise ValueError(

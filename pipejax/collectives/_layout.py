@@ -136,6 +136,9 @@ class Layout(NamedTuple):
         Args:
           coded: At least `coded_size` elements. The rest is ignored.
           exact: At least `exact_size` elements. The rest is ignored.
+
+        Returns:
+          The arrays, which have the shapes and dtypes of the layout.
         """
         return Summands(apart(coded, self.coded), apart(exact, self.exact))
 

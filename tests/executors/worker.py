@@ -6,11 +6,13 @@ Whatever else a task prints goes to standard error.
 """
 
 import functools
+import itertools
 import json
 import os
 import pathlib
 import signal
 import sys
+import threading
 import time
 import traceback
 
@@ -24,8 +26,6 @@ from pipejax import checkpoint, codecs, collectives
 
 from ..helpers import batches, init_params, loss_fn
 from . import own_collectives
-
-SECONDS = 0.3  # what a step computes, and what its communication takes
 
 
 def main(rank, processes, port, devices):
@@ -193,32 +193,50 @@ def bits(params):
     }
 
 
-def slow_loss(params, batch):
+def overlapping(width):
+    """Whether compute and reduction met: each waits until the other one runs.
+
+    Compute t waits for the start of the reduction of message t-1, which waits for the
+    start of compute t. One after the other, the first of them would wait in vain.
+    """
+    width, steps, patience, met = int(width), 6, 60, []
+    computing, reducing = (
+        [threading.Event() for _ in range(steps + 1)] for _ in range(2)
+    )
+    computes, reductions = itertools.count(1), itertools.count(2 - width)
+
     def wait(x):
-        time.sleep(SECONDS)
+        number = next(computes)
+        computing[number].set()
+        if number > 1:
+            met.append(reducing[number - 1].wait(patience))
         return x
 
-    loss = loss_fn(params, batch)
-    return loss + 0 * jax.pure_callback(wait, loss, jax.lax.stop_gradient(loss))
+    def waiting_loss(params, batch):
+        loss = loss_fn(params, batch)
+        return loss + 0 * jax.pure_callback(wait, loss, jax.lax.stop_gradient(loss))
 
+    train = pj.make_train_step(
+        waiting_loss,
+        optax.sgd(0.1),
+        mesh=pj.data_mesh(),
+        width=width,
+        executor="host",
+    )
+    reduce = train.executor._reduce
 
-def late():
-    """Seconds a step, at widths 1 and 2, where rank 1's sums come late."""
-    out = {}
-    for width in (1, 2):
-        train = pj.make_train_step(
-            slow_loss,
-            optax.sgd(0.1),
-            mesh=pj.data_mesh(),
-            width=width,
-            executor="host",
-        )
-        delay(train.executor, SECONDS * jax.process_index())
-        state = run(train, 2)  # which compiles
-        start = time.perf_counter()
-        run(train, 12, state)
-        out[str(width)] = (time.perf_counter() - start) / 12
-    return out
+    def waiting_reduce(*args):
+        number = next(reductions)  # up to 0: the zeros of the start
+        if 0 < number < steps:
+            reducing[number].set()
+            met.append(computing[number + 1].wait(patience))
+        return reduce(*args)
+
+    train.executor.__dict__["_reduce"] = (
+        waiting_reduce  # where cached_property keeps it
+    )
+    run(train, steps)
+    return met
 
 
 def noisy_loss(params, batch, *, rng):
@@ -285,16 +303,6 @@ def own_collective(name, width):
     }
 
 
-def delay(executor, seconds):
-    reduce = executor._reduce
-
-    def slow(*args):
-        time.sleep(seconds)
-        return reduce(*args)
-
-    executor.__dict__["_reduce"] = slow  # where cached_property keeps it
-
-
 def interrupted(folder):
     """Rank 1 stops sending; rank 0 waits for it until it is interrupted."""
     # Where the tests run in the background of a shell, it is ignored, and inherited so.
@@ -337,7 +345,7 @@ TASKS = {
     "restored": restored,
     "saved_and_restored": saved_and_restored,
     "refused": refused,
-    "late": late,
+    "overlapping": overlapping,
     "inside": inside,
     "keyed": keyed,
     "differing": differing,

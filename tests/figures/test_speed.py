@@ -87,6 +87,56 @@ def rows_of_limits():
             yield f"| {title} | {name} | " + " | ".join([*ms, *ratios]) + " |"
 
 
+def rows_of_measured():
+    """A row a model and rate: each step over the longer of its own two parts."""
+    for cell in result("speedup")["cells"]:
+        if cell["measured"]:
+            _, title = titled(cell)
+            ratios = [each["ratio"] for each in cell["measured"].values()]
+            yield f"| {title} | " + " | ".join(map(_of_rounds, ratios)) + " |"
+
+
+def _of_rounds(ratios):
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return f"{middle:.2f} ({low:.2f}-{high:.2f})"
+
+
+def words_on_steps():
+    """What PowerSGD takes of its compute, of the cores, and Gloo of the wire."""
+    wide = [rows for rows, title in cells_of_speedup() if title.startswith("wide_mlp")]
+    both = [
+        _least_and_most(rows[f"{name}, PowerSGD"]["ratio_to_compute"] for rows in wide)
+        for name in ("Pipe-SGD", "DDP")
+    ]
+    yield f"With PowerSGD, a step of the wide MLP takes {both[0]} times the compute"
+    yield f"a step of DDP with PowerSGD takes {both[1]} times"
+    assert all(
+        rows["Pipe-SGD, PowerSGD"]["ratio_to_compute"]
+        < rows[hook_and_codec(rows)[0]]["ratio_to_compute"]
+        for rows in wide
+    ), "in every cell of the wide MLP"
+    small = [
+        rows for rows, title in cells_of_speedup() if title.startswith("wide_mlp, 512")
+    ]
+    cores = _least_and_most(
+        rows["Pipe-SGD, PowerSGD"]["step"] / rows["Pipe-SGD, PowerSGD"]["cores"]
+        for rows in small
+    )
+    yield f"With PowerSGD, a step takes {cores} times as long as the cores work"
+    gloo = _least_and_most(
+        statistics.median(cell["measured"]["Pipe-SGD"]["communication"])
+        / cell["rows"]["Pipe-SGD"]["wire"]
+        for cell in result("speedup")["cells"]
+        if cell["measured"]
+    )
+    yield f"Gloo's all-reduce alone takes {gloo} times"
+
+
+def _least_and_most(ratios):
+    ratios = list(ratios)
+    return f"{min(ratios):.2f} to {max(ratios):.2f}"
+
+
 def rows_of_overhead():
     """A row a model; below 10 ms the compiled programs are compared."""
     for case, found in result("overhead")["models"].items():
@@ -229,7 +279,10 @@ rows_of_mnist = functools.partial(rows_of_time_to_accuracy, "mnist")
         ("docs/speed.md", rows_of_cifar10),
         ("docs/speed.md", words_on_the_race),
         ("docs/speed.md", rows_of_speedup),
+        ("docs/speed.md", rows_of_gain),
         ("docs/speed.md", rows_of_limits),
+        ("docs/speed.md", rows_of_measured),
+        ("docs/speed.md", words_on_steps),
         ("docs/speed.md", rows_of_mnist),
         ("docs/speed.md", words_on_power_sgd),
         ("docs/speed.md", words_on_8_bits),
