@@ -22,6 +22,11 @@ extensions = [
     "sphinx_copybutton",
 ]
 nitpicky = True  # a name that is nowhere fails the build
+# Types of other libraries, and our private ones.
+nitpick_ignore_regex = [
+    ("py:.*", r"(?!pipejax\.).*"),
+    ("py:.*", r"pipejax\..*\._.*|.*\.Any\w+"),
+]
 
 html_theme = "furo"
 html_theme_options = {"source_repository": REPOSITORY, "source_branch": "main"}
@@ -37,25 +42,40 @@ nb_execution_timeout = 600
 # Docstrings are Markdown's: `code`, and equations between $$.
 default_role = "code"
 autodoc_default_options = {"members": True, "member-order": "bysource"}
-autodoc_typehints = "description"
-autodoc_typehints_description_target = "documented"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 80
 napoleon_use_ivar = True
 
 
-def display_math(app, what, name, obj, options, lines):
-    """Turns equations of a docstring, between $$, into Sphinx's."""
+def from_markdown(app, what, name, obj, options, lines):
+    """Turns equations of a docstring, between $$, and plurals of code into Sphinx's."""
     text = re.sub(
         r"^( *)\$\$(.+?)\$\$$",
         lambda m: f"{m[1]}.. math:: {m[2]}".replace("\n", f"\n{m[1]}   "),
         "\n".join(lines),
         flags=re.MULTILINE | re.DOTALL,
     )
+    text = re.sub(r"(?<!`)(`[^`\n]+`)(?=\w)", r"\1\\ ", text)
     lines[:] = text.split("\n")
 
 
 def outward(app, docname, source):
     """Leads links to files outside of docs/ to the repository."""
     source[0] = re.sub(r"\]\(\.\./", f"]({REPOSITORY}/blob/main/", source[0])
+
+
+def included(app, path, docname, source):
+    """Does the same for README, CONTRIBUTING and CHANGELOG, which lie outside."""
+    inside = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+    for name, page in inside.items():
+        source[0] = source[0].replace(f"]({name})", f"]({page})")
+    source[0] = source[0].replace("](docs/", "](")
+    source[0] = re.sub(
+        r"\]\((?=experiments/|tests/|pipejax/|Makefile)",
+        f"]({REPOSITORY}/blob/main/",
+        source[0],
+    )
 
 
 def visit_math(translator, node):
@@ -68,6 +88,7 @@ def visit_math(translator, node):
 
 def setup(app):
     """Connects the functions above."""
-    app.connect("autodoc-process-docstring", display_math)
+    app.connect("autodoc-process-docstring", from_markdown)
     app.connect("source-read", outward)
+    app.connect("include-read", included)
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))
