@@ -29,6 +29,7 @@ nitpick_ignore_regex = [
 ]
 
 html_theme = "furo"
+html_favicon = "favicon.svg"
 html_theme_options = {"source_repository": REPOSITORY, "source_branch": "main"}
 html_math_renderer = "mathml"  # which browsers show without a script
 
