@@ -1,5 +1,6 @@
 """How Sphinx builds the site: `make docs`."""
 
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -10,6 +11,10 @@ from docutils import nodes
 ROOT = Path(__file__).parents[1]
 _about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 REPOSITORY = _about["urls"]["Repository"]
+
+# The tutorials run on CPUs: JAX would look for the accelerators whose compilers are
+# installed.
+os.environ["JAX_PLATFORMS"] = "cpu"
 
 project = html_title = "pipejax"
 copyright = "the pipejax authors"
