@@ -75,8 +75,8 @@ class Advice(NamedTuple):
         return "\n".join(
             [
                 *(f"{name:<14}{choice}" for name, choice in self.shown.items()),
-                f"The recommended way takes {first.step / best.step:.2f} times less"
-                " time than the fastest synchronous step that sends all bits.",
+                f"The recommended way is {first.step / best.step:.2f} times as fast as"
+                " the fastest synchronous one that sends all bits.",
                 "",
                 snippet(best.way),
             ]

@@ -36,7 +36,7 @@ def picture(found: Diagnosis, path: str | os.PathLike[str]) -> None:
     for axes, (title, bars) in zip(every, panels.items(), strict=True):
         drawn = axes.barh(list(bars), list(bars.values()))
         axes.bar_label(drawn, fmt="%.1f", padding=3)
-        axes.margins(x=0.15)
+        axes.margins(x=0.25)
         axes.invert_yaxis()
         axes.set_title(title)
         axes.set_xlabel("milliseconds a step")
