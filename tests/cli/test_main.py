@@ -1,6 +1,7 @@
 """The command line as a whole."""
 
 import os
+import shlex
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 
 import pipejax as pj
 from pipejax.cli import main
+from pipejax.cli._main import _COMMANDS
 
 
 def test_version(capsys):
@@ -17,6 +19,14 @@ def test_version(capsys):
     assert ended.value.code == 0
     said = capsys.readouterr().out
     assert said == f"pipejax {pj.__version__}, JAX {jax.__version__}\n"
+
+
+@pytest.mark.parametrize("command", _COMMANDS)
+def test_the_example_of_each_command_can_be_parsed(command, monkeypatch):
+    monkeypatch.setattr(command, "run", lambda args: 3)
+    words = shlex.split(command.EXAMPLE.removeprefix("srun "))
+    assert words[0] == "pipejax"
+    assert main(words[1:]) == 3
 
 
 @pytest.mark.parametrize(
