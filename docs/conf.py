@@ -68,7 +68,8 @@ def from_markdown(app, what, name, obj, options, lines):
 
 def outward(app, docname, source):
     """Leads links to files outside of docs/ to the repository."""
-    source[0] = re.sub(r"\]\(\.\./", f"]({REPOSITORY}/blob/main/", source[0])
+    up = r"\.\./" * (1 + docname.count("/"))
+    source[0] = re.sub(rf"\]\({up}", f"]({REPOSITORY}/blob/main/", source[0])
 
 
 def included(app, path, docname, source):

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
+from jax.sharding import Mesh
 
 
 def check_params(params: Any) -> None:
@@ -37,6 +38,22 @@ def check_params(params: Any) -> None:
                 f" {jnp.dtype(dtype).name}, which has no gradient. Keep it in"
                 " `model_state`."
             )
+
+
+def check_attached(mesh: Mesh, params: Any) -> None:
+    """Raises a `ValueError` if arrays would be placed on devices that are not attached.
+
+    Traced parameters are not placed anywhere.
+    """
+    device = mesh.devices.flat[0]
+    traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(params))
+    if device.client.runtime_type == "compile_only_runtime" and not traced:
+        raise ValueError(
+            "`mesh` must be of devices that are attached, to place a state on them; got"
+            f" {mesh.size} x {device.device_kind} that programs can only be compiled"
+            " for. Take the shapes of the state alone: `jax.eval_shape(train.init,"
+            " params)`."
+        )
 
 
 def _is_number(leaf: Any) -> bool:

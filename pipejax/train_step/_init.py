@@ -10,6 +10,7 @@ from pipejax.executors import StepConfig
 from pipejax.message import InFlight, Message, empty
 
 from ._check_input import (
+    check_attached,
     check_batch,
     check_keywords,
     check_params,
@@ -45,6 +46,7 @@ def initial(
       ValueError: If `train.init` must not be given one of the arguments.
     """
     check_params(params)
+    check_attached(config.mesh, params)
     check_keywords(local_step.loss_fn, model_state=model_state, rng=rng)
     given = {
         "params": params,

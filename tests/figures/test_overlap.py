@@ -26,7 +26,8 @@ def rows_of_overlap():
         yield f"| {model} | " + " | ".join(cells) + " |"
     for target in targets:
         if target not in gpus:
-            values = [covered[model, target, "pipelined"] for model in models]
+            cells = [(model, target, "pipelined") for model in models]
+            values = [covered[cell] for cell in cells if cell in covered]
             yield f"| {target} | " + " | ".join(f"{x:.2f}" for x in values) + " |"
 
 

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -21,6 +22,20 @@ def test_integer_parameters():
     )
     with refused(message):
         make().init(params)
+
+
+def test_devices_that_programs_are_only_compiled_for():
+    """A state cannot be placed on them; JAX itself ends with a segmentation fault."""
+    pytest.importorskip("jax_cuda12_plugin")
+    mesh = pj.data_mesh(devices=pj.overlap.topology("h100:1x1x2"))
+    train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=mesh)
+    message = (
+        r"`mesh` must be of devices that are attached, .* got 2 x NVIDIA H100.* that"
+        r" programs can only be compiled for. .*`jax.eval_shape\(train.init, params\)`"
+    )
+    with refused(message):
+        train.init(init_params())
+    assert jax.eval_shape(train.init, init_params()).step.shape == ()
 
 
 @pytest.mark.parametrize("dtype", [np.bool_, np.complex64])
