@@ -3,8 +3,10 @@
 import dataclasses
 import functools
 import zlib
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
@@ -32,17 +34,30 @@ class Psum(AllReduce):
       codec: A linear codec, or `None`.
       together: Threshold in bytes below which arrays travel together. `None` until
         `on` has chosen it.
+      apart: Whether XLA is kept from merging the sums with collectives of the loss.
     """
 
     codec: Linear | None
     together: int | None
+    apart: bool = False
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
         """Returns one stage, or with a codec one stage for each of its rounds."""
         if self.codec is None:
-            return _in_own_shapes(layout, axis_name, self.together or 0)
+            return _in_own_shapes(layout, self._sum(axis_name), self.together or 0)
         codec = self.codec.of(layout.shapes, layout.working_dtype)
-        return _rounds(cast(Linear, codec), layout, axis_name)
+        return _rounds(cast(Linear, codec), layout, self._sum(axis_name))
+
+    def _sum(self, axis_name: AxisName) -> "Sum":
+        """Returns the function that sums over devices.
+
+        XLA merges all-reduces over the same group of devices into one, which can only
+        start when the operands of all are there. For XLA, a group in reverse order is
+        another group.
+        """
+        p = axis_size(axis_name)
+        groups = [[*reversed(range(p))]] if self.apart else None
+        return Sum(p, lambda x: lax.psum(x, axis_name, axis_index_groups=groups))
 
     def init(self, layout: Layout, axis_name: AxisName) -> States:
         """Returns the states of the codec on this device before the first sum.
@@ -55,40 +70,56 @@ class Psum(AllReduce):
         """Returns the variant of this algorithm that suits `mesh` best.
 
         On TPUs and between CPU processes, arrays below 1 MiB then travel together. A
-        value of `together` that the user chose, and a codec, are left unchanged.
+        value of `together` that the user chose, and a codec, are left unchanged. On
+        GPUs, XLA is kept from merging the sums with collectives of the loss.
         """
         # XLA combines all-reduces into one that takes several arrays. On GPUs, such an
         # all-reduce is one kernel. Between CPU processes, it still sends its arrays one
         # after another. On TPUs, the compiler makes it synchronous.
-        if self.together is not None or self.codec is not None:
-            return self
         platform = mesh.devices.flat[0].platform
+        own = dataclasses.replace(self, apart=platform in ("gpu", "cuda"))
+        if self.together is not None or self.codec is not None:
+            return own
         one_by_one = platform == "cpu" and mesh.is_multi_process
         together = MIB if platform == "tpu" or one_by_one else 0
-        return dataclasses.replace(self, together=together)
+        return dataclasses.replace(own, together=together)
 
 
-def _in_own_shapes(layout: Layout, axis_name: AxisName, together: int) -> Stages:
+class Sum(NamedTuple):
+    """The sum of an array over devices.
+
+    Attributes:
+      devices: The number of devices.
+      of: The function that sums an array.
+    """
+
+    devices: int
+    of: Callable[[jax.Array], jax.Array]
+
+
+def _in_own_shapes(layout: Layout, total: Sum, together: int) -> Stages:
     """Returns one stage that sums all arrays in their own shapes and dtypes."""
     groups = Groups.of((*layout.coded, *layout.exact), together)
-    p, coded = axis_size(axis_name), len(layout.coded)
+    coded = len(layout.coded)
 
     def pack(summands: Summands, states: States) -> tuple[Any, States]:
         return groups.together((*summands.coded, *summands.exact)), states
 
     def send(arrays: Any) -> Any:
-        return tuple(lax.psum(x, axis_name) for x in arrays)
+        return tuple(map(total.of, arrays))
 
     def unpack(sums: Any) -> Summands:
         arrays = groups.separate(sums)
         return Summands(arrays[:coded], arrays[coded:])
 
-    transfers = tuple(Transfer("all-reduce", p, size) for size in groups.bytes)
+    transfers = tuple(
+        Transfer("all-reduce", total.devices, size) for size in groups.bytes
+    )
     links = Local(pack, encodes=True), Sent(send, transfers)
     return Stages(links) + local(unpack)
 
 
-def _rounds(codec: Linear, layout: Layout, axis_name: AxisName) -> Stages:
+def _rounds(codec: Linear, layout: Layout, over_devices: Sum) -> Stages:
     """Returns one stage for each round of a linear codec.
 
     Between rounds, the value is `(leaves, exact, sums)`: the gradients as the codec
@@ -121,7 +152,7 @@ def _rounds(codec: Linear, layout: Layout, axis_name: AxisName) -> Stages:
 
     def send(value: Any) -> Any:
         sent, (leaves, exact, sums, own) = value
-        total = lax.psum(sent, axis_name)
+        total = over_devices.of(sent)
         exact = total[own.size :] if total.size > own.size else exact
         return leaves, exact, (*sums, total[: own.size]), own
 
@@ -135,7 +166,7 @@ def _rounds(codec: Linear, layout: Layout, axis_name: AxisName) -> Stages:
         coded = tuple(x.astype(form.dtype) for x, form in pairs)
         return Summands(coded, apart(exact, layout.exact)), states
 
-    p = axis_size(axis_name)
+    p = over_devices.devices
     total = Stages((), (init,)) + local(begin)
     for round, size in enumerate(codec.round_sizes(n)):
         if round == codec.rounds - 1:

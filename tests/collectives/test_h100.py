@@ -3,8 +3,10 @@
 import collections
 
 import jax
+import jax.numpy as jnp
 import optax
 import pytest
+from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
@@ -89,3 +91,28 @@ def test_every_collective_is_hidden(name, target):
     assert [c.kind for c in found] == kinds
     assert all(c.asynchronous for c in found)
     assert all(c.share > 0 for c in found), [c.share for c in found]
+
+
+def test_collectives_of_the_loss_leave_the_gradients_hidden():
+    """XLA would merge the first of them with the all-reduce of the gradients."""
+
+    def normed(x):
+        parts = (y.mean(0, keepdims=True) for y in (x, x**2))
+        mean, square = (lax.pmean(part, "data") for part in parts)
+        return (x - mean) * lax.rsqrt(square - mean**2 + 1e-5)
+
+    def loss_fn(params, batch):
+        x = batch
+        for layer in params:
+            x = jax.nn.relu(normed(x @ layer))
+        return jnp.mean(x**2)
+
+    mesh = pj.data_mesh(devices=pj.overlap.topology("h100:1x8x1"))
+    train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=mesh)
+    params = [jax.ShapeDtypeStruct((512, 512), jnp.float32)] * 3
+    batch = jax.ShapeDtypeStruct((8 * 128, 512), jnp.float32)
+    state = jax.eval_shape(train.init, params)
+    found = pj.overlap.inspect(train, state, batch).collectives
+    gradients = max(found, key=lambda collective: collective.bytes)
+    assert gradients.asynchronous
+    assert gradients.share > 0.5

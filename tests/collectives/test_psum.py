@@ -1,5 +1,6 @@
 """The backend's all-reduce: arrays in their own shapes, or rounds of a linear codec."""
 
+import dataclasses
 import re
 import types
 
@@ -102,11 +103,22 @@ def test_the_mesh_chooses_unless_told(platform, processes, wanted):
     mesh = types.SimpleNamespace(
         devices=np.array([device]), is_multi_process=processes > 1
     )
-    assert pj.collectives.psum().on(mesh) == pj.collectives.psum(together=wanted)
-    asked = pj.collectives.psum(together=8)
-    assert asked.on(mesh) is asked
+    found = pj.collectives.psum().on(mesh)
+    assert (found.together, found.apart) == (wanted, platform == "cuda")
+    assert pj.collectives.psum(together=8).on(mesh).together == 8
     feedback = pj.collectives.psum(codecs.error_feedback(codecs.power_sgd(1, KEY)))
-    assert feedback.on(mesh) is feedback
+    assert feedback.on(mesh) == dataclasses.replace(feedback, apart=found.apart)
+
+
+@pytest.mark.parametrize("axis", ["data", ("host", "device")])
+def test_sums_that_are_kept_apart(axis):
+    """XLA sees a group in reverse order, over which the sum is the same."""
+    mesh = pj.data_mesh(4, axis_name=axis, hosts=None if axis == "data" else 2)
+    psum = dataclasses.replace(pj.collectives.psum(), apart=True)
+    total = on_mesh(lambda x: psum._sum(axis).of(x), mesh, P(axis), P())
+    lowered = jax.jit(total).lower(jnp.float32([1, 2, 3, 6]))
+    assert "[[3, 2, 1, 0]]" in lowered.as_text()
+    assert lowered.compile()(jnp.float32([1, 2, 3, 6])).tolist() == [12]
 
 
 @pytest.mark.parametrize("together", [None, 0, 64, 1 << 20])
