@@ -44,6 +44,7 @@ nb_execution_mode = "cache"
 nb_execution_cache_path = str(ROOT / "build/notebooks")
 nb_execution_raise_on_error = True
 nb_execution_timeout = 600
+nb_merge_streams = True
 
 # Docstrings are Markdown's: `code`, and equations between $$.
 default_role = "code"

@@ -23,6 +23,7 @@ def alone(monkeypatch):
 
 def doctor(tmp_path, *flags):
     """The exit status, the findings and the picture."""
+    pytest.importorskip("matplotlib")
     out, plot = tmp_path / "found.json", tmp_path / "found.png"
     files = ["--json", str(out), "--plot", str(plot)]
     code = main(["doctor", "--rounds", "2", "--codecs", *files, *flags])

@@ -1,9 +1,13 @@
 """The picture of the findings: one panel or two, with the bars that are expected."""
 
+import pytest
+
 from pipejax.cli import _doctor_picture
 from pipejax.cli._diagnosis import Diagnosis
 
 from .test_diagnosis import HERE, advice, overlap
+
+pytest.importorskip("matplotlib")
 
 
 def drawn(found, tmp_path, monkeypatch):
