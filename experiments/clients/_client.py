@@ -49,7 +49,7 @@ class Client:
     whole: Loss | None = None
     """The loss of a global batch on one device; `None` averages over four shares."""
     takes_value: bool = False
-    """Whether the update of the optimizer takes the loss as `value`."""
+    """`True` if the update of the optimizer takes the loss as `value`."""
     nnx: tuple[Any, Loss] | None = None
     """An NNX model and its `loss(model, batch)`, which pipejax's adapter splits."""
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)

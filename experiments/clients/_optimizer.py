@@ -17,7 +17,7 @@ class Optimizer:
     make: Callable[[], Any]
     """Returns the gradient transformation."""
     takes_value: bool = False
-    """Whether the update of the optimizer takes the loss as `value`."""
+    """`True` if the update of the optimizer takes the loss as `value`."""
     batches: Callable[[list[Any]], list[Any]] = list
     """Makes the batches of this optimizer from those of all other optimizers."""
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)

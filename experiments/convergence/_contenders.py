@@ -56,7 +56,7 @@ class Method:
     after: Callable[[float], optax.GradientTransformation] | None = None
     """Makes the transformation of the update from the optimizer's momentum."""
     extrapolates: bool = False
-    """Whether `after` keeps the parameters ahead of those that are tested."""
+    """`True` if `after` keeps the parameters ahead of those that are tested."""
 
     def corrected(
         self,

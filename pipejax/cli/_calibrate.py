@@ -12,6 +12,7 @@ from pipejax import codecs, timing
 
 from ._candidates import candidates
 from ._cluster import extrapolated, written
+from ._command import add_command
 from ._model import Model, given
 from ._units import count
 from ._usage import UsageError, in_one_line
@@ -29,14 +30,14 @@ Run this command on every host, started as the training itself is."""
 
 def add(commands: Any) -> None:
     """Adds the command `pipejax calibrate` and its arguments."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "calibrate",
-        help="Measure latency, bandwidth and the speed of codecs on this cluster.",
+        summary="Measure latency, bandwidth and the speed of codecs on this cluster.",
         description=_DESCRIPTION,
-        epilog=f"example:\n  {EXAMPLE}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        example=EXAMPLE,
+        run=run,
     )
-    parser.set_defaults(command=run)
     parser.add_argument(
         "--out",
         metavar="FILE",

@@ -10,10 +10,7 @@ from ._model import Model
 from ._snippet import snippet
 
 SHORT = 1.05
-"""Below this ceiling, communication is too short for its hidden share to be measured.
-
-The ceiling is the step time over compute, if nothing is hidden.
-"""
+"""The smallest `Measurement.ceiling` at which the hidden share can be measured."""
 
 
 class Overlap(NamedTuple):
@@ -45,7 +42,7 @@ class Overlap(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """What to expect of a model's step on the measured cluster, and what to choose.
+    """The ways to train a model on the measured cluster, with their step times.
 
     Attributes:
       model: The size and the compute of the model.
@@ -157,8 +154,7 @@ class Diagnosis(NamedTuple):
         """Returns the lines about the cluster's speeds."""
         if self.fit is None:
             return ["Start this command on every host of a cluster to measure them."]
-        speeds, _, _ = str(self.fit).partition(f"\n{'':<28}")
-        return [speeds, str(timing.trust(self.fit))]
+        return [self.fit.speeds, str(timing.trust(self.fit))]
 
     def _model(self) -> list[str]:
         """Returns the lines about what to choose for the model."""

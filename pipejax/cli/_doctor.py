@@ -20,6 +20,7 @@ from pipejax.executors import Fused
 from pipejax.launch import Place
 
 from ._candidates import candidates
+from ._command import add_command
 from ._diagnosis import Advice, Diagnosis, Overlap
 from ._doctor_picture import picture
 from ._model import Model, Program, given
@@ -39,14 +40,14 @@ itself is."""
 
 def add(commands: Any) -> None:
     """Adds the command `pipejax doctor` and its arguments."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "doctor",
-        help="Measure this machine or job, and recommend a train step for a model.",
+        summary="Measure this machine or job, and recommend a train step for a model.",
         description=_DESCRIPTION,
-        epilog=f"example:\n  {EXAMPLE}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        example=EXAMPLE,
+        run=run,
     )
-    parser.set_defaults(command=run)
     parser.add_argument(
         "--model",
         metavar="MODULE:FUNCTION",

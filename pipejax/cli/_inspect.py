@@ -14,6 +14,7 @@ from pipejax.executors import Fused
 from pipejax.message import at_width_1
 from pipejax.overlap import Report, inspect, timeline, topology
 
+from ._command import add_command
 from ._program import load, types
 from ._usage import UsageError, in_one_line
 
@@ -31,14 +32,14 @@ is shown together with its synchronous twin."""
 
 def add(commands: Any) -> None:
     """Adds the command `pipejax inspect` and its arguments."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "inspect",
-        help="Show which collectives of a program are hidden behind compute.",
+        summary="Show which collectives of a program are hidden behind compute.",
         description=_DESCRIPTION,
-        epilog=f"example:\n  {EXAMPLE}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        example=EXAMPLE,
+        run=run,
     )
-    parser.set_defaults(command=run)
     parser.add_argument(
         "program",
         metavar="MODULE:FUNCTION",

@@ -13,6 +13,7 @@ from typing import Any
 from pipejax import launch
 from pipejax.launch import _guard, _recipes, _share, _supervise
 
+from ._command import add_command
 from ._usage import UsageError, in_one_line
 
 EXAMPLE = "pipejax launch --processes 4 -- python train.py"
@@ -30,15 +31,15 @@ then started once, in the place that the launcher has given."""
 
 def add(commands: Any) -> None:
     """Adds the command `pipejax launch` and its arguments."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "launch",
-        help="Start a program once for each GPU, or on shares of the CPU cores, and"
+        summary="Start a program once for each GPU, or on shares of the CPU cores, and"
         " watch it.",
         description=_DESCRIPTION,
-        epilog=f"example:\n  {EXAMPLE}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        example=EXAMPLE,
+        run=run,
     )
-    parser.set_defaults(command=run)
     parser.add_argument(
         "--processes",
         type=int,

@@ -13,6 +13,7 @@ from pipejax import timing
 
 from . import _cluster
 from ._candidates import candidates
+from ._command import add_command
 from ._snippet import snippet
 from ._units import count
 from ._usage import UsageError, in_one_line
@@ -31,14 +32,14 @@ The cluster is a file that `pipejax calibrate --out` has written. Without a file
 
 def add(commands: Any) -> None:
     """Adds the command `pipejax plan` and its arguments."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "plan",
-        help="Rank the ways to train on a cluster by their predicted step time.",
+        summary="Rank the ways to train on a cluster by their predicted step time.",
         description=_DESCRIPTION,
-        epilog=f"example:\n  {EXAMPLE}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        example=EXAMPLE,
+        run=run,
     )
-    parser.set_defaults(command=run)
     _cluster.add(parser)
     parser.add_argument(
         "--parameters",

@@ -12,6 +12,7 @@ import pipejax as pj
 from pipejax import codecs, collectives, timing
 
 from ._candidates import candidates
+from ._command import add_command
 from ._units import bits, count
 from ._usage import UsageError, in_one_line
 
@@ -31,14 +32,14 @@ Run this command on every host, started as the training itself is."""
 
 def add(commands: Any) -> None:
     """Adds the command `pipejax profile-allreduce` and its arguments."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "profile-allreduce",
-        help="Show how an all-reduce divides its time among its parts.",
+        summary="Show how an all-reduce divides its time among its parts.",
         description=_DESCRIPTION,
-        epilog=f"example:\n  {EXAMPLE}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        example=EXAMPLE,
+        run=run,
     )
-    parser.set_defaults(command=run)
     parser.add_argument(
         "--algorithms",
         nargs="+",

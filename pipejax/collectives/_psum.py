@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import zlib
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,8 @@ from ._stages import Local, Sent, Stages, States, local
 from ._wire import Transfer
 
 MIB = 1 << 20
+Add = Callable[[jax.Array], jax.Array]
+"""A function that sums an array over devices."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Psum(AllReduce):
       codec: A linear codec, or `None`.
       together: Threshold in bytes below which arrays travel together. `None` until
         `on` has chosen it.
-      apart: Whether XLA is kept from merging the sums with collectives of the loss.
+      apart: `True` if XLA must not merge the sums with collectives of the loss.
     """
 
     codec: Linear | None
@@ -43,21 +45,11 @@ class Psum(AllReduce):
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
         """Returns one stage, or with a codec one stage for each of its rounds."""
+        add = functools.partial(_sum, axis_name=axis_name, apart=self.apart)
         if self.codec is None:
-            return _in_own_shapes(layout, self._sum(axis_name), self.together or 0)
+            return _in_own_shapes(layout, axis_name, add, self.together or 0)
         codec = self.codec.of(layout.shapes, layout.working_dtype)
-        return _rounds(cast(Linear, codec), layout, self._sum(axis_name))
-
-    def _sum(self, axis_name: AxisName) -> "Sum":
-        """Returns the function that sums over devices.
-
-        XLA merges all-reduces over the same group of devices into one, which can only
-        start when the operands of all are there. For XLA, a group in reverse order is
-        another group.
-        """
-        p = axis_size(axis_name)
-        groups = [[*reversed(range(p))]] if self.apart else None
-        return Sum(p, lambda x: lax.psum(x, axis_name, axis_index_groups=groups))
+        return _rounds(cast(Linear, codec), layout, axis_name, add)
 
     def init(self, layout: Layout, axis_name: AxisName) -> States:
         """Returns the states of the codec on this device before the first sum.
@@ -85,41 +77,40 @@ class Psum(AllReduce):
         return dataclasses.replace(own, together=together)
 
 
-class Sum(NamedTuple):
-    """The sum of an array over devices.
+def _sum(x: jax.Array, axis_name: AxisName, *, apart: bool) -> jax.Array:
+    """Sums an array over devices, if `apart` in an all-reduce that XLA cannot merge.
 
-    Attributes:
-      devices: The number of devices.
-      of: The function that sums an array.
+    XLA merges all-reduces over the same group of devices into one, which starts only
+    when the operands of all are computed. For XLA, a group in reverse order is another
+    group.
     """
+    groups = [[*reversed(range(axis_size(axis_name)))]] if apart else None
+    return lax.psum(x, axis_name, axis_index_groups=groups)
 
-    devices: int
-    of: Callable[[jax.Array], jax.Array]
 
-
-def _in_own_shapes(layout: Layout, total: Sum, together: int) -> Stages:
+def _in_own_shapes(
+    layout: Layout, axis_name: AxisName, add: Add, together: int
+) -> Stages:
     """Returns one stage that sums all arrays in their own shapes and dtypes."""
     groups = Groups.of((*layout.coded, *layout.exact), together)
-    coded = len(layout.coded)
+    p, coded = axis_size(axis_name), len(layout.coded)
 
     def pack(summands: Summands, states: States) -> tuple[Any, States]:
         return groups.together((*summands.coded, *summands.exact)), states
 
     def send(arrays: Any) -> Any:
-        return tuple(map(total.of, arrays))
+        return tuple(map(add, arrays))
 
     def unpack(sums: Any) -> Summands:
         arrays = groups.separate(sums)
         return Summands(arrays[:coded], arrays[coded:])
 
-    transfers = tuple(
-        Transfer("all-reduce", total.devices, size) for size in groups.bytes
-    )
+    transfers = tuple(Transfer("all-reduce", p, size) for size in groups.bytes)
     links = Local(pack, encodes=True), Sent(send, transfers)
     return Stages(links) + local(unpack)
 
 
-def _rounds(codec: Linear, layout: Layout, over_devices: Sum) -> Stages:
+def _rounds(codec: Linear, layout: Layout, axis_name: AxisName, add: Add) -> Stages:
     """Returns one stage for each round of a linear codec.
 
     Between rounds, the value is `(leaves, exact, sums)`: the gradients as the codec
@@ -152,7 +143,7 @@ def _rounds(codec: Linear, layout: Layout, over_devices: Sum) -> Stages:
 
     def send(value: Any) -> Any:
         sent, (leaves, exact, sums, own) = value
-        total = over_devices.of(sent)
+        total = add(sent)
         exact = total[own.size :] if total.size > own.size else exact
         return leaves, exact, (*sums, total[: own.size]), own
 
@@ -166,7 +157,7 @@ def _rounds(codec: Linear, layout: Layout, over_devices: Sum) -> Stages:
         coded = tuple(x.astype(form.dtype) for x, form in pairs)
         return Summands(coded, apart(exact, layout.exact)), states
 
-    p = over_devices.devices
+    p = axis_size(axis_name)
     total = Stages((), (init,)) + local(begin)
     for round, size in enumerate(codec.round_sizes(n)):
         if round == codec.rounds - 1:

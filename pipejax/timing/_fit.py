@@ -96,7 +96,9 @@ class Fit(NamedTuple):
         pairs = zip(self.predicted, self.samples, strict=True)
         return tuple(seconds / sample.seconds - 1 for seconds, sample in pairs)
 
-    def __str__(self) -> str:
+    @property
+    def speeds(self) -> str:
+        """The speeds of the cluster in words, one line for the links and each codec."""
         link, shares = self.cluster.link, dataclasses.asdict(self.cluster.shares)
         parts = ", ".join(f"{share:.2f} of it {name}" for name, share in shares.items())
         lines = [
@@ -109,12 +111,15 @@ class Fit(NamedTuple):
                 f" {1e-9 * speed.decode:.1f} GB/s of float32"
                 for name, speed in self.cluster.codecs.items()
             ),
-            f"{'':<28}{'measured':>12}{'predicted':>12}",
         ]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
         rows = zip(self.samples, self.predicted, self.errors, strict=True)
         return "\n".join(
             [
-                *lines,
+                self.speeds,
+                f"{'':<28}{'measured':>12}{'predicted':>12}",
                 *(
                     f"{sample.name:<28}{1e3 * sample.seconds:9.3f} ms"
                     f"{1e3 * seconds:9.3f} ms {100 * error:+6.0f} %"

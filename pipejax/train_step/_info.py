@@ -1,4 +1,4 @@
-"""What a train step reports, and the mean of several reports."""
+"""The report of a train step, and the mean of several reports."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ Scalar = jax.Array | np.generic
 
 
 class StepInfo(NamedTuple):
-    """What one step reports.
+    """The report of one step.
 
     Loss, metrics and weight travel with the gradients. They therefore belong to the
     batch of `width - 1` steps ago, whose gradients arrived in this step.

@@ -32,7 +32,7 @@ from ._loss import Loss, Returned
 
 
 class Part(NamedTuple):
-    """What one microbatch, or all of them together, add to a message.
+    """The part of a message that one microbatch adds, or all of them together.
 
     If there is a weight, gradients, loss and metrics are multiplied by it.
 

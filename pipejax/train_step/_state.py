@@ -63,7 +63,7 @@ class ReplicatedState(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What `compute` leaves for the update of the same step.
+    """The values that `compute` leaves for the update of the same step.
 
     Attributes:
       model_state: Model state as this device's loss left it.
@@ -77,7 +77,7 @@ class Kept(NamedTuple):
 
 
 class Aux(NamedTuple):
-    r"""What a loss function may return beside its loss: `return loss, Aux(...)`.
+    r"""Holds what a loss function returns beside its loss: `return loss, Aux(...)`.
 
     With a weight `W_i` for part i of the global batch (a microbatch of a device), the
     gradients `g_i`, losses and metrics of all parts are averaged by weight:

@@ -1,4 +1,4 @@
-"""What `pipejax doctor` has found: the hidden share, the advice, as text and JSON."""
+"""The findings of `pipejax doctor`: hidden share and advice, as text and JSON."""
 
 import json
 

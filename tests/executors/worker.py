@@ -194,7 +194,7 @@ def bits(params):
 
 
 def overlapping(width):
-    """Whether compute and reduction met: each waits until the other one runs.
+    """Tells whether compute and reduction met: each waits until the other one runs.
 
     Compute t waits for the start of the reduction of message t-1, which waits for the
     start of compute t. One after the other, the first of them would wait in vain.

@@ -37,7 +37,7 @@ words_on_large_rates = functools.partial(words_on_convergence, 2.0)
 
 
 def words_on_what_is_given_back():
-    """What the default recovers at K=2 and the tuned rates, of a plain delay's cost."""
+    """The share of a plain delay's cost that the default recovers at K=2, tuned."""
     found, shares = result("convergence"), {"muon": [], "others": []}
     for setting in _show.compared(found, 1.0):
         plain, default = (
