@@ -1,19 +1,18 @@
 """README and docs: their code runs, their names exist, all public names are there."""
 
 import importlib
-import os
-import pathlib
 import re
-import subprocess
-import sys
+import shlex
 
 import pytest
 
 import pipejax as pj
+from pipejax.cli import main
+from pipejax.cli._main import _COMMANDS
 
+from .command import ROOT, run_python
 from .launch.helpers import free_port
 
-ROOT = pathlib.Path(__file__).parents[1]
 WITH_CODE = [
     "README.md",
     "docs/getting_started.md",
@@ -45,7 +44,7 @@ def test_code_runs_from_top_to_bottom(path):
     assert code
     if "import equinox" in code:
         pytest.importorskip("equinox")
-    check_runs(code)
+    run_python(code)
 
 
 def test_code_of_pytorch_runs():
@@ -54,20 +53,7 @@ def test_code_of_pytorch_runs():
     code = "\n".join(fences("docs/coming_from_ddp.md", "py"))
     assert "DistributedDataParallel" in code
     place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    check_runs(code, **place, MASTER_PORT=str(free_port()))
-
-
-def check_runs(code, **environment):
-    """Runs Python in a process of its own, in which warnings are errors."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        cwd=ROOT,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_python(code, **place, MASTER_PORT=str(free_port()))
 
 
 def test_every_document_with_code_is_run():
@@ -141,3 +127,21 @@ def test_links_lead_somewhere():
         for link in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
             if not link.startswith("http"):
                 assert (path.parent / link).exists(), f"{path.name}: {link}"
+
+
+def commands():
+    """The commands of `pipejax` in the shell code of all pages."""
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        path = str(page.relative_to(ROOT))
+        for line in "".join(fences(path, "(?:sh|bash)")).splitlines():
+            words = shlex.split(line.split(" > ")[0], comments=True)
+            words = words[1:] if words[:1] == ["srun"] else words
+            if words[:1] == ["pipejax"]:
+                yield pytest.param(words[1:], id=f"{path}: {line}")
+
+
+@pytest.mark.parametrize("words", list(commands()))
+def test_commands_can_be_parsed(words, monkeypatch):
+    for command in _COMMANDS:
+        monkeypatch.setattr(command, "run", lambda args: 3)
+    assert main(words) == 3

@@ -1,8 +1,6 @@
 """The package: wheel and sdist hold the library, and the core alone runs the README."""
 
-import pathlib
 import re
-import subprocess
 import sys
 import tarfile
 import venv
@@ -10,17 +8,9 @@ import zipfile
 
 import pytest
 
+from .command import ROOT, run
+
 pytestmark = pytest.mark.full
-
-ROOT = pathlib.Path(__file__).parents[1]
-
-
-def run(*command, cwd):
-    done = subprocess.run(
-        list(map(str, command)), cwd=cwd, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")

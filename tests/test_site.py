@@ -3,21 +3,20 @@
 import functools
 import html.parser
 import http.server
-import pathlib
 import re
 import shutil
-import subprocess
 import sys
 import threading
 import urllib.parse
 
 import pytest
 
+from .command import ROOT, run
+
 pytestmark = pytest.mark.full
 pytest.importorskip("sphinx")
 pytest.importorskip("myst_nb")
 
-ROOT = pathlib.Path(__file__).parents[1]
 DESKTOP, PHONE = (1280, 900), (390, 844)
 
 
@@ -26,13 +25,7 @@ def site(tmp_path_factory):
     """The folder of the site, built without running the tutorials."""
     out = tmp_path_factory.mktemp("site")
     options = ["--fail-on-warning", "--keep-going", "--define=nb_execution_mode=off"]
-    done = subprocess.run(
-        [sys.executable, "-m", "sphinx", *options, str(ROOT / "docs"), str(out)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run(sys.executable, "-m", "sphinx", *options, ROOT / "docs", out)
     return out
 
 

@@ -3,8 +3,6 @@
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +12,10 @@ import pytest
 
 import pipejax as pj
 
+from .command import ROOT, run_python
 from .epochs import by_hand
 from .reference import split
-from .test_documents import ROOT, fences
+from .test_documents import fences
 
 DEVICES, BATCHES, EPOCHS, EVERY = 4, 25, 2, 10
 # Like that of Weights & Biases, as far as the page uses it.
@@ -58,15 +57,7 @@ def ran(tmp_path_factory):
         "ROWS": str(folder / "rows.json"),
         "TMPDIR": str(folder),
     }
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", "\n".join(blocks)],
-        cwd=ROOT,
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_python("\n".join(blocks), **variables)
     return folder
 
 

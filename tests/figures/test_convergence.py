@@ -110,6 +110,7 @@ def rows_of_delay_robust():
     ("path", "rows"),
     [
         ("README.md", words_on_convergence),
+        ("docs/paper.md", words_on_convergence),
         ("docs/convergence.md", words_on_convergence),
         ("docs/convergence.md", words_on_large_rates),
         ("docs/convergence.md", words_on_what_is_given_back),

@@ -1,0 +1,27 @@
+"""Runs a command that must succeed."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def run(*command, cwd=ROOT, **environment):
+    """Returns what a command prints; a failure shows all that it has said."""
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=cwd,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def run_python(code, **environment):
+    """Runs Python code, in which warnings are errors, in a process of its own."""
+    return run(sys.executable, "-W", "error", "-c", code, **environment)
