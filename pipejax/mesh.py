@@ -197,3 +197,8 @@ def laid_out(leaf: Any, sharding: NamedSharding) -> Any:
     if leaf.committed and leaf.sharding != sharding:
         return jax.device_put(leaf, sharding)
     return leaf
+
+
+def is_attached(mesh: Mesh) -> bool:
+    """Returns whether the devices of a mesh are there, not only compiled for."""
+    return mesh.devices.flat[0].client.runtime_type != "compile_only_runtime"

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 import pipejax as pj
-from pipejax.mesh import without_mesh
+from pipejax.mesh import is_attached, without_mesh
 
 from .helpers import assert_bits_equal, batches, init_params, loss_fn
 from .overlap.test_topology import TPU
@@ -108,3 +108,9 @@ def test_train_step_over_an_axis_that_is_not_there():
         pj.make_train_step(
             lambda w, x: w, optax.sgd(0.1), mesh=mesh, axis_name=("host", "x")
         )
+
+
+def test_which_devices_are_attached():
+    assert is_attached(pj.data_mesh(2))
+    pytest.importorskip("libtpu")
+    assert not is_attached(pj.data_mesh(devices=pj.overlap.topology("tpu:v5e:2x4")))

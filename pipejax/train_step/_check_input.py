@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import Mesh
 
+from pipejax.mesh import is_attached
+
 
 def check_params(params: Any) -> None:
     """Raises a `ValueError` unless `params` has leaves and all of them are floating.
@@ -45,14 +47,13 @@ def check_attached(mesh: Mesh, params: Any) -> None:
 
     Traced parameters are not placed anywhere.
     """
-    device = mesh.devices.flat[0]
     traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(params))
-    if device.client.runtime_type == "compile_only_runtime" and not traced:
+    if not traced and not is_attached(mesh):
         raise ValueError(
             "`mesh` must be of devices that are attached, to place a state on them; got"
-            f" {mesh.size} x {device.device_kind} that programs can only be compiled"
-            " for. Take the shapes of the state alone: `jax.eval_shape(train.init,"
-            " params)`."
+            f" {mesh.size} x {mesh.devices.flat[0].device_kind} that programs can only"
+            " be compiled for. Take the shapes of the state alone:"
+            " `jax.eval_shape(train.init, params)`."
         )
 
 
@@ -140,3 +141,37 @@ def named_shapes(name: str, tree: Any) -> dict[str, tuple[int, ...]]:
         f"{name}{jax.tree_util.keystr(path)}": jnp.shape(leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
+
+
+def difference(name: str, wanted: Any, given: Any) -> tuple[str, str, str] | None:
+    """Returns the first leaf at which two pytrees differ in dtype or shape, or `None`.
+
+    Args:
+      name: The name of the argument that is `given`.
+      wanted: The pytree with the right leaves.
+      given: The pytree to compare with it.
+
+    Returns:
+      The path of the leaf, its wanted form such as `float32[7, 3]`, and the given one.
+    """
+    forms, found = (_named_forms(name, tree) for tree in (wanted, given))
+    for path in forms | found:
+        if forms.get(path) != found.get(path):
+            return path, forms.get(path, "is none of it"), found.get(path, "nothing")
+    return None
+
+
+def _named_forms(name: str, tree: Any) -> dict[str, str]:
+    """Returns dtype and shape of every leaf on a device, by its path."""
+    return {
+        f"{name}{jax.tree_util.keystr(path)}": f"{_dtype(leaf)}{[*jnp.shape(leaf)]}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def _dtype(leaf: Any) -> Any:
+    """Returns the dtype of a leaf on a device, or the type of a leaf that has none."""
+    kind = getattr(leaf, "dtype", type(leaf))
+    if isinstance(kind, type) and not issubclass(kind, bool | int | float | complex):
+        return kind.__name__
+    return jax.dtypes.canonicalize_dtype(kind, allow_extended_dtype=True)

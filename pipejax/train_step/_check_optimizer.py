@@ -12,10 +12,11 @@ The following optimizers do not:
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax.contrib
 
 from pipejax.message import InFlight
+
+from ._check_input import difference
 
 _CANNOT_BE_GIVEN: dict[type, str] = {
     InFlight: (
@@ -78,15 +79,11 @@ def check_opt_state(tx: optax.GradientTransformation, params: Any, given: Any) -
     The form is the structure of the pytree, and shape and dtype of its arrays.
     """
     wanted = jax.eval_shape(tx.init, params)
-    forms, found = map(_forms, (wanted, given))
-    differing = [k for k in forms | found if forms.get(k) != found.get(k)]
-    if differing:
-        name = differing[0]
-        rule, value = forms.get(name, "is none of it"), found.get(name, "nothing")
-    else:
-        name, rule, value = "opt_state", *map(jax.tree.structure, (wanted, given))
-        if rule == value:
-            return
+    structures = map(jax.tree.structure, (wanted, given))
+    found = difference("opt_state", wanted, given) or ("opt_state", *structures)
+    name, rule, value = found
+    if rule == value:
+        return
     raise ValueError(
         "`opt_state` must be a state of this train step's `tx` for these `params`:"
         f" `{name}` {rule}; got {value} in its place. Make the train step with the"
@@ -114,22 +111,6 @@ def check_kept_structure(before: Any, after: Any) -> None:
             " optax.snapshot in place of optax.monitor, which begins without its"
             " measurements."
         )
-
-
-def _forms(opt_state: Any) -> dict[str, str]:
-    """Returns dtype and shape of every leaf on a device, by its path."""
-    return {
-        f"opt_state{jax.tree_util.keystr(path)}": f"{_dtype(leaf)}{[*jnp.shape(leaf)]}"
-        for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state)
-    }
-
-
-def _dtype(leaf: Any) -> Any:
-    """Returns the dtype of a leaf on a device, or the type of a leaf that has none."""
-    kind = getattr(leaf, "dtype", type(leaf))
-    if isinstance(kind, type) and not issubclass(kind, bool | int | float | complex):
-        return kind.__name__
-    return jax.dtypes.canonicalize_dtype(kind, allow_extended_dtype=True)
 
 
 def _paths(tree: Any) -> set[str]:

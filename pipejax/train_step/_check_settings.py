@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from pipejax.collectives import AllReduce, Schedule
 from pipejax.integers import is_integer
-from pipejax.mesh import AxisName, axes
+from pipejax.mesh import AxisName, axes, is_attached
 
 
 def check_width(width: int) -> int:
@@ -153,9 +153,9 @@ def check_mesh(mesh: Mesh, axis_name: AxisName) -> Mesh:
             f" {tuple(mesh.axis_names)}. Use pj.data_mesh(), or name the axis of the"
             " data: `axis_name=...`."
         )
-    there = mesh.devices.ravel().tolist()
-    left_out = {*range(jax.process_count())} - {each.process_index for each in there}
-    if left_out and there[0] in jax.devices():  # absent devices may be compiled for
+    there = {device.process_index for device in mesh.devices.flat}
+    left_out = {*range(jax.process_count())} - there
+    if left_out and is_attached(mesh):
         raise ValueError(
             f"`mesh` must have devices of all {jax.process_count()} processes of this"
             f" job, got none of process {', '.join(map(str, sorted(left_out)))}. Use"

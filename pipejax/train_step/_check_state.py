@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 
 from pipejax.message import InFlight, Message, Passengers, width_of
 
-from ._check_input import is_array
+from ._check_input import difference, is_array
 from ._gradient import empty_message
 from ._state import PipelineState
 
@@ -129,16 +129,17 @@ def check_pending(
         lambda: empty_message(state.params, state.model_state, reduce_dtype)
     )
     for name in ("gradients", "changes"):
-        expected = _forms(getattr(wanted, name), devices)
-        found = _forms(getattr(in_flight.pending[0], name))
-        differing = [k for k in expected | found if expected.get(k) != found.get(k)]
-        if differing:
-            first = differing[0]
+        of_all = jax.tree.map(
+            lambda x: x.update(shape=(devices * x.shape[0], *x.shape[1:])),
+            getattr(wanted, name),
+        )
+        found = difference(name, of_all, getattr(in_flight.pending[0], name))
+        if found:
+            leaf, expected, there = found
             raise ValueError(
                 f"`state` must have {name} in flight of these parameters, this model"
-                f" state and this `reduce_dtype`: `{name}{first}`"
-                f" {expected.get(first, 'is none of them')}; got"
-                f" {found.get(first, 'nothing')} in its place. {_GO_ON}"
+                f" state and this `reduce_dtype`: `{leaf}` {expected}; got {there} in"
+                f" its place. {_GO_ON}"
             )
 
 
@@ -164,15 +165,6 @@ def check_room(message: Message, in_flight: InFlight) -> None:
         f"`state` must have been made for what `loss_fn` returns, {names}; got one with"
         f" {_names(found)} in flight. {_GO_ON}"
     )
-
-
-def _forms(tree: Any, devices: int = 1) -> dict[str, str]:
-    """Returns dtype and shape of every leaf over `devices` devices, by its path."""
-    return {
-        jax.tree_util.keystr(path): f"{leaf.dtype.name}"
-        f"{[leaf.shape[0] * devices, *leaf.shape[1:]]}"
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
 
 
 def _names(passengers: Passengers) -> list[str]:
