@@ -1,4 +1,4 @@
-"""Docstrings of public names: complete, and with examples, equations and sources."""
+"""Docstrings of public names: complete, and most with examples and equations."""
 
 import ast
 import dataclasses
@@ -41,13 +41,12 @@ def entries(docstring, *titles):
     return set(re.findall(r"^  \*{0,2}(\w+):", section(docstring, *titles), re.M))
 
 
-@pytest.mark.parametrize("name", functions())
-def test_arguments_results_and_errors(name):
-    function = functions()[name]
+@pytest.mark.parametrize(("name", "function"), functions().items())
+def test_arguments_results_and_errors(name, function):
     docstring = inspect.getdoc(function)
     parameters = inspect.signature(function).parameters
     wanted = {p for p in parameters if p != "self" and not p.startswith("_")}
-    # A method that a protocol defines, or one line, says what its arguments are.
+    # A docstring of one line can describe a single argument.
     if "\n" in docstring or len(wanted) > 1:
         assert wanted <= entries(docstring, "Args"), name
     first = docstring.split()[0]
@@ -61,9 +60,8 @@ def test_arguments_results_and_errors(name):
         assert section(docstring, "Raises"), name
 
 
-@pytest.mark.parametrize("name", classes())
-def test_attributes(name):
-    cls = classes()[name]
+@pytest.mark.parametrize(("name", "cls"), classes().items())
+def test_attributes(name, cls):
     fields = getattr(cls, "_fields", ())
     if dataclasses.is_dataclass(cls):
         fields = [f.name for f in dataclasses.fields(cls) if not f.name.startswith("_")]
@@ -92,13 +90,8 @@ def share(of, pattern):
     return len(having) / len(of)
 
 
-def test_examples_equations_and_sources():
-    plain = {n: f for n, f in functions().items() if inspect.isfunction(named_or(n))}
+def test_examples_and_equations():
+    plain = {name: f for name, f in functions().items() if name in public()}
     assert share(plain, r">>> ") >= 0.6
     algorithms = {n: f for n, f in plain.items() if n.split(".")[1] in ALGORITHMS}
     assert share(algorithms, r"\$\$") >= 0.6
-
-
-def named_or(name):
-    """The public function of this name; `None` for a method."""
-    return named(name) if name in public() else None

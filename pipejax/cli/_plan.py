@@ -21,10 +21,10 @@ from ._usage import UsageError, in_one_line
 EXAMPLE = "pipejax plan cluster.json --parameters 300M --compute-ms 250"
 
 _DESCRIPTION = """\
-Predict the step time of every way to train a model on a cluster: width,
-algorithm, codec and number of buckets. Print the fastest ways, what their time
-comes from, how much pipelining can gain at most, and from which batch size on
-the exchange is hidden. Print the train step as Python.
+Predict the step time of a model on a cluster for widths 1 and 2, every algorithm,
+the codecs whose speed is known there, and several numbers of buckets. Print the
+fastest ways, what their time comes from, how much pipelining can gain at most, and
+from which batch size on the exchange is hidden. Print the train step as Python.
 
 The cluster is a file that `pipejax calibrate --out` has written. Without a file,
 --hosts and --bandwidth describe it, and its other speeds are assumed."""

@@ -161,7 +161,10 @@ def ssh(recipe: Recipe) -> str:
 #!/bin/bash
 # bash job.sh HOST0 HOST1 ...; the first host is the coordinator
 hosts=("$@")
-[ ${{#hosts[@]}} -eq {recipe.hosts} ] || {{ echo "name {recipe.hosts} hosts"; exit 2; }}
+if [ ${{#hosts[@]}} -ne {recipe.hosts} ]; then
+  echo "give the names of {recipe.hosts} hosts"
+  exit 2
+fi
 program={program}
 trap 'kill $(jobs -p) 2>/dev/null' EXIT
 for i in "${{!hosts[@]}}"; do

@@ -232,9 +232,8 @@ def overlapping(width):
             met.append(computing[number + 1].wait(patience))
         return reduce(*args)
 
-    train.executor.__dict__["_reduce"] = (
-        waiting_reduce  # where cached_property keeps it
-    )
+    # The place where `cached_property` keeps it.
+    train.executor.__dict__["_reduce"] = waiting_reduce
     run(train, steps)
     return met
 

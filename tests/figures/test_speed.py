@@ -190,17 +190,11 @@ def words_on_the_paper():
         f"{server} times as fast as a synchronous parameter server and {sync} times as"
         " fast as D-Sync, with the fastest codec"
     )
+    yield lower_with_a_plain_delay()
     plain = _least_and_most(
         rows["Pipe-SGD"]["faster_than"]["D-Sync"][1] for rows in cells
     )
     yield f"Without a codec, Pipe-SGD is {plain} times as fast as D-Sync here"
-
-
-def words_on_a_plain_delay():
-    accuracy = ends("time_to_accuracy_cifar10")
-    lost = 100 * (accuracy["D-Sync"] - accuracy["Pipe-SGD, plain"])
-    yield f"a plain delay ends {lost:.1f} points lower"
-    assert abs(accuracy["D-Sync"] - accuracy["Pipe-SGD"]) < 0.005
 
 
 def rows_of_compile_time():
@@ -248,9 +242,14 @@ def words_on_the_race():
         *all_bits
     )
     yield "With 8 bits it takes\n{:.2f} and {:.2f}".format(*coded)
+    yield f"A {lower_with_a_plain_delay()}"
+
+
+def lower_with_a_plain_delay():
+    """How many points of accuracy a plain delay costs on CIFAR-10."""
     accuracy = ends("time_to_accuracy_cifar10")
     lost = 100 * (accuracy["D-Sync"] - accuracy["Pipe-SGD, plain"])
-    yield f"A plain delay ends {lost:.1f} points lower"
+    return f"plain delay ends {lost:.1f} points lower"
 
 
 def caption_of_the_race():
@@ -319,7 +318,6 @@ rows_of_mnist = functools.partial(rows_of_time_to_accuracy, "mnist")
         ("docs/speed.md", rows_of_overhead),
         ("docs/speed.md", words_on_overhead),
         ("docs/paper.md", words_on_the_paper),
-        ("docs/paper.md", words_on_a_plain_delay),
         ("docs/speed.md", rows_of_compile_time),
         ("docs/speed.md", words_on_compile_time),
     ],

@@ -104,7 +104,7 @@ def test_ssh_to_too_few_hosts(recipe):
     script = recipe("ssh", "--processes", "1", "--hosts", "2")
     command = ["bash", "-c", script, "job.sh", "node0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "name 2 hosts\n")
+    assert (done.returncode, done.stdout) == (2, "give the names of 2 hosts\n")
 
 
 @needs("slurmctld", "slurmd", "srun", "unshare")
