@@ -70,7 +70,7 @@ def test_attributes(name, cls):
 
 
 def _raises(function):
-    """Whether a `raise` is in the function itself, not in those inside."""
+    """Tells whether a `raise` is in the function itself, not in one inside of it."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     pending = list(tree.body)
     while pending:

@@ -48,7 +48,7 @@ def test_code_runs_from_top_to_bottom(path):
 
 
 def test_code_of_pytorch_runs():
-    """As the only process of a job; "py" marks it, so that it is not run with ours."""
+    """Runs it as the only process of a job. The mark "py" keeps it apart from ours."""
     pytest.importorskip("torch")
     code = "\n".join(fences("docs/coming_from_ddp.md", "py"))
     assert "DistributedDataParallel" in code

@@ -34,7 +34,7 @@ def pages(site):
 
 
 class Addresses(html.parser.HTMLParser):
-    """What a page links to, what it loads, and the places in it that links can name."""
+    """The links of a page, the files that it loads, and the places that links can name."""
 
     def __init__(self, text):
         super().__init__()

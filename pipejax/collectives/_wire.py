@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Transfer(NamedTuple):
-    """What one collective moves, as in the text of a compiled program.
+    """The data that one collective moves, as in the text of a compiled program.
 
     Attributes:
       kind: `"all-reduce"`, `"all-to-all"`, `"all-gather"` or `"collective-permute"`.

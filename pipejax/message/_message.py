@@ -69,7 +69,7 @@ class Passengers:
 
 
 class Message(NamedTuple):
-    """What one device contributes to a step's exchange, or the sum over devices.
+    """The contribution of one device to a step's exchange, or its sum over devices.
 
     If the passengers have a weight, gradients, loss and metrics are multiplied by it.
 

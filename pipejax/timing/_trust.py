@@ -64,7 +64,7 @@ class Trust(NamedTuple):
 
     @property
     def trusted(self) -> bool:
-        """Whether there is no reason against the fit."""
+        """`True` if there is no reason against the fit."""
         return not self.reasons
 
     def to_dict(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class Unchanged:
 
 
 class Returned(NamedTuple):
-    """What a loss function returns beside its loss.
+    """The values that a loss function returns beside its loss.
 
     Attributes:
       metrics: Pytree of float32 scalars.
