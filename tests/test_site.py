@@ -34,7 +34,7 @@ def pages(site):
 
 
 class Addresses(html.parser.HTMLParser):
-    """The links of a page, the files that it loads, and the places that links can name."""
+    """The links of a page, the files that it loads, and the places to link to."""
 
     def __init__(self, text):
         super().__init__()

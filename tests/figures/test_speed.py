@@ -102,7 +102,7 @@ def _of_rounds(ratios):
 
 
 def words_on_steps():
-    """PowerSGD's step over its compute and its cores, Gloo's all-reduce over the wire."""
+    """PowerSGD's step over compute and cores, Gloo's all-reduce over the wire."""
     wide = [rows for rows, title in cells_of_speedup() if title.startswith("wide_mlp")]
     both = [
         _least_and_most(rows[f"{name}, PowerSGD"]["ratio_to_compute"] for rows in wide)
