@@ -1,5 +1,6 @@
 """How Sphinx builds the site: `make docs`."""
 
+import argparse
 import os
 import re
 import tomllib
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import latex2mathml.converter
 from docutils import nodes
+from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).parents[1]
 _about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -94,8 +96,59 @@ def visit_math(translator, node):
     raise nodes.SkipNode
 
 
+class Command(SphinxDirective):
+    """Shows the description, the arguments and the example of a command of `pipejax`.
+
+    The text is that of `pipejax COMMAND --help`.
+    """
+
+    required_arguments = 1
+
+    def run(self):
+        """Returns the nodes of the command."""
+        from pipejax.cli._main import _COMMANDS  # imports JAX, which reads os.environ
+
+        commands = argparse.ArgumentParser("pipejax").add_subparsers()
+        for command in _COMMANDS:
+            command.add(commands)
+            self.env.note_dependency(command.__file__)
+        parser = commands.choices[self.arguments[0]]
+        arguments = [_argument(x) for x in parser._actions if x.dest != "help"]
+        example = parser.epilog.partition("\n")[2].strip()
+        return [
+            *(_paragraph(text) for text in parser.description.split("\n\n")),
+            nodes.definition_list("", *arguments),
+            nodes.literal_block(example, example, language="bash"),
+        ]
+
+
+def _argument(action):
+    """Returns an argument of a command with its help text."""
+    option = action.option_strings
+    value = action.metavar or (action.dest.upper() if option else action.dest)
+    more = {0: [], "*": [value, "..."], "+": [value, "..."]}
+    name = " ".join([*option, *more.get(action.nargs, [value])])
+    says = action.help
+    if action.choices:
+        says += f"; one of {', '.join(action.choices)}"
+    if action.required and option:
+        says += "; required"
+    term = nodes.term("", "", nodes.literal(name, name))
+    return nodes.definition_list_item(
+        "", term, nodes.definition("", _paragraph(f"{says[0].upper()}{says[1:]}."))
+    )
+
+
+def _paragraph(text):
+    """Returns a paragraph in which options, and what backticks enclose, are code."""
+    parts = enumerate(re.split(r"`([^`]+)`|(--[a-z-]+)", text))
+    inline = [nodes.literal(x, x) if i % 3 else nodes.Text(x) for i, x in parts if x]
+    return nodes.paragraph("", "", *inline)
+
+
 def setup(app):
-    """Connects the functions above."""
+    """Connects what is defined above."""
+    app.add_directive("command", Command)
     app.connect("autodoc-process-docstring", from_markdown)
     app.connect("source-read", outward)
     app.connect("include-read", included)

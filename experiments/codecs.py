@@ -3,9 +3,9 @@
 Claim: codecs that round to the nearest of many levels (bf16, int8, fp8) and the two
 codecs of the paper (truncate, quantize) train as well as 32 bits do, at widths 1 and 2.
 Codecs that drop most of their input lose 1 to 3 points of test accuracy. Error feedback
-recovers all of this loss for PowerSGD and most of it for top k. For sign, error
-feedback recovers some of the loss at width 1, and none at width 2. For random k, error
-feedback makes the accuracy worse.
+recovers most of this loss for PowerSGD and top k. For sign, error feedback recovers
+some of the loss at width 1, and none at width 2. For random k, error feedback makes the
+accuracy worse.
 
 The exchange is a two-shot all-reduce over four devices, or `psum` for linear codecs
 (PowerSGD, random k) and without a codec. All runs use AdamW with the learning rate of

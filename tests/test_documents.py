@@ -1,4 +1,4 @@
-"""README and docs: their code runs, their names exist, all public names are there."""
+"""Tests that the documents' code runs, and that they document all public names."""
 
 import importlib
 import re
@@ -48,7 +48,7 @@ def test_code_runs_from_top_to_bottom(path):
 
 
 def test_code_of_pytorch_runs():
-    """Runs it as the only process of a job. The mark "py" keeps it apart from ours."""
+    """Runs the code as the only process of a job. The mark "py" sets it apart."""
     pytest.importorskip("torch")
     code = "\n".join(fences("docs/coming_from_ddp.md", "py"))
     assert "DistributedDataParallel" in code
@@ -63,7 +63,7 @@ def test_every_document_with_code_is_run():
 
 
 def documented():
-    """The names in the pages of the reference, with their modules."""
+    """Returns the names on the pages of the reference, with their modules."""
     names = set()
     for page in (ROOT / "docs/reference").glob("*.md"):
         module = None
@@ -89,7 +89,7 @@ MODULES = [
 
 
 def public():
-    """Names in `pipejax`, and in the modules that it offers."""
+    """Returns the public names of `pipejax` and of its public modules."""
     files = {p.stem for p in (ROOT / "pipejax").iterdir()}
     names = {name for name in vars(pj) if not name.startswith("_")} - files
     for module in MODULES:
@@ -99,13 +99,13 @@ def public():
 
 
 def test_every_public_name_is_documented():
-    """Under one of its names: `pj.pipelined` is `pj.transforms.pipelined` too."""
+    """A name may be documented under another name, as `pj.pipelined` is."""
     shown = {id(named(name)) for name in documented()}
     assert not {name for name in public() if id(named(name)) not in shown}
 
 
 def test_every_documented_name_is_public_and_says_what_it_is():
-    apart = ("pipejax.checkpoint.", "pipejax.flax.")  # which need extras
+    apart = ("pipejax.checkpoint.", "pipejax.flax.")  # these need extras
     for name in documented():
         assert name in public() or name.startswith(apart), name
         assert named(name).__doc__, name
@@ -130,7 +130,7 @@ def test_links_lead_somewhere():
 
 
 def commands():
-    """The commands of `pipejax` in the shell code of all pages."""
+    """Yields the `pipejax` commands in the shell code of all pages."""
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         path = str(page.relative_to(ROOT))
         for line in "".join(fences(path, "(?:sh|bash)")).splitlines():
@@ -145,3 +145,10 @@ def test_commands_can_be_parsed(words, monkeypatch):
     for command in _COMMANDS:
         monkeypatch.setattr(command, "run", lambda args: 3)
     assert main(words) == 3
+
+
+def test_every_command_is_in_the_reference():
+    """The page names the commands, and docs/conf.py adds their help texts."""
+    page = (ROOT / "docs/reference/cli.md").read_text()
+    names = [command.EXAMPLE.split("pipejax ")[1].split()[0] for command in _COMMANDS]
+    assert re.findall(r"^```{command} (\S+)$", page, re.M) == names

@@ -10,7 +10,7 @@ import jax
 import pipejax as pj
 from pipejax import codecs, timing
 
-from ._candidates import candidates
+from ._candidates import USUAL, candidates
 from ._cluster import extrapolated, written
 from ._command import add_command
 from ._model import Model, given
@@ -46,10 +46,11 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--codecs",
         nargs="*",
-        default=["bf16", "int8", "power_sgd"],
+        default=list(USUAL),
         metavar="NAME",
-        help=f"codecs whose speed is measured, out of {', '.join(codecs.NAMES)}; those"
-        " that need error feedback have it; bf16, int8 and power_sgd by default",
+        help=f"codecs whose speed is measured, out of {', '.join(codecs.NAMES)}; int4"
+        " and those that need error feedback have it; by default"
+        f" {', '.join(USUAL)}",
     )
     parser.add_argument(
         "--sizes",

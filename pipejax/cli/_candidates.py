@@ -4,9 +4,16 @@ from collections.abc import Iterable
 
 from pipejax import codecs
 
+USUAL = ("bf16", "int8", "fp8_e4m3", "int4", "power_sgd")
+"""The codecs that commands consider by default, and whose speeds can be assumed.
+
+Each of the other codecs loses more accuracy in docs/compression.md, "What it does to
+training", or sends about as many bytes as one of these.
+"""
+
 
 def candidates(names: Iterable[str]) -> dict[str, codecs.Codec]:
-    """Makes codecs by name, with error feedback for those that need it.
+    """Makes codecs by name, each with error feedback if `feeds_back` says so.
 
     Args:
       names: Keys of `pj.codecs.NAMES`.
@@ -19,6 +26,25 @@ def candidates(names: Iterable[str]) -> dict[str, codecs.Codec]:
     """
     found = {name: codecs.named(name) for name in names}
     return {
-        name: codecs.error_feedback(codec) if codec.needs_feedback else codec
+        name: codecs.error_feedback(codec) if _fed(name, codec) else codec
         for name, codec in found.items()
     }
+
+
+def feeds_back(name: str) -> bool:
+    """Returns whether commands use a codec with error feedback.
+
+    Codecs that need error feedback have it. int4 also trains without error feedback,
+    but has it because docs/compression.md, "Which one", recommends that.
+
+    Args:
+      name: A key of `pj.codecs.NAMES`.
+
+    Raises:
+      ValueError: If no codec has the name.
+    """
+    return _fed(name, codecs.named(name))
+
+
+def _fed(name: str, codec: codecs.Codec) -> bool:
+    return codec.needs_feedback or name == "int4"

@@ -7,6 +7,7 @@ from pipejax import timing
 from pipejax.overlap import Measurement
 
 from ._model import Model
+from ._rows import GAIN, chosen, exact
 from ._snippet import snippet
 
 SHORT = 1.05
@@ -55,27 +56,21 @@ class Advice(NamedTuple):
     @property
     def shown(self) -> dict[str, timing.Choice]:
         """Returns the ways that are worth a comparison, by what they stand for."""
-        exact = [way for way in self.ways if way.way.codec is None]
+        waits = (way for way in self.ways if way.way.width == 1)
         return {
-            "synchronous": next(x for x in exact if x.way.width == 1),
-            "pipelined": next(x for x in exact if x.way.width > 1),
-            "recommended": self.recommended,
+            "synchronous": next(way for way in waits if way.way.codec is None),
+            "pipelined": exact(self.ways),
+            "recommended": chosen(self.ways),
         }
 
-    @property
-    def recommended(self) -> timing.Choice:
-        """Returns the best way that `pj.make_train_step` offers."""
-        return next(choice for choice in self.ways if choice.way.buckets == 1)
-
     def __str__(self) -> str:
-        best, first = self.recommended, self.shown["synchronous"]
+        shown = self.shown
         return "\n".join(
             [
-                *(f"{name:<14}{choice}" for name, choice in self.shown.items()),
-                f"The recommended way is {first.step / best.step:.2f} times as fast as"
-                " the fastest synchronous one that sends all bits.",
+                *(f"{name:<14}{choice}" for name, choice in shown.items()),
+                GAIN,
                 "",
-                snippet(best.way),
+                snippet(shown["recommended"].way),
             ]
         )
 
@@ -128,7 +123,7 @@ class Diagnosis(NamedTuple):
             "fit": fit and timing.trust(fit).to_dict(),
             "model": advice and advice.model._asdict(),
             "ways": advice and [choice.to_dict() for choice in advice.ways],
-            "python": advice and snippet(advice.recommended.way),
+            "python": advice and snippet(chosen(advice.ways).way),
         }
 
     def _options(self) -> list[str]:

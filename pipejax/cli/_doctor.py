@@ -19,7 +19,7 @@ from pipejax import timing
 from pipejax.executors import Fused
 from pipejax.launch import Place
 
-from ._candidates import candidates
+from ._candidates import USUAL, candidates
 from ._command import add_command
 from ._diagnosis import Advice, Diagnosis, Overlap
 from ._doctor_picture import picture
@@ -68,9 +68,10 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--codecs",
         nargs="*",
-        default=["bf16", "int8", "power_sgd"],
+        default=list(USUAL),
         metavar="NAME",
-        help="codecs to consider; bf16, int8 and power_sgd by default",
+        help="codecs to consider, each as `pipejax calibrate` measures it; by default"
+        f" {', '.join(USUAL)}",
     )
     parser.add_argument(
         "--rounds",

@@ -15,6 +15,7 @@ from pipejax.message import at_width_1
 from pipejax.overlap import Report, inspect, timeline, topology
 
 from ._command import add_command
+from ._model import Program, flags
 from ._program import load, types
 from ._usage import UsageError, in_one_line
 
@@ -77,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
     function = load(args.program)
     with in_one_line(ImportError, ValueError):
         devices = topology(args.target) if args.target else jax.devices()
-    programs, setting = _programs(args.program, function(pj.data_mesh(devices=devices)))
+    returned = function(pj.data_mesh(devices=devices))
+    programs, setting = _programs(args.program, returned)
     kind = f"{len(devices)} x {devices[0].device_kind}"
     setting = {"target": f"{args.target or 'here'}, {kind}", **setting}
     for title, value in setting.items():
@@ -87,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
     reports = {title: _inspected(*given) for title, given in programs.items()}
     for title, report in reports.items():
         print(f"\n{title}\n{report}")
-    print("\n" + "\n".join(f"{k}: {v.summary}" for k, v in reports.items()))
+    last = [f"{title}: {report.summary}" for title, report in reports.items()]
+    print("\n" + "\n".join([*last, *_to_plan(returned)]))
     with in_one_line(ImportError, OSError, ValueError):
         if args.json:
             _write(args.json, setting, reports)
@@ -132,6 +135,18 @@ def _programs(
     if train.width > 1:
         programs[f"pipelined (K={train.width})"] = parts
     return programs, setting
+
+
+def _to_plan(returned: Any) -> list[str]:
+    """Returns a line that plans for a train step, or none for another program."""
+    if not isinstance(returned[0], pj.TrainStep):
+        return []
+    model = Program(*returned)
+    known = flags(model.elements, "MS", model.examples)
+    return [
+        "To predict its step time on a cluster, fill in N, RATE and MS: pipejax plan"
+        f" --hosts N --bandwidth RATE {known}"
+    ]
 
 
 def _inspected(program: Any, *args: Any) -> Report:

@@ -4,7 +4,6 @@ import statistics
 from typing import Any, NamedTuple
 
 import jax
-import optax
 
 import pipejax as pj
 from pipejax.overlap import Measurement
@@ -19,6 +18,17 @@ class Program(NamedTuple):
     train: pj.TrainStep
     state: pj.PipelineState
     batch: Any
+
+    @property
+    def elements(self) -> int:
+        """Returns the number of elements of the gradient."""
+        # optax.tree.size warns of jax.ShapeDtypeStructs.
+        return sum(x.size for x in jax.tree.leaves(self.state.params))
+
+    @property
+    def examples(self) -> int:
+        """Returns the number of examples that a device takes in a step."""
+        return len(jax.tree.leaves(self.batch)[0]) // self.train.config.devices
 
 
 class Model(NamedTuple):
@@ -38,15 +48,26 @@ class Model(NamedTuple):
     def of(cls, program: Program, times: Measurement) -> "Model":
         """Returns the size and the measured compute of a program's step."""
         return cls(
-            optax.tree.size(program.state.params),
+            program.elements,
             1e3 * statistics.median(times.compute),
-            len(jax.tree.leaves(program.batch)[0]) // program.train.config.devices,
+            program.examples,
         )
 
     def __str__(self) -> str:
         """Returns the arguments with which `pipejax plan` plans for this model."""
-        batch = "" if self.batch is None else f" --batch {self.batch}"
-        return f"--parameters {self.elements} --compute-ms {self.compute:.3f}{batch}"
+        return flags(self.elements, f"{self.compute:.3f}", self.batch)
+
+
+def flags(elements: int, compute: str, batch: int | None) -> str:
+    """Returns the arguments with which `pipejax plan` plans for a model.
+
+    Args:
+      elements: The number of elements of its gradient.
+      compute: Milliseconds that its step takes without an exchange, as text.
+      batch: The number of examples that a device takes in the step, if it is known.
+    """
+    also = "" if batch is None else f" --batch {batch}"
+    return f"--parameters {elements} --compute-ms {compute}{also}"
 
 
 def given(name: str, mesh: jax.sharding.Mesh) -> Program:

@@ -5,15 +5,18 @@ import argparse
 import json
 import math
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from pipejax import timing
+from pipejax.codecs import Codec
 
 from . import _cluster
-from ._candidates import candidates
+from ._candidates import candidates, feeds_back
 from ._command import add_command
+from ._rows import GAIN, chosen, d_sync, exact, lines, number
 from ._snippet import snippet
 from ._units import count
 from ._usage import UsageError, in_one_line
@@ -23,8 +26,9 @@ EXAMPLE = "pipejax plan cluster.json --parameters 300M --compute-ms 250"
 _DESCRIPTION = """\
 Predict the step time of a model on a cluster for widths 1 and 2, every algorithm,
 the codecs whose speed is known there, and several numbers of buckets. Print the
-fastest ways, what their time comes from, how much pipelining can gain at most, and
-from which batch size on the exchange is hidden. Print the train step as Python.
+fastest ways, how many times as fast as D-Sync they are, what their time comes from,
+how much pipelining can gain at most, and from which batch size on the exchange is
+hidden. Print the train step of the fastest way, or of --row, as Python.
 
 The cluster is a file that `pipejax calibrate --out` has written. Without a file,
 --hosts and --bandwidth describe it, and its other speeds are assumed."""
@@ -72,7 +76,15 @@ def add(commands: Any) -> None:
         type=int,
         default=10,
         metavar="COUNT",
-        help="number of ways to print; 10 by default",
+        help="number of rows to print; 10 by default; the row of D-Sync and the best"
+        " pipelined row that keeps all bits are always printed",
+    )
+    parser.add_argument(
+        "--row",
+        type=int,
+        metavar="N",
+        help="number of the row whose train step is printed; by default the first row"
+        " in one bucket",
     )
     parser.add_argument(
         "--out", metavar="FILE", help="write all ways to this file as JSON"
@@ -97,27 +109,24 @@ def run(args: argparse.Namespace) -> int:
     # Nothing is run, so leave the accelerators of this machine alone.
     jax.config.update("jax_platforms", "cpu")
     with in_one_line(ValueError):
-        chosen = candidates(cluster.codecs)
-    if any(codec.needs_leaves for codec in chosen.values()):
-        notes.append("power_sgd is of rank 4, for a model of 1,024 x 1,024 matrices.")
-    ranked = timing.plan(cluster, elements, compute, chosen, one_core=args.one_core)
-    # pj.make_train_step has no buckets, so the printed step is a way without them.
-    way = next(choice.way for choice in ranked if choice.way.buckets == 1)
+        known = candidates(cluster.codecs)
+    ranked = timing.plan(cluster, elements, compute, known, one_core=args.one_core)
+    choice = chosen(ranked, args.row)
     parts = [
-        notes,
-        [str(choice) for choice in ranked[: args.top]],
-        _summary(ranked, compute, args),
-        [snippet(way)],
+        [*notes, *_about(known)],
+        lines(ranked, args.top, (choice, exact(ranked), d_sync(ranked))),
+        _summary(ranked, choice, compute, args),
+        [snippet(choice.way)],
     ]
-    print("\n\n".join("\n".join(lines) for lines in parts if lines))
+    print("\n\n".join("\n".join(part) for part in parts if part))
     with in_one_line(ImportError, OSError, ValueError):
         if args.out:
-            text = _written(cluster, elements, compute, ranked, way)
+            text = _written(cluster, elements, compute, ranked, choice.way)
             pathlib.Path(args.out).write_text(text)
         if args.plot:
             curves = {
                 str(way): timing.scaling(
-                    cluster, way, elements, compute, chosen, one_core=args.one_core
+                    cluster, way, elements, compute, known, one_core=args.one_core
                 )
                 for way in (ranked[0].way, *_synchronous(ranked))
             }
@@ -125,19 +134,34 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _about(known: Mapping[str, Codec]) -> list[str]:
+    """Returns lines about the settings of codecs that their names do not give."""
+    fed = ", ".join(name for name in known if feeds_back(name))
+    notes = [f"Codecs with error feedback: {fed}."] if fed else []
+    if any(codec.needs_leaves for codec in known.values()):
+        notes.append("power_sgd is of rank 4, for a model of 1,024 x 1,024 matrices.")
+    return notes
+
+
 def _summary(
-    ranked: list[timing.Choice], compute: timing.Compute, args: argparse.Namespace
+    ranked: list[timing.Choice],
+    choice: timing.Choice,
+    compute: timing.Compute,
+    args: argparse.Namespace,
 ) -> list[str]:
-    """Describes the most that pipelining gains, and batch sizes that hide exchanges."""
-    most = timing.ceilings(compute, ranked[0].exchange)
-    piped = [choice for choice in ranked if choice.way.width > 1]
-    plain = next(choice for choice in piped if choice.way.codec is None)
+    """Describes what gains are relative to, and what pipelining alone can gain."""
+    most = timing.ceilings(compute, choice.exchange)
+    plain = exact(ranked)
+    piped = (each for each in (choice, plain) if each.way.width > 1)
+    rows = [number(ranked, each) for each in (d_sync(ranked), plain, choice)]
     return [
-        "With the exchange of the fastest way, pipelining is at most"
-        f" {most['synchronous']:.2f} times as fast as D-Sync, and"
-        f" {most['overlapped']:.2f} times as fast as D-Sync that overlaps its exchange"
+        f"{GAIN} Row {rows[0]} is D-Sync, and row {rows[1]} is the best pipelined way"
+        " that keeps all bits.",
+        f"With the exchange of row {rows[2]}, pipelining alone is at most"
+        f" {most['synchronous']:.2f} times as fast as a synchronous step, and"
+        f" {most['overlapped']:.2f} times as fast as one that overlaps its exchange"
         " with the backward pass.",
-        *(_hidden(each, compute, args) for each in dict.fromkeys([piped[0], plain])),
+        *(_hidden(each, compute, args) for each in dict.fromkeys(piped)),
     ]
 
 

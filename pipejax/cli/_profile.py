@@ -53,8 +53,8 @@ def add(commands: Any) -> None:
         default=[NONE, "int8"],
         metavar="NAME",
         help="codecs under which each algorithm is profiled, out of"
-        f" {NONE}, {', '.join(codecs.NAMES)}; those that need error feedback have it;"
-        f" {NONE} and int8 by default",
+        f" {NONE}, {', '.join(codecs.NAMES)}; int4 and those that need error feedback"
+        f" have it; {NONE} and int8 by default",
     )
     parser.add_argument(
         "--elements",

@@ -1,6 +1,8 @@
 """The train step of a way to train as Python source, to be pasted into a program."""
 
-from pipejax import codecs, timing
+from pipejax import timing
+
+from ._candidates import feeds_back
 
 
 def snippet(way: timing.Way) -> str:
@@ -13,7 +15,7 @@ def snippet(way: timing.Way) -> str:
     if way.levels:
         all_reduce = f"pj.collectives.hierarchical(outer={all_reduce})"
     lines = [
-        "# The fastest way of pj.make_train_step, with your loss_fn and optimizer tx:",
+        f"# {way}, with your loss_fn and optimizer tx:",
         "import pipejax as pj",
         "",
         f"mesh = pj.data_mesh({axes})",
@@ -31,7 +33,6 @@ def snippet(way: timing.Way) -> str:
 
 
 def _codec(name: str) -> str:
-    """Returns the expression that makes a codec, with error feedback if needed."""
+    """Returns the expression that makes a codec, with error feedback if it has it."""
     codec = f'pj.codecs.named("{name}")'
-    fed = codecs.named(name).needs_feedback
-    return f"pj.codecs.error_feedback({codec})" if fed else codec
+    return f"pj.codecs.error_feedback({codec})" if feeds_back(name) else codec

@@ -1,8 +1,8 @@
 """Assumed speeds of a cluster that has not been calibrated.
 
-Encoding, decoding and adding do little besides reading and writing memory. Their speed
-therefore follows from the speed of the memory. If the memory reads and writes M bytes
-per second, work that passes q times over a vector has the speed
+Most encoding, decoding and adding does little besides reading and writing memory. Its
+speed therefore follows from the speed of the memory. If the memory reads and writes M
+bytes per second, work that passes q times over a vector has the speed
 
 $$s = M / (2 q)$$
 
@@ -10,12 +10,19 @@ in bytes of float32 per second. One pass reads or writes 4 bytes for each elemen
 
 The factor 1/2 is a lower bound, measured on a CPU core. In the time in which a copy
 moves 1 byte, int8 moves at least 0.50 bytes and bf16 at least 0.63, in encoding and in
-decoding (docs/compression.md, "How fast codecs are").
+decoding (docs/compression.md, "How fast codecs are"). Under fp8 and int4, a CPU core
+spends more time on converting numbers than on moving bytes. For these two codecs, q is
+therefore the number of passes that take the measured time. Accelerators may be faster.
 
 - bf16 reads 4 bytes and writes 2 bytes per element: 1.5 passes to encode, and as many
   to decode.
 - int8 reads 4 bytes and writes 1 byte per element: 1.25 passes to encode, and as many
   to decode.
+- fp8_e4m3 moves as many bytes as int8, but takes a core the time of 2.5 passes to
+  encode and of 1.6 to decode.
+- int4 with error feedback takes 11 passes to encode. It adds the residual to the vector
+  (3), encodes the sum (3.2), decodes what it sends (1.8) and subtracts the result from
+  the sum (3). It takes 1.8 passes to decode.
 - power_sgd with error feedback takes 9 passes to encode. It adds the residual to the
   vector (3), multiplies the matrices twice (2), multiplies out what it sends (1) and
   subtracts that product from the vector (3). It takes 1 pass to decode.
@@ -36,7 +43,13 @@ INSIDE = 10e-6
 """Assumed latency in seconds between two devices of one host."""
 
 _SUM = 3.0
-_PASSES = {"bf16": (1.5, 1.5), "int8": (1.25, 1.25), "power_sgd": (9.0, 1.0)}
+_PASSES = {
+    "bf16": (1.5, 1.5),
+    "int8": (1.25, 1.25),
+    "fp8_e4m3": (2.5, 1.6),
+    "int4": (3 + 3.2 + 1.8 + 3, 1.8),
+    "power_sgd": (9.0, 1.0),
+}
 
 
 class Device(NamedTuple):
@@ -101,8 +114,10 @@ def assumed(
       $$s = M / (2 q)$$
 
       bytes of float32 per second. bf16 takes 1.5 passes and int8 takes 1.25, for
-      encoding and for decoding each. power_sgd with error feedback takes 9 passes to
-      encode and 1 to decode. An addition takes 3.
+      encoding and for decoding each. fp8_e4m3 takes 2.5 passes to encode and 1.6 to
+      decode, int4 with error feedback takes 11 and 1.8, and power_sgd with error
+      feedback takes 9 and 1. An addition takes 3. The passes of fp8_e4m3 and int4
+      include the time in which a CPU core converts numbers.
     - A collective takes 100 microseconds in addition to its messages.
     - A message between two devices of one host has a latency of 10 microseconds.
     - On CPUs, devices that send and receive at the same time get the shares of a link
@@ -117,7 +132,8 @@ def assumed(
       latency: The latency of a message between hosts, in seconds.
 
     Returns:
-      The cluster, with the speeds of the codecs bf16, int8 and power_sgd.
+      The cluster, with the speeds of the codecs bf16, int8, fp8_e4m3, int4 and
+      power_sgd.
 
     Raises:
       ValueError: If `device` is not a key of `pj.timing.DEVICES`, or another argument

@@ -17,7 +17,8 @@ from pipejax.codecs import Codec
 
 from ._cluster import Cluster
 from ._counts import FLOAT32, FORMS, Piece, compatible
-from ._iteration import Compute, efficiency
+from ._exchange import Duration
+from ._iteration import Compute, efficiency, overlapped, synchronous
 from ._leaves import Shapes, square_leaves
 from ._way import Choice, Way
 
@@ -54,8 +55,9 @@ def plan(
       cluster: The cluster with its speeds, including those of all `codecs`.
       elements: The number of float32 elements of a gradient.
       compute: The compute times of a step.
-      codecs: The codecs to consider, by their names in `cluster.codecs`. Exchanges
-        without a codec are always considered.
+      codecs: The codecs to consider, by their names in `cluster.codecs`, each with
+        error feedback if training uses it. Exchanges without a codec are always
+        considered.
       widths: The widths to consider.
       buckets: The numbers of buckets to consider at width 1. A codec that needs whole
         leaves has a single bucket.
@@ -66,7 +68,8 @@ def plan(
         of 1,024 x 1,024.
 
     Returns:
-      All ways with their step times. The first is the one to choose.
+      All ways with their step times, and their gains over D-Sync (`Choice.gains`). The
+      first is the one to choose.
 
     Raises:
       ValueError: If a codec has no speed in `cluster.codecs`, `leaves` do not have
@@ -84,21 +87,22 @@ def plan(
       '0.250 s'
     """
     known = _known(codecs, elements, leaves)
-    several = cluster.devices > 1 and cluster.hosts > 1
     ways = [
         Way(width, algorithm, name, levels, count)
         for (name, codec), algorithm in itertools.product(known.items(), FORMS)
-        for levels in ((False, True) if several else (False,))
+        for levels in _levels(cluster)
         if compatible(algorithm, codec, levels=levels)
         for width in widths
         for count in (buckets if width == 1 else (1,))
         if count == 1 or codec is None or not codec.needs_leaves
     ]
+    exact = _exact(cluster, elements)
+    d_sync, beside = synchronous(compute, exact), overlapped(compute, exact)
     found = []
     for way in ways:
         exchange = way.exchange(cluster, elements, known[way.codec])
         step = way.step(compute, exchange, one_core=one_core)
-        found.append(Choice(way, exchange, step, compute.total))
+        found.append(Choice(way, exchange, step, compute.total, d_sync, beside))
     dropped = {
         name: 1 - Piece.of(elements, 1, codec).payload / (FLOAT32 * elements)
         for name, codec in known.items()
@@ -161,6 +165,23 @@ def scaling(
         step = way.step(compute, exchange, one_core=one_core)
         curve[count] = efficiency(compute.total, step)
     return curve
+
+
+def _levels(cluster: Cluster) -> tuple[bool, ...]:
+    """Returns the values of `Way.levels` that a cluster offers."""
+    several = cluster.devices > 1 and cluster.hosts > 1
+    return (False, True) if several else (False,)
+
+
+def _exact(cluster: Cluster, elements: int) -> Duration:
+    """Returns the duration of the fastest exchange without a codec."""
+    ways = [
+        Way(1, algorithm, levels=levels)
+        for algorithm in FORMS
+        for levels in _levels(cluster)
+    ]
+    exchanges = [way.exchange(cluster, elements, None) for way in ways]
+    return min(exchanges, key=lambda exchange: exchange.total)
 
 
 def _known(

@@ -91,24 +91,46 @@ class Choice(NamedTuple):
       exchange: How long the exchange of one bucket takes.
       step: The step time in seconds.
       compute: Seconds that the device computes in a step: `Compute.total`.
+      d_sync: Seconds of a step of D-Sync that sends all bits: `pj.timing.synchronous`,
+        with the fastest exchange without a codec.
+      overlapped: Seconds of this step of D-Sync if it overlaps the exchange with the
+        backward pass, at best: `pj.timing.overlapped`.
 
     Examples:
       >>> import pipejax as pj
       >>> exchange = pj.timing.Duration(0, 0.125, 0, 0, 0)  # 0.125 s on the wire
-      >>> choice = pj.timing.Choice(pj.timing.Way(2, "ring"), exchange, 0.5, 0.5)
+      >>> way = pj.timing.Way(2, "ring")
+      >>> choice = pj.timing.Choice(way, exchange, 0.5, 0.5, 1.25, 1.0)
       >>> choice.reason
       'hidden behind compute, 75% of it to spare'
+      >>> choice.gains
+      {'synchronous': 2.5, 'overlapped': 2.0}
     """
 
     way: Way
     exchange: Duration
     step: float
     compute: float
+    d_sync: float
+    overlapped: float
 
     @property
     def ratio(self) -> float:
         """The ratio `step / compute`; 1 if the exchange costs no time."""
-        return self.step / self.compute if self.compute else float("inf")
+        return _over(self.step, self.compute)
+
+    @property
+    def gains(self) -> dict[str, float]:
+        """How many times as fast the step is as D-Sync that sends all bits.
+
+        The keys are those of `pj.timing.ceilings`: `"synchronous"` is `d_sync / step`,
+        and `"overlapped"` is `overlapped / step`. The gains include those of the
+        algorithm and the codec, whereas `ceilings` has what pipelining alone can gain.
+        """
+        return {
+            "synchronous": _over(self.d_sync, self.step),
+            "overlapped": _over(self.overlapped, self.step),
+        }
 
     @property
     def reason(self) -> str:
@@ -123,25 +145,35 @@ class Choice(NamedTuple):
                 f"waits {_ms(waits)} for an exchange of {_ms(exchange)}, most of it"
                 f" {largest}{beside}"
             )
-        if exchange <= self.compute:
-            spare = 1 - exchange / self.compute if self.compute else 0.0
-            return f"hidden behind compute, {spare:.0%} of it to spare"
+        if exchange < self.step or exchange <= self.compute:
+            longer = self.step - self.compute
+            more = f" that is {_ms(longer)} longer" if longer else ""
+            spare = 1 - exchange / self.step if self.step else 0.0
+            return f"hidden behind compute{more}, {spare:.0%} of it to spare"
         return f"hides {_ms(self.compute)} of an exchange of {_ms(exchange)}: {largest}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the way, its times in seconds and the reason, as types of JSON."""
+        """Returns the way, its times in seconds, gains and reason, as types of JSON."""
         return {
             **self.way._asdict(),
             "step": self.step,
             "exchange": self.exchange._asdict(),
+            "gains": self.gains,
             "reason": self.reason,
         }
 
     def __str__(self) -> str:
+        gains = self.gains
         return (
             f"{self.way!s:<58}{_ms(self.step):>12}  {self.ratio:5.2f} x compute "
+            f" gain {gains['synchronous']:.2f} ({gains['overlapped']:.2f}) "
             f" {self.reason}"
         )
+
+
+def _over(a: float, b: float) -> float:
+    """Returns `a / b`, or infinity if `b` is 0."""
+    return a / b if b else float("inf")
 
 
 def _ms(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Helpers for the tests of `pipejax plan` and its parts."""
+"""Helps to test `pipejax plan` and the modules that it uses."""
 
 import json
 

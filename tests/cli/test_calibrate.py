@@ -1,4 +1,4 @@
-"""`pipejax calibrate`: on devices of one process, and on hosts of a cluster."""
+"""Tests `pipejax calibrate` on the devices of one process and on hosts of a cluster."""
 
 import json
 import math
@@ -65,9 +65,10 @@ def calibrate_model(tmp_path, function, *flags):
 
 
 def test_what_a_model_computes(tmp_path, capsys, monkeypatch):
-    """The speeds are printed and kept, and the last line suits `pipejax plan`."""
+    """The speeds are printed and saved, and `pipejax plan` accepts the last line."""
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    # Each size is a program to compile for every algorithm: two sizes instead of five.
+    # Each size compiles one program for every algorithm, so two sizes are used, not
+    # five.
     out, sizes = str(tmp_path / "cluster.json"), ("--sizes", "20", "4k")
     assert calibrate_model(tmp_path, "step", "--out", out, *sizes) == 0
     printed = capsys.readouterr().out
@@ -79,7 +80,7 @@ def test_what_a_model_computes(tmp_path, capsys, monkeypatch):
     assert found.codecs == {}
     *_, verdict, flags = printed.splitlines()
     assert verdict == record["fit"]["verdict"]
-    # Of two rounds nobody knows how much times vary.
+    # Two rounds do not show how much the times vary.
     assert verdict.startswith(
         "This fit cannot be trusted. Each exchange was measured 2"
     )
@@ -116,7 +117,7 @@ def test_what_is_no_model(tmp_path, capsys, function):
 @pytest.mark.full
 @needs_namespaces
 def test_on_a_cluster(tmp_path):
-    """It finds the rate that the links were given, within 3: the machine is busy."""
+    """Finds the bandwidth of the links within a factor of 3: the machine is busy."""
     out = tmp_path / "cluster.json"
     command = [sys.executable, "-m", "pipejax.cli", "calibrate", "--out", str(out)]
     code, hosts, said = run(

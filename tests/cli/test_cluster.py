@@ -1,4 +1,4 @@
-"""The cluster of a command line: calibrated and written, read again, or assumed."""
+"""Tests a command's cluster: read from a file, given by options, or assumed."""
 
 import argparse
 import json
@@ -59,7 +59,7 @@ def parsed(*arguments):
 
 
 def test_options_are_in_the_units_that_they_name():
-    """Bits are an eighth of a byte, and a microsecond 1e-6 of a second."""
+    """A bit is an eighth of a byte, and a microsecond is 1e-6 of a second."""
     flags = ("--hosts", "4", "--bandwidth", "10gbit", "--latency-us", "20")
     cluster, notes = _cluster.known(parsed(*flags), 100)
     assert (cluster.hosts, cluster.devices) == (4, 1)
@@ -90,16 +90,16 @@ FIT = {"trusted": True, "verdict": "This fit can be trusted.", "largest": 2**21}
 
 def test_what_speaks_against_a_calibration_is_said(tmp_path, capsys):
     plan(written(tmp_path, fit=FIT), parameters="2M")
-    assert capsys.readouterr().out.startswith("width 2, ")
+    assert capsys.readouterr().out.startswith("  1  width 2, ")
     plan(written(tmp_path, fit=FIT), parameters="8388608")
     assert capsys.readouterr().out.startswith(
         "Extrapolated: the gradient has 4.0 times the elements of the largest vector"
-        " measured, 2,097,152.\n\nwidth 2, "
+        " measured, 2,097,152.\n\n  1  width 2, "
     )
     verdict = "This fit cannot be trusted. It is not."
     fit = {"trusted": False, "verdict": verdict, "largest": None}
     plan(written(tmp_path, fit=fit))
-    assert capsys.readouterr().out.startswith(f"{verdict}\n\nwidth 2, ")
+    assert capsys.readouterr().out.startswith(f"{verdict}\n\n  1  width 2, ")
 
 
 @pytest.mark.parametrize(

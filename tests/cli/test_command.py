@@ -1,4 +1,4 @@
-"""The parser of a command: its help page, and the function that it runs."""
+"""Tests the parser of a command: its help page and the function that it runs."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""`pipejax doctor`: on one device, on several, and on hosts of a cluster."""
+"""Tests `pipejax doctor` on one device, on several, and on hosts of a cluster."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ def alone(monkeypatch):
 
 
 def doctor(tmp_path, *flags):
-    """The exit status, the findings and the picture."""
+    """Returns the exit status, the findings and the picture of `pipejax doctor`."""
     pytest.importorskip("matplotlib")
     out, plot = tmp_path / "found.json", tmp_path / "found.png"
     files = ["--json", str(out), "--plot", str(plot)]

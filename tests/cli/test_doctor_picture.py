@@ -1,4 +1,4 @@
-"""The picture of the findings: one panel or two, with the bars that are expected."""
+"""Tests that the picture of the findings has the expected panels and bars."""
 
 import pytest
 
@@ -11,7 +11,7 @@ pytest.importorskip("matplotlib")
 
 
 def drawn(found, tmp_path, monkeypatch):
-    """The titles and labels of each panel of the saved figure."""
+    """Returns the titles and labels of each panel of the saved figure."""
     kept = []
     new_figure = _doctor_picture.new_figure
 

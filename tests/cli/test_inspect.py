@@ -1,9 +1,10 @@
-"""`pipejax inspect`: what it prints, what it writes, and how it ends."""
+"""Tests what `pipejax inspect` prints and writes, and its exit status."""
 
 import importlib
 import json
 import os
 import pathlib
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -92,7 +93,7 @@ PROGRAMS = """
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """A current folder with a module `cli_programs`, which no other test has loaded."""
+    """Provides a working directory with `cli_programs`, a module not yet loaded."""
     (tmp_path / "cli_programs.py").write_text(textwrap.dedent(PROGRAMS))
     (tmp_path / "cli_broken.py").write_text("import no_such_dependency")
     monkeypatch.chdir(tmp_path)
@@ -119,9 +120,24 @@ def test_a_step_and_its_twin_side_by_side(capsys):
     ]
     assert [line for line in lines if "all-reduce " in line and "SYNC" in line]
     sent = "covered 0.00, share 0.00, collectives 1: 1 sync, 0 async, live "
-    assert lines[-2].startswith(f"D-Sync (K=1): {sent}")
-    assert lines[-1].startswith(f"pipelined (K=2): {sent}")
-    assert lines[-1].endswith(" MB")
+    assert lines[-3].startswith(f"D-Sync (K=1): {sent}")
+    assert lines[-2].startswith(f"pipelined (K=2): {sent}")
+    assert lines[-2].endswith(" MB")
+
+
+def test_the_last_line_suits_plan(capsys):
+    """The model has 65,536 parameters, and takes 64 examples on 8 devices."""
+    inspect("step")
+    about, _, command = capsys.readouterr().out.splitlines()[-1].partition(": ")
+    assert about == "To predict its step time on a cluster, fill in N, RATE and MS"
+    assert command == (
+        "pipejax plan --hosts N --bandwidth RATE --parameters 65536 --compute-ms MS"
+        " --batch 8"
+    )
+    for name, value in {"N": "4", "RATE": "1gbit", "MS": "250"}.items():
+        command = command.replace(f" {name} ", f" {value} ")
+    assert main(shlex.split(command)[1:]) == 0
+    assert "pj.make_train_step(" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -132,8 +148,9 @@ def test_one_program_alone(function, title, capsys):
     assert inspect(function) == 0
     printed = capsys.readouterr().out
     short = f"{title}: covered 0.00, share 0.00, collectives 1: 1 sync, 0 async, live "
-    assert printed.splitlines()[-1].startswith(short)
+    assert f"\n\n{short}" in printed
     assert "pipelined" not in printed
+    assert ("pipejax plan" in printed) == (function == "synchronous")
 
 
 def test_of_the_host_executor_it_says_where_the_collective_is(capsys):
@@ -168,7 +185,8 @@ def test_json(folder):
     assert found["compiler options"] == found["dropped"] == {}
     assert list(found["programs"]) == ["D-Sync (K=1)", "pipelined (K=2)"]
     (collective,) = found["programs"]["pipelined (K=2)"]["collectives"]
-    assert collective["bytes"] == 4 * (256 * 256 + 1)  # The loss travels with them.
+    # The loss travels with the gradients.
+    assert collective["bytes"] == 4 * (256 * 256 + 1)
 
 
 def test_a_step_that_feeds_back_has_a_synchronous_twin(folder):

@@ -1,4 +1,4 @@
-"""`pipejax launch`, as a user would start it, of programs without JAX."""
+"""Tests `pipejax launch` as a user starts it, with programs that do not use JAX."""
 
 import os
 import pathlib
@@ -13,7 +13,8 @@ import pytest
 from pipejax import launch
 from pipejax.cli import main
 
-# The programs that are started do not use JAX, and each start costs a second.
+# The started programs do not use JAX, so one version of Python is enough. Each start
+# takes a second.
 WITHOUT_JAX = pytest.mark.one_python
 
 
@@ -33,10 +34,10 @@ def write(tmp_path):
 
 @pytest.fixture
 def begin(tmp_path):
-    """Starts `pipejax launch` in a folder of its own; nothing outlives the test."""
+    """Starts `pipejax launch` in a temporary folder, and kills it after the test."""
     begun = []
-    # Where the tests run in the background of a shell, SIGINT is ignored; under nohup,
-    # SIGHUP. Programs inherit what is ignored, but not what is handled.
+    # SIGINT is ignored if the tests run in the background of a shell, and SIGHUP if
+    # they run under nohup. Programs inherit ignored signals, but not handlers.
     handlers = {
         signal.SIGINT: signal.default_int_handler,
         signal.SIGHUP: lambda *_: None,
@@ -68,7 +69,7 @@ def begin(tmp_path):
 
 
 def alive(pid):
-    """Whether it runs, and is not merely waited for."""
+    """Returns whether a process runs, and is not a zombie."""
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
     except FileNotFoundError:
@@ -83,7 +84,7 @@ def until(condition):
 
 
 def numbers(folder, count):
-    """Process numbers that programs have written, once so many have."""
+    """Waits until `count` programs have written their process ids; returns the ids."""
     until(lambda: len(list(folder.glob("pid*"))) == count)
     return [int(path.name[3:]) for path in folder.glob("pid*")]
 
@@ -101,7 +102,7 @@ FAMILY = """
 
 
 def test_each_is_told_its_place_and_printed_behind_its_rank(begin, write, monkeypatch):
-    for name in ("NPROC", "GLIBC_TUNABLES"):  # what a user has set stays
+    for name in ("NPROC", "GLIBC_TUNABLES"):  # variables that the user has set are kept
         monkeypatch.delenv(name, raising=False)
     program = write("""
         names = "COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID"
@@ -213,7 +214,8 @@ def test_a_job_is_started_again_as_often_as_allowed(begin, write):
 @WITHOUT_JAX
 def test_what_jax_aborts_because_process_0_is_gone_is_said_so(begin, write):
     given = ("--processes", "1", "--hosts", "2", "--host", "1")
-    where = ("--coordinator", "127.0.0.1:9")  # discard: nobody listens
+    # port 9 is "discard": no program listens there
+    where = ("--coordinator", "127.0.0.1:9")
     here = begin("--processes", "1", *write("os.abort()"))
     assert "JAX has aborted it" not in here.communicate(timeout=60)[1]
     assert here.returncode == 128 + signal.SIGABRT
@@ -231,7 +233,7 @@ def test_under_another_launcher_one_process_is_watched(begin, write):
 
 
 def test_processes_of_ones_own_under_another_launcher_are_refused(monkeypatch, capsys):
-    """Each of its tasks would be a job by itself."""
+    """Each task of the launcher would otherwise start a separate job."""
     variables = {"RANK": "3", "WORLD_SIZE": "4"}
     variables |= {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "99"}
     for name, value in variables.items():

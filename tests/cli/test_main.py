@@ -1,4 +1,4 @@
-"""The command line as a whole."""
+"""Tests `pipejax` as a whole: its version, examples, order of work and broken pipes."""
 
 import os
 import shlex
@@ -38,20 +38,20 @@ def test_the_example_of_each_command_can_be_parsed(command, monkeypatch):
     ids=lambda command: command[0],
 )
 def test_joins_the_others_before_it_makes_a_codec(monkeypatch, capsys, command):
-    """A key of a codec is an array, and JAX joins no processes once it has arrays."""
+    """A codec's key is an array, and JAX joins no processes once there are arrays."""
     monkeypatch.setattr(pj.launch, "initialize", lambda: made.append("joined"))
     made = []
     for name, make in pj.codecs.NAMES.items():
         monkeypatch.setitem(
             pj.codecs.NAMES, name, lambda make=make: made.append("codec") or make()
         )
-    assert main(command) == 2  # there is no such module, and no such pair
+    assert main(command) == 2  # neither the module nor the pair exists
     assert made == ["joined", "codec"]
     assert "pipejax: " in capsys.readouterr().err
 
 
 def test_a_plan_needs_no_accelerator_and_no_reader():
-    """It is arithmetic, to be had beside a job that fills the GPU, and by `| head`."""
+    """`pipejax plan` is arithmetic: it works beside a job on the GPU, and in a pipe."""
     cluster = ["--hosts", "2", "--bandwidth", "1gbit"]
     model = ["--parameters", "1M", "--compute-ms", "1"]
     readable, writable = os.pipe()

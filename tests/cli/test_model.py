@@ -1,4 +1,4 @@
-"""The model of `--model`: what its function must return, and how it is described."""
+"""Tests what the function of `--model` must return, and how a model is described."""
 
 import jax
 import pytest

@@ -1,4 +1,4 @@
-"""`pipejax plan`: what it prints, draws and writes, and what it refuses."""
+"""Tests what `pipejax plan` prints, draws, writes and refuses."""
 
 import json
 import math
@@ -25,16 +25,39 @@ def test_the_best_first(file, capsys):
     assert plan(file, "--top", "3") == 0
     ways, summary, *_ = capsys.readouterr().out.split("\n\n")
     first, *others = ways.splitlines()
-    assert first.startswith("width 2, ")
+    assert first.startswith("  1  width 2, ")
     assert "int8" in first
-    assert "120.0 ms   1.00 x compute  hidden behind compute" in first
-    assert len(others) == 2
-    assert "pipelining is at most 1." in summary
+    # D-Sync takes 120 ms and 387.2 ms; overlapped, it hides 80 ms of these.
+    assert "120.0 ms   1.00 x compute  gain 4.23 (3.56)  hidden behind compute" in first
+    assert "pipelining alone is at most 1." in summary
+    *_, exact, d_sync = others
+    assert len(others) == 2 + 2
+    for row, says in ((exact, "width 2, "), (d_sync, "width 1, ")):
+        assert re.match(rf" *\d+  {says}\w+, all bits  ", row)
+    assert "  gain 1.00 (0.84)" in d_sync
+    assert (
+        f"Row {d_sync.split()[0]} is D-Sync, and row {exact.split()[0]} is the best"
+        " pipelined way that keeps all bits." in summary
+    )
+
+
+def test_the_train_step_of_another_row(file, capsys):
+    """`--row` prints its row too, even below the last one of `--top`."""
+    plan(file, "--top", "40")
+    ways = capsys.readouterr().out.split("\n\n")[0].splitlines()
+    (row,) = (each for each in ways if "width 2, two_shot, int8 " in each)
+    number = row.split()[0]
+    assert plan(file, "--top", "1", "--row", number) == 0
+    ways, summary, head, _ = capsys.readouterr().out.split("\n\n")
+    assert row in ways.splitlines()
+    assert f"With the exchange of row {number}, pipelining alone is at mo" in summary
+    assert "The exchange of width 2, two_shot, int8 is hidden from " in summary
+    assert head.startswith("# width 2, two_shot, int8, with your loss_fn")
 
 
 def test_without_a_file(capsys):
-    """What is assumed is said, and PowerSGD is among the candidates."""
-    assert plan(*GIVEN, "--top", "100", parameters="300M", compute="250") == 0
+    """The assumptions are printed, and PowerSGD is among the candidates."""
+    assert plan(*GIVEN, "--top", "999", parameters="300M", compute="250") == 0
     notes, ways, *_ = capsys.readouterr().out.split("\n\n")
     assert notes.splitlines() == [
         "This cluster is not calibrated. Assumed are 50 us a message, 100 us a"
@@ -43,12 +66,15 @@ def test_without_a_file(capsys):
         " experiments/results/codec_speed.json.",
         "Shares of a link's bandwidth for devices that send and receive at once: 0.60"
         " (pair), 0.94 (shift), 0.72 (shuffle).",
+        "Codecs with error feedback: int4, power_sgd.",
         "power_sgd is of rank 4, for a model of 1,024 x 1,024 matrices.",
     ]
-    found = {line[:58].strip() for line in ways.splitlines()}
+    found = {line[5:63].strip() for line in ways.splitlines()}
     assert "width 2, psum, power_sgd" in found
+    assert "width 2, two_shot, int4" in found
+    assert "width 2, hierarchical, ring, fp8_e4m3" in found
     assert "width 2, hierarchical, two_shot, bf16" in found
-    # It works on whole leaves, of which these have pieces.
+    # PowerSGD encodes whole leaves, and these algorithms cut the leaves into pieces.
     assert not any("power_sgd" in way and "hierarchical" in way for way in found)
     assert "width 2, ring, power_sgd" not in found
 
@@ -57,11 +83,11 @@ def test_a_device_is_as_fast_as_its_memory(capsys):
     plan(*GIVEN, "--device", "h100", parameters="300M", compute="250")
     notes, ways, *_ = capsys.readouterr().out.split("\n\n")
     assert "memory's 3352 GB/s: NVIDIA H100 80GB HBM3, as XLA knows it" in notes
-    assert ways.startswith("width 2, psum, power_sgd  ")
+    assert ways.startswith("  1  width 2, hierarchical, halving_doubling, int4  ")
 
 
 def test_the_batch_size_that_hides_the_exchange(file, capsys):
-    """24 MB at 62.5 MB/s, 12 MB of sums and 4 messages take 387.2 ms, compute 120."""
+    """The wire (24 MB), sums (12 MB) and 4 messages take 387.2 ms, compute 120 ms."""
     assert plan(file, "--batch", "32") == 0
     said = capsys.readouterr().out
     wire, sums = 2 * 3 / 4 * 16e6 / 62.5e6, 3 / 4 * 16e6 / 4e9
@@ -88,6 +114,7 @@ def test_all_of_it_is_written(file, tmp_path, capsys):
     first = record["ways"][0]
     assert (first["width"], first["codec"], first["buckets"]) == (2, "int8", 1)
     assert first["exchange"].keys() == set(timing.Duration._fields)
+    assert first["gains"]["synchronous"] == pytest.approx(0.5072 / 0.12)
 
 
 def test_a_picture(file, tmp_path, capsys):
@@ -132,6 +159,7 @@ def test_bad_numbers(file, capsys, change, says):
         ),
         ([*GIVEN, "--batch", "0"], "`--batch` must be above 0, got 0"),
         ([*GIVEN, "--top", "0"], "`--top` must be above 0, got 0"),
+        ([*GIVEN, "--row", "0"], "`--row` must be one of the rows 1 to "),
     ],
 )
 def test_bad_flags(flags, says, capsys):
@@ -164,6 +192,6 @@ def test_the_file_that_the_document_shows_is_read(tmp_path, capsys):
     path = tmp_path / "cluster.json"
     path.write_text(text)
     assert plan(str(path), parameters="2M") == 0
-    assert capsys.readouterr().out.startswith("width ")
+    assert capsys.readouterr().out.startswith("  1  width ")
     cluster = timing.from_json(json.loads(text)["cluster"])
     assert timing.as_json(cluster) == json.loads(text)["cluster"]

@@ -1,4 +1,4 @@
-"""`pipejax profile-allreduce`."""
+"""Tests what `pipejax profile-allreduce` measures, draws and refuses."""
 
 import json
 
@@ -14,25 +14,25 @@ def test_here(tmp_path, capsys, monkeypatch):
     out = tmp_path / "profile.json"
     flags = ("--algorithms", "psum", "two_shot", "--bandwidth", "8mbit")
     assert main(["profile-allreduce", *SMALL, *flags, "--out", str(out)]) == 0
-    # psum adds what it is given, and so has no row with int8.
+    # psum cannot add int8's payloads, so there is no row for the two.
     rows = json.loads(out.read_text())
     assert list(rows) == ["psum, none", "two_shot, none", "two_shot, int8"]
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split() == ["ms", *rows["psum, none"], "total", "wire"]
-    # 2 (8 - 1)/8 of 4,000 bytes at 1 MB/s.
+    # The wire takes 2 (8 - 1)/8 of 4,000 bytes at 1 MB/s.
     assert lines[0].split()[-1] == "7.00"
 
 
 def test_power_sgd_has_matrices_and_feedback(tmp_path, capsys, monkeypatch):
-    """Without either it would send all bits, or warn that training may fail."""
+    """PowerSGD gets matrices, which it can compress, and error feedback."""
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     out = tmp_path / "profile.json"
     flags = ("--codecs", "power_sgd", "--algorithms", "psum", "two_shot")
     size = ("--elements", "65536", "--rounds", "1", "--bandwidth", "8mbit")
     assert main(["profile-allreduce", *size, *flags, "--out", str(out)]) == 0
-    # The two-shot would cut the matrices.
+    # A two-shot exchange would cut the matrices, so it has no row.
     assert list(json.loads(out.read_text())) == ["psum, power_sgd"]
-    # Rank 4 of 64 x 1,024: 2 (8 - 1)/8 of 4 * 4 * 1,088 bytes at 1 MB/s.
+    # Rank 4 of a 64 x 1,024 matrix sends 2 (8 - 1)/8 of 4 * 4 * 1,088 bytes at 1 MB/s.
     assert capsys.readouterr().out.split()[-1] == "30.46"
 
 

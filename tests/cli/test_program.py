@@ -1,4 +1,4 @@
-"""Functions that a command line names, and what is said of what they return."""
+"""Tests how a function named on the command line is loaded, and how errors name it."""
 
 import sys
 
@@ -10,7 +10,7 @@ from pipejax.cli._usage import UsageError
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """A current folder with modules of names that no other test has loaded."""
+    """Provides a working directory with modules that are not loaded yet."""
     (tmp_path / "program_here.py").write_text("def f(): return 'here'\nnumber = 3\n")
     inside = tmp_path / "program_package"
     inside.mkdir()

@@ -1,4 +1,4 @@
-"""The train step as Python: by hand, and run."""
+"""Tests the Python code of a train step against code by hand, and runs it."""
 
 import re
 
@@ -11,15 +11,12 @@ from pipejax.timing import Way
 
 from .helpers import GIVEN, plan
 
-HEAD = (
-    "# The fastest way of pj.make_train_step, with your loss_fn and optimizer tx:\n"
-    "import pipejax as pj\n"
-    "\n"
-)
-
 
 def test_without_a_codec_by_hand():
-    assert snippet(Way(1, "tree")) == HEAD + (
+    assert snippet(Way(1, "tree")) == (
+        "# width 1, tree, all bits, with your loss_fn and optimizer tx:\n"
+        "import pipejax as pj\n"
+        "\n"
         "mesh = pj.data_mesh()\n"
         "train = pj.make_train_step(\n"
         "    loss_fn,\n"
@@ -32,7 +29,10 @@ def test_without_a_codec_by_hand():
 
 
 def test_with_hosts_and_a_codec_that_needs_feedback_by_hand():
-    assert snippet(Way(2, "ring", "sign", levels=True)) == HEAD + (
+    assert snippet(Way(2, "ring", "sign", levels=True)) == (
+        "# width 2, hierarchical, ring, sign, with your loss_fn and optimizer tx:\n"
+        "import pipejax as pj\n"
+        "\n"
         'mesh = pj.data_mesh(axis_name=("host", "device"))\n'
         'codec = pj.codecs.error_feedback(pj.codecs.named("sign"))\n'
         "train = pj.make_train_step(\n"
@@ -55,7 +55,8 @@ def loss_fn(params, batch):
     ("flags", "says"),
     [
         (("--hosts", "4", "--bandwidth", "10gbit"), "pj.collectives.ring(codec)"),
-        ((*GIVEN, "--device", "h100"), "error_feedback"),
+        ((*GIVEN, "--device", "h100"), 'error_feedback(pj.codecs.named("int4"))'),
+        ((*GIVEN, "--device", "h100", "--row", "4"), 'named("power_sgd"))'),
         (GIVEN, "hierarchical(outer=pj.collectives.ring(codec))"),
         (("--hosts", "1", "--bandwidth", "10gbit"), "width=1,"),
     ],

@@ -1,4 +1,4 @@
-"""Numbers with units: read as they are meant, or refused."""
+"""Tests that numbers with units are read as they are meant, or refused."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_what_is_no_count(text):
         ("10gbit", 1e10),
         ("500mbit", 5e8),
         ("2.5Gbit/s", 2.5e9),
-        ("100Gbps", None),  # `bit` must be spelt out
+        ("100Gbps", None),  # `bit` must be spelled out
         ("100Gbitps", 1e11),
         ("1bit", 1.0),
     ],

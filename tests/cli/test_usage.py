@@ -1,4 +1,4 @@
-"""Exceptions that become a line for the user, and those that do not."""
+"""Tests which exceptions end the program with a single line instead of a traceback."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Steps and accuracy over time, beside others."""
+"""Tests that the documents show the results on steps and accuracy over time."""
 
 import functools
 import statistics
@@ -11,7 +11,7 @@ from .results import assert_shown, lines, result
 
 
 def titled(cell):
-    """The rows of one model on one network, and its title."""
+    """Returns the rows of one model on one network, and their title."""
     problem = cell["problem"]
     return cell["rows"], f"{problem['model']}, {problem['batch_size']}, {cell['rate']}"
 
@@ -21,7 +21,7 @@ def cells_of_speedup():
 
 
 def best(rows, start):
-    """The fastest method whose name begins so."""
+    """Returns the fastest method whose name begins with `start`."""
     return min(
         (name for name in rows if name.startswith(start)),
         key=lambda name: rows[name]["step"],
@@ -29,9 +29,9 @@ def best(rows, start):
 
 
 def hook_and_codec(rows):
-    """DDP's fastest hook, and the fastest Pipe-SGD with weight prediction and a codec.
+    """Returns DDP's fastest hook, and the fastest Pipe-SGD with weight prediction.
 
-    Without a codec where none is faster.
+    The fastest Pipe-SGD has a codec, unless none is faster than without one.
     """
     return best(rows, "DDP, "), best(rows, "Pipe-SGD")
 
@@ -41,7 +41,7 @@ def short(name):
 
 
 def rows_of_gain():
-    """A row a model and rate: each step over its own framework's compute."""
+    """Yields a row for each model and rate: steps over their framework's compute."""
     for rows, title in cells_of_speedup():
         hook, ours = hook_and_codec(rows)
         cells = [
@@ -54,7 +54,7 @@ def rows_of_gain():
 
 
 def rows_of_speedup():
-    """A row a model and rate: milliseconds a step; the best against others."""
+    """Yields a row for each model and rate: milliseconds a step, and best ratios."""
     for rows, title in cells_of_speedup():
         hook, ours = hook_and_codec(rows)
         steps = [rows["compute"]["step"], rows["DDP compute"]["step"]]
@@ -74,7 +74,7 @@ LIMITED = ("Pipe-SGD", "Pipe-SGD, int8", "Pipe-SGD, PowerSGD", "DDP, PowerSGD")
 
 
 def rows_of_limits():
-    """The wide MLP: what a step takes over each of its limits, and over the longest."""
+    """Yields steps of the wide MLP over each of their limits and over the longest."""
     for rows, title in cells_of_speedup():
         if not title.startswith("wide_mlp, 512"):
             continue
@@ -88,7 +88,7 @@ def rows_of_limits():
 
 
 def rows_of_measured():
-    """A row a model and rate: each step over the longer of its own two parts."""
+    """Yields a row for each model and rate: steps over their longer part."""
     for cell in result("speedup")["cells"]:
         if cell["measured"]:
             _, title = titled(cell)
@@ -102,7 +102,7 @@ def _of_rounds(ratios):
 
 
 def words_on_steps():
-    """PowerSGD's step over compute and cores, Gloo's all-reduce over the wire."""
+    """Yields PowerSGD's steps over compute and cores, and Gloo's over the wire."""
     wide = [rows for rows, title in cells_of_speedup() if title.startswith("wide_mlp")]
     both = [
         _least_and_most(rows[f"{name}, PowerSGD"]["ratio_to_compute"] for rows in wide)
@@ -143,7 +143,7 @@ def _least_and_most(ratios):
 
 
 def rows_of_overhead():
-    """A row a model; below 10 ms the compiled programs are compared."""
+    """Yields a row for each model. Below 10 ms, the compiled programs are compared."""
     for case, found in result("overhead")["models"].items():
         cells = []
         for name in ("width 1", "width 2, plain", "width 2, predicted"):
@@ -165,7 +165,7 @@ def _with_quartiles(row):
 
 
 def words_on_overhead():
-    """The largest ratio, and the processor."""
+    """Yields the largest ratio, and the processor."""
     record = result("overhead")
     names = ("width 1", "width 2, plain", "width 2, predicted")
     judged = [
@@ -179,7 +179,7 @@ def words_on_overhead():
 
 
 def words_on_the_paper():
-    """How many times as fast as what the paper compares with."""
+    """Yields how many times as fast Pipe-SGD is as the methods of the paper."""
     cells = [rows for rows, _ in cells_of_speedup()]
     best = [rows[hook_and_codec(rows)[1]]["faster_than"] for rows in cells]
     server, sync = (
@@ -198,7 +198,7 @@ def words_on_the_paper():
 
 
 def rows_of_compile_time():
-    """A row a number of leaves: both steps by hand, and ours over its twin."""
+    """Yields a row for each number of leaves: steps by hand, and ratios to them."""
     record = result("compile_time")
     for leaves, found in record["leaves"].items():
         cells = [
@@ -210,7 +210,7 @@ def rows_of_compile_time():
 
 
 def words_on_compile_time():
-    """The largest ratio, and the bar."""
+    """Yields the largest ratio, and the ratio for 800 leaves."""
     record = result("compile_time")
     ratios = [
         found[name]["ratio"]
@@ -223,20 +223,20 @@ def words_on_compile_time():
 
 
 def words_on_8_bits():
-    """What 8 bits, at the accuracy of all bits, gain on MNIST."""
+    """Yields the time that 8 bits save on MNIST, at the accuracy of all bits."""
     mnist = took("time_to_accuracy_mnist")
     yield f"in {mnist['Pipe-SGD, int8'] / mnist['D-Sync']:.2f} of D-Sync's time"
 
 
 def shares_of_the_race():
-    """On CIFAR-10: Pipe-SGD's time over D-Sync's and DDP's, with all bits and 8."""
+    """Returns Pipe-SGD's time on CIFAR-10 over D-Sync's and DDP's, by codec."""
     seconds = took("time_to_accuracy_cifar10")
     rows = [seconds[name] for name in ("Pipe-SGD", "Pipe-SGD, int8")]
     return [[row / seconds[other] for other in ("D-Sync", "DDP")] for row in rows]
 
 
 def words_on_the_race():
-    """What Pipe-SGD takes of others' time, what a plain delay costs."""
+    """Yields Pipe-SGD's share of the others' time, and the cost of a plain delay."""
     all_bits, coded = shares_of_the_race()
     yield "in {:.2f} of the time of D-Sync and {:.2f} of the time of DDP".format(
         *all_bits
@@ -246,14 +246,14 @@ def words_on_the_race():
 
 
 def lower_with_a_plain_delay():
-    """How many points of accuracy a plain delay costs on CIFAR-10."""
+    """Returns the points of accuracy that a plain delay costs on CIFAR-10."""
     accuracy = ends("time_to_accuracy_cifar10")
     lost = 100 * (accuracy["D-Sync"] - accuracy["Pipe-SGD, plain"])
     return f"plain delay ends {lost:.1f} points lower"
 
 
 def caption_of_the_race():
-    """The README's picture; the accuracies are equal to half a point."""
+    """Yields the caption in the README; accuracies are equal to half a point."""
     all_bits, coded = shares_of_the_race()
     yield f"in {all_bits[0]:.2f} of its time and {all_bits[1]:.2f} of DDP's"
     yield f"with 8-bit gradients in {coded[0]:.2f}"
@@ -263,7 +263,7 @@ def caption_of_the_race():
 
 
 def words_on_power_sgd():
-    """What it costs on MNIST."""
+    """Yields the points of accuracy that PowerSGD costs on MNIST."""
     accuracy = ends("time_to_accuracy_mnist")
     ours, ddp = (
         100 * (accuracy["D-Sync"] - accuracy[f"{name}, PowerSGD"])
@@ -273,12 +273,12 @@ def words_on_power_sgd():
 
 
 def ends(name):
-    """Final accuracies, means over seeds, by method."""
+    """Returns the final accuracies by method, as means over seeds."""
     return of_methods(name, "accuracy")
 
 
 def took(name):
-    """Seconds in all, means over seeds, by method."""
+    """Returns the total seconds by method, as means over seeds."""
     return of_methods(name, "seconds")
 
 
@@ -314,6 +314,7 @@ rows_of_mnist = functools.partial(rows_of_time_to_accuracy, "mnist")
         ("docs/speed.md", words_on_steps),
         ("docs/speed.md", rows_of_mnist),
         ("docs/speed.md", words_on_power_sgd),
+        ("docs/compression.md", words_on_power_sgd),
         ("docs/speed.md", words_on_8_bits),
         ("docs/speed.md", rows_of_overhead),
         ("docs/speed.md", words_on_overhead),

@@ -1,4 +1,4 @@
-"""A cluster that tests know, to be written, read, and found again from its times."""
+"""Provides a known cluster, to be written, read, and found again from its times."""
 
 from pipejax.timing import Cluster, CodecSpeed, Link, Shares
 

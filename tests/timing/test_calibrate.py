@@ -1,4 +1,4 @@
-"""Calibration: what it measures here, and of what."""
+"""Tests what calibration measures on this machine."""
 
 import math
 
@@ -11,7 +11,7 @@ from pipejax.timing._calibrate import core_speeds
 
 
 def test_calibration_measures_here():
-    """Every sample once, and a codec's speed; how fast is this machine's business."""
+    """Every sample and the codec are measured once; times depend on the machine."""
     fit = timing.calibrate(
         pj.data_mesh(2), {"int8": codecs.int8()}, sizes=(16, 4096), rounds=2
     )
@@ -24,7 +24,7 @@ def test_calibration_measures_here():
 
 
 def test_power_sgd_is_measured_on_matrices():
-    """Of a vector it would send all bits, at once."""
+    """PowerSGD would send a vector uncompressed, in one round."""
     codec = codecs.error_feedback(codecs.power_sgd(1, jax.random.key(0)))
     asked = []
 

@@ -1,4 +1,4 @@
-"""A cluster: what it knows of its codecs, and the numbers that no cluster has."""
+"""Tests a cluster: the speeds of its codecs, and the numbers that it refuses."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Counts in closed form: against what our collectives say they send, and codecs."""
+"""Tests counts in closed form against the transfers that collectives declare."""
 
 import math
 
@@ -20,7 +20,7 @@ PAIRS = [(a, c) for a in FORMS for c in (None, *CODECS) if a != "psum" or not c]
 
 
 def declared(algorithm, codec, p, n, shapes=None):
-    """What the collective of that name says it moves."""
+    """Returns the transfers that the collective of that name declares."""
     make, found = getattr(collectives, algorithm), []
     all_reduce = make() if codec is None else make(codec)
 
@@ -43,7 +43,7 @@ def test_counts_are_those_of_the_collectives(algorithm, codec, p, n):
     chosen = CODECS.get(codec)
     counts = FORMS[algorithm](p, n, chosen)
     sent = declared(algorithm, chosen, p, n)
-    if algorithm == "psum":  # by the backend, which does not say how it cuts
+    if algorithm == "psum":  # the backend does not declare how it cuts
         assert math.isclose(counts.wire, sum(x.wire_bytes for x in sent))
     else:
         assert counts.wire == sum(x.wire_bytes for x in sent)
@@ -54,19 +54,19 @@ def test_counts_are_those_of_the_collectives(algorithm, codec, p, n):
 
 
 def test_linear_codecs_under_psum():
-    """PowerSGD of rank r: `r (rows + columns)` floats a matrix, in two rounds."""
+    """PowerSGD of rank r sends `r (rows + columns)` floats a matrix, in two rounds."""
     codec = codecs.power_sgd(2, jax.random.key(0)).of(((64, 32),))
     counts = FORMS["psum"](4, 64 * 32, codec)
     assert counts.collectives == 2
     assert counts.messages == 12
     assert counts.wire == 2 * 3 / 4 * 4 * 2 * (64 + 32)
-    # All that is read is read once for both, as encoding is timed.
+    # Both rounds read all elements only once, as the timing of encoding assumes.
     assert counts.encoded == counts.decoded == 4 * 64 * 32
 
 
 @pytest.mark.parametrize("algorithm", FORMS)
 def test_power_sgd_goes_with_what_does_not_cut_leaves(algorithm):
-    """As the collectives have it, which refuse the others."""
+    """The collectives refuse the same algorithms."""
     codec = codecs.error_feedback(codecs.power_sgd(1, jax.random.key(0)))
     shapes, n = ((6, 8), (5,)), 53
     if timing.compatible(algorithm, codec):
@@ -80,20 +80,20 @@ def test_power_sgd_goes_with_what_does_not_cut_leaves(algorithm):
 
 
 def test_a_piece_has_the_zeros_that_blocks_ask_for():
-    """10 elements in 3 pieces are 4 each; in blocks of 8 one of 8, with its scale."""
+    """10 elements in 3 pieces are 4 each, or a block of 8 with its scale."""
     assert Piece.of(10, 3, None) == Piece(bytes=16, coded=0, payload=16)
     assert Piece.of(10, 3, codecs.int8(8)) == Piece(bytes=32, coded=32, payload=12)
 
 
 def test_counts_of_a_ring_by_hand():
-    """3 devices, 10 elements, int8 in blocks of 8: a piece as above, 2 hops twice."""
+    """3 devices send 10 elements in blocks of 8: a piece as above, 2 hops each half."""
     assert FORMS["ring"](3, 10, codecs.int8(8)) == Counts(
         messages=4,
         wire=4 * 12,
         shifted=4 * 12,
         summed=2 * 32,
         encoded=3 * 32,  # each hop of the first half, and the sum
-        decoded=5 * 32,  # what each hop brings, and all pieces
+        decoded=5 * 32,  # the payloads of all hops, and all pieces
         collectives=4,
     )
 

@@ -1,4 +1,4 @@
-"""Durations of exchanges: against the paper's closed forms, and between hosts."""
+"""Tests durations of exchanges against the paper's closed forms, and between hosts."""
 
 import dataclasses
 import math
@@ -52,7 +52,7 @@ def test_the_papers_forms(p):
 
 @pytest.mark.parametrize(("algorithm", "codec"), PAIRS)
 def test_a_codec_takes_its_time(algorithm, codec):
-    """Twice as fast to encode and to decode is half as long, and nothing else."""
+    """A codec that is twice as fast takes half as long, and changes nothing else."""
     if codec is None:
         return
     slow = cluster(4, codecs={codec: CodecSpeed(1e9, 2e9)})
@@ -70,7 +70,7 @@ HOSTS = Cluster(4, SLOW, devices=2, inner=Link(1e-5, 1e10), reduction=1 / GAMMA)
 
 
 def test_between_hosts_a_share_of_the_vector():
-    """Each of d devices moves a d-th; through one link, that is all of it once."""
+    """Each of d devices moves a d-th of the vector, through one link."""
     n = 4096
     found = hierarchical(HOSTS, "two_shot", n)
     assert found.between.wire == 2 * 3 / 4 * 4 * n
@@ -81,7 +81,7 @@ def test_between_hosts_a_share_of_the_vector():
 
 
 def test_what_crosses_where_nobody_knows_of_hosts():
-    """Two-shot: 6 of 7 devices are elsewhere. Ring: only the last of a host sends."""
+    """Two-shot sends to 6 of 7 devices elsewhere; a ring from one device of a host."""
     n = 4096
     once = 2 * 7 / 8 * 4 * n
     assert flat(HOSTS, "ring", n).between.wire == once
@@ -97,12 +97,13 @@ def test_what_crosses_where_nobody_knows_of_hosts():
     ("algorithm", "p", "factor"),
     [
         ("psum", 2, 1),  # the backend's own
-        ("ring", 2, 2),  # the next is the one before
+        ("ring", 2, 2),  # the next device is also the one before
         ("ring", 4, 1.25),
         ("two_shot", 2, 2.5),
-        ("two_shot", 3, 2.5),  # half of it four times, half as it is
+        ("two_shot", 3, 2.5),  # half of the bytes take four times as long
         ("halving_doubling", 8, 2),
-        ("halving_doubling", 5, 10 / 7),  # of 14 payloads 8 to and from the fifth
+        # 8 of 14 payloads go to and from the fifth device
+        ("halving_doubling", 5, 10 / 7),
         ("tree", 4, 1),
         ("parameter_server", 4, 1),
     ],
@@ -115,7 +116,7 @@ def test_who_sends_and_receives_at_once_has_a_share_of_the_link(algorithm, p, fa
 
 
 def test_leaves_one_by_one_cost_a_latency_each():
-    """`(L-1) (2(p-1) alpha + S)` more than all in one."""
+    """Leaves one by one cost `(L-1) (2(p-1) alpha + S)` more than all together."""
     sizes = [4096, 64, 1024]
     p = cluster(4)
     alone = duration(p, per_leaf(p, "psum", sizes)).total

@@ -1,4 +1,4 @@
-"""Speeds fitted to times: found where they are known, refused where they cannot be."""
+"""Tests fits: they find known speeds, and refuse samples that cannot determine them."""
 
 import dataclasses
 import math
@@ -39,7 +39,7 @@ def test_what_is_known_is_found():
 
 
 def test_noise_moves_it_by_as_much():
-    """5 % on each of 20 samples, of six numbers: within a few of 5 %/sqrt(3)."""
+    """5 % of noise on 20 samples of six numbers moves speeds by about 5 %/sqrt(3)."""
     fit = timing.fit(4, samples(noise=0.05), KNOWN.reduction)
     assert abs(fit.cluster.link.bandwidth / KNOWN.link.bandwidth - 1) < 0.1
     assert np.abs(fit.errors).max() < 0.25
@@ -47,7 +47,7 @@ def test_noise_moves_it_by_as_much():
 
 
 def test_times_that_vary_count_less():
-    """Those of one size, off by half: the bandwidth is that of the others."""
+    """Samples of one size are off by half, and the bandwidth is that of the others."""
     true = samples()
     off = [
         sample._replace(times=tuple(x * sample.seconds for x in (1.0, 1.5, 3.0)))

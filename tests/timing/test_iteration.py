@@ -1,4 +1,4 @@
-"""Step times in closed form."""
+"""Tests step times in closed form."""
 
 import math
 
@@ -29,7 +29,7 @@ def test_what_hides_what(seconds):
 @pytest.mark.parametrize("seconds", [0.001, 0.01, 0.03])
 @pytest.mark.parametrize("buckets", [1, 2, 5, 32])
 def test_buckets_one_after_another(buckets, seconds):
-    """As played through: a bucket goes when it is made and the link is free."""
+    """A bucket starts once it is made and the link is free."""
     compute, bucket = Compute(0.1, 0.2, 0.03), Duration(0, seconds, 0, 0, 0)
     free = 0.0
     for made in range(1, buckets + 1):
@@ -50,7 +50,7 @@ def test_numbers_of_buckets(buckets):
 
 
 def test_ceilings():
-    """Twice, and 4/3 where the backward pass is two thirds and nothing else is."""
+    """Pipelining gains at most 2, and 4/3 if two thirds are the backward pass."""
     compute = Compute.of(3.0)
     assert timing.ceilings(compute, exchange(3.0))["synchronous"] == 2
     assert math.isclose(timing.ceilings(compute, exchange(3.0))["overlapped"], 4 / 3)
@@ -71,7 +71,7 @@ def test_on_one_core_the_codec_is_computed_too():
 @pytest.mark.parametrize("width", [2, 3])
 @pytest.mark.parametrize("seconds", [1.0, 4.0, 30.0])
 def test_the_batch_that_hides_the_exchange(seconds, width, one_core, weight_prediction):
-    """By bisection: below it a step takes the exchange's time, above it longer."""
+    """Below the batch, a step takes the exchange's time; above it, more."""
     comm = exchange(seconds, computed=0.25)
 
     def step(times):
@@ -102,7 +102,7 @@ def test_no_batch_and_any_batch():
 
 
 def test_asynchronous():
-    """Bound by a worker's own cycle, then by the server's link."""
+    """The limit is a worker's own cycle, then the server's link."""
     link = Link(0.0, 4e6)
     assert timing.asynchronous(Cluster(1, link), COMPUTE, 10**6) == 3.5
     assert timing.asynchronous(Cluster(4, link), COMPUTE, 10**6) == 5.5

@@ -1,4 +1,4 @@
-"""The leaves that stand for a gradient of so many elements."""
+"""Tests the leaves that stand for a gradient with a number of elements."""
 
 import math
 
@@ -8,7 +8,7 @@ from pipejax import timing
 
 
 def test_leaves_of_so_many_elements():
-    """Matrices of 2^20, rows of 2^10, and a vector."""
+    """Leaves are matrices of 2^20 elements, rows of 2^10, and a vector."""
     assert timing.square_leaves(3) == ((3,),)
     assert timing.square_leaves(2**21) == ((1024, 1024),) * 2
     found = timing.square_leaves(2**20 + 2**10 + 1)

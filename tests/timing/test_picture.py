@@ -1,4 +1,4 @@
-"""Pictures: what is drawn, and that a file is written."""
+"""Tests pictures: what they show, and that a file is written."""
 
 import pytest
 
@@ -10,7 +10,7 @@ PHASES = timing.Profile._fields
 
 @pytest.fixture
 def figures(monkeypatch):
-    """All figures that are made."""
+    """Collects all figures that are made."""
     made, new = [], _picture.new_figure
     monkeypatch.setattr(
         _picture, "new_figure", lambda **given: made.append(new(**given)) or made[-1]
@@ -36,12 +36,13 @@ def test_phases_follow_one_another_in_milliseconds(tmp_path, figures):
     (axes,) = figures[0].axes
     assert axes.get_title() == "4 hosts"
     for i, bars in enumerate(axes.containers):
-        # 1 + 2 + ... + i milliseconds are before it, and twice that in the tree.
+        # Bar i starts after 1 + 2 + ... + i milliseconds, and in the tree after twice
+        # as many.
         before = i * (i + 1) / 2
         assert [bar.get_x() for bar in bars] == pytest.approx([before, 2 * before])
         assert [bar.get_width() for bar in bars] == pytest.approx([i + 1, 2 * (i + 1)])
     assert [bars.get_label() for bars in axes.containers] == list(PHASES)
-    (limit,) = axes.lines  # of the tree, in the second place
+    (limit,) = axes.lines  # the limit of the tree, in the second place
     assert list(limit.get_xdata()) == [10, 10]
     assert list(limit.get_ydata()) == [0.6, 1.4]
 

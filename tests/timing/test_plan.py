@@ -1,4 +1,4 @@
-"""What is planned: what is fastest, and of what is as fast the simplest."""
+"""Tests plans: the fastest way comes first, and the simplest of equally fast ways."""
 
 import dataclasses
 import itertools
@@ -55,7 +55,8 @@ def test_a_wider_pipeline_is_not_taken_for_nothing():
 
 def test_all_are_ranked():
     found = timing.plan(CLUSTER, N, Compute.of(0.1), CODECS)
-    # Six algorithms, five of them with int8, at two widths, the first in 1, 4, 16.
+    # There are six algorithms, and five with int8, at two widths. Width 1 has 1, 4 or
+    # 16 buckets.
     assert len(found) == (3 + 1) * (6 + 5)
     assert len({choice.way for choice in found}) == len(found)
     steps = [choice.step for choice in found]
@@ -65,8 +66,29 @@ def test_all_are_ranked():
     assert found[-1].reason.startswith("waits 1548.1 ms for an exchange of 1548.1 ms")
 
 
+@pytest.mark.parametrize("widths", [(1, 2), (2,)])
+def test_gains_are_over_the_fastest_exchange_of_all_bits(widths):
+    """Exchanging 16 MB takes 384 ms on the wire, 3 ms to add, and four latencies."""
+    exchange = 2 * 3 / 4 * 16e6 / 62.5e6 + 3 / 4 * 16e6 / 4e9 + 4 * 5e-5
+    found = timing.plan(CLUSTER, N, Compute.of(0.12), CODECS, widths)
+    for choice in found:
+        gains = choice.gains
+        assert gains["synchronous"] == pytest.approx((0.12 + exchange) / choice.step)
+        assert gains["overlapped"] == pytest.approx((0.04 + exchange) / choice.step)
+    assert found[0].gains["synchronous"] > 4 / 3
+
+
+def test_gains_over_hierarchical_all_reduces():
+    """A hierarchical all-reduce is the fastest one of all bits on these hosts."""
+    many = dataclasses.replace(CLUSTER, devices=8, inner=Link(1e-6, 1e11))
+    found = timing.plan(many, N, Compute.of(0.12), CODECS)
+    (d_sync,) = {c.d_sync for c in found}
+    waits = [c.step for c in found if c.way[:1] + c.way[2:] == (1, None, True, 1)]
+    assert d_sync == min(waits)
+
+
 def test_buckets_beside_the_backward_pass():
-    """A synchronous step without a codec, of 0.3 s: 0.2 s of it backward, 0.1 left."""
+    """A synchronous step has 0.2 s of backward pass, and 0.1 s before it."""
     found = timing.plan(CLUSTER, N, Compute.of(0.3), widths=(1,), buckets=(1, 64))
     assert found[0].way.buckets == 64
     alone, compute = found[0].way._replace(buckets=1), Compute.of(0.3)
@@ -81,7 +103,7 @@ def test_buckets_beside_the_backward_pass():
 
 
 def test_levels_where_there_are_several():
-    """Eight devices behind one link: a two-shot that knows of it sends a seventh."""
+    """Eight devices share a link: a two-shot with levels sends a seventh over it."""
     inner = Link(1e-6, 1e11)
     many = dataclasses.replace(CLUSTER, devices=8, inner=inner)
     choice = timing.plan(many, N, Compute.of(0.01), CODECS)[0]
@@ -97,7 +119,7 @@ def test_levels_where_there_are_several():
 
 
 def test_scaling():
-    """Hidden while it is shorter than compute; a ring's latency grows with p."""
+    """The exchange is hidden while it is shorter than compute; ring latency grows."""
     compute = Compute.of(0.5)
     choice = best(0.5)
     curve = timing.scaling(CLUSTER, choice.way, N, compute)
@@ -111,7 +133,7 @@ def test_scaling():
 
 
 def test_scaling_with_a_codec():
-    """Of the same bytes a host, whatever p: what is hidden stays so."""
+    """The bytes of a host do not depend on p, so the exchange stays hidden."""
     way, compute = best(0.12).way, Compute.of(0.12)
     curve = timing.scaling(CLUSTER, way, N, compute, CODECS, hosts=(1, 4))
     assert curve == {1: 1, 4: 1}
@@ -128,7 +150,7 @@ WITH_POWER = dataclasses.replace(
 
 
 def test_power_sgd_sends_two_thin_matrices():
-    """Of rank 4, by hand; once, and never between the hosts of several devices."""
+    """PowerSGD has rank 4, and is not used between hosts of several devices."""
     n = 3 * 2**20
     found = timing.plan(WITH_POWER, n, Compute.of(0.01), {"power_sgd": POWER})
     ways = {c.way: c for c in found if c.way.codec == "power_sgd"}
@@ -159,7 +181,7 @@ def test_power_sgd_of_a_models_own_leaves():
 
 
 def test_of_codecs_that_are_as_fast_the_one_that_drops_fewest_bits():
-    """All are hidden behind half a second, without a codec by a link of 100 MB/s."""
+    """All codecs are hidden behind 0.35 s, and the exchange of all bits is not."""
     speeds = {name: CodecSpeed(1e12, 1e12) for name in ("bf16", "int8", "power_sgd")}
     cluster = Cluster(4, Link(5e-5, 40e6), codecs=speeds)
     known = {"power_sgd": POWER, "int8": codecs.int8(), "bf16": codecs.bf16()}

@@ -1,4 +1,4 @@
-"""All-reduces taken apart, and timed."""
+"""Tests profiles of all-reduces by phase."""
 
 import pytest
 

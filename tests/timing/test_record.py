@@ -1,4 +1,4 @@
-"""A cluster as JSON: written, read, and what is wrong with it named."""
+"""Tests a cluster as JSON: written, read, and refused by the name of its fault."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ INSTANT = dataclasses.replace(KNOWN, reduction=math.inf, codecs={"int8": CodecSp
     [KNOWN, Cluster(2, Link(0, 1e9), devices=8, inner=Link(0, 1e11)), INSTANT],
 )
 def test_a_cluster_is_written_and_read(cluster):
-    """In JSON as its standard has it, which knows no infinity."""
+    """The JSON standard has no infinity."""
     text = json.dumps(timing.as_json(cluster), allow_nan=False)
     assert timing.from_json(json.loads(text)) == cluster
 

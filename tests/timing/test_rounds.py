@@ -1,4 +1,4 @@
-"""Rounds of messages: by hand, and each algorithm's sum reaches everybody."""
+"""Tests rounds of messages by hand, and that every sum reaches all devices."""
 
 import itertools
 
@@ -31,14 +31,14 @@ def test_a_server_by_hand():
 
 
 def test_a_tree_by_hand():
-    """Five devices: 1 to 0 and 3 to 2, 2 to 0, 4 to 0; and back."""
+    """Of five devices, 1 sends to 0 and 3 to 2, then 2 to 0, then 4 to 0, and back."""
     up = [[(1, 0), (3, 2)], [(2, 0)], [(4, 0)]]
     down = [[(0, 4)], [(0, 2)], [(0, 1), (2, 3)]]
     assert messages("tree", 5) == [("stream", pairs, 32) for pairs in [*up, *down]]
 
 
 def test_halving_and_doubling_by_hand():
-    """Five devices: the fifth folds all into the first, and four halve and double."""
+    """The fifth device folds its vector into the first, and four halve and double."""
     far, near = [(0, 2), (1, 3), (2, 0), (3, 1)], [(0, 1), (1, 0), (2, 3), (3, 2)]
     assert messages("halving_doubling", 5) == [
         ("stream", [(4, 0)], 32),
@@ -73,7 +73,7 @@ def test_in_a_round_no_device_sends_or_receives_twice(algorithm, p):
 @pytest.mark.parametrize("algorithm", sorted(FORMS.keys() - {"two_shot"}))
 @pytest.mark.parametrize("p", DEVICES)
 def test_everybody_hears_of_everybody_as_soon_as_can_be(algorithm, p):
-    """Each message carries all that its sender has heard of, itself or from others."""
+    """A message carries all that its sender knows, of itself and from others."""
     pairs = [pairs for _, pairs, _ in messages(algorithm, p)]
     known = [{rank} for rank in range(p)]
     complete = []
@@ -82,7 +82,8 @@ def test_everybody_hears_of_everybody_as_soon_as_can_be(algorithm, p):
         for receiver, what in told:
             known[receiver] |= what
         complete.append(all(len(ranks) == p for ranks in known))
-    # The first half alone passes pieces of all on; through one device all rounds do.
+    # The first half of these passes on pieces of all devices. Other algorithms need all
+    # rounds.
     halves = algorithm in ("psum", "ring")
     halves |= algorithm == "halving_doubling" and p & (p - 1) == 0
     needed = len(pairs) // 2 if halves else len(pairs)
@@ -101,7 +102,7 @@ def test_work_is_by_the_clusters_speeds():
 @pytest.mark.parametrize("algorithm", ["ring", "two_shot", "halving_doubling"])
 @pytest.mark.parametrize("p", [2, 4, 8])
 def test_a_device_works_as_long_as_the_closed_form_says(algorithm, p):
-    """All devices do the same: seconds of each kind, at a byte a second."""
+    """All devices work equally long on each kind, at a byte a second."""
     codec = codecs.int8(8)
     counts = FORMS[algorithm](p, 1000, codec)
     for name in ("encode", "decode", "add"):

@@ -1,4 +1,4 @@
-"""The simulator: as the closed forms where they hold, and where they do not."""
+"""Tests the simulator against the closed forms, and where they do not hold."""
 
 import dataclasses
 import math
@@ -33,7 +33,7 @@ def exchange_seconds(where, work):
 @pytest.mark.parametrize("codec", [None, "int8"])
 @pytest.mark.parametrize("shares", [Shares(), Shares(0.5, 0.8, 0.7)])
 def test_exchanges_take_what_the_closed_form_says(algorithm, codec, p, shares):
-    """Where hosts are alike; p divides n, for a psum that does not say how it cuts."""
+    """Hosts are alike, and p divides n because psum does not declare how it cuts."""
     if algorithm == "psum" and codec:
         return
     work = Workload(0.0, 64 * 64 * 105, algorithm, codec and INT8, codec)
@@ -41,14 +41,15 @@ def test_exchanges_take_what_the_closed_form_says(algorithm, codec, p, shares):
     found = timing.simulate(where, work, width=1).exchanged[0].max()
     wanted = exchange_seconds(where, work)
     if algorithm == "tree" and p & (p - 1):
-        # Some leaves have no level below them to wait for: never later, though.
+        # Some leaves of the tree have no level below to wait for, so they are never
+        # later.
         assert 0.8 * wanted < found <= wanted
     else:
         assert math.isclose(found, wanted, rel_tol=1e-9)
 
 
 def test_a_server_has_two_directions():
-    """It is given the next step's gradients while it still hands out this one's sum."""
+    """It receives the next step's gradients while it sends this step's sum."""
     work = Workload(0.0, 10**6, "parameter_server")
     found = timing.simulate(cluster(8), work, width=1).step_time
     assert found < exchange_seconds(cluster(8), work)
@@ -57,7 +58,7 @@ def test_a_server_has_two_directions():
 @pytest.mark.parametrize("width", [1, 2, 3])
 @pytest.mark.parametrize("seconds", [0.01, 0.2])
 def test_steps_take_what_the_closed_form_says(width, seconds):
-    """Compute-bound and exchange-bound: `c + x` at width 1, `max(c, x)` above."""
+    """A step takes `c + x` at width 1 and `max(c, x)` above."""
     work = Workload(seconds, 10**6, "ring")
     counts = timing.flat(cluster(4), "ring", 10**6)
     exchange = timing.duration(cluster(4), counts)
@@ -73,7 +74,7 @@ def test_a_straggler_sets_the_pace():
 
 
 def test_jitter_is_waited_for_and_width_absorbs_some():
-    """At width 1 all wait for the slowest of each step, at a larger one for less."""
+    """At width 1 all devices wait for the slowest in a step; wider pipelines less."""
     work = Workload(0.1, 10**6, "two_shot", jitter=0.3)
     steps = [timing.simulate(cluster(8), work, k, steps=200) for k in (1, 2, 4)]
     one, two, four = (found.step_time for found in steps)
@@ -86,24 +87,24 @@ def test_jitter_is_waited_for_and_width_absorbs_some():
 def test_jitter_keeps_the_mean():
     work = Workload(0.1, 1, jitter=0.5)
     times = work.compute_times(10_000, 4, np.random.default_rng(0))
-    # The standard deviation is 0.1 sqrt(exp(0.25) - 1) = 0.053, of 40,000 of them.
+    # 40,000 times have a standard deviation of 0.1 sqrt(exp(0.25) - 1) = 0.053.
     assert abs(times.mean() - 0.1) < 5 * 0.053 / 200
 
 
 def test_devices_share_their_hosts_link():
-    """A two-shot that knows of no hosts: d devices send at once through one link."""
+    """In a flat two-shot, all d devices of a host send through one link at once."""
     inner = Link(0.0, math.inf)
     where = cluster(4, devices=4, inner=inner, link=Link(0.0, 62.5e6), reduction=1e30)
     work = Workload(0.0, 16 * 10**4, "two_shot")
     found = timing.simulate(where, work, 1).step_time
     wanted = exchange_seconds(where, work)
-    # The closed form has the link busy all the time; here some messages wait for both
-    # ends to be free.
+    # In the closed form, the link is always busy. Here, some messages wait until both
+    # ends are free.
     assert wanted * (1 - 1e-9) <= found < 2 * wanted
 
 
 def test_thousands_of_workers():
-    """A ring's latency is of 2(p-1) hops, a halving's of 2 log2(p)."""
+    """A ring has the latency of 2(p-1) hops, and halving that of 2 log2(p) hops."""
     where = cluster(4096, synchronisation=0.0)
     found = {
         name: timing.simulate(where, Workload(0.0, 4096, name), 1, steps=2).step_time
@@ -115,14 +116,14 @@ def test_thousands_of_workers():
 
 
 def test_asynchronous_workers_wait_for_nobody_but_the_server():
-    """As the closed form where compute or the server's link is the limit."""
+    """The closed form holds if compute or the server's link is the limit."""
     where = cluster(8, synchronisation=0.0)
     for seconds, elements in ((1.0, 10**4), (0.001, 10**6)):
         work = Workload(seconds, elements)
         applied = timing.simulate_asynchronous(where, work, steps=100)
         assert applied.size == 8 * 100
         wanted = timing.asynchronous(where, timing.Compute.of(seconds), elements)
-        # The first pulls come one after another, before there is anything to push.
+        # The first pulls come one after another, before there are pushes.
         assert math.isclose(applied[-1] / 100, wanted, rel_tol=0.03)
 
 

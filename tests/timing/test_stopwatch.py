@@ -1,4 +1,4 @@
-"""All-reduces timed in turn, and what a timed program adds."""
+"""Tests that all-reduces are timed in turn, and what a timed program adds."""
 
 import jax
 import numpy as np
@@ -32,7 +32,7 @@ def test_all_run_once_before_and_then_in_turn():
 
 
 def test_a_program_has_a_vector_of_its_own_on_each_device():
-    """The vector has leaves for PowerSGD: 2^20 elements are a matrix, 5 a vector."""
+    """The summands are leaves for PowerSGD: 2^20 elements are a matrix, 5 a vector."""
     program = Program(pj.data_mesh(2), timing.Case(pj.collectives.psum(), 2**20 + 5))
     shapes = [x.shape for x in jax.tree.leaves(program.summands)]
     assert shapes == [(2 * 1024, 1024), (2 * 5,)]

@@ -1,4 +1,4 @@
-"""Whether a fit can be trusted: those that were, and what is wrong with others."""
+"""Tests which fits are trusted, and the reasons against others."""
 
 import json
 import pathlib
@@ -17,7 +17,7 @@ SIZES = (2**10, 2**14, 2**18, 2**22)
 
 
 def judged(noise=0.0, rounds=3, known=KNOWN, sizes=SIZES, change=None):
-    """Of times by the formula, with noise; `change` alters each sample's."""
+    """Judges a fit to times by the formula, with noise and changed by `change`."""
     rng, samples = np.random.default_rng(0), []
     for algorithm in ALGORITHMS:
         for n in sizes:
@@ -36,7 +36,8 @@ def test_times_by_the_formula_are_trusted():
     assert trust.reasons == ()
     assert trust.worst_error < 1e-6
     assert (trust.rounds, trust.spread, trust.largest) == (3, 0.0, 2**22)
-    # Of 4 devices, a tree's two levels of 16 MB twice at 62.5 MB/s, and little else.
+    # On 4 devices, the tree takes little more than two levels of 16 MB, twice, at 62.5
+    # MB/s.
     assert trust.short == pytest.approx(0.1 * 4 * 2**24 / 62.5e6, rel=0.02)
     assert 0.95 < trust.wire < 1
     said = str(trust)
@@ -46,7 +47,7 @@ def test_times_by_the_formula_are_trusted():
 
 
 def committed():
-    """The fits whose predictions were held against what was measured."""
+    """Yields the fits whose predictions were compared with measurements."""
     for cell in json.loads((RESULTS / "prediction.json").read_text())["cells"]:
         samples = []
         for name, times in cell["samples"].items():
@@ -57,14 +58,14 @@ def committed():
 
 
 def test_fits_that_have_predicted_well_are_trusted():
-    """And are what the limits were taken from: 9 % and 30 % off, 12 % of spread."""
+    """The limits come from these fits: errors of 9 % and 30 %, a spread of 12 %."""
     found = [timing.trust(fit) for fit in committed()]
     assert len(found) == 9
     assert all(trust.trusted for trust in found)
     assert 0.085 < max(trust.median_error for trust in found) < 0.095
     assert 0.295 < max(trust.worst_error for trust in found) < 0.305
     assert 0.11 < max(trust.spread for trust in found) < 0.12
-    # Short exchanges are off by far more, and do not count.
+    # Short exchanges have much larger errors, and do not count.
     assert max(trust.short_error for trust in found) > 1
 
 
@@ -74,7 +75,8 @@ def test_fits_that_have_predicted_well_are_trusted():
         ({"rounds": 2}, "Each exchange was measured 2 times, which is too few to know"),
         ({"noise": 0.5}, "Times vary by 4.% from round to round. Measure again"),
         (
-            # psum and tree send bytes as a stream, and should take as long for each.
+            # psum and tree send bytes as a stream, so a byte should take as long in
+            # both.
             {"change": lambda algorithm, n: 3.0 if algorithm == "psum" else 1.0},
             "The formula does not describe this network",
         ),

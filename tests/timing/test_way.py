@@ -1,8 +1,8 @@
-"""Ways to train: their step times from made-up exchanges, and what is said of them."""
+"""Tests ways to train: step times from made-up exchanges, and their reasons."""
 
 import pytest
 
-from pipejax import codecs, timing
+from pipejax import codecs
 from pipejax.timing import Choice, Cluster, CodecSpeed, Compute, Duration, Link, Way
 
 COMPUTE = Compute(forward=0.1, backward=0.2, update=0.03)
@@ -26,7 +26,7 @@ def test_a_way_is_told_by_what_it_does(way, says):
 
 
 def test_an_exchange_is_of_one_bucket():
-    """Three buckets of 10 elements have 4 each, 16 bytes; a psum of 4 sends 2 * 3/4."""
+    """Three buckets of 10 elements have 4 each; psum on 4 devices sends 2 * 3/4."""
     cluster = Cluster(4, Link(0.0, 1.0))
     assert Way(1, "psum", buckets=3).exchange(cluster, 10, None).wire == 1.5 * 16
     assert Way(1, "psum").exchange(cluster, 10, None).wire == 1.5 * 40
@@ -40,7 +40,7 @@ def test_one_device_exchanges_nothing():
 
 
 def test_between_hosts_a_share_of_the_vector():
-    """With two hosts of two, 4 n bytes pass a link; a flat psum sends 3/2 of that."""
+    """Two hosts of two devices send 4 n bytes over a link; a flat psum sends 3/2."""
     cluster = Cluster(2, Link(0.0, 1.0), devices=2, inner=Link(0.0, float("inf")))
     assert Way(2, "psum", levels=True).exchange(cluster, 100, None).wire == 400
     assert Way(2, "psum").exchange(cluster, 100, None).wire == 600
@@ -49,13 +49,13 @@ def test_between_hosts_a_share_of_the_vector():
 @pytest.mark.parametrize(
     ("way", "one_core", "seconds"),
     [
-        # Waits: 0.33 + 0.5.
+        # The step waits: 0.33 + 0.5.
         (Way(1, "psum"), False, 0.83),
-        # Each half is exchanged beside the backward pass: 0.1 + (0.1 + 2 0.5) + 0.03.
+        # Each half is exchanged beside the backward pass: 0.1 + (0.1 + 2 * 0.5) + 0.03.
         (Way(1, "psum", buckets=2), False, 1.23),
-        # The exchange is longer than 0.33 and an update for the prediction, 0.36.
+        # The exchange takes longer than 0.36: 0.33 and an update for the prediction.
         (Way(2, "psum"), False, 0.5),
-        # Not so with 0.2 of the exchange's on the model's core.
+        # The exchange is hidden if 0.2 of it run on the model's core.
         (Way(2, "psum"), True, 0.56),
     ],
 )
@@ -92,20 +92,30 @@ def test_steps_by_hand(way, one_core, seconds):
             0.75,
             "hides 500.0 ms of an exchange of 750.0 ms: wire",
         ),
+        # A codec on the model's core, or a prediction, makes compute longer.
+        (
+            Way(2, "psum"),
+            0.5625,
+            0.75,
+            "hidden behind compute that is 250.0 ms longer, 25% of it to spare",
+        ),
     ],
 )
 def test_a_choice_says_where_its_time_goes(way, wire, step, says):
-    choice = Choice(way, exchange(wire=wire), step, compute=0.5)
+    choice = Choice(way, exchange(wire=wire), step, 0.5, d_sync=1.5, overlapped=1.25)
     assert choice.reason == says
     assert choice.ratio == step / 0.5
+    assert choice.gains == {"synchronous": 1.5 / step, "overlapped": 1.25 / step}
     assert (
-        str(choice)
-        == f"{way!s:<58}{1e3 * step:9.1f} ms  {2 * step:5.2f} x compute  {says}"
+        str(choice) == f"{way!s:<58}{1e3 * step:9.1f} ms  {2 * step:5.2f} x compute "
+        f" gain {1.5 / step:.2f} ({1.25 / step:.2f}) "
+        f" {says}"
     )
 
 
 def test_without_compute_there_is_no_ratio():
-    assert Choice(Way(2, "psum"), exchange(1.0), 1.0, 0.0).ratio == float("inf")
-    assert timing.Choice(Way(2, "psum"), exchange(), 0.0, 0.0).reason.startswith(
-        "hidden behind compute, 0% of it"
-    )
+    way = Way(2, "psum")
+    assert Choice(way, exchange(1.0), 1.0, 0.0, 1.0, 1.0).ratio == float("inf")
+    nothing = Choice(way, exchange(), 0.0, 0.0, 0.0, 0.0)
+    assert nothing.reason.startswith("hidden behind compute, 0% of it")
+    assert nothing.gains == {"synchronous": float("inf"), "overlapped": float("inf")}

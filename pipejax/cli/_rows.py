@@ -1,0 +1,80 @@
+"""The rows of a ranking of ways to train: which to print, and which to recommend."""
+
+from collections.abc import Collection
+
+from pipejax import timing
+
+from ._usage import UsageError
+
+GAIN = (
+    "The gain is how many times as fast a way is as D-Sync, which sends all bits after"
+    " compute. In brackets, D-Sync sends them during the backward pass, as well as is"
+    " possible."
+)
+"""What the gains of a row are, in words."""
+
+
+def chosen(ranked: list[timing.Choice], row: int | None = None) -> timing.Choice:
+    """Returns the choice in a row, for a train step of `pj.make_train_step`.
+
+    Args:
+      ranked: All ways to train, the best first.
+      row: The number of the row, from 1 on. `None` takes the best way in one bucket,
+        because `pj.make_train_step` has no buckets.
+
+    Raises:
+      UsageError: If there is no such row, or its way has several buckets.
+    """
+    if row is None:
+        return next(choice for choice in ranked if choice.way.buckets == 1)
+    if not 1 <= row <= len(ranked):
+        raise UsageError(
+            f"`--row` must be one of the rows 1 to {len(ranked)}, got {row}. --top"
+            f" {len(ranked)} prints all of them"
+        )
+    choice = ranked[row - 1]
+    if choice.way.buckets > 1:
+        raise UsageError(
+            "`--row` must be a way in one bucket, because pj.make_train_step has no"
+            f" buckets; got {row}, {choice.way}. Write this step yourself, with an"
+            " all-reduce for each bucket"
+        )
+    return choice
+
+
+def exact(ranked: list[timing.Choice]) -> timing.Choice:
+    """Returns the best pipelined way that keeps all bits."""
+    return next(
+        choice for choice in ranked if choice.way.width > 1 and choice.way.codec is None
+    )
+
+
+def d_sync(ranked: list[timing.Choice]) -> timing.Choice:
+    """Returns the way that gains are relative to; see `GAIN`."""
+    waits = [
+        choice
+        for choice in ranked
+        if (choice.way.width, choice.way.codec, choice.way.buckets) == (1, None, 1)
+    ]
+    return min(waits, key=lambda choice: choice.step)
+
+
+def number(ranked: list[timing.Choice], choice: timing.Choice) -> int:
+    """Returns the number of the row of a choice."""
+    return 1 + ranked.index(choice)
+
+
+def lines(
+    ranked: list[timing.Choice], top: int, also: Collection[timing.Choice]
+) -> list[str]:
+    """Returns the first rows as text, and those of other choices, with their numbers.
+
+    Args:
+      ranked: All ways to train, the best first.
+      top: The number of rows that are printed in any case.
+      also: The choices whose rows are printed wherever they are.
+    """
+    shown = {*ranked[:top], *also}
+    return [
+        f"{row:>3}  {choice}" for row, choice in enumerate(ranked, 1) if choice in shown
+    ]
