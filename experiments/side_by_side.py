@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import tyro
 
 import pipejax as pj
+from pipejax import timing
 
 from . import methods
 from .cluster import member
@@ -39,6 +40,10 @@ class Config:
     """Number of timed steps in a turn."""
     measured: tuple[str, ...] = ("Pipe-SGD", "Pipe-SGD, int8")
     """Methods of which `pj.overlap.measure` also times compute, exchange and step."""
+    profiled: tuple[str, ...] = ()
+    """Methods whose exchange is also timed alone, and the codec's part of it."""
+    data_dir: pathlib.Path | None = None
+    """Folder of TFDS data sets. By default, images are random."""
     out: pathlib.Path | None = None
     """File to which the first host writes its figures. By default, it prints them."""
 
@@ -46,7 +51,11 @@ class Config:
 def main(config: Config) -> None:
     """Times all methods; the first host writes the figures or prints them."""
     rank = member.join()
-    batch = config.problem.random_batch(rank)
+    batch = (
+        config.problem.random_batch(rank)
+        if config.data_dir is None
+        else config.problem.real_batch(rank, config.data_dir)
+    )
     found, missing = {}, {}
     for name in config.methods:
         try:
@@ -62,6 +71,7 @@ def main(config: Config) -> None:
             for name in config.measured
             if name in found
         },
+        "profiles": {name: profiled(found[name], config) for name in config.profiled},
     }
     for method in found.values():
         method.close()
@@ -145,6 +155,19 @@ def measured(method: Any, batch: Any, config: Config) -> dict[str, Any]:
         *(tuple(member.largest([*values])) for values in found)
     )
     return {**slowest._asdict(), "ratio": slowest.ratio}
+
+
+def profiled(method: Any, config: Config) -> dict[str, float]:
+    """Returns the seconds of an exchange alone, and of its codec's part of them."""
+    train = method.train
+    case = timing.Case(train.config.all_reduce, config.problem.elements)
+    cases = {"exchange": case}
+    (phases,) = timing.profile(train.mesh, cases, config.rounds).values()
+    (whole,) = timing.exchange_times(train.mesh, cases, config.rounds).values()
+    return {
+        "exchange": statistics.median(whole),
+        "codec": phases.encode + phases.reduction + phases.decode,
+    }
 
 
 if __name__ == "__main__":

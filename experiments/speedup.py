@@ -95,30 +95,30 @@ class Config:
 def main(config: Config) -> None:
     """Measures cell by cell, prints tables, and writes the result and the picture."""
     jax.config.update("jax_platforms", "cpu")
-    cells = begun(config.out)
+    cells = begun(config.out, CELLS)
     for number in config.cells:
         cell = CELLS[number]
         cells[cell] = {**report.origin(), **measured(cell, config)}
         show(cells[cell])
-        report.save(config.out, seed=0, hosts=HOSTS, cells=in_order(cells))
-    picture(in_order(cells), config.plot)
+        report.save(config.out, seed=0, hosts=HOSTS, cells=in_order(cells, CELLS))
+    picture(in_order(cells, CELLS), config.plot)
 
 
-def begun(out: pathlib.Path) -> dict[Cell, dict[str, Any]]:
-    """Returns the cells of an existing result, which a run replaces one by one."""
+def begun(out: pathlib.Path, cells: Sequence[Any]) -> dict[Any, dict[str, Any]]:
+    """Returns those of `cells` that an existing result has, for a run to replace."""
     record = json.loads(out.read_text()) if out.exists() else {"cells": []}
     return {
         cell: {name: record[name] for name in report.origin()} | found
         for found in record["cells"]
-        for cell in CELLS
+        for cell in cells
         if (dataclasses.asdict(cell.problem), cell.rate)
         == (found["problem"], found["rate"])
     }
 
 
-def in_order(cells: dict[Cell, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the figures of all measured cells, in the order of `CELLS`."""
-    return [cells[cell] for cell in CELLS if cell in cells]
+def in_order(found: dict[Any, Any], cells: Sequence[Any]) -> list[dict[str, Any]]:
+    """Returns the figures of all measured cells, in the order of `cells`."""
+    return [found[cell] for cell in cells if cell in found]
 
 
 def measured(cell: Cell, config: Config) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Runs a command that must succeed."""
+"""Runs commands that must succeed."""
 
 import os
 import pathlib
@@ -9,7 +9,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 def run(*command, cwd=ROOT, **environment):
-    """Returns what a command prints; a failure shows all that it has said."""
+    """Returns the output of a command, and shows all of its output if it fails."""
     done = subprocess.run(
         list(map(str, command)),
         cwd=cwd,
@@ -23,5 +23,5 @@ def run(*command, cwd=ROOT, **environment):
 
 
 def run_python(code, **environment):
-    """Runs Python code, in which warnings are errors, in a process of its own."""
+    """Runs Python code in a process of its own, with warnings as errors."""
     return run(sys.executable, "-W", "error", "-c", code, **environment)

@@ -1,23 +1,24 @@
-"""Eight CPU devices and strict rank promotion, set before the first JAX call.
+"""
+Sets eight CPU devices and strict rank promotion before the first call of JAX.
 
-Hypothesis generates the same few cases each time; with `--hypothesis-profile=soak` many
-more, and others each time: `make soak`.
+Hypothesis generates the same few cases each time. `make soak` passes
+`--hypothesis-profile=soak`, which generates many more, and others each time.
 
-The devices share one pool of threads, and of two programs in flight each may hold those
-that the other's all-reduce waits for: a pool of twice the devices is enough for both.
+The devices share one pool of threads. Two programs in flight could each hold threads
+that the other's all-reduce waits for. A pool of twice the devices is enough for both.
 
-What has been compiled is kept in pytest's cache, for all workers, for the processes
-that tests start and for the next run: `pytest --cache-clear` begins anew.
+Compiled programs are kept in pytest's cache for all workers, for the processes that
+tests start, and for the next run. `pytest --cache-clear` starts with an empty cache.
 """
 
 import os
 import tempfile
 
 os.environ["NPROC"] = "16"
-# Also for the processes that tests start: the compilers for absent accelerators are
-# installed, and JAX would look for the accelerators.
+# The processes that tests start need this too: the compilers for absent accelerators
+# are installed, so JAX would look for the accelerators.
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Hypothesis would keep what it has read of the sources in the repository.
+# Hypothesis would store what it has read of the sources in the repository.
 os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = tempfile.gettempdir() + "/hypothesis"
 
 import hypothesis
@@ -32,7 +33,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 hypothesis.settings.register_profile(
     "ci",
     max_examples=3,
-    deadline=None,  # the first case of each test compiles
+    deadline=None,  # the first example of each test compiles
     derandomize=True,
     database=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],

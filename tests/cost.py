@@ -1,7 +1,8 @@
-"""What tests cost: the run ends with its ten most expensive ones, in processor seconds.
+"""
+Reports the ten most expensive tests at the end of a run, in processor seconds.
 
-Processor seconds, of the test's process and of those it started and waited for, say the
-same on a busy machine as on a quiet one; seconds on the clock do not.
+Processor seconds of the test's process and of the processes it has started and waited
+for are the same on a busy machine as on an idle one. Wall-clock seconds are not.
 """
 
 import os
@@ -15,13 +16,13 @@ _PROPERTY = "processor seconds"
 
 
 def processor_seconds() -> float:
-    """Of this process and its ended children, since their start."""
+    """Returns the processor seconds of this process and its ended children."""
     parts = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(part.ru_utime + part.ru_stime for part in parts)
 
 
 class Costs:
-    """A pytest plugin; workers measure, and the reports carry it to whoever prints."""
+    """A pytest plugin: workers measure costs, and the test reports carry them."""
 
     def __init__(self) -> None:
         self._found: dict[str, float] = {}

@@ -1,8 +1,9 @@
-"""Epochs of width 2 with weight prediction, written out by hand; each ends drained.
+"""
+Implements epochs of width 2 with weight prediction by hand. Each epoch ends drained.
 
-Worker i takes its gradient where its own gradient in flight would lead, with u the
-update: `g_i[t] = grad f_i(w[t] - u(g_i[t-1]))`, and `w[t+1] = w[t] - u(g[t-1])`, where
-g is the mean over workers.
+Worker i takes its gradient at the parameters to which its own gradient in flight would
+lead: `g_i[t] = grad f_i(w[t] - u(g_i[t-1]))`. The update u takes the mean g over
+workers: `w[t+1] = w[t] - u(g[t-1])`.
 """
 
 import jax
@@ -13,13 +14,14 @@ from .reference import mean
 
 
 def by_hand(loss_fn, tx, params, epochs):
-    """Yields the parameters after each epoch, and the mean loss of each of its batches.
+    """
+    Yields the parameters after each epoch, and the mean loss of each of its batches.
 
     Args:
-      loss_fn: loss of one worker on its share of a batch.
-      tx: Optax transformation.
-      params: pytree of float32 arrays.
-      epochs: of each epoch the batches, of each batch the workers' shares.
+      loss_fn: The loss of one worker on its share of a batch.
+      tx: An Optax transformation.
+      params: A pytree of float32 arrays.
+      epochs: The epochs, each a list of batches. A batch is a list of workers' shares.
     """
 
     @jax.jit

@@ -1,8 +1,10 @@
-"""Grids of cases: every pair of values in the quick run, every combination in the full.
+"""
+Makes grids of cases: the quick run has every pair of values, the full run all cases.
 
-A defect seldom needs three parameters to show: one value is enough, or two that do not
-go together. The quick run therefore takes a covering array, a small set of combinations
-in which every two values of any two parameters meet. `make test-all` takes all of them.
+A defect seldom needs three parameters to show: one value is enough, or two values that
+do not work together. The quick run therefore uses a covering array: a small set of
+combinations in which every two values of any two parameters meet. `make test-all` runs
+all combinations.
 """
 
 import itertools
@@ -13,12 +15,13 @@ import pytest
 
 
 def grid(strength: int = 2, /, **parameters: Iterable[Any]) -> pytest.MarkDecorator:
-    """Parametrizes a test with all combinations; the covering array is not `full`.
+    """
+    Parametrizes a test with all combinations, and marks most of them as `full`.
 
     Args:
-      strength: of how many parameters all values meet in the quick run. 1 takes every
-        value at least once, for parameters that do not act on one another.
-      **parameters: the values of each.
+      strength: The number of parameters whose values all meet in the quick run. 1 takes
+        every value at least once, for parameters that do not affect one another.
+      **parameters: The values of each parameter.
 
     >>> cases = grid(a="xy", b="12", c="+-").args[1]
     >>> ["".join(case.values) for case in cases if not case.marks]
@@ -32,11 +35,12 @@ def grid(strength: int = 2, /, **parameters: Iterable[Any]) -> pytest.MarkDecora
 
 
 def thinned(cases: Iterable[Sequence[Any]], strength: int = 2) -> list[Any]:
-    """Marks as `full` every case whose pairs of values all occur in the other cases.
+    """
+    Marks as `full` every case whose pairs of values all occur in the other cases.
 
     Args:
-      cases: a value for each parameter; combinations may be missing.
-      strength: 2 for pairs; 1 for single values.
+      cases: The cases, with a value for each parameter. Combinations may be missing.
+      strength: 2 for pairs of values, or 1 for single values.
 
     Returns:
       All cases in their order, for `pytest.mark.parametrize`.
@@ -50,11 +54,11 @@ def thinned(cases: Iterable[Sequence[Any]], strength: int = 2) -> list[Any]:
 
 
 def covering(cases: Sequence[tuple[str, ...]], strength: int) -> set[int]:
-    """Returns the numbers of cases that together have all that is to be covered.
+    """Returns the numbers of cases that together contain all combinations of values.
 
-    The search is greedy: it takes the first case with the most that is new.
+    The search is greedy: it takes the first case with the most new combinations.
     """
-    # What a case covers: combinations of `strength` of its (parameter, value).
+    # Each case covers the combinations of `strength` of its (parameter, value) pairs.
     missing = [
         set(itertools.combinations(enumerate(case), min(strength, len(case))))
         for case in cases
@@ -70,7 +74,7 @@ def covering(cases: Sequence[tuple[str, ...]], strength: int) -> set[int]:
 
 
 def each(names: Iterable[str], *, full: Iterable[str]) -> list[Any]:
-    """Marks those names as `full` that only vary what another one tests."""
+    """Marks as `full` the names of variants, which another name tests already."""
     left_out = set(full)
     return [
         pytest.param(name, marks=pytest.mark.full if name in left_out else ())

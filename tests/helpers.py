@@ -1,4 +1,4 @@
-"""A small regression with real curvature, shared by the tests."""
+"""Provides a small regression with real curvature, which the tests share."""
 
 import contextlib
 
@@ -44,7 +44,7 @@ OPTIMIZERS = {
 
 
 def trajectory(train, params, data, *, drain=True):
-    """Returns the parameters after every step, and after a drain if there is one."""
+    """Returns the parameters after every step, and after the drain if there is one."""
     state, out = train.init(params), []
     for batch in data:
         state, _ = train.step(state, batch)
@@ -53,7 +53,7 @@ def trajectory(train, params, data, *, drain=True):
 
 
 def assert_bits_equal(a, b):
-    """Same structure, dtypes and bits."""
+    """Asserts that two pytrees have the same structure, dtypes and bits."""
     assert jax.tree.structure(a) == jax.tree.structure(b)
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         np.testing.assert_array_equal(np.asarray(x), np.asarray(y), strict=True)
@@ -61,6 +61,6 @@ def assert_bits_equal(a, b):
 
 @contextlib.contextmanager
 def x64():
-    """`jax_enable_x64`, and an error where dtypes are mixed and JAX's rules decide."""
+    """Enables x64, and raises an error where JAX would promote mixed dtypes."""
     with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
         yield

@@ -1,7 +1,8 @@
-"""Pipe-SGD as the paper writes it, on one device, with no library of ours.
+"""
+Implements Pipe-SGD as the paper writes it, on one device and without pipejax.
 
 `w[t] = w[t-1] - u(g[t-K])` for t = 1, 2, ..., where `g[t] = 1/p sum_i grad f_i(w[t])`
-and u is an Optax update; the sum runs over workers in rank order.
+and u is an Optax update. The sum over workers is taken in rank order.
 """
 
 import functools
@@ -12,7 +13,7 @@ import optax
 
 
 def split(batch, parts):
-    """The contiguous shares of a global batch."""
+    """Returns the contiguous shares of a global batch."""
     return [
         jax.tree.map(lambda x, i=i: np.split(np.asarray(x), parts)[i], batch)
         for i in range(parts)
@@ -20,7 +21,7 @@ def split(batch, parts):
 
 
 def mean(trees):
-    """Mean over workers, summed in rank order."""
+    """Returns the mean over workers, summed in rank order."""
     total = functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), trees)
     return jax.tree.map(lambda x: x / np.float32(len(trees)), total)
 
@@ -47,21 +48,22 @@ def pipe_sgd(
     predict=False,
     feedback=0.0,
 ):
-    """Parameters after every step, and after the drain if there is one.
+    """
+    Returns the parameters after every step, and after the drain if there is one.
 
     Args:
-      loss_fn: loss of one worker on its share.
-      tx: Optax transformation.
-      params: pytree of float32 arrays.
-      batches: one global batch a step.
-      workers: p.
-      width: K.
-      warmup_steps: D-Sync steps before the pipeline starts.
-      drain: whether to apply what is in flight at the end.
-      predict: whether each worker takes its gradient where its own gradients in flight
-        would lead.
-      feedback: times what its gradient differed from the last mean that was applied out
-        of the pipeline, added to its oldest in flight.
+      loss_fn: The loss of one worker on its share of a batch.
+      tx: An Optax transformation.
+      params: A pytree of float32 arrays.
+      batches: One global batch for each step.
+      workers: The number of workers p.
+      width: The width K.
+      warmup_steps: The number of D-Sync steps before the pipeline starts.
+      drain: Whether to apply the gradients in flight at the end.
+      predict: Whether each worker takes its gradient at the parameters to which its own
+        gradients in flight would lead.
+      feedback: The factor by which a worker's deviation from the last applied mean is
+        added to its oldest gradient in flight.
 
     Returns:
       A list of parameter pytrees.

@@ -1,4 +1,4 @@
-"""The switches of `jax.config` that change dtypes, checks or transfers."""
+"""Lists the switches of `jax.config` that change dtypes, checks or transfers."""
 
 import contextlib
 

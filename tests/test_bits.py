@@ -1,4 +1,4 @@
-"""Packed codes against a loop over their bits, and words against NumPy's views."""
+"""Tests packed codes against a loop over bits, and words against NumPy's views."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from .helpers import assert_bits_equal, x64
 
 
 def pack_ref(codes, bits):
-    """Puts code `j + i m'` of m into byte j, shifted by `i bits`; m' is m bits / 8."""
+    """Puts code number `j + i m'` into byte j, shifted by `i bits`; m' = m bits / 8."""
     packed = np.zeros(len(codes) * bits // 8, np.uint8)
     for number, code in enumerate(codes):
         i, j = divmod(number, len(packed))
@@ -43,7 +43,7 @@ def test_rows_are_packed_as_by_the_loop(bits):
     ],
 )
 def test_words_are_the_bits(dtype, word):
-    """The lowest first; a NaN with a payload and -0 keep theirs."""
+    """The lowest word comes first, and a NaN with a payload and -0 keep their bits."""
     values = np.array([1, -0.0, np.inf, -np.nan, 1e-30], jnp.dtype(dtype))
     with x64():
         words = to_words(jnp.asarray(values), jnp.dtype(word))
@@ -55,7 +55,7 @@ def test_words_are_the_bits(dtype, word):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_one_bad_element_of_many_poisons(bad):
-    """It is found among 5,000, where XLA's maximum on CPUs may lose a NaN."""
+    """Finds the bad element among 5,000; XLA's maximum may lose a NaN on CPUs."""
     x = np.ones(5000, np.float32)
     poisoned = jax.jit(poison)
     assert poisoned(x) == 0

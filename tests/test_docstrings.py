@@ -1,4 +1,4 @@
-"""Docstrings of public names: complete, and most with examples and equations."""
+"""Tests that docstrings of public names are complete, and how many have examples."""
 
 import ast
 import dataclasses
@@ -12,7 +12,7 @@ from .test_documents import named, public
 
 
 def functions():
-    """Public functions and the public methods of public classes, by name."""
+    """Returns the public functions and public methods of public classes, by name."""
     found = {}
     for name in sorted(public()):
         value = named(name)
@@ -30,7 +30,7 @@ def classes():
 
 
 def section(docstring, *titles):
-    """The text of a section, up to the next line that is not indented."""
+    """Returns the text of a section, up to the next line that is not indented."""
     found = re.search(
         rf"^(?:{'|'.join(titles)}):\n((?:[ ]+.*\n|\n)*)", docstring + "\n", re.MULTILINE
     )
@@ -70,7 +70,7 @@ def test_attributes(name, cls):
 
 
 def _raises(function):
-    """Tells whether a `raise` is in the function itself, not in one inside of it."""
+    """Returns whether the function itself raises, apart from functions inside it."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     pending = list(tree.body)
     while pending:

@@ -1,4 +1,4 @@
-"""GPUs that are not there: their data sheets' figures, and the text that names them."""
+"""Tests the data of absent GPUs against data sheets, and the text that names them."""
 
 import re
 
@@ -6,15 +6,15 @@ import pytest
 
 from pipejax.gpus import GPUS, target_config
 
-# TFLOP/s of float32 without tensor cores, TB/s of memory, GB/s of all NVLinks at once:
-# the data sheets of the SXM modules.
+# From the data sheets of the SXM modules: TFLOP/s of float32 without tensor cores, TB/s
+# of memory, and GB/s of all NVLinks together.
 DATA_SHEETS = {
     "a100": (19.5, 2.039, 600),
     "h100": (67, 3.35, 900),
     "h200": (67, 4.8, 900),
     "b200": (75, 7.7, 1800),
 }
-# Of one link, both ways: NVLink 3 and 4, and twice as fast NVLink 5.
+# GB/s of one link in both directions: NVLink 3 and 4 have 50, NVLink 5 has 100.
 NVLINK = {8: 50, 9: 50, 10: 100}
 
 
@@ -24,10 +24,11 @@ def test_every_gpu_has_a_data_sheet():
 
 @pytest.mark.parametrize("kind", DATA_SHEETS)
 def test_figures_multiply_to_those_of_the_data_sheet(kind):
-    """A float32 unit does a multiplication and an addition a clock."""
+    """A float32 unit computes a multiplication and an addition in each clock cycle."""
     gpu, (tera, memory, links) = GPUS[kind], DATA_SHEETS[kind]
     found = 2 * gpu.cores * gpu.fpus * gpu.clock * 1e9
-    assert found == pytest.approx(tera * 1e12, rel=0.01)  # two digits or three
+    # The data sheets have two or three digits.
+    assert found == pytest.approx(tera * 1e12, rel=0.01)
     assert gpu.bandwidth == pytest.approx(memory * 1e12, rel=0.01)
     assert gpu.links * NVLINK[gpu.capability] == links
 

@@ -1,4 +1,4 @@
-"""`import pipejax` loads little beyond JAX and Optax: SciPy and others where used."""
+"""Tests that `import pipejax` loads little beyond JAX and Optax."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 
 
 def modules_after(statement):
-    """Names in `sys.modules` of a fresh process that has run the statement."""
+    """Returns the modules that a fresh process has loaded after a statement."""
     code = f"{statement}; import json, sys; print(json.dumps(list(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -18,7 +18,7 @@ def modules_after(statement):
 
 @pytest.fixture(scope="module")
 def added():
-    """Modules that `import pipejax` loads and `import jax, optax` does not."""
+    """Returns the modules that `import pipejax` adds to those of JAX and Optax."""
     return modules_after("import pipejax") - modules_after("import jax, optax")
 
 
@@ -29,6 +29,6 @@ def test_no_other_library_is_loaded(added):
 
 
 def test_of_jax_only_light_modules_are_loaded(added):
-    """`jax.extend` alone, with Pallas behind it, takes as long as 40 of our files."""
+    """`jax.extend` loads Pallas, and takes as long as 40 files of pipejax."""
     assert {name for name in added if name.startswith("jax.extend")} == set()
     assert {name for name in added if name.startswith("jax._src.pallas")} == set()

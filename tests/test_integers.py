@@ -1,4 +1,4 @@
-"""Whole numbers: Python's and NumPy's, and what only looks like one."""
+"""Tests which values count as integers: those of Python and of NumPy."""
 
 import jax.numpy as jnp
 import numpy as np

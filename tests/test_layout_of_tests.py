@@ -1,4 +1,5 @@
-"""A module's test is found by the module's name; a reference twin needs no pipejax.
+"""
+Tests that each module has a test of its name, and that twins do not import pipejax.
 
 `pipejax/<package>/_<module>.py` is tested in `tests/<package>/test_<module>.py`. Files
 of other names test several modules together.
@@ -9,12 +10,12 @@ import pathlib
 
 ROOT = pathlib.Path(__file__).parents[1]
 
-# Modules with nothing to test by themselves, and why.
+# Modules that have nothing to test by themselves, with the reason.
 EXCEPTIONS: dict[str, str] = {
     "pipejax/executors/_executor.py": "a Protocol without code",
 }
 
-# Written by hand to compare with: they may import one another, and nothing of pipejax.
+# Reference twins are written by hand: they may import one another, but not pipejax.
 TWINS = [
     "tests/reference.py",
     "tests/epochs.py",
@@ -25,7 +26,7 @@ TWINS = [
 
 
 def place_of_test(module):
-    """Returns where a module's test belongs; both are paths from the root."""
+    """Returns where a module's test belongs. Both are paths from the root."""
     path = pathlib.PurePosixPath(module)
     name = f"test_{path.stem.removeprefix('_')}.py"
     return str("tests" / path.parent.relative_to("pipejax") / name)
@@ -55,17 +56,17 @@ def test_every_module_has_a_test_of_its_name():
 
 
 def test_every_exception_is_one():
-    """A module on the list exists, and has no test after all."""
+    """A module on the list exists, and has no test."""
     assert sorted(EXCEPTIONS.keys() - modules()) == []
     tested = {name for name in EXCEPTIONS if (ROOT / place_of_test(name)).exists()}
     assert sorted(tested) == []
 
 
 def imported(path, text):
-    """Returns full names of the modules that a file imports.
+    """Returns the full names of the modules that a file imports.
 
-    Relative names are resolved from the file's folder, and `from a import b` counts as
-    `a` and as `a.b`, which may be a module.
+    Relative names are resolved from the file's folder. `from a import b` counts as `a`
+    and as `a.b`, which may be a module.
     """
     folder = pathlib.PurePosixPath(path).parent.parts
     names = set()

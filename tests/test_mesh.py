@@ -1,4 +1,4 @@
-"""Meshes: whose devices, which axes, of what type."""
+"""Tests the devices, axes and axis types of meshes."""
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ def test_devices_that_are_not_there(count):
 
 
 def test_without_the_mesh_that_is_set():
-    """What lies on a mesh of its own can be computed on, and the set one comes back."""
+    """Inside, arrays on other meshes can be used; the set mesh returns at the end."""
     own = jax.sharding.NamedSharding(pj.data_mesh(4), jax.sharding.PartitionSpec())
     leaf = jax.device_put(np.arange(3), own)
     explicit = jax.make_mesh((2,), ("x",), (AxisType.Explicit,))
@@ -70,7 +70,7 @@ def test_without_the_mesh_that_is_set():
     ids=["explicit", "other devices", "reversed"],
 )
 def test_a_step_is_the_same_on_any_mesh_of_four(mesh):
-    """`jax.make_mesh` makes Explicit axes; device order is the user's choice."""
+    """`jax.make_mesh` makes Explicit axes, and the user orders the devices."""
 
     def run(mesh):
         train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=mesh, width=2)
@@ -85,7 +85,8 @@ def test_a_step_is_the_same_on_any_mesh_of_four(mesh):
 def test_hosts_and_devices():
     mesh = pj.data_mesh(6, axis_name=("host", "device"), hosts=2)
     assert dict(mesh.shape) == {"host": 2, "device": 3}
-    one = pj.data_mesh(4, axis_name=("host", "device"))  # all are of this process
+    # All devices belong to this process.
+    one = pj.data_mesh(4, axis_name=("host", "device"))
     assert dict(one.shape) == {"host": 1, "device": 4}
 
 

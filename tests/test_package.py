@@ -1,4 +1,4 @@
-"""The package: wheel and sdist hold the library, and the core alone runs the README."""
+"""Tests that wheel and sdist hold the library, and that the core runs the README."""
 
 import re
 import sys
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.full
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The folder with the wheel and the sdist of a clean copy of the files in git."""
+    """Returns a folder with the wheel and sdist of a clean copy of the files in git."""
     copy = tmp_path_factory.mktemp("copy")
     files = run("git", "ls-files", "-co", "--exclude-standard", cwd=ROOT).splitlines()
     for name in files:
@@ -28,7 +28,7 @@ def built(tmp_path_factory):
 
 
 def test_files(built):
-    """The wheel has the library and its types, and no test; the sdist has both."""
+    """The wheel holds the library, its types and no tests; the sdist holds more."""
     (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
     inside = set(zipfile.ZipFile(wheel).namelist())
     library = {str(p.relative_to(ROOT)) for p in (ROOT / "pipejax").rglob("*.py")}
@@ -53,7 +53,7 @@ def test_links_work_on_the_package_index(built):
 
 
 def test_the_core_alone_runs_the_readme(built, tmp_path):
-    """In a fresh environment, from an empty folder."""
+    """Installs the wheel in a fresh environment, and runs from an empty folder."""
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv/bin/python"
     (wheel,) = built.glob("*.whl")

@@ -1,4 +1,4 @@
-"""The parts of `make test-all`: every test is in one, every module needs one."""
+"""Tests that each test is in one part of `make test-all`, and each module needs one."""
 
 import pathlib
 import re
@@ -9,7 +9,7 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 
 
 def parts():
-    """What each part runs, as the Makefile has it."""
+    """Returns what each part runs, according to the Makefile."""
     (names,) = re.findall(r"^PARTS \?= (.*)$", MAKEFILE, re.MULTILINE)
     found = dict(re.findall(r"^(\w+) := (.*)$", MAKEFILE, re.MULTILINE))
     return {name: found[name].split() for name in names.split()}
@@ -22,7 +22,7 @@ def test_every_test_is_in_one_part():
 
 
 def table():
-    """Parts and what needs them, as CONTRIBUTING.md has it."""
+    """Returns the parts and the modules that need them, from CONTRIBUTING.md."""
     rows = re.findall(
         r"^\| `(\w+)` \| (.*) \|$",
         (ROOT / "CONTRIBUTING.md").read_text(),
@@ -42,7 +42,7 @@ def test_every_module_needs_a_part():
 
 
 def test_both_environments_are_set_up(tmp_path):
-    """GNU make takes one pattern rule with two targets as one run for both."""
+    """GNU make runs a pattern rule with two targets only once for both."""
     for name in ("Makefile", "pyproject.toml"):
         (tmp_path / name).write_text((ROOT / name).read_text())
     targets = (".venv/ready-dev", ".venv-other/ready-dev")

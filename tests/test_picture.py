@@ -1,4 +1,4 @@
-"""Figures without a window, and without matplotlib the way to get it."""
+"""Tests figures without a window, and the message if matplotlib is missing."""
 
 import sys
 
@@ -10,7 +10,7 @@ from pipejax.picture import new_figure
 def test_a_figure_has_the_settings_and_no_window(monkeypatch):
     """`pyplot` would choose a window system, and keep each figure until closed."""
     figure = pytest.importorskip("matplotlib.figure")
-    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # not to be imported
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # makes an import fail
     made = new_figure(figsize=(3, 2), dpi=50)
     assert type(made) is figure.Figure
     assert made.get_size_inches().tolist() == [3, 2]

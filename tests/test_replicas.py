@@ -1,4 +1,4 @@
-"""The digest tells equal replicas from unequal ones."""
+"""Tests that the digest distinguishes equal replicas from unequal ones."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ def replicate(tree):
 
 
 def tampered(array, device, change):
-    """`array` claims to be replicated, but on one device it is something else."""
+    """Returns an array that claims to be replicated, but differs on one device."""
     shards = [
         jax.device_put(change(np.array(s.data)), s.device)
         if s.device.id == device
@@ -84,7 +84,7 @@ def test_what_makes_a_difference(other):
 
 
 def test_a_state_and_what_it_leaves_out():
-    """Gradients in flight differ between devices by design; the host has no replica."""
+    """Gradients in flight differ between devices by design, and are left out."""
     train = pj.make_train_step(
         loss_fn, optax.adam(1e-2), mesh=pj.data_mesh(DEVICES), warmup_steps=1
     )

@@ -1,4 +1,4 @@
-"""From one number of devices to another nothing that was to be sent is lost."""
+"""Tests that a change of the number of devices loses nothing that was to be sent."""
 
 import functools
 import itertools
@@ -54,7 +54,7 @@ RATE = 0.5
 
 
 def linear(params, batch):
-    """Its gradient is the batch's alone, wherever the parameters are."""
+    """Returns a loss whose gradient depends on the batch, but not on the parameters."""
     product = jnp.einsum("bi,ij,bj->b", batch["x"], params["w"], batch["y"])
     half = batch["y"] * params["half"][None, :].astype(jnp.float32)
     return jnp.mean(product + half.sum(1))
@@ -84,7 +84,7 @@ def run(train, state, data):
 
 
 def moved(train, state):
-    """The state as a checkpoint restores it: what was replicated is so again."""
+    """Returns the state as a checkpoint restores it, replicated where it was."""
     before = Spread.of(state)
     like = jax.eval_shape(lambda: train.init(params()))
     shapes = shapes_on(train, like, before)
@@ -95,7 +95,7 @@ def moved(train, state):
 
 
 def owed(train, state):
-    """What devices have yet to send for `w`, and what that adds to its means."""
+    """Returns what devices still owe for `w`, as a contribution to the means."""
     on, layout = Spread.of(state), layout_of(train.gradients_form(state.params))
     sums = [
         sum_owed(phase, layout, train.axis_name, on, state.in_flight.codec_states)
@@ -106,18 +106,18 @@ def owed(train, state):
 
 
 def sent(state):
-    """What means have been so far, added up."""
+    """Returns the sum of all means so far."""
     return -np.array(state.params["w"]).reshape(-1) / RATE
 
 
 def due(data):
-    """What they would have been without a codec."""
+    """Returns the sum of all means without a codec."""
     means = [np.einsum("bi,bj->ij", x["x"], x["y"]) / len(x["x"]) for x in data]
     return sum(means).reshape(-1)
 
 
-# What the quick run takes. The algorithms that it leaves out are parts of these: ring
-# and two-shot of "scheduled", tree of "tree, power_sgd", the outer exchange of "both".
+# The cases of the quick run. The other algorithms are parts of these: ring and two-shot
+# of "scheduled", tree of "tree, power_sgd", the outer exchange of "both".
 QUICK = {
     "fewer": {"halving_doubling", "psum, power_sgd", "scheduled"},
     "more": {"parameter_server", "tree, power_sgd", "ring, stochastic", "both"},
@@ -125,9 +125,9 @@ QUICK = {
 
 
 def cases():
-    """All algorithms, each to fewer and to more devices.
+    """Yields all algorithms, each with a change to fewer and to more devices.
 
-    Cases of one algorithm are neighbours: they share its train step on four devices.
+    Cases of one algorithm are neighbours, because they share a train step.
     """
     spreads = {"fewer": ((4, None), (3, None)), "more": ((1, None), (4, None))}
     in_two = {"fewer": ((6, 3), (2, 1)), "more": ((4, 2), (4, 4))}
@@ -144,7 +144,7 @@ def test_what_was_due_is_sent_or_owed(name, before, now):
     first, second = train_step(all_reduce, *before), train_step(all_reduce, *now)
     state = run(first, first.init(params()), data[:4])
     kept = owed(first, state)
-    # Some 10 sums of numbers below 10, rounded at every one.
+    # About 10 sums of numbers below 10 are rounded once each.
     close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
     close(sent(state) + kept, due(data[:4]))
     assert np.abs(kept).max() > 1e-2, "nothing to hand on"
@@ -168,7 +168,7 @@ def test_a_codec_without_feedback_beside_loses_nothing_of_it():
 
 @functools.cache
 def on(mesh, axis_name, name):
-    """A train step there, and a state after some steps."""
+    """Returns a train step on a mesh, and a state after some steps."""
     train = pj.make_train_step(
         linear,
         optax.sgd(RATE),
@@ -248,7 +248,7 @@ def test_what_is_in_flight_stays_so(devices):
 
 @functools.cache
 def weighted(devices, codec=None):
-    """Devices whose examples have more weight the further behind they are."""
+    """Makes a train step whose examples have more weight on later devices."""
 
     def loss(params, batch):
         weight = batch["n"].sum()

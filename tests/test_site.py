@@ -1,4 +1,4 @@
-"""The site: it builds without a warning, its links work, and so do its pages."""
+"""Tests that the site builds without a warning, and that its links and pages work."""
 
 import functools
 import html.parser
@@ -22,7 +22,7 @@ DESKTOP, PHONE = (1280, 900), (390, 844)
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The folder of the site, built without running the tutorials."""
+    """Builds the site without running the tutorials, and returns its folder."""
     out = tmp_path_factory.mktemp("site")
     options = ["--fail-on-warning", "--keep-going", "--define=nb_execution_mode=off"]
     run(sys.executable, "-m", "sphinx", *options, ROOT / "docs", out)
@@ -34,7 +34,7 @@ def pages(site):
 
 
 class Addresses(html.parser.HTMLParser):
-    """The links of a page, the files that it loads, and the places to link to."""
+    """The links of a page, the files that it loads, and its link targets."""
 
     def __init__(self, text):
         super().__init__()
@@ -81,7 +81,7 @@ def test_every_document_is_a_page(site):
 
 @pytest.fixture(scope="module")
 def address(site):
-    """Where the site is served on this machine."""
+    """Serves the site on this machine, and yields its address."""
     handler = functools.partial(Silent, directory=str(site))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -111,7 +111,7 @@ def browser():
 @pytest.mark.parametrize("size", [DESKTOP, PHONE])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pages_in_a_browser(site, address, browser, size, scheme):
-    """No error in the console, nothing to scroll to at the right."""
+    """The console shows no error, and the page does not scroll sideways."""
     width, height = size
     page = browser.new_page(
         viewport={"width": width, "height": height}, color_scheme=scheme

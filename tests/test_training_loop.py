@@ -1,4 +1,4 @@
-"""docs/training_loop.md: its code runs, and what it logs is what it says."""
+"""Tests that the code of docs/training_loop.md runs and logs the right numbers."""
 
 import importlib.util
 import json
@@ -18,7 +18,7 @@ from .reference import split
 from .test_documents import fences
 
 DEVICES, BATCHES, EPOCHS, EVERY = 4, 25, 2, 10
-# Like that of Weights & Biases, as far as the page uses it.
+# A stand-in for Weights & Biases, as far as the page uses it.
 WANDB = """
 import json, os
 
@@ -44,7 +44,7 @@ def installed(module):
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    """Runs the page, without TensorBoard where that is not installed."""
+    """Runs the page, without TensorBoard if that is not installed."""
     folder = tmp_path_factory.mktemp("page")
     (folder / "wandb.py").write_text(WANDB)
     blocks = [
@@ -69,12 +69,13 @@ def test_what_is_logged_is_what_a_loop_by_hand_finds(ran):
     for (_, row), (_, by_name) in zip(rows, wanted, strict=True):
         assert by_name.keys() <= row.keys()
         for name, value in by_name.items():
-            # Rounding alone; 50 updates of AdamW move losses by less than 1e-5.
+            # The bound allows for rounding: 50 updates of AdamW change losses by less
+            # than 1e-5.
             np.testing.assert_allclose(row[name], value, rtol=1e-4, err_msg=name)
 
 
 def logged_by_hand():
-    """Steps and scalars of the log, by a loop without pipejax."""
+    """Returns the steps and scalars of the log, from a loop without pipejax."""
     page = {"jax": jax, "jnp": jnp, "np": np, "optax": optax, "pj": pj}
     _, data_and_loss, *_ = fences("docs/training_loop.md", "python")
     exec(data_and_loss, page)
@@ -93,7 +94,7 @@ def logged_by_hand():
         losses += of_epoch
         for call in range(number * BATCHES + 1, len(losses) + 1):
             if call % EVERY == 0:
-                # What has arrived since the last line: all but the newest batch.
+                # All batches but the newest have arrived since the last line.
                 mean = np.mean(losses[logged : call - 1])
                 rows.append((call - 1, {"train/loss": mean}))
                 logged = call - 1
@@ -117,10 +118,11 @@ def test_tensorboard_holds_the_same_numbers(ran):
 
 
 def scalars(content):
-    """Yields `(step, name), value` of a file of TensorBoard events.
+    """
+    Yields `(step, name), value` from a file of TensorBoard events.
 
-    It is a sequence of records: 8 bytes with a length, 4 of checksum, so many bytes
-    with an event, 4 of checksum.
+    A file is a sequence of records. Each has 8 bytes with a length, 4 bytes of
+    checksum, an event of that length, and 4 bytes of checksum.
     """
     from tensorboardX.proto.event_pb2 import Event
 

@@ -1,4 +1,4 @@
-"""Arrays as one vector and back, against NumPy."""
+"""Tests joining arrays in one vector, and the inverse, against NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,7 @@ def test_what_is_left_over_is_not_looked_at():
 
 
 def test_every_bit_travels():
-    """Infinities, NaNs with their payload, denormals, negative zero."""
+    """The arrays hold infinities, NaNs with a payload, denormals and negative zero."""
     bits = np.array(
         [0x7F800000, 0xFF800000, 0x7FC12345, 0x00000001, 0x80000000, 0x7F7FFFFF],
         np.uint32,

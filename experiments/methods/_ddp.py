@@ -28,6 +28,12 @@ class DDP(Method):
     """A model in PyTorch whose gradients are averaged while others are computed."""
 
     def __init__(self, problem: Problem, port: int, hook: Hook, rank: int) -> None:
+        if problem.model not in _MODELS or max(problem.image_shape) > 64:
+            raise ValueError(
+                f"`problem` must have a model of {', '.join(_MODELS)} and images of up"
+                f" to 64 pixels, got {problem.model} for {problem.dataset}. Only these"
+                " are written in PyTorch here; leave the methods of DDP out."
+            )
         _join(port)
         self._own = _MODELS[problem.model](problem.image_shape)
         _load(self._own, problem.start)

@@ -3,7 +3,8 @@
 import dataclasses
 import functools
 import math
-from typing import Any, Literal
+import pathlib
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +12,36 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-from experiments import models
+from experiments import data, models
 
 from ._method import Batch
 
-Model = Literal["mlp", "wide_mlp", "cnn", "resnet18"]
-Images = Literal["digits", "mnist", "cifar10"]
-_SHAPES = {"digits": (8, 8, 1), "mnist": (28, 28, 1), "cifar10": (32, 32, 3)}
+Model = Literal["softmax", "mlp", "wide_mlp", "cnn", "alexnet", "resnet18"]
+Images = Literal["digits", "mnist", "cifar10", "cifar100", "imagenet2012"]
+
+
+class _Form(NamedTuple):
+    """What sets the form of a model: the shape of an image, and the classes."""
+
+    image: tuple[int, int, int]
+    classes: int
+
+
+_FORMS = {
+    "digits": _Form((8, 8, 1), 10),
+    "mnist": _Form((28, 28, 1), 10),
+    "cifar10": _Form((32, 32, 3), 10),
+    "cifar100": _Form((32, 32, 3), 100),
+    "imagenet2012": _Form((224, 224, 3), 1000),
+}
+_USUAL: dict[str, Images] = {
+    "softmax": "cifar100",
+    "mlp": "mnist",
+    "wide_mlp": "mnist",
+    "cnn": "cifar10",
+    "alexnet": "imagenet2012",
+    "resnet18": "cifar10",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,18 +63,27 @@ class Problem:
     seed: int = 0
     """The seed of the parameters and the order of the data."""
     images: Images | None = None
-    """The data set that sets the image size; default: mnist for MLPs, else cifar10."""
+    """The data set that sets image size and classes; by default that of the paper."""
+
+    @property
+    def dataset(self) -> Images:
+        """Returns the name of the data set."""
+        return self.images or _USUAL[self.model]
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """Returns height, width and channels of an image."""
-        default = "mnist" if self.model.endswith("mlp") else "cifar10"
-        return _SHAPES[self.images or default]
+        return _FORMS[self.dataset].image
+
+    @property
+    def classes(self) -> int:
+        """Returns the number of classes."""
+        return _FORMS[self.dataset].classes
 
     @functools.cached_property
     def net(self) -> nn.Module:
         """Returns the Flax module of the model."""
-        return models.build(self.model, num_classes=10)
+        return models.build(self.model, num_classes=self.classes)
 
     def flags(self, prefix: str = "--problem.") -> list[str]:
         """Returns the flags of this problem for the command line of another program."""
@@ -94,5 +127,16 @@ class Problem:
         """Returns a batch of random images and labels, for timing."""
         rng = np.random.default_rng((self.seed, host))
         images = rng.normal(size=(self.batch_size, *self.image_shape))
-        labels = rng.integers(10, size=self.batch_size)
+        labels = rng.integers(self.classes, size=self.batch_size)
         return {"image": images.astype(np.float32), "label": labels.astype(np.int32)}
+
+    def real_batch(self, host: int, data_dir: pathlib.Path) -> Batch:
+        """Returns a batch of the data set that TFDS has prepared in `data_dir`.
+
+        Raises:
+          DatasetNotFoundError: If the data set is not there.
+        """
+        dataset = data.load(self.dataset, data_dir=data_dir)
+        first = host * self.batch_size
+        images, labels = dataset.train.read(np.arange(first, first + self.batch_size))
+        return {"image": data.normalise(images, dataset), "label": labels}

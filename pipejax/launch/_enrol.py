@@ -144,11 +144,11 @@ class Enrolment:
         since = time.monotonic() - PATIENCE
         for connection, visitor in list(self._visitors.items()):
             if visitor.since < since:
-                self._refuse(connection, f"no line within {PATIENCE:g} s")
+                self._refuse(connection, f"it sent no line within {PATIENCE:g} s")
 
     def _refuse(self, connection: socket.socket, why: str) -> None:
         _log.warning(
-            "refused a connection that is from no process of this job: %s", why
+            "refused a connection that no process of this job has made: %s", why
         )
         del self._visitors[connection]
         self._drop(connection)

@@ -90,9 +90,10 @@ def initialize(
     until = time.monotonic() + timeout
     place = _given(coordinator, processes, rank) or detect(timeout)
     if place is None:
-        _log.info("no launcher found: one process")
+        _log.info("no launcher found: this process runs alone")
         return None
-    _log.info("process %d of %d (%s)", place.rank, place.processes, place.launcher)
+    said = "this is process %d of %d, according to %s"
+    _log.info(said, place.rank, place.processes, place.launcher)
     bind = bind or os.environ.get(_BIND) or place.coordinator
     check_address("bind", bind, f"the argument, or {_BIND}")
     mine = _record.of_this_process(place, config or {})
@@ -140,5 +141,5 @@ def check_devices(hosts: list[str]) -> None:
         )
         raise _roll_call.RollCallError(
             "each process must have as many devices as the others; got"
-            f" {', '.join(each)}"
+            f" {', '.join(each)}; look for a lost device where there are fewer"
         )

@@ -116,7 +116,7 @@ def differences(records: Sequence[Record]) -> list[str]:
     }
     names = {name: None for record in records for name in record.modules}
     modules = {
-        f"module {name}": [
+        f"the source digest of module {name}": [
             (record, record.modules[name])
             for record in records
             if name in record.modules
@@ -132,10 +132,12 @@ def _unequal(said: dict[str, list[tuple[Record, str]]]) -> list[str]:
     for what, values in said.items():
         by_value = defaultdict(list)
         for record, value in values:
-            by_value[value].append(str(record))
+            by_value[value].append(f"process {record}")
         if len(by_value) > 1:
             each = [f"{value!r} in {_some(who)}" for value, who in by_value.items()]
-            lines.append(f"{what} differs: {'; '.join(each)}")
+            lines.append(
+                f"{what} must be the same in all processes; got {'; '.join(each)}"
+            )
     more = len(lines) - _NAMED
     return lines if more <= 0 else [*lines[:_NAMED], f"and {more} more like these"]
 

@@ -88,8 +88,8 @@ def call(place: Place, mine: Record, *, bind: str, timeout: float) -> list[str]:
         answer = _report(place, mine, until, timeout)
     if answer.reasons:
         raise RollCallError(
-            f"{place.processes} processes ({place.launcher}) cannot begin at"
-            f" {place.coordinator}:"
+            f"the job of {place.processes} processes ({place.launcher}) with the"
+            f" coordinator {place.coordinator} cannot begin:"
             + "".join(f"\n- {reason}" for reason in answer.reasons)
         )
     return answer.hosts
@@ -108,22 +108,27 @@ def faults(
     expected = records[0].processes
     came = Counter(record.rank for record in records)
     lines = [
-        f"process {record} is one of {record.processes}, and process {records[0]} of"
-        f" {expected}"
+        f"every process must be given the same number of processes; process {record}"
+        f" was given {record.processes}, and process {records[0]} was given {expected}"
         for record in records
         if record.processes != expected
     ]
     for rank in (rank for rank, times in came.items() if times > 1):
         hosts = ", ".join(each.host for each in records if each.rank == rank)
-        lines.append(f"process {rank} came {came[rank]} times, from {hosts}")
+        lines.append(
+            f"each process must have a rank of its own; {came[rank]} processes came"
+            f" with rank {rank}, from {hosts}"
+        )
     missing = [str(rank) for rank in range(expected) if rank not in came]
     if missing and len(records) < expected:
+        noun = "process" if len(missing) == 1 else "processes"
         lines.append(
-            f"process {', '.join(missing)} did not come within {timeout:g} s; there are"
-            f" {', '.join(map(str, records))}"
+            f"{noun} {', '.join(missing)} did not come within {timeout:g} s; those that"
+            f" came are {', '.join(map(str, records))}; check that every process was"
+            " started and can reach process 0, or give a longer `timeout`"
         )
         lines += [
-            f"process {record} came, and left again"
+            f"process {record} came, and then disconnected; its own output may say why"
             for record in left
             if record.rank not in came
         ]
@@ -169,8 +174,9 @@ def _report(place: Place, mine: Record, until: float, timeout: float) -> Answer:
                 continue
             untold = (
                 f"process {mine} could not reach process 0 at {place.coordinator}"
-                f" within {timeout:g} s ({error}): it is not there, or the job has"
-                " begun without this process, or the port is another program's"
+                f" within {timeout:g} s ({error}): process 0 does not run there, or the"
+                " job has begun without this process, or another program uses the port;"
+                " check the coordinator's address and the output of process 0"
             )
             host = place.coordinator.rpartition(":")[0].strip("[]")
             return Answer([untold, *_loopback(host, mine)])
@@ -185,8 +191,9 @@ def _second(place: Place, mine: Record, bind: str, until: float) -> Answer:
         return _told(place, mine, until)
     except (OSError, ValueError):
         taken = (
-            f"process {mine} cannot listen at {bind}: the port is another program's,"
-            " perhaps a job's that has not ended; choose another port"
+            f"process {mine} cannot listen at {bind}: another program uses the port,"
+            " perhaps an earlier job that has not ended; end that program, or choose"
+            " another port"
         )
         return Answer([taken])
 
@@ -236,9 +243,9 @@ def _unbound(bind: str, mine: Record, error: OSError) -> str:
     """Returns a line that says why process 0 cannot listen at `bind`."""
     return (
         f"process {mine} cannot listen at {bind} ({error}): the coordinator's address"
-        " must be one of process 0's own host; where others reach that under another"
-        " address, say by `bind` or JAX_COORDINATOR_BIND_ADDRESS what it is to listen"
-        " at, such as 0.0.0.0 and the port"
+        " must belong to the host of process 0; if other hosts reach this host under"
+        " another address, pass the address to listen at as `bind` or in"
+        f" JAX_COORDINATOR_BIND_ADDRESS, such as 0.0.0.0:{bind.rpartition(':')[2]}"
     )
 
 
@@ -270,6 +277,7 @@ def _loopback(address: str, mine: Record) -> list[str]:
     if not ipaddress.ip_address(found).is_loopback:
         return []
     return [
-        f"{address} is loopback on {mine.host}, which processes of other hosts do not"
-        " reach: for these give an address of process 0's host in their network"
+        f"{address} is a loopback address on {mine.host}, which processes on other"
+        " hosts cannot reach; if the job has other hosts, give a coordinator address"
+        " under which they can reach the host of process 0"
     ]

@@ -1,4 +1,4 @@
-"""A manager on a folder of its own."""
+"""Provides a manager of checkpoints in a temporary folder."""
 
 import pytest
 

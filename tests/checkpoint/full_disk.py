@@ -1,4 +1,4 @@
-"""A save that fails half way is raised, and harms neither older ones nor the next."""
+"""Checks a failing save: it raises, and harms neither earlier nor later checkpoints."""
 
 import contextlib
 import pathlib
@@ -19,7 +19,7 @@ from ..helpers import assert_bits_equal
 
 @contextlib.contextmanager
 def largest_file(size):
-    """Writing more than `size` bytes into a file fails, as on a disk that is full."""
+    """Makes writing more than `size` bytes to a file fail, as on a full disk."""
     before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
     yield
@@ -32,7 +32,7 @@ def loss_fn(params, batch):
 
 def main(folder):
     train = pj.make_train_step(loss_fn, optax.adam(1e-2), mesh=pj.data_mesh())
-    noise = np.random.default_rng(0).normal(size=(300, 400))  # is not compressed
+    noise = np.random.default_rng(0).normal(size=(300, 400))  # does not compress
     states = [train.init({"w": noise.astype(np.float32)})]
     for batch in [{"x": np.ones((2, 1), np.float32)}] * 3:
         states.append(train.step(states[-1], batch)[0])
@@ -48,9 +48,10 @@ def main(folder):
         with largest_file(100_000):
             checkpoint.save(manager, states[2])
             with pytest.raises(ValueError, match="File too large"):
-                checkpoint.save(manager, states[3])  # says how the one before ended
+                # This raises the error of the save before.
+                checkpoint.save(manager, states[3])
         assert_latest(states[1])
-        checkpoint.save(manager, states[2])  # the step that could not be saved
+        checkpoint.save(manager, states[2])  # the step whose save failed
         assert_latest(states[2])
 
 

@@ -1,4 +1,4 @@
-"""Train steps whose states have something in every field, and what a state holds."""
+"""Makes train steps whose states use every field, and copies states to the host."""
 
 import jax
 import numpy as np
@@ -44,7 +44,7 @@ def feedback(devices, width=2):
 
 
 def host(state):
-    """Bits that outlive donation, keys as integers."""
+    """Copies a state to the host, safe from donation, with PRNG keys as integers."""
     return jax.tree.map(_bits, state)
 
 

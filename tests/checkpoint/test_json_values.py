@@ -1,4 +1,4 @@
-"""What JSON gives back unchanged is copied, everything else refused by its place."""
+"""Tests that `json_copy` copies what JSON preserves, and refuses the rest by place."""
 
 import collections
 import dataclasses
@@ -33,7 +33,7 @@ KEPT = {
 
 def test_comes_back_with_every_type():
     copy = json_copy("extras", KEPT)
-    assert repr(copy) == repr(KEPT)  # tells 1, 1.0 and True, and 0.0 and -0.0, apart
+    assert repr(copy) == repr(KEPT)  # distinguishes 1, 1.0 and True, and 0.0 and -0.0
     assert math.isnan(json_copy("extras", {"x": math.nan})["x"])
 
 

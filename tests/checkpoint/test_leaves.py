@@ -1,4 +1,4 @@
-"""Leaves of every name, structure, dtype and bit come back as they were."""
+"""Tests that leaves of every name, structure and dtype are restored bit for bit."""
 
 import jax
 import jax.numpy as jnp
@@ -34,12 +34,12 @@ def test_a_checkpoint_is_read_by_name_without_this_library(manager):
 
 
 def scaled(params, batch):
-    """A loss that is computed in bfloat16 where `scale` has a weak type."""
+    """Computes a loss, in bfloat16 if `scale` has a weak type."""
     return jnp.mean((params["scale"] * batch["x"]).astype(jnp.float32) ** 2)
 
 
 def test_a_weak_type_goes_on_as_it_would_have(manager):
-    """The product with bfloat16 rounds, and would not if the type came back strong."""
+    """A restored weak type stays weak: a strong type would not round to bfloat16."""
     train = pj.make_train_step(scaled, optax.sgd(0.01), mesh=pj.data_mesh(2))
     x = np.random.default_rng(0).normal(size=(8, 4))
     batch = {"x": jnp.asarray(x, jnp.bfloat16)}

@@ -1,4 +1,4 @@
-"""Where checkpoints lie, how many stay, and what another manager has done since."""
+"""Tests a manager's folder, how many checkpoints it keeps, and a second manager."""
 
 import pathlib
 

@@ -1,4 +1,4 @@
-"""Checkpoints of two processes: all of it, or a refusal on both."""
+"""Tests that two processes restore all of a checkpoint, or that both refuse it."""
 
 import contextlib
 

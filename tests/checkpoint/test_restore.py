@@ -1,4 +1,4 @@
-"""What comes back from a checkpoint: every bit, or a drained state, or a refusal."""
+"""Tests that `restore` returns every bit, returns a drained state, or refuses."""
 
 import json
 import re
@@ -29,11 +29,12 @@ def test_every_bit_comes_back(manager, width, options):
     expected = host(train.drain(run(train, init(train), data))[0])
     state = run(train, init(train), data[:5])
     checkpoint.save(manager, state, {"next_index": 5})
-    state = run(train, state, data[5:8])  # goes on, donating, while it is written
+    state = run(train, state, data[5:8])  # donates the state while it is being written
     manager.wait_until_finished()
     fresh = train_step(width=width, **options)
     like = jax.eval_shape(lambda: init(fresh))
-    with checkpoint.manager(manager.directory) as reader:  # as another process would
+    # Another process would read in this way.
+    with checkpoint.manager(manager.directory) as reader:
         restored = checkpoint.restore(reader, fresh, like)
     assert restored.extras == {"next_index": 5}
     assert not restored.drained
@@ -64,7 +65,7 @@ def test_other_devices_drain_first(manager, caplog, before, now, feedback, width
     assert restored.drained
     assert "gradients in flight are applied first" in caplog.text
     assert count_in_flight(restored.state.in_flight) == 0
-    # The mean over devices is summed in another order: p terms, p roundings.
+    # The mean over p devices is summed in another order, with p terms and p roundings.
     for got, want in zip(
         jax.tree.leaves(restored.state.params),
         jax.tree.leaves(expected.params),
@@ -172,7 +173,7 @@ def test_a_template_of_another_form_is_refused_by_the_leaf(manager):
 
 
 def test_keys_that_are_written_alike_are_told_apart(manager):
-    """`rbg` and `unsafe_rbg` both hold four integers."""
+    """Keys of `rbg` and `unsafe_rbg` are both stored as four integers."""
     train = train_step()
     state = train.init(init_params(), rng=jax.random.key(0, impl="rbg"))
     checkpoint.save(manager, state)
@@ -247,7 +248,7 @@ def residuals(state):
     "width", [pytest.param(1, marks=FULL), 2, pytest.param(3, marks=FULL)]
 )
 def test_what_codecs_keep_comes_back(manager, width):
-    """And the step of a schedule: the run goes on as if it had never stopped."""
+    """The step of a schedule is restored too: the run continues unchanged."""
     data, train = batches(9), feedback(4, width)
     expected = host(train.drain(run(train, init(train), data))[0])
     state = run(train, init(train), data[:5])
@@ -276,7 +277,7 @@ def test_what_codecs_keep_is_handed_on(manager, caplog, width):
 
 
 def everywhere(state):
-    """All of it on each device, and over which it lay."""
+    """Returns a host copy of the state with typed keys, and its sharding."""
     known = host(state)
     rng = jax.random.wrap_key_data(known.rng)
     return known._replace(rng=rng), reshard.Spread.of(state)

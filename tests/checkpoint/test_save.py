@@ -1,4 +1,4 @@
-"""What is refused is refused before anything is written, and harms nothing."""
+"""Tests that `save` refuses bad input before it writes, and harms no checkpoint."""
 
 import pathlib
 import subprocess
@@ -22,7 +22,7 @@ def train():
 
 @pytest.fixture(scope="module")
 def states(train):
-    """States at steps 0, 1 and 2, none of them donated."""
+    """Returns the states at steps 0, 1 and 2, none of which is donated."""
     data = batches(2)
     return [run(train, init(train), data[:steps]) for steps in range(3)]
 
@@ -33,7 +33,7 @@ def listed(manager):
 
 
 def refused(manager, state, match, extras=None):
-    """The save is a ValueError; nothing is written, and the manager works on."""
+    """Asserts that `save` raises a ValueError and leaves the folder unchanged."""
     before = listed(manager)
     with pytest.raises(ValueError, match=match):
         checkpoint.save(manager, state, extras)
@@ -41,14 +41,14 @@ def refused(manager, state, match, extras=None):
 
 
 def assert_latest(manager, train, state, extras=None):
-    """The latest checkpoint is this state."""
+    """Asserts that the latest checkpoint holds `state` and `extras`."""
     restored = checkpoint.restore(manager, train, jax.eval_shape(lambda: init(train)))
     assert restored.extras == (extras or {})
     assert_bits_equal(host(restored.state), host(state))
 
 
 def test_a_refusal_harms_nothing(manager, train, states):
-    """Neither what was saved before, nor the saves after."""
+    """A refused save harms neither earlier checkpoints nor later saves."""
     checkpoint.save(manager, states[0], {"saved": 0})
     refused(manager, states[1], r"`extras` must be .*numpy.int64", {"n": np.int64(1)})
     refused(manager, states[0], r"`state` must be of a later step")
@@ -59,7 +59,7 @@ def test_a_refusal_harms_nothing(manager, train, states):
 
 
 def test_a_step_is_saved_once(manager, train, states):
-    """The drained state of a step is another state than that which was saved."""
+    """The drained state of a step differs from the saved one, and is refused too."""
     checkpoint.save(manager, states[1])
     rule = r"later step than .*got step {} where the latest is of step 1.*delete\(1\)"
     refused(manager, train.drain(copied(states[1]))[0], rule.format(1))
@@ -101,7 +101,7 @@ def test_a_traced_state(manager, states):
 
 @jax.tree_util.register_pytree_with_keys_class
 class Twins:
-    """A node that gives both children the same key."""
+    """A pytree node that gives both of its children the same key."""
 
     def __init__(self, *children):
         self.children = children
@@ -124,12 +124,12 @@ def test_extras_and_state_may_change_at_once(manager, train, states):
     extras, state = {"position": [1]}, copied(states[1])
     checkpoint.save(manager, state, extras)
     extras["position"].append(2)
-    run(train, state, batches(1))  # donates it
+    run(train, state, batches(1))  # donates the saved state
     assert_latest(manager, train, states[1], {"position": [1]})
 
 
 def test_a_disk_that_is_full(tmp_path):
-    """In a process of its own: Orbax's threads write on to loops that are closed."""
+    """Runs in its own process: Orbax's threads write even to loops that are closed."""
     subprocess.run(
         [sys.executable, "-m", "tests.checkpoint.full_disk", str(tmp_path)],
         cwd=pathlib.Path(__file__).parents[2],

@@ -1,4 +1,4 @@
-"""What `jax.config` and `jax.set_mesh` change is not to change a checkpoint."""
+"""Tests that `jax.config` and `jax.set_mesh` change nothing in a checkpoint."""
 
 import jax
 import jax.numpy as jnp
@@ -64,7 +64,7 @@ def test_what_codecs_keep_is_handed_on(manager, switch):
 
 @pytest.mark.parametrize("switch", OTHERS)
 def test_what_is_in_flight_is_applied_on_other_devices(manager, switch):
-    """With momentum, because Optax's Adam itself fails under strict promotion."""
+    """Uses SGD with momentum, because Optax's Adam fails under strict promotion."""
     tx = optax.sgd(0.1, momentum=0.9)
     train, other = train_step(4, tx=tx), train_step(2, tx=tx)
     checkpoint.save(manager, run(train, init(train), batches(3)))
@@ -85,7 +85,7 @@ def wide(params, batch):
 
 @pytest.mark.parametrize("devices", [4, 2])
 def test_parameters_of_64_bits(manager, devices):
-    """The run goes on with all of them, exactly or drained."""
+    """A run with float64 parameters continues in float64, drained on other devices."""
     with jax.enable_x64(True):
         made = [
             pj.make_train_step(wide, optax.adamw(1e-2), mesh=pj.data_mesh(n))
@@ -106,7 +106,7 @@ def test_parameters_of_64_bits(manager, devices):
             strict=True,
         ):
             assert got.dtype == np.float64
-            # Means over devices are summed in another order, in float64.
+            # Means over devices are summed in another order in float64.
             np.testing.assert_allclose(got, want, rtol=1e-14, atol=1e-14)
 
 

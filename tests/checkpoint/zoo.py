@@ -1,4 +1,4 @@
-"""States of every structure, dtype and bit that a checkpoint has to give back."""
+"""Makes states with leaves of every structure and dtype and with random bits."""
 
 import collections
 import dataclasses
@@ -29,7 +29,7 @@ class Layer:
 
 @jax.tree_util.register_pytree_node_class
 class Bare:
-    """A node without names for its children."""
+    """A pytree node whose children have no names."""
 
     def __init__(self, *children):
         self.children = children
@@ -116,7 +116,8 @@ def train_step(devices):
 
 
 def init(train):
-    # Put in later: on several processes `jax.device_put` takes no typed keys.
+    # The keys are added later: in jobs of several processes, `jax.device_put` does not
+    # accept typed keys.
     everywhere = NamedSharding(train.mesh, PartitionSpec())
     made = jax.jit(model_state, out_shardings=everywhere)()
     return train.init(params())._replace(model_state=made)
@@ -152,7 +153,7 @@ def _bits(rng, shape, dtype):
 
 
 def assert_same(got, want):
-    """Same structure, types, places and bits, NaN and -0.0 told apart."""
+    """Asserts equal structure, types, shardings and bits, those of NaN and -0.0 too."""
     assert jax.tree.structure(got) == jax.tree.structure(want)
     leaves = jax.tree_util.tree_leaves_with_path(want)
     for (path, leaf), other in zip(leaves, jax.tree.leaves(got), strict=True):

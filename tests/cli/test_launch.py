@@ -214,7 +214,7 @@ def test_a_job_is_started_again_as_often_as_allowed(begin, write):
 @WITHOUT_JAX
 def test_what_jax_aborts_because_process_0_is_gone_is_said_so(begin, write):
     given = ("--processes", "1", "--hosts", "2", "--host", "1")
-    # port 9 is "discard": no program listens there
+    # Port 9 is "discard", at which no program listens.
     where = ("--coordinator", "127.0.0.1:9")
     here = begin("--processes", "1", *write("os.abort()"))
     assert "JAX has aborted it" not in here.communicate(timeout=60)[1]

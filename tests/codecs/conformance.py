@@ -1,4 +1,4 @@
-"""Every codec, once: a new one is one line of `CODECS`, and gets every test."""
+"""Lists every codec once: a codec that is added to `CODECS` gets every test."""
 
 import functools
 from collections.abc import Callable
@@ -16,8 +16,8 @@ from pipejax.codecs import error_feedback, stochastic
 from ..grid import each
 
 KEY = jax.random.key(0)
-# What power_sgd is bound to: matrices of 16 x 12 and 12 x 20, and three leaves that
-# travel as they are. 192 + 240 + 1 + 75 + 4 = N elements.
+# power_sgd is bound to matrices of 16 x 12 and 12 x 20, and to three leaves that travel
+# uncompressed: 192 + 240 + 1 + 75 + 4 = N elements.
 SHAPES = ((16, 12), (3, 4, 20), (), (75,), (2, 2))
 N = 512
 
@@ -64,7 +64,7 @@ CODECS = {
     "feedback power_sgd": error_feedback(c.power_sgd(2, KEY)).of(SHAPES),
 }
 FEEDBACK = [name for name in CODECS if name.startswith("feedback")]
-# These differ from another codec above in a number alone.
+# Each of these codecs differs from another one above only in a number.
 VARIANTS = {
     *("float16", "quantize 4", "quantize 2", "int8, 8", "int4", "fp8 e5m2", "sign"),
     *("top_k 5", "random_k 0.1", "random_k 0.7", "random_k 5, unscaled"),
@@ -73,7 +73,7 @@ VARIANTS = {
 
 
 def takes(codec: c.Codec, n: int) -> bool:
-    """Whether vectors of n elements are long enough, and whole leaves."""
+    """Returns whether the codec accepts vectors of n elements."""
     try:
         codec.size(n)
     except ValueError:
@@ -82,7 +82,7 @@ def takes(codec: c.Codec, n: int) -> bool:
 
 
 def lengths(name: str) -> list[int]:
-    """The shortest vector the codec takes, and one of N."""
+    """Returns the length of the shortest vector that the codec accepts, and N."""
     codec = CODECS[name]
     return [n for n in sorted({codec.multiple, N}) if takes(codec, n)]
 
@@ -99,7 +99,7 @@ every_codec = pytest.mark.parametrize("name", each(CODECS, full=VARIANTS))
 
 
 class Programs(NamedTuple):
-    """What a codec does to vectors of one length, compiled once."""
+    """The compiled methods of a codec for vectors of one length."""
 
     state: Any
     encode: Callable[[jax.Array, Any], tuple[jax.Array, Any]]
@@ -107,13 +107,13 @@ class Programs(NamedTuple):
     bound: Callable[[jax.Array], jax.Array]
 
 
-# Dtypes of vectors: float64 too under `JAX_ENABLE_X64=1`, as in a part of `make soak`.
+# The dtypes of vectors. A part of `make soak` sets `JAX_ENABLE_X64=1` to add float64.
 DTYPES = ["float32", "float64"] if jax.config.jax_enable_x64 else ["float32"]
 
 
 @functools.cache
 def compiled(name: str, n: int, dtype: str = "float32") -> Programs:
-    """Of one vector; a state is of a seed."""
+    """Compiles a codec for single vectors; `state` makes a state from a seed."""
     codec = CODECS[name].of(dtype=dtype)
     return Programs(
         jax.jit(lambda seed: codec.init(n, jnp.uint32(seed))),
@@ -124,9 +124,9 @@ def compiled(name: str, n: int, dtype: str = "float32") -> Programs:
 
 
 MAX = float(np.finfo(np.float32).max)
-# XLA may take a denormal number for zero, wherever it meets one.
+# XLA may treat a denormal number as zero.
 TINY = float(np.finfo(np.float32).smallest_normal)
-EPS = 2.0**-24  # of rounding float32 to the nearest, relative
+EPS = 2.0**-24  # relative error of rounding to the nearest float32
 
 seeds = st.integers(0, 2**32 - 1)
 exponents = st.floats(-30, 30)
@@ -136,11 +136,11 @@ dtypes = st.sampled_from(DTYPES)
 
 
 def normal(n: int, seed: int = 0, dtype: str = "float32") -> np.ndarray:
-    """A vector [n]."""
+    """Returns a vector of n normal random numbers."""
     return np.random.default_rng(seed).normal(size=n).astype(dtype)
 
 
-# Families of vectors, of order 1 where that can be chosen: f(rng, n).
+# Families of vectors, `f(rng, n)`, of order of magnitude 1 where it can be chosen.
 FAMILIES = {
     "normal": lambda rng, n: rng.normal(size=n),
     "wide": lambda rng, n: rng.normal(size=n) * 10.0 ** rng.uniform(-30, 30, n),
@@ -157,7 +157,7 @@ FAMILIES = {
     "denormal": lambda rng, n: 1e-40 * rng.normal(size=n),
     "huge": lambda rng, n: rng.uniform(-MAX, MAX, n),
 }
-# Those keep their order of magnitude, the others are scaled.
+# These families keep their order of magnitude; the others are scaled.
 FIXED = {"wide", "zeros", "signed zeros", "denormal", "huge"}
 
 
@@ -166,14 +166,14 @@ ROWS = len(FAMILIES)
 
 @functools.cache
 def programs(name: str, n: int, dtype: str = "float32") -> Programs:
-    """Of a matrix [ROWS, n], row by row; with the states themselves."""
+    """Compiles a codec for the rows of a matrix [ROWS, n]; `state` holds the states."""
     one = compiled(name, n, dtype)
     functions = [jax.jit(jax.vmap(function)) for function in one[1:]]
     return Programs(jax.vmap(one.state)(jnp.arange(ROWS)), *functions)
 
 
 def vectors(n: int, exponent: float, seed: int, dtype: str = "float32") -> np.ndarray:
-    """One row of each family, [families, n], times `10^exponent`."""
+    """Returns one vector of each family, [families, n], scaled by `10^exponent`."""
     rng = np.random.default_rng(seed)
     rows = [
         make(rng, n) * (1.0 if family in FIXED else 10.0**exponent)
@@ -183,14 +183,14 @@ def vectors(n: int, exponent: float, seed: int, dtype: str = "float32") -> np.nd
 
 
 def due(x: jax.Array, state: Any) -> np.ndarray:
-    """What encoding x is about: x, and with error feedback what is left over."""
+    """Returns the value to encode: x, plus the residual if there is error feedback."""
     return np.asarray(
         x + jnp.asarray(residual(state, x)) if hasattr(state, "residual") else x
     )
 
 
 def residual(state: Any, x: jax.Array) -> np.ndarray:
-    """What is left over, laid out as x."""
+    """Returns the residual of a codec's state, in the shape of x."""
     leaves = jax.tree.leaves(state.residual)
     rows = [np.asarray(leaf).reshape(*x.shape[:-1], -1) for leaf in leaves]
     return np.concatenate(rows, axis=-1)

@@ -1,4 +1,4 @@
-"""Every bit travels: of NaN, of -0, and the lower half of a float64."""
+"""Tests that `AllBits` sends every bit of NaN and -0, and both halves of a float64."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +11,7 @@ from ..helpers import assert_bits_equal, x64
 
 @pytest.mark.parametrize(("dtype", "bits"), [("float32", "u4"), ("float64", "u8")])
 def test_the_payload_is_the_vector(dtype, bits):
-    """With a NaN that has a payload, -0 and the least denormal number."""
+    """The vector holds a NaN with a payload, -0 and the smallest denormal number."""
     patterns = np.array([0, 1, -(2 ** (8 * np.dtype(bits).itemsize - 1)), -1])
     x = patterns.astype(bits).view(dtype)
     with x64():
@@ -25,7 +25,7 @@ def test_the_payload_is_the_vector(dtype, bits):
 
 
 def test_a_float64_is_not_rounded():
-    """Unlike `cast("float32")`, which would send 1 for this."""
+    """`AllBits` keeps the last bit, which `cast("float32")` would round off."""
     x = 1 + 2.0**-52
     with x64():
         codec = AllBits("float64")

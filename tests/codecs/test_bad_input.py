@@ -1,4 +1,4 @@
-"""Every ValueError of the codecs, by what it says."""
+"""Tests every ValueError of the codecs by its message."""
 
 import re
 
@@ -12,7 +12,7 @@ from .conformance import KEY, SHAPES, N
 
 
 def rejects(start):
-    """The message begins with this."""
+    """Expects a ValueError whose message begins with `start`."""
     return pytest.raises(ValueError, match="^" + re.escape(start))
 
 
@@ -98,7 +98,8 @@ def test_key(codec, key):
         c.fp8(),
         c.sign(),
         c.top_k(1),
-        # Nothing is rounded, or not to the upper bits of float32.
+        # These codecs do not round, or round to something else than the upper bits of
+        # float32.
         c.cast("float32"),
         c.cast("float16"),
         c.stochastic(c.int8(), KEY),
@@ -125,7 +126,7 @@ def test_feedback_of_what_scales_up():
 
 
 def uses(codec, n):
-    """All that looks at the shapes."""
+    """Returns the methods that depend on the shapes, as functions to call."""
     return {
         "size": lambda: codec.size(n),
         "round_sizes": lambda: codec.round_sizes(n),

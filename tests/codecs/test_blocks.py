@@ -1,4 +1,4 @@
-"""Payloads of block codecs, byte by byte, derived by hand."""
+"""Tests the payloads of block codecs against bytes that are derived by hand."""
 
 import jax
 import numpy as np
@@ -10,7 +10,7 @@ from ..helpers import assert_bits_equal
 
 
 def encoded(codec, x):
-    """The payload of x, and what that decodes to."""
+    """Returns the payload of x, and the vector decoded from it."""
     x = np.asarray(x, np.float32)
     payload, _ = jax.jit(codec.encode)(x, ())
     decoded = jax.jit(codec.decode, static_argnums=1)(payload, x.size)
@@ -18,12 +18,12 @@ def encoded(codec, x):
 
 
 def scales(*values):
-    """The bytes of float32 scales, the lowest first."""
+    """Returns the bytes of float32 scales, the least significant byte first."""
     return np.array(values, "<f4").tobytes()
 
 
 def test_int8_by_hand():
-    """With a scale of 127 a level is 1; halves go to the even one."""
+    """With a scale of 127, levels are 1 apart; a tie goes to the even level."""
     x = [127, -127, 0, 1, -1, 2.5, 3.5, -0.4]
     payload, decoded = encoded(c.int8(8), x)
     levels = [127, -127, 0, 1, -1, 2, 4, 0]
@@ -32,7 +32,7 @@ def test_int8_by_hand():
 
 
 def test_int4_by_hand():
-    """Two levels to a byte, element i below element i + 4, as two's complement."""
+    """Element i is in the lower half of byte i, element i + 4 in the upper half."""
     payload, decoded = encoded(c.int4(8), [7, -7, 0, 1, -1, 2.5, 3.5, -0.4])
     assert payload.tobytes() == b"\xf7\x29\x40\x01" + scales(7)
     np.testing.assert_array_equal(decoded, [7, -7, 0, 1, -1, 2, 4, 0])
@@ -41,13 +41,14 @@ def test_int4_by_hand():
 @pytest.mark.parametrize(
     ("format", "top", "codes"),
     [
-        # 4 bits of exponent and 3 of mantissa, so that 1 is 0 0111 000; or 5 and 2.
+        # e4m3 has 4 bits of exponent and 3 of mantissa, so 1 is 0 0111 000. e5m2 has 5
+        # and 2.
         ("e4m3", 448, b"\x7e\xfe\x38\xb8\x00\x39\x38\x3a"),
         ("e5m2", 57344, b"\x7b\xfb\x3c\xbc\x00\x3c\x3c\x3d"),
     ],
 )
 def test_fp8_by_hand(format, top, codes):
-    """With the largest number as its scale nothing is scaled; halves go to the even."""
+    """A scale equal to the largest number changes nothing; ties go to even numbers."""
     x = [top, -top, 1, -1, 0, 1.125, 1.0625, 1.25]
     payload, decoded = encoded(c.fp8(format, 8), x)
     assert payload.tobytes() == codes + scales(top)
@@ -56,14 +57,14 @@ def test_fp8_by_hand(format, top, codes):
 
 
 def test_sign_by_hand():
-    """Bit i of the byte is the sign of element i, and the scale the mean of 24 / 8."""
+    """Bit i of the byte is the sign of element i, and the scale is the mean, 24 / 8."""
     payload, decoded = encoded(c.sign(8), [1, -1, 2, -2, 3, -3, 4, -8])
     assert payload.tobytes() == b"\xaa" + scales(3)
     np.testing.assert_array_equal(decoded, [3, -3] * 4)
 
 
 def test_all_codes_then_all_scales():
-    """A second block with an outlier leaves the levels of the first alone."""
+    """An outlier in the second block does not change the levels of the first."""
     small = [127, 1, 2, 3, 4, 5, 6, 7]
     payload, decoded = encoded(c.int8(8), [*small, 127e6, *small[1:]])
     assert payload[:8].tobytes() == np.int8(small).tobytes()
@@ -73,7 +74,7 @@ def test_all_codes_then_all_scales():
 
 @pytest.mark.parametrize("make", [c.int8, c.int4, c.fp8, c.sign])
 def test_a_nan_in_a_long_block_arrives(make):
-    """A block's maximum may lose it: on CPUs XLA's does, from 4,096 elements on."""
+    """XLA's maximum on CPUs loses a NaN in blocks of 4,096 elements and more."""
     x = np.ones(4096, np.float32)
     x[1234] = np.nan
     _, decoded = encoded(make(block=4096), x)

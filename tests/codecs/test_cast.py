@@ -1,4 +1,4 @@
-"""Casts against the bits of float32, of which bfloat16 is the upper half."""
+"""Tests casts against the bits of float32, whose upper half is a bfloat16."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +8,9 @@ from pipejax import codecs as c
 
 from ..helpers import assert_bits_equal
 
-# 1 and half a unit in the last place of bfloat16, which is a tie; a tie above an odd
-# number; a little more than the first tie; and the first tie, negative.
+# These are 1 plus half a unit in the last place of bfloat16, which is a tie; a tie
+# above an odd number; a little more than the first tie; and the negative of the first
+# tie.
 BITS = np.uint32([0x3F808000, 0x3F818000, 0x3F808001, 0xBF808000])
 
 
@@ -29,7 +30,7 @@ def test_truncate_drops_the_lower_half():
 
 
 def test_float16_overflows_half_a_unit_above_its_largest():
-    """65,520 is halfway from 65,504 to 65,536, which is even and taken as infinity."""
+    """65,520 is halfway from 65,504 to 65,536, which is even and becomes infinity."""
     x = jnp.float32([65519, 65520, -65520])
     encoded, _ = c.cast("float16").encode(x, ())
     assert_bits_equal(encoded, np.float16([65504, np.inf, -np.inf]).view(np.uint16))
@@ -37,7 +38,7 @@ def test_float16_overflows_half_a_unit_above_its_largest():
 
 @pytest.mark.parametrize("sign", [0, 0x80000000])
 def test_noise_moves_a_number_up_in_proportion(sign):
-    """A number a quarter of a unit above 1 moves up for noise of 3/4 and more."""
+    """A number a quarter of a unit above 1 is rounded up by noise of 3/4 or more."""
     x = np.full(4, 0x3F804000 | sign, np.uint32).view(np.float32)
     noise = jnp.float32([0, 0.7499, 0.75, 1 - 2.0**-24])
     wanted = np.uint16([0x3F80, 0x3F80, 0x3F81, 0x3F81]) | np.uint16(sign >> 16)
@@ -45,7 +46,7 @@ def test_noise_moves_a_number_up_in_proportion(sign):
 
 
 def test_noise_keeps_what_is_not_finite():
-    """A NaN of all ones plus one would be 0, infinity plus some a NaN."""
+    """Adding noise to the bits would turn a NaN into 0, and infinity into a NaN."""
     x = np.uint32([0xFFFFFFFF, 0x7FFFFFFF, 0x7F800000, 0xFF800000]).view(np.float32)
     noise = jnp.full(4, 1 - 2.0**-24, jnp.float32)
     codec = c.bf16()

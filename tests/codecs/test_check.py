@@ -1,4 +1,4 @@
-"""The argument `codec`: what it may be, and a warning that names the user's line."""
+"""Tests the argument `codec`: valid values, and a warning at the user's line."""
 
 import warnings
 
@@ -11,7 +11,7 @@ from pipejax.codecs import check_codec
 
 
 def an_algorithm(codec):
-    """What a user calls: the warning names its caller."""
+    """Stands for a function that a user calls: the warning points at its caller."""
     return check_codec(codec)
 
 

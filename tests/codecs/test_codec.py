@@ -1,4 +1,4 @@
-"""A user's codec: four methods, and the defaults of the base class."""
+"""Tests a user's codec with four methods, and the defaults of the base class."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ from pipejax.mesh import on_mesh
 
 @dataclasses.dataclass(frozen=True)
 class Whole(Codec):
-    """Sends whole numbers between -128 and 127, a byte for each."""
+    """Sends integers from -128 to 127 as one byte each."""
 
     def size(self, n):
         return n
@@ -32,7 +32,7 @@ class Whole(Codec):
 
 
 def test_four_methods_are_enough_for_a_ring():
-    """3 devices with rows of whole numbers: every device has their exact sum."""
+    """All 3 devices get the exact sum of their rows of integers."""
     layout = collectives.Layout.of_shapes(((7,),))
 
     def local(rows):
@@ -48,7 +48,7 @@ def test_four_methods_are_enough_for_a_ring():
 
 
 def test_defaults_are_those_of_rounding_to_the_nearest():
-    """A codec takes any length, and has no state, no feedback and no linear rounds."""
+    """The defaults: any length, and no state, feedback or linear rounds."""
     codec, x = Whole(), jnp.zeros(3)
     assert (codec.multiple, codec.rounds) == (1, 0)
     traits = codec.unbiased, codec.needs_feedback, codec.needs_leaves

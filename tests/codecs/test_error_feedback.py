@@ -1,4 +1,4 @@
-"""Error feedback conserves, `Delta + e' = e + g`; and which codecs are lost without."""
+"""Tests that feedback conserves, `Delta + e' = e + g`, and which codecs need it."""
 
 import hypothesis
 import jax
@@ -28,25 +28,26 @@ from .conformance import (
 
 
 def half_ulp(x, dtype="float32"):
-    """Half the distance of numbers of this dtype at x."""
+    """Returns half the distance between numbers of this dtype at x."""
     return np.spacing(np.abs(x).astype(dtype)).astype(np.float64) / 2
 
 
-# Those of which `e' = due - Delta` has the dtype of due, so that nothing is rounded:
+#
+# For these codecs, `e' = due - Delta` is a number of due's dtype, and is not rounded:
 # - top_k, random_k: Delta is due, or 0;
-# - truncate: Delta is due without its lower bits, and e' is these;
-# - levels and floats of fewer bits: Delta is 0, or at least half of due and at most
-#   twice, for the nearest level but 0 is off by at most half of itself. The difference
-#   of two such numbers is one (Sterbenz 1974).
-# Not sign, whose Delta is of any size, nor quantize and power_sgd, whose Delta may even
-# have the other sign.
+# - truncate: Delta is due without its lower bits, and e' is these bits;
+# - levels and floats of fewer bits: Delta is 0, or between half of due and twice due,
+#   because the nearest level other than 0 is off by at most half of itself. The
+#   difference of two such numbers is a number of the dtype (Sterbenz 1974).
+# sign is missing because its Delta has any size, and quantize and power_sgd because the
+# sign of their Delta may differ from that of due.
 EXACT = {"bf16", "truncate", "int4", "fp8", "top_k", "random_k"}
 
 
 @pytest.mark.parametrize("name", each(FEEDBACK, full=VARIANTS))
 @hypothesis.given(exponent=exponents, seed=seeds, dtype=dtypes)
 def test_feedback_conserves(name, exponent, seed, dtype):
-    """Operation by operation, for XLA rounds products in sums once, not twice."""
+    """Runs each operation alone: XLA rounds a product inside a sum once, not twice."""
     codec, state = CODECS[name].of(dtype=dtype), programs(name, N, dtype).state
     for step in range(2):
         x = vectors(N, exponent, seed + step, dtype)
@@ -57,8 +58,8 @@ def test_feedback_conserves(name, exponent, seed, dtype):
         kept = kept.all(axis=1)
         lost = wanted[kept].astype(np.float64) - sent[kept]
         error = np.abs(residual(state, x)[kept] - lost)
-        # The difference of two numbers, rounded once: half a unit in the last place of
-        # it, which is at most |due| + |Delta|.
+        # The difference of two numbers is rounded once, by at most half a unit in its
+        # last place. The difference is at most |due| + |Delta|.
         exact = name.removeprefix("feedback ") in EXACT
         allowed = TINY if exact else half_ulp(lost, dtype) + TINY
         assert (error <= allowed).all()
@@ -66,7 +67,7 @@ def test_feedback_conserves(name, exponent, seed, dtype):
 
 @pytest.mark.parametrize("name", each(FEEDBACK, full=VARIANTS))
 def test_what_is_sent_follows_what_is_due(name):
-    """`sum Delta + e = sum g` over 20 steps, as compiled, to rounding."""
+    """`sum Delta + e = sum g` holds over 20 compiled steps, up to rounding."""
     program, steps = compiled(name, N), 20
     state = program.state(0)
     total, rounding = np.zeros(N), np.zeros(N)
@@ -76,8 +77,8 @@ def test_what_is_sent_follows_what_is_due(name):
         payload, state = program.encode(x, state)
         sent = np.asarray(program.decode(payload))
         total += x.astype(np.float64) - sent
-        # Half a unit for e + g, for Delta, and for their difference. In quantize also
-        # for `q level` inside Delta, which no other number tells the size of: it is at
+        # e + g, Delta and their difference are each rounded by half a unit. In
+        # quantize, so is `q level` inside Delta. Its size is not known, but it is at
         # most the difference of two elements.
         largest = 2 * np.abs(np.stack([wanted, sent])).max()
         rounding += 2 * half_ulp(wanted) + half_ulp(sent) + half_ulp(largest)

@@ -1,4 +1,4 @@
-"""Linear codecs: the sum of payloads is the payload of the sum."""
+"""Tests linear codecs: the sum of payloads is the payload of the sum."""
 
 import chex
 import jax.numpy as jnp
@@ -16,7 +16,8 @@ LINEAR = [name for name, codec in CODECS.items() if codec.rounds]
 def test_sums_of_payloads_are_payloads_of_sums(name):
     codec, x, y = CODECS[name], normal(N, 1), normal(N, 2)
     state = codec.init(N, jnp.uint32(0))
-    # Products of at most 20 terms, none above 4 |M| |Q|, and two of them added.
+    # Each product has at most 20 terms, none above 4 |M| |Q|, and two products are
+    # added.
     close = {"rtol": 0, "atol": 64 * EPS * 4 * float(jnp.linalg.norm(x))}
     sizes = codec.round_sizes(N)
     assert codec.rounds == len(sizes)

@@ -1,4 +1,4 @@
-"""Means over random numbers: who is unbiased is so, who is not is found."""
+"""Tests that codecs that call themselves unbiased are, and that bias is found."""
 
 import math
 
@@ -10,17 +10,19 @@ import pytest
 from ..grid import each
 from .conformance import CODECS, EPS, VARIANTS, N, normal
 
-DRAWS = 64  # of each of as many seeds: 4,096
+DRAWS = 64  # for each of as many seeds: 4,096 in all
 UNBIASED = [name for name, codec in CODECS.items() if codec.unbiased]
 
 
 def mean_is_off(name):
-    """Where the mean of `decode(encode(x)) - x` is further from 0 than chance takes it.
+    """
+    Returns where the mean of `decode(encode(x)) - x` is further from 0 than by chance.
 
-    An error is in [-b, b], b the bound. By Hoeffding the mean of m of them is beyond t
-    with probability at most `2 exp(-m t^2 / 2 b^2)`, however they are distributed. Over
-    all elements of all codecs that is to be 1e-6 (Bonferroni): a false alarm for one in
-    a million sets of seeds, and these are fixed.
+    An error lies in [-b, b], where b is the bound. By Hoeffding's inequality, the mean
+    of m errors exceeds t with probability at most `2 exp(-m t^2 / 2 b^2)`, whatever
+    their distribution. t is chosen so that the probability over all elements of all
+    codecs is 1e-6 (Bonferroni): one set of seeds in a million gives a false alarm, and
+    the seeds are fixed.
     """
     codec, x = CODECS[name], normal(N)
 
@@ -45,6 +47,6 @@ def test_unbiased(name):
 
 @pytest.mark.parametrize("name", ["int4", "bf16", "truncate", "random_k 5, unscaled"])
 def test_bias_is_found(name):
-    """t is 0.11 b, and what is always rounded the same way has errors of up to b."""
+    """t is 0.11 b, and a codec that always rounds in one direction errs by up to b."""
     assert not CODECS[name].unbiased
     assert mean_is_off(name).mean() > 0.5

@@ -1,4 +1,4 @@
-"""Codecs by name: how many bytes each sends of a matrix of 256 x 256 elements."""
+"""Tests how many bytes each named codec sends for a matrix of 256 x 256 elements."""
 
 import jax
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from pipejax import codecs
 
 N = 256 * 256
-# Bytes that are derived from the formats: codes, scales, places, seeds and factors.
+# The bytes follow from the formats: codes, scales, places, seeds and factors.
 BYTES = {
     "bf16": 2 * N,
     "truncate": 2 * N,
@@ -18,7 +18,7 @@ BYTES = {
     "fp8_e5m2": N + N // 256 * 4,
     "sign": N // 8 + N // 1024 * 4,
     "top_k": 655 * (4 + 4),  # 1 % of the elements, each with its place
-    "random_k": 655 * 4 + 4,  # and the seed of their places
+    "random_k": 655 * 4 + 4,  # with the seed of their places
     "power_sgd": 4 * (256 + 256) * 4,  # two factors of rank 4
 }
 
@@ -33,7 +33,7 @@ def test_every_name_has_its_bytes_here():
 
 
 def test_both_formats_of_eight_bits_are_what_their_names_say():
-    """They send as many bytes, and differ in their largest number."""
+    """Both formats send as many bytes, and differ in their largest number."""
     tops = [codecs.named(name).top for name in ("fp8_e4m3", "fp8_e5m2")]
     assert tops == [448, 57344]
 

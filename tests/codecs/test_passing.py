@@ -1,4 +1,4 @@
-"""Codecs that send all or nothing, under error feedback, whatever they stand for."""
+"""Tests the codecs that send all or nothing, in place of another codec."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ SHAPES = ((2, 2), (3,))
 @pytest.mark.parametrize("passes", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_all_is_sent_or_all_is_kept(passes, dtype):
-    """Vector and residual are added up in their own dtype."""
+    """Vector and residual are added in their own dtype."""
     x, kept = X.astype(dtype), KEPT.astype(dtype)
     with x64():
         codec = ErrorFeedback(Passing(c.sign(8), passes)).of(dtype=dtype)
@@ -32,7 +32,7 @@ def test_all_is_sent_or_all_is_kept(passes, dtype):
 
 
 def test_vectors_are_cut_as_for_the_codec():
-    """A residual can then be read where the codec itself has left it."""
+    """The residual then has the layout in which the replaced codec keeps its own."""
     assert Passing(c.int8(64), True).multiple == c.int8(64).multiple == 64
     power_sgd = Passing(c.power_sgd(1, jax.random.key(0)), True)
     assert power_sgd.needs_leaves
@@ -41,7 +41,7 @@ def test_vectors_are_cut_as_for_the_codec():
 
 @pytest.mark.parametrize("passes", [True, False])
 def test_one_round_in_place_of_two(passes):
-    """The sum of two devices' vectors comes back as leaves, or zeros do."""
+    """The sum of two devices' vectors is rebuilt as leaves, or zeros are."""
     codec = Passing(c.power_sgd(1, jax.random.key(0)), passes).of(SHAPES)
     x, y = np.arange(7, dtype=np.float32), np.float32([7, 6, 5, 4, 3, 2, 1])
     assert (codec.rounds, codec.round_sizes(7)) == (1, (7,))

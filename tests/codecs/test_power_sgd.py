@@ -1,4 +1,4 @@
-"""PowerSGD against the singular values of what it takes."""
+"""Tests PowerSGD on matrices with known singular values."""
 
 import math
 
@@ -17,7 +17,7 @@ SIZE = math.prod(SIDES)
 
 
 def matrix(*singular_values, seed=0):
-    """A matrix of 16 x 12 as a vector, with these singular values."""
+    """Returns a 16 x 12 matrix with these singular values, as a vector."""
     rng = np.random.default_rng(seed)
     u, v = (
         np.linalg.qr(rng.normal(size=(side, len(singular_values))))[0] for side in SIDES
@@ -26,7 +26,7 @@ def matrix(*singular_values, seed=0):
 
 
 def relative_errors(rank, xs):
-    """Of one matrix after another, `|decode(encode(x)) - x| / |x|`."""
+    """Returns `|decode(encode(x)) - x| / |x|` of one matrix after another."""
     codec = c.power_sgd(rank, KEY).of(SHAPES[:1])
     encode = jax.jit(codec.encode)
     state, errors = codec.init(SIZE, jnp.uint32(0)), []
@@ -44,21 +44,21 @@ def test_power_sgd_has_what_is_of_its_rank(rank, scale):
 
 
 def test_power_sgd_turns_to_the_largest_direction():
-    """With singular values 1 and s, the angle's tangent shrinks by s^2 a step."""
+    """With singular values 1 and s, the angle's tangent shrinks by s^2 each step."""
     s = 0.5
     error = relative_errors(1, [matrix(1, s)] * 4)
-    # |M - P P^T M|^2 = s^2 + (1 - s^2) sin^2 t, of |M|^2 = 1 + s^2, t the angle.
+    # With the angle t, |M - P P^T M|^2 = s^2 + (1 - s^2) sin^2 t, and |M|^2 = 1 + s^2.
     sin2 = ((1 + s**2) * error**2 - s**2) / (1 - s**2)
     tan2 = sin2 / (1 - sin2)
-    # The angle is of float32, so sin^2 is off by 2 sin(t) 1e-7 or so, and more by what
-    # rounds M: 1e-6 in all, of the last tan^2 less than 5 %.
+    # The angle is computed in float32, so sin^2 is off by about 2 sin(t) 1e-7, and by
+    # more because M is rounded: 1e-6 in all, less than 5 % of the last tan^2.
     assert tan2[-1] > 2e-5
     np.testing.assert_allclose(tan2[1:] / tan2[:-1], s**4, rtol=0.05)
 
 
 @pytest.mark.parametrize("before", [[], [1]])
 def test_power_sgd_comes_back_after_less_than_its_rank(before):
-    """Zeros, or a matrix of rank 1: no column stays zero for ever."""
+    """After zeros or a matrix of rank 1, no column stays zero."""
     poor = matrix(*before) if before else np.zeros(SIZE, np.float32)
     full = matrix(2, 1, seed=1)
     assert (relative_errors(2, [full, poor + full, full])[2:] < 1e-4).all()
@@ -70,7 +70,7 @@ def test_power_sgd_comes_back_after_less_than_its_rank(before):
 
 
 def test_power_sgd_forgets_what_was_not_finite():
-    """A matrix whose products overflow leaves no NaN behind."""
+    """A matrix whose products overflow leaves no NaN in the state."""
     codec = c.power_sgd(1, KEY).of(SHAPES[:1])
     state = codec.init(SIZE, jnp.uint32(0))
     payload, state = codec.encode(jnp.full(SIZE, MAX), state)

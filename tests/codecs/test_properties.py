@@ -1,4 +1,4 @@
-"""What `Codec` promises, of every codec: sizes, bounds, what is not finite."""
+"""Tests what `Codec` promises of every codec: sizes, bounds, and non-finite numbers."""
 
 import itertools
 
@@ -51,7 +51,7 @@ def test_payload_and_state(name, n):
 
 @every_length
 def test_alone_as_among_rows(name, n):
-    """Under `jit` alone and as a row under `vmap`: the same state, the same result."""
+    """A codec gives the same state and result under `jit` as in a row under `vmap`."""
     program, alone = programs(name, n), compiled(name, n)
     rows = np.stack([normal(n, seed) for seed in range(ROWS)])
     payloads, after = program.encode(rows, program.state)
@@ -59,8 +59,9 @@ def test_alone_as_among_rows(name, n):
     for i, row in enumerate(rows[:3]):
         payload, then = alone.encode(row, alone.state(i))
         assert payload.shape == payloads[i].shape
-        # Sums may be in another order: of at most 128 terms in a block of sign, in a
-        # matrix of power_sgd of fewer, thrice. No code is near enough to the next one.
+        # Sums may be computed in another order: sums of at most 128 terms in a block of
+        # sign, and three times sums of fewer terms in a matrix of power_sgd. No code of
+        # any codec is close enough to the next one for this to change it.
         close = {"rtol": 512 * EPS, "atol": 512 * EPS * float(np.abs(row).max())}
         chex.assert_trees_all_close(got[i], alone.decode(payload), **close)
         chex.assert_trees_all_close(
@@ -69,21 +70,22 @@ def test_alone_as_among_rows(name, n):
 
 
 def assert_within_bound(name, n, batches):
-    """Encodes rows [rows, n], one batch after another, against `codec.bound`."""
+    """Encodes batches of rows [rows, n], and checks the errors by `codec.bound`."""
     program = programs(name, n, batches[0].dtype.name)
     state = program.state
     for x in batches:
         wanted = due(x, state)
         payload, state = program.encode(x, state)
-        # A float64 vector is rounded first; the bound is for what is rounded then.
+        # A float64 vector is rounded to float32 first, and the bound is for the rounded
+        # vector.
         with np.errstate(over="ignore"):
             rounded = wanted.astype(np.float32)
         got, bound = np.asarray(program.decode(payload)), program.bound(rounded)
         with np.errstate(invalid="ignore", over="ignore"):
             error = np.abs(got.astype(np.float64) - rounded)
             within = error <= np.asarray(bound, np.float64) + TINY
-        # Nothing is claimed where the bound is infinite. With feedback, huge vectors
-        # add up to what is not finite.
+        # An infinite bound claims nothing. With feedback, sums of huge vectors become
+        # infinite.
         finite = np.isfinite(rounded).all(axis=1, keepdims=True)
         within |= np.isposinf(bound) | ~finite
         row, i = np.unravel_index(np.argmin(within), within.shape)
@@ -105,14 +107,14 @@ floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 @hypothesis.given(numbers=arrays(np.float32, (2, 16), elements=floats))
 def test_error_is_within_the_bound_whatever_the_floats(name, numbers):
     for n in lengths(name):
-        # From another one of them in each row on.
+        # Each row starts at another one of the numbers.
         starts = np.arange(n)[None, :] + np.arange(ROWS)[:, None]
         assert_within_bound(name, n, [row[starts % row.size] for row in numbers])
 
 
 @every_codec
 @hypothesis.given(
-    # The last is infinite as float32, in which it travels.
+    # The last one is infinite as a float32, and travels as float32.
     value=st.sampled_from([np.nan, np.inf, -np.inf, 1e300]),
     place=st.floats(0, 1, exclude_max=True),
     exponent=exponents,

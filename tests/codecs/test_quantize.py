@@ -1,4 +1,4 @@
-"""Quantisation between a message's minimum and maximum, by hand."""
+"""Tests quantization between a message's minimum and maximum, by hand."""
 
 import jax
 import numpy as np
@@ -10,7 +10,7 @@ MAX = np.finfo(np.float32).max
 
 
 def encoded(bits, x):
-    """The payload of x, and what that decodes to."""
+    """Returns the payload of x, and the vector decoded from it."""
     codec, x = c.quantize(bits), np.asarray(x, np.float32)
     payload, _ = jax.jit(codec.encode)(x, ())
     decoded = jax.jit(codec.decode, static_argnums=1)(payload, x.size)
@@ -18,10 +18,10 @@ def encoded(bits, x):
 
 
 def test_two_bits_by_hand():
-    """Between -1 and 5 lie four levels, 2 apart; a half goes to the even one."""
+    """Four levels lie between -1 and 5, 2 apart; a tie goes to the even level."""
     x = [-1, 1, 3, 5, 0, 2, 4, 4.9]
     payload, decoded = encoded(2, x)
-    # Element i + 2 is shifted by two bits in byte i, i + 4 by four, i + 6 by six.
+    # In byte i, element i + 2 is shifted by two bits, i + 4 by four and i + 6 by six.
     codes = [0, 1, 2, 3, 0, 2, 2, 3]
     assert codes[0] | codes[2] << 2 | codes[4] << 4 | codes[6] << 6 == 0x88
     assert codes[1] | codes[3] << 2 | codes[5] << 4 | codes[7] << 6 == 0xED
@@ -30,34 +30,35 @@ def test_two_bits_by_hand():
 
 
 def test_one_outlier_widens_all_levels():
-    """The 16 levels between 0 and 15,000 are 1,000 apart, and 1 and 2 become 0."""
+    """The 16 levels from 0 to 15,000 are 1,000 apart, so that 1 and 2 become 0."""
     _, decoded = encoded(4, [0, 1, 2, 15e3])
-    # XLA multiplies by 1/15 in place of dividing, so the last may be a rounding off.
+    # XLA multiplies by 1/15 instead of dividing, so the last number may differ by one
+    # rounding.
     np.testing.assert_allclose(decoded, [0, 0, 0, 15e3], rtol=2.0**-23)
 
 
 @pytest.mark.parametrize("bits", [1, 8])
 def test_equal_elements_come_back_as_they_are(bits):
-    """All of them are the minimum, and nothing is divided by a distance of 0."""
+    """All elements equal the minimum, and nothing is divided by the distance of 0."""
     payload, decoded = encoded(bits, [0.1] * 8)
     assert payload[: bits + 4].tobytes() == bytes(bits) + np.float32(0.1).tobytes()
     np.testing.assert_array_equal(decoded, np.full(8, 0.1, np.float32))
 
 
 def test_a_distance_beyond_the_largest_number():
-    """MAX - (-MAX) is infinite in float32, but a 255th of it and all codes are not.
+    """MAX - (-MAX) is infinite in float32, but a 255th of it and all codes are finite.
 
-    `q level` overflows for the codes above, as the codec's bound says.
+    `q level` overflows for the larger codes, as the codec's bound says.
     """
     payload, decoded = encoded(8, [-MAX, -MAX / 3, MAX / 3, MAX])
     assert payload[:4].tolist() == [0, 85, 170, 255]
-    # 85 levels are a third of the way; 1e-6 is a few roundings of float32.
+    # 85 levels are a third of the way, and 1e-6 is a few roundings of float32.
     np.testing.assert_allclose(decoded[:2], [-MAX, -MAX / 3], rtol=1e-6)
     assert np.isinf(c.quantize(8).bound(np.float32([-MAX, MAX]))).all()
 
 
 def test_a_nan_of_many_spoils_all():
-    """It is found among 5,000, whose minimum and maximum may lose it on CPUs."""
+    """A NaN among 5,000 elements is found; XLA's minimum may lose it on CPUs."""
     x = np.ones(5000, np.float32)
     x[4321] = np.nan
     assert np.isnan(encoded(8, x)[1]).all()

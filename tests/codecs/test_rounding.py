@@ -1,4 +1,4 @@
-"""Rounds to integers by given noise, and finds where `stochastic` takes its noise."""
+"""Tests rounding to integers by given noise, and where `stochastic` takes its noise."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from .conformance import KEY, normal
     1, noise=[1 - 2.0**-24, 0.0], codec=[c.int8(8), c.int4(8), c.quantize(8), c.bf16()]
 )
 def test_stochastic_rounding_stays_within_its_levels(codec, noise):
-    """The largest of a block, times L over itself, may round to more than L."""
+    """A block's largest element, times L over itself, may be rounded to more than L."""
     x = normal(2**16)
     payload = codec.rounded(jnp.asarray(x), jnp.full(x.size, noise))
     error = np.abs(np.asarray(codec.decode(payload, x.size)) - x)
@@ -29,7 +29,7 @@ def test_ties_go_to_the_even_integer():
 
 
 def test_as_many_go_up_as_the_number_is_above_its_level():
-    """With 100 noises in the middle of 100 equal intervals, 25 of 2.25 become 3."""
+    """With noise in the middle of 100 equal intervals, 2.25 becomes 3 25 times."""
     noise = (jnp.arange(100, dtype=jnp.float32) + 0.5) / 100
     for y, up in [(2.25, 25), (-2.25, 75), (3.0, 0), (-0.01, 99)]:
         got = to_integer(jnp.full(100, y, jnp.float32), noise, 7)
@@ -38,7 +38,7 @@ def test_as_many_go_up_as_the_number_is_above_its_level():
 
 
 def test_nothing_goes_beyond_the_top():
-    """7 and the largest noise make 8, and a number below -7 has -8 as its floor."""
+    """7 plus the largest noise rounds to 8, and the floor of -7 - epsilon is -8."""
     y = jnp.float32([7, np.nextafter(np.float32(-7), np.float32(-8))])
     noise = jnp.float32([1 - 2.0**-24, 0])
     assert jnp.floor(y + noise).tolist() == [8, -8]
@@ -46,7 +46,7 @@ def test_nothing_goes_beyond_the_top():
 
 
 def test_each_vector_has_noise_of_its_own():
-    """One half of a split key makes the noise, and the other is the next state."""
+    """One half of a split key makes the noise, and the other half is the next state."""
     codec, inner, x = c.stochastic(c.int8(8), KEY), c.int8(8), normal(64)
     state, key = codec.init(64, jnp.uint32(5)), jax.random.fold_in(KEY, 5)
     payloads = []
@@ -61,7 +61,7 @@ def test_each_vector_has_noise_of_its_own():
 
 
 def test_the_kind_of_key_stays():
-    """A key of "rbg" has four words, one of the default kind two."""
+    """A key of "rbg" has four words, and a key of the default kind has two."""
     for key, words in (KEY, 2), (jax.random.key(0, impl="rbg"), 4):
         codec = c.stochastic(c.int8(8), key)
         state = jax.eval_shape(codec.init, 8, jnp.uint32(0))

@@ -1,4 +1,4 @@
-"""Sparse payloads by hand: which elements are sent, their places, and how many."""
+"""Tests sparse payloads by hand: which elements are sent, their places and number."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ def draws(codec, x, seeds):
 
 
 def test_top_k_by_hand():
-    """Places, the largest magnitude first, then the bits of the values."""
+    """The payload holds places, largest magnitude first, then the values' bits."""
     codec = c.top_k(3)
     payload, _ = codec.encode(jnp.float32([1, -3, 0.5, 2]), ())
     assert_bits_equal(payload[:3], np.uint32([1, 3, 0]))
@@ -39,10 +39,11 @@ def test_top_k_sends_a_nan_before_the_largest():
 
 @pytest.mark.parametrize("scaled", [True, False])
 def test_random_k_draws_one_of_each_part(scaled):
-    """10 elements in 3 parts of 4, 4 and 2, and each element with probability 1/4.
+    """
+    Three parts of 4, 4 and 2 elements have one draw each, with probability 1/4.
 
     An element is missing from all of 100 draws with probability 3e-13. Two of the last
-    part's four places lie beyond the end, so that half of its draws send nothing.
+    part's four places lie beyond the end, so half of its draws send nothing.
     """
     x = np.arange(1, 11, dtype=np.float32)
     got = draws(c.random_k(3, KEY, scaled=scaled), jnp.asarray(x), 100)
@@ -60,7 +61,8 @@ def test_random_k_decodes_by_what_it_is_sent():
     payload, _ = jax.jit(codec.encode)(x, codec.init(64, jnp.uint32(7)))
     decoded = codec.decode(payload, 64)
     assert_bits_equal(c.random_k(8, jax.random.key(1)).decode(payload, 64), decoded)
-    # By chance both would draw the same one of 8 in each of 8 parts: 6e-8.
+    # Both would draw the same one of 8 elements in each of 8 parts with probability
+    # 6e-8.
     other = payload.at[0].add(1)
     assert not np.array_equal(codec.decode(other, 64), decoded)
 

@@ -1,4 +1,4 @@
-"""With x64 on: the same bits of float32 vectors, and float64 vectors rounded once."""
+"""Tests x64: float32 vectors keep their bits, and float64 vectors are rounded once."""
 
 import chex
 import jax
@@ -16,7 +16,7 @@ STEPS = 2
 
 
 def coded(name):
-    """The state at first; the payload, the state and what is decoded, step by step."""
+    """Returns the first state, then payload, state and decoded vector of each step."""
     program = compiled(name, N)
     out = [program.state(3)]
     for step in range(STEPS):
@@ -35,9 +35,9 @@ def test_float32_has_the_bits_that_it_has_without(name):
 
 @EACH
 def test_float64_travels_as_float32(name):
-    """What is sent is what the float32 nearest to what is due would send.
+    """The payload is that of the float32 nearest to the value to encode.
 
-    The residual is float64, and `e' = e + g - Delta` to the bit.
+    The residual is float64, and `e' = e + g - Delta` holds to the bit.
     """
     with x64():
         program, codec = compiled(name, N, "float64"), CODECS[name].of(dtype="float64")

@@ -1,4 +1,4 @@
-"""Algorithms, codecs, and one compiled program for each pair: what the tests share."""
+"""Compiles one program for each algorithm and codec, which the tests share."""
 
 import functools
 import math
@@ -31,7 +31,7 @@ ALGORITHMS = {
         outer=collectives.two_shot(codec)
     ),
 }
-WHOLE = ("psum", "tree", "parameter_server")  # these cut no vector
+WHOLE = ("psum", "tree", "parameter_server")  # these cut no vector into pieces
 feedback = codecs.error_feedback
 CODECS = {
     "int8": codecs.int8(),
@@ -59,7 +59,7 @@ RANDOM = ("random_k", "stochastic int8")
 
 
 class Case(NamedTuple):
-    """An algorithm on p devices, for vectors of this layout."""
+    """An algorithm and a codec on some devices, for vectors of one layout."""
 
     algorithm: str
     codec: str | None
@@ -95,7 +95,7 @@ class Case(NamedTuple):
 
 
 def case(algorithm, codec, devices, n, exact=0, dtype="float32"):
-    """`n` elements that may be coded, most of them in one matrix."""
+    """Makes a case with `n` elements that may be coded, most of them in one matrix."""
     rows = n // 10
     layout = Layout.of_shapes(((rows, 9), (n - 9 * rows,)), dtype, exact=exact)
     hosts = {1: 1, 2: 2, 3: 3, 4: 2, 5: 1, 6: 2, 7: 7, 8: 4}[devices]
@@ -105,15 +105,15 @@ def case(algorithm, codec, devices, n, exact=0, dtype="float32"):
 
 
 # One program serves all tests of an algorithm with a codec. The codecs on four devices
-# compile quickly: one without a state, one with a state.
+# compile quickly: two have no state, one has.
 ON_FOUR = ("int8", "bf16", "sign+feedback")
 COMBINATIONS = [(a, c, p) for p in (3, 4) for a, c in PAIRS if p == 3 or c in ON_FOUR]
 GRID = [
     case(a, c, p if a != "hierarchical" else 2 * (p - 1), 1000, exact=3)
     for a, c, p in COMBINATIONS
 ]
-# The quick run has every algorithm, every codec, and one codec with a state under
-# every algorithm that takes it.
+# The quick run covers every algorithm, every codec, and one codec with a state under
+# every algorithm that accepts it.
 _COVERED = covering(COMBINATIONS, 1)
 QUICK = [
     each
@@ -123,13 +123,14 @@ QUICK = [
 
 
 def in_dtype(each, dtype):
-    """The same case for vectors of another dtype."""
+    """Returns the same case for vectors of another dtype."""
     shapes, exact = each.layout.shapes, each.layout.exact_size
     return each._replace(layout=Layout.of_shapes(shapes, dtype, exact=exact))
 
 
-# Against `EXACT_BITS`, LLVM contracts `min + q level` in float64 programs of this pair,
-# where the processor has multiply-add instructions. `make check` leaves those out.
+# In float64 programs of this pair, LLVM contracts `min + q level` in spite of
+# `EXACT_BITS` if the processor has multiply-add instructions. `make check` excludes
+# these instructions.
 MULTIPLY_ADDS = "max_isa" not in os.environ.get("XLA_FLAGS", "")
 CONTRACTED = {("halving_doubling", "quantize")} if MULTIPLY_ADDS else set()
 FLOAT64 = [
@@ -140,7 +141,7 @@ FLOAT64 = [
 
 
 def every(cases):
-    """Parametrizes a test with `each` of these cases of `GRID`."""
+    """Parametrizes a test with those of `cases` that are in `GRID`, as `each`."""
     return pytest.mark.parametrize(
         "each",
         [
@@ -155,7 +156,7 @@ def every(cases):
 
 
 class Program(NamedTuple):
-    """What is compiled for a case, and what its stages say."""
+    """The compiled program of a case, and the transfers that its stages declare."""
 
     init: Any
     step: jax.stages.Compiled
@@ -165,7 +166,7 @@ class Program(NamedTuple):
 
 @functools.cache
 def program(case):
-    """Row i of vectors and states, [p, ...], is device i's."""
+    """Compiles a case. Row i of vectors and states, [p, ...], belongs to device i."""
     own, mesh, found = P(case.axis), case.mesh, []
 
     def init():
@@ -194,7 +195,7 @@ def program(case):
 
 
 def summed(layout, stages, vector, states=None):
-    """The sum of a vector in which the arrays of a layout lie one after another."""
+    """Sums a vector in which the arrays of a layout lie one after another."""
     sums, states = collectives.run(stages, apart(layout, vector), states)
     return jnp.concatenate([x.reshape(-1) for x in sum(sums, ())]), states
 
@@ -210,14 +211,14 @@ def apart(layout, vector):
 
 
 def run(case, vectors, states=None):
-    """Sums [p, n] and states [p, ...]."""
+    """Returns the sums [p, n] and the states [p, ...] of the compiled program."""
     found = program(case)
     out = found.step(jnp.asarray(vectors), found.init if states is None else states)
     return jax.tree.map(np.asarray, out)
 
 
 def expected(case, vectors, states=None):
-    """The same by the twin."""
+    """Returns the sums and states of the reference twin."""
     ref = getattr(reference, case.algorithm + "_ref")
     if case.hosts is not None:
         ref = functools.partial(ref, hosts=case.hosts)
@@ -229,7 +230,7 @@ def expected(case, vectors, states=None):
         send = reference.Coded(_of(case.codec, case.layout.shapes, dtype), each)
     n = case.layout.coded_size
     x = np.asarray(vectors, dtype)
-    with np.errstate(over="ignore", invalid="ignore"):  # as XLA, which has no warnings
+    with np.errstate(over="ignore", invalid="ignore"):  # XLA has no warnings either
         coded = ref(list(x[:, :n]), send)
         tail = ref(list(x[:, n:]), reference.Exactly())
     sums = np.concatenate([coded, tail], axis=1).astype(vectors.dtype)

@@ -1,8 +1,9 @@
-"""Every all-reduce over a list of blocks, one vector a device: loops, and no JAX.
+"""
+Implements every all-reduce by loops over a list of blocks, one vector a device.
 
-`send(place, device, block, row)` is what arrives of a block that a device has encoded
-at this place of the algorithm, as the row-th of several: `decode(encode(block))`. Sums
-are in the blocks' dtype, float32 or float64, in rank order.
+`send(place, device, block, row)` returns `decode(encode(block))`: the values that
+arrive when a device encodes a block at this place of the algorithm, with the row-th of
+several states. Sums are taken in rank order in the blocks' dtype, float32 or float64.
 """
 
 import functools
@@ -12,9 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 
-# A multiplication and an addition in one loop are contracted, and round once less, by
-# LLVM's optimisations and in YNNPACK's kernels. Without both, bits depend on the
-# algorithm alone, not on what XLA puts into one loop.
+# LLVM's optimizations and YNNPACK's kernels contract a multiplication and an addition
+# in one loop into one operation that rounds once less. Without both, the bits depend
+# only on the algorithm, not on what XLA puts into one loop.
 EXACT_BITS: dict[str, Any] = {
     "xla_backend_optimization_level": 0,
     "xla_cpu_experimental_ynn_fusion_type": "",
@@ -24,7 +25,7 @@ EXACT_BITS: dict[str, Any] = {
 def psum_ref(blocks, send):
     if not hasattr(send, "codec"):
         return [added(blocks)] * len(blocks)
-    # A linear codec: of what each device projects, round by round, the sum.
+    # A linear codec sums, round by round, what each device projects.
     sums = ()
     for _ in range(send.codec.rounds):
         parts = [send.project(i, block, sums) for i, block in enumerate(blocks)]
@@ -50,13 +51,13 @@ def tree_ref(blocks, send):
 
 
 def two_shot_scatter(rows, send):
-    """Device j adds up what it is sent of everybody's piece j."""
+    """Returns on device j the sum of piece j of all rows, as they arrive there."""
     p = range(len(rows))
     return [added([send("scatter", i, rows[i][j], j) for i in p]) for j in p]
 
 
 def ring_scatter(rows, send):
-    """Piece j sets out at device j + 1, and collects on its way to device j."""
+    """Sends piece j from device j + 1 around the ring to device j, adding rows."""
     p, sums = len(rows), []
     for j in range(p):
         partial = rows[(j + 1) % p][j]
@@ -69,7 +70,7 @@ def ring_scatter(rows, send):
 
 
 def halving_scatter(rows, send):
-    """Of p devices q, the power of two below; the last p - q fold into the first."""
+    """Folds devices beyond a power of two into the first, then halves the rows."""
     q = len(rows[0])
     held = [list(row) for row in rows[:q]]
     for i in range(q, len(rows)):
@@ -93,7 +94,7 @@ def halving_scatter(rows, send):
 
 
 def scatter_gather_ref(blocks, send, scatter, owner, pieces=None):
-    """The owner of a piece encodes its sum, and all decode that."""
+    """Sums pieces by `scatter`. Each owner encodes its sum, and all decode it."""
     pieces = pieces or len(blocks)
     sums = scatter([cut(block, pieces, send.multiple) for block in blocks], send)
     rows = [send(owner, j, total) for j, total in enumerate(sums)]
@@ -114,7 +115,7 @@ def halving_doubling_ref(blocks, send):
 
 
 def hierarchical_ref(blocks, send, hosts, outer=two_shot_ref):
-    """Exact sums inside each host, piece by piece; `outer` of these between hosts."""
+    """Sums exactly inside each host, piece by piece, and by `outer` between hosts."""
     d, n = len(blocks) // hosts, len(blocks[0])
     rows = [cut(block, d, 1) for block in blocks]
     pieces = []
@@ -125,7 +126,7 @@ def hierarchical_ref(blocks, send, hosts, outer=two_shot_ref):
 
 
 def cut(block, pieces, multiple):
-    """Equal pieces, each a multiple this long, zeros at the end."""
+    """Cuts a block into equal pieces of a multiple of `multiple`, padded with zeros."""
     length = multiple * max(1, -(-len(block) // (pieces * multiple)))
     return np.pad(block, (0, pieces * length - len(block))).reshape(pieces, length)
 
@@ -135,7 +136,7 @@ def added(blocks):
 
 
 class Exactly:
-    """Sends what it is given."""
+    """Sends blocks unchanged."""
 
     multiple = 1
 
@@ -147,7 +148,7 @@ class Exactly:
 
 
 class Coded:
-    """Encodes and decodes, and keeps `states[device][place]` as it goes."""
+    """Sends blocks encoded and decoded, and updates `states[device][place]`."""
 
     def __init__(self, codec, states, prefix="", devices=None):
         self.codec, self.states, self.prefix = codec, states, prefix
@@ -159,7 +160,8 @@ class Coded:
 
     def __call__(self, place, device, block, row=None):
         states, place = self.states[self.devices[device]], self.prefix + place
-        # A codec without a state has no entry; one that has keeps a row for each block.
+        # A codec without a state has no entry. A codec with a state has a row for each
+        # block.
         whole = states.get(place, ())
         one = whole if row is None else jax.tree.map(lambda x: x[row], whole)
         encode, decode = compiled(self.codec)

@@ -1,4 +1,4 @@
-"""Who sends how much to whom, and how often what is sent has been encoded."""
+"""Reads from lowered programs which device sends what, and counts encodings."""
 
 import dataclasses
 import json
@@ -27,12 +27,13 @@ _SENT = re.compile(
 
 
 class Sent(NamedTuple):
-    """One collective of a lowered program.
+    """
+    One collective of a lowered program.
 
     Attributes:
-      kind: its name.
-      among: pairs (from, to) of a permute, groups of devices of any other.
-      bytes: of the array that each device hands over.
+      kind: The name of the collective.
+      among: The pairs (from, to) of a permute, or the groups of devices of any other.
+      bytes: The size of the array that each device contributes.
     """
 
     kind: str
@@ -55,7 +56,7 @@ def sent(all_reduce, devices, n, hosts=None):
 
 
 def _among(text, devices, hosts):
-    """Reads pairs or groups, for which JAX 0.12 has the name of a mesh axis."""
+    """Reads pairs or groups. JAX 0.12 writes the name of a mesh axis in their place."""
     if text.startswith("dense"):
         return json.loads(text.removeprefix("dense<").removesuffix(">"))
     (axis,) = re.findall(r'axis_ref<name = "(\w+)">', text)
@@ -64,7 +65,7 @@ def _among(text, devices, hosts):
 
 
 def sums(all_reduce, rows, hosts=None):
-    """Sums rows [p, n], one on each device, and returns what each device then has."""
+    """Sums rows [p, n], one on each device, and returns the result of each device."""
     rows = np.asarray(rows, np.float32)
     return np.asarray(_program(all_reduce, *rows.shape, hosts)(rows))
 
@@ -83,7 +84,7 @@ def _program(all_reduce, devices, n, hosts):
 
 @dataclasses.dataclass(frozen=True)
 class Halving(Codec):
-    """Decodes to half of what was encoded, so that a sum shows how often that was."""
+    """Decodes to half of what was encoded, so that a sum counts the encodings."""
 
     def size(self, n):
         return 4 * n
@@ -99,13 +100,14 @@ class Halving(Codec):
 
 
 def encodings(all_reduce, devices, pieces, hosts=None):
-    """Counts how often device i's numbers were encoded in the sum of piece j.
+    """
+    Counts how often device i's numbers were encoded in the sum of piece j.
 
-    Device i has a 1 at the i-th place of each piece and zeros elsewhere, and every time
-    that `Halving` encodes the 1 it is halved.
+    Device i has a 1 at the i-th place of each piece and zeros elsewhere. Each time that
+    `Halving` encodes the 1, it is halved.
 
     Returns:
-      A list for each piece, a number for each device.
+      A list for each piece, with a number for each device.
     """
     rows = np.tile(np.eye(devices, dtype=np.float32), (1, pieces))
     found = sums(all_reduce, rows, hosts)

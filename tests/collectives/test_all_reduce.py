@@ -1,4 +1,4 @@
-"""Every all-reduce: the sum, exact without a codec, its twin's to the bit with one."""
+"""Tests every all-reduce: exact sums, and with a codec the bits of its twin."""
 
 import jax
 import numpy as np
@@ -35,9 +35,9 @@ EACH = every(GRID)
 
 
 def rank_coded(devices, n, dtype):
-    """Device i's elements are i + 1 times 1, 2, ..., 7: sums to 8 x 9 / 2 x 7 = 252.
+    """Returns i + 1 times 1, 2, ..., 7 on device i: sums are at most 36 x 7 = 252.
 
-    All integers to 256 are numbers of bfloat16.
+    bfloat16 represents all integers up to 256.
     """
     codes = np.outer(np.arange(1, devices + 1), 1 + np.arange(n) % 7)
     return codes.astype(np.float32).astype(dtype)
@@ -45,7 +45,7 @@ def rank_coded(devices, n, dtype):
 
 @grid(1, algorithm=ALGORITHMS, devices=DEVICES)
 def test_the_sum_of_integers_is_exact(algorithm, devices):
-    """In one program, for it is compilation that takes time."""
+    """Sums all layouts in one program, because compilation takes most of the time."""
     layouts = [(n, exact, "float32") for n, exact in LENGTHS]
     layouts += [(255, 3, dtype) for dtype in DTYPES[1:]]
     cases = [case(algorithm, None, devices, *layout) for layout in layouts]
@@ -66,7 +66,7 @@ def test_the_sum_of_integers_is_exact(algorithm, devices):
 
 
 def check(each, vectors, states=None):
-    """Sum and states are the twin's, and every device has the same sum."""
+    """Asserts that sum and states equal the twin's, and that all devices agree."""
     got, after = run(each, vectors, states)
     want, others = expected(each, vectors, states)
     np.testing.assert_array_equal(got, want, strict=True)
@@ -77,14 +77,14 @@ def check(each, vectors, states=None):
 
 @EACH
 def test_equals_its_twin(each):
-    """Bit by bit, what the codecs keep too, and again with what they have kept."""
+    """Compares two exchanges bit by bit, the second with the states of the first."""
     _, states = check(each, each.vectors(0))
     check(each, each.vectors(1), states)
 
 
 @EACH
 def test_what_must_be_exact_is(each):
-    """To float32: each of p - 1 additions rounds what is at most the sum of all |x|."""
+    """Exact parts are off by at most p - 1 float32 roundings of the sum of all |x|."""
     vectors = each.vectors(2)
     tail = vectors[:, each.layout.coded_size :].astype(np.float64)
     got = run(each, vectors)[0][:, each.layout.coded_size :]
@@ -100,7 +100,8 @@ def test_what_is_not_finite_stays_so_everywhere(each, place, bad):
     vectors[1, place] = bad
     got, _ = run(each, vectors)
     if each.codec == "random_k" and place < each.layout.coded_size:
-        # That place may not be drawn; all that are drawn are then not finite.
+        # The element at this place may not be drawn, but then all drawn elements are
+        # NaN.
         assert not np.isfinite(got).all(axis=1).any()
     else:
         assert not np.isfinite(got[:, place]).any()
@@ -110,7 +111,8 @@ def test_what_is_not_finite_stays_so_everywhere(each, place, bad):
 def test_states_are_no_scalars_and_keep_their_form(each):
     found = program(each)
     leaves = jax.tree.leaves(found.init)
-    assert all(leaf.ndim > 1 for leaf in leaves)  # one axis is that of the devices
+    # The first axis is that of the devices.
+    assert all(leaf.ndim > 1 for leaf in leaves)
     assert bool(leaves) == ("+" in each.codec or each.codec in RANDOM)
     _, states = run(each, each.vectors())
     jax.tree.map(np.testing.assert_equal, shapes(states), shapes(found.init))
@@ -145,7 +147,8 @@ FAMILIES = {
 }
 
 
-# The programs are compiled already: thirty cases, fifty times as many in a soak.
+# The programs are compiled already. There are thirty cases, and fifty times as many in
+# a soak.
 @pytest.mark.parametrize("cases", [QUICK, pytest.param(GRID, marks=pytest.mark.full)])
 @settings(max_examples=10 * settings.default.max_examples)
 @given(
@@ -154,7 +157,7 @@ FAMILIES = {
     seed=st.integers(0, 2**32 - 1),
 )
 def test_equals_its_twin_on_anything(cases, data, families, seed):
-    """Devices with values of different kinds, a few vectors after one another."""
+    """Gives devices values of different kinds, in two exchanges one after another."""
     if "float64" in conformance.DTYPES:
         cases = cases + [x for x in FLOAT64 if in_dtype(x, "float32") in cases]
     each = data.draw(st.sampled_from(cases))

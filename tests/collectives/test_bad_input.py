@@ -1,4 +1,4 @@
-"""Each rule of the collectives that one may break, by its message."""
+"""Tests every rule of the collectives by the message of the error."""
 
 import warnings
 
@@ -24,7 +24,7 @@ def refused(message):
 
 
 def stages(all_reduce, layout, devices=3, axis="data", hosts=None):
-    """The stages, made inside shard_map as they must be."""
+    """Makes stages inside `shard_map`, as is required."""
     mesh = pj.data_mesh(devices, axis_name=axis, hosts=hosts)
 
     def local():
@@ -78,7 +78,7 @@ def test_power_sgd_wants_whole_leaves(algorithm):
 
 
 def test_more_than_a_piece_has():
-    """Of 30 elements each of 3 devices encodes 10."""
+    """Each of 3 devices encodes 10 of 30 elements, so `k` can be at most 10."""
     all_reduce = collectives.two_shot(codecs.error_feedback(codecs.top_k(11)))
     with refused(r"`k` must be at most the 10 elements of an encoded vector; got 11"):
         stages(all_reduce, Layout.of_shapes(((30,),)))

@@ -1,4 +1,4 @@
-"""What error feedback keeps, and what is sent, make up what was to be sent."""
+"""Tests that residuals and sent values add up to the gradients."""
 
 import jax
 import numpy as np
@@ -9,16 +9,16 @@ FED_BACK = [x for x in GRID if x.codec.endswith("+feedback") and x.hosts is None
 
 
 def pieces(place, device):
-    """Which pieces of the vector device i encodes there; it has a row for each."""
+    """Returns the pieces of the vector that a device encodes at `place`, by row."""
     name, _, number = place.partition(" ")
     if name == "hop":
         return lambda p: [(device - int(number) - 1) % p]
     if name in ("gather", "owner"):
         return lambda p: [device]
-    if name == "halve":  # the half of its partner
+    if name == "halve":  # the half that the partner keeps
         d = int(number)
         return lambda p: [(device ^ d) & -d | k for k in range(d)]
-    return lambda p: range(p)  # all of them: scatter, fold; or there is but one
+    return lambda p: range(p)  # all pieces in scatter and fold, or the only one
 
 
 def cuts(each):
@@ -28,29 +28,30 @@ def cuts(each):
 
 
 def residuals(each, states):
-    """For every device and place its residual, as a vector of all the elements."""
+    """Yields the residual of every device and place, as a vector of all elements."""
     p, n = cuts(each), each.layout.coded_size
     for place, state in states.items():
         leaves = jax.tree.leaves(state.residual)
         for device in range(each.devices):
             own = [np.asarray(leaf[device], np.float64) for leaf in leaves]
-            if len(own) > 1:  # of a codec that works on the leaves
+            if len(own) > 1:  # the codec works on leaves
                 own = [np.concatenate([x.reshape(-1) for x in own])]
             rows = own[0].reshape(-1, own[0].shape[-1])
             whole = np.zeros((p, rows.shape[1]))
             for piece, row in zip(pieces(place, device)(p), rows, strict=True):
-                if piece < p:  # of halving-doubling the last devices own none
+                if piece < p:  # in halving-doubling, the last devices own no piece
                     whole[piece] = row
             yield whole.reshape(-1)[:n]
 
 
 @every(FED_BACK)
 def test_nothing_is_lost(each):
-    """Sum of gradients = result + sum over places of (residual after - before).
+    """The sum of gradients = result + sum over places of (residual after - before).
 
-    Per place float32 rounds at most three times: x + e, less what was decoded, and the
-    sum of that with the others. No number rounded is above s, the sum of all that are
-    added up here, and an element is encoded at no more than p + 1 places.
+    At each place float32 rounds at most three times: in x + e, in the difference to the
+    decoded value, and in the sum with the other devices. No rounded number exceeds s,
+    the sum of all absolute values added here, and an element is encoded at no more than
+    p + 1 places.
     """
     before, n = program(each).init, each.layout.coded_size
     for seed in range(3):
@@ -68,7 +69,7 @@ def test_nothing_is_lost(each):
 
 @every(FED_BACK)
 def test_what_was_lost_is_sent_later(each):
-    """The same gradient many times: its mean result comes as near as one residual."""
+    """The mean of many results of one gradient is closer to it than a single result."""
     vectors, states, steps = each.vectors(), program(each).init, 20
     n, mean = each.layout.coded_size, 0
     for _ in range(steps):

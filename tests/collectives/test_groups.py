@@ -1,4 +1,4 @@
-"""Which arrays travel in one collective."""
+"""Tests which arrays travel in one collective."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""On GPUs that are not there: what is sent, and that a train step hides all of it."""
+"""Tests programs for absent GPUs: what they send, and that a step hides all of it."""
 
 import collections
 
@@ -23,11 +23,11 @@ pytest.importorskip("nvidia.cuda_nvcc")
 from experiments import overlap
 
 HOSTS = ("host", "device")
-# Of each algorithm one program, and of each codec.
+# One program for each algorithm, and one for each codec.
 CELLS = [(a, "random_k" if a == "psum" else "int8") for a in ALGORITHMS]
 CELLS += [("psum", "power_sgd+feedback")]
 CELLS += [("two_shot", c) for c in CODECS if c != "int8" and allowed("two_shot", c)]
-# `tests/collectives/test_wire.py` asserts the same of the programs for CPUs.
+# `tests/collectives/test_wire.py` asserts the same for the programs of CPUs.
 QUICK = [("hierarchical", "int8"), ("ring", "int8"), ("two_shot", "sign+feedback")]
 
 
@@ -71,7 +71,7 @@ def test_the_compiled_program_sends_what_the_stages_say(algorithm, codec):
     name=["two_shot", "hierarchical"],
 )
 def test_every_collective_is_hidden(name, target):
-    """In a step of width 2, as it comes: all asynchronous, matmuls under each."""
+    """In a step of width 2, every collective is asynchronous and overlaps matmuls."""
     hosts = 2 if target == "h100:1x1x8" else 8
     coded = two_shot(codecs.int8())
     settings = {"mesh": pj.data_mesh(devices=pj.overlap.topology(target))}
@@ -94,7 +94,7 @@ def test_every_collective_is_hidden(name, target):
 
 
 def test_collectives_of_the_loss_leave_the_gradients_hidden():
-    """XLA would merge the first of them with the all-reduce of the gradients."""
+    """XLA would merge the loss's first collective with the gradients' all-reduce."""
 
     def normed(x):
         parts = (y.mean(0, keepdims=True) for y in (x, x**2))

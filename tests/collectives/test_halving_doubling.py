@@ -1,4 +1,4 @@
-"""Partners at halving distances and back, and how devices beyond a power of 2 fold."""
+"""Tests partners at halving distances, and how devices beyond a power of 2 fold."""
 
 import pytest
 
@@ -12,21 +12,21 @@ def exchanges(*found):
 
 
 def test_four_devices():
-    """Half of 8 float32 numbers go to the partner 2 away, a quarter to the next."""
+    """Half of 8 float32 numbers goes to the partner 2 away, a quarter to the next."""
     far, near = [[0, 2], [1, 3], [2, 0], [3, 1]], [[0, 1], [1, 0], [2, 3], [3, 2]]
     wanted = exchanges((far, 16), (near, 8), (near, 8), (far, 16))
     assert sent(halving_doubling(), 4, 8) == wanted
 
 
 def test_three_devices():
-    """The last device gives its whole vector to the first, which returns the result."""
+    """The last device sends its whole vector to the first, which returns the result."""
     pair = [[0, 1], [1, 0]]
     wanted = exchanges(([[2, 0]], 32), (pair, 16), (pair, 16), ([[0, 2]], 32))
     assert sent(halving_doubling(), 3, 8) == wanted
 
 
 def test_six_devices_fold_two():
-    """Devices 4 and 5 fold into 0 and 1 at once; the other four go on as they would."""
+    """Devices 4 and 5 fold into 0 and 1 at first; the others run as four devices do."""
     found = sent(halving_doubling(), 6, 8)
     assert found[0] == Sent("collective-permute", [[4, 0], [5, 1]], 32)
     assert found[1:-1] == sent(halving_doubling(), 4, 8)
@@ -36,7 +36,8 @@ def test_six_devices_fold_two():
 @pytest.mark.parametrize(
     ("devices", "wanted"),
     [
-        # Once for each bit in which device and piece differ, and once by the owner.
+        # A number is encoded once for each bit in which device and piece differ, and
+        # once by the owner.
         (4, [[1, 2, 2, 3], [2, 1, 3, 2], [2, 3, 1, 2], [3, 2, 2, 1]]),
         # Device 2 folds into 0, so its numbers are encoded once more.
         (3, [[1, 2, 2], [2, 1, 3]]),

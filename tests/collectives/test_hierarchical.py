@@ -1,4 +1,4 @@
-"""What travels inside hosts and what between them: who, how much, how often encoded."""
+"""Tests what travels inside hosts and between them, and how often it is encoded."""
 
 from pipejax import codecs
 from pipejax.collectives import hierarchical, ring, tree, two_shot
@@ -7,7 +7,7 @@ from .routes import Halving, Sent, encodings, sent
 
 
 def test_between_hosts_a_share_for_each_of_their_devices():
-    """2 hosts of 3 devices share 12 float32 numbers: each device sends 4, then 2."""
+    """2 hosts of 3 devices share 12 numbers: devices send 4, then 2 between hosts."""
     inside, between = [[0, 1, 2], [3, 4, 5]], [[0, 3], [1, 4], [2, 5]]
     assert sent(hierarchical(), 6, 12, hosts=2) == [
         Sent("all-to-all", inside, 48),
@@ -18,7 +18,7 @@ def test_between_hosts_a_share_for_each_of_their_devices():
 
 
 def test_only_what_travels_between_hosts_is_compressed():
-    """2 hosts of 2 devices share 32 numbers; 16 are coded as 16 bytes and a scale."""
+    """On 2 hosts of 2 devices, 16 of 32 numbers are coded as 16 bytes and a scale."""
     found = sent(hierarchical(outer=tree(codecs.int8(16))), 4, 32, hosts=2)
     inside, up, down = [[0, 1], [2, 3]], [[2, 0], [3, 1]], [[0, 2], [1, 3]]
     assert found == [
@@ -30,12 +30,12 @@ def test_only_what_travels_between_hosts_is_compressed():
 
 
 def test_an_outer_codec_encodes_sums_of_hosts():
-    """All numbers are encoded twice: in a host's sum, and in the sum of both hosts."""
+    """Each number is encoded twice: in a host's sum, and in the sum of both hosts."""
     coded = hierarchical(outer=two_shot(Halving()))
     assert encodings(coded, 4, pieces=2, hosts=2) == [[2, 2, 2, 2]] * 2
 
 
 def test_an_inner_codec_encodes_inside_both_hosts():
-    """Device j of a host owns piece j, to which its neighbour's part makes one hop."""
+    """Device j of a host owns piece j, and its neighbour's part makes one hop to it."""
     coded = hierarchical(inner=ring(Halving()))
     assert encodings(coded, 4, pieces=2, hosts=2) == [[1, 2, 1, 2], [2, 1, 2, 1]]

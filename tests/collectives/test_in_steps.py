@@ -1,4 +1,4 @@
-"""What codecs keep, in a train step: alike by both executors, and never of a skip."""
+"""Tests codec states in train steps: executors agree, and skipped steps keep none."""
 
 import functools
 
@@ -16,7 +16,7 @@ from ..helpers import assert_bits_equal, batches, init_params, loss_fn
 from .cases import KEY
 
 feedback = codecs.error_feedback
-RBG = jax.random.key(0, impl="rbg")  # programs with it compile in half the time
+RBG = jax.random.key(0, impl="rbg")  # halves the compile time
 STATEFUL = {
     "two_shot": collectives.two_shot(feedback(codecs.sign(8))),
     "psum power_sgd": collectives.psum(feedback(codecs.power_sgd(1, KEY))),
@@ -45,11 +45,11 @@ def make(name, width, executor):
     )
 
 
-made = functools.cache(make)  # compiled once for all that is asked of it
+made = functools.cache(make)  # compiled once for all tests
 
 
 def trained(train, steps=6):
-    """Everything a run shows: infos, the state in flight, the drained one."""
+    """Returns the infos of a run, its state with gradients in flight, and drained."""
     state, infos = train.init(init_params()), []
     for batch in batches(steps):
         state, info = train.step(state, batch)
@@ -64,7 +64,7 @@ def host(tree):
 
 
 def kept(state):
-    """What the codecs keep."""
+    """Returns the states of the codecs."""
     return host(state.in_flight.codec_states)
 
 
@@ -78,7 +78,7 @@ MORE += [("psum power_sgd", 2), ("ring stochastic", 2)]
     [*SAME, *(pytest.param(*pair, marks=pytest.mark.full) for pair in MORE)],
 )
 def test_same_bits_by_both_executors(name, width):
-    """And by a run that passes its state to and fro between them."""
+    """Both executors give the same bits, and so does a run that alternates them."""
     fused, thread = (made(name, width, executor) for executor in ("fused", "host"))
     wanted = trained(fused)
     assert jax.tree.leaves(kept(wanted[1]))
@@ -94,7 +94,7 @@ def test_same_bits_by_both_executors(name, width):
     "name", ["two_shot", pytest.param("ring stochastic", marks=pytest.mark.full)]
 )
 def test_stepping_twice_from_one_state(name):
-    """What a branch has kept is not taken for what this one keeps."""
+    """The codec states of one branch do not affect those of the other."""
     train = made(name, 3, "host")
     state = train.init(init_params())
     first, second, third = batches(3)
@@ -110,16 +110,16 @@ def test_stepping_twice_from_one_state(name):
     "name", [pytest.param("two_shot", marks=pytest.mark.full), "psum power_sgd"]
 )
 def test_by_copy_over_other_devices(name):
-    """As for gradients on a GPU: all of this process's devices are added up before.
+    """Gradients are copied to one CPU device, as from a GPU, and added up before.
 
-    One CPU device then sums, alone, and has one residual in place of four.
+    The one CPU device then sums alone, and has one residual instead of four.
     """
     train = make(name, 2, "host")
     other = Mesh(np.array(jax.devices()[7:]), ("data",))
-    train.executor.__dict__["reduction_mesh"] = other  # where cached_property keeps it
+    train.executor.__dict__["reduction_mesh"] = other  # cached_property stores it here
     infos, state, drained = trained(train)
     wanted, four, _ = trained(made(name, 2, "fused"))
-    # The loss of the first batch is of the same parameters, and travels as it is.
+    # The loss of the first batch has the same parameters, and travels unencoded.
     assert infos[1].loss == wanted[1].loss
     assert sum(x.size for x in residuals(state)) < sum(x.size for x in residuals(four))
     assert all(np.abs(x).max() > 0 for x in residuals(state))
@@ -134,7 +134,7 @@ def residuals(state):
 
 
 def poisoned(at, steps):
-    """Batches of which one device's share holds a NaN in step `at`."""
+    """Returns batches in which one device's share has a NaN in step `at`."""
     data = batches(steps)
     data[at]["y"][6, 1] = np.nan
     return data
@@ -144,9 +144,9 @@ def poisoned(at, steps):
     1, executor=["fused", "host"], width=[3, 2, 1], name=["two_shot", "psum power_sgd"]
 )
 def test_of_what_is_skipped_nothing_is_kept(name, width, executor):
-    """Bit by bit as it was; so too in steps to which nothing has arrived yet.
+    """A skipped step keeps codec states bit by bit, and so does one without a message.
 
-    Then a drain, which does feed back, and a pipeline that fills anew.
+    Then follow a drain, which does feed back, and steps that fill the pipeline anew.
     """
     train, at = made(name, width, executor), 2
     state = train.init(init_params())
@@ -175,7 +175,7 @@ def differs(a, b):
 
 @grid(1, width=[3, 2], executor=["fused", "host"])
 def test_a_skip_in_the_drain(width, executor):
-    """The newest is bad: the drain skips it, and keeps what it has of those before."""
+    """The drain skips the newest, bad gradient, and keeps the others' feedback."""
     train = made("two_shot", width, executor)
     state = train.init(init_params())
     for batch in poisoned(2, 3):

@@ -1,4 +1,4 @@
-"""Arrays of several dtypes as two vectors, and back."""
+"""Tests the layout of arrays of several dtypes in two vectors, and its inverse."""
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ def test_arrays_are_cut_from_the_front_of_padded_vectors():
 
 
 def test_one_float64_array_makes_all_sums_float64():
-    """Half precision is summed in float32."""
+    """Arrays of half precision are summed in float32."""
     half, single, double = (
         jax.ShapeDtypeStruct((2,), dtype)
         for dtype in ("bfloat16", "float32", "float64")
@@ -56,7 +56,7 @@ def test_a_piece_of_a_vector_has_no_shapes_for_a_codec():
 
 
 def test_residuals_are_as_wide_as_the_sums():
-    """They are kept for the coded arrays only."""
+    """Residuals are kept for the coded arrays only, in the dtype of the sums."""
     layout = Layout.of_shapes(((2, 3),), "bfloat16", exact=4)._replace(drawing="data")
     wanted = Layout((jax.ShapeDtypeStruct((2, 3), "float32"),), drawing="data")
     assert layout.widened() == wanted

@@ -1,4 +1,4 @@
-"""A server's messages: each of a whole vector, and all over the link of device 0."""
+"""Tests that each message holds a whole vector, over the link of device 0."""
 
 import numpy as np
 import pytest
@@ -19,19 +19,19 @@ def test_one_message_after_another_to_the_server_and_from_it(devices):
 
 
 def test_bytes_at_the_server():
-    """The server receives from 3 workers, and sends to 3, 64 codes and a scale each."""
+    """The server receives and sends 3 messages of 64 codes and a scale."""
     found = sent(parameter_server(codecs.int8(64)), 4, 64)
     assert sum(x.bytes for x in found if x.among[0][1] == 0) == 3 * 68
     assert sum(x.bytes for x in found if x.among[0][0] == 0) == 3 * 68
 
 
 def test_everything_is_encoded_twice():
-    """The server encodes its own vector too, although that is not sent."""
+    """The server encodes its own vector too, although it does not send that."""
     assert encodings(parameter_server(Halving()), 3, pieces=1) == [[2, 2, 2]]
 
 
 def test_vectors_are_summed_in_the_order_of_the_devices():
-    """In float32, 2^24 + 1 is 2^24: (1 + 1) + 2^24 keeps both ones."""
+    """In float32, 2^24 + 1 is 2^24; (1 + 1) + 2^24 keeps both ones."""
     rows = [[1], [1], [2.0**24]]
     wanted = np.full((3, 1), 2.0**24 + 2)
     np.testing.assert_array_equal(sums(parameter_server(), rows), wanted)

@@ -1,4 +1,4 @@
-"""Permutes between devices, and between the rows of one device that stand for them."""
+"""Tests permutes between devices, and between rows that stand for devices."""
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,12 @@ from pipejax.collectives._stages import run
 from pipejax.mesh import Rows, on_mesh
 
 DEVICES = 4
-PAIRS = [(3, 0), (0, 2)]  # devices 1 and 3 are sent nothing
+PAIRS = [(3, 0), (0, 2)]  # nothing is sent to devices 1 and 3
 PAYLOADS = np.uint32([[10, 11], [20, 21], [30, 31], [40, 41]])
 
 
 def on_devices(function):
-    """Runs `function(axis, row)` for each of the payloads, on a device each."""
+    """Runs `function(axis, row)` on a device for each payload."""
     mapped = on_mesh(
         lambda rows: function("data", rows[0])[None],
         pj.data_mesh(DEVICES),
@@ -29,7 +29,7 @@ def on_devices(function):
 
 
 def on_rows(function):
-    """Runs it for each of the payloads as a row under `vmap`."""
+    """Runs `function(axis, row)` under `vmap`, with a row for each payload."""
     axis = Rows("data")
     mapped = jax.vmap(lambda row: function(axis, row), axis_name=axis)
     return np.asarray(jax.jit(mapped)(PAYLOADS))

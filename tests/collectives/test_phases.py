@@ -1,4 +1,4 @@
-"""What the parts of an all-reduce are for, and that together they are all of it."""
+"""Tests the phases of an all-reduce: their names, and that they are all of it."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ LAYOUT = Layout.of_shapes(((1000,),))
 
 
 def found(all_reduce, p=4):
-    """Returns the names of its phases, on p devices."""
+    """Returns the names of an all-reduce's phases on p devices."""
     seen = []
 
     def own():
@@ -28,12 +28,12 @@ def found(all_reduce, p=4):
 
 
 def test_phases_of_psum():
-    """Arrays put together into a vector, and taken apart again."""
+    """psum joins the arrays in a vector first, and takes them apart at the end."""
     assert found(collectives.psum()) == ["encode", "first", "decode"]
 
 
 def test_phases_of_two_shot():
-    between = ["reduction", "encode"]  # decoded and added, encoded again
+    between = ["reduction", "encode"]  # the sum is decoded, added and encoded again
     halves = ["encode", "first", *between, "second", "decode"]
     assert found(collectives.two_shot(INT8)) == halves
 
@@ -45,7 +45,7 @@ def test_either_half_has_as_many_exchanges(algorithm, codec):
     seen = found(getattr(collectives, algorithm)(codec), p)
     hops = p - 1 if algorithm == "ring" else 2
     assert seen.count("first") == seen.count("second") == hops
-    # Every hop of the first half encodes, and the owner or the root once more.
+    # Every hop of the first half encodes, and so does the owner or the root at the end.
     encoded = [i for i, phase in enumerate(seen) if phase == "encode"]
     assert len([i for i in encoded if i > seen.index("first")]) == hops
     assert seen[0] == "encode"
@@ -53,7 +53,7 @@ def test_either_half_has_as_many_exchanges(algorithm, codec):
 
 
 def test_phases_of_a_linear_codec():
-    """Two rounds: P is the first exchange, Q the second."""
+    """A linear codec has two rounds: the first exchanges P, the second Q."""
     codec = codecs.error_feedback(codecs.power_sgd(1, jax.random.key(0)))
     seen = found(collectives.psum(codec))
     assert [p for p in seen if p != "reduction"] == [
@@ -68,7 +68,7 @@ def test_local_work_alone_has_no_phases():
 
 @pytest.mark.parametrize("algorithm", ["psum", "ring", "two_shot", "tree"])
 def test_run_in_order_they_are_the_all_reduce(algorithm):
-    """The same sums, to the bit, as by `collectives.run`."""
+    """All phases in order give the bits of `collectives.run`."""
     all_reduce = getattr(collectives, algorithm)()
 
     def own(x):

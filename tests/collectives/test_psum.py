@@ -1,4 +1,4 @@
-"""The backend's all-reduce: arrays in their own shapes, or rounds of a linear codec."""
+"""Tests the backend's all-reduce of arrays, and of the rounds of a linear codec."""
 
 import dataclasses
 import re
@@ -26,7 +26,7 @@ SUMMANDS = Summands(
 
 
 def operands(together):
-    """Types of what is added up, as the lowered program has them."""
+    """Returns the types of the summed arrays in the lowered program."""
 
     def local(summands):
         stages = collectives.psum(together=together)(Layout.of(summands), "data")
@@ -44,7 +44,7 @@ def operands(together):
     ("together", "wanted"),
     [
         (None, ["2x3xf32", "4xbf16", "f32", "2xf32"]),
-        # Only arrays of less than 10 bytes travel together.
+        # Only arrays of fewer than 10 bytes travel together.
         (10, ["2x3xf32", "4xbf16", "3xf32"]),
         (25, ["9xf32", "4xbf16"]),
     ],
@@ -56,7 +56,8 @@ def test_arrays_are_added_up_in_their_own_shapes_and_dtypes(together, wanted):
 @pytest.mark.parametrize(
     ("codec", "numbers"),
     [
-        # P of a matrix of 8 x 12; then Q, the vector of 4 and what stays exact.
+        # The first round sends P of an 8 x 12 matrix; the second Q, the vector of 4 and
+        # the exact part.
         (codecs.power_sgd(1, KEY), [8, 12 + 4 + 3]),
         (codecs.random_k(10, KEY, scaled=False), [10 + 3]),
     ],
@@ -98,7 +99,7 @@ def test_together_beside_a_codec():
     [("cpu", 1, 0), ("cpu", 2, 1 << 20), ("cuda", 2, 0), ("tpu", 1, 1 << 20)],
 )
 def test_the_mesh_chooses_unless_told(platform, processes, wanted):
-    """The choice reads nothing of a mesh but these two."""
+    """The choice reads only the platform and the number of processes from the mesh."""
     device = types.SimpleNamespace(platform=platform)
     mesh = types.SimpleNamespace(
         devices=np.array([device]), is_multi_process=processes > 1
@@ -112,7 +113,7 @@ def test_the_mesh_chooses_unless_told(platform, processes, wanted):
 
 @pytest.mark.parametrize("axis", ["data", ("host", "device")])
 def test_sums_that_are_kept_apart(axis):
-    """XLA sees a group in reverse order, over which the sum is the same."""
+    """XLA sees the group in reverse order, and the sum is the same."""
     mesh = pj.data_mesh(4, axis_name=axis, hosts=None if axis == "data" else 2)
     psum = dataclasses.replace(pj.collectives.psum(), apart=True)
     layout = Layout((), (jax.ShapeDtypeStruct((1,), jnp.float32),))

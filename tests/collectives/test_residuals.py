@@ -1,4 +1,4 @@
-"""Residuals where a two-shot exchange keeps them, against their sum by hand."""
+"""Tests the residuals of a two-shot exchange against sums by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +15,14 @@ from ..helpers import assert_bits_equal
 from .cases import KEY
 
 DEVICES = 2
-# 20 numbers in two pieces of 16, in blocks of 8.
+# 20 numbers are cut into two pieces of 16, in blocks of 8.
 LAYOUT = Layout.of_shapes(((3, 5), (5,)), exact=1)
 NOISY = codecs.stochastic(codecs.int8(8), KEY)
 FED_BACK = collectives.two_shot(codecs.error_feedback(NOISY))
 
 
 def on_devices(function, *args):
-    """Calls it with each device's rows of the arguments, and returns rows."""
+    """Calls `function` with each device's rows of the arguments, and returns rows."""
 
     def local(rows):
         out = function(*jax.tree.map(lambda x: x[0], rows))
@@ -33,7 +33,7 @@ def on_devices(function, *args):
 
 
 def states(scatter, gather):
-    """States of both devices with these residuals."""
+    """Returns the states of both devices with the given residuals."""
     found = on_devices(lambda _: FED_BACK(LAYOUT, "data").init(), np.zeros(DEVICES))
     found["scatter"] = found["scatter"]._replace(residual=scatter)
     found["gather"] = found["gather"]._replace(residual=gather)
@@ -41,19 +41,19 @@ def states(scatter, gather):
 
 
 def residuals():
-    """Returns whole numbers, whose sums are exact, for both places on every device."""
+    """Returns residuals of both places on each device: integers, with exact sums."""
     rng = np.random.default_rng(0)
     scatter = rng.integers(-99, 99, (DEVICES, DEVICES, 16)).astype(np.float32)
     return scatter, rng.integers(-99, 99, (DEVICES, 16)).astype(np.float32)
 
 
 def arrays(vector):
-    """20 numbers in the shapes of the layout."""
+    """Returns 20 numbers in the shapes of the layout."""
     return vector[:15].reshape(3, 5), vector[15:20]
 
 
 def test_both_places_are_owed():
-    """A device owes what it lost of its own pieces and of the sum that it owns."""
+    """A device owes the residuals of its pieces and of the sum that it owns."""
     scatter, gather = residuals()
     kept = states(scatter, gather)
     got = on_devices(lambda own: owed(FED_BACK, LAYOUT, "data", own), kept)
@@ -63,7 +63,7 @@ def test_both_places_are_owed():
 
 
 def test_what_is_to_be_owed_lies_where_gradients_are_encoded():
-    """It replaces all residuals of before; the keys of the codecs inside stay."""
+    """`owing` replaces all residuals and keeps the keys of the inner codecs."""
     before = states(*residuals())
     vectors = np.arange(2 * 20, dtype=np.float32).reshape(DEVICES, 20)
     after = on_devices(
@@ -79,7 +79,7 @@ def test_what_is_to_be_owed_lies_where_gradients_are_encoded():
 
 
 def test_nothing_is_owed_where_nothing_is_fed_back():
-    """A codec's keys are no residuals, and stay as they are."""
+    """The keys of a codec without feedback are not residuals, and are not changed."""
     plain = collectives.two_shot(NOISY)
     kept = on_devices(lambda _: plain(LAYOUT, "data").init(), np.zeros(DEVICES))
     got = on_devices(lambda own: owed(plain, LAYOUT, "data", own), kept)

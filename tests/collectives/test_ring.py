@@ -1,4 +1,4 @@
-"""A ring's hops: to whom, how long, in which order pieces are summed and encoded."""
+"""Tests a ring's hops: their partners and sizes, and the order of its sums."""
 
 import numpy as np
 import pytest
@@ -16,18 +16,18 @@ from .routes import Halving, Sent, encodings, sent, sums
     ],
 )
 def test_every_hop_is_a_piece_to_the_next_device(devices, to_next):
-    """A p-th of 12 float32 numbers is sent 2(p-1) times."""
+    """Each device sends a p-th of 12 float32 numbers 2(p-1) times."""
     hop = Sent("collective-permute", to_next, 48 // devices)
     assert sent(ring(), devices, 12) == [hop] * (2 * (devices - 1))
 
 
 def test_a_piece_is_encoded_at_every_hop():
-    """Piece j sets out at device j + 1 and is encoded 3 times, by its owner once."""
+    """Piece j starts at device j + 1, whose numbers are encoded 3 times."""
     assert encodings(ring(Halving()), 3, pieces=3) == [[1, 3, 2], [2, 1, 3], [3, 2, 1]]
 
 
 def test_a_piece_is_summed_on_its_way():
-    """In float32, 2^24 + 1 is 2^24, so that the order of the summands shows.
+    """In float32, 2^24 + 1 is 2^24, so the sum shows the order of the summands.
 
     Piece 0 is (1 + 1) + 2^24, piece 1 is (1 + 2^24) + 1 and piece 2 (2^24 + 1) + 1.
     """

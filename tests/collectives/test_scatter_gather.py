@@ -1,4 +1,4 @@
-"""Either half of an all-reduce alone: who has which piece between the two."""
+"""Tests each half of an all-reduce alone: which device has which piece in between."""
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ HALVES = ["ring", "two_shot", "halving_doubling"]
 
 
 def half(algorithm, devices, which):
-    """One half for 8 float32 numbers as a program, and the number of pieces."""
+    """Compiles one half for 8 float32 numbers; returns it and the number of pieces."""
     all_reduce = getattr(collectives, algorithm)()
     pieces = all_reduce.pieces(devices)
     cut = Cut.of(Layout.of_shapes(((8,),)), pieces, 1)
@@ -37,7 +37,7 @@ def half(algorithm, devices, which):
 @pytest.mark.parametrize("devices", [2, 3, 4])
 @pytest.mark.parametrize("algorithm", HALVES)
 def test_device_i_has_piece_i_of_the_sum(algorithm, devices):
-    """Under halving-doubling, devices beyond the power of two have none."""
+    """Under halving-doubling, devices beyond the power of two have no piece."""
     program, pieces = half(algorithm, devices, "scatter")
     rows = np.outer(np.arange(1, devices + 1), np.arange(8)).astype(np.float32)
     padded = np.pad(rows.sum(axis=0), (0, -8 % pieces)).reshape(pieces, -1)
@@ -47,7 +47,7 @@ def test_device_i_has_piece_i_of_the_sum(algorithm, devices):
 @pytest.mark.parametrize("devices", [2, 3, 4])
 @pytest.mark.parametrize("algorithm", HALVES)
 def test_all_devices_are_given_all_pieces_in_order(algorithm, devices):
-    """Devices that own no piece are given all of them too."""
+    """Devices that own no piece receive all pieces too."""
     program, pieces = half(algorithm, devices, "gather")
     length = -(-8 // pieces)
     own = np.arange(devices * length, dtype=np.float32).reshape(devices, length)

@@ -1,4 +1,4 @@
-"""One all-reduce after another: which runs when, counted and by its bits."""
+"""Tests which all-reduce of a schedule runs at a step, by counts and by bits."""
 
 import time
 
@@ -39,7 +39,7 @@ def test_which_runs_at_a_step():
 
 
 def test_collectives_of_each_phase():
-    """Each is a program of its own; `lower` has the last."""
+    """Each phase has its own program, and `lower` returns that of the last phase."""
     train = make(BOTH)
     state, (batch,) = train.init(init_params()), batches(1)
     found = [in_text(phase.lower(state, batch).as_text()) for phase in train.phases]
@@ -49,7 +49,7 @@ def test_collectives_of_each_phase():
 
 
 def history(train, steps=STEPS, drain_at=()):
-    """Parameters after every step, and what the codecs keep."""
+    """Returns the parameters and the codec states after every step."""
     state, out = train.init(init_params()), []
     for t, batch in enumerate(batches(steps)):
         state, _ = train.step(state, batch)
@@ -61,9 +61,10 @@ def history(train, steps=STEPS, drain_at=()):
 
 @grid(1, width=[1, 2], executor=["fused", "host"])
 def test_before_the_boundary_it_is_the_first(width, executor):
-    """To the bit; from then on it is not, and keeps what its codec loses.
+    """The bits are those of the first all-reduce before the boundary, not after.
 
-    What is in flight at the boundary is summed by whoever runs when it is due.
+    From the boundary on, residuals are kept. A message in flight at the boundary is
+    summed by the all-reduce of the step in which it is due.
     """
     params, kept = history(make(BOTH, width, executor))
     plain, _ = history(make(collectives.psum(), width, executor))
@@ -77,7 +78,7 @@ def test_before_the_boundary_it_is_the_first(width, executor):
 
 @pytest.mark.parametrize("executor", ["fused", "host"])
 def test_a_drain_in_either_phase(executor):
-    """It sums by the algorithm that the next step would take."""
+    """A drain sums by the algorithm of the next step."""
     params, kept = history(make(BOTH, 2, executor), drain_at=(1, 4))
     plain, _ = history(make(collectives.psum(), 2, executor), drain_at=(1, 4))
     assert_bits_equal(params[:BOUNDARY], plain[:BOUNDARY])
@@ -87,11 +88,11 @@ def test_a_drain_in_either_phase(executor):
 
 
 def test_a_warm_up_across_the_boundary():
-    """Width 1 to step 4, past an empty pipeline, with each phase's own algorithm."""
+    """A warm-up runs at width 1 up to step 4, with the algorithm of each phase."""
     params, _ = history(make(BOTH, 2, warmup_steps=4))
     plain, _ = history(make(BOTH, 1))
     assert_bits_equal(params[:4], plain[:4])
-    assert_bits_equal(params[4], params[3])  # the pipeline fills
+    assert_bits_equal(params[4], params[3])  # the pipeline fills, so nothing is applied
     assert not np.array_equal(params[5]["out"], plain[5]["out"])
 
 

@@ -1,4 +1,4 @@
-"""Places at which codecs encode: random numbers of their own, pieces and states."""
+"""Tests the sites at which codecs encode: their keys, pieces and states."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ AXES = ("host", "device")
 
 
 def keys(all_reduce, axis_name="data", hosts=None):
-    """Of every device and place, as rows."""
+    """Returns the keys of every device and place."""
     layout = collectives.Layout.of_shapes(((64,),))
     mesh = pj.data_mesh(4, axis_name=axis_name, hosts=hosts)
 
@@ -42,14 +42,15 @@ def test_every_place_has_its_own(name):
 def test_every_place_of_both_levels_has_its_own():
     both = collectives.two_shot(ROUNDED)
     found = keys(collectives.hierarchical(both, both), AXES, hosts=2)
-    # Of 4 devices, at either level: one for each of 2 pieces, and one for its sum.
+    # On each of 4 devices and at either level, there is a key for each of 2 pieces and
+    # one for the sum.
     assert len(found) == len(set(found)) == 4 * 2 * 3
 
 
 def test_a_vector_is_cut_into_equal_pieces_of_whole_blocks():
-    """10 numbers in 3 pieces and in blocks of 2 are 4 each, with zeros at the end.
+    """10 numbers in 3 pieces and blocks of 2 take 4 each, with zeros at the end.
 
-    Each piece also has one of the 2 numbers that stay exact, the last piece a zero.
+    Each piece also has one of the 2 exact numbers, and the last piece a zero.
     """
     layout = Layout.of_shapes(((2, 3), (4,)), exact=2)
     cut = Cut.of(layout, 3, 2)
@@ -71,7 +72,7 @@ def test_pieces_are_no_shorter_than_a_block():
 
 
 def test_what_stays_exact_follows_the_codes():
-    """8 codes and a scale of 4 bytes, then the bits of a float32."""
+    """The payload has 8 codes and a scale of 4 bytes, then the bits of a float32."""
     cut = Cut.of(Layout.of_shapes(((8,),), exact=1), 1, 8)
     site = cut.site("up", codecs.int8(8), "data")
     x = jnp.float32([127, 1, 2, 3, 4, 5, 6, 7])
@@ -86,7 +87,7 @@ def test_what_stays_exact_follows_the_codes():
 
 @pytest.mark.parametrize("sends", [True, False])
 def test_who_does_not_send_keeps_its_state(sends):
-    """The residual of 2.5 is 0.5 where it is really sent, and stays 0 elsewhere."""
+    """The residual of 2.5 is 0.5 on a device that sends, and stays 0 on others."""
     cut = Cut.of(Layout.of_shapes(((8,),)), 1, 8)
     codec = codecs.error_feedback(codecs.int8(8))
     site = cut.site("up", codec, "data")

@@ -1,4 +1,4 @@
-"""Links put together by hand: where stages begin, and whose states are whose."""
+"""Tests links put together by hand: where stages begin, and how states are renamed."""
 
 import pytest
 
@@ -7,18 +7,18 @@ from pipejax.collectives._stages import Local, Sent, chained, local, renamed
 
 
 def collective(name, size):
-    """Appends its name to the value."""
+    """Makes a collective that appends its name to the value."""
     transfer = Transfer("all-reduce", 2, size)
     return Stages((Sent(lambda value: [*value, name], (transfer,)),))
 
 
 def appending(name):
-    """Appends its name without sending anything."""
+    """Makes a local link that appends its name to the value and sends nothing."""
     return local(lambda value: [*value, name])
 
 
 def counting(place):
-    """Appends how often it has run, which is what its state says."""
+    """Makes a local link that appends how often it has run, which is its state."""
 
     def count(value, states):
         times = states[place] + 1
@@ -37,7 +37,7 @@ MIXED = (
 
 
 def test_a_stage_ends_with_its_collective():
-    """Two local links and a collective, a collective alone, and what is left over."""
+    """Two local links and a collective, a collective alone, and the remaining link."""
     parts = [stage(([], {}))[0] for stage in (*MIXED.stages, MIXED.finish)]
     assert parts == [["a", "b", "B"], ["C"], ["c"]]
     assert [transfer.bytes for transfer in MIXED.transfers] == [16, 32]
@@ -73,7 +73,7 @@ def test_renamed_stages_leave_the_states_of_others_alone():
 
 
 def test_renamed_links_say_what_they_said():
-    """Collectives stay the same objects, and links that encode still say so."""
+    """Renaming keeps the collectives' objects, and whether links encode."""
     stages = counting("up") + collective("sent", 4)
     before, after = stages.links, renamed(stages, "inner ").links
     assert after[0].encodes

@@ -1,4 +1,4 @@
-"""A binomial tree's exchanges, and what is encoded on the way up it and down."""
+"""Tests the exchanges of a binomial tree, and its encodings up and down."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from pipejax.collectives import tree
 
 from .routes import Halving, Sent, encodings, sent, sums
 
-# Upwards, level by level; downwards it is the same, turned round.
+# Pairs of each level on the way up. On the way down, they are reversed.
 UP = {
     2: [[[1, 0]]],
     3: [[[1, 0]], [[2, 0]]],
@@ -26,11 +26,11 @@ def test_whole_vectors_up_and_down(devices):
 
 
 def test_a_vector_is_encoded_at_every_level_and_once_to_go_down():
-    """Device 3 sends by way of 2, others directly; the root encodes only the sum."""
+    """Device 3 sends by way of device 2; the root encodes only the sum."""
     assert encodings(tree(Halving()), 5, pieces=1) == [[1, 2, 2, 3, 2]]
 
 
 def test_neighbours_are_summed_first():
-    """In float32, 2^24 + 1 is 2^24: (2^24 + 1) + (1 + 1) loses one of three ones."""
+    """In float32, 2^24 + 1 is 2^24; (2^24 + 1) + (1 + 1) loses one of three ones."""
     rows = [[2.0**24], [1], [1], [1]]
     np.testing.assert_array_equal(sums(tree(), rows), np.full((4, 1), 2.0**24 + 2))

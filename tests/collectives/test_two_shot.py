@@ -1,4 +1,4 @@
-"""Two-shot's two collectives: how long, in which order they sum, what they encode."""
+"""Tests the two collectives of two-shot: their sizes, order of sums and encodings."""
 
 import numpy as np
 import pytest
@@ -11,26 +11,26 @@ from .routes import Halving, Sent, encodings, sent, sums
 
 @pytest.mark.parametrize("devices", [3, 4])
 def test_a_vector_to_all_then_a_piece_to_all(devices):
-    """Each device hands over 12 float32 numbers, then a p-th of them."""
+    """Each device sends 12 float32 numbers, then a p-th of them."""
     group = [[*range(devices)]]
     wanted = [Sent("all-to-all", group, 48), Sent("all-gather", group, 48 // devices)]
     assert sent(two_shot(), devices, 12) == wanted
 
 
 def test_pieces_are_padded_to_whole_blocks():
-    """3 devices code 20 numbers as 8 each, in 8 bytes and 4 for the scale."""
+    """3 devices code 20 numbers as 8 each, in 8 bytes and a scale of 4 bytes."""
     group = [[0, 1, 2]]
     wanted = [Sent("all-to-all", group, 3 * 12), Sent("all-gather", group, 12)]
     assert sent(two_shot(codecs.int8(8)), 3, 20) == wanted
 
 
 def test_everything_is_encoded_twice():
-    """A device encodes all of its own pieces, and every owner encodes its sum."""
+    """Each device encodes all of its pieces, and every owner encodes its sum."""
     assert encodings(two_shot(Halving()), 3, pieces=3) == [[2, 2, 2]] * 3
 
 
 def test_pieces_are_summed_in_the_order_of_the_devices():
-    """In float32, 2^24 + 1 is 2^24: (1 + 1) + 2^24 keeps both ones, in every piece."""
+    """In float32, 2^24 + 1 is 2^24; (1 + 1) + 2^24 keeps both ones in every piece."""
     rows = [[1] * 3, [1] * 3, [2.0**24] * 3]
     np.testing.assert_array_equal(sums(two_shot(), rows), np.full((3, 3), 2.0**24 + 2))
     np.testing.assert_array_equal(

@@ -1,4 +1,4 @@
-"""What is sent: how often, by which collective, how many bytes, in which dtype."""
+"""Tests what is sent: the kinds, counts, bytes and dtypes of collectives."""
 
 import collections
 import math
@@ -17,7 +17,7 @@ from .cases import GRID, case, every, program, summed
 EACH = every(GRID)
 
 
-# How many collectives of which kind, for p devices; the logarithm is `bit_length`.
+# The counts of each kind of collective on p devices. `bit_length` is the logarithm.
 COUNTS = {
     "psum": lambda p: {"all-reduce": 1},
     "ring": lambda p: {"collective-permute": 2 * (p - 1)},
@@ -27,15 +27,16 @@ COUNTS = {
     },
     "tree": lambda p: {"collective-permute": 2 * (p - 1).bit_length()},
     "parameter_server": lambda p: {"collective-permute": 2 * (p - 1)},
-    "hierarchical": lambda p: {"all-to-all": 2, "all-gather": 2},  # inside, between
+    # One of each runs inside hosts, and one between hosts.
+    "hierarchical": lambda p: {"all-to-all": 2, "all-gather": 2},
 }
-# JAX itself leaves out an all_to_all of one device.
+# JAX omits an all_to_all of one device.
 DEVICES = {"two_shot": (2, 3, 4, 5, 7, 8), "hierarchical": (4, 6, 8)}
 COUNTED = [(a, p) for a in COUNTS for p in DEVICES.get(a, (1, 2, 3, 4, 5, 7, 8))]
 
 
 def in_text(text):
-    """Collectives of a lowered program, by the names that XLA has for them."""
+    """Returns the collectives of a lowered program, by XLA's names."""
     names = re.findall(
         r"stablehlo\.(all_reduce|all_gather|all_to_all|reduce_scatter"
         r"|collective_permute|collective_broadcast|send|recv)\b",
@@ -64,7 +65,7 @@ def test_counts_in_the_lowered_text(algorithm, devices):
 
 @EACH
 def test_a_codec_changes_no_count(each):
-    """But for power_sgd, which has two rounds."""
+    """Only power_sgd changes the count, because it has two rounds."""
     wanted = COUNTS[each.algorithm](each.devices)
     if (each.algorithm, each.codec) == ("psum", "power_sgd+feedback"):
         wanted = {"all-reduce": 2}
@@ -83,11 +84,11 @@ def test_the_compiled_program_sends_what_the_stages_say(each):
 
 @EACH
 def test_what_is_compressed_travels_as_unsigned_integers(each):
-    """No backend widens these, as XLA:CPU does with bfloat16."""
+    """No backend widens unsigned integers, as XLA:CPU widens bfloat16."""
     found = pj.overlap.inspect(program(each).step).collectives
     dtypes = {dtype for c in found for dtype in c.dtypes}
     if each.algorithm == "psum":
-        assert dtypes == {"f32"}  # the backend adds it up
+        assert dtypes == {"f32"}  # the backend adds floats
     else:
         assert dtypes <= {"u8", "u16", "u32"}
 
@@ -99,13 +100,13 @@ def total(each):
 @pytest.mark.parametrize("algorithm", ["ring", "two_shot", "halving_doubling"])
 @pytest.mark.parametrize("devices", [2, 4, 8])
 def test_as_little_as_an_all_reduce_can(algorithm, devices):
-    """`2 (p-1)/p` of the vector, 4 bytes an element: what `psum` sends at best."""
+    """Devices send `2 (p-1)/p` of the 4-byte elements, as `psum` does at best."""
     each = case(algorithm, None, devices, 1024)
     assert total(each) == 2 * (devices - 1) / devices * 4 * 1024
     assert total(each) == total(case("psum", None, devices, 1024))
 
 
 def test_int8_sends_a_quarter():
-    """1 + 4/256 bytes an element in place of 4."""
+    """int8 sends 1 + 4/256 bytes for an element, instead of 4."""
     plain, coded = (case("two_shot", c, 4, 1024) for c in (None, "int8"))
     assert math.isclose(total(coded) / total(plain), (1 + 4 / 256) / 4)

@@ -1,4 +1,4 @@
-"""With x64 on: float32 as without it, float64 summed in float64 by every algorithm."""
+"""Tests x64: float32 is unchanged, and every algorithm sums float64 in float64."""
 
 import collections
 
@@ -20,7 +20,7 @@ from .test_feedback import pieces
 
 @every(FLOAT64)
 def test_float64_equals_its_twin(each):
-    """Bit by bit, with what the codecs keep; and as many bytes as the stages say."""
+    """Sums and codec states have the twin's bits, and transfers the stages' bytes."""
     with x64():
         _, states = check(each, each.vectors(0))
         check(each, each.vectors(1), states)
@@ -32,7 +32,7 @@ def test_float64_equals_its_twin(each):
 
 @grid(1, algorithm=ALGORITHMS, devices=[3, 4, 6])
 def test_float64_without_a_codec_loses_nothing(algorithm, devices):
-    """Sums of integers up to 2^53, of which float32 has 24 bits."""
+    """Sums integers of up to 2^53; float32 would keep 24 bits of them."""
     if algorithm == "hierarchical" and devices == 3:
         devices = 2
     each = case(algorithm, None, devices, 100, exact=3, dtype="float64")
@@ -66,7 +66,7 @@ SHAPE = (8, 12)
 
 
 def trained(name, width, dtype, loss_fn, batch, steps=STEPS, rate=RATE):
-    """Parameters after each step and after the drain, and the last state."""
+    """Returns the parameters after each step and the drain, and the last state."""
     train = pj.make_train_step(
         loss_fn,
         optax.sgd(rate),
@@ -84,7 +84,7 @@ def trained(name, width, dtype, loss_fn, batch, steps=STEPS, rate=RATE):
 
 
 def regression(params, batch):
-    """Half the mean of squares; its optimum fits every row."""
+    """Returns half the mean of squares, whose optimum fits every row."""
     error = batch["x"] @ params["w"] - batch["y"]
     return (error * error).sum() / (2 * error.shape[0])
 
@@ -105,16 +105,16 @@ def test_steps_of_float32_have_the_same_bits(name, width):
 
 
 def linear(params, batch):
-    """Its gradient is the mean of `batch`, whatever the parameters are."""
+    """Returns a loss whose gradient is the mean of `batch` at any parameters."""
     return (params["w"] * batch.mean(axis=0)).sum()
 
 
 @grid(1, name=IN_STEPS, width=[1, 2])
 def test_steps_of_float64_conserve(name, width):
-    """`w[T] = w[0] - eta/p (T sum_i g_i - sum e)`, e all that is yet to be sent.
+    """`w[T] = w[0] - eta/p (T sum_i g_i - sum e)` holds, e being the residuals.
 
-    Each step rounds what it adds up a few times, in float64: to 2^-53 of at most the
-    gradients and residuals so far.
+    Each step rounds a few sums in float64, to 2^-53 of at most the gradients and
+    residuals so far.
     """
     batch = np.random.default_rng(1).normal(size=(DEVICES, *SHAPE))
     with jax.enable_x64(True):
@@ -128,7 +128,7 @@ def test_steps_of_float64_conserve(name, width):
 
 
 def owed(name, states):
-    """The sum over devices and places of what they have yet to send, as one vector."""
+    """Returns the sum of the residuals over devices and places, as one vector."""
     n, algorithm = SHAPE[0] * SHAPE[1], name.split()[0]
     cuts = 1 if algorithm in ("psum", "tree", "parameter_server") else DEVICES
     total = np.zeros(n)
@@ -153,7 +153,7 @@ def owed(name, states):
     ],
 )
 def test_steps_of_float64_converge(name, width):
-    """To the rounding of float64; float32 would stop at about 2^-24 = 6e-8."""
+    """Steps converge to the rounding of float64; float32 would stop at 2^-24 = 6e-8."""
     batch, optimum = rows("float64")
     with jax.enable_x64(True):
         history, _ = trained(name, width, "float64", regression, batch, 1200, 0.1)

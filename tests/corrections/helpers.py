@@ -1,4 +1,4 @@
-"""Helpers for the tests of corrections."""
+"""Helps to test corrections."""
 
 import functools
 
@@ -10,7 +10,7 @@ TREE = {"a": jnp.array([1.0, -2.0]), "b": jnp.array(3.0)}
 
 
 def outputs(tx, gradients, params=None):
-    """What `tx` makes of each gradient, applied to the parameters as it goes."""
+    """Returns the updates of `tx` for a sequence of gradients, applied one by one."""
     params = jnp.float32(0) if params is None else params
     state, found = tx.init(params), []
     for gradient in gradients:
@@ -20,7 +20,7 @@ def outputs(tx, gradients, params=None):
     return found
 
 
-# Of a plain delay, which is what is corrected.
+# Corrections are for a plain delay, so stability is that without weight prediction.
 max_learning_rate = functools.partial(
     stability.max_learning_rate, weight_prediction=False
 )

@@ -1,4 +1,4 @@
-"""The mean of the last gradients: by hand for a sequence of numbers."""
+"""Tests the mean of the last gradients by hand on a sequence of numbers."""
 
 import pytest
 

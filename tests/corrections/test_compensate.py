@@ -1,4 +1,4 @@
-"""Delay compensation: by hand for a gradient of known curvature."""
+"""Tests delay compensation by hand on a gradient of known curvature."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,10 +10,10 @@ from .helpers import TREE, outputs
 
 
 def test_compensation_carries_a_gradient_of_a_known_curvature_over():
-    """With `g * g` for curvature: what the step adds is strength g^2 (w - v) / |g|."""
+    """With curvature `g * g`, a correction of strength g^2 (w - v) / |g| is added."""
     tx = corrections.delay_compensation(2, strength=0.5, decay=0.0, eps=1e-20)
     state = tx.init(jnp.float32(1.0))
-    # The first gradient was taken where it is applied, the next one update earlier.
+    # The first gradient is applied where it was taken, the next ones an update later.
     first, state = tx.update(jnp.float32(2.0), state, jnp.float32(1.0))
     assert float(first) == 2.0
     second, state = tx.update(jnp.float32(2.0), state, jnp.float32(4.0))

@@ -1,4 +1,4 @@
-"""Every correction keeps its state's form and does nothing without a delay."""
+"""Tests that every correction keeps its state's form, and is exact without a delay."""
 
 import functools
 
@@ -42,7 +42,7 @@ def test_state_keeps_its_form_and_a_train_step_takes_it(name):
 
 @pytest.mark.parametrize("name", BY_WIDTH)
 def test_a_loop_may_donate_parameters_and_state(name):
-    """No array is in two places."""
+    """No array is shared between parameters and state, so both can be donated."""
     tx = BY_WIDTH[name](3)
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))

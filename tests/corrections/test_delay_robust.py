@@ -1,4 +1,4 @@
-"""Momentum that a delay leaves stable: its filter by hand, its limits, its noise."""
+"""Tests delay-robust momentum: its filter by hand, its stability and its noise."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ def robust(momentum, width, **options):
 
 
 def test_robust_momentum_is_a_share_of_the_gradient_and_a_slower_average():
-    """`u = k g + (h - k) EMA_beta(g)`, h = 1: k = 1/2 of mu = 0.6, w = pi/3 of K=2."""
+    """`u = k g + (h - k) EMA_beta(g)`, h = 1: k = 1/2 at mu = 0.6, w = pi/3 at K=2."""
     gradients = np.random.default_rng(0).normal(size=20)
     slow = 1 - np.pi / 3 / 2 / 8
     average, wanted = 0.0, []
@@ -39,7 +39,7 @@ def test_robust_momentum_may_stand_on_either_side_of_sgd():
 @pytest.mark.parametrize("momentum", [0.5, 0.9, 0.99])
 @pytest.mark.parametrize("width", [2, 3, 4])
 def test_robust_momentum_is_stable_as_far_as_sgd_at_its_share(width, momentum):
-    """But for what is left of the lag at the limit, which takes an eighth of it."""
+    """The rest of the lag costs up to an eighth of SGD's limit at this share."""
     at_rate_1 = 2 * np.sin(np.pi / (4 * width - 2))
     of_noise = np.sqrt((1 - momentum) / (1 + momentum))
     of_lag = (1 - momentum) / (1 + momentum)
@@ -51,7 +51,7 @@ def test_robust_momentum_is_stable_as_far_as_sgd_at_its_share(width, momentum):
 
 @pytest.mark.parametrize(("momentum", "more"), [(0.5, 1.2), (0.9, 1.2), (0.99, 1.5)])
 def test_robust_momentum_makes_as_much_of_noise_as_heavy_ball(momentum, more):
-    """And what its average adds: at K=2 nearly `pi / 48 / share` of the variance."""
+    """Amplifies noise as heavy ball does, plus nearly `pi / 48 / share` at K=2."""
     impulse = jnp.zeros(2000).at[0].set(1)
 
     def response(tx):
@@ -70,7 +70,8 @@ def test_robust_momentum_makes_as_much_of_noise_as_heavy_ball(momentum, more):
 
 def test_robust_momentum_takes_a_share_and_a_decay():
     found = outputs(robust(0.5, 2, share=0.25, decay=0.0)(0.5), [1.0, -3.0, 2.0])
-    np.testing.assert_allclose(found, [-1.0, 3.0, -2.0], rtol=1e-6)  # averages of one
+    # With decay 0, the average is over one gradient.
+    np.testing.assert_allclose(found, [-1.0, 3.0, -2.0], rtol=1e-6)
     found = outputs(robust(0.5, 2, share=0.25, decay=0.5)(0.5), [1.0, 0.0, 0.0])
     np.testing.assert_allclose(found, [-0.625, -0.1875, -0.09375], rtol=1e-6)
 

@@ -1,4 +1,4 @@
-"""Extrapolated updates: by hand, undone again, and what they do to stability."""
+"""Tests extrapolated updates: by hand, their inverse, and their stability."""
 
 import functools
 
@@ -15,7 +15,7 @@ from .helpers import TREE, max_learning_rate, outputs
 
 def test_extrapolation_adds_what_the_guess_got_wrong():
     tx = corrections.extrapolate_updates(2)
-    # d + 2 (d - the one before), 0 at first.
+    # Each update is d + 2 (d - d_before), where d_before is 0 at first.
     assert outputs(tx, [1, 1, 4, 0]) == [3, 1, 10, -8]
 
 
@@ -47,7 +47,7 @@ def predicted(steps):
 
 
 def test_prediction_gives_back_part_of_the_stability():
-    """From 0.1 at width 2 to 0.27, of 3.8 at width 1."""
+    """Prediction raises the limit at width 2 from 0.1 to 0.27; at width 1 it is 3.8."""
     assert max_learning_rate(predicted(0), 2) == pytest.approx(0.1, rel=1e-5)
     assert max_learning_rate(predicted(1), 2) == pytest.approx(0.270, rel=5e-3)
 

@@ -1,4 +1,4 @@
-"""Updates divided by the width."""
+"""Tests updates that are divided by the width."""
 
 import pytest
 

@@ -1,8 +1,10 @@
-"""Work for an executor whose result shows every message and their order.
+"""
+Provides work for executors whose result shows every message and their order.
 
-Device i of p sends i, and device 0 sends what is missing to a digit. An update appends
-the sum to a number: after the messages 1, 2 and 3 it is 123, at every width. A message
-that is lost, applied twice or out of order, or a device that is left out, shows.
+Device i of p sends i, and device 0 sends what the sum needs to become a digit. An
+update appends the sum to a number: after the messages 1, 2 and 3 the number is 123, at
+every width. The number shows a message that is lost, applied twice or out of order, and
+a device that is left out.
 """
 
 from typing import NamedTuple
@@ -23,18 +25,19 @@ DEVICES = 2
 
 
 class State(NamedTuple):
-    """The digits applied so far, as one number, and the steps so far."""
+    """The digits applied so far, as one number, and the number of steps so far."""
 
     number: jax.Array
     step: jax.Array
 
 
 class Appending:
-    """Sends a device's part of a digit, and appends what arrives to the number.
+    """
+    Sends a device's part of a digit, and appends the reduced digit to the number.
 
     Args:
-      own: "compute" or "update" has a collective of its own, which changes no sum: each
-        device takes the mean over devices.
+      own: "compute" or "update" gets a collective of its own. It takes the mean over
+        devices, which changes no sum.
     """
 
     def __init__(self, own=None):
@@ -59,13 +62,13 @@ class Appending:
 
 
 def config_of(work, *, width=2, devices=DEVICES, donate=False):
-    """The configuration of an executor that runs `work`."""
+    """Returns the configuration of an executor that runs `work`."""
     mesh = pj.data_mesh(devices)
     return StepConfig(work, mesh, "data", width, psum(), donate)
 
 
 def start(config):
-    """The state before the first step, and an empty queue."""
+    """Returns the state before the first step, and an empty queue."""
     like = Message({"digit": jax.ShapeDtypeStruct((1,), jnp.float32)})
     make = config.on_mesh(lambda: empty(like, config.width, {}), (), P("data"))
     state = State(jnp.zeros(1), jnp.int32(0))
@@ -73,7 +76,7 @@ def start(config):
 
 
 def batch_of(digit, devices=DEVICES):
-    """The parts of a digit, one for each device."""
+    """Returns the parts of a digit, one for each device."""
     parts = np.arange(devices, dtype=np.float32)
     parts[0] = digit - parts.sum()
     return parts
@@ -84,7 +87,7 @@ def number_of(state):
 
 
 def written(executor, config, digits, *, drained=True):
-    """The number after a step for each digit, and after a drain at the end."""
+    """Returns the number after a step for each digit, and after a drain at the end."""
     state, queue = start(config)
     numbers = []
     for digit in digits:

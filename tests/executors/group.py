@@ -1,6 +1,7 @@
-"""A group of processes over Gloo that the tests of a module ask one task after another.
+"""
+Runs a group of processes over Gloo, which does one task after another for the tests.
 
-Joining and importing JAX costs each process several seconds, and a task often less.
+Each process takes several seconds to join and to import JAX, and a task often less.
 """
 
 import contextlib
@@ -20,15 +21,16 @@ PATIENCE = 120.0
 
 
 class GroupError(AssertionError):
-    """A process raised, ended or did not answer."""
+    """Error that a process has raised an exception, ended, or not answered."""
 
 
 class Group:
-    """Processes that run `tests.executors.worker`, until `close`.
+    """
+    Processes that run `tests.executors.worker` until `close`.
 
     Args:
-      processes: how many.
-      devices: CPU devices of each.
+      processes: The number of processes.
+      devices: The number of CPU devices of each process.
     """
 
     def __init__(self, processes, devices=1):
@@ -52,14 +54,15 @@ class Group:
 
     @property
     def alive(self):
-        """Whether all processes run."""
+        """Returns whether all processes run."""
         return all(process.poll() is None for process in self.running)
 
     def ask(self, task, *arguments, patience=PATIENCE):
-        """Returns every process's result of the task, by rank.
+        """
+        Returns every process's result of the task, by rank.
 
         Raises:
-          GroupError: as soon as one process has raised or ended, and after `patience`
+          GroupError: As soon as one process has raised or ended, or after `patience`
             seconds. The others may wait for it, so all processes are ended.
         """
         try:
@@ -70,10 +73,11 @@ class Group:
             raise
 
     def begin(self, task, *arguments):
-        """Gives all processes the task, and waits for nothing."""
+        """Gives the task to all processes, and returns at once."""
         line = json.dumps([task, *map(str, arguments)]) + "\n"
         for process in self.running:
-            with contextlib.suppress(BrokenPipeError):  # its answer is its end
+            # The process has ended, which `_answers` notices.
+            with contextlib.suppress(BrokenPipeError):
                 process.stdin.write(line)
                 process.stdin.flush()
 
@@ -98,7 +102,7 @@ class Group:
         return [found[rank] for rank in range(len(self.running))]
 
     def said(self, rank):
-        """What the process has written to its standard error."""
+        """Returns the text that a process has written to its standard error."""
         self.errors[rank].seek(0)
         return self.errors[rank].read()
 
@@ -109,5 +113,6 @@ class Group:
         for process, errors in zip(self.running, self.errors, strict=True):
             process.wait()
             for file in (process.stdin, process.stdout, errors):
-                with contextlib.suppress(BrokenPipeError):  # a task not taken
+                # The process has not read its task.
+                with contextlib.suppress(BrokenPipeError):
                     file.close()

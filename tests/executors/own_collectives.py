@@ -1,4 +1,4 @@
-"""Train steps whose loss or optimizer has a collective of its own."""
+"""Makes train steps whose loss or optimizer has a collective of its own."""
 
 import flax.linen as nn
 import jax
@@ -14,7 +14,7 @@ STEPS = 20
 
 
 class Net(nn.Module):
-    """Batch norm over the examples of all devices."""
+    """A network with batch norm over the examples of all devices."""
 
     axis_name: str | None = "data"
 
@@ -32,19 +32,19 @@ def norm_loss(params, batch, *, model_state):
 
 
 def centred_loss(params, batch):
-    """Its mean over devices has as many elements as a bucket of gradients could."""
+    """Returns a loss with a mean over devices, as large as a bucket of gradients."""
     centre = lax.pmean(batch["x"].mean(0), "data")
     return loss_fn(params, batch | {"x": batch["x"] - centre[None]})
 
 
 def inside_loss(params, batch):
-    """Exchanges over the devices of one process."""
+    """Returns a loss that exchanges between the devices of one process."""
     mine = lax.psum(batch["x"].mean(0), "device")
     return loss_fn(params, batch | {"x": batch["x"] - 0.1 * mine[None]})
 
 
 def averaging(decay=0.5):
-    """An optimizer that averages over devices what they have already in common."""
+    """Makes an optimizer that takes the mean over devices of updates that are equal."""
 
     def update(updates, state, params=None):
         del params
@@ -62,7 +62,7 @@ CASES = {
 
 
 def make(name, mesh, width, executor="auto"):
-    """A train step and its first state."""
+    """Returns a train step and its first state."""
     loss, tx = CASES[name]
     axis_name = mesh.axis_names if len(mesh.axis_names) > 1 else "data"
     train = pj.make_train_step(
@@ -70,13 +70,13 @@ def make(name, mesh, width, executor="auto"):
     )
     if name != "sync batch norm":
         return train, train.init(init_params())
-    # Initialized without an axis: Flax then does not look for it.
+    # Without an axis, Flax does not look for one while it initializes.
     variables = Net(None).init(jax.random.key(0), np.zeros((2, 5), np.float32))
     return train, train.init(variables["params"], model_state=variables["batch_stats"])
 
 
 def trained(train, state, steps=STEPS):
-    """The drained state; each process gives its own part of every batch."""
+    """Returns the drained state. Each process passes its own part of every batch."""
     rank, processes = jax.process_index(), jax.process_count()
     for batch in batches(steps):
         mine = jax.tree.map(lambda x: np.split(x, processes)[rank], batch)

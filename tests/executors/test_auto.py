@@ -1,4 +1,4 @@
-"""From a collective of the loss or the optimizer on, steps go on in one program."""
+"""Tests that "auto" moves to one program if loss or optimizer has a collective."""
 
 from concurrent.futures import Future
 
@@ -15,7 +15,7 @@ REASON = "`loss_fn` or `tx` has a collective between processes, all-reduce ("
 
 @pytest.fixture
 def between_processes(monkeypatch):
-    """Every collective counts as one between processes."""
+    """Makes every collective count as one between processes."""
     where = "pipejax.executors._host.spans_cpu_processes"
     monkeypatch.setattr(where, lambda mesh: True)
     monkeypatch.setattr(CollectiveGroups, "crosses_processes", True)
@@ -42,7 +42,7 @@ def test_stays_the_host_executor_without_such_a_collective():
 @pytest.mark.usefixtures("between_processes")
 @pytest.mark.parametrize("own", ["compute", "update"])
 def test_takes_the_step_anew_in_one_program(own):
-    """The step that finds the collective is taken once, though it is begun twice."""
+    """The step that finds the collective is taken once, although it starts twice."""
     config = config_of(Appending(own))
     auto = Auto(config, "two processes")
     assert written(auto, config, [1, 2, 3]) == [0, 1, 12, 123]
@@ -65,7 +65,7 @@ def test_a_drain_has_the_collectives_of_the_update_alone(own, name):
 
 
 class Job(Future):
-    """The future of a function that runs when somebody waits for it."""
+    """A future whose function runs when its result is asked for."""
 
     def __init__(self, function):
         super().__init__()
@@ -78,7 +78,7 @@ class Job(Future):
 
 
 class Late:
-    """A communication thread that runs nothing before somebody waits for it."""
+    """A communication thread that runs a job only when its result is asked for."""
 
     def __init__(self):
         self.jobs = []
@@ -94,7 +94,7 @@ class Late:
 
 @pytest.mark.usefixtures("between_processes")
 def test_no_reduction_is_under_way_when_the_executor_changes():
-    """Only one thread may launch collectives."""
+    """Only one thread may launch collectives, so no reduction may be running."""
     work = Appending("update")
     config = config_of(work)
     auto = Auto(config, "two processes")
@@ -105,15 +105,16 @@ def test_no_reduction_is_under_way_when_the_executor_changes():
         work.traced.append("reduced")
         return reduce(*args)
 
-    host["_reduce"] = recorded  # where cached_property keeps it
+    host["_reduce"] = recorded  # cached_property stores it here
     auto.step(*start(config), batch_of(1))
-    # Of the two reductions one is waited for, and one is begun for the next step.
+    # One of the two reductions is waited for; the other one is started for the next
+    # step.
     assert work.traced.count("reduced") == 2
     assert work.traced[-2:] == ["compute", "update"], "in one program"
 
 
 class UnpluggedError(Exception):
-    """What a broken network raises."""
+    """Stands for the error of a broken network."""
 
 
 def test_any_other_error_is_the_callers():
@@ -123,7 +124,7 @@ def test_any_other_error_is_the_callers():
     def broken(*args):
         raise UnpluggedError
 
-    auto._now.__dict__["_reduce"] = broken  # where cached_property keeps it
+    auto._now.__dict__["_reduce"] = broken  # cached_property stores it here
     with pytest.raises(UnpluggedError):
         auto.step(*start(config), batch_of(1))
     assert auto.name == "host"

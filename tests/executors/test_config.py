@@ -1,4 +1,4 @@
-"""Who shares the data, and where arrays lie, on meshes of several shapes."""
+"""Tests how data and arrays are placed on meshes of several shapes."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ HOSTS = ("host", "device")
 
 
 def replicated_model():
-    """Four shares of the data; two devices hold copies of each."""
+    """Returns a mesh with four shares of the data, each on two devices."""
     devices = np.array(jax.devices()).reshape(4, 2)
     return Mesh(devices, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
@@ -34,7 +34,7 @@ MESHES = {
 
 
 class Numbered(AllReduce):
-    """Keeps each device's place along the axes of the data."""
+    """An all-reduce whose state is each device's place along the axes of the data."""
 
     def __call__(self, layout, axis_name):
         del layout
@@ -43,7 +43,7 @@ class Numbered(AllReduce):
 
 @pytest.mark.parametrize("name", MESHES)
 def test_four_devices_share_the_data(name):
-    """Device i has the i-th share of a batch, and the i-th part of codecs' states."""
+    """Device i has the i-th share of a batch and the i-th part of the codec states."""
     make, axis_name = MESHES[name]
     config = config_on(mesh := make(), axis_name, Numbered())
     assert config.devices == 4
@@ -65,7 +65,7 @@ def test_states_of_an_all_reduce_that_keeps_nothing():
 
 
 def test_elsewhere_it_counts_the_devices_there():
-    """What was found for one mesh does not hold for another."""
+    """A configuration for another mesh does not use values found for the first."""
     config = config_on(pj.data_mesh(4))
     assert (config.devices, config.data.mesh) == (4, config.mesh)
     there = config.at(other := pj.data_mesh(2))
@@ -75,7 +75,7 @@ def test_elsewhere_it_counts_the_devices_there():
 
 
 class Fitted(Numbered):
-    """Becomes another all-reduce on a mesh."""
+    """An all-reduce that becomes another one on a mesh."""
 
     def on(self, mesh):
         return psum(together=mesh.size)

@@ -1,4 +1,4 @@
-"""Functions in pieces: the same result, equal work, cut where it says."""
+"""Tests functions cut into pieces: equal results, equal work, places of the cuts."""
 
 import jax
 import jax.numpy as jnp
@@ -77,10 +77,10 @@ def in_pieces(function, count, *args):
     return result(values)
 
 
-# In the quick run every function is cut once, most of them in three.
+# The quick run cuts every function once, and most of them in three.
 @grid(1, count=[3, 7, 2, 1], name=FUNCTIONS)
 def test_same_result(name, count):
-    """Gradients too; a barrier between pieces may round differently."""
+    """Pieces give the same gradients too; barriers between them may change rounding."""
     function = jax.value_and_grad(FUNCTIONS[name])
     want = jax.jit(function)(*example())
     got = jax.jit(lambda *args: in_pieces(function, count, *args))(*example())
@@ -98,7 +98,7 @@ def test_arguments_and_constants_as_results():
 
 
 def work(function, count):
-    """FLOPs of each piece, as traced."""
+    """Returns each piece's share of the FLOPs of the traced function."""
     pieces, _ = cut(jax.value_and_grad(function), count, *example())
     shares, values = [], []
     for piece in pieces:
@@ -109,12 +109,12 @@ def work(function, count):
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_equal_work_between_layers(count):
-    """Six layers, 18 matmuls less one: a cut is within one matmul of its place."""
+    """Six layers have 17 matmuls, and each cut is within one matmul of its place."""
     np.testing.assert_allclose(work(layers, count), 1 / count, atol=1 / 17)
 
 
 def test_a_scan_is_left_whole_where_its_edge_is_near():
-    """Forward 6 matmuls, backward 11 or 12: the cut between is within a quarter."""
+    """The forward scan has 6 matmuls and the backward one 12; the cut is in between."""
     shares = work(scanned, 2)
     np.testing.assert_allclose(shares, [1 / 3, 2 / 3], atol=0.03)
 

@@ -1,4 +1,4 @@
-"""FLOPs of traced equations, against what their shapes say."""
+"""Tests the FLOPs of traced equations against their shapes."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from pipejax.executors._flops import flops_of
 
 
 def test_flops():
-    """2 x 4 x 12 x 12 a matmul; a 3 x 3 convolution of 5 x 5 x 2 to 7 channels."""
+    """Counts 2 x 4 x 12 x 12 FLOPs in a matmul, and those of a 3 x 3 convolution."""
     (equation,) = jax.make_jaxpr(jnp.matmul)(*map(jnp.ones, [(4, 12), (12, 12)])).eqns
     assert flops_of(equation) == 2 * 4 * 12 * 12
 
@@ -25,18 +25,18 @@ def test_flops():
 
 
 def flops(function, *shapes):
-    """What all equations of a function have together, for arrays of these shapes."""
+    """Returns the FLOPs of all equations of a function, for arrays of these shapes."""
     arrays = map(jnp.ones, shapes)
     return sum(map(flops_of, jax.make_jaxpr(function)(*arrays).eqns))
 
 
 def test_a_batch_of_matmuls():
-    """Of 3 pairs: 4 x 5 times 5 x 6."""
+    """Counts 3 products of a 4 x 5 by a 5 x 6 matrix."""
     assert flops(jnp.matmul, (3, 4, 5), (3, 5, 6)) == 3 * (2 * 4 * 5 * 6)
 
 
 def test_a_convolution_of_each_channel_alone():
-    """Nine taps for each of 4 x 4 x 8 outputs, which have one input channel each."""
+    """Counts nine taps for each of 4 x 4 x 8 outputs, with one input channel each."""
 
     def convolve(x, k):
         numbers = ("NHWC", "HWIO", "NHWC")
@@ -76,5 +76,5 @@ def times(count):
     ],
 )
 def test_functions_and_loops_inside(function, matmuls):
-    """Loops count by their length if it is known, conditions by the longer branch."""
+    """A loop counts by its length if known, and a condition by its longer branch."""
     assert flops(function, (4, 4)) == matmuls * ONE

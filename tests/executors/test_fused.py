@@ -1,4 +1,4 @@
-"""A step in one program: messages in order, what may be overwritten, who waits."""
+"""Tests a step in one program: the order of messages, donation, and waiting."""
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ from .digits import Appending, batch_of, config_of, number_of, start
     [(1, [1, 12, 123, 1234]), (2, [0, 1, 12, 123]), (3, [0, 0, 1, 12])],
 )
 def test_applies_every_message_once_in_order(width, numbers):
-    """Step t + K - 1 appends digit t, and the drain what is missing."""
+    """Step t + K - 1 appends digit t, and the drain appends the remaining digits."""
     work = Appending()
     config = config_of(work, width=width, devices=4)
     fused, found, arrived = Fused(config, "asked for"), [], []
@@ -31,13 +31,14 @@ def test_applies_every_message_once_in_order(width, numbers):
     assert number_of(state) == 1234
     assert list(map(bool, infos)) == [True] * (width - 1)
     assert count(queue) == 0
-    # One program for all steps, and one for the drain, which computes nothing.
+    # One program serves all steps, and another one the drain, which computes no
+    # gradient.
     assert work.traced == ["compute", "update"] + ["update"] * (width - 1)
 
 
 @pytest.mark.parametrize("donate", [False, True])
 def test_may_overwrite_the_state_and_the_oldest_message_alone(donate):
-    """Neither the messages that stay in the queue nor the batch."""
+    """Neither the messages that stay in the queue nor the batch are donated."""
     config = config_of(Appending(), width=3, donate=donate)
     lowered = Fused(config, "asked for").lower(*start(config), batch_of(1))
     (state, leaving, staying, batch), _ = lowered.args_info
@@ -64,9 +65,9 @@ def test_hands_on_what_stays_without_a_copy():
 
 @pytest.mark.parametrize(("devices", "waits"), [(1, False), (2, True)])
 def test_waits_for_the_step_before_on_several_cpu_devices(monkeypatch, devices, waits):
-    """Before a step and a drain, but not in a program that is being traced.
+    """A step and a drain wait for the step before, except inside a traced program.
 
-    The devices share threads, which two programs in flight could each hold in part.
+    The devices share threads. Two programs in flight could each hold some of them.
     """
     config = config_of(Appending(), devices=devices)
     fused, wait, waited = Fused(config, "asked for"), jax.block_until_ready, []

@@ -1,4 +1,4 @@
-"""A group's failures reach the test that asks, and nobody waits for what is gone."""
+"""Tests that a group's failures are raised in the test, without waiting."""
 
 import contextlib
 import re

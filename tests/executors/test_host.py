@@ -1,4 +1,4 @@
-"""The communication thread: the same bits, failures surface, nothing is overwritten."""
+"""Tests the communication thread: the bits, failures, and what is overwritten."""
 
 import gc
 import traceback
@@ -30,7 +30,7 @@ def make(executor, width=2, tx=None, devices=4, **options):
 
 
 def trained(train, steps=6):
-    """Everything a run shows: infos, the state in flight, the drained one."""
+    """Returns the infos of a run, its state with gradients in flight, and drained."""
     state, infos = train.init(init_params()), []
     for batch in batches(steps):
         state, info = train.step(state, batch)
@@ -80,7 +80,7 @@ def test_same_bits_with_everything_on_board(donate):
 
 
 def test_states_go_from_one_executor_to_the_other():
-    """A state holds gradients, not reductions: it can go on anywhere, any time."""
+    """A state holds unreduced gradients, so any executor can continue from it."""
     fused, host = make("fused", width=3), make("host", width=3)
     state = fused.init(init_params())
     for batch, train in zip(
@@ -95,7 +95,7 @@ def test_stepping_twice_from_one_state():
     state = train.init(init_params())
     first, second, third = batches(3)
     state, _ = train.step(state, first)
-    train.step(state, third)  # another branch
+    train.step(state, third)  # starts another branch
     for batch in (second, third):
         state, _ = train.step(state, batch)
     state, _ = train.drain(state)
@@ -105,11 +105,11 @@ def test_stepping_twice_from_one_state():
 
 
 class UnpluggedError(Exception):
-    """What a broken network raises."""
+    """Stands for the error of a broken network."""
 
 
 def break_reduction(train, failing):
-    """Makes the reductions of these numbers fail."""
+    """Makes the reductions with the numbers in `failing` fail."""
     reduce, count = train.executor._reduce, iter(range(100))
 
     def sometimes(*args):
@@ -117,12 +117,12 @@ def break_reduction(train, failing):
             raise UnpluggedError("no route to host")
         return reduce(*args)
 
-    train.executor.__dict__["_reduce"] = sometimes  # where cached_property keeps it
+    train.executor.__dict__["_reduce"] = sometimes  # cached_property stores it here
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_failure_surfaces_at_the_next_step(width):
-    """With its traceback; the state is as it was, and the step can be tried again."""
+    """The error keeps its traceback, and the step can be taken again from the state."""
     train = make("host", width=width)
     break_reduction(train, {width})
     state = train.init(init_params())
@@ -145,7 +145,7 @@ def test_failure_surfaces_at_the_next_step(width):
 
 @pytest.mark.parametrize("failing", [0, 1])
 def test_failure_surfaces_in_drain(failing):
-    """The state can be drained again, though a drain overwrites a donated state."""
+    """The state can be drained again, although a drain overwrites a donated state."""
     train = make("host", width=3, donate=True)
     state = train.init(init_params())
     for batch in batches(2):
@@ -162,13 +162,13 @@ def test_failure_surfaces_in_drain(failing):
 
 
 def test_by_copy_over_other_devices():
-    """As for gradients on a GPU: copied to a CPU device, summed there, copied back.
+    """Gradients are copied to one CPU device, as from a GPU, summed and copied back.
 
-    All of this process's devices are added up before; the other mesh has one device.
+    The gradients of all devices of this process are added up before the copy.
     """
     train = make("host", tx=optax.sgd(0.1))
     other = Mesh(np.array(jax.devices()[7:]), ("data",))
-    train.executor.__dict__["reduction_mesh"] = other  # where cached_property keeps it
+    train.executor.__dict__["reduction_mesh"] = other  # cached_property stores it here
     got, want = trained(train), trained(make("fused", tx=optax.sgd(0.1)))
     assert_bits_equal(got, want)  # one host sums in rank order either way
     state = train.init(init_params())
@@ -234,7 +234,7 @@ def test_join_waits_and_changes_nothing():
     [pytest.param(None, marks=FULL), codecs.error_feedback(codecs.int4(8))],
 )
 def test_nothing_of_the_past_is_kept_alive(codec):
-    """As many arrays after 12 steps as after 6, though each sum waits for another."""
+    """12 steps leave as many arrays as 6, although each sum waits for another."""
     train = make("host", width=4, all_reduce=collectives.two_shot(codec))
     state, counts = train.init(init_params()), []
     for _ in range(2):

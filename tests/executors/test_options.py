@@ -1,4 +1,4 @@
-"""Options are tried on the compiler that is there; what it refuses is left out."""
+"""Tests that options are tried on the compiler, and dropped if it refuses them."""
 
 import logging
 
@@ -59,13 +59,13 @@ def test_by_backend_and_generation(target, expected):
     kept, dropped = train.executor.options
     assert train.compiler_options == kept == {k: expected[k] for k in kept}
     assert kept.keys() | dropped.keys() == expected.keys()
-    # JAX 0.10 does not know it, and does not have the kernels that it turns off.
+    # JAX 0.10 has neither this option nor the kernels that it turns off.
     assert dropped.keys() <= {"xla_gpu_experimental_use_collective_kernels"}
     assert train.executor.name == "fused"
 
 
 def test_a_step_inside_jit_takes_none():
-    """JAX takes compiler options for whole programs only; the outer one decides."""
+    """JAX takes compiler options only for whole programs, so the outer one decides."""
     train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2))
     train.executor.__dict__["options"] = probe(
         train.mesh, {"xla_cpu_enable_fast_math": False}
@@ -79,7 +79,7 @@ def test_a_step_inside_jit_takes_none():
 
 @NEEDS_GPU
 def test_pipelined_mean_in_a_loop_of_ones_own():
-    """The all-reduce spans all compute."""
+    """The all-reduce overlaps all of the compute."""
     mesh = pj.data_mesh(devices=pj.overlap.topology("h100:1x8x8"))
     tx = optax.chain(pj.pipelined_mean("data"), optax.sgd(0.1))
     data = jax.sharding.PartitionSpec("data")

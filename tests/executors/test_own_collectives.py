@@ -1,4 +1,4 @@
-"""Collectives found in programs of which it is known what they have."""
+"""Tests which collectives are found in programs, and which of them are refused."""
 
 import types
 from typing import NamedTuple
@@ -24,7 +24,7 @@ X = jnp.ones(5)
 
 
 def on_hosts(local):
-    """A program on two hosts of two devices, each of which has the whole of X."""
+    """Compiles `local` for two hosts of two devices, each with all of X."""
     mesh = pj.data_mesh(4, axis_name=AXES, hosts=2)
     mapped = jax.shard_map(
         local, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False
@@ -75,12 +75,12 @@ def in_rows(x):
     ],
 )
 def test_axes_of_collectives(local, axes):
-    """An index along an axis exchanges nothing, nor does an axis of `jax.vmap`."""
+    """Neither an index along an axis nor an axis of `jax.vmap` exchanges anything."""
     assert collective_axes(on_hosts(local), X) == axes
 
 
 def test_transfers_as_often_as_they_run():
-    """Five floats are 20 bytes; two of them, in three iterations, 8 bytes each time."""
+    """Five floats are 20 bytes; two floats in each of three iterations are 8 bytes."""
 
     def local(x):
         def exchange(_, pair):
@@ -95,12 +95,12 @@ def test_transfers_as_often_as_they_run():
 
 
 def test_without_a_collective_nothing_is_compiled():
-    """What cannot be compiled shows it."""
+    """The argument cannot be compiled, so compiling it would raise an error."""
     assert own_transfers(lambda x: x + 1, X) == ()
 
 
 class Device(NamedTuple):
-    """One of a mesh, of some process."""
+    """A device of a mesh, with the process that it belongs to."""
 
     id: int
     process_index: int

@@ -1,4 +1,4 @@
-"""Several processes over Gloo, started as a user would start hosts."""
+"""Tests several processes over Gloo, started as a user would start hosts."""
 
 import contextlib
 import signal
@@ -32,7 +32,7 @@ FULL = pytest.mark.full
 
 @pytest.fixture(scope="module")
 def ask():
-    """Asks a group of processes, which all tests share; one that has failed is new."""
+    """Returns a function that asks a shared group, and replaces a failed one."""
     groups = {}
 
     def asked(task, *arguments, processes=2):
@@ -70,7 +70,7 @@ def test_interrupted_while_it_waits_for_the_other(tmp_path):
             time.sleep(0.05)
         waiting = group.running[0]
         with pytest.raises(subprocess.TimeoutExpired):
-            waiting.wait(2)  # it does wait
+            waiting.wait(2)  # the process is waiting
         waiting.send_signal(signal.SIGINT)
         assert waiting.wait(60) == 130
         assert "KeyboardInterrupt" in group.said(0)
@@ -86,7 +86,7 @@ def test_interrupted_while_it_waits_for_the_other(tmp_path):
     ],
 )
 def test_same_bits_as_one_process(ask, processes, widths):
-    """The host executor is chosen, and says why; all ranks agree, at all widths."""
+    """The host executor is chosen with a reason, and all ranks agree at all widths."""
     first, *others = ask("exact", *widths, processes=processes)
     assert all(other == first for other in others)
     assert first["executor"] == "host"
@@ -107,7 +107,7 @@ def test_same_bits_as_one_process(ask, processes, widths):
 
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=FULL)])
 def test_same_bits_as_one_process_with_codecs(ask, processes):
-    """Residuals, keys and warm starts are each process's own, as each device's."""
+    """Each process keeps its devices' own residuals, keys and warm starts."""
     first, *others = ask("coded", processes=processes)
     assert all(other == first for other in others)
     assert first.keys() == set(WITH_CODECS)
@@ -131,7 +131,7 @@ def test_checkpoint_of_two_processes_goes_on_in_one(ask, tmp_path):
 
 @pytest.mark.parametrize("devices", [2, 4])
 def test_checkpoint_of_one_process_goes_on_in_two(ask, tmp_path, devices):
-    """Of as many devices, and of twice as many, whose residuals are handed on."""
+    """The new run has as many devices or twice as many, which get the residuals."""
     with checkpoint.manager(tmp_path) as manager:
         checkpoint.save(manager, run(fed_back(devices), 4, drained=False))
     first, second = ask("restored", tmp_path)
@@ -139,7 +139,7 @@ def test_checkpoint_of_one_process_goes_on_in_two(ask, tmp_path, devices):
 
 
 def goes_on(folder, devices):
-    """The same in this process."""
+    """Returns the parameters of the same run in this process."""
     train = fed_back(devices)
     with checkpoint.manager(folder) as manager:
         state = checkpoint.restore(manager, train, train.init(init_params())).state
@@ -148,7 +148,7 @@ def goes_on(folder, devices):
 
 @grid(1, name=["sync batch norm", "scalar", "optimizer"], width=[1, 2, 3])
 def test_a_collective_of_the_loss_or_the_optimizer(ask, name, width):
-    """Runs in one program with the exchange, with the bits of one process."""
+    """The step runs in one program, and gives the bits of one process."""
     first, second = ask("own_collective", name, width)
     assert first == second
     reason = "`loss_fn` or `tx` has a collective between processes, all-reduce (jit"
@@ -158,7 +158,7 @@ def test_a_collective_of_the_loss_or_the_optimizer(ask, name, width):
     assert first["said"].startswith(f"{said} {reason}")
     train, state = own_collectives.make(name, pj.data_mesh(2), width)
     (batch,) = batches(1)
-    # The same as in one process, where short arrays do not travel together.
+    # In one process, short arrays do not travel together.
     alone = [list(x) for x in train.transfers(state, batch)]
     assert len(first["sent"]) < len(alone)
     assert {kind for kind, _, _ in first["sent"]} == {kind for kind, _, _ in alone}
@@ -193,7 +193,7 @@ def test_what_differs_between_processes_is_refused(ask, name):
 
 @FULL
 def test_a_collective_inside_each_process():
-    """Runs beside the communication thread."""
+    """The collective runs beside the communication thread."""
     with contextlib.closing(Group(2, devices=2)) as group:
         first, second = group.ask("inside")
     assert first == second
@@ -204,7 +204,8 @@ def test_a_collective_inside_each_process():
         params = own_collectives.trained(train, state, 100).params
         for name, hexadecimal in first["params"][str(width)].items():
             got = np.frombuffer(bytes.fromhex(hexadecimal), np.float32)
-            # Gloo adds in an order of its own: 2^-24 of order 1 in each of 100 steps.
+            # Gloo adds in an order of its own, with an error of 2^-24 of order 1 in
+            # each of 100 steps.
             wanted = params[name.strip("[']")].ravel()
             np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
 
@@ -212,4 +213,5 @@ def test_a_collective_inside_each_process():
 @pytest.mark.parametrize("width", [2, 3])
 def test_compute_and_reduction_run_at_once(ask, width):
     for met in ask("overlapping", width):
-        assert met == [True] * 10  # five of each wait for one of the other
+        # Five of them wait for a reduction, and five for a compute.
+        assert met == [True] * 10

@@ -1,4 +1,4 @@
-"""The sum as a program of its own: on the mesh, or by way of CPUs beside it."""
+"""Tests the reduction as its own program, on the mesh or on CPU devices beside it."""
 
 import jax
 import jax.numpy as jnp
@@ -19,18 +19,18 @@ from pipejax.message import Message
 
 
 def config_on(mesh):
-    """What a reduction reads of a configuration; it does none of the work."""
+    """Returns the part of a configuration that a reduction reads."""
     return StepConfig(None, mesh, "data", 2, psum(), donate=False)
 
 
 def other_mesh():
-    """One CPU device, which is none of the first four."""
+    """Returns a mesh of one CPU device other than the first four."""
     return Mesh(np.array(jax.devices()[7:]), ("data",))
 
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_sums_over_devices_and_lays_the_sum_on_the_mesh(beside):
-    """Digit i is device i's."""
+    """Device i sends digit i of the sum."""
     config = config_on(mesh := pj.data_mesh(4))
     reduce = make_reduce(config, other_mesh() if beside else mesh)
     placed = jax.device_put(np.float32([1, 10, 100, 1000]), config.data)
@@ -50,7 +50,7 @@ def test_says_of_a_sum_that_it_is_not_finite():
 
 
 def test_returns_when_the_sum_is_there(monkeypatch):
-    """So a failure is raised by the reduction, and not by who reads its result."""
+    """A failure is then raised by the reduction, not where its result is read."""
     config = config_on(pj.data_mesh(2))
     placed = jax.device_put(np.float32([1, 10]), config.data)
     wait, waited = jax.block_until_ready, []
@@ -67,7 +67,7 @@ def test_returns_when_the_sum_is_there(monkeypatch):
 
 @pytest.mark.parametrize("names", [("data", "model"), ("model", "data")])
 def test_by_copy_of_parts_that_several_devices_have(names):
-    """Along an axis that does not share the data, devices have copies."""
+    """Devices have copies of a part along an axis that does not share the data."""
     extents = {"data": 4, "model": 2}
     devices = np.array(jax.devices()).reshape([extents[name] for name in names])
     config = config_on(mesh := Mesh(devices, names))
@@ -94,7 +94,7 @@ def test_a_mesh_of_cpus_sums_by_itself():
 
 
 def test_one_cpu_stands_for_all_devices_of_a_process():
-    """The first; the axes are those of the mesh, so that they can be named."""
+    """The first CPU device is used, with the axis names of the mesh."""
     mesh = Mesh(np.array(jax.devices())[::-1].reshape(2, 4), ("model", "data"))
     cpus = _one_cpu_a_process(mesh, "data")
     assert dict(cpus.shape) == {"model": 1, "data": 1}

@@ -1,4 +1,4 @@
-"""A scan that writes digits: its pieces, run in turn, write the same number."""
+"""Tests that the pieces of a scan that writes digits write the same number in turn."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from pipejax.executors._scan import scan_operation
 
 BASE, ZERO = np.int32([[10]]), np.int32([[0]])
 DIGITS = np.arange(1, 6, dtype=np.int32).reshape(5, 1, 1)
-# The number in the end, and after each iteration, where its digit stands.
+# The final number, and the number after each iteration at the place of its digit.
 WRITTEN = {
     False: [[12345], [1, 12, 123, 1234, 12345]],
     True: [[54321], [54321, 5432, 543, 54, 5]],
@@ -18,7 +18,7 @@ WRITTEN = {
 
 
 def writing(reverse):
-    """A function of base, number and digits, which appends these one by one."""
+    """Returns a function that appends digits to a number one by one."""
 
     def write(base, number, digits):
         def append(number, digit):
@@ -31,9 +31,9 @@ def writing(reverse):
 
 
 def scan_of(function, *args):
-    """The scan in a function as an operation, and the names of the arguments.
+    """Returns the scan of a function as an operation, and the names of the arguments.
 
-    The variables of the program are the names.
+    The names are the variables of the traced program.
     """
     jaxpr = jax.make_jaxpr(function)(*args).jaxpr
     (scan,) = jaxpr.eqns
@@ -42,7 +42,7 @@ def scan_of(function, *args):
 
 
 def results(operations, names, args, writes):
-    """What the operations, run in turn, write under the names `writes`."""
+    """Runs the operations in turn, and returns the values under the names `writes`."""
 
     def run(*args):
         values = dict(zip(names, args, strict=True))
@@ -59,7 +59,7 @@ def results(operations, names, args, writes):
     ("fraction", "first"), [(0.0, 1), (0.4, 2), (0.6, 3), (1.0, 4)]
 )
 def test_halves(fraction, first, reverse):
-    """So many of five iterations, of 2 FLOPs each, and the rest; neither is empty."""
+    """Each iteration has 2 FLOPs. Neither half is empty."""
     args = BASE, ZERO, DIGITS
     scan, names = scan_of(writing(reverse), *args)
     assert scan.flops == 10
@@ -86,7 +86,7 @@ def test_halves_of_halves_down_to_single_iterations(reverse):
 
 
 def test_without_arrays_to_run_along():
-    """Six doublings are two and four."""
+    """Six doublings are cut into two and four."""
 
     def doubled(number):
         return lax.scan(lambda x, _: (x + x, None), number, None, length=6)[0]

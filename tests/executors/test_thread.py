@@ -1,4 +1,4 @@
-"""Jobs of the communication thread: in order, errors to the caller, and at the end."""
+"""Tests the jobs of the communication thread: their order, errors and end."""
 
 import gc
 import os
@@ -13,7 +13,7 @@ from pipejax.executors._thread import CommunicationThread, _leave
 
 
 def test_runs_jobs_in_order_on_a_thread_of_its_own():
-    """Earlier jobs come first, though they take longer."""
+    """Earlier jobs finish first, although they take longer."""
     owner, done = CommunicationThread(), []
 
     def job(number):
@@ -79,7 +79,7 @@ def test_the_thread_ends_with_its_owner():
 
 @pytest.fixture
 def exits(monkeypatch):
-    """The codes that a program would have ended with at once."""
+    """Collects the exit codes with which a program would have ended at once."""
     codes = []
     monkeypatch.setattr(os, "_exit", codes.append)
     return codes

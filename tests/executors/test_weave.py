@@ -1,4 +1,4 @@
-"""Stages between pieces of compute: results of each alone, in the order asked for."""
+"""Tests stages woven between pieces of compute: their results and their order."""
 
 import jax
 import jax.numpy as jnp
@@ -18,14 +18,14 @@ X = jnp.ones((2, 3))
 
 
 def layers(weights, x):
-    """A matmul for each layer; no multiplication beside."""
+    """Applies a matmul for each layer, without any other multiplication."""
     for i in range(LAYERS):
         x = jnp.tanh(x @ weights[i])
     return {"out": x}
 
 
 def append(digit):
-    """A function that appends a digit to every array; it multiplies by 10."""
+    """Returns a function that appends a digit to every array by multiplying by 10."""
     return lambda arrays: jax.tree.map(lambda x: x * 10 + digit, arrays)
 
 
@@ -34,7 +34,7 @@ def counted(value, states):
 
 
 def appending(count):
-    """So many stages, which append 1, 2, ...; the finish appends 9."""
+    """Returns `count` stages, which append 1, 2, ..., and a finish that appends 9."""
     stages = Stages(())
     for digit in range(1, count + 1):
         stages += Stages((Local(counted), Sent(append(digit), ())))
@@ -43,7 +43,7 @@ def appending(count):
 
 @pytest.mark.parametrize(("count", "digits"), [(0, 9), (1, 19), (2, 129), (3, 1239)])
 def test_results_are_those_of_each_alone(count, digits):
-    """Gradients begin at 0, and changes of model state at 5."""
+    """Gradients start at 0, and changes of model state at 5."""
     message = Message({"w": jnp.zeros(1)}, {"mean": jnp.full(1, 5.0)})
     states = {"times": jnp.zeros(1, jnp.int32)}
     total, after, out = weave(message, states, appending(count), layers, WEIGHTS, X)
@@ -58,7 +58,7 @@ NAMES = {"mul": "stage", "dot_general": "layer", "optimization_barrier": "barrie
 
 
 def woven(count):
-    """The equations of stages, layers and barriers, in their order."""
+    """Returns the equations of stages, layers and barriers in order."""
     message, stages = Message({"w": jnp.zeros(1)}), appending(count)
     states = {"times": jnp.zeros(1, jnp.int32)}
     program = jax.make_jaxpr(lambda *args: weave(*args[:2], stages, layers, *args[2:]))
@@ -69,13 +69,14 @@ def woven(count):
 @pytest.mark.parametrize(
     ("count", "order"),
     [
-        (1, [*["layer"] * 4, "stage", "barrier"]),  # traced in one, and first
+        # All layers are traced as one piece, and first.
+        (1, [*["layer"] * 4, "stage", "barrier"]),
         (2, ["stage", "layer", "layer", "barrier"] * 2),
         (4, ["stage", "layer", "barrier"] * 4),
     ],
 )
 def test_a_barrier_stands_after_each_stage_and_its_share_of_layers(count, order):
-    """Each holds back the sum, the states, and what the piece hands on."""
+    """Each barrier holds back the sum, the states, and what the piece hands on."""
     equations = woven(count)
     names = [NAMES[equation.primitive.name] for equation in equations]
     assert names == [*order, "stage"], "the last is the finish"
@@ -85,7 +86,7 @@ def test_a_barrier_stands_after_each_stage_and_its_share_of_layers(count, order)
 
 
 def test_what_follows_a_barrier_waits_for_it():
-    """The next stage reads the sum, and the next layer what the layer before wrote."""
+    """The next stage reads the sum, and the next layer the last layer's output."""
     _, _, _, first, stage, layer, _, second, finish = woven(2)
     for barrier, following in ((first, stage), (first, layer), (second, finish)):
         assert any(x is y for x in barrier.outvars for y in following.invars)

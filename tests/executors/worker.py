@@ -1,8 +1,9 @@
-"""One of a group of processes over Gloo: `python -m tests.executors.worker RANK ...`.
+"""
+Runs one process of a group: `python -m tests.executors.worker RANK ...`.
 
-It reads tasks from its standard input, one JSON line `[name, *arguments]` each, and
-answers each with one JSON line: `{"result": ...}`, or `{"error": its traceback}`.
-Whatever else a task prints goes to standard error.
+The process reads tasks from its standard input, each a line of JSON
+`[name, *arguments]`. It answers each task with a line of JSON: `{"result": ...}`, or
+`{"error": ...}` with a traceback. All other output of a task goes to standard error.
 """
 
 import functools
@@ -30,7 +31,7 @@ from . import own_collectives
 
 def main(rank, processes, port, devices):
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # also for what C++ prints
+    os.dup2(2, 1)  # also the output of C++
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", devices)
     jax.distributed.initialize(f"127.0.0.1:{port}", processes, rank)
@@ -44,7 +45,7 @@ def main(rank, processes, port, devices):
 
 
 def run(train, steps, state=None, *, drained=True):
-    """The final state; each process gives its share of every batch."""
+    """Returns the final state. Each process passes its share of every batch."""
     state = train.init(init_params()) if state is None else state
     rank, processes = jax.process_index(), jax.process_count()
     for batch in batches(steps):
@@ -54,12 +55,12 @@ def run(train, steps, state=None, *, drained=True):
 
 
 def in_rank_order(processes):
-    """Of two a sum has one order; of more, Gloo has an order of its own."""
+    """Returns an exact all-reduce: Gloo's order of adding more than two is its own."""
     return collectives.psum() if processes == 2 else collectives.two_shot()
 
 
 def exact(*widths):
-    """The executor chosen, and the bits of the parameters at each width."""
+    """Returns the executor's name, and the bits of the parameters at each width."""
     out = {}
     for width in map(int, widths):
         train = pj.make_train_step(
@@ -101,7 +102,7 @@ WITH_CODECS = ("two_shot", "ring", "low rank")
 
 @functools.cache
 def coded_step(name, devices):
-    """A train step of width 2, whose codecs have a state."""
+    """Returns a train step of width 2 whose codecs have a state."""
     key = jax.random.key(0)
     if name == "two_shot":
         all_reduce = collectives.two_shot(codecs.error_feedback(codecs.int4(8)))
@@ -116,7 +117,7 @@ def coded_step(name, devices):
 
 
 def coded():
-    """The bits of the parameters with each of the codecs."""
+    """Returns the bits of the parameters with each of the codecs."""
     return {
         name: bits(run(coded_step(name, jax.device_count()), 6).params)
         for name in WITH_CODECS
@@ -124,12 +125,12 @@ def coded():
 
 
 def fed_back(devices):
-    """A train step whose state has residuals, and gradients in flight."""
+    """Returns a train step whose state has residuals and gradients in flight."""
     return coded_step("two_shot", devices)
 
 
 def saved(folder):
-    """Four steps, then a checkpoint."""
+    """Takes four steps, then saves a checkpoint."""
     train = fed_back(jax.device_count())
     state = run(train, 4, drained=False)
     train.executor.join()
@@ -138,7 +139,7 @@ def saved(folder):
 
 
 def restored(folder):
-    """From a checkpoint, four steps more: the bits of the parameters."""
+    """Restores a checkpoint, takes four steps, and returns the parameters' bits."""
     train = fed_back(jax.device_count())
     with checkpoint.manager(folder) as manager:
         state = checkpoint.restore(manager, train, train.init(init_params())).state
@@ -146,7 +147,7 @@ def restored(folder):
 
 
 def saved_and_restored(folder):
-    """Every kind of leaf, and a run past its warm-up, come back on every process."""
+    """Checks that every kind of leaf, and a run past its warm-up, are restored."""
     from ..checkpoint import zoo  # Flax takes a second
 
     folder, train = pathlib.Path(folder), zoo.train_step(jax.device_count())
@@ -170,7 +171,7 @@ def saved_and_restored(folder):
 
 
 def refused(folder):
-    """What is said to saves that would not hold for all; the last one is good."""
+    """Returns the errors of saves that would not hold for all, then of a good one."""
     rank, said = jax.process_index(), []
     train = fed_back(jax.device_count())
     state = train.init(init_params())
@@ -194,10 +195,11 @@ def bits(params):
 
 
 def overlapping(width):
-    """Tells whether compute and reduction met: each waits until the other one runs.
+    """Returns whether compute and reduction overlapped, each waiting for the other.
 
     Compute t waits for the start of the reduction of message t-1, which waits for the
-    start of compute t. One after the other, the first of them would wait in vain.
+    start of compute t. If they ran one after the other, the first one would wait in
+    vain.
     """
     width, steps, patience, met = int(width), 6, 60, []
     computing, reducing = (
@@ -226,13 +228,13 @@ def overlapping(width):
     reduce = train.executor._reduce
 
     def waiting_reduce(*args):
-        number = next(reductions)  # up to 0: the zeros of the start
+        number = next(reductions)  # numbers up to 0 are the zeros of the start
         if 0 < number < steps:
             reducing[number].set()
             met.append(computing[number + 1].wait(patience))
         return reduce(*args)
 
-    # The place where `cached_property` keeps it.
+    # cached_property stores it here.
     train.executor.__dict__["_reduce"] = waiting_reduce
     run(train, steps)
     return met
@@ -244,7 +246,7 @@ def noisy_loss(params, batch, *, rng):
 
 
 def keyed(kind):
-    """The bits of training with a typed or a raw key, and what it was restored from."""
+    """Trains with a typed or a raw key, and passes the result to `init` again."""
     train = pj.make_train_step(noisy_loss, optax.sgd(0.1), mesh=pj.data_mesh())
     key = {"typed": jax.random.key, "raw": jax.random.PRNGKey}[kind](0)
     state = run(train, 3, train.init(init_params(), rng=key), drained=False)
@@ -253,7 +255,7 @@ def keyed(kind):
 
 
 def differing(name):
-    """What `init` says of arguments that are not the same on every process."""
+    """Returns the error of `init` for arguments that differ between processes."""
     rank, given = jax.process_index(), {"params": init_params()}
     if name == "rng":
         given["rng"] = jax.random.key(rank)
@@ -270,7 +272,7 @@ def differing(name):
 
 
 def inside():
-    """What trains a loss that exchanges inside each process, at widths 2 and 3."""
+    """Trains a loss that exchanges inside each process, at widths 2 and 3."""
     mesh, out = pj.data_mesh(axis_name=("host", "device")), {}
     for width in (2, 3):
         train, state = own_collectives.make("inside", mesh, width)
@@ -279,7 +281,7 @@ def inside():
 
 
 def own_collective(name, width):
-    """What "auto" chooses and trains, what "host" says, and what a step sends."""
+    """Returns the choice of "auto", its result, the error of "host" and transfers."""
     train, state = own_collectives.make(name, pj.data_mesh(), int(width))
     (batch,) = batches(1)
     shapes = jax.eval_shape(lambda: batch)
@@ -303,8 +305,9 @@ def own_collective(name, width):
 
 
 def interrupted(folder):
-    """Rank 1 stops sending; rank 0 waits for it until it is interrupted."""
-    # Where the tests run in the background of a shell, it is ignored, and inherited so.
+    """Rank 1 stops sending, and rank 0 waits for it until it is interrupted."""
+    # SIGINT is ignored if the tests run in the background of a shell. The process
+    # inherits this.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh())
     state = run(train, 2)
@@ -316,7 +319,7 @@ def interrupted(folder):
 
 
 def fails():
-    """Rank 1 raises; the other answers."""
+    """Rank 1 raises an error; the others answer."""
     if jax.process_index() == 1:
         raise ValueError("none")
 

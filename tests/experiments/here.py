@@ -1,4 +1,4 @@
-"""Experiments in the tests' own process: what it has imported and compiled is used."""
+"""Runs experiments in the tests' own process, which has imported and compiled a lot."""
 
 import contextlib
 import io
@@ -10,9 +10,9 @@ import jax
 
 
 def limit_devices(monkeypatch):
-    """Gives an experiment that sets a number of devices so many of those there are.
+    """Gives an experiment that sets a number of devices the first of the present ones.
 
-    Their number is fixed once JAX has begun. `jax.devices` returns the first of them.
+    The number of devices is fixed once JAX has begun, so `jax.devices` is replaced.
     """
     devices, before = jax.devices(), jax.config.update
 
@@ -20,7 +20,8 @@ def limit_devices(monkeypatch):
         if name == "jax_num_cpu_devices":
             assert value <= len(devices)
             monkeypatch.setattr(jax, "devices", lambda *_: devices[:value])
-        elif name.startswith("jax_persistent_cache"):  # by JAX itself, when it begins
+        # JAX sets these itself when it begins.
+        elif name.startswith("jax_persistent_cache"):
             before(name, value)
         else:
             assert (name, value) == ("jax_platforms", "cpu")
@@ -33,7 +34,8 @@ def run(monkeypatch, name, *flags):
     limit_devices(monkeypatch)
     monkeypatch.setattr(sys, "argv", [name, *flags])
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()) as out:
-        # Another test may have imported the module, which is then made a second time.
+        # Another test may have imported the module already, and `runpy` then loads it
+        # again.
         warnings.filterwarnings("ignore", ".* found in sys.modules", RuntimeWarning)
         try:
             runpy.run_module(f"experiments.{name}", run_name="__main__", alter_sys=True)

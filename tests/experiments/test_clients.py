@@ -1,4 +1,4 @@
-"""Programs and optimizers that others wrote train in pipejax as in loops by hand."""
+"""Tests that programs and optimizers of others train in pipejax as in loops by hand."""
 
 import dataclasses
 import inspect
@@ -28,8 +28,8 @@ from . import here
 ROOT = pathlib.Path(__file__).parents[2]
 OPTIMIZERS, PROGRAMS, WAYS = _optimizers.OPTIMIZERS, _programs.PROGRAMS, _compare.WAYS
 REFUSED = [(name, way) for name in OPTIMIZERS for way in OPTIMIZERS[name].refused]
-# One of each kind: linear, with moments, of signs, of norms, of matrices, at random,
-# with its own rate, reading the loss, waiting, holding still, and by parts.
+# One optimizer of each kind: linear, with moments, of signs, of norms, of matrices,
+# random, with its own rate, reading the loss, waiting, holding still, and by parts.
 FEW = (
     *("sgd, momentum", "adamw", "signum", "lamb", "muon", "noisy_sgd", "prodigy"),
     *("polyak_sgd", "MultiSteps of adam and reduce_on_plateau"),
@@ -38,7 +38,7 @@ FEW = (
 
 
 def all_ways(names, quick):
-    """Every name in every way that is not refused; `full` but for some pairs."""
+    """Returns every name in every way that is not refused; few of them are quick."""
     return [
         pytest.param(name, way, marks=() if (name, way) in quick else pytest.mark.full)
         for name, way in itertools.product(names, WAYS)
@@ -79,7 +79,7 @@ def test_what_should_be_refused_and_is_not_fails():
 
 
 def test_another_loop_is_not_within_the_bound(monkeypatch):
-    """The twin with a plain delay, beside a train step with weight prediction."""
+    """Compares the twin of a plain delay with a train step that uses prediction."""
     way = "width 2 plain"
     predicted = WAYS["width 2 predicted"].settings
     changed = WAYS[way]._replace(settings=predicted)
@@ -89,9 +89,10 @@ def test_another_loop_is_not_within_the_bound(monkeypatch):
 
 
 def test_a_mean_without_weights_is_not_within_the_bound(monkeypatch):
-    """What a train step does with lm1b whose loss keeps its weight to itself."""
+    """Trains lm1b with a loss that does not report its weight."""
     client = PROGRAMS["lm1b (Flax): language model, token weights"](0)
-    # Without the batch in which a device has padding alone, and the loss 0 / 0.
+    # The last batch is left out: one device has only padding there, and a loss of 0 /
+    # 0.
     client = dataclasses.replace(client, batches=client.batches[:2])
     run = _ours.run
 
@@ -119,7 +120,7 @@ def test_twins_import_nothing_of_pipejax():
 
 
 def made(module):
-    """The names of functions that return a transformation, and are not parts of one."""
+    """Returns the functions that make an optimizer, except parts of optimizers."""
     return {
         name
         for name, value in vars(module).items()
@@ -136,7 +137,8 @@ def test_every_optimizer_of_optax_is_tried():
         for name in made(optax)
         if getattr(optax, name).__module__ == "optax._src.alias"
     }
-    # An older form of optimistic_adam_v2; a chain that begins with the aggregate.
+    # optimistic_adam is an older form of optimistic_adam_v2. dpsgd is a chain that
+    # begins with the aggregate.
     assert aliases - {"optimistic_adam"} <= tried
     parts = {"normalize", "dpsgd", "hutchinson_estimator_diag_hessian"}
     assert made(contrib) - parts <= tried

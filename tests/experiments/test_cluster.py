@@ -1,4 +1,4 @@
-"""The emulated cluster: its links, its output, and that nothing of it stays."""
+"""Tests the emulated cluster: its links, its output, and that nothing remains of it."""
 
 import os
 import pathlib
@@ -16,8 +16,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 WHY_NOT = cluster.reason_why_not()
 needs_namespaces = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
-# Host 0 takes what the others send, 100,000 bytes from each, and each says what its
-# link carried.
+# Host 0 receives 100,000 bytes from each other host, and each host prints how many
+# bytes its link has carried.
 TRANSFER = """
 import os, socket, time
 from experiments.cluster import member
@@ -53,7 +53,7 @@ def arguments(*options, command):
 
 
 def run(*options, command):
-    """Exit code, the hosts' lines by host, and what was said about them."""
+    """Returns the exit code, the hosts' lines by host, and the messages about them."""
     done = subprocess.run(
         arguments(*options, command=command),
         cwd=ROOT,
@@ -90,7 +90,7 @@ def test_links_have_their_rates():
 @needs_namespaces
 @pytest.mark.parametrize("number", [2, pytest.param(3, marks=pytest.mark.full)])
 def test_bytes_are_read_from_the_link(number):
-    """Data, and headers: 66 bytes of a frame of at most 1,514, and as many of acks."""
+    """Links carry data, headers (66 bytes of each 1,514) and as many bytes of acks."""
     code, hosts, said = run(
         *("--hosts", str(number), "--rate", "1gbit"),
         command=[sys.executable, "-c", TRANSFER],
@@ -119,7 +119,7 @@ def test_the_first_failure_ends_all():
 @needs_namespaces
 @pytest.mark.parametrize("number", ["KILL", "TERM", "INT"])
 def test_nothing_stays_whatever_ends_it(number):
-    """Nor is there anything in the way of the next start."""
+    """Nothing remains that would prevent the next start."""
     mark = f"pipejax cluster {os.getpid()} {number}"
     wait = ["sh", "-c", f"echo up; sleep 600 # {mark}"]
     with subprocess.Popen(
@@ -142,7 +142,7 @@ def test_nothing_stays_whatever_ends_it(number):
 
 
 def alive(mark):
-    """Processes with this in their command line."""
+    """Returns the processes with `mark` in their command line."""
     found = []
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,4 @@
-"""The experiment on compile time, of a model with few leaves."""
+"""Tests the experiment on compile time with a model of few leaves."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The convergence experiment, small: what it runs, tunes, keeps and goes on with."""
+"""Tests the convergence experiment: what it runs, tunes, keeps and continues."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ def config(tmp_path):
 
 @pytest.fixture
 def smaller(config, monkeypatch):
-    """One task, of which few learning rates and methods are tried."""
+    """Returns a configuration with one task, and few learning rates and methods."""
     momentum = convergence.OPTIMIZERS["momentum"]
     few = dataclasses.replace(momentum, rates=momentum.rates[2:4])
     monkeypatch.setitem(convergence.OPTIMIZERS, "momentum", few)
@@ -55,7 +55,7 @@ def test_all_is_run_once_and_taken_up_again(size, request, monkeypatch, capsys):
     result = convergence.main(config)
     methods = [run["method"] for run in result["runs"] if run["task"] == "digits"]
     swept = len(convergence.OPTIMIZERS["momentum"].rates)
-    # The tuned synchronous run is one of the sweep.
+    # The sweep contains the tuned synchronous run.
     assert methods == ["K=1"] * swept + list(config.methods)
     assert all(len(run["losses"]) == 25 for run in result["runs"])
     assert all(run["commit"] for run in result["runs"])
@@ -136,9 +136,9 @@ def test_rows_are_changes_seed_by_seed_and_say_what_diverged_and_what_misses():
         "rate": "0.1",
         "K=1": "0.6000, 85.0 %",
         "K=2, plain": "diverged",
-        # K=2 may lose 0.2 points or 0.01 nats, K=3 twice that.
+        # K=2 may lose 0.2 points or 0.01 nats, and K=3 twice as much.
         "K=2, predicted": "+0.0100 ± 0.0100, -0.20 ± 0.20",
-        "K=2, robust": "",  # not run
+        "K=2, robust": "",  # was not run
         "K=2, fed back": "",
         "K=3, plain": "+0.0300 ± 0.0100, -0.75 ± 0.25 *",
         "K=3, predicted": "+0.0200 ± 0.0000, -0.50 ± 0.50",

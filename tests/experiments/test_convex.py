@@ -1,4 +1,4 @@
-"""The theory of delayed gradients, small: bounds hold, and growth is as it says."""
+"""Tests the theory of delayed gradients: bounds hold, and regret grows as predicted."""
 
 import numpy as np
 import optax
@@ -9,7 +9,7 @@ from experiments.convex import _codecs, _random, _real, _regret, _run, _smooth
 from pipejax import problems
 
 TIMES = 2 ** np.arange(8, 13)
-# Of what is told apart by K, two delayed widths show the slope.
+# These games distinguish the values of K; two delayed widths show the slope.
 FEW = ("adversary, lines", "adversary, parabolas", "absolute loss", "ridge")
 
 
@@ -18,7 +18,7 @@ FEW = ("adversary, lines", "adversary, parabolas", "absolute loss", "ridge")
     params=["few", pytest.param("all", marks=pytest.mark.full)],
 )
 def regrets(request):
-    """In the quick run of some games, at the least and the greatest widths."""
+    """The quick run measures some games, at the smallest and the largest widths."""
     names, widths = FEW, (1, 2, 8)
     if request.param == "all":
         names, widths = tuple(_regret.games()), (1, 2, 4, 8)
@@ -35,11 +35,12 @@ def test_no_bound_is_crossed(regrets):
 
 
 def test_against_coin_tosses_regret_is_what_nobody_can_avoid(regrets):
-    """`sqrt(2 K T / pi)`, for coins that the learner hears of too late.
+    """
+    Regret is `sqrt(2 K T / pi)`, because coins are revealed to the learner too late.
 
-    A mean of 128 games, each a half-normal variable and, of the learner's own guesses,
-    a normal one not larger: deviation `sqrt(pi/2 - 1 + pi/2) / sqrt(128)` = 0.13 of
-    the mean, of which 4 are allowed.
+    The mean is over 128 games. Each is a half-normal variable plus the learner's own
+    guesses, which are a normal variable that is not larger. The deviation is
+    `sqrt(pi/2 - 1 + pi/2) / sqrt(128)` = 0.13 of the mean, and 4 of them are allowed.
     """
     for width, row in regrets["adversary, lines"]["widths"].items():
         least = np.sqrt(2 * int(width) * TIMES / np.pi)
@@ -47,14 +48,14 @@ def test_against_coin_tosses_regret_is_what_nobody_can_avoid(regrets):
 
 
 def test_against_an_adversary_regret_grows_like_the_root_of_both(regrets):
-    """`R ~ sqrt(K T)`: 0.13 more or less at one end of a factor 4 is 0.1 of slope."""
+    """`R ~ sqrt(K T)`; an error of 0.13 over a factor of 4 changes the slope by 0.1."""
     game = regrets["adversary, lines"]
     slopes = [row["slope in T"] for row in game["widths"].values()]
     np.testing.assert_allclose([*slopes, game["slope in K"]], 0.5, atol=0.2)
 
 
 def test_strongly_convex_regret_grows_like_a_logarithm(regrets):
-    """`R = K/2 log(T/K)` and what the first block costs: differences, in octaves."""
+    """`R = K/2 log(T/K)` plus the cost of the first block, so octaves are compared."""
     for width, row in regrets["adversary, parabolas"]["widths"].items():
         octaves = np.diff(row["regret"]) / (int(width) / 2 * np.log(2))
         assert octaves.mean() == pytest.approx(1.0, abs=0.3)
@@ -81,14 +82,14 @@ def test_one_asynchronous_worker_is_synchronous():
 
 
 def test_asynchronous_workers_use_what_they_were_last_sent():
-    """On a quadratic without noise, written out."""
+    """Compares the path on a quadratic without noise with a loop by hand."""
     problem = problems.quadratic([1.0, 2.0], noise=0.0)
     batches = problem.batch(np.zeros((12, 1), int))
     path = _random.asynchronous(problem, optax.sgd(0.1), 3, batches, seed=5)
     curvature = np.asarray(
         [problem.value(problem.optimum + e) - problem.minimum for e in np.eye(2)]
     )
-    assert curvature.sum() == pytest.approx(1.5)  # half the trace
+    assert curvature.sum() == pytest.approx(1.5)  # half of the trace
     order = np.random.default_rng(5).integers(3, size=12)
     w, held, expected = np.zeros(2), np.zeros((3, 2)), []
     gradient = _gradient(problem)
@@ -100,7 +101,7 @@ def test_asynchronous_workers_use_what_they_were_last_sent():
 
 
 def _gradient(problem):
-    """Of a quadratic, from its values at a distance."""
+    """Returns the gradient of a quadratic, from its values at a distance."""
 
     def gradient(w):
         return np.array(

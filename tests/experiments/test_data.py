@@ -31,7 +31,7 @@ def assert_same(a, b):
 
 
 def numbered(size=24, shape=(8, 8, 3), test_size=7):
-    """A set whose labels are the example's number, so that batches tell the order."""
+    """Returns a set whose labels number the examples, so batches show the order."""
     images = np.random.default_rng(0).integers(0, 256, (size, *shape), np.uint8)
     train = data.InMemory(images, np.arange(size, dtype=np.int32))
     test = data.InMemory(images[:test_size], np.arange(test_size, dtype=np.int32))
@@ -43,7 +43,7 @@ def labels(batches):
     return np.concatenate([batch["label"] for batch in batches])
 
 
-# A set in TFDS's format, written without TensorFlow: from encoded images.
+# A data set in the format of TFDS, written from encoded images without TensorFlow.
 
 
 def photo(number, shape):
@@ -59,7 +59,7 @@ def encoded(pixels):
 
 
 def write(data_dir, *, version="1.0.0", shape=(8, 8, 1), sizes=None, features=None):
-    """Write `tiny_set`: train 12 and test 5 examples, labels `number % 3`."""
+    """Writes `tiny_set`: 12 training and 5 test examples, labelled `number % 3`."""
     sizes = {"train": 12, "test": 5} if sizes is None else sizes
     fixed = tuple(None if isinstance(side, tuple) else side for side in shape)
     spec = features or {
@@ -110,7 +110,7 @@ def varying_dir(tmp_path_factory):
     return folder
 
 
-# Digits.
+# Tests of the digits.
 
 
 def test_digits_is_the_bundled_set_split_once_and_for_all(digits):
@@ -119,7 +119,7 @@ def test_digits_is_the_bundled_set_split_once_and_for_all(digits):
     assert digits.train.images.dtype == np.uint8
     assert digits.train.images.max() == 16
     assert digits.num_classes == 10
-    # Frozen: another split would make recorded numbers incomparable.
+    # The split is frozen: another one would make recorded numbers incomparable.
     assert digits.train.labels[:10].tolist() == [2, 8, 2, 6, 6, 7, 1, 9, 8, 5]
     assert digits.test.labels[:10].tolist() == [7, 9, 4, 7, 0, 2, 6, 1, 3, 1]
     counts = np.bincount(digits.test.labels)
@@ -148,7 +148,7 @@ def test_normalised_train_split_has_mean_0_and_deviation_1(digits):
     batch = next(data.train_batches(digits, batch_size=1437, seed=0))
     assert batch["image"].dtype == np.float32
     assert batch["label"].dtype == np.int32
-    # 92,000 values of order 1 summed in float32: errors of 1e-4 at the very most.
+    # 92,000 values of order 1 are summed in float32, with an error of at most 1e-4.
     assert abs(batch["image"].mean()) < 1e-4
     assert abs(batch["image"].std() - 1) < 1e-4
 
@@ -169,7 +169,7 @@ def test_a_constant_channel_is_not_divided_by_zero():
     assert not data.normalise(images, dataset).any()
 
 
-# Order, shares and resuming.
+# Tests of order, shares and resuming.
 
 
 def test_every_epoch_visits_every_example_once_in_a_new_order():
@@ -241,7 +241,8 @@ def test_resuming_gives_the_batches_that_would_have_come(stop, augment):
     first = start()
     assert_same(take(first, stop), whole[:stop])
     state = json.loads(json.dumps(first.get_state()))
-    take(first, 2)  # what was prefetched or used since must not matter
+    # Batches that are prefetched or used after the state was saved must not matter.
+    take(first, 2)
 
     resumed = start()
     next(resumed)
@@ -256,7 +257,7 @@ def test_steps_per_epoch_counts_whole_batches(batch_size, steps):
     assert data.steps_per_epoch(numbered(), batch_size) == steps
 
 
-# The test split.
+# Tests of the test split.
 
 
 def test_test_batches_pad_the_last_batch_and_mark_the_padding(digits):
@@ -283,12 +284,12 @@ def test_test_batches_of_any_size(batch_size, count):
     np.testing.assert_array_equal(labels(batches)[weight > 0], np.arange(7))
 
 
-# Augmentation.
+# Tests of augmentation.
 
 
 def test_pad_crop_flip_does_what_its_draws_say():
     images = numbered().train.images[:3]
-    # floor(0.5 * 9) = 4: the centre, which is the image; 0 is 4 up and 4 left.
+    # floor(0.5 * 9) = 4 is the centre, which is the image itself. 0 is 4 up and 4 left.
     draws = np.array(
         [[0.5, 0.5, 0, 0, 0.7], [0.5, 0.5, 0, 0, 0.2], [0, 0.999, 0, 0, 0.7]]
     )
@@ -305,7 +306,7 @@ def test_augmented_batches_hold_the_same_examples():
     other = next(data.train_batches(numbered(), batch_size=24, seed=1, augment=True))
     np.testing.assert_array_equal(plain["label"], other["label"])
     changed = (plain["image"] != other["image"]).any(axis=(1, 2, 3))
-    # An image stays as it is with probability 1 / (9 * 9 * 2).
+    # An image is unchanged with probability 1 / (9 * 9 * 2).
     assert changed.sum() >= 20
 
 
@@ -316,7 +317,8 @@ def test_the_test_view_is_the_centre_crop_of_the_resized_image(shape):
     view = data.crop_resize(image.astype(np.uint8), None)
     assert view.shape == (224, 224, shape[-1])
     assert view.dtype == np.uint8
-    # A ramp stays a ramp; its centre value stays (rounding: one grey level).
+    # A ramp stays a ramp, and its centre keeps its value up to a grey level of
+    # rounding.
     middle = view[111:113].astype(float).mean(axis=(0, 1))
     np.testing.assert_allclose(middle[0], (shape[0] - 1) / 4, atol=1)
     span = view[-1, 0, 0].astype(float) - view[0, 0, 0]
@@ -343,7 +345,7 @@ def test_random_crops_stay_inside_and_flip():
     assert whole[0, 0, 0] == 1
 
 
-# TFDS folders.
+# Tests of TFDS folders.
 
 
 def test_a_tfds_set_is_decoded_into_memory(tiny_dir):
@@ -378,7 +380,7 @@ def test_the_default_data_dir_is_that_of_tfds(tiny_dir, tmp_path, monkeypatch):
 def test_the_newest_version_is_read(tmp_path):
     write(tmp_path, version="9.0.0", sizes={"train": 2, "test": 1})
     write(tmp_path, version="10.0.0", sizes={"train": 3, "test": 1})
-    (tmp_path / "tiny_set" / "11.0.0").mkdir()  # begun, never finished
+    (tmp_path / "tiny_set" / "11.0.0").mkdir()  # an unfinished version
     assert len(data.load("tiny_set", data_dir=tmp_path).train) == 3
 
 
@@ -443,7 +445,7 @@ def test_a_large_set_of_one_size_is_streamed_as_it_is(tmp_path, monkeypatch):
             np.testing.assert_array_equal(a, b, strict=True)
 
 
-# Messages.
+# Tests of messages.
 
 
 @pytest.mark.parametrize(
@@ -564,7 +566,7 @@ def test_a_missing_package_comes_with_its_install_line(name, module, monkeypatch
         data.load(name)
 
 
-# Real data, where it is.
+# Tests of real data, where it is present.
 
 
 @pytest.mark.full  # 70,000 images to decode
@@ -573,7 +575,7 @@ def test_real_mnist():
     dataset = data.load("mnist", data_dir=REAL)
     assert (len(dataset.train), len(dataset.test)) == (60_000, 10_000)
     assert (dataset.num_classes, dataset.image_shape) == (10, (28, 28, 1))
-    # The constants everyone uses for MNIST.
+    # These constants are in common use for MNIST.
     np.testing.assert_allclose(np.array(dataset.mean) / 255, [0.1307], atol=5e-5)
     np.testing.assert_allclose(np.array(dataset.std) / 255, [0.3081], atol=5e-5)
     assert np.bincount(dataset.test.labels).tolist() == [
@@ -589,7 +591,7 @@ def test_real_cifar10_as_jpeg():
     dataset = data.load("cifar10_jpeg", data_dir=REAL)
     assert (len(dataset.train), len(dataset.test)) == (50_000, 10_000)
     assert (dataset.num_classes, dataset.image_shape) == (10, (32, 32, 3))
-    # CIFAR-10's own means; JPEG moves them by less than half a grey level.
+    # These are CIFAR-10's means. JPEG changes them by less than half a grey level.
     mean = np.array(dataset.mean) / 255
     np.testing.assert_allclose(mean, [0.4914, 0.4822, 0.4465], atol=2e-3)
     assert "lossy" in dataset.note

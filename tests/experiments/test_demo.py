@@ -1,4 +1,4 @@
-"""The demo: its command, small, and what it says of its figures."""
+"""Tests the demo: its command, with small settings, and its conclusion."""
 
 import pytest
 from rich.console import Console
@@ -32,7 +32,7 @@ def test_on_hosts_each_method_sends_what_it_must(tmp_path, capsys):
     assert list(found) == ["compute", "D-Sync", "Pipe-SGD", "Pipe-SGD, int8"]
     vector = 4 * demo.RACE.problem.elements
     assert found["compute"]["wire_bytes"] < 0.02 * vector
-    # Of two hosts each sends a vector in all.
+    # Each of two hosts sends a whole vector in total.
     for name in ("D-Sync", "Pipe-SGD"):
         assert vector < found[name]["wire_bytes"] < 1.2 * vector
     assert vector / 4 < found["Pipe-SGD, int8"]["wire_bytes"] < 1.2 * vector / 4
@@ -44,7 +44,7 @@ def test_on_hosts_each_method_sends_what_it_must(tmp_path, capsys):
 
 
 def test_the_conclusion_is_of_the_figures():
-    """Whichever way they came out."""
+    """The conclusion follows the figures, whatever they are."""
     figures = {
         "compute": (0.90, 1.0, 0.0),
         "D-Sync": (0.98, 4.0, 25e6),
@@ -62,7 +62,7 @@ def test_the_conclusion_is_of_the_figures():
     }
     found = demo.rows(runs)
     assert [row["step"] for row in found.values()] == [0.1, 0.4, 0.3, 0.5]
-    # 25 MB take 0.2 s at 1 Gbit/s, and 6 MB less than the compute.
+    # 25 MB take 0.2 s at 1 Gbit/s, and 6 MB take less time than the compute.
     assert [row["limit"] for row in found.values()] == [0.1, 0.2, 0.2, 0.1]
     assert (found["D-Sync"]["goal"], found["compute"]["goal"]) == (4.0, None)
     said = demo.conclusion(found, 4)

@@ -1,4 +1,4 @@
-"""The experiment with faults, small: a real job, and how outcomes are read."""
+"""Tests the experiment with faults: a real, small job, and how outcomes are read."""
 
 import contextlib
 import io
@@ -26,10 +26,10 @@ WHY_NOT = cluster.reason_why_not()
 @pytest.mark.full
 @pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 def test_jobs_with_faults_end_with_the_same_bits(tmp_path):
-    """All kinds but the slow link, beside one job that is left alone."""
+    """Provokes all faults but the slow link, and runs a job without a fault."""
     kinds = ("killed", "coordinator killed", "stopped", "cut off", "disk full")
     out = tmp_path / "faults.json"
-    # With this seed, faults happen to process 1 wherever they can, in step 6 or 7.
+    # With this seed, each fault that can happen to process 1 does, in step 6 or 7.
     size = {"runs": len(kinds), "hosts": 2, "steps": 9, "every": 3, "seed": 45}
     outcomes = faults.main(faults.Config(**size, kinds=kinds, out=out))
     assert [outcome["fault"] for outcome in outcomes] == list(kinds)
@@ -44,7 +44,7 @@ def test_jobs_with_faults_end_with_the_same_bits(tmp_path):
 def test_jobs_are_started_by_launch_and_judged_by_what_they_print(
     tmp_path, monkeypatch, capsys
 ):
-    """Without hosts: they print what those of a job with a killed process do."""
+    """Replaces the hosts by the output of those of a job with a killed process."""
     commands = []
 
     def printed(network, command):
@@ -114,16 +114,17 @@ END = "pipejax: this job is ended: "
     ("kind", "rank", "said", "named", "after"),
     [
         ("killed", 2, END + SILENT, True, 12),
-        ("killed", 1, END + SILENT, False, None),  # somebody else
+        ("killed", 1, END + SILENT, False, None),  # another process is named
         ("killed", 0, GONE, True, None),
         ("coordinator killed", 0, GONE, True, None),
-        ("coordinator killed", 0, END + CUT_OFF, False, None),  # it was not cut off
+        # process 0 was not cut off
+        ("coordinator killed", 0, END + CUT_OFF, False, None),
         ("stopped", 0, END + CUT_OFF, True, 11),
-        ("stopped", 0, GONE, True, None),  # by its launcher
+        ("stopped", 0, GONE, True, None),  # killed by its launcher
         ("cut off", 0, GONE, False, None),
         ("disk full", 1, END + FULL, True, None),
         ("slow", 1, "", True, None),
-        ("slow", 1, END + SILENT, False, None),  # a false alarm
+        ("slow", 1, END + SILENT, False, None),  # false alarm
     ],
 )
 def test_what_is_to_be_said(monkeypatch, kind, rank, said, named, after):
@@ -145,13 +146,13 @@ def test_other_bits_are_no_success(monkeypatch):
     config = faults.Config(hosts=2)
     outcome = faults.run(config, "slow", 1, 9, ["12ab"] * 2)
     assert not outcome["same_bits"]
-    assert outcome["again_after_s"] is None  # nobody was ended
+    assert outcome["again_after_s"] is None  # no process was ended
 
 
 @pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 @pytest.mark.parametrize("timeout", [5.0, pytest.param(10.0, marks=pytest.mark.full)])
 def test_a_start_with_something_wrong_is_refused_by_all_and_at_once(tmp_path, timeout):
-    """In the quick run with a shorter timeout: every host waits for one and a half."""
+    """The quick run has a shorter timeout: every host waits for 1.5 timeouts."""
     out = tmp_path / "start.json"
     config = start.Config(
         faults=("none", "another configuration"), hosts=2, timeout=timeout, out=out
@@ -162,12 +163,13 @@ def test_a_start_with_something_wrong_is_refused_by_all_and_at_once(tmp_path, ti
     _, begins, refused = start.rows(found, 2)
     assert begins == ["none", "0 of 2", "", "nothing: the job begins"]
     assert refused[:2] == ["another configuration", "2 of 2"]
-    assert "config learning_rate differs: '0.1' in 0 on host0" in refused[3]
+    says = "config learning_rate must be the same in all processes; got '0.1' in"
+    assert f"{says} process 0 on host0" in refused[3]
     assert all(told["seconds"] < config.timeout for told in found["none"])
 
 
 def printed_here(network, command):
-    """What hosts print, which are devices of this process: all print the same."""
+    """Returns the output of hosts that are devices of this process: all print it."""
     jax.config.update("jax_num_cpu_devices", network.size)
     assert command[1:3] == ["-m", "experiments.faults.program"]
     with contextlib.redirect_stdout(io.StringIO()) as out:

@@ -1,4 +1,4 @@
-"""What only a GPU can tell, on the CPU; and a profile read."""
+"""Tests the experiments for a GPU on the CPU, and reads a profile."""
 
 import gzip
 import json
@@ -49,7 +49,7 @@ def event(name, start, length, pid=1):
 
 
 def test_a_profile(tmp_path):
-    """Kernels at 0-10 and 20-30; a copy 5-15, a collective 18-22; others elsewhere."""
+    """Kernels run at 0-10 and 20-30, a copy at 5-15, a collective at 18-22."""
     events = [
         {"name": "process_name", "pid": 1, "args": {"name": "/device:GPU:0"}},
         {"name": "process_name", "pid": 2, "args": {"name": "/host:CPU"}},

@@ -1,4 +1,4 @@
-"""What is learned: the text's batches and test, and the learning rate."""
+"""Tests the text's batches and its test set, and the learning rate."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +17,7 @@ def test_text_for_tests_is_its_last_tenth(tmp_path):
     clipped, _ = task.clip.update(long, task.clip.init(long))
     assert jnp.linalg.norm(clipped["w"]) == pytest.approx(1.0)
     assert batch.max() == 1, "of four letters the last two are only in the last tenth"
-    # From 1,800 on, windows that share no more than their ends.
+    # From 1,800 on, there are windows that share only their ends.
     held_out = np.resize([2, 3], 200)[np.arange(0, 192, 64)[:, None] + np.arange(65)]
     params = task.init(0)
     loss = float(task.loss(params, held_out))

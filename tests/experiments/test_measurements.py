@@ -1,4 +1,4 @@
-"""Each experiment runs from its command line, small, and writes what it promises."""
+"""Tests that each experiment runs from its command line and writes its results."""
 
 import functools
 import importlib.util
@@ -37,13 +37,13 @@ def experiment(name, *flags, cwd=ROOT):
 
 @pytest.fixture(params=["here", pytest.param("alone", marks=pytest.mark.full)])
 def where(request):
-    """In this process, on some of its devices, or in a process of its own."""
+    """Says whether the experiment runs in this process or in a process of its own."""
     return request.param
 
 
 @pytest.fixture
 def run(where, monkeypatch):
-    """Runs an experiment from its command line and returns what it prints."""
+    """Runs an experiment from its command line, and returns what it prints."""
     if where == "here":
         return functools.partial(here.run, monkeypatch)
     return experiment
@@ -91,7 +91,7 @@ def test_convex(tmp_path, where, run, monkeypatch):
 ADVERSARIES = ("adversary, lines", "adversary, parabolas")
 
 
-@pytest.mark.full  # in the quick run test_convergence.py has a small one
+@pytest.mark.full  # in the quick run, test_convergence.py has a small one
 def test_convergence(tmp_path):
     out, plot = tmp_path / "convergence.json", tmp_path / "convergence.png"
     grid = ("--tasks", "digits", "--optimizers", "adamw", "--methods", "K=2, plain")
@@ -125,7 +125,7 @@ def test_codecs(tmp_path, where, run):
 
 
 def test_codec_speed_here(tmp_path, monkeypatch):
-    """In one process, which has its pages and cores already, and of one codec."""
+    """Measures one codec in this process, which has its pages and cores already."""
     name, out = "int8, block 256", tmp_path / "codec_speed.json"
     monkeypatch.setattr(codec_speed, "CODECS", {name: codec_speed.CODECS[name]})
     monkeypatch.setattr(codec_speed, "child", lambda config, _: measured(config))
@@ -161,7 +161,8 @@ def test_levels(tmp_path, run):
     rows = json.loads(out.read_text())["rows"]
     assert rows["int8, nowhere"]["error"] < 1e-6
     assert 0 < rows["int8, between hosts"]["error"] < 0.1
-    # Over four hosts as much as over a ring of four: 2 (4 - 1)/4 of what is coded.
+    # Over four hosts as many bytes are sent as over a ring of four: 2 (4 - 1)/4 of the
+    # coded bytes.
     sent = {name: row["bytes_between_hosts"] for name, row in rows.items()}
     assert sent["int8, between hosts"] == sent["int8, at both levels"]
     assert sent["int8, between hosts"] < sent["int8, flat ring, at every hop"]

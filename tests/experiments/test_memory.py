@@ -1,4 +1,4 @@
-"""The experiment on memory: a small model on one host, and what its bars are."""
+"""Tests the experiment on memory with a small model on one host, and its bars."""
 
 import json
 

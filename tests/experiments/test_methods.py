@@ -1,4 +1,4 @@
-"""Ways to train: what a parameter server applies, and that PyTorch has our models."""
+"""Tests a parameter server's updates, and that PyTorch has the same models."""
 
 import socket
 
@@ -17,7 +17,7 @@ PROBLEM = Problem("mlp", batch_size=8)
 
 @pytest.fixture
 def port(monkeypatch):
-    """A free one, and the environment of two hosts that are both here."""
+    """Returns a free port, and sets the environment of two hosts on this machine."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         free = probe.getsockname()[1]
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
@@ -35,14 +35,15 @@ def test_a_server_applies_each_gradient_as_it_comes(port, monkeypatch):
     gradient = jax.jit(jax.grad(PROBLEM.loss))
     tx, params = PROBLEM.optimizer, PROBLEM.start
     state = tx.init(params)
-    known = [params, params]  # what each worker was last sent
+    known = [params, params]  # the parameters that each worker has received last
     for host in (0, 1, 0, 1):
         (first, second)[host].step(batches[host])
-        # Of the parameters that this worker has, not of those the server has.
+        # The gradient is taken at the worker's parameters, not at the server's.
         stale = gradient(known[host], batches[host])
         updates, state = tx.update(stale, state, params)
         params = known[host] = optax.apply_updates(params, updates)
-    for worker in (first, second):  # beside the server, and the last to be sent them
+    # Both have these: one is beside the server, and the other received them last.
+    for worker in (first, second):
         chex.assert_trees_all_close(worker.params(), params, rtol=1e-4, atol=1e-6)
     second.close()
     first.close()
@@ -67,7 +68,7 @@ def test_pytorch_has_the_same_models(model):
 
     problem = Problem(model, batch_size=2)
     params, images = problem.start, problem.random_batch(0)["image"]
-    # As it is a block of ResNet begins as its shortcut: scales of 0 hide its branch.
+    # A block of ResNet starts as its shortcut, because scales of 0 hide its branch.
     params = jax.tree.map(lambda x: x + 0.01, params)
     module = _ddp._MODELS[model](problem.image_shape)
     _ddp._load(module, params)

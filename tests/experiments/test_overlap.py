@@ -1,4 +1,4 @@
-"""The step as it comes hides its all-reduce, on GPUs that are not there."""
+"""Tests that a step with default settings hides its all-reduce on absent GPUs."""
 
 import json
 
@@ -13,7 +13,8 @@ from experiments import overlap
 PROGRAMS = overlap.SMALL["programs"]
 
 
-# As many tests as the small matrix has targets and models; the quick run has one.
+# There are as many cases as targets and models in the small matrix. The quick run has
+# one of them.
 @pytest.mark.parametrize(
     ("target", "model", "least"),
     [
@@ -41,7 +42,7 @@ def test_pipelined_is_hidden_and_nothing_else_is(tmp_path, target, model, least)
     assert pipelined["asynchronous"] == [True]
     assert pipelined["covered"] >= least
     assert found["D-Sync"]["covered"] == 0
-    # A stale sum alone is not what hides it: this one is stale too.
+    # A stale sum alone does not hide the all-reduce: the negative control is stale too.
     assert found["negative control"]["covered"] < 0.5
     two_shot = found["two-shot"]
     assert two_shot["kinds"] == ["all-to-all", "all-gather"]
@@ -51,7 +52,7 @@ def test_pipelined_is_hidden_and_nothing_else_is(tmp_path, target, model, least)
 
 @pytest.mark.full
 def test_with_everything_on():
-    """Batch norm, AdamW, clipping, microbatches, a key, metrics."""
+    """The program has batch norm, AdamW, clipping, microbatches, a key and metrics."""
     cell = overlap.measured("h100:1x8x8", "resnet18", "everything")
     assert all(cell["asynchronous"])
     assert cell["covered"] >= 0.95
@@ -59,7 +60,7 @@ def test_with_everything_on():
 
 @pytest.mark.parametrize(
     ("flags", "count"),
-    # On TPUs two programs of six models; "everything" is of one model only.
+    # TPUs have two programs of six models. "everything" is for one model only.
     [({"small": True}, 2 * 3 * 4), ({}, 12 * (6 * 7 + 1)), ({"tpu": True}, 4 * 6 * 2)],
 )
 def test_the_matrix(monkeypatch, tmp_path, flags, count):

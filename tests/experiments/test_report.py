@@ -1,4 +1,4 @@
-"""What programs print is printed as it is, square brackets and all."""
+"""Tests that programs print text unchanged, including square brackets."""
 
 import io
 import pathlib
@@ -29,7 +29,7 @@ def test_a_progress_bar_has_its_label_as_it_is():
 
 
 def test_what_is_not_installed_is_said_with_its_extra(monkeypatch, capsys):
-    """A row of `speedup`, whose peer is missing."""
+    """Shows a row of `speedup` whose peer is not installed."""
     why = "PyTorch is not installed: pip install 'pipejax[peers]'"
     cell = {
         "problem": {"model": "mlp", "batch_size": 64},
@@ -48,7 +48,7 @@ def test_what_is_not_installed_is_said_with_its_extra(monkeypatch, capsys):
 
 
 def test_every_console_is_made_in_one_place():
-    """One of rich's own takes square brackets for markup."""
+    """A console of rich's own would read square brackets as markup."""
     folder = pathlib.Path(experiments.__path__[0])
     made = re.compile(r"\bConsole\(|from rich import print|rich\.print")
     files = {path for path in folder.rglob("*.py") if made.search(path.read_text())}

@@ -1,4 +1,4 @@
-"""Sharpness on the way of a run, beside what runs of other widths lost."""
+"""Tests the sharpness along a run, beside the losses of runs at other widths."""
 
 import json
 
@@ -17,7 +17,7 @@ def run(optimizer, rate, method, seed, loss):
 
 
 def compared():
-    """Two optimizers at two rates, of which the first is the tuned one."""
+    """Returns runs of two optimizers at two rates, the first of which is tuned."""
     losses = {"K=1": 0.5, "K=2, plain": None, "K=2, predicted": 0.6}
     losses |= {"K=3, plain": None, "K=3, predicted": 0.7}
     return {
@@ -74,9 +74,9 @@ def test_rows_are_shares_of_the_limits_of_width_2_and_3():
         "optimizer": "momentum",
         "rate": "0.1",
         "rate x sharpness": "0.5",
-        "of the limit at K=2": "0.50",  # which is 1
+        "of the limit at K=2": "0.50",  # the limit is 1
         "K=2, predicted": "+0.1000 ± 0.0000",
-        "of the limit at K=3": "0.95",  # which is 1 / 1.9
+        "of the limit at K=3": "0.95",  # the limit is 1 / 1.9
         "K=3, predicted": "+0.2000 ± 0.0000",
     }
     assert sharpness.lost(compared(), ("digits", "momentum", 0.1), "K=2, plain") == (

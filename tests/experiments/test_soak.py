@@ -1,4 +1,4 @@
-"""The soak runs from its command line, small, and counts its cases."""
+"""Tests that the soak runs from its command line, and counts its cases."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ import pytest
 
 from experiments import soak
 
-# Three cases in the profile `ci`; float32 compiles in no time.
+# The profile `ci` has three cases, and float32 compiles quickly.
 ONE = "tests/codecs/test_properties.py::test_error_is_within_the_bound[float32]"
 
 

@@ -1,4 +1,4 @@
-"""A run killed, terminated and resumed ends with the bits of one left alone."""
+"""Tests that a killed and resumed run ends with the bits of an undisturbed run."""
 
 import io
 import json
@@ -42,13 +42,13 @@ def result(out):
 
 
 def learned(out):
-    """The log without the one column that is a time."""
+    """Returns the log without its only column of times."""
     rows = [json.loads(row) for row in (out / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in row.items() if k != "steps_per_second"} for row in rows]
 
 
 def train_here(out, *flags):
-    """As `train`, in this process, on the first two of its devices."""
+    """Does what `train` does, in this process and on the first two of its devices."""
     flags = [*FLAGS[2:], "--devices", "2", "--out", str(out), *flags]
     console = Console(file=io.StringIO(), width=200)
     experiment.run(tyro.cli(experiment.Config, args=flags), console)
@@ -74,7 +74,7 @@ def test_a_run_leaves_its_records(undisturbed):
 
 
 def terminate(monkeypatch, step):
-    """Sends SIGTERM to this process when the log has come to a step."""
+    """Sends SIGTERM to this process when the log reaches a step."""
 
     def write(log, now, row):
         before(log, now, row)
@@ -94,7 +94,7 @@ def wait_for(condition, process, seconds=120):
 
 
 def interrupt(out, condition, signum):
-    """Starts a run, or goes on with one, and signals it once `condition` holds."""
+    """Starts or resumes a run, and signals it once `condition` holds."""
     flags = ["--resume"] if out.exists() else []
     process = subprocess.Popen(
         command(out, *flags), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -106,13 +106,13 @@ def interrupt(out, condition, signum):
 
 
 def logged(out, step):
-    """Whether the log has reached `step`."""
+    """Returns a condition: the log has reached `step`."""
     path = out / "metrics.jsonl"
     return lambda: path.exists() and f'"step": {step},' in path.read_text()
 
 
 def saving(out, step):
-    """Whether checkpoint `step` is being written at this moment."""
+    """Returns a condition: checkpoint `step` is being written at this moment."""
     folder = out / "checkpoints"
     return lambda: any(
         name.startswith(f"{step}.orbax-checkpoint-tmp")
@@ -130,7 +130,7 @@ def test_killed_while_it_saves_ends_with_the_same_bits(undisturbed, tmp_path):
 
 @pytest.mark.full
 def test_killed_anywhere_ends_with_the_same_bits(tmp_path):
-    """Before any checkpoint, between two, twice while one is being written."""
+    """Kills a run before any checkpoint, between two, and twice during a save."""
     out, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
     train(undisturbed)
     kills = [logged(out, 5), saving(out, 20), logged(out, 45), saving(out, STEPS)]

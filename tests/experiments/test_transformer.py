@@ -1,4 +1,4 @@
-"""The transformer: its loss at the start, and that a scan changes nothing."""
+"""Tests the transformer's loss at the start, and that a scan changes nothing."""
 
 import dataclasses
 import math
@@ -33,7 +33,8 @@ def stacked(params):
 def test_at_the_start_all_bytes_are_about_as_likely():
     params = init(SMALL)
     loss = jax.jit(transformer.loss_fn(SMALL))(params, tokens())
-    # Logits of deviation 0.02 sqrt(32) = 0.11 add half its square, 0.006.
+    # Logits of deviation 0.02 sqrt(32) = 0.11 add half of its square, 0.006, to the
+    # loss.
     assert loss == pytest.approx(math.log(256), abs=0.1)
 
 
@@ -60,7 +61,8 @@ def test_the_default_size():
     shapes = jax.eval_shape(
         lambda key: transformer.init(key, transformer.Config()), jax.random.key(0)
     )
-    layer = 12 * 512**2 + 2 * 512  # 3 + 1 for attention, 4 + 4 for the MLP; two norms
+    # There are 3 + 1 matrices for attention, 4 + 4 for the MLP, and two norms.
+    layer = 12 * 512**2 + 2 * 512
     total = 12 * layer + 2 * 256 * 512 + 512
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == total == 38_023_680
 

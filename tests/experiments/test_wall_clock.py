@@ -1,4 +1,4 @@
-"""Experiments on hosts of an emulated cluster, small."""
+"""Tests experiments on hosts of an emulated cluster, on a small scale."""
 
 import dataclasses
 import importlib
@@ -12,14 +12,17 @@ import tempfile
 import time
 
 import jax
+import numpy as np
 import pytest
 import tyro
 
 from experiments import (
     allreduce_profile,
     cluster,
+    paper,
     prediction,
     report,
+    scaling,
     speedup,
     time_to_accuracy,
 )
@@ -41,9 +44,9 @@ BYTES = 1000
 
 @pytest.fixture
 def hosts_here(monkeypatch):
-    """Hosts of clusters are devices of this process.
+    """Replaces the hosts of clusters by devices of this process.
 
-    Their link carries `BYTES` from one look at it to the next.
+    Each reading of the link shows that it has carried `BYTES` more.
     """
 
     def ask(network, module, flags, log=None):
@@ -60,8 +63,8 @@ def hosts_here(monkeypatch):
             return json.loads(out.read_text())
 
     here.limit_devices(monkeypatch)
-    monkeypatch.setenv("NPROC", os.environ["NPROC"])  # which an experiment sets
-    # DDP needs a cluster: as if PyTorch were not installed.
+    monkeypatch.setenv("NPROC", os.environ["NPROC"])  # the experiment sets this
+    # DDP needs a cluster, so PyTorch is hidden.
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util,
@@ -82,7 +85,7 @@ def hosts_here(monkeypatch):
     ],
 )
 def test_side_by_side(tmp_path, names, rounds):
-    """Each sends what its algorithm must; what sends nothing sends nothing."""
+    """Each method sends the bytes of its algorithm, and "compute" sends none."""
     out = tmp_path / "figures.json"
     measured = [name for name in names if name == "Pipe-SGD"]
     flags = ("--rounds", str(rounds), "--measured", *measured, "--out", str(out))
@@ -97,7 +100,8 @@ def test_side_by_side(tmp_path, names, rounds):
     sent = {name: row["wire_bytes"] for name, row in figures["methods"].items()}
     assert list(sent) == list(names)
     assert sent["compute"] < 0.02 * vector
-    # Of two hosts each sends a vector in all; so does the server, and so to the server.
+    # Each of two hosts sends a whole vector in total. So does the server, and so does a
+    # worker to the server.
     for name in {"PS-Sync", "PS-Async", "D-Sync", "Pipe-SGD"} & sent.keys():
         assert vector < sent[name] < 1.15 * vector, name
     assert vector / 4 < sent["Pipe-SGD, int8"] < 1.2 * vector / 4
@@ -109,7 +113,7 @@ def test_side_by_side(tmp_path, names, rounds):
 
 
 def test_what_the_cores_work_is_counted():
-    """A tenth of a second of one core is its share of all cores, to a tick of each."""
+    """A tenth of a second on one core is its share of all cores, to a tick of each."""
     before, start = member.cores(), time.process_time()
     while time.process_time() - start < 0.1:
         pass
@@ -117,7 +121,7 @@ def test_what_the_cores_work_is_counted():
 
 
 def test_rows_of_a_table():
-    """The limit is the longer of a method's own compute and its bytes on the wire."""
+    """The limit is the longer of a method's own compute and its time on the wire."""
     found = {
         "compute": {"seconds": [1.0, 1.0], "cores": [0.9, 0.9], "wire_bytes": 0},
         "D-Sync": {"seconds": [4.0, 6.0], "cores": [1.0, 2.0], "wire_bytes": 30},
@@ -142,13 +146,13 @@ def test_speedup_here(tmp_path, hosts_here):
     (cell,) = json.loads(out.read_text())["cells"]
     names = {"compute", "DDP compute", "D-Sync", "DDP"}
     assert cell["rows"].keys() | cell["missing"].keys() == names
-    # A turn is one step to fill the pipeline and one against the clock.
+    # A turn has one step that fills the pipeline and one that is timed.
     assert cell["rows"]["D-Sync"]["wire"] == BYTES / 2 / (100e6 / 8)
     assert plot.exists()
 
 
 def test_a_run_of_some_cells_keeps_the_others(tmp_path, monkeypatch):
-    """Each has its own commit, date and processor; the list gives their order."""
+    """Each cell has its own commit, date and processor. The list gives their order."""
 
     def measured(cell, config):
         row = {"step": 1.0}
@@ -207,7 +211,8 @@ def test_prediction(tmp_path):
     printed = experiment("prediction", *size, "--codecs", "int8", *files)
     assert "median and worst error" in printed
     (cell,) = json.loads(out.read_text())["cells"]
-    assert len(cell["rows"]) == 11  # six algorithms; but psum with int8
+    # There are six algorithms with two codecs, except psum with int8.
+    assert len(cell["rows"]) == 11
     for row in cell["rows"].values():
         assert row["predicted"] == pytest.approx(sum(row["parts"].values()))
     assert plot.exists()
@@ -227,7 +232,8 @@ def test_allreduce_profile_here(tmp_path, hosts_here, monkeypatch):
     assert list(flat["rows"]) == ["ring, int8"]
     assert list(levels["rows"]) == ["hierarchical, int8", "ring, int8"]
     for row in (*flat["rows"].values(), *levels["rows"].values()):
-        assert row["wire_bytes"] == BYTES / 2  # in two exchanges, one of which compiles
+        # BYTES are carried in two exchanges, one of which compiles.
+        assert row["wire_bytes"] == BYTES / 2
     assert plot.exists()
 
 
@@ -248,6 +254,121 @@ def test_allreduce_profile(tmp_path):
     assert plot.exists()
 
 
+def test_the_parts_of_a_step():
+    """A synchronous step takes the sum of its parts, a pipelined one the longer."""
+    answer = {
+        "methods": {
+            "compute": {"seconds": [2.0, 2.0], "cores": [2.0, 2.0], "wire_bytes": 0},
+            "D-Sync": {"seconds": [5.0, 7.0], "cores": [2.0, 2.0], "wire_bytes": 30},
+            "Pipe-SGD": {"seconds": [3.0, 3.0], "cores": [2.0, 2.0], "wire_bytes": 30},
+            "PS-Async": {"seconds": [9.0, 9.0], "cores": [2.0, 2.0], "wire_bytes": 60},
+        },
+        "profiles": {"D-Sync": {"exchange": 4.0, "codec": 1.0}},
+    }
+    rows = paper.rows([answer], bandwidth=10)
+    for name, explained in (("D-Sync", 6 / 6), ("Pipe-SGD", 3 / 4)):
+        found = rows[name]
+        parts = [found[key] for key in ("compute", "codec", "exchange", "wire")]
+        assert parts == [2, 1, 3, 3]
+        assert found["explained"] == explained
+    assert rows["D-Sync"]["range"] == [5, 7]
+    assert rows["Pipe-SGD"]["faster_than"] == {"D-Sync": 2, "PS-Async": 3}
+    assert "exchange" not in rows["PS-Async"]
+
+
+def test_paper_here(tmp_path, hosts_here, monkeypatch):
+    """Both a run of all methods and a run for each of them."""
+    small = Problem("softmax", 4, images="digits")
+    cells = (paper.Cell(small, "1gbit"), paper.Cell(small, "2gbit", together=False))
+    monkeypatch.setattr(paper, "CELLS", cells)
+    out, plot = tmp_path / "paper.json", tmp_path / "paper.png"
+    names = ("D-Sync", "Pipe-SGD")
+    size = {"cells": (0, 1), "rounds": 2, "steps": 1, "methods": names}
+    paper.main(paper.Config(**size, out=out, plot=plot))
+    for cell in json.loads(out.read_text())["cells"]:
+        assert cell["elements"] == 650
+        assert cell["images"] == "random"
+        assert list(cell["rows"]) == list(names)
+        for row in cell["rows"].values():
+            assert row["compute"] > 0
+            assert row["codec"] + row["exchange"] > 0
+    assert plot.exists()
+
+
+def test_a_batch_of_real_images(tmp_path):
+    """Each host has its own images, and as many as its problem says."""
+    problem = Problem("mlp", 4, images="digits")
+    first, second = (problem.real_batch(host, tmp_path) for host in (0, 1))
+    assert first["image"].shape == second["image"].shape == (4, 8, 8, 1)
+    assert (first["image"] != second["image"]).any()
+    assert first["label"].shape == (4,)
+
+
+@pytest.mark.full
+@needs_namespaces
+def test_paper(tmp_path):
+    out, plot = tmp_path / "paper.json", tmp_path / "paper.png"
+    files = ("--out", str(out), "--plot", str(plot))
+    printed = experiment("paper", "--cells", "0", "--rounds", "2", *files)
+    assert "explained" in printed
+    (cell,) = json.loads(out.read_text())["cells"]
+    assert tuple(cell["rows"]) == paper.METHODS
+    assert plot.exists()
+
+
+def test_a_pause_has_the_gradient_of_its_batch():
+    problem = scaling.Pause(seconds=0.01, size=8)
+    batch = problem.random_batch(0)
+    start = time.monotonic()
+    gradient = jax.jit(jax.grad(problem.loss))(problem.start, batch)["w"]
+    assert (gradient == batch["gradient"][0]).all()
+    assert time.monotonic() - start >= 0.01
+    assert problem.elements == 8
+
+
+def test_scaling_here(tmp_path, hosts_here, monkeypatch, capsys):
+    few = {name: scaling.METHODS[name] for name in ("D-Sync", "Pipe-SGD, int8")}
+    monkeypatch.setattr(scaling, "METHODS", few)
+    monkeypatch.setattr(
+        scaling.Pause,
+        "random_batch",
+        lambda self, host: {"gradient": np.ones((4, self.size), np.float32)},
+    )
+    out, plot = tmp_path / "scaling.json", tmp_path / "scaling.png"
+    size = {"hosts": (4,), "simulated": (16,), "elements": 4096, "rounds": 1}
+    scaling.main(scaling.Config(**size, steps=1, seconds=0.01, out=out, plot=plot))
+    assert "Efficiency" in capsys.readouterr().out
+    real, many = json.loads(out.read_text())["cells"]
+    for name in few:
+        low, middle, high = real["measured"][name]
+        assert 0 < low <= middle <= high <= 1
+        assert 0 < many["simulated"][name] <= 1
+    assert many["measured"] is None
+    assert plot.exists()
+
+
+def test_the_simulated_efficiency_of_an_asynchronous_server():
+    """The server's link carries three of four gradients, and is always busy."""
+    four = timing.Cluster(4, timing.Link(0.0, 4e6))
+    work = timing.Workload(0.5, 10**6)  # each transfer takes a second
+    found = scaling.asynchronous(four, work, steps=40)
+    assert found == pytest.approx(0.5 / 3, rel=0.35)  # the server itself waits less
+
+
+@pytest.mark.full
+@needs_namespaces
+def test_scaling(tmp_path):
+    out, plot = tmp_path / "scaling.json", tmp_path / "scaling.png"
+    size = ("--hosts", "1", "4", "--simulated", "8", "--elements", "65536")
+    files = ("--rounds", "1", "--out", str(out), "--plot", str(plot))
+    printed = experiment("scaling", *size, "--seconds", "0.05", *files)
+    assert "Efficiency" in printed
+    one, four, _ = json.loads(out.read_text())["cells"]
+    for cell in (one, four):
+        assert list(cell["measured"]) == list(scaling.METHODS)
+    assert plot.exists()
+
+
 def test_labels_keep_a_distance():
     ends = {"slow": 90.0, "late": 41.0, "fast": 40.0}
     assert time_to_accuracy.spread(ends, 100.0) == {
@@ -258,7 +379,7 @@ def test_labels_keep_a_distance():
 
 
 def test_seeds_are_drawn_on_one_axis():
-    """From the last first test to the mean of the ends, straight in between."""
+    """The axis goes from the latest first test to the mean end, with straight lines."""
     rows = [
         {"seconds": [1.0, 3.0], "accuracy": [0.2, 0.6]},
         {"seconds": [2.0, 5.0], "accuracy": [0.3, 0.9]},
@@ -307,7 +428,7 @@ def test_time_to_accuracy(tmp_path):
 
 
 def test_a_race_that_was_broken_off_goes_on(tmp_path, monkeypatch):
-    """With the seeds it has, if they are of the same commit and settings."""
+    """A race continues with its finished seeds if commit and settings are the same."""
     out, runs = tmp_path / "race.json", {"0": {"D-Sync": {}}}
     settings = {"steps": 20, "methods": ("D-Sync",)}
     assert time_to_accuracy.begun(out, settings) == {}

@@ -1,4 +1,4 @@
-"""Result files, and what a document shows of them."""
+"""Reads result files, and checks that documents show their figures."""
 
 import json
 import pathlib
@@ -11,12 +11,12 @@ def result(name):
 
 
 def lines(rows):
-    """Of a table in Markdown."""
+    """Returns the lines of a table in Markdown."""
     return [f"| {' | '.join(cells)} |" for cells in rows]
 
 
 def assert_shown(path, rows):
-    """Every one of `rows` stands in the document, wherever its lines are broken."""
+    """Asserts that the document contains every row, wherever its lines are broken."""
     text = " ".join((ROOT / path).read_text().split())
     for row in rows:
         assert " ".join(row.split()) in text

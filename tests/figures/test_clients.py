@@ -1,4 +1,4 @@
-"""What was tried."""
+"""Tests that the document on other programs and optimizers shows the results."""
 
 import math
 import statistics
@@ -17,7 +17,7 @@ def test_tables_are_those_of_the_result_file():
 
 
 def trained():
-    """The rows of what is not refused, by name and way."""
+    """Yields the rows of all runs that were not refused, by name and way."""
     for kind in ("programs", "optimizers"):
         for name, found in RECORD[kind].items():
             for way, row in found.items():

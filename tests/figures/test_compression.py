@@ -1,4 +1,4 @@
-"""What travels."""
+"""Tests that the document on compression shows the results."""
 
 import statistics
 
@@ -43,7 +43,7 @@ def rows_of_levels():
 
 
 def words_on_levels():
-    """The time that compressing between hosts saves, with its error and its bytes."""
+    """Yields the time that compressing between hosts saves, and its error."""
     rows = result("levels")["rows"]
     nowhere, hosts, both, shot, ring = (
         rows[f"int8, {where}"]

@@ -1,4 +1,4 @@
-"""What a delay does to learning on real data."""
+"""Tests that the documents show the results of learning with a delay on real data."""
 
 import functools
 import itertools
@@ -23,7 +23,7 @@ def rows_of_ends():
 
 
 def words_on_convergence(factor=1.0):
-    """How often the default of K=2 and a plain delay end near synchronous training."""
+    """Yields how often the default of K=2 and a plain delay end near D-Sync."""
     found = result("convergence")
     settings = list(_show.compared(found, factor))
     default, plain = (
@@ -37,7 +37,7 @@ words_on_large_rates = functools.partial(words_on_convergence, 2.0)
 
 
 def words_on_what_is_given_back():
-    """The share of a plain delay's cost that the default recovers at K=2, tuned."""
+    """Yields the share of a plain delay's cost that the default recovers at K=2."""
     found, shares = result("convergence"), {"muon": [], "others": []}
     for setting in _show.compared(found, 1.0):
         plain, default = (
@@ -54,7 +54,7 @@ def words_on_what_is_given_back():
 
 
 def words_on_delay_robust():
-    """In how many cases it ends above the default, at the tuned rates."""
+    """Yields how often `delay_robust` ends above the default, at tuned rates."""
     found, above = result("convergence"), {2: [], 3: []}
     for setting, width in itertools.product(_show.compared(found, 1.0), above):
         robust, default = (
@@ -77,7 +77,7 @@ def rows_of_sharpness():
 
 
 def words_on_sharpness():
-    """What the default lost below its limit, and beyond."""
+    """Yields the losses of the default below its limit, and beyond."""
     found, compared = result("convergence_sharpness")["runs"], result("convergence")
     below, beyond = [], []
     for setting, runs in sharpness.by_setting(found):

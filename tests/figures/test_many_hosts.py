@@ -1,4 +1,4 @@
-"""Jobs of many hosts, and their faults."""
+"""Tests that the document on many hosts shows the results of jobs with faults."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What XLA schedules under an all-reduce."""
+"""Tests that the documents show what XLA schedules under an all-reduce."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from .results import assert_shown, result
 
 
 def rows_of_overlap():
-    """On GPUs the least and greatest over targets; on TPUs one row each."""
+    """Yields the range over targets on GPUs, and one row for each model on TPUs."""
     covered = {
         (cell["model"], cell["target"], cell["program"]): cell["covered"]
         for name in ("overlap", "overlap_tpu")
@@ -32,7 +32,7 @@ def rows_of_overlap():
 
 
 def rows_of_memory():
-    """A row a model: ours, and by hand in brackets."""
+    """Yields a row for each model: pipejax's memory, and that by hand in brackets."""
     cells = result("memory")["cells"]
     for model in dict.fromkeys(cell["model"] for cell in cells):
         shown = []
@@ -45,7 +45,7 @@ def rows_of_memory():
 
 
 def words_on_memory():
-    """The most that a step needs beside one by hand, and what error feedback needs."""
+    """Yields the most that a step needs beside one by hand, and for error feedback."""
     cells = {(x["model"], x["step"]): x for x in result("memory")["cells"]}
     assert all(cell["met"] for cell in cells.values())
     most = max(cell["over_by_hand"] or 0 for cell in cells.values())

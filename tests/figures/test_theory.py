@@ -1,4 +1,4 @@
-"""What a delay does where the answer is known."""
+"""Tests that the documents show what a delay does where the answer is known."""
 
 import functools
 
@@ -72,7 +72,7 @@ def test_figures_are_those_of_the_result_files(path, rows):
 
 
 def test_convex_delays_are_gone_in_the_end():
-    """The document's 3 % of smooth losses, and 2 % of softmax regression."""
+    """The document says 3 % for smooth losses, and 2 % for softmax regression."""
     found = result("convex")
     bounds = [(found["smooth"], 0.03)]
     bounds += [(rows, 0.02) for rows in found["softmax"].values()]

@@ -1,4 +1,4 @@
-"""Where an all-reduce spends its time, and what is predicted of it."""
+"""Tests that the document shows the phases of an all-reduce, and predictions."""
 
 import statistics
 
@@ -10,7 +10,7 @@ from .results import assert_shown, lines, result
 
 
 def rows_of_allreduce_profile():
-    """Of four hosts by phase; then as one program over its bytes' time, by hosts."""
+    """Yields the phases on four hosts, then programs over their wire time, by hosts."""
     cells = {
         (c["hosts"], c["devices"]): c for c in result("allreduce_profile")["cells"]
     }

@@ -1,4 +1,4 @@
-"""A state may be written back to a model once nothing is in flight."""
+"""Tests that a state is written back to a model only once nothing is in flight."""
 
 import optax
 import pytest
@@ -10,7 +10,7 @@ from ..helpers import batches, init_params, loss_fn
 
 
 def test_gradients_in_flight_are_counted_and_refused():
-    """At width 3 the queue holds one after a step, and two from the second on."""
+    """At width 3, one gradient is in flight after a step, and two after the second."""
     train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2), width=3)
     state = train.init(init_params())
     check_drained(state)

@@ -1,4 +1,4 @@
-"""A linen model with batch norm and dropout, from a `TrainState` and back into it."""
+"""Tests a Linen model with batch norm and dropout, from a `TrainState` and back."""
 
 import functools
 from typing import Any
@@ -53,13 +53,13 @@ def loss_fn(params, batch, *, model_state, rng):
 
 
 def batch_at(step, size=64):
-    """Three classes, told apart by which of three features is the largest."""
+    """Returns three classes: the class is the largest of the first three features."""
     x = np.random.default_rng(step).normal(size=(size, 5)).astype(np.float32)
     return {"x": x, "y": x[:, :3].argmax(-1)}
 
 
 def raw(tree):
-    """Typed keys as integers, for NumPy to compare."""
+    """Converts typed keys to integers, which NumPy can compare."""
     typed = jax.dtypes.prng_key
     return jax.tree.map(
         lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, typed) else x, tree
@@ -103,7 +103,7 @@ def test_a_train_state_is_trained_and_written_back():
     )
     assert float((logits.argmax(-1) == test["y"]).mean()) > 0.75
 
-    # The adapter adds nothing to the step it adapts to.
+    # The adapter adds nothing to the step.
     plain = train.init(
         before.params,
         model_state={"batch_stats": before.batch_stats},
@@ -118,7 +118,7 @@ def test_a_train_state_is_trained_and_written_back():
 
 
 def by_hand(params, model_state, batch, key):
-    """The loss of one device, as a Flax loop has it."""
+    """Returns the loss of one device, as a Flax loop computes it."""
     logits, model_state = Model().apply(
         {"params": params, **model_state},
         batch["x"],
@@ -132,7 +132,7 @@ def by_hand(params, model_state, batch, key):
 
 @grid(devices=[1, 4], width=[1, 2])
 def test_equals_a_loop_written_by_hand(devices, width):
-    """Batch norm, and dropout with a key of its own for each device and step."""
+    """Batch norm and dropout agree, with a key of its own for each device and step."""
     tx = optax.sgd(0.1, momentum=0.9)
     train = pj.make_train_step(loss_fn, tx, mesh=pj.data_mesh(devices), width=width)
     before = fresh().replace(tx=tx, opt_state=tx.init(fresh().params))
@@ -149,8 +149,8 @@ def test_equals_a_loop_written_by_hand(devices, width):
         width=width,
     )
     got = after.params, {"batch_stats": after.batch_stats}
-    # Another program adds up in another order: some 10 roundings of terms below 1 in a
-    # gradient, which learning rate and momentum multiply by 0.1 / (1 - 0.9) = 1.
+    # The two programs add in different orders. A gradient has about 10 roundings of
+    # terms below 1, which learning rate and momentum multiply by 0.1 / (1 - 0.9) = 1.
     chex.assert_trees_all_close(
         got, (params, model_state), rtol=0, atol=10 * np.finfo(np.float32).eps
     )
@@ -187,7 +187,7 @@ def test_a_train_state_without_batch_statistics():
 
 
 def test_frozen_dicts_come_back_frozen():
-    """As older code has them: `apply` returns ordinary dicts all the same."""
+    """Older code has frozen dicts, although `apply` returns ordinary ones."""
     train, before = make_train(), fresh()
     frozen = State.create(
         apply_fn=before.apply_fn,
@@ -209,7 +209,7 @@ def test_frozen_dicts_come_back_frozen():
 
 
 class Counting(nn.Module):
-    """Has two variable collections: batch statistics, and a count of its calls."""
+    """A model with two variable collections: batch statistics and a count of calls."""
 
     @nn.compact
     def __call__(self, x, train):
@@ -289,7 +289,7 @@ def test_collections_are_a_list_without_parameters(collections):
 
 
 def test_a_dynamic_scale_is_not_needed_in_bfloat16():
-    """A gradient below the range of float16, which a scale would have to lift."""
+    """The gradient is below the range of float16, where it would need a scale."""
     tiny = 2.0**-40
 
     def loss(params, batch):
@@ -304,7 +304,7 @@ def test_a_dynamic_scale_is_not_needed_in_bfloat16():
     state, info = train.step(
         pj.flax.linen.init(train, before), {"x": np.ones((2, 5), np.float32)}
     )
-    # Each weight moves by 1 / 5, to bfloat16's 8 bits.
+    # Each weight moves by 1 / 5, up to the 8 bits of bfloat16.
     np.testing.assert_allclose(state.params["w"], 0.8, rtol=2**-8)
     assert int(info.skipped) == 0
 
@@ -315,7 +315,8 @@ def test_a_train_state_that_is_replicated_for_pmap():
     for devices in (jax.devices()[:1], jax.devices()[:4]):
         with pytest.raises(ValueError, match=message):
             pj.flax.linen.init(make_train(), replicate(fresh(), devices))
-    # As the remedy says. What comes out lies on one device, wherever the mesh is.
+    # The state follows the remedy of the message. It lies on one device, wherever the
+    # mesh is.
     alone = unreplicate(replicate(fresh(), jax.devices()[4:]))
     state = pj.flax.linen.init(make_train(), alone, rng=jax.random.key(0))
     assert_bits_equal(state.params, fresh().params)

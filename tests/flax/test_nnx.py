@@ -1,4 +1,4 @@
-"""An NNX model with batch norm and dropout, split, trained and updated in place."""
+"""Tests an NNX model with batch norm and dropout: split, trained, updated in place."""
 
 import chex
 import jax
@@ -76,7 +76,7 @@ def cross_entropy(logits, batch):
 
 
 class CalledWith(Model):
-    """Its dropout draws from what the model is called with."""
+    """A model whose dropout draws from the streams that it is called with."""
 
     def __init__(self, *, rngs):
         super().__init__(rngs=rngs)
@@ -88,7 +88,7 @@ class CalledWith(Model):
 
 
 class Both(CalledWith):
-    """A stream of its own, and what it is called with."""
+    """A model that draws from its own stream and from those that it is called with."""
 
     def __init__(self, *, rngs):
         super().__init__(rngs=rngs)
@@ -99,13 +99,13 @@ class Both(CalledWith):
 
 
 def stream(key):
-    """A random stream that begins with the first draw of another, as NNX reseeds."""
+    """Returns a stream that begins with the first draw of another, as NNX reseeds."""
     key = jax.random.fold_in(jax.random.fold_in(key, 0), 0)
     return {"key": key, "count": jnp.zeros((), jnp.uint32)}
 
 
 def called_by_hand(kind):
-    """The loss of one device with merge and split written out, and its arguments."""
+    """Returns the loss of one device by merge and split, and its arguments."""
     model = kind(rngs=nnx.Rngs(params=0, dropout=1))
     graph, params, _, stats = nnx.split(model, nnx.Param, nnx.RngState, ...)
 
@@ -115,7 +115,7 @@ def called_by_hand(kind):
         model = nnx.merge(graph, params, streams, stats)
         rngs = nnx.Rngs(key)
         if kind is Both:
-            rngs()  # the draw from which the model's own stream begins
+            rngs()  # the model's own stream begins with this draw
         given = {} if kind is Model else {"rngs": rngs}
         loss = cross_entropy(model(batch["x"], **given), batch)
         stats = nnx.state(model, nnx.BatchStat)
@@ -137,7 +137,7 @@ LOSSES = {
 
 @grid(kind=LOSSES, devices=[1, 4], width=[1, 2])
 def test_equals_a_loop_written_by_hand(kind, devices, width):
-    """Batch norm, and dropout by a stream of the model, at the call, and both."""
+    """Batch norm agrees, and so does dropout by streams of the model or the call."""
     tx, key = optax.sgd(0.1, momentum=0.9), jax.random.key(2)
     model = kind(rngs=nnx.Rngs(params=0, dropout=1))
     loss, params, model_state = pj.flax.nnx.split(model, LOSSES[kind])
@@ -150,13 +150,13 @@ def test_equals_a_loop_written_by_hand(kind, devices, width):
         by_hand, tx, params, stats, key, data, devices=devices, width=width
     )
     got = state.params, {"norm": state.model_state["norm"]}
-    # Rounding, as in test_linen.
+    # The bound on rounding is that of test_linen.
     eps = np.finfo(np.float32).eps
     chex.assert_trees_all_close(got, expected, rtol=0, atol=10 * eps)
 
 
 class Noise(nnx.Module):
-    """Its loss is the mean of what its two random streams draw."""
+    """A model whose loss is the mean of the draws of its two random streams."""
 
     def __init__(self, *, rngs):
         self.scale = nnx.Param(jnp.ones(()))
@@ -167,12 +167,13 @@ class Noise(nnx.Module):
 
 
 def draws(rng, steps=3, devices=4):
-    """What each device drew in each step, [steps, devices], and the state after."""
+    """Returns each device's draw in each step, [steps, devices], and the last state."""
     model = Noise(rngs=nnx.Rngs(a=0, b=1))
 
     def noise(model, batch):
         drawn = model(batch).mean()
-        # One-hot by device, so that the mean over devices keeps them apart.
+        # A device writes only its own place, so that the mean over devices keeps all
+        # draws.
         here = jnp.arange(devices) == jax.lax.axis_index("data")
         return drawn, list(jnp.where(here, drawn, 0.0) * devices)
 
@@ -208,7 +209,7 @@ def test_random_numbers_need_a_key():
     train = pj.make_train_step(loss, TX, mesh=pj.data_mesh(2))
     with pytest.raises(ValueError, match=message.format("takes `rngs`")):
         train.init(params, model_state=model_state, batch=batch_at(0))
-    # Streams that are not drawn from need none.
+    # Streams that are not drawn from need no key.
     model = fresh()
     model.eval()
     train, state = start(model)
@@ -273,7 +274,7 @@ def test_streams_of_layers_stacked_by_vmap():
 
 
 def trained_by_hand(model, loss_fn, tx, steps, wrt=nnx.Param):
-    """The loop of an NNX user on one device."""
+    """Trains a model on one device with the loop of an NNX user."""
     optimizer = nnx.Optimizer(model, tx, wrt=wrt)
 
     @nnx.jit
@@ -287,7 +288,7 @@ def trained_by_hand(model, loss_fn, tx, steps, wrt=nnx.Param):
 
 
 def trained(model, loss_fn, tx, steps, devices=1, first=0, **options):
-    """The same with a train step."""
+    """Trains a model as `trained_by_hand` does, but with a train step."""
     opt_state = options.pop("opt_state", None)
     loss, params, model_state = pj.flax.nnx.split(model, loss_fn, **options)
     train = pj.make_train_step(loss, tx, mesh=pj.data_mesh(devices), width=1)
@@ -303,7 +304,7 @@ class Calls(nnx.Variable):
 
 
 class Zoo(nnx.Module):
-    """Tied layers, more than ten in a list, a tuple as parameter, other variables."""
+    """A model with tied layers, more than ten layers, a tuple and other variables."""
 
     def __init__(self, *, rngs):
         self.layers = nnx.List([nnx.Linear(5, 5, rngs=rngs) for _ in range(11)])
@@ -328,7 +329,7 @@ def zoo_loss(model, batch):
 
 
 def test_a_model_of_many_kinds_of_variables():
-    """On one device, the loop written by hand up to the order of sums."""
+    """On one device, the result is that of a loop by hand, up to the order of sums."""
     tx = optax.sgd(0.1)
     expected, model = (Zoo(rngs=nnx.Rngs(0)) for _ in range(2))
     trained_by_hand(expected, zoo_loss, tx, 4)
@@ -336,7 +337,7 @@ def test_a_model_of_many_kinds_of_variables():
     assert int(model.calls[...]) == 4
     assert int(state.skipped) == 0
     assert model.tied is model.layers[3]
-    # Twelve layers add up terms below 1 in another order, four times.
+    # Twelve layers add terms below 1 in another order, four times.
     atol = 4 * 12 * np.finfo(np.float32).eps
     chex.assert_trees_all_close(values(model), values(expected), rtol=0, atol=atol)
     assert not np.array_equal(
@@ -345,7 +346,7 @@ def test_a_model_of_many_kinds_of_variables():
 
 
 def test_only_some_of_the_parameters():
-    """Low-rank adapters beside frozen weights, as `nnx.Optimizer(wrt=...)` trains."""
+    """Trains low-rank adapters beside frozen weights, as `nnx.Optimizer` does."""
 
     def fresh():
         model = nnx.LoRALinear(5, 3, lora_rank=2, rngs=nnx.Rngs(0))
@@ -359,13 +360,14 @@ def test_only_some_of_the_parameters():
     assert set(state.params) == {"lora"}
     assert_bits_equal(model.kernel[...], start.kernel[...])
     assert not np.array_equal(model.lora.lora_a[...], start.lora.lora_a[...])
-    # Three gradients, means over 64 examples in halves: 7 roundings of terms below 4.
+    # Three gradients are means over 64 examples in halves: 7 roundings of terms below
+    # 4.
     atol = 3 * 0.1 * 7 * 4 * np.finfo(np.float32).eps
     chex.assert_trees_all_close(values(model), values(expected), rtol=0, atol=atol)
 
 
 def test_goes_on_from_an_optimizer():
-    """Eleven layers: NNX numbers them, and names sorted as text would mix them up."""
+    """NNX numbers the eleven layers; sorting their names as text would mix them up."""
 
     def fresh():
         rngs = nnx.Rngs(0)
@@ -378,7 +380,8 @@ def test_goes_on_from_an_optimizer():
     optimizer = trained_by_hand(model, zoo_loss, tx, 2)
     opt_state = pj.flax.nnx.opt_state(optimizer)
     trained(model, zoo_loss, tx, 5, first=2, opt_state=opt_state)
-    # As above; momentum multiplies the learning rate of 0.05 by at most 10.
+    # The bound counts as above. Momentum multiplies the learning rate of 0.05 by at
+    # most 10.
     atol = 3 * 11 * np.finfo(np.float32).eps
     chex.assert_trees_all_close(values(model), values(whole), rtol=0, atol=atol)
     with pytest.raises(ValueError, match="`opt_state` must be a state of this train s"):
@@ -386,7 +389,7 @@ def test_goes_on_from_an_optimizer():
 
 
 def test_a_loss_with_weights():
-    """A mean over what is not padding is one over the devices, too."""
+    """The mean over weighted examples is also taken over all devices."""
     weights = np.r_[np.ones(5), np.zeros(59)].astype(np.float32)
 
     def weighted(model, batch):
@@ -465,7 +468,7 @@ def test_what_is_sown_and_taken_out_again():
 
 
 def test_evaluation_leaves_training_as_it_was():
-    """`model.eval()` is for the model at hand; the loss was split in training mode."""
+    """`model.eval()` affects only this model: the loss was split in training mode."""
     model, key = fresh(), jax.random.key(2)
     train, state = start(model, key)
     expected, _ = run(train, train.drain(run(train, state, 2)[0])[0], 2)

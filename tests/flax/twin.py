@@ -1,6 +1,7 @@
-"""Pipe-SGD with model state and keys, written by hand for any model of one device.
+"""
+Implements Pipe-SGD with model state and keys by hand, for any model of one device.
 
-Imports nothing of pipejax. See `tests/reference.py` for the recursion alone.
+This file imports nothing of pipejax. See `tests/reference.py` for the recursion alone.
 """
 
 import jax
@@ -11,18 +12,19 @@ from ..reference import mean, split
 
 
 def pipe_sgd(loss_fn, tx, params, model_state, key, batches, *, devices, width):
-    """Trains with weight prediction, drains, and returns parameters and model state.
+    """
+    Trains with weight prediction, drains, and returns parameters and model state.
 
     Args:
       loss_fn: `loss_fn(params, model_state, batch, key) -> (loss, model_state)` of one
-        device on its share, with `key` of its own for each device and step.
-      tx: Optax transformation.
-      params: pytree of float32 arrays.
-      model_state: likewise.
-      key: the key of the run.
-      batches: one global batch a step.
-      devices: how many share a batch.
-      width: pipeline width K.
+        device on its share. Each device and step has its own `key`.
+      tx: An Optax transformation.
+      params: A pytree of float32 arrays.
+      model_state: A pytree of arrays.
+      key: The key of the run.
+      batches: One global batch for each step.
+      devices: The number of devices that share a batch.
+      width: The pipeline width K.
     """
 
     @jax.jit

@@ -1,4 +1,4 @@
-"""Fixtures for the tests of places and jobs."""
+"""Provides fixtures for the tests of places and jobs."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def port():
 
 @pytest.fixture
 def environ(monkeypatch):
-    """Sets variables, where there is no other launcher's."""
+    """Returns a function that sets variables, without those of any other launcher."""
     known = [*OWN, *TORCHRUN, *SLURM, *OPEN_MPI, "PMI_SIZE", "PMIX_RANK"]
     known += ["CUDA_VISIBLE_DEVICES", "JAX_LOCAL_DEVICE_IDS", "TORCHELASTIC_RUN_ID"]
     known += ["TORCHELASTIC_USE_AGENT_STORE"]

@@ -1,4 +1,4 @@
-"""What tests of jobs share."""
+"""Helps to test places and jobs."""
 
 import concurrent.futures
 import dataclasses
@@ -11,7 +11,7 @@ from pipejax.launch import _record, _roll_call
 
 
 def free_port():
-    """One that nobody listens at, on loopback."""
+    """Returns a port on loopback at which no program listens."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
@@ -24,7 +24,7 @@ def record(rank, processes=3, **changes):
 
 
 def outcomes(port, records, timeout=20.0, bind=None):
-    """What each process's call comes to: hosts, or its error."""
+    """Returns the outcome of each process's call: the hosts, or the error."""
 
     def one(mine):
         address = f"127.0.0.1:{port}"
@@ -38,7 +38,7 @@ def outcomes(port, records, timeout=20.0, bind=None):
         return list(pool.map(one, records))
 
 
-# What launchers leave in the environment of a process.
+# The variables that launchers set in the environment of a process.
 OWN = {
     "JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234",
     "JAX_NUM_PROCESSES": "4",
@@ -71,7 +71,7 @@ OPEN_MPI = {
 
 
 class Store:
-    """A key-value store without a runtime; it may be cut off."""
+    """A key-value store without a runtime, which can be cut off."""
 
     def __init__(self):
         self.texts = {}

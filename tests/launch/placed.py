@@ -1,4 +1,4 @@
-"""A program that a launcher starts: joins, and says who started it, and where it is."""
+"""Joins the processes of a launcher, and prints its name and this process's rank."""
 
 import sys
 

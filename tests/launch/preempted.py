@@ -1,4 +1,4 @@
-"""One of several processes that train, and save and end when one of them is told to."""
+"""Trains as one of several processes, and saves and ends when one is told to end."""
 
 import os
 import pathlib
@@ -52,7 +52,8 @@ def main(folder):
             mine = jax.tree.map(lambda x: np.split(x, processes)[rank], batch)
             state, _ = train.step(state, train.batch(mine))
             if not begun:
-                time.sleep(0.05 * (1 + rank))  # not all are at one step when it comes
+                # The processes are at different steps when the signal arrives.
+                time.sleep(0.05 * (1 + rank))
             if number == 3:
                 (folder / f"running{rank}").write_text(str(os.getpid()))
         params = train.drain(state)[0].params

@@ -1,6 +1,6 @@
-# Runs a batch script on a Slurm of two nodes, both on this machine, and prints what it
-# says: `unshare --mount --pid --fork --kill-child --mount-proc sh slurm.sh FOLDER SCRIPT`,
-# as root. Nothing of it is left when it ends.
+# Runs a batch script on Slurm, with two nodes on this machine, and prints its output.
+# Run this script as root, so that nothing remains when it ends:
+# `unshare --mount --pid --fork --kill-child --mount-proc sh slurm.sh FOLDER SCRIPT`.
 set -e
 folder=$1
 script=$2

@@ -1,4 +1,4 @@
-"""Where processes leave word: each reads what the others wrote last."""
+"""Tests the board on which each process reads the last beats of the others."""
 
 from pipejax.launch._board import Board
 from pipejax.launch._judge import Beat
@@ -14,7 +14,7 @@ def test_a_beat_is_posted_in_place_of_the_last():
     second.post(Beat(11, "host11", step=5))
     every = [Beat(1, "host1", step=4), Beat(11, "host11", step=5)]
     assert sorted(first.beats(), key=lambda beat: beat.rank) == every
-    # Process 11's key begins as process 1's does.
+    # The key of process 11 begins with that of process 1.
     assert second.beats(1) == every[:1]
     assert second.beats(2) == []
 

@@ -1,4 +1,4 @@
-"""What launchers leave in the environment, and what is made of it."""
+"""Tests the place that is found from the variables of each launcher."""
 
 import importlib.util
 
@@ -30,7 +30,7 @@ TORCHRUN_PLACE = ("torchrun", "10.0.0.1:1234", 4, 3)
             TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"},
             ("torchrun", "10.0.0.1:1235", 4, 3, (1,)),
         ),
-        # Alone on its host, a process drives all that it sees.
+        # A process that is alone on its host has all devices that it sees.
         (
             TORCHRUN | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
             (*TORCHRUN_PLACE, None),
@@ -39,32 +39,32 @@ TORCHRUN_PLACE = ("torchrun", "10.0.0.1:1234", 4, 3)
         (TORCHRUN | {"CUDA_VISIBLE_DEVICES": "2,3"}, (*TORCHRUN_PLACE, (1,))),
         (TORCHRUN | {"JAX_LOCAL_DEVICE_IDS": "0"}, (*TORCHRUN_PLACE, (0,))),
         (SLURM, (*SLURM_PLACE, (0,))),
-        # `--gpus-per-task`: each sees its own alone, as number 0.
+        # With `--gpus-per-task`, each process sees only its own GPU, as number 0.
         (SLURM | {"SLURM_GPUS_PER_TASK": "2"}, (*SLURM_PLACE, None)),
         (SLURM | {"SLURM_TRES_PER_TASK": "cpu=2,gres/gpu=1"}, (*SLURM_PLACE, None)),
         (SLURM | {"SLURM_TRES_PER_TASK": "cpu=2"}, (*SLURM_PLACE, (0,))),
         (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x2),1"}, (*SLURM_PLACE, None)),
         (SLURM | {"CUDA_VISIBLE_DEVICES": "0"}, (*SLURM_PLACE, None)),
-        # `srun --mpi=pmix`
+        # The variables of `srun --mpi=pmix`.
         (SLURM | {"PMIX_RANK": "4"}, (*SLURM_PLACE, (0,))),
-        # Not of a step: a batch script.
+        # A batch script is not part of a step.
         ({k: v for k, v in SLURM.items() if "STEP" not in k}, None),
         (OPEN_MPI, ("Open MPI", "10.0.0.1:61442", 4, 3, (1,))),
         (
             OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
             ("Open MPI", "10.0.0.1:61442", 4, 3, None),
         ),
-        # An address by hand goes with what is detected.
+        # An address that the user sets is combined with what is detected.
         (
             SLURM | {"JAX_COORDINATOR_ADDRESS": "ib07:99"},
             ("Slurm", "ib07:99", 7, 4, (0,)),
         ),
-        # Slurm has started Open MPI's own processes.
+        # Slurm has started the processes of Open MPI.
         (
             OPEN_MPI | {"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_PROCID": "0"},
             ("Open MPI", "10.0.0.1:61442", 4, 3, (1,)),
         ),
-        # One launcher under another.
+        # One launcher has started another.
         (SLURM | OWN | {"PIPEJAX_LAUNCHED": "1"}, (*OWN_PLACE, None)),
         (SLURM | TORCHRUN | {"TORCHELASTIC_RUN_ID": "1"}, (*TORCHRUN_PLACE, (1,))),
         ({}, None),
@@ -92,7 +92,7 @@ def test_a_launcher_is_told_by_its_variables(environ, variables, place):
 def test_what_jax_detects_is_taken_from_it(
     environ, monkeypatch, name, local, variables, launcher, devices
 ):
-    """Its answers stand for those of a cluster that is not there."""
+    """Replaces the answers of clusters that are absent."""
     (cluster,) = (c for c in ClusterEnv._cluster_types if c.__name__ == name)
     answers = {
         "is_env_present": True,
@@ -138,7 +138,7 @@ def test_what_jax_detects_is_taken_from_it(
             OWN | {"PMI_SIZE": "4", "PMI_RANK": "2"},
             "process 3 of 4, which contradicts PMI_RANK=2. Unset",
         ),
-        # Each would train alone.
+        # Without an error, each process would train alone.
         (
             {"JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234"},
             "JAX_NUM_PROCESSES, JAX_PROCESS_ID must be set where JAX_COORDINATOR",
@@ -170,7 +170,7 @@ def test_the_command_line_says_what_is_wrong_in_one_line(environ, capsys):
 
 
 def test_a_timeout_below_a_second_is_not_none(environ, monkeypatch):
-    """JAX takes whole seconds, and 0 for no timeout."""
+    """JAX takes whole seconds, and a timeout of 0 means none."""
     asked = []
 
     def detect(*args):

@@ -1,4 +1,4 @@
-"""Who comes to process 0 beside those of its job, or leaves again."""
+"""Tests connections to process 0 from other programs, and processes that leave."""
 
 import concurrent.futures
 import contextlib
@@ -26,7 +26,7 @@ from .helpers import outcomes, record
     ],
 )
 def test_a_stranger_disturbs_nobody(port, said):
-    """A scanner of ports, say: what it sends is read as JSON, and not as ours."""
+    """A scanner of ports, for example, sends text that is not a record."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         first = pool.submit(outcomes, port, [record(0, 2)])
         with connected(port) as stranger:
@@ -36,7 +36,7 @@ def test_a_stranger_disturbs_nobody(port, said):
 
 
 def visit(port, said):
-    """Comes, says that, and leaves."""
+    """Connects, sends `said`, and disconnects."""
     with connected(port) as visitor:
         visitor.sendall(said)
 
@@ -53,8 +53,8 @@ def test_who_leaves_before_all_have_come_is_named(port):
         visit(port, record(1).to_json())
         outcomes(port, [record(2)], timeout=2.0)
         (told,) = first.result()
-    assert "\n- process 1 did not come within 2 s; there are 0 on" in told
-    assert "\n- process 1 on host1 came, and left again\n" in told
+    assert "\n- process 1 did not come within 2 s; those that came are 0 on" in told
+    assert "\n- process 1 on host1 came, and then disconnected; its own" in told
 
 
 def test_who_has_left_may_come_again(port):
@@ -68,7 +68,7 @@ def test_who_has_left_may_come_again(port):
 
 
 def test_the_silent_keep_nobody_waiting(port):
-    """As many as would take minutes, one after another."""
+    """Serving these connections one after another would take minutes."""
     with (
         contextlib.ExitStack() as silent,
         concurrent.futures.ThreadPoolExecutor(1) as pool,
@@ -92,7 +92,7 @@ input()
 
 
 def test_more_strangers_than_there_may_be_files(port):
-    """Whoever is silent is shown out again, and the others let in."""
+    """Silent connections are closed, so that others can be accepted."""
     threads = concurrent.futures.ThreadPoolExecutor(2)
     with contextlib.ExitStack() as stack, threads as pool:
         strangers = subprocess.Popen(

@@ -1,7 +1,8 @@
-"""`guarded` at the moments between two instructions, where signals get lost.
+"""
+Tests `guarded` between two instructions, where signals can get lost.
 
 A signal arrives while C code runs, and Python calls its handler only after that.
-`at_once` does several things without a moment for handlers between them.
+`at_once` makes several calls without giving handlers a chance to run between them.
 """
 
 import subprocess
@@ -10,7 +11,8 @@ import textwrap
 
 import pytest
 
-# The programs fork before anything of JAX runs, and each start costs a second.
+# The programs fork before they use JAX, so one version of Python is enough. Each start
+# takes a second.
 pytestmark = pytest.mark.one_python
 
 BEGIN = """
@@ -35,7 +37,7 @@ def until(condition):
 
 
 def run(program):
-    """Exit status and output of a program of its own."""
+    """Returns the exit status and output of a program in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-c", BEGIN + textwrap.dedent(program)],
         capture_output=True,
@@ -90,7 +92,7 @@ def test_a_signal_from_before_the_child_began_is_known_there():
 
 
 def test_a_parent_that_ended_before_the_kernel_was_asked_is_noticed():
-    """The grandchild outlives its parent, asks then, and is gone."""
+    """The grandchild outlives its parent, calls `die_with_parent`, and is killed."""
     code, out, errors = run("""
         if os.fork() == 0:
             parent = os.getpid()
@@ -102,7 +104,7 @@ def test_a_parent_that_ended_before_the_kernel_was_asked_is_noticed():
             os._exit(0)
         os.wait()
     """)
-    # The pipe has ended, and so have all that could write to it.
+    # The pipe has ended, so all processes that could write to it have ended.
     assert (code, out) == (0, "orphan\n"), errors
 
 
@@ -115,7 +117,7 @@ def test_the_exit_status_is_known_where_that_of_children_was_ignored():
 
 
 def test_a_signal_between_two_attempts_ends_it():
-    """Nothing is started again, and the exit status is that of the signal."""
+    """No process is started again, and the exit status is that of the signal."""
     code, out, errors = run("""
         from pipejax.cli import _launch, main
 

@@ -1,4 +1,4 @@
-"""Processes that join: by arguments or not at all, and two of them for real."""
+"""Tests `initialize`: its arguments, and two processes that really join."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ def test_without_a_launcher_nothing_is_done(environ, caplog):
     environ({})
     with caplog.at_level("INFO", "pipejax"):
         assert launch.initialize() is None
-    assert "no launcher found: one process" in caplog.text
+    assert "no launcher found: this process runs alone" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ print(place.rank, jax.process_count(), len(jax.devices()), flush=True)
 
 
 def programs(port, *settings):
-    """Ends of two processes, as a user would start them."""
+    """Runs two processes as a user would; returns their outputs and exit statuses."""
     running = [
         subprocess.Popen(
             [sys.executable, "-c", PROGRAM, str(rank), str(port), str(setting)],
@@ -75,7 +75,7 @@ def programs(port, *settings):
             each.kill()
 
 
-@pytest.mark.full  # in the quick run the jobs of the other files join
+@pytest.mark.full  # in the quick run, the jobs of other files join
 def test_two_processes_join(port):
     for rank, (out, errors, code) in enumerate(programs(port, 1, 1)):
         assert code == 0, errors
@@ -83,7 +83,7 @@ def test_two_processes_join(port):
 
 
 def test_processes_have_as_many_devices_as_one_another(monkeypatch):
-    """One of a host's GPUs is lost, say: its process sees the others all the same."""
+    """If a host has lost a GPU, its process still sees the devices of the others."""
 
     class Device(NamedTuple):
         process_index: int
@@ -97,4 +97,5 @@ def test_processes_have_as_many_devices_as_one_another(monkeypatch):
 def test_two_processes_of_other_settings_do_not(port):
     for _, errors, code in programs(port, 1, 0):
         assert code == 1
-        assert "jax_threefry_partitionable differs: 'True' in 0 on" in errors
+        says = "jax_threefry_partitionable must be the same in all processes; got"
+        assert f"{says} 'True' in process 0 on" in errors

@@ -1,4 +1,4 @@
-"""Whose fault it is, by every rule."""
+"""Tests which process is at fault, by every rule."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ LIMIT = 60.0
 
 
 def seen(rank, age=0.5, **changes):
-    """A process in its third step, which waits for others."""
+    """Returns a process in its third step that waits for others."""
     beat = Beat(rank, f"host{rank}", count=9, step=3, since=1.0)
     return Seen(dataclasses.replace(beat, **changes), age)
 
@@ -26,19 +26,19 @@ def stuck(rank, **changes):
         [stuck(0), seen(1)],
         [stuck(0), stuck(1, busy="compiling")],
         [stuck(0), stuck(1, busy="an evaluation", paused=True)],
-        # While one is at an evaluation, the others may be anywhere.
+        # While a process evaluates, the others may be anywhere.
         [
             seen(0, busy="an evaluation", paused=True),
             stuck(1, outside=LIMIT + 1),
         ],
-        # It has just come back from where it waited for a compilation.
+        # Process 1 has just come back from its wait for a compilation.
         [seen(0, busy="compiling"), stuck(1, outside=1.0)],
         [seen(0), seen(1, age=LIMIT - 1)],
-        # Who has left in good order need not say anything, nor go on.
+        # A process that has left in good order need not send beats or make progress.
         [seen(0), seen(1, age=999.0, finished=True)],
         [seen(0), stuck(1, finished=True)],
         [seen(0, finished=True), seen(1, finished=True)],
-        # Somebody may be silent soon, because of whom it failed.
+        # Another process may fall silent soon, and be the cause of the failure.
         [seen(0), seen(1, failed="Gloo", since=GRACE)],
     ],
 )
@@ -53,7 +53,8 @@ def test_nobody_is_at_fault(fine):
             [seen(0), seen(1, age=LIMIT + 1)],
             "process 1 on host1 has said nothing for 61 s, last at step 3",
         ),
-        # Whose connection is closed fails, because of whoever closed it.
+        # A process fails if another process closes its connection, and that one is at
+        # fault.
         (
             [seen(0, failed="Gloo"), seen(1, age=GRACE + 1)],
             "process 1 on host1 has said nothing for 6 s, last at step 3",
@@ -70,7 +71,7 @@ def test_nobody_is_at_fault(fine):
             "process 1 on host1 has made no progress for 61 s, at step 3; it is at\n"
             "  in load\n",
         ),
-        # A checkpoint that all write together cannot end without it.
+        # A checkpoint that all processes write together cannot end without process 1.
         (
             [
                 seen(0, busy="a checkpoint"),
@@ -79,7 +80,7 @@ def test_nobody_is_at_fault(fine):
             "process 1 on host1 has made no progress for 61 s, at step 3; it is at\n"
             "  in load\n",
         ),
-        # All wait: for the one that is behind.
+        # All processes wait for the one that is behind.
         (
             [stuck(0), stuck(1, step=2, stack="  in wait\n"), stuck(2)],
             "process 1 on host1 has made no progress for 61 s, at step 2; it is at\n"

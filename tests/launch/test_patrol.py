@@ -1,4 +1,4 @@
-"""What goes on beside the main thread: patrols of two processes in one, as threads."""
+"""Tests the patrols of two processes, as threads of one process."""
 
 import contextlib
 import faulthandler
@@ -18,9 +18,9 @@ from .helpers import Store
 
 @pytest.fixture
 def patrols(monkeypatch):
-    """Two of them in one process, and what they would have ended it with."""
+    """Starts two patrols in this process, and collects their verdicts."""
     monkeypatch.setattr(_patrol, "PERIOD", 0.02)
-    # It would end the tests.
+    # This call would end the tests.
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
     started, verdicts = [], {}
 
@@ -108,16 +108,16 @@ def test_one_that_is_cut_off_says_so(patrols):
 
 def test_a_watchdog_that_fails_says_so(patrols):
     _, ((first, here), (second, _)), verdicts = patrols(limit=20.0)
-    here.step = object()  # which is no JSON
+    here.step = object()  # `object()` cannot be encoded as JSON
     until(lambda: 0 in verdicts)
     assert "the watchdog of process 0 on" in verdicts[0]
     assert "has failed: TypeError" in verdicts[0]
-    for patrol in (first, second):  # it would have ended the process
+    for patrol in (first, second):  # in a job, the verdict would have ended the process
         patrol.over.set()
 
 
 def test_a_save_that_fails_beside_the_main_thread_is_named(patrols, monkeypatch):
-    """As Orbax's thread does it: it waits for all others before it raises."""
+    """The thread acts like Orbax's: it waits for all others before it raises."""
     for module in (_patrol, _judge):
         monkeypatch.setattr(module, "GRACE", 0.1)
     released = threading.Event()
@@ -165,13 +165,14 @@ def test_a_save_that_handles_its_exceptions_has_not_failed(patrols, monkeypatch)
         time.sleep(0.01)
     released.set()
     thread.join()
-    assert any(isinstance(error, KeyError) for error in seen)  # for a moment
+    # Each error is current for a moment.
+    assert any(isinstance(error, KeyError) for error in seen)
     assert verdicts == {}
     assert all(not patrol.ending for patrol, _ in started)
 
 
 def test_an_exception_is_described_without_its_notes():
-    """JAX adds some to what leaves a jitted function, and they come last."""
+    """JAX adds notes to exceptions that leave a jitted function, and they come last."""
 
     @jax.jit
     def fails(x):

@@ -1,4 +1,4 @@
-"""Places: which of how many a process may be, and what is an address."""
+"""Tests which ranks and addresses a place accepts."""
 
 import re
 

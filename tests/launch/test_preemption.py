@@ -1,6 +1,7 @@
-"""A job that is told to end: one checkpoint of all its processes, and none has failed.
+"""
+Tests that a job that is told to end saves one checkpoint, and fails nowhere.
 
-Started again it ends with the bits of one that was left alone.
+When the job is started again, it ends with the bits of an undisturbed one.
 """
 
 import os
@@ -20,7 +21,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts the job; it does not outlive the test."""
+    """Starts the job, and ends it after the test."""
     started = []
 
     def begun(processes):

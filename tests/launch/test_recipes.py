@@ -1,4 +1,4 @@
-"""Recipes: Slurm, Open MPI and torchrun for real, Kubernetes by its schema."""
+"""Tests recipes: Slurm, Open MPI and torchrun really, Kubernetes by its schema."""
 
 import os
 import pathlib
@@ -19,7 +19,7 @@ yaml = pytest.importorskip("yaml")
 ROOT = pathlib.Path(__file__).parents[2]
 PROGRAM = [sys.executable, "-m", "tests.launch.placed"]
 APART = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-# Where `pipejax` is, and torchrun.
+# The folders of `pipejax` and torchrun.
 PATH = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
 
 
@@ -30,7 +30,7 @@ def needs(*tools):
 
 @pytest.fixture
 def recipe(capsys):
-    """What `pipejax launch --print` prints, for two processes of this machine's CPU."""
+    """Returns the output of `pipejax launch --print`, for two processes on the CPU."""
 
     def printed(name, *arguments, program=PROGRAM):
         command = ["launch", "--print", name, "--gpus", "0", *arguments]
@@ -41,13 +41,13 @@ def recipe(capsys):
 
 
 def said(command):
-    """The lines of two processes, in the order of their ranks."""
+    """Returns the lines of two processes in the order of their ranks."""
     found = {name: value for name, value in os.environ.items() if "JAX_" not in name}
     environ = {
         **found,
         "JAX_PLATFORMS": "cpu",
         "PATH": PATH,
-        # As root, and with more processes than cores.
+        # The tests run as root, with more processes than cores.
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
@@ -85,7 +85,7 @@ def test_torchrun(recipe):
 
 @needs("bash")
 def test_ssh(recipe, tmp_path, monkeypatch):
-    """By a stand-in for ssh, which runs here what it should run on a host."""
+    """A stand-in for ssh runs on this machine what ssh should run on a host."""
     ssh = tmp_path / "ssh"
     ssh.write_text('#!/bin/sh\n[ "$1" = -tt ] && exec sh -c "$3"\n')
     ssh.chmod(0o755)
@@ -120,7 +120,7 @@ def test_slurm(recipe, tmp_path):
 
 
 def only(required, **optional):
-    """The schema of an object with these properties and no others."""
+    """Returns the schema of an object with these properties and no others."""
     return {
         "type": "object",
         "required": list(required),
@@ -130,9 +130,11 @@ def only(required, **optional):
 
 
 def of_a_job_set():
-    """What of a JobSet is used, read from its definition; the template is of a Job.
+    """
+    Returns the schema of the used part of a JobSet, according to its definition.
 
-    https://github.com/kubernetes-sigs/jobset, config/components/crd/bases, v1alpha2
+    The template is that of a Job. The definition is in
+    https://github.com/kubernetes-sigs/jobset, config/components/crd/bases, v1alpha2.
     """
     required = {"name": {"type": "string"}, "template": {"type": "object"}}
     hosts = only(required, replicas={"type": "integer"})
@@ -177,10 +179,11 @@ def test_kubernetes(recipe):
     assert container["resources"] == {"limits": {"nvidia.com/gpu": "4"}}
     command = container["command"]
     assert command[:2] == ["pipejax", "launch"]
-    # Pods are named after the set, its job, the job's number and their own.
+    # The name of a pod has the names of the set and its job, the job's number and its
+    # own.
     name = f"{job['metadata']['name']}-{hosts['name']}-0-0.{job['metadata']['name']}"
     assert command[command.index("--coordinator") + 1].split(":") == [name, "29500"]
-    # Its own variable is replaced, and the program's own text is not.
+    # The variable of the recipe is replaced, and the text of the program is not.
     assert command[command.index("--host") + 1] == f"$({container['env'][0]['name']})"
     assert command[-1] == 'echo "$$(hostname)": 1'
 
@@ -188,7 +191,7 @@ def test_kubernetes(recipe):
 @pytest.mark.parametrize("name", ["slurm", "mpi", "torchrun", "kubernetes"])
 def test_options_are_passed_on(recipe, name):
     text = recipe(name, "--processes", "2", "--max-restarts", "4", "--grace", "60")
-    given = text.replace('", "', " ")  # as JSON has them
+    given = text.replace('", "', " ")  # JSON separates arguments in this way
     assert "--max-restarts 4 --grace 60 --" in given
 
 

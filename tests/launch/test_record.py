@@ -1,4 +1,4 @@
-"""Records: what is in one, what reads as one, and how two differ."""
+"""Tests what a record holds, what is read as a record, and how two records differ."""
 
 import importlib.metadata
 import json
@@ -19,8 +19,9 @@ def test_of_many_differences_some_are_named():
     *lines, last = _record.differences(records)
     assert len(lines) == 5
     assert lines[0] == (
-        "module module0 differs: 'abc' in 0 on host0; 'def' in 1 on host1, 2 on host2,"
-        " 3 on host3, 4 on host4, 5 on host5 and 3 more"
+        "the source digest of module module0 must be the same in all processes; got"
+        " 'abc' in process 0 on host0; 'def' in process 1 on host1, process 2 on host2,"
+        " process 3 on host3, process 4 on host4, process 5 on host5 and 3 more"
     )
     assert last == "and 7 more like these"
 
@@ -92,8 +93,11 @@ def test_those_alike_are_named_together_and_only_shared_modules_compared():
         record(2, same={"jax": "0.10.2"}, modules={"train": "def"}),
     ]
     assert _record.differences(records) == [
-        "jax differs: '0.10.2' in 0 on host0, 2 on host2; '0.12.0' in 1 on host1",
-        "XLA_FLAGS differs: '' in 0 on host0, 1 on host1; 'absent' in 2 on host2",
-        "module train differs: 'abc' in 0 on host0, 1 on host1; 'def' in 2 on host2",
+        "jax must be the same in all processes; got '0.10.2' in process 0 on host0,"
+        " process 2 on host2; '0.12.0' in process 1 on host1",
+        "XLA_FLAGS must be the same in all processes; got '' in process 0 on host0,"
+        " process 1 on host1; 'absent' in process 2 on host2",
+        "the source digest of module train must be the same in all processes; got"
+        " 'abc' in process 0 on host0, process 1 on host1; 'def' in process 2 on host2",
     ]
     assert _record.differences([record(0), record(1)]) == []

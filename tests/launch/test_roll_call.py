@@ -1,4 +1,4 @@
-"""Processes that say what they are before they join, some of them as threads."""
+"""Tests the roll call with threads as processes."""
 
 import contextlib
 import re
@@ -13,7 +13,7 @@ from .helpers import outcomes, record
 def test_all_alike_are_told_who_is_where(port):
     hosts = ["host0", "host1", "host2"]
     assert outcomes(port, [record(2), record(0), record(1)]) == [hosts] * 3
-    # Not even the port is left behind.
+    # The port is free again after the first roll call.
     assert outcomes(port, [record(0), record(1), record(2)]) == [hosts] * 3
 
 
@@ -22,33 +22,40 @@ def test_all_alike_are_told_who_is_where(port):
     [
         (
             [record(0), record(1), record(1)],
-            "process 1 came 2 times, from host1, host1",
+            "each process must have a rank of its own; 2 processes came with rank 1,"
+            " from host1, host1",
         ),
         (
             [record(0), record(2), record(0)],
-            "process 0 came 2 times, from host0, host0",
+            "each process must have a rank of its own; 2 processes came with rank 0,"
+            " from host0, host0",
         ),
         (
             [record(0), record(1), record(2, 4)],
-            "process 2 on host2 is one of 4, and process 0 on host0 of 3",
+            "every process must be given the same number of processes; process 2 on"
+            " host2 was given 4, and process 0 on host0 was given 3",
         ),
         (
             [record(0), record(1), record(2, same={"jax": "0.12.0", "XLA_FLAGS": ""})],
-            "jax differs: '0.10.2' in 0 on host0, 1 on host1; '0.12.0' in 2 on host2",
+            "jax must be the same in all processes; got '0.10.2' in process 0 on host0,"
+            " process 1 on host1; '0.12.0' in process 2 on host2",
         ),
         (
             [record(0), record(1), record(2, same={"jax": "0.10.2"})],
-            "XLA_FLAGS differs: '' in 0 on host0, 1 on host1; 'absent' in 2 on host2",
+            "XLA_FLAGS must be the same in all processes; got '' in process 0 on host0,"
+            " process 1 on host1; 'absent' in process 2 on host2",
         ),
         (
             [record(0), record(1), record(2, modules={"train": "d"})],
-            "module train differs: 'abc' in 0 on host0, 1 on host1; 'd' in 2 on host2",
+            "the source digest of module train must be the same in all processes; got"
+            " 'abc' in process 0 on host0, process 1 on host1; 'd' in process 2 on"
+            " host2",
         ),
     ],
 )
 def test_all_are_told_what_is_wrong(port, records, message):
     for told in outcomes(port, records):
-        assert "processes (arguments) cannot begin at 127.0.0.1:" in told
+        assert "processes (arguments) with the coordinator 127.0.0.1:" in told
         assert told.endswith(f"\n- {message}")
 
 
@@ -59,17 +66,15 @@ def test_modules_that_only_one_has_imported_are_no_difference(port):
 
 def test_who_does_not_come_is_named_by_all_others(port):
     for told in outcomes(port, [record(0), record(2)], timeout=1.0):
-        assert (
-            "\n- process 1 did not come within 1 s; there are 0 on host0, 2 on host2\n"
-            in told
-        )
-        assert "127.0.0.1 is loopback on host0" in told
+        assert "\n- process 1 did not come within 1 s; those that came are 0 on" in told
+        assert " 0 on host0, 2 on host2; check that every process was started" in told
+        assert "127.0.0.1 is a loopback address on host0" in told
 
 
 def test_nobody_at_the_coordinator(port):
     (told,) = outcomes(port, [record(1)], timeout=0.5)
     assert re.search(r"process 1 on host1 could not reach process 0 at .* within", told)
-    assert "127.0.0.1 is loopback on host1" in told
+    assert "127.0.0.1 is a loopback address on host1" in told
 
 
 @pytest.mark.parametrize(
@@ -87,7 +92,7 @@ def test_another_program_at_the_port(port, said):
         threading.Thread(target=speak, daemon=True).start()
         first, second = outcomes(port, [record(0), record(1)], timeout=2.0)
     assert "process 0 on host0 cannot listen at 127.0.0.1:" in first
-    assert "another program's" in first
+    assert "another program uses the port" in first
     assert re.search(
         r"could not reach process 0 at \S+ within 2 s \((another|the line|the conn)",
         second,
@@ -96,8 +101,8 @@ def test_another_program_at_the_port(port, said):
 
 def test_an_address_of_another_host(port):
     (told,) = outcomes(port, [record(0)], bind=f"192.0.2.1:{port}")  # RFC 5737
-    assert "must be one of process 0's own host" in told
-    assert "JAX_COORDINATOR_BIND_ADDRESS" in told
+    assert "must belong to the host of process 0" in told
+    assert f"JAX_COORDINATOR_BIND_ADDRESS, such as 0.0.0.0:{port}" in told
 
 
 def test_a_name_that_is_not_known_yet(port, monkeypatch):

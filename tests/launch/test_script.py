@@ -1,4 +1,4 @@
-"""The script in docs/many_hosts.md, as a user would start it, and stop it once."""
+"""Tests the script in docs/many_hosts.md as a user starts it, stopped once."""
 
 import os
 import pathlib
@@ -16,7 +16,8 @@ from ..epochs import by_hand
 from ..test_documents import ROOT, fences
 
 PROCESSES = 2
-# The save before this one has been written by then, and this one perhaps.
+# The save before this batch has been written by then, and perhaps the one at this
+# batch.
 STOPPED_AT = "[0] epoch 1, batch 12:"
 
 
@@ -29,7 +30,8 @@ def test_it_is_stopped_and_ends_as_by_hand(tmp_path, name):
     path.write_text(text)
 
     said = run(path, signal.Signals[name])
-    if name == "SIGTERM":  # all have ended in good order, nothing is restarted
+    # All processes have ended in good order, so none is restarted.
+    if name == "SIGTERM":
         assert "done" not in said
         said += run(path)
 
@@ -37,9 +39,9 @@ def test_it_is_stopped_and_ends_as_by_hand(tmp_path, name):
     ends = r"\[0\] end of epoch 4: .* test loss (.*), test accuracy (.*)\n\[0\] done\n"
     ((loss, accuracy),) = re.findall(ends, said)
     wanted_loss, wanted_accuracy = trained_by_hand(text)
-    # Printed with four places. Of the 301 examples the one that is nearest to being
-    # classified otherwise is about a thousand times as far from that as rounding moves
-    # its logits.
+    # The values are printed with four places. Among the 301 examples, the one closest
+    # to another class is about a thousand times as far from it as rounding moves its
+    # logits.
     np.testing.assert_allclose(float(loss), wanted_loss, rtol=0, atol=1e-4)
     assert accuracy == f"{wanted_accuracy:.4f}"
 
@@ -60,7 +62,7 @@ def test_it_runs_on_one_process_without_a_launcher(tmp_path):
 
 
 def run(path, number=None):
-    """Runs the script on two processes, one of which is sent a signal; what is said."""
+    """Runs the script on two processes, signals one of them, and returns the output."""
     launch = [sys.executable, "-m", "pipejax.cli", "launch", "--grace", "1"]
     options = ["--processes", str(PROCESSES), "--max-restarts", "1", "--"]
     program = [sys.executable, str(path), str(path.parent / "checkpoints")]
@@ -86,12 +88,12 @@ def run(path, number=None):
 
 
 def process_of_rank(rank, path):
-    """The number of the process that runs the script there as this rank."""
+    """Returns the id of the process that runs the script as this rank."""
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         try:
             command = (process / "cmdline").read_bytes().split(b"\0")
             variables = (process / "environ").read_bytes().split(b"\0")
-        except OSError:  # it has ended, or is another user's
+        except OSError:  # the process has ended, or belongs to another user
             continue
         runs = command[1:2] == [os.fsencode(path)]
         if runs and f"JAX_PROCESS_ID={rank}".encode() in variables:
@@ -100,16 +102,18 @@ def process_of_rank(rank, path):
 
 
 def trained_by_hand(text):
-    """Test loss and accuracy after the same global batches, in this process."""
+    """Returns the test loss and accuracy after the same batches in this process."""
     script = {"__name__": "train"}
     exec(compile(text, "train.py", "exec"), script)
     parts = [script["read"]("train", rank, PROCESSES) for rank in range(PROCESSES)]
     numbers = [len(part["y"]) // script["PART"] for part in parts]
-    assert len(set(numbers)) == PROCESSES  # else the script need not agree on one
+    # Otherwise the script need not agree on a number.
+    assert len(set(numbers)) == PROCESSES
 
     def epoch(number):
         each = [script["train_batches"](part, number) for part in parts]
-        return zip(*each, strict=False)  # as many batches as the one with the fewest
+        # There are as many batches as the process with the fewest has.
+        return zip(*each, strict=False)
 
     epochs = map(epoch, range(script["EPOCHS"]))
     tx, params = optax.adamw(1e-2), script["initial_params"]()

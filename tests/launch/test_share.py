@@ -1,4 +1,4 @@
-"""What each process of a host is given."""
+"""Tests the share of a host that each of its processes gets."""
 
 import os
 

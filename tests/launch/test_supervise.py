@@ -1,15 +1,16 @@
-"""Processes that are started and watched: how they end, and that nothing is left."""
+"""Tests how supervised processes end, and that none is left behind."""
 
 import pytest
 
 from .test_guard import run
 
-# The programs fork before anything of JAX runs, and each start costs a second.
+# The programs fork before they use JAX, so one version of Python is enough. Each start
+# takes a second.
 pytestmark = pytest.mark.one_python
 
 
 def test_only_processes_that_have_not_been_waited_for_are_sent_signals():
-    """Else their numbers may be those of other processes by then."""
+    """The ids of the other processes may already belong to new processes."""
     code, out, errors = run("""
         killpg = os.killpg
 
@@ -29,7 +30,7 @@ def test_only_processes_that_have_not_been_waited_for_are_sent_signals():
 
 
 def test_lines_are_shown_behind_names_and_the_last_of_a_failure_kept():
-    """A process has its own core and variables; of a failure, 20 lines are kept."""
+    """A process has its own core and variables, and 20 lines of a failure are kept."""
     code, out, errors = run("""
         core = min(os.sched_getaffinity(0))
         show = "import os; print(os.environ['MARK'], *os.sched_getaffinity(0))"
@@ -53,7 +54,7 @@ def test_lines_are_shown_behind_names_and_the_last_of_a_failure_kept():
 
 
 def test_a_signal_is_passed_on_and_told(tmp_path):
-    """One ends well at SIGTERM, and one that ignores it has to be killed."""
+    """One process ends at SIGTERM, and the other one ignores it and is killed."""
     code, out, errors = run(f"""
         import pathlib, threading
 

@@ -1,4 +1,4 @@
-"""Jobs with a fault: who names it, how they end, and when nobody is to blame."""
+"""Tests jobs with a fault: which process is named, and how the processes end."""
 
 import pathlib
 import re
@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 @pytest.fixture
 def run():
-    """Runs a job of three with a fault; what each printed, and its exit status."""
+    """Runs a job of three with a fault, and returns their output and exit statuses."""
     running = []
 
     def run_all(fault, faulty=1):
@@ -75,7 +75,7 @@ def test_one_that_holds_the_interpreter_shows_where_it_is(run):
         assert status == launch.FAULT
         assert re.search(r"ended: process 1 on \S+ has said nothing for \d+ s", said)
     said, status = ended[1]
-    assert status == 1  # faulthandler's
+    assert status == 1  # the exit status of faulthandler
     assert re.search(r'watched.py", line \d+ in provoke\n', said)
 
 
@@ -106,7 +106,7 @@ def test_one_process_alone_is_not_watched():
 
 
 def test_a_pause_without_a_name_is_refused():
-    """It would count as no pause."""
+    """An empty name would count as no pause."""
     said = pytest.raises(ValueError, match=r"`what` must name the work.* got ''")
     with launch.Watchdog() as watchdog, said, watchdog.pause(""):
         pass

@@ -1,4 +1,4 @@
-"""Where in its program a process is, as another of its threads sees it."""
+"""Tests what another thread of a process sees of the main thread."""
 
 import concurrent.futures
 import pathlib
@@ -16,7 +16,7 @@ from pipejax.launch import _where
 
 
 def looked_at():
-    """Where the main thread is, as another sees it."""
+    """Returns where the main thread is, as seen by another thread."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         return pool.submit(_where.main_thread).result()
 
@@ -35,7 +35,7 @@ def test_a_compilation_is_busy(monkeypatch):
         raise KeyError
 
     monkeypatch.setattr(jax._src.compiler, "backend_compile_and_load", compiled)
-    never_before = time.time_ns() % 2**20  # so that no cache has it
+    never_before = time.time_ns() % 2**20  # no cache has this program
     with pytest.raises(KeyError):
         jax.jit(lambda x: x + never_before)(1.0)
     assert found[0].busy == "compiling"
@@ -63,10 +63,10 @@ def test_a_checkpoint_is_busy_but_not_the_wait_for_what_is_to_be_saved():
 
 
 def test_a_stack_is_that_of_one_moment():
-    """No thread runs while it is read: Python 3.11 may crash where one does.
+    """No thread runs while the stack is read, because Python 3.11 could crash.
 
-    From the thread that reads it nothing of Python's is called meanwhile, not even what
-    gives the frames: all is inside of one call, whose every step is in C.
+    Meanwhile the reading thread calls no function in Python, not even the one that
+    returns the frames: a single call does everything in C.
     """
     called, thread = [], threading.main_thread().ident
 

@@ -1,4 +1,4 @@
-"""One of several processes that take steps together, and the fault that it provokes."""
+"""Takes steps together with other processes, and provokes a fault."""
 
 import ctypes
 import os
@@ -15,16 +15,16 @@ from pipejax import launch
 LIMIT = 10.0
 STEPS = 12
 FAULTY = 5
-"""The step at which it happens."""
+"""The step at which the fault happens."""
 
 
 def lost():
-    """Where a stack is to show it."""
+    """Stands still where a stack should show it."""
     time.sleep(600)
 
 
 def provoke(fault, watchdog):
-    """Whatever it is called."""
+    """Provokes the fault of this name."""
     if fault == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "stopped":
@@ -34,7 +34,8 @@ def provoke(fault, watchdog):
     if fault == "lost":
         lost()
     if fault == "holds the interpreter":
-        ctypes.PyDLL(None).sleep(600)  # which does not let go of it, as `CDLL` does
+        # Unlike `CDLL`, `PyDLL` keeps the interpreter locked.
+        ctypes.PyDLL(None).sleep(600)
     if fault == "slow":
         with watchdog.pause("an evaluation"):
             time.sleep(1.5 * LIMIT)

@@ -1,4 +1,4 @@
-"""The queue of messages, beside a Python list."""
+"""Tests the queue of messages against a Python list."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ def values(in_flight):
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
 def test_a_message_leaves_width_minus_1_steps_after_it_entered(width):
-    """Step t takes off what step t - (K-1) put on; zeros before are not real."""
+    """Step t takes the message of step t - (K-1); zeros at the start do not count."""
     queue, twin = empty(message(0.0), width, {}), [0.0] * (width - 1)
     for t in range(6):
         assert values(queue) == twin
@@ -65,7 +65,7 @@ def test_after_a_drain_nothing_is_left_but_what_codecs_keep():
 
 
 def test_what_a_synchronous_step_is_given():
-    """No queue and no deviation; the codecs' states are the same arrays."""
+    """The given queue is empty, has no deviation, and shares the codecs' states."""
     queue = empty(message(0.0), 3, {"site": jnp.ones(2)}, feeds_back=True)
     given = at_width_1(queue)
     assert width_of(given) == 1

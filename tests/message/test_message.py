@@ -1,4 +1,4 @@
-"""One device's message: passengers by name, the mean by weight, dtypes that travel."""
+"""Tests messages: passengers by name, means by weight, and the dtypes that travel."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ METRICS = {"accuracy": jnp.float32(0.25), "norms": (jnp.int32(3), jnp.bfloat16(1
 
 
 def test_passengers_come_out_where_they_went_in():
-    """One float32 vector: the loss, the weight, the metrics in their structure."""
+    """A float32 vector holds the loss, the weight and the metrics in order."""
     loss, weight = jnp.float16(2.5), jnp.float32(64)
     passengers = Passengers.of(loss, METRICS, weight)
     np.testing.assert_array_equal(
@@ -31,7 +31,7 @@ def test_passengers_without_a_weight():
 
 
 def test_passengers_are_a_pytree_that_knows_its_own_form():
-    """Two devices' passengers are added as one array."""
+    """Passengers of two devices are added as one array."""
     first = Passengers.of(jnp.float32(1), METRICS, jnp.float32(2))
     second = Passengers.of(jnp.float32(3), METRICS, jnp.float32(4))
     total = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))(first, second)
@@ -51,12 +51,12 @@ def test_a_mean_divides_by_devices_or_by_their_weights():
     np.testing.assert_array_equal(mean(total, plain, 3), [2, -3])
     np.testing.assert_array_equal(mean(total, Message({}), 2), [3, -4.5])
     np.testing.assert_array_equal(mean(total, weighted(12), 3), [0.5, -0.75])
-    # Nothing was weighted: the sum is zero, and so is the mean.
+    # All weights are zero: the sum is zero, and so is the mean.
     np.testing.assert_array_equal(mean(0 * total, weighted(0), 3), [0, 0])
 
 
 def test_a_mean_keeps_the_dtype_of_the_sum():
-    """The weight is not: as a bfloat16, 257 would be 256, and the mean 2."""
+    """The weight keeps its dtype: in bfloat16, 257 would be 256, and the mean 2."""
     total = jnp.array([512], jnp.bfloat16)
     found = mean(total, weighted(257), 1)
     assert_bits_equal(found, jnp.array([512 / 257], jnp.bfloat16))

@@ -1,4 +1,4 @@
-"""A message summed over devices, and whether the sum may be applied."""
+"""Tests the sum of messages over devices, and whether it may be applied."""
 
 import itertools
 
@@ -26,7 +26,7 @@ DEVICES = 4
 
 
 def message(factor=1.0, weight=None, bad=0.0):
-    """Gradients of two dtypes, a change of model state, loss and one metric."""
+    """Returns a message with gradients of two dtypes, a change, a loss and a metric."""
     return Message(
         gradients={
             "b": jnp.full(3, factor, jnp.bfloat16),
@@ -42,7 +42,7 @@ def message(factor=1.0, weight=None, bad=0.0):
 
 
 def test_what_may_be_compressed_and_what_stays_exact():
-    """Gradients may; changes and passengers may not. And back, by name."""
+    """Gradients may be compressed, but changes and passengers stay exact."""
     whole = message(weight=5)
     arrays = summands(whole)
     assert [x.shape for x in arrays.coded] == [(3,), (2, 3)]
@@ -60,7 +60,7 @@ def test_what_may_be_compressed_and_what_stays_exact():
     list(itertools.product([True, False], [None, 0, 3], [0.0, np.nan, np.inf])),
 )
 def test_counts_and_usable(arrived, weight, bad):
-    """A sum counts if it is of examples; it is usable if it is finite, too."""
+    """A sum counts if it has examples, and is usable if it also is finite."""
     found = Reduced.of(message(1.0, weight, bad), jnp.array(arrived))
     counts = arrived and weight != 0
     assert bool(found.counts) == counts
@@ -71,7 +71,7 @@ def test_counts_and_usable(arrived, weight, bad):
 
 
 def test_finite_means_gradients_and_changes():
-    """A loss of NaN alone does not make a sum unusable; a change of NaN does."""
+    """A loss of NaN leaves a sum usable, and a change of NaN does not."""
     whole, arrived = message(), jnp.array(True)
     nan = jnp.float32(np.nan)
     loss = whole._replace(passengers=Passengers.of(nan, {}))
@@ -83,7 +83,7 @@ def test_finite_means_gradients_and_changes():
 
 @pytest.mark.parametrize("bad", [0.0, np.nan])
 def test_summed_over_devices(bad):
-    """Rank-coded: device i sends 10^i. Residuals stay where the sum is not finite."""
+    """Device i sends 10^i. Residuals stay as they are if the sum is not finite."""
     all_reduce = collectives.two_shot(codecs.error_feedback(codecs.int8(8)))
 
     def local(ranks):
@@ -109,10 +109,11 @@ def test_summed_over_devices(bad):
     np.testing.assert_array_equal(passengers, np.tile([1111, 2222], (4, 1)))
     assert gradient.dtype == jnp.bfloat16
     assert (np.asarray(finite) == np.isfinite(bad)).all()
-    # Every device has a residual, of its own gradient or of its piece of the sum.
+    # Every device has a residual of its own gradient or of its piece of the sum.
     assert np.asarray(changed).all() == np.isfinite(bad)
     if np.isfinite(bad):
-        # Two roundings, each within half a level of 1111 / 127; and one to bfloat16.
+        # There are two roundings of half a level, which is 1111 / 127, and one to
+        # bfloat16.
         found = np.asarray(gradient, np.float32)
         assert (found == found[0]).all()
         assert np.abs(found - 1111).max() < 1111 / 127 + 1111 / 256

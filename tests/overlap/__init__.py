@@ -1,10 +1,10 @@
-"""Small programs, scheduled by hand."""
+"""Provides small programs that are scheduled by hand."""
 
 from pipejax.overlap._flops import Counter
 from pipejax.overlap._parse import parse
 
 DOT = "dot(%p, %p), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
-FLOPS = 2 * 8**3  # of one DOT
+FLOPS = 2 * 8**3  # FLOPs of one DOT
 GROUPS = (
     "channel_id=1, replica_groups={{0,1,2,3,4,5,6,7}}, use_global_device_ids=true,"
     " to_apply=%add"
@@ -19,7 +19,7 @@ ADD = """
 
 
 def program(entry, others="", scheduled="true"):
-    """HLO text of an ENTRY with two parameters: `p`, f32[8,8], and `x`, f32[100]."""
+    """Returns HLO text whose ENTRY has the parameters p: f32[8,8] and x: f32[100]."""
     return "\n".join(
         [
             f"HloModule step, is_scheduled={scheduled}, num_partitions=8",
@@ -35,20 +35,20 @@ def program(entry, others="", scheduled="true"):
 
 
 def work(entry, others=""):
-    """The work of a program with these lines, and what of it is not counted."""
+    """Returns the work of a program with these lines, and its uncounted parts."""
     root = "ROOT %r = f32[100]{0} add(%x, %x)"
     counter = Counter(parse(program(f"{entry}\n{root}", others)))
     return counter.whole("main"), counter.uncounted
 
 
 def _indented(lines):
-    """Two spaces before each instruction, none before what encloses them."""
+    """Indents instructions by two spaces, and nothing that encloses instructions."""
     stripped = [line.strip() for line in lines.splitlines() if line.strip()]
     return "\n".join(f"  {x}" if " = " in x else x for x in stripped)
 
 
 def dots(*names):
-    """One matmul a line."""
+    """Returns a matmul on each line."""
     return "\n".join(f"%{name} = f32[8,8]{{1,0}} {DOT}" for name in names)
 
 

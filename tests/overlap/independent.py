@@ -1,7 +1,8 @@
-"""What can be known of a compiled program without the inspector.
+"""
+Reads collectives from a compiled program without the inspector.
 
-Of its text only the lines of collectives are read, each by one regular expression: its
-kind by the opcode, its size by the result.
+Only the lines of collectives are read, each by one regular expression. The opcode gives
+the kind, and the result gives the size.
 """
 
 import collections
@@ -27,13 +28,13 @@ BYTES = {"pred": 1, "u8": 1, "bf16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8}
 
 
 def begins(line):
-    """Whether it is not part of a fusion that goes on with what another one began."""
+    """Returns whether a line begins a collective, and does not continue a fusion."""
     flag = re.search(r'"flag_start":"(-?\d+)"', line)
     return flag is None or flag[1] == "-1"
 
 
 def kind_of(line):
-    """The kind of collective in a line, if there is one; of two halves, the first."""
+    """Returns the kind of collective in a line, or that of the first of two halves."""
     found, between = LINE.search(line), BETWEEN_SLICES.search(line)
     if found and between:
         first = found["kind"] == "send"
@@ -42,12 +43,12 @@ def kind_of(line):
 
 
 def handed_over(line, size):
-    """Bytes of a device in a group of `size`, by the result of the collective."""
+    """Returns the bytes that a device contributes, from the result and group size."""
     found = LINE.search(line)
     text, kind = found["result"], found["kind"]
     if kind in ("send", "recv"):
         return in_bytes(text.split(", u32[]")[0])
-    # A start returns its operands first; an older all-reduce its results alone.
+    # A start returns its operands first. An older all-reduce returns only its results.
     only_results = kind == "all-reduce" and not text.startswith("((")
     if found["opcode"].endswith("-start") and text.startswith("(") and not only_results:
         text = second(text)
@@ -56,7 +57,7 @@ def handed_over(line, size):
 
 
 def in_bytes(text):
-    """Of all arrays in a shape."""
+    """Returns the bytes of all arrays in a shape."""
     arrays = re.findall(r"([a-z]+\d*)\[([\d,]*)\]", re.sub(r"\{[^{}]*\}", "", text))
     return sum(
         BYTES[dtype] * math.prod(int(n) for n in dims.split(",") if n)
@@ -65,7 +66,7 @@ def in_bytes(text):
 
 
 def second(text):
-    """The second element of a tuple."""
+    """Returns the second element of a tuple."""
     depth, ends = 0, []
     for at, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
@@ -75,7 +76,7 @@ def second(text):
 
 
 def pairs_of(line, mesh):
-    """Who sends to whom, in a permute of all devices, or of those of each slice."""
+    """Returns the pairs (sender, receiver) of a permute, of all or of each slice."""
     if across := re.findall(r"\{(\d+)->(\d+)\}", line):
         by_id = {str(device.id): device for device in mesh.devices.flat}
         return [(by_id[a], by_id[b]) for a, b in across]
@@ -90,7 +91,7 @@ def pairs_of(line, mesh):
 
 
 def reached(pairs, mesh):
-    """Sets of devices with a way from any to any other, whichever way one goes."""
+    """Returns the sets of devices that pairs connect, in either direction."""
     devices = list(mesh.devices.flat)
     near = np.eye(len(devices), dtype=bool)
     for a, b in pairs:
@@ -107,9 +108,10 @@ def reached(pairs, mesh):
 
 
 def lines_of(mesh):
-    """Axes by the groups of devices along them, for every set of axes.
+    """Returns the axes by the groups of devices along them, for every set of axes.
 
-    Also of parts of axes, into which XLA cuts them: `part of device`, for instance.
+    Parts of axes, into which XLA may cut an axis, are included, such as `part of
+    device`.
     """
     cuts = [(name, n) for name, size in mesh.shape.items() for n in factors(size)]
     whole = dict(collections.Counter(name for name, _ in cuts))
@@ -130,7 +132,7 @@ def lines_of(mesh):
 
 
 def factors(n):
-    """Prime ones."""
+    """Returns the prime factors of n."""
     for divisor in range(2, n + 1):
         if n % divisor == 0:
             return [divisor, *factors(n // divisor)]

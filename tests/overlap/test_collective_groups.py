@@ -1,4 +1,4 @@
-"""Sets of devices, of programs whose collectives are known."""
+"""Tests the groups of devices in programs whose collectives are known."""
 
 import jax
 import jax.numpy as jnp
@@ -79,13 +79,13 @@ def test_across_hosts(axes, crosses):
     [
         ("a", {"all-reduce"}),
         ("b", {"all-reduce"}),
-        # Of each slice its own, and one of them all.
+        # Each slice has its own all-reduce, and all slices together have one.
         (("a", "b"), {"all-reduce", "all-gather"}),
     ],
 )
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [0, 3, 1, 2]])
 def test_across_slices(axes, kinds, order):
-    """In an order of its own for each slice, XLA has to list who meets whom."""
+    """If each slice has an order of its own, XLA has to list the groups."""
     devices = pj.overlap.topology("tpu:v5e:2x2:2")
     mesh = mesh_of([*devices[:4], *(devices[4 + i] for i in order)], 2, 4)
     found = collective_groups(summed(mesh, axes), mesh)

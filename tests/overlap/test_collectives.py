@@ -1,4 +1,4 @@
-"""Which instructions are collectives, and what a device hands over."""
+"""Tests which instructions are collectives, and how much a device contributes."""
 
 import pytest
 

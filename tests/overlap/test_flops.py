@@ -1,4 +1,4 @@
-"""Work of instructions and computations, and what is named as not counted."""
+"""Tests the work of instructions and computations, and the parts not counted."""
 
 from . import DOT, FLOPS, dots, work
 

@@ -1,7 +1,8 @@
-"""Groups of devices in every form, against sets by hand and against XLA at work.
+"""
+Tests the groups of devices in every form, by hand and against XLA's execution.
 
-XLA runs a program of one collective on eight CPU devices, each of which hands over a
-bit of its own: the bits that arrive are those of its group.
+XLA runs a program of one collective on eight CPU devices. Each device contributes a bit
+of its own, and the bits that a device receives are those of its group.
 """
 
 import re
@@ -53,11 +54,11 @@ def found(text):
 
 
 def as_xla_runs(text, partitions):
-    """Groups by execution: whose bits each device receives."""
+    """Returns the groups by execution: the devices whose bits each device receives."""
     module = _hlo.hlo_module_from_text(text)
     program = _jax.mlir.hlo_to_stablehlo(module.as_serialized_hlo_module_proto())
     if ids := re.search(r"device_ids=\((.*?)\) \{", text):
-        # The conversion loses them; the module that it makes has a place for them.
+        # The conversion loses the ids, and the converted module has a place for them.
         with mlir.make_ir_context():
             whole = str(ir.Module.parse(program))
         program = whole.replace("]>\n", f"], device_ids={listed_ids(ids[1])}>\n", 1)
@@ -82,7 +83,7 @@ def as_xla_runs(text, partitions):
 
 
 def listed_ids(text):
-    """`[2,4]T(1,0)`, or a list already."""
+    """Returns a list of ids for `[2,4]T(1,0)`, or for a list."""
     if not text.startswith("["):
         return f"[{text}]"
     dims, order = ([int(n) for n in x.split(",")] for x in text[1:-1].split("]T("))
@@ -142,7 +143,7 @@ def test_every_form(form):
     ],
 )
 def test_what_is_numbered(line, attributes, partitions):
-    """Replicas or partitions or devices, as attributes and opcode have it."""
+    """The numbers are replicas, partitions or devices, by attributes and opcode."""
     replicas = DEVICES // partitions
 
     def halves(n):
@@ -162,7 +163,8 @@ def test_what_is_numbered(line, attributes, partitions):
         attributes = attributes.replace(name, written)
     text = text_of(line.format(attributes), partitions)
     ran = as_xla_runs(text, partitions)
-    if line == PERMUTE:  # Each receives of one; who is connected is a matter of all.
+    # Each device receives from one device. The group consists of all connected devices.
+    if line == PERMUTE:
         assert all(any(set(one) <= set(g) for g in found(text)) for one in ran)
         size = replicas if "channel_id" not in attributes else partitions
         assert {len(group) for group in found(text)} == {size}
@@ -183,7 +185,7 @@ def test_other_collectives(line, size, many):
 
 @st.composite
 def meshes(draw):
-    """A mesh of eight devices in any order, and some of its axes or parts of them."""
+    """Draws a mesh of eight devices in any order, and some of its axes or parts."""
     shape = draw(st.permutations(draw(st.sampled_from([(8,), (2, 4), (2, 2, 2)]))))
     names = [f"'{name}'" for name in "abc"[: len(shape)]]
     text = ",".join(f"{n}={size}" for n, size in zip(names, shape, strict=True))
@@ -209,7 +211,8 @@ def meshes(draw):
 
 @hypothesis.given(meshes())
 def test_any_mesh(form):
-    hypothesis.assume("{}" not in form)  # JAX 0.10's parser refuses groups of one.
+    # JAX 0.10's parser refuses groups of one device.
+    hypothesis.assume("{}" not in form)
     text = text_of(REDUCE.format(GLOBAL + form))
     assert found(text) == as_xla_runs(text, DEVICES)
 
@@ -275,7 +278,7 @@ def test_forms_that_are_not_known(form):
     ],
 )
 def test_a_mode_that_is_written_out(mode, numbered, expected):
-    """Of 2 replicas with 4 partitions each."""
+    """The text has 2 replicas with 4 partitions each."""
     line = REDUCE.format(f"channel_id=1, replica_groups={numbered}, mode={mode}")
     assert found(text_of(line, partitions=4)) == expected
 

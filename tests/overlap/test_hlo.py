@@ -1,4 +1,4 @@
-"""What instructions say of themselves, and which errors they make."""
+"""Tests what is read from single instructions, and the errors for bad ones."""
 
 import pytest
 

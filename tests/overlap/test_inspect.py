@@ -1,4 +1,4 @@
-"""From real programs to reports, and what is no program."""
+"""Tests reports on real programs, and the refusal of what is no program."""
 
 import random
 import re
@@ -20,7 +20,7 @@ X = jax.ShapeDtypeStruct((32, 16), jnp.float32)
 
 @pytest.fixture
 def step():
-    """Each of 8 devices multiplies its (4, 16) by its transpose; the sum of all."""
+    """Sums over 8 devices the product of each (4, 16) array with its transpose."""
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     local = lambda x: lax.psum(x @ x.T, "data")  # noqa: E731
     return jax.jit(
@@ -111,7 +111,7 @@ SYMBOL = re.compile(r"[A-Za-z_%$][\w.$-]*|\d+|[^\w\s]|\s+")
 
 
 def damaged(text, rng):
-    """A line missing or twice, or a part of one missing, or another in its place."""
+    """Removes, doubles or replaces a line, or removes a part of a line."""
     lines = text.split("\n")
     at, how = rng.randrange(len(lines)), rng.randrange(5)
     symbols = SYMBOL.findall(lines[at]) or [""]
@@ -143,7 +143,7 @@ DONE = "ROOT %r = f32[100] copy(%x)"
 
 @pytest.mark.parametrize("name", DAMAGED)
 def test_damaged_text_is_read_or_refused(step, name):
-    """Never a traceback from inside: each refusal names the argument and a line."""
+    """No error comes from inside: each refusal names the argument and a line."""
     text, rng = DAMAGED[name](step), random.Random(0)
     assert inspect(text)
     refused = []

@@ -1,4 +1,4 @@
-"""FLOPs against closed forms, and against XLA's own count."""
+"""Tests FLOPs against closed forms, and against XLA's own count."""
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,7 @@ PROGRAMS = {
 def test_as_xla_counts(name):
     f, *args = PROGRAMS[name]()
     compiled = jax.jit(f).lower(*args).compile()
-    # Exactly: nothing else in these programs is an operation on numbers.
+    # The counts are equal, because these programs have no other arithmetic.
     assert inspect(compiled).flops == compiled.cost_analysis()["flops"]
 
 
@@ -110,7 +110,7 @@ dim_labels=b01f_o01i->b01f, custom_call_target="__cudnn$convTARGET"
 def test_cudnn(target, operands, result):
     text = CUDNN.replace("TARGET", target).replace("OPERANDS", operands)
     found, _ = work(text.replace("RESULT", result + "{3,2,1,0}"))
-    # 9 places x 3 taps, less one tap on the padding at each end, in both dimensions.
+    # In both dimensions, 9 places x 3 taps, less one tap on the padding at each end.
     assert found.flops == 2 * 2 * 3 * 4 * 25 * 25
     assert found.matmuls == 1
 
@@ -124,7 +124,7 @@ def test_a_matmul_whose_shapes_do_not_fit():
     ("ragged", "flops"), [("{0}", 2 * 64 * 32 * 16), ("{1}", None)]
 )
 def test_ragged_dots(ragged, flops):
-    """Rows in groups; what is summed over in groups, which makes as many results."""
+    """Rows are in groups, or the summed dimension is, which makes a result each."""
     found, uncounted = work(
         "%a = f32[64,32] broadcast(%x)\n%b = f32[4,32,16] broadcast(%x)\n"
         "%n = s32[4] broadcast(%x)\n%d = f32[64,16] ragged-dot(%a, %b, %n),"

@@ -1,4 +1,4 @@
-"""What a compiled program needs of memory, against sizes known beforehand."""
+"""Tests the memory that a compiled program needs against known sizes."""
 
 import jax
 import jax.numpy as jnp

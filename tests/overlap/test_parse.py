@@ -1,4 +1,4 @@
-"""From lines of text to instructions."""
+"""Tests the parser from lines of text to instructions."""
 
 import jax
 import jax.numpy as jnp

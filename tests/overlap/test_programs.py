@@ -1,8 +1,9 @@
-"""Other people's programs, compiled for every kind of target: each number, checked.
+"""
+Tests every number of reports on other people's programs, compiled for every target.
 
-What a report says is compared with what can be known without it: FLOPs by hand, groups
-as lines of the mesh, counts and bytes from the text by other means than the
-inspector's, and XLA's own cost analysis where it has one.
+The numbers of a report are compared with what is known without it: FLOPs by hand,
+groups as lines of the mesh, counts and bytes read from the text in another way, and
+XLA's own cost analysis where there is one.
 """
 
 import collections
@@ -32,12 +33,12 @@ TARGETS = {
     "tpu:tpu7x:2x2x1": TPU,
     SLICES: TPU,
 }
-# The others are asynchronous by default, or never.
+# Collectives of the other targets are always asynchronous, or never.
 WITH_OPTIONS = [x for x in TARGETS if x not in ("cpu", "tpu:tpu7x:2x2x1")]
-# Where the result of an all-reduce, by which its bytes are checked, may be bfloat16 and
-# what is handed over float32: XLA for TPUs does that to the maximum in the loop.
+# On TPUs, the result of an all-reduce may be bfloat16 while float32 is sent: XLA does
+# this to the maximum in the loop. Bytes are checked by the result.
 NARROWED = [target for target in TARGETS if "tpu" in target]
-# `pbroadcast`, `psend` and `precv` are for GPUs; a CPU has no ragged all-to-all.
+# Only GPUs have `pbroadcast`, `psend` and `precv`. CPUs have no ragged all-to-all.
 ONLY = {"broadcast": "h100", "send and receive": "h100", "ragged": "h100 tpu"}
 QUICK = {
     ("cpu", "fsdp scanned"),
@@ -71,7 +72,7 @@ def cases(*targets):
 
 
 def mesh_of(target):
-    """Hosts x devices of a host; two halves where one process has all devices."""
+    """Returns a mesh of hosts and their devices, or of two halves of one process."""
     devices = jax.devices() if target == "cpu" else pj.overlap.topology(target)
     hosts = len({device.process_index for device in devices})
     grid = np.array(devices).reshape(hosts if hosts > 1 else 2, -1)
@@ -86,7 +87,7 @@ def test_every_number(target, program):
 @pytest.mark.full
 @pytest.mark.parametrize(("target", "program"), list(cases(*WITH_OPTIONS)))
 def test_every_number_with_options(target, program):
-    """With those by which collectives overlap: more of them are asynchronous."""
+    """The options that let collectives overlap make more of them asynchronous."""
     mesh = mesh_of(target)
     options = pj.compiler_options(mesh)
     assert options
@@ -105,12 +106,13 @@ def check(target, program, mesh, options):
         check_bytes(report, begun)
     check_flops(report, program, mesh, compiled)
     check_times(report, program, mesh, target)
-    if program in EXACTLY and target != SLICES:  # Between slices XLA takes it apart.
+    # XLA takes the program apart between slices.
+    if program in EXACTLY and target != SLICES:
         check_what_is_written(report, begun, program, mesh)
 
 
 def check_counts(report, begun, text):
-    """As many of each kind as lines of the text have an opcode that says so."""
+    """The count of each kind is the number of lines with such an opcode."""
     lines = filter(independent.begins, text.splitlines())
     kinds = map(independent.kind_of, lines)
     expected = collections.Counter(kind for kind in kinds if kind)
@@ -119,9 +121,9 @@ def check_counts(report, begun, text):
 
 
 def check_groups(report, begun, listed, mesh):
-    """Every group is a line of the mesh; those along `host` cross hosts.
+    """Every group is a line of the mesh, and those along `host` cross hosts.
 
-    A permute may have any pairs: those that bring devices into another order, say.
+    A permute may have any pairs, for example those that change the order of devices.
     """
     known = independent.lines_of(mesh)
     several = len({device.process_index for device in mesh.devices.flat}) > 1
@@ -139,7 +141,7 @@ def check_groups(report, begun, listed, mesh):
 
 
 def check_bytes(report, begun):
-    """From the result of each and the size of its group."""
+    """The bytes follow from the result of each collective and its group's size."""
     sizes = [max(map(len, one.groups)) for one in begun]
     expected = [
         (one.kind, independent.handed_over(one.line, size))
@@ -150,7 +152,7 @@ def check_bytes(report, begun):
 
 
 def check_flops(report, program, mesh, compiled):
-    """By hand; XLA's own count has the other operations beside the matmuls."""
+    """FLOPs are known by hand. XLA's own count adds other operations to matmuls."""
     least, most = FLOPS[program](*mesh.axis_sizes)
     assert least <= report.flops <= most
     loops = ["a loop of unknown length, counted once"] * (program in UNKNOWN)
@@ -164,26 +166,26 @@ UNKNOWN = ("loops and branches",)
 
 
 def layers(count):
-    """As many matmuls of a device's rows with a layer of the MLP."""
+    """Returns the FLOPs of `count` matmuls of a device's rows with a layer."""
     flops = count * 2 * ROWS * WIDTH**2
     return lambda hosts, devices: (flops, flops)
 
 
 def megatron(hosts, devices):
-    # Two layers of two matmuls; the first needs no gradient of its input.
+    # There are two layers of two matmuls. The first one needs no gradient of its input.
     flops = (2 * 2 * 3 - 1) * 2 * (ROWS * devices) * WIDTH * (4 * WIDTH / devices)
     return flops, flops
 
 
 def experts(hosts, devices):
-    """Up twice, down three times; up to four small ones may be matmuls or not."""
+    """There are five large matmuls, and up to four small ones may count or not."""
     tokens = 2 * ROWS
     large = 5 * 2 * (tokens * devices) * WIDTH * 2 * WIDTH
     return large, large + 4 * 2 * tokens * WIDTH * devices
 
 
 def decoder(hosts, devices):
-    """Forward, and twice that backward: weights and attention of each block, logits."""
+    """The backward pass costs twice the forward pass of blocks and logits."""
     tokens = 2 * LENGTH
     block = 2 * tokens * WIDTH * (4 * WIDTH + 2 * LENGTH + 2 * 4 * WIDTH)
     flops = 3 * (BLOCKS * block + 2 * tokens * WIDTH * VOCABULARY)
@@ -195,7 +197,8 @@ def exact(flops):
 
 
 FLOPS = {
-    # Each layer forward, by its weights and by its input, which the first has not.
+    # Each layer has a forward matmul and the gradients of weights and input. The first
+    # layer needs no gradient of its input.
     "fsdp": layers(3 * LAYERS - 1),
     "fsdp remat": layers(4 * LAYERS - 1),
     "fsdp scanned": layers(3 * LAYERS),
@@ -212,7 +215,7 @@ FLOPS = {
     "broadcast": exact(lambda hosts, devices: 0),
     "ragged": exact(lambda hosts, devices: 0),
     "send and receive": exact(lambda hosts, devices: 0),
-    # 5, 2 x 3, one of the loop whose length is not known, and the larger branch.
+    # These are 5, 2 x 3, one of the loop of unknown length, and the larger branch.
     "loops and branches": exact(lambda hosts, devices: (5 + 6 + 1 + 2) * 2 * 16**3),
     "ring": exact(lambda hosts, devices: devices * 2 * 16 * WIDTH**2),
     "pmap": layers(2),
@@ -221,23 +224,25 @@ FLOPS = {
 
 
 def check_times(report, program, mesh, target):
-    """How often each runs: the product of the loops around it."""
+    """Each collective runs as often as the product of its loops' lengths."""
     times = [c.times for c in report.collectives]
     if "scanned" in program:
-        # Exchanges between slices also run a layer late, the last one after the loop.
+        # Exchanges between slices also run a layer late, and the last one after the
+        # loop.
         late = {LAYERS - 1} if target == SLICES else set()
         assert set(times) == {1, LAYERS} | late
     elif program == "ring":
         assert times == [mesh.shape["device"]]
     elif program == "loops and branches":
-        # Between slices the last one is three: in a slice, across, and in a slice.
+        # Between slices the last collective is three: in a slice, across slices, in a
+        # slice.
         assert times == [5, 6, 1, 1] + [1, 1] * (target == SLICES)
     else:
         assert set(times) == {1}
 
 
-# Kind, axes, elements that a device hands over, by devices of a host. XLA may combine
-# reductions along the same axes, and do without a reduce-scatter.
+# Kind, axes, and number of elements that a device contributes, by the devices of a
+# host. XLA may combine reductions along the same axes, and replace a reduce-scatter.
 EXACTLY = {
     "every collective": [
         ("all-reduce", ("device",), lambda n: 4 * n * 16),
@@ -265,7 +270,7 @@ EXACTLY = {
 
 
 def check_what_is_written(report, begun, program, mesh):
-    """Where the program says which collectives it has, it has those."""
+    """A program that names its collectives has exactly these."""
     known = independent.lines_of(mesh)
     reductions = {"all-reduce": "reduction", "reduce-scatter": "reduction"}
     along, written, found = set(), collections.Counter(), collections.Counter()
@@ -274,7 +279,7 @@ def check_what_is_written(report, begun, program, mesh):
         along.add((kind, axes))
         written[kind] += size(mesh.shape["device"])
     for c in report.collectives:
-        # A TPU rounds to bfloat16 before it sends what it multiplies.
+        # A TPU rounds to bfloat16 before it sends operands of a multiplication.
         (dtype,) = c.dtypes
         found[reductions.get(c.kind, c.kind)] += c.bytes / independent.BYTES[dtype]
     assert found == written

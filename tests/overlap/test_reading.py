@@ -1,4 +1,4 @@
-"""Numbers of a whole module: what loops and branches multiply, what is covered."""
+"""Tests the numbers of a whole module: loops, branches, and covered collectives."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_in_a_loop():
     (c,) = report.collectives
     assert report.flops == (2 + 5 * 2) * FLOPS
     assert (c.times, c.matmuls, c.flops) == (5, 5, 5 * FLOPS)
-    assert c.bytes == 400  # of one execution
+    assert c.bytes == 400  # the bytes of one execution
     assert report.covered == report.share == pytest.approx(5 / 12)
 
 
@@ -53,7 +53,7 @@ def test_in_a_branch():
     )
     (c,) = report.collectives
     assert (c.matmuls, c.share) == (1, 0.5)
-    assert report.covered == 0  # of the largest branch
+    assert report.covered == 0  # the share in the largest branch
     report = read(
         "%c = f32[8,8] call(%p), to_apply=%few",
         "ROOT %r = f32[100] copy(%x)",
@@ -63,7 +63,7 @@ def test_in_a_branch():
 
 
 def test_of_branches_the_largest_is_drawn():
-    """The other one's collective is counted, and has no place in the picture."""
+    """The other branch's collective is counted, and has no place in the picture."""
     report = read(
         "%c = f32[8,8] conditional(%x, %p, %p), branch_computations={%many, %few}",
         "ROOT %r = f32[100] copy(%x)",

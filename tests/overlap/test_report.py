@@ -1,4 +1,4 @@
-"""The numbers of a report, and its table."""
+"""Tests the numbers of a report and its table."""
 
 import json
 
@@ -50,7 +50,7 @@ def test_dict_is_json(report):
     assert found["collectives"][0]["dtypes"] == ["f32"]
     assert found["collectives"][0]["op_name"] == "jit(step)/psum"
     assert found["uncounted"] == []
-    assert found["memory"] is None  # text does not say
+    assert found["memory"] is None  # text does not contain the memory
 
 
 def test_table(report):

@@ -1,4 +1,4 @@
-"""Where collectives begin and end, in every form a backend writes them."""
+"""Tests where collectives begin and end, in every form that backends write."""
 
 import pytest
 
@@ -129,7 +129,7 @@ def test_wrapped_asynchronously():
 
 
 def test_several_that_begin_together():
-    """As a group, or in a fusion that runs asynchronously, through a call or not."""
+    """They begin as a group or in an asynchronous fusion, with or without a call."""
     others = f"""
         %inner (q: f32[100]) -> f32[100] {{
           %q = f32[100]{{0}} parameter(0)
@@ -231,7 +231,7 @@ def test_a_fused_collective_that_nobody_started_is_synchronous():
 
 
 def loop(body, trips=5):
-    """A `while` over (i, p, x), whose body is given."""
+    """Returns a `while` over (i, p, x) with the given body."""
     state = "(s32[], f32[8,8], f32[100])"
     others = f"""
 %cond (c: {state}) -> pred[] {{
@@ -287,7 +287,8 @@ def test_from_one_iteration_to_the_next():
     )
     before, inside = report.collectives
     assert (before.name, before.times, before.matmuls) == ("first", 1, 1)
-    # To the end of the body (c), and from its top to the done (a); b is under neither.
+    # The collective covers c up to the end of the body, and a from the top to the done.
+    # It does not cover b.
     assert (inside.name, inside.times, inside.matmuls) == ("s", 5, 10)
     assert report.covered == pytest.approx((1 + 10) / 17)
 

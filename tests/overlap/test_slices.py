@@ -1,4 +1,4 @@
-"""What is written of exchanges between slices; real ones are in `test_programs`."""
+"""Tests exchanges between slices in written text; `test_programs` has real ones."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def megascale(kind="ALL_REDUCE", target='"{1,2}x{0:3}"', key="psum.7_0"):
 
 
 def exchange(*between, send=None, recv=None):
-    """From a send to what it gets, with other lines between the four."""
+    """Returns a send, its receive and both ends, with other lines in between."""
     send, recv = SEND + (send or megascale()), RECV + (recv or megascale())
     rest = iter(between)
     lines = ["%k = token[] after-all()"]

@@ -1,4 +1,4 @@
-"""A schedule as a picture: where things are drawn, and that they are."""
+"""Tests the picture of a schedule: where things are drawn, and that it is drawn."""
 
 import sys
 
@@ -17,13 +17,13 @@ def report():
 
 
 def scheduled(*items):
-    """A report whose schedule has these, and nothing else that is drawn."""
+    """Returns a report whose schedule has exactly these items."""
     text = program("ROOT %r = f32[100] bitcast(%x)")
     return inspect(text)._replace(schedule=tuple(Item(*item) for item in items))
 
 
 def test_kernels_are_as_wide_as_their_flops_and_others_a_hair():
-    """Widths of 1/4, two hairs of h/2 and 3/4, scaled to end at 1."""
+    """Widths are 1/4, two hairs of h/2 and 3/4, scaled to end at 1."""
     kernels = ("matmul", 25.0), ("other", 0.0), ("other", 0.0), ("matmul", 75.0)
     edges, done = _edges(
         scheduled(
@@ -34,7 +34,8 @@ def test_kernels_are_as_wide_as_their_flops_and_others_a_hair():
     wanted = [0, 0.25, 0.25 + _HAIRS / 2, 0.25 + _HAIRS, whole]
     assert edges == pytest.approx([edge / whole for edge in wanted])
     assert done == pytest.approx([0, 0.25, 0.25, 0.25, 1])
-    # Ticks count FLOPs alone: a quarter is done before the hairs, half within the last.
+    # Ticks count only FLOPs: a quarter is done before the hairs, half inside the last
+    # one.
     assert _at(0.0, edges, done) == 0
     assert _at(0.25, edges, done) == pytest.approx(0.25 / whole)
     assert _at(0.5, edges, done) == pytest.approx((0.5 + _HAIRS) / whole)
@@ -51,7 +52,7 @@ def test_collectives_that_overlap_have_lanes_of_their_own():
             ("beside", "all-reduce", 0.0, 4, 5),
         )
     )
-    # The third begins as the first ends; one that all wait for still takes a place.
+    # The third one begins as the first ends. One that is waited for still takes a lane.
     assert [(item.name, lane) for item, lane in found] == [
         *(("first", 0), ("second", 1), ("waits", 0), ("beside", 2)),
     ]

@@ -29,7 +29,7 @@ TPU = needs("libtpu")
     ],
 )
 def test_devices_that_programs_compile_for(target, count, kind):
-    """Here, where there are none: a sum over all of them is one all-reduce."""
+    """A sum over all devices compiles to one all-reduce, although they are absent."""
     devices = pj.overlap.topology(target)
     assert len(devices) == count
     assert {device.device_kind for device in devices} == {kind}

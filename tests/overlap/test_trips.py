@@ -1,4 +1,4 @@
-"""How often loops run: as a backend prints it, or counted."""
+"""Tests how often loops run, as a backend prints it or as it is counted."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def test_trip_count_as_the_backend_prints_it():
 
 def test_trip_count_of_a_counting_loop():
     found, uncounted = work(WHILE, LOOP)
-    assert found.flops == 3 * FLOPS  # i = 1, 3, 5
+    assert found.flops == 3 * FLOPS  # the loop runs for i = 1, 3, 5
     assert not uncounted
 
 
@@ -48,7 +48,7 @@ def test_trip_count_of_a_counting_loop():
         ("direction=LT", "direction=NE"),
         ("%first = s32[] copy(%zero)", "%first = s32[] negate(%zero)"),
         ("%next = s32[] add", "%next = s32[] multiply"),
-        # Another element than the one that is compared; a step down.
+        # The compared element is another one than the counter, and the step is down.
         (
             "%j = s32[] get-tuple-element(%b), index=0",
             "%j = s32[] get-tuple-element(%b), index=1",

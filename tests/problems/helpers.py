@@ -1,4 +1,4 @@
-"""Data that the tests of problems share."""
+"""Provides the data that the tests of problems share."""
 
 import jax
 import jax.numpy as jnp

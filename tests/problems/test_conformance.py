@@ -1,4 +1,4 @@
-"""Every problem: the optimum is one, and no constant is exceeded."""
+"""Tests that every problem's optimum is one, and that its constants are bounds."""
 
 import functools
 
@@ -43,7 +43,7 @@ def smooth(request):
 
 
 def nearby(problem, radius, count=20):
-    """Points at this distance from the optimum."""
+    """Yields random points at this distance from the optimum."""
     rng = np.random.default_rng(3)
     for _ in range(count):
         away = rng.normal(size=problem.optimum.shape)
@@ -97,7 +97,7 @@ def test_no_example_has_a_steeper_gradient(problem):
 
 
 def test_a_train_step_takes_it(problem):
-    """Whole batches at a small step come nearer, pipelined too."""
+    """Steps on whole batches approach the optimum, in the pipeline too."""
     bound = problem.smoothness if np.isfinite(problem.smoothness) else 100.0
     train = pj.make_train_step(
         problem.loss_fn, optax.sgd(0.2 / bound), mesh=pj.data_mesh(2)

@@ -1,4 +1,4 @@
-"""Linear models: their optima where others know them, and what they refuse."""
+"""Tests linear models: known optima, and the input that they refuse."""
 
 import numpy as np
 import pytest

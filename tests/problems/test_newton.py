@@ -1,4 +1,4 @@
-"""Newton's method: minima that are known, from near and far, and functions without."""
+"""Tests Newton's method: known minima from near and far, and functions without one."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,14 +17,15 @@ def test_a_quadratic_is_solved_as_lapack_does():
 
     found = minimise(function, np.zeros(5))
     assert found.dtype == np.float64
-    # The error is at most the gradient's by the least curvature, which is above 1.
+    # The error is at most the gradient's norm over the least curvature, which is above
+    # 1.
     enough = TOLERANCE * max(1.0, np.linalg.norm(b))
     assert np.linalg.norm(found - np.linalg.solve(matrix, b)) <= enough
 
 
 @pytest.mark.parametrize("start", [[[0.0, 1.0]], [[1.0, 0.0]], [[20.0, -20.0]]])
 def test_full_steps_that_diverge_are_halved(start):
-    """`log cosh` has Newton's step `-sinh(2 w) / 2`: from above 1.09 on it diverges."""
+    """Newton's step for `log cosh` is `-sinh(2 w) / 2`, which diverges from 1.09 on."""
     center = np.array([[3.0, -1.0]])
 
     def function(w):
@@ -41,6 +42,6 @@ def test_it_starts_at_the_optimum_and_stays():
 
 
 def test_a_function_without_a_minimum_is_refused():
-    """Convex, with a slope of 2 far to the left, 4 far to the right, 3 at the start."""
+    """A convex function whose slope is 2 far left, 4 far right, and 3 at the start."""
     with pytest.raises(ValueError, match="the gradient fell to 2, not to 3e-11"):
         minimise(lambda w: 3 * w[0] + jnp.log(jnp.cosh(w[0])), np.zeros(1))

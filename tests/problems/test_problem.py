@@ -1,4 +1,4 @@
-"""A problem's own arithmetic: its value in float64, its batches in float32."""
+"""Tests a problem's arithmetic: its value in float64, and its batches in float32."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from .helpers import features, labels
 
 
 def by_hand(examples):
-    """`f(w, x) = 1/2 (w - x)^2` of these examples: the optimum is their mean."""
+    """Returns a problem with `f(w, x) = 1/2 (w - x)^2`, whose optimum is the mean."""
     return problems.Problem(
         loss_fn=lambda w, x: 0.5 * ((w - x) ** 2).mean(),
         examples=np.asarray(examples, np.float64),
@@ -21,7 +21,7 @@ def by_hand(examples):
 
 
 def test_value_minimum_and_excess_are_of_all_examples():
-    """Examples 1, 2 and 6: `F(w) = 1/2 (w - 3)^2 + 7/3`, as their variance is 14/3."""
+    """For 1, 2 and 6, `F(w) = 1/2 (w - 3)^2 + 7/3`, because their variance is 14/3."""
     problem = by_hand([1.0, 2.0, 6.0])
     assert problem.size == 3
     assert problem.minimum == pytest.approx(7 / 3, rel=1e-15)
@@ -30,9 +30,9 @@ def test_value_minimum_and_excess_are_of_all_examples():
 
 
 def test_the_excess_is_taken_in_float64():
-    """In float32, 1e-6 from an optimum of 1 is 5 % less, and `1/2 + 5e-13` is 1/2.
+    """In float32, 1e-6 from an optimum of 1 is off by 5 %, and `1/2 + 5e-13` is 1/2.
 
-    In float64 the sum has an error of at most 2^-54, or 1e-4 of what is added.
+    In float64, the error of the sum is at most 2^-54, or 1e-4 of the added number.
     """
     excess = by_hand([0.0, 2.0]).excess(np.float64(1 + 1e-6))
     assert excess == pytest.approx(5e-13, rel=3e-4, abs=0)

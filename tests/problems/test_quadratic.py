@@ -1,4 +1,4 @@
-"""Quadratics: the spectrum asked for, noise of the size asked for, bad input."""
+"""Tests quadratics: their spectrum, the size of their noise, and bad input."""
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ def test_the_hessian_has_the_spectrum_in_a_basis_of_its_own():
     )
     np.testing.assert_allclose(np.linalg.eigvalsh(hessian), SPECTRUM, rtol=1e-12)
     assert np.abs(hessian - np.diag(np.diag(hessian))).max() > 0.1
-    # 1/2 v' A v, with v of length 2 along an eigenvector: 1/2 2^2 lambda.
+    # 1/2 v' A v is 1/2 2^2 lambda for v of length 2 along an eigenvector.
     values, vectors = np.linalg.eigh(hessian)
     for value, vector in zip(values, vectors.T, strict=True):
         assert problem.excess(problem.optimum + 2 * vector) == pytest.approx(2 * value)
@@ -38,7 +38,7 @@ def test_the_noise_has_mean_0_and_the_deviation_asked_for():
     x = problems.quadratic(SPECTRUM, noise=0.3, size=10_000).examples
     assert x.shape == (10_000, 3)
     np.testing.assert_allclose(x.mean(axis=0), 0, atol=1e-14)
-    # An estimate from n = 30,000 numbers is off by 1 / sqrt(2 n), 0.4 %.
+    # An estimate from n = 30,000 numbers is off by 1 / sqrt(2 n) or 0.4 %.
     assert x.std() == pytest.approx(0.3, rel=5 / np.sqrt(2 * x.size))
     assert not problems.quadratic(SPECTRUM).examples.any()
 

@@ -1,4 +1,4 @@
-"""Optimizers, from a learning rate."""
+"""Provides optimizers as functions of a learning rate."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Limits of stability: closed forms, and what must hold of any."""
+"""Tests limits of stability by closed forms, and by properties of all limits."""
 
 import functools
 
@@ -12,7 +12,7 @@ from pipejax import stability
 from ..grid import grid
 from .families import FAMILIES, averaged, decayed, heavy_ball, nesterov, sgd
 
-# Of a plain delay.
+# The limits of a plain delay.
 max_curvature, max_learning_rate, spectral_radius = (
     functools.partial(limit, weight_prediction=False)
     for limit in (
@@ -25,7 +25,8 @@ max_curvature, max_learning_rate, spectral_radius = (
 
 @pytest.mark.parametrize("width", range(1, 9))
 def test_sgd_has_a_closed_form(width):
-    # z^(K-1) (z - 1) = -x on the circle: roots leave it at the angle pi / (2 K - 1).
+    # z^(K-1) (z - 1) = -x on the unit circle, which roots leave at the angle pi / (2 K
+    # - 1).
     expected = 2 * np.sin(np.pi / (4 * width - 2))
     assert max_learning_rate(sgd, width) == pytest.approx(expected, rel=1e-9)
 
@@ -38,7 +39,7 @@ def test_heavy_ball_has_closed_forms(momentum):
 
 
 def test_nesterov_has_a_closed_form():
-    # At z = -1: 2 (1 + mu) = x (1 + 2 mu).
+    # At z = -1, 2 (1 + mu) = x (1 + 2 mu).
     expected = 2 * 1.9 / 2.8
     assert max_learning_rate(nesterov, 1) == pytest.approx(expected, rel=1e-6)
     assert max_learning_rate(nesterov, 2) == pytest.approx(0.253, rel=2e-3)
@@ -103,7 +104,7 @@ def test_a_plain_delay_has_a_limit_at_any_scale(momentum, rate, family, correcti
 
 @pytest.mark.parametrize("width", range(2, 9))
 def test_predicted_sgd_has_a_closed_form(width):
-    # z^(K-1) + x (z^(K-2) + ... + 1): at x = 1 its roots are roots of unity.
+    # z^(K-1) + x (z^(K-2) + ... + 1) has roots of unity at x = 1.
     limit = stability.max_learning_rate(sgd, width)
     assert limit == pytest.approx(1, rel=1e-6)
 
@@ -118,13 +119,13 @@ def test_predicted_heavy_ball_has_closed_forms(momentum):
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 0.8])
 def test_feedback_has_a_closed_form(share):
-    # z^2 + x z + c x: a root at -1, or two on the circle.
+    # z^2 + x z + c x has a root at -1, or two on the unit circle.
     limit = stability.max_learning_rate(heavy_ball, 2, deviation_feedback=share)
     assert limit == pytest.approx(min(1 / (1 - share), 1 / (share or 1)), rel=1e-6)
 
 
 def test_a_step_uphill_at_first_drifts_apart_to_one_side():
-    # z - 1.7 x: it leaves the circle at z = 1.
+    # The root of z - 1.7 x leaves the unit circle at z = 1.
     taps = (-1.7, 2.43, -0.729)
 
     def respond(gradient, state, params=None):
@@ -144,7 +145,7 @@ def test_without_a_delay_there_is_nothing_to_predict(name):
 
 
 def test_the_mean_may_be_what_is_unstable():
-    """Of eight gradients' average the newest, which deviates, is but an eighth."""
+    """The newest of eight averaged gradients deviates, and it is only an eighth."""
     tx = optax.chain(pj.corrections.average_gradients(8), optax.sgd(1.0))
     assert stability.max_curvature(tx, 2) == stability.max_curvature(tx, 1)
 

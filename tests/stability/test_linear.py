@@ -1,4 +1,4 @@
-"""Optimizers as matrices: those of a few by hand, and what is no linear system."""
+"""Tests optimizers as matrices: some by hand, and the refusal of nonlinear ones."""
 
 import functools
 
@@ -11,7 +11,7 @@ from pipejax.stability._linear import linear_update
 
 from .families import averaged, decayed, heavy_ball, nesterov, sgd
 
-# Of a plain delay.
+# The limit of a plain delay.
 max_curvature = functools.partial(stability.max_curvature, weight_prediction=False)
 
 MATRICES = {
@@ -23,7 +23,7 @@ MATRICES = {
     "momentum": (heavy_ball(0.1), [[0.9, 0], [-0.09, 1]], [1, -0.1]),
     # m' as above, w' = w - eta (g + mu m')
     "nesterov": (nesterov(0.1), [[0.9, 0], [-0.081, 1]], [1, -0.19]),
-    # m' = b m + (1 - b) g, with a debias that is over; w' = w - eta m'
+    # m' = b m + (1 - b) g after the bias correction has ended, w' = w - eta m'
     "average": (
         averaged(0.1),
         [[0.9, 0], [-0.09, 1]],

@@ -1,4 +1,4 @@
-"""Loops as matrices: their polynomials by hand, and a queue stepped through by hand."""
+"""Tests loops as matrices: polynomials by hand, and steps against a queue by hand."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ ETA, MU = 0.1, 0.9
 
 
 def update_of(family):
-    """Writes the update in float64; an optimizer has float32 constants."""
+    """Writes the update in float64, because an optimizer has float32 constants."""
     if family is sgd:
         return LinearUpdate(np.eye(1), np.array([-ETA]))
     state = np.array([[MU, 0.0], [-ETA * MU, 1.0]])
@@ -30,15 +30,15 @@ def test_the_updates_here_are_those_of_the_optimizers(family):
 @pytest.mark.parametrize(
     ("family", "width", "p", "q"),
     [
-        # z - 1, eta
+        # p = z - 1, q = eta
         (sgd, 1, [1, -1], [0, ETA]),
-        # z (z - 1), eta
+        # p = z (z - 1), q = eta
         (sgd, 2, [1, -1, 0], [0, 0, ETA]),
-        # z^3 (z - 1), eta
+        # p = z^3 (z - 1), q = eta
         (sgd, 4, [1, -1, 0, 0, 0], [0, 0, 0, 0, ETA]),
-        # (z - 1) (z - mu), eta z
+        # p = (z - 1) (z - mu), q = eta z
         (heavy_ball, 1, [1, -1 - MU, MU], [0, ETA, 0]),
-        # z (z - 1) (z - mu), eta z
+        # p = z (z - 1) (z - mu), q = eta z
         (heavy_ball, 2, [1, -1 - MU, MU, 0], [0, 0, ETA, 0]),
     ],
 )
@@ -46,7 +46,7 @@ def test_polynomials_are_those_by_hand(family, width, p, q):
     found = loop(update_of(family), width).polynomials()
     np.testing.assert_allclose(found[0], p, rtol=1e-12)
     np.testing.assert_allclose(found[1], q, rtol=1e-12)
-    # What rounding leaves of a zero would be a root.
+    # A remainder of rounding in place of a zero would be a root.
     assert (found[0] == 0).tolist() == [x == 0 for x in p]
     assert (found[1] == 0).tolist() == [x == 0 for x in q]
 
@@ -59,7 +59,8 @@ def test_polynomials_are_those_by_hand(family, width, p, q):
         (2, 0.3, [0, ETA, 0.3 * ETA]),
         # z (z^2 + lambda (eta z + (1 + mu) eta))
         (3, 0.0, [0, ETA, (1 + MU) * ETA, 0]),
-        # What is fed back joins the oldest, which has moved (1 + mu) eta.
+        # The fed-back deviation joins the oldest gradient, which has moved (1 + mu)
+        # eta.
         (3, 0.3, [0, ETA, (1 + MU) * ETA, 0.3 * (1 + MU) * ETA]),
     ],
 )
@@ -71,7 +72,7 @@ def test_polynomials_of_deviations_are_those_by_hand(width, feedback, q):
 
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_a_step_of_the_matrix_is_a_step_of_the_recursion(width):
-    """`w[t+1] = w[t] - eta m`, `m = mu m + lambda w[t-K+1]`, zeros before the first."""
+    """`w[t+1] = w[t] - eta m`, `m = mu m + lambda w[t-K+1]`, starting from zeros."""
     curvature, w, m, queue = 2.5, 1.0, 0.0, [0.0] * (width - 1)
     matrix = loop(update_of(heavy_ball), width).matrix(curvature)
     state = np.array([m, w, *queue])

@@ -1,4 +1,4 @@
-"""Pictures of stable regions."""
+"""Tests pictures of stable regions."""
 
 import numpy as np
 import optax
@@ -10,7 +10,8 @@ from pipejax.stability import _picture
 
 def test_picture_draws_a_line_a_width(monkeypatch):
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(_picture, "_MOMENTA", np.linspace(0, 0.99, 12))  # of 100
+    # The default has 100 values.
+    monkeypatch.setattr(_picture, "_MOMENTA", np.linspace(0, 0.99, 12))
     families = {
         "heavy-ball": lambda rate, momentum, width: optax.sgd(rate, momentum),
         "Nesterov": lambda rate, momentum, width: optax.sgd(rate, momentum, True),

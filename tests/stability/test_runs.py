@@ -1,4 +1,4 @@
-"""The real train step on a quadratic grows and shrinks where the limits say so."""
+"""Tests that the real train step grows or shrinks on a quadratic as the limits say."""
 
 import functools
 
@@ -19,7 +19,7 @@ PLAIN = {"weight_prediction": False}
 
 @grid(1, name=FAMILIES, width=[1, 2, 3, 4])
 def test_train_step_is_stable_to_the_third_digit(name, width):
-    """A thousandth below the limit a real run shrinks, a thousandth above it grows."""
+    """A run shrinks a thousandth below the limit, and grows a thousandth above it."""
     tx = FAMILIES[name](0.1)
     limit = stability.max_curvature(tx, width, **PLAIN)
     below, above = growth(tx, width, [0.999 * limit, 1.001 * limit])
@@ -31,7 +31,7 @@ def test_radius_is_the_rate_of_a_run(width):
     tx = heavy_ball(0.1)
     curvature = 0.7 * stability.max_curvature(tx, width, **PLAIN)
     (rate,) = growth(tx, width, [curvature])
-    # Both windows hold some ten periods, of which a part is cut off.
+    # Both windows hold about ten periods, the last of which is cut off.
     expected = np.log(stability.spectral_radius(tx, width, curvature, **PLAIN))
     assert rate == pytest.approx(expected, rel=0.05)
 
@@ -40,7 +40,7 @@ def test_radius_is_the_rate_of_a_run(width):
 def test_deviations_of_a_train_step_are_stable_to_the_third_digit(
     name, width, feedback
 ):
-    """The mean of all devices stands still, and each goes its own way about it."""
+    """The mean over devices is constant, while the devices deviate from it."""
     tx, how = FAMILIES[name](0.1), {"deviation_feedback": feedback}
     limit = stability.max_curvature(tx, width, **how)
     below, above = deviation_growth(tx, width, [0.999 * limit, 1.001 * limit], **how)
@@ -48,7 +48,7 @@ def test_deviations_of_a_train_step_are_stable_to_the_third_digit(
 
 
 def deviation_growth(tx, width, curvatures, steps=4000, **how):
-    """As `growth`, of one device's gradient, pushed off the mean by the first batch."""
+    """Returns the growth of one device's gradient, pushed off the mean at first."""
 
     def loss_fn(w, batch):
         curvature, push = batch
@@ -77,10 +77,11 @@ def deviation_growth(tx, width, curvatures, steps=4000, **how):
 
 
 def growth(tx, width, curvatures):
-    """Logarithm of what a step multiplies the parameter by, at each curvature.
+    """Returns the growth of the parameter's logarithm in a step, at each curvature.
 
-    By the root mean square of the second and the last quarter of a run: a short one, or
-    if that hardly changes anything a long one, in which others would underflow.
+    The growth is taken between the root mean squares of the second and the last quarter
+    of a run. The run is short, or long if the parameter hardly changes in a short one.
+    At other curvatures, the parameter would underflow in a long run.
     """
 
     def loss_fn(w, batch):

@@ -1,4 +1,4 @@
-"""The largest eigenvalue of a Hessian, against Hessians that are known or formed."""
+"""Tests the largest eigenvalue of a Hessian against known or explicit Hessians."""
 
 import jax
 import jax.numpy as jnp

@@ -102,7 +102,7 @@ def test_what_crosses_where_nobody_knows_of_hosts():
         ("two_shot", 2, 2.5),
         ("two_shot", 3, 2.5),  # half of the bytes take four times as long
         ("halving_doubling", 8, 2),
-        # 8 of 14 payloads go to and from the fifth device
+        # Eight of 14 payloads go to and from the fifth device.
         ("halving_doubling", 5, 10 / 7),
         ("tree", 4, 1),
         ("parameter_server", 4, 1),

@@ -50,7 +50,7 @@ def test_numbers_of_buckets(buckets):
 
 
 def test_ceilings():
-    """Pipelining gains at most 2, and 4/3 if two thirds are the backward pass."""
+    """The ceilings are 2 over D-Sync, and 4/3 over D-Sync that overlaps."""
     compute = Compute.of(3.0)
     assert timing.ceilings(compute, exchange(3.0))["synchronous"] == 2
     assert math.isclose(timing.ceilings(compute, exchange(3.0))["overlapped"], 4 / 3)
@@ -71,7 +71,7 @@ def test_on_one_core_the_codec_is_computed_too():
 @pytest.mark.parametrize("width", [2, 3])
 @pytest.mark.parametrize("seconds", [1.0, 4.0, 30.0])
 def test_the_batch_that_hides_the_exchange(seconds, width, one_core, weight_prediction):
-    """Below the batch, a step takes the exchange's time; above it, more."""
+    """Below this batch size a step takes the exchange's time, above it more."""
     comm = exchange(seconds, computed=0.25)
 
     def step(times):

@@ -55,7 +55,7 @@ def test_between_hosts_a_share_of_the_vector():
         (Way(1, "psum", buckets=2), False, 1.23),
         # The exchange takes longer than 0.36: 0.33 and an update for the prediction.
         (Way(2, "psum"), False, 0.5),
-        # The exchange is hidden if 0.2 of it run on the model's core.
+        # The exchange is hidden if 0.2 of it runs on the model's core.
         (Way(2, "psum"), True, 0.56),
     ],
 )

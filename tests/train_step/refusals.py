@@ -1,4 +1,4 @@
-"""Train steps to be given what they must refuse."""
+"""Makes train steps for input that they must refuse."""
 
 import optax
 import pytest
@@ -12,7 +12,7 @@ TX = optax.adam(1e-2)
 
 
 def make(loss=loss_fn, *, devices=2, **settings):
-    """Makes a train step on so many devices."""
+    """Makes a train step on `devices` devices."""
     settings = {"mesh": pj.data_mesh(devices)} | settings
     return pj.make_train_step(loss, settings.pop("tx", TX), **settings)
 

@@ -1,4 +1,4 @@
-"""What `init` is given, and batches: the argument, the rule, the value, the remedy."""
+"""Tests the messages for bad arguments of `init` and bad batches."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def test_integer_parameters():
 
 
 def test_devices_that_programs_are_only_compiled_for():
-    """A state cannot be placed on them; JAX itself ends with a segmentation fault."""
+    """A state cannot be placed there, and JAX itself ends with a segmentation fault."""
     pytest.importorskip("jax_cuda12_plugin")
     mesh = pj.data_mesh(devices=pj.overlap.topology("h100:1x1x2"))
     train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=mesh)

@@ -1,4 +1,4 @@
-"""Which optimizers are refused: the rule, and what to do instead."""
+"""Tests which optimizers are refused, with the rule and the remedy."""
 
 import numpy as np
 import optax

@@ -1,4 +1,4 @@
-"""Each argument of `make_train_step`: the rule, the value, the remedy."""
+"""Tests the messages for bad arguments of `make_train_step`."""
 
 import jax
 import jax.numpy as jnp
@@ -75,7 +75,7 @@ def test_mesh_without_the_axis():
 
 
 def test_mesh_without_devices_of_a_process(monkeypatch):
-    """Its program would run, and fail where it is to read the loss."""
+    """The program would run, and fail where the process reads the loss."""
     monkeypatch.setattr(jax, "process_count", lambda: 3)
     with refused("`mesh` must have devices of all 3 processes .* none of process 1, 2"):
         make()

@@ -1,4 +1,4 @@
-"""States that a step refuses: the rule, the value, the remedy."""
+"""Tests the messages for states that a step refuses."""
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ def test_state_that_was_donated(executor):
     for use in (train.drain, lambda state: train.step(state, BATCH)):
         with refused("`state` must not have been donated, got one whose `.*` is"):
             use(first)
-    train.drain(second)  # which is unharmed
+    train.drain(second)  # the second state is unharmed
 
 
 @pytest.mark.parametrize("other", [1, 3, 4])
@@ -74,14 +74,14 @@ def test_state_of_another_mesh(width):
 
 
 def test_state_of_another_mesh_brought_here():
-    """By the host: two devices still cannot hold the gradients in flight of four."""
+    """Two devices cannot hold four devices' gradients, even if the host brings them."""
     train, other = make(), make(devices=4)
     state = jax.device_get(other.init(init_params()))
     with refused(r"of this mesh, with 2 devices; got one of 4 devices, .* Drain it"):
         train.step(state, BATCH)
     with refused(r"of this mesh, with 2 devices; got one of 4 devices, .* Drain it"):
         train.drain(state)
-    # As the remedy says.
+    # This is the remedy of the message.
     drained = jax.device_get(other.drain(other.step(state, BATCH)[0])[0])
     state = train.init(drained.params, opt_state=drained.opt_state)
     train.step(state, BATCH)
@@ -114,7 +114,7 @@ def test_state_of_other_metrics():
         make().step(state, BATCH)
     with refused(message.replace("{metrics}", r"\[.*'a'.*'b'.*\]")):
         make(lambda p, b: loss(p, b, "ab")).step(state, BATCH)
-    # A drain looks at no metrics.
+    # A drain needs no metrics.
     make().drain(state)
 
 
@@ -132,7 +132,7 @@ def test_state_traced_during_the_warm_up():
 
 
 def raises_late(params, batch):
-    """Fails while it is traced, far inside the step."""
+    """Fails while it is traced, far inside of the step."""
     return jnp.ones(3)
 
 

@@ -1,6 +1,7 @@
-"""What a step sends: an all-reduce for each array, counted in the lowered program.
+"""
+Tests what a step sends: an all-reduce for each array, counted in the lowered program.
 
-XLA combines them where that pays. `psum(together=...)` joins short arrays before.
+XLA combines all-reduces where that pays. `psum(together=...)` joins short arrays first.
 """
 
 import re
@@ -21,7 +22,7 @@ WIDTHS = [1, 2, 3, 4]
 
 
 def lowered(train, state, *batch):
-    """The StableHLO of the step, or without a batch of the drain."""
+    """Returns the StableHLO of the step, or that of the drain without a batch."""
     if batch:
         return train.lower(state, *batch).as_text()
     return train.executor._drain.lower(
@@ -33,14 +34,14 @@ TOGETHER = pj.collectives.psum(together=1 << 20)
 
 
 def all_reduces(text):
-    """What each all-reduce sums, such as `65xf32`; no other collective is in there."""
+    """Returns the types of all all-reduces, such as `65xf32`, and allows no others."""
     collectives = re.findall(
         r"stablehlo\.(all_reduce|all_gather|all_to_all|reduce_scatter"
         r"|collective_permute|collective_broadcast|send|recv)\b",
         text,
     )
     assert set(collectives) <= {"all_reduce"}, collectives
-    # Its type stands after its region: `}) : (tensor<65xf32>) -> tensor<65xf32>`.
+    # The type stands after the region: `}) : (tensor<65xf32>) -> tensor<65xf32>`.
     types = re.findall(
         r'"stablehlo\.all_reduce".*?\}\) : \((.*?)\) ->', text, flags=re.DOTALL
     )
@@ -61,7 +62,7 @@ def full_loss(params, batch, *, model_state, rng):
 @pytest.mark.parametrize(
     ("all_reduce", "sums"),
     [
-        # Three gradients, five means of features, a vector of loss and metrics.
+        # Three gradients, five means of features, and a vector of loss and metrics.
         (
             pj.collectives.psum(),
             ["5x7xf32", "5xf32", "7x3xf32", "7xf32", "7xf32"],
@@ -71,7 +72,7 @@ def full_loss(params, batch, *, model_state, rng):
     ids=["alone", "together"],
 )
 def test_everything_on_board(all_reduce, sums, width):
-    """Metrics, model state, a key, accumulation, clipping and AdamW."""
+    """The step has metrics, model state, a key, microbatches, clipping and AdamW."""
     train = pj.make_train_step(
         full_loss,
         optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2)),
@@ -107,7 +108,7 @@ def with_accuracy(params, batch):
     [
         (init_params, None, ["65xf32"]),
         (mixed_params, None, ["30xf32", "5x7xbf16"]),
-        (init_params, jnp.bfloat16, ["2xf32", "63xbf16"]),  # loss and metric exact
+        (init_params, jnp.bfloat16, ["2xf32", "63xbf16"]),  # loss and metric are exact
         (mixed_params, jnp.bfloat16, ["2xf32", "63xbf16"]),
         (mixed_params, jnp.float32, ["65xf32"]),
     ],
@@ -143,17 +144,18 @@ def test_as_many_while_warming_up():
 
 
 def linear(w, batch):
-    """Its gradient is the mean of the batch, wherever w is."""
+    """Returns a loss whose gradient is the mean of the batch, at any w."""
     return w * batch.mean()
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_rank_coded_values(width, devices):
-    """Device i sends (i + 1) 2^t in step t, so every sum is exact and tells from whom.
+    """
+    Device i sends (i + 1) 2^t in step t, so sums are exact and show each sender.
 
-    The mean is (p + 1) / 2 2^t; with a learning rate of 1, w[t] is minus the sum of
-    those that have arrived, and the drain brings the rest.
+    The mean is (p + 1) / 2 2^t. With a learning rate of 1, w[t] is minus the sum of the
+    means that have arrived, and the drain adds the rest.
     """
     train = pj.make_train_step(
         linear, optax.sgd(1.0), mesh=pj.data_mesh(devices), width=width

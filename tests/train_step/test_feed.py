@@ -1,4 +1,4 @@
-"""Each process gives its own part of a batch."""
+"""Tests that each process passes its own part of a batch."""
 
 import jax
 import numpy as np

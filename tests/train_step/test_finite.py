@@ -1,4 +1,4 @@
-"""Model state that is not finite."""
+"""Tests model state that is not finite."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ MASK = np.array([0.0, -np.inf], np.float32)
 
 
 def masked(params, batch, *, model_state):
-    """Leaves its mask as it is, and counts in another leaf."""
+    """Returns its mask unchanged, and counts in another leaf."""
     loss = loss_fn(params, batch) + 0 * jnp.exp(model_state["mask"]).sum()
     after = {"mask": model_state["mask"], "mean": model_state["mean"] + 1}
     return loss, pj.Aux(model_state=after)

@@ -1,4 +1,4 @@
-"""Model state, metrics, and Optax in its variety."""
+"""Tests model state, metrics, and many of Optax's optimizers."""
 
 import functools
 
@@ -32,18 +32,18 @@ def run(train, state, data):
     return states, infos
 
 
-# Model state
+# Tests of model state.
 
 
 def averaging(params, batch, *, model_state):
-    """Moves halfway from the model state to the mean of its share."""
+    """Moves the model state halfway to the mean of the device's share."""
     after = 0.5 * model_state + 0.5 * batch.mean()
     return params * jnp.float32(0.0), pj.Aux(model_state=after)
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_model_state_obeys_the_recursion(width):
-    """`s[t] = s[t-1] + mean d[t-K]`: small integers over powers of two, so exact."""
+    """`s[t] = s[t-1] + mean d[t-K]` is exact for small integers over powers of two."""
     rng = np.random.default_rng(0)
     data = rng.integers(0, 16, size=(6, 4 * DEVICES)).astype(np.float32)
     train = make(averaging, width=width, weight_prediction=False)
@@ -72,7 +72,7 @@ def counting(params, batch, *, model_state):
 
 @pytest.mark.parametrize("width", [1, 3])
 def test_counters_and_keys_advance_at_once(width):
-    """While the floating leaf beside them waits, and also past a skipped update."""
+    """They advance while the floating leaf waits, and in spite of a skipped update."""
     key = jax.random.key(7)
     train = make(counting, width=width)
     state = train.init(
@@ -97,7 +97,7 @@ def test_counters_and_keys_advance_at_once(width):
     assert len(set(pj.replica_digest(drained).values())) == 1
 
 
-# Metrics
+# Tests of metrics.
 
 
 def reporting(params, batch):
@@ -122,7 +122,7 @@ def test_metrics_are_means_and_lag(width, microbatches):
     for info, batch in zip(infos[late:], data, strict=False):
         positive = batch["y"] > 0
         firsts = positive[:: 16 // (DEVICES * microbatches), 0]
-        # Counts over powers of two: exact.
+        # Counts over powers of two are exact.
         assert float(info.metrics["any"]) == firsts.mean()
         np.testing.assert_array_equal(info.metrics["rate"], positive.mean(0))
         assert_bits_equal(info.metrics["loss"], info.loss)
@@ -130,13 +130,13 @@ def test_metrics_are_means_and_lag(width, microbatches):
     before = [init_params(), *(s.params for s in states)]
     for t, batch in enumerate(data[: len(data) - late]):
         wanted = loss_fn(before[t], batch)
-        # A mean of 48 squares, summed pairwise: 6 roundings, and 6 for a residual and
-        # its square, of half an ulp each, on either side.
+        # The mean of 48 squares, summed pairwise, has 6 roundings of half an ulp, and a
+        # residual and its square have 6, on either side.
         rtol = 12 * np.finfo(np.float32).eps
         np.testing.assert_allclose(infos[t + late].loss, wanted, rtol=rtol)
 
 
-# Optax
+# Tests of Optax.
 
 
 @pytest.mark.parametrize("width", [1, 3])
@@ -152,14 +152,14 @@ def test_value_is_the_loss_of_the_gradients_applied(width):
 
 
 def test_reduce_on_plateau():
-    """A loss that stays: the scale halves each time two more values have come."""
+    """The loss stays equal, and the scale halves each time two more values came."""
     tx = optax.chain(
         optax.sgd(0.0), optax.contrib.reduce_on_plateau(factor=0.5, patience=2)
     )
     train = make(loss_fn, tx, width=2)
     states, _ = run(train, train.init(init_params()), batches(1) * 8)
     scales = [float(s.opt_state[1].scale) for s in states]
-    # Nothing in step 0; the first value in step 1 is the best; then pairs.
+    # Step 0 has no value, the first value in step 1 is the best, and then come pairs.
     assert scales == [1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.125]
 
 
@@ -185,7 +185,7 @@ MORE_OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", MORE_OPTIMIZERS)
 def test_optimizers_of_other_kinds(name):
-    """On one device, where nothing is summed, bit for bit the reference."""
+    """On one device nothing is summed, so the bits are those of the reference."""
     tx, data, width = MORE_OPTIMIZERS[name], batches(7), 2
     train = pj.make_train_step(loss_fn, tx, mesh=pj.data_mesh(1), width=width)
     states, _ = run(train, train.init(init_params()), data)
@@ -195,13 +195,13 @@ def test_optimizers_of_other_kinds(name):
     if name != "muon":
         assert_bits_equal(got, expected)
         return
-    # Matrix products are summed in the order of the program they are part of, and the
-    # prediction is part of another one: an ulp in each update.
+    # Matrix products are summed in the order of their program, and the prediction is in
+    # another program: each update may differ by an ulp.
     chex.assert_trees_all_close(got, expected, rtol=0, atol=1e-6)
 
 
 def test_multi_steps_as_it_is():
-    """The object itself, not its `gradient_transformation()`."""
+    """The optimizer is the object itself, not its `gradient_transformation()`."""
     data = batches(4)
     train = make(loss_fn, optax.MultiSteps(optax.sgd(0.1), 2), width=1)
     states, infos = run(train, train.init(init_params()), data)

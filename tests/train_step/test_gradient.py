@@ -1,4 +1,4 @@
-"""One device's own gradient: microbatches, precision, and the message it makes."""
+"""Tests a device's own gradient: microbatches, precision, and its message."""
 
 import re
 
@@ -26,8 +26,9 @@ def make(loss, tx=None, **settings):
 
 @pytest.mark.parametrize("microbatches", [2, 4])
 def test_microbatches_sum_in_order(microbatches):
-    """Bit for bit the mean of single-device gradients, microbatch by microbatch."""
-    size = 32  # 2 examples or more at a time: of 1, XLA contracts product and sum
+    """The bits are those of the mean of single-device gradients of each microbatch."""
+    # At least 2 examples are taken at a time: XLA contracts product and sum of one.
+    size = 32
     (batch,), params = batches(1, size), init_params()
     grad = jax.jit(jax.grad(loss_fn))
 
@@ -40,9 +41,9 @@ def test_microbatches_sum_in_order(microbatches):
     state, _ = train.step(train.init(params), batch)
     assert_bits_equal(state.opt_state, expected)
 
-    # The gradient of the whole batch differs by the order of summation alone: on either
-    # side at most `size` roundings of half an ulp of the sum of magnitudes, and 16 in
-    # each example's own term (5 + 7 + 3 products in its chain, and tanh).
+    # The gradient of the whole batch differs only by the order of summation. On either
+    # side there are at most `size` roundings of half an ulp of the sum of magnitudes,
+    # and 16 in each example's own term (5 + 7 + 3 products in its chain, and tanh).
     whole = make(loss_fn, reveal_gradient(), width=1)
     full, _ = whole.step(whole.init(params), batch)
     terms = [grad(params, one) for one in split(batch, size)]
@@ -53,7 +54,7 @@ def test_microbatches_sum_in_order(microbatches):
 
 
 def reveal_gradient():
-    """Keeps the gradient it is given as its state, and moves nothing."""
+    """Makes an optimizer that keeps the gradient as its state, and moves nothing."""
 
     def update(updates, state, params=None):
         return jax.tree.map(jnp.zeros_like, updates), updates
@@ -76,7 +77,7 @@ def test_model_state_passes_through_the_microbatches_in_turn():
 
 
 def test_microbatches_of_arrays_without_elements():
-    """Features that are left out, as arrays of shape (examples, 0)."""
+    """Features that are left out are arrays of shape (examples, 0)."""
 
     def loss(params, batch):
         return jnp.mean(params * batch["x"]) + batch["none"].sum()
@@ -97,12 +98,12 @@ def test_a_key_for_every_microbatch():
         return params * batch.mean(), pj.Aux(metrics=[list(x) for x in metrics])
 
     train, batch = make(loss, width=1, microbatches=4), np.ones(16, np.float32)
-    # A raw key, as in older code.
+    # Older code has raw keys.
     state = train.init(np.float32(0), rng=jax.random.PRNGKey(0), batch=batch)
     _, info = train.step(state, batch)
     first, second = np.asarray(info.metrics)
-    # The variance of each device's draws: 0 to rounding if its key were the same four
-    # times, 1/12 in expectation as it should be.
+    # The variance of each device's draws is 1/12 in expectation. With the same key four
+    # times, it would be 0 up to rounding.
     assert (second - first**2 > 1e-3).all()
 
 
@@ -135,14 +136,14 @@ def test_bfloat16_compute_with_float32_masters():
         [jax.tree.map(np.asarray, by_hand(init_params(), b)) for b in shares]
     )
     assert_bits_equal(state.opt_state, expected)
-    # And it is not what float32 gives.
+    # float32 gives another result.
     exact = make(loss_fn, reveal_gradient(), width=1)
     full, _ = exact.step(exact.init(init_params()), batch)
     assert not np.array_equal(full.opt_state["out"], expected["out"])
 
 
 def linear(params, batch, *, model_state):
-    """The mean of `w . x` over examples, its weight the sum of theirs, if any."""
+    """Returns the mean of `w . x` over examples, weighted by the sum of `n` if any."""
     loss = (batch["x"] @ params["w"]).mean()
     after = {
         "sum": model_state["sum"] + batch["x"].sum(),
@@ -156,7 +157,7 @@ X = np.array([[1, 0], [3, 2], [5, 4], [7, 6]], np.float32)
 
 
 def linear_message(batch):
-    """The message of `linear` at w = (1, 2), in two microbatches."""
+    """Returns the message of `linear` at w = (1, 2), from two microbatches."""
     return local_message(
         linear,
         {"w": jnp.array([1.0, 2.0])},
@@ -171,19 +172,20 @@ def linear_message(batch):
 @pytest.mark.parametrize(
     ("weights", "gradient", "values"),
     [
-        # Gradients (2, 1) and (6, 5), losses 4 and 16, metrics 1 and 5: their means.
+        # The means of gradients (2, 1) and (6, 5), losses 4 and 16, and metrics 1 and
+        # 5.
         (None, [4, 3], [10, 3]),
-        # And 3 times the first of each plus once the second, a weight of 3 + 1.
+        # Three times the first of each plus once the second, and a weight of 3 + 1.
         ([1, 2, 1, 0], [12, 8], [28, 4, 8]),
     ],
 )
 def test_a_message_by_hand(weights, gradient, values):
-    """On small integers, which every order of summation keeps exact."""
+    """The numbers are small integers, so that sums in any order are exact."""
     given = {"x": X} if weights is None else {"x": X, "n": np.float32(weights)}
     message, after = linear_message(given)
     assert_bits_equal(message.gradients, {"w": np.float32(gradient)})
     assert_bits_equal(message.passengers.values, np.float32(values))
-    # The change of the model state, a scalar, travels as a vector; a counter does not.
+    # The change of the model state travels as a vector, and a counter does not travel.
     assert_bits_equal(message.changes, {"sum": np.float32([28]), "seen": None})
     assert_bits_equal(after, {"sum": np.float32(38), "seen": np.int32(7)})
 

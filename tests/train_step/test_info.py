@@ -1,4 +1,4 @@
-"""What steps and drains report, and its mean."""
+"""Tests what steps and drains report, and the mean of reports."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""The state before the first step: what is in it, and whose it is."""
+"""Tests the state before the first step: its contents and owners."""
 
 import chex
 import jax
@@ -16,7 +16,7 @@ DEVICES = 2
 
 
 def noting(params, batch, *, model_state, rng):
-    """Returns all that a loss function may return; a weight of one for an example."""
+    """Returns all that a loss function may return, with a weight of one an example."""
     del rng
     loss = (params["w"] * batch.mean()).sum() + params["b"]
     after = {"mean": model_state["mean"] + 1, "seen": model_state["seen"] + 1}
@@ -26,7 +26,7 @@ def noting(params, batch, *, model_state, rng):
 @pytest.mark.parametrize("feedback", [0.0, 0.5])
 @pytest.mark.parametrize("dtype", [np.dtype("float32"), jnp.dtype("bfloat16")])
 def test_the_first_state_by_hand(dtype, feedback):
-    """At width 3 it has room for two messages, of each device behind the other's.
+    """At width 3 there is room for two messages, with one row for each device.
 
     Loss, weight and metric stay float32.
     """
@@ -44,7 +44,7 @@ def test_the_first_state_by_hand(dtype, feedback):
         params,
         model_state=model_state,
         rng=jax.random.key(3),
-        batch=jax.ShapeDtypeStruct((8,), np.float32),  # its shape is enough
+        batch=jax.ShapeDtypeStruct((8,), np.float32),  # only its shape is used
     )
     assert_bits_equal(state.params, params)
     assert_bits_equal(state.model_state, model_state)

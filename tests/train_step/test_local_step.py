@@ -1,4 +1,4 @@
-"""One device's part of a step: what it predicts, what it feeds back, its keys."""
+"""Tests one device's part of a step: its prediction, its feedback and its keys."""
 
 import functools
 
@@ -23,7 +23,7 @@ DEVICES, STEPS = 4, 9
 
 
 def drained(data, tx, *, loss=loss_fn, params=None, **settings):
-    """Parameters after a run and its drain."""
+    """Returns the parameters after a run and its drain."""
     train = pj.make_train_step(loss, tx, **settings)
     state = train.init(init_params() if params is None else params)
     for batch in data:
@@ -33,7 +33,7 @@ def drained(data, tx, *, loss=loss_fn, params=None, **settings):
 
 @grid(1, name=OPTIMIZERS, width=[2, 4], executor=["fused", "host"])
 def test_one_device_predicts_what_comes(width, name, executor):
-    """Its own gradient is the mean: pipelined training is synchronous training."""
+    """The device's own gradient is the mean, so training is synchronous."""
     run = functools.partial(
         drained, batches(STEPS), OPTIMIZERS[name], mesh=pj.data_mesh(1)
     )
@@ -42,14 +42,14 @@ def test_one_device_predicts_what_comes(width, name, executor):
     if name != "clip+adamw":
         assert_bits_equal(ahead, synchronous)
         return
-    # A norm is summed in the order of the program it is part of, and the prediction is
-    # part of another one: an ulp in each update.
+    # A norm is summed in the order of its program, and the prediction is in another
+    # program: each update may differ by an ulp.
     chex.assert_trees_all_close(ahead, synchronous, rtol=0, atol=1e-6)
 
 
 @grid(width=[2, 3], name=OPTIMIZERS, warmup_steps=[0, 3], feedback=[0.0, 0.5])
 def test_recursion(width, name, warmup_steps, feedback):
-    """As written down without this library; rounding as in `test_step`."""
+    """Compares with the recursion without pipejax; rounding is as in `test_step`."""
     tx, data = OPTIMIZERS[name], batches(STEPS)
     got = drained(
         data,
@@ -76,10 +76,10 @@ def test_recursion(width, name, warmup_steps, feedback):
 
 @grid(1, width=[2, 3, 4], tx=[optax.sgd(0.02, momentum=0.9), optax.sgd(0.1)])
 def test_on_a_quadratic_it_takes_synchronous_steps(width, tx):
-    """Noise and all: the mean of gradients is the gradient at the mean.
+    """With noise too, the mean of gradients is the gradient at the mean.
 
-    A learning rate at which the plain pipeline diverges, so that it does not pass by
-    being close to everything.
+    The plain pipeline diverges at this learning rate, so the test cannot pass just
+    because all results are close.
     """
     problem = problems.quadratic([1.0, 10.0], noise=1.0)
     rng = np.random.default_rng(0)
@@ -120,7 +120,7 @@ def test_deviations_sum_to_nothing_and_end_with_the_drain(executor):
     for batch in batches(4):
         state, _ = train.step(state, batch)
         kept.append(by_device(state.in_flight.deviation))
-    assert not kept[0].any()  # nothing had arrived
+    assert not kept[0].any()  # nothing has arrived yet
     for own in kept[1:]:
         assert np.abs(own).max() > 1e-3
         np.testing.assert_allclose(own.sum(axis=0), 0, atol=1e-6)
@@ -128,7 +128,7 @@ def test_deviations_sum_to_nothing_and_end_with_the_drain(executor):
 
 
 def by_device(gradients):
-    """Gradients as one vector for each of four devices."""
+    """Returns the gradients as one vector for each of four devices."""
     rows = [np.asarray(leaf).reshape(4, -1) for leaf in jax.tree.leaves(gradients)]
     return np.concatenate(rows, axis=1)
 
@@ -160,7 +160,7 @@ def test_replicas_stay_the_same_and_sends_no_more():
 
 @pytest.mark.parametrize("feedback", [0.0, 0.5])
 def test_a_gradient_that_is_not_finite_is_not_followed(feedback):
-    """Else a device would compute at NaN, and what it sends would be NaN for ever."""
+    """A device would otherwise compute at NaN, and send NaN from then on."""
     train = pj.make_train_step(
         loss_fn, optax.adam(1e-2), mesh=pj.data_mesh(2), deviation_feedback=feedback
     )
@@ -175,7 +175,7 @@ def test_a_gradient_that_is_not_finite_is_not_followed(feedback):
 
 
 def test_model_state_is_predicted_with_the_parameters():
-    """A running mean of what goes in; one device knows it to the bit."""
+    """The state is a running mean of the input, which one device knows exactly."""
 
     def loss(params, batch, *, model_state):
         after = 0.9 * model_state + 0.1 * batch["x"].mean()
@@ -199,12 +199,13 @@ def test_model_state_is_predicted_with_the_parameters():
     ("filled", "wanted"),
     [
         (2, 10 - (4 + 0.25 * 8) / 2 - 2 / 2),
-        (1, 10 - 2 / 2),  # only the newer is real, and the deviation is the older's
+        # Only the newer gradient is real, and the deviation belongs to the older one.
+        (1, 10 - 2 / 2),
         (0, 10),
     ],
 )
 def test_a_prediction_by_hand(filled, wanted, weight):
-    """From w = 10 at a learning rate of 1/2; 4 and 2 are in flight, 1/4 is fed back."""
+    """w is 10, the learning rate 1/2; 4 and 2 are in flight, and 1/4 is fed back."""
     train = pj.make_train_step(
         loss_fn,
         optax.sgd(0.5),
@@ -217,7 +218,8 @@ def test_a_prediction_by_hand(filled, wanted, weight):
         jnp.float32(0), None, None if weight is None else jnp.float32(weight)
     )
     in_flight = InFlight(
-        # A gradient travels multiplied by its weight, a deviation is kept without.
+        # A gradient travels multiplied by its weight. A deviation is kept without its
+        # weight.
         pending=tuple(
             Message(jnp.float32([g * (weight or 1)]), None, passengers) for g in (4, 2)
         ),
@@ -241,7 +243,7 @@ def weighted(w, batch):
     ],
 )
 def test_a_deviation_by_hand(weights, deviation):
-    """The gradients of two devices are 1 and 5; then one of them is not finite."""
+    """Two devices have the gradients 1 and 5; then one of them is not finite."""
     train = pj.make_train_step(
         weighted, optax.sgd(0.1), mesh=pj.data_mesh(2), deviation_feedback=0.5
     )
@@ -269,7 +271,7 @@ def test_a_drain_moves_neither_the_count_nor_the_key():
 
 
 def drawing(params, batch, *, rng):
-    """Metrics: what each device drew, by device."""
+    """Returns a loss whose metrics are the draws, one for each device."""
     here = jnp.arange(DEVICES) == lax.axis_index("data")
     drawn = jax.random.uniform(rng)
     return params * batch.mean(), pj.Aux(
@@ -278,7 +280,7 @@ def drawing(params, batch, *, rng):
 
 
 def draws(width, seed, steps=6):
-    """What the devices drew, [steps, devices], rows that have not arrived left out."""
+    """Returns the draws, [steps, devices], without the rows that have not arrived."""
     train = pj.make_train_step(
         drawing, optax.sgd(0.1), mesh=pj.data_mesh(DEVICES), width=width
     )
@@ -296,5 +298,5 @@ def test_a_key_for_every_device_and_step():
     assert len(np.unique(drawn)) == drawn.size
     np.testing.assert_array_equal(drawn, draws(1, seed=0))
     assert not np.isin(drawn, draws(1, seed=1)).any()
-    # The same keys whatever the width, only later to be heard of.
+    # The keys do not depend on the width, and the draws arrive later.
     np.testing.assert_array_equal(draws(3, seed=0), drawn[:-2])

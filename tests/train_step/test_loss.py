@@ -1,4 +1,4 @@
-"""The loss function: how it is called, and what it must return."""
+"""Tests how the loss function is called, and what it must return."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from .refusals import BATCH, make, refused
 
 
 def returning(make_loss, message, **init):
-    """A loss function that breaks its contract, at every width and way of working."""
+    """Checks a loss function that breaks its contract, also with microbatches."""
     for settings in ({"width": 1}, {"microbatches": 2}):
         train = make(lambda p, b, **kw: make_loss(loss_fn(p, b)), **settings)
         with refused(message):
@@ -132,7 +132,7 @@ def test_leaves_that_are_returned_as_they_were_are_noted():
 
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_a_loss_may_change_the_model_state_that_it_is_passed(microbatches):
-    """Puts new leaves into the dict itself, and returns that."""
+    """The loss puts new leaves into the dict that it is passed, and returns it."""
 
     def loss(params, batch, *, model_state):
         model_state["mean"] = model_state["mean"] + batch.mean()

@@ -1,4 +1,4 @@
-"""`make_train_step`: where its arguments go, and the recursion that it promises."""
+"""Tests the settings of `make_train_step`, and the recursion that it promises."""
 
 import jax
 import jax.numpy as jnp
@@ -92,17 +92,19 @@ def test_the_last_algorithm_of_a_schedule_is_that_of_the_step():
 @pytest.mark.parametrize(
     ("settings", "wanted"),
     [
-        # Half of every parameter, taken off at once, one step later, two steps later.
+        # Half of the parameter is taken off at once, one step later, or two steps
+        # later.
         ({"width": 1}, [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32]),
         ({"width": 2}, [1, 1 / 2, 1 / 4, 1 / 8, 1 / 16]),
         ({"width": 3}, [1, 1, 1 / 2, 1 / 4, 1 / 8]),
-        # Half of the parameter of one step before, and of two steps before.
+        # Half of the parameter of one step before, or of two steps before, is taken
+        # off.
         ({"width": 2, "weight_prediction": False}, [1, 1 / 2, 0, -1 / 4, -1 / 4]),
         ({"width": 3, "weight_prediction": False}, [1, 1, 1 / 2, 0, -1 / 2]),
     ],
 )
 def test_the_recursion_by_hand(settings, wanted):
-    """The gradient of `w^2 / 2` is w: from 1, at a learning rate of 1/2."""
+    """The gradient of `w^2 / 2` is w. Training starts at 1, with a rate of 1/2."""
 
     def half_square(w, batch):
         return 0.5 * jnp.mean((w - batch) ** 2)

@@ -1,4 +1,4 @@
-"""A gradient that is not finite: all skip its update, and nothing else changes."""
+"""Tests that all devices skip the update of a gradient that is not finite."""
 
 import functools
 
@@ -18,7 +18,7 @@ DEVICES, STEPS = 4, 7
 
 
 def poisoned(at, value=np.nan, device=1, steps=STEPS):
-    """Batches of which one device's share holds one bad number, in the steps `at`."""
+    """Returns batches in which one device's share has a bad number in steps `at`."""
     data = batches(steps)
     for step in at:
         data[step]["y"][device * 16 // DEVICES + 2, 1] = value
@@ -39,7 +39,7 @@ def compiled(tx):
 
 
 def reference(tx, data, width, warmup_steps=0):
-    """The recursion with the bad gradients left out; what each step skipped."""
+    """Returns the recursion without bad gradients, and which steps were skipped."""
     grad, update = compiled(tx)
     w, opt_state = init_params(), tx.init(init_params())
     history, skips, in_flight = [], [], []
@@ -76,7 +76,7 @@ def make(name, width, warmup_steps=0, reduce_dtype=None):
 
 
 def check(train, name, data):
-    """Runs, drains, and compares with the reference all that can be told apart."""
+    """Runs and drains a train step, and compares all its reports with `reference`."""
     expected, skips, drain_skips = reference(
         OPTIMIZERS[name], data, train.width, train.warmup_steps
     )
@@ -98,7 +98,7 @@ def check(train, name, data):
     if name == "sgd":
         assert_bits_equal(got, expected)
     else:
-        # The bound of test_step.py, derived there.
+        # This bound is derived in test_step.py.
         largest = max(np.abs(x).max() for x in jax.tree.leaves(expected))
         bound = 4 * STEPS * np.finfo(np.float32).eps / 2 * largest
         chex.assert_trees_all_close(got, expected, rtol=0, atol=bound)
@@ -132,7 +132,7 @@ def test_in_the_first_step_while_the_pipeline_fills(width):
 @pytest.mark.parametrize("width", [2, 3])
 @pytest.mark.parametrize("last", [1, 2])
 def test_in_flight_at_the_end(width, last):
-    """The drain skips what is bad and applies what is not."""
+    """The drain skips the bad gradient and applies the others."""
     skips, drain_skips, _ = check(make("sgd", width), "sgd", poisoned([STEPS - last]))
     assert sum(skips) == (last >= width)
     assert drain_skips == (last < width)
@@ -147,7 +147,7 @@ def test_during_the_warm_up_and_in_its_last_step():
 
 
 def test_infinities_that_cancel_to_nan():
-    """+inf on one device and -inf on another."""
+    """One device has +inf and another one -inf."""
     data = poisoned([2], np.inf, device=0)
     data[2]["y"][14, 1] = -np.inf
     skips, _, _ = check(make("sgd", 2), "sgd", data)
@@ -161,11 +161,11 @@ def linear(w, batch):
 @pytest.mark.parametrize(
     ("reduce_dtype", "share", "skipped"),
     [
-        # Finite in float32, whose largest number is 3.4028e38, and in a sum with zeros;
-        # bfloat16 ends at 3.3895e38 and rounds it to infinity.
+        # This is finite in float32, whose largest number is 3.4028e38, and in a sum
+        # with zeros. bfloat16 ends at 3.3895e38 and rounds it to infinity.
         (None, [3.4e38, 0, 0, 0], 0),
         (jnp.bfloat16, [3.4e38, 0, 0, 0], 1),
-        # Finite in bfloat16 one by one, but not their sum.
+        # Each number is finite in bfloat16, but their sum is not.
         (jnp.bfloat16, [3e38, 3e38, 0, 0], 1),
         (jnp.bfloat16, [3e38, 0, 0, 0], 0),
     ],
@@ -192,7 +192,7 @@ def with_metric(w, batch):
 
 @pytest.mark.parametrize("width", [1, 2])
 def test_a_metric_may_be_nan(width):
-    """Nothing is skipped for it, and the next is clean again."""
+    """A metric of NaN skips nothing, and the next metric is clean again."""
     train = pj.make_train_step(
         with_metric, optax.sgd(1.0), mesh=pj.data_mesh(DEVICES), width=width
     )
@@ -232,7 +232,7 @@ def test_model_state_that_is_not_finite_is_skipped_with_its_update(width):
 @pytest.mark.parametrize("codec", [None, pj.codecs.int8(), pj.codecs.quantize()])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_one_bad_element_of_many_is_seen(codec, value):
-    """Of 10,000 parameters the gradient of one is not finite, on one device."""
+    """One of 10,000 elements of the gradient is not finite, on one device."""
     all_reduce = pj.collectives.two_shot(codec) if codec else pj.collectives.psum()
     train = pj.make_train_step(
         lambda w, batch: jnp.mean(batch @ w),
@@ -249,7 +249,7 @@ def test_one_bad_element_of_many_is_seen(codec, value):
 
 
 def test_left_to_the_optimizer():
-    """With skip_nonfinite=False, as in a loop without a check of its own."""
+    """Without `skip_nonfinite`, a bad gradient acts as in a loop without checks."""
     data = poisoned([2])
 
     def run(tx, **settings):
@@ -268,7 +268,8 @@ def test_left_to_the_optimizer():
     assert int(zeroed.skipped) == 0
     counted = run(optax.apply_if_finite(sgd, 3), skip_nonfinite=False)
     assert int(counted.opt_state.total_notfinite) == 1
-    # Its own branch rounds in other places: parameters of order 1, two updates.
+    # The optimizer's own branch rounds in other places: parameters of order 1, two
+    # updates.
     chex.assert_trees_all_close(counted.params, run(sgd).params, rtol=0, atol=1e-7)
     with pytest.raises(ValueError, match="`skip_nonfinite` must be True or False"):
         run(sgd, skip_nonfinite=None)

@@ -1,4 +1,4 @@
-"""One microbatch's share of a message: gradients, loss and metrics times the weight."""
+"""Tests a microbatch's share of a message: everything times the weight."""
 
 import functools
 
@@ -18,20 +18,20 @@ from ..helpers import assert_bits_equal
 
 
 def squared(w, x, weight):
-    """`w^2 x`, whose gradient is `2 w x`; x itself is a metric."""
+    """Returns `w^2 x`, whose gradient is `2 w x`, with x as a metric."""
     return w**2 * x, Returned({"x": x}, None, weight, Unchanged(()))
 
 
 @pytest.mark.parametrize(
     ("weight", "x", "wanted"),
     [
-        # At w = 3 and x = 2 the gradient is 12 and the loss 18.
+        # At w = 3 and x = 2, the gradient is 12 and the loss 18.
         (None, 2, (12, 18, 2)),
         (5, 2, (60, 90, 10)),
         (0, 2, (0, 0, 0)),
-        (0, np.nan, (0, 0, 0)),  # a batch that is all padding
+        (0, np.nan, (0, 0, 0)),  # the batch is only padding
         (0, np.inf, (0, 0, 0)),
-        (np.nan, 2, (np.nan, np.nan, np.nan)),  # a weight below 0
+        (np.nan, 2, (np.nan, np.nan, np.nan)),  # the weight is below 0
     ],
 )
 def test_everything_is_multiplied_by_the_weight(weight, x, wanted):
@@ -55,11 +55,12 @@ def test_everything_is_multiplied_by_the_weight(weight, x, wanted):
 def test_a_collective_of_the_loss_sees_the_weights_of_all_devices(
     weights, gradients, losses
 ):
-    """`L_j = x_j sum_k w_k x_k` on two devices, at w = 1 and x = (1, 3).
+    """
+    `L_j = x_j sum_k w_k x_k` on two devices, at w = 1 and x = (1, 3).
 
-    The derivative of `sum_j W_j L_j` by `w_i` is `x_i sum_j W_j x_j`; L is (4, 12).
+    The derivative of `sum_j W_j L_j` by `w_i` is `x_i sum_j W_j x_j`, and L is (4, 12).
     The derivative of `L_i` alone, times its weight, would be `W_i x_i^2`, and that of
-    all losses `W_i x_i sum_j x_j`.
+    all losses would be `W_i x_i sum_j x_j`.
     """
 
     def full(w, x, weight):

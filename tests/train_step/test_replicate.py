@@ -1,4 +1,4 @@
-"""Arrays on all devices, and whether all processes give the same ones."""
+"""Tests arrays on all devices, and the check that all processes pass the same ones."""
 
 import concurrent.futures
 import threading
@@ -38,13 +38,14 @@ def test_a_typed_key_stays_what_it_is(kind):
 
 
 def said(monkeypatch, *givens):
-    """Returns the message of each process, `None` without one.
+    """
+    Returns the message of each process, or `None` for a process without one.
 
-    Threads take the place of processes, and a barrier that of the network.
+    Threads stand for processes, and a barrier for the network.
 
     Args:
-      monkeypatch: the fixture.
-      *givens: the arguments of each process.
+      monkeypatch: The fixture.
+      *givens: The arguments of each process.
     """
     here, rows = threading.local(), {}
     barrier = threading.Barrier(len(givens), timeout=30)
@@ -95,7 +96,7 @@ def test_equal_arrays_are_accepted(monkeypatch, ours, theirs):
         (ZEROS, ZEROS.reshape(3, 2)),
         (ZEROS, ZEROS.view(np.int32)),
         (jax.random.key(0), jax.random.key(1)),
-        # The same data, for two generators.
+        # The keys have the same data and different generators.
         (jax.random.key(0, impl="rbg"), jax.random.key(0, impl="unsafe_rbg")),
     ],
 )
@@ -110,7 +111,7 @@ def test_arrays_that_differ_are_named(monkeypatch, ours, theirs):
 
 
 def test_the_first_array_that_differs_is_named(monkeypatch):
-    """Names are sorted: `opt_state` comes before `params`."""
+    """Names are sorted, so `opt_state` comes before `params`."""
     one, two = ({"params": {"w": x}, "opt_state": [ZEROS]} for x in (ZEROS, ZEROS + 1))
     found = said(monkeypatch, one, two, one | {"opt_state": [ZEROS + 2]})
     start = "`opt_state[0]` must be the same on every process, because"

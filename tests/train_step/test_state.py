@@ -1,4 +1,4 @@
-"""The state as one pytree, and the part of it that all devices share."""
+"""Tests the state as one pytree, and the part that all devices share."""
 
 import jax
 import optax
@@ -39,7 +39,7 @@ def test_the_whole_state_takes_the_new_two():
 
 
 def test_names_of_the_arrays_in_a_state():
-    """A checkpoint finds them by these names."""
+    """A checkpoint finds the arrays by these names."""
     train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2))
     paths = jax.tree_util.tree_leaves_with_path(train.init(init_params()))
     assert [jax.tree_util.keystr(path) for path, _ in paths] == [

@@ -1,4 +1,4 @@
-"""The step computes what the paper says: checked against code that is not ours."""
+"""Tests that the step computes the paper's recursion, against code without pipejax."""
 
 import functools
 
@@ -54,14 +54,15 @@ def test_recursion(width, devices, name, warmup_steps):
     got = trajectory(train, init_params(), batches(STEPS))
     expected = reference(name, devices, width, warmup_steps)
     if devices == 1 or name == "sgd":
-        # The sum runs in rank order in both, and u(g) = 0.1 g leaves no choice of how
-        # to contract a multiplication with an addition.
+        # Both sums are in rank order, and u(g) = 0.1 g has no multiplication that could
+        # be contracted with an addition.
         assert_bits_equal(got, expected)
         return
     # Otherwise the compiler may contract the mean's division with the optimizer's first
-    # addition, or that with its product: one rounding more or less, half an ulp, in
-    # each of T updates. Nothing amplifies it, for every run is inside its stability
-    # limit; 4 covers Adam's chain of four operations from gradient to parameter.
+    # addition, or that with its product. This is one rounding more or less, half an
+    # ulp, in each of T updates. Nothing amplifies it, because every run is inside its
+    # stability limit. The factor 4 covers Adam's chain of four operations from gradient
+    # to parameter.
     largest = max(np.abs(x).max() for x in jax.tree.leaves(expected))
     bound = 4 * STEPS * np.finfo(np.float32).eps / 2 * largest
     chex.assert_trees_all_close(got, expected, rtol=0, atol=bound)
@@ -97,7 +98,7 @@ def test_width_one_is_a_psum_and_an_optax_step(name, devices):
 
 @grid(1, width=[2, 3, 4], warmup_steps=[0, 2])
 def test_start_leaves_everything_and_says_so(width, warmup_steps):
-    """AdamW shows it: a zero gradient would move its count, moments and weights."""
+    """With AdamW, a zero gradient would change its count, moments and weights."""
     train = pj.make_train_step(
         loss_fn,
         optax.adamw(1e-2, weight_decay=0.1),
@@ -191,7 +192,7 @@ def test_replicas_stay_identical():
 
 
 def test_one_trace_per_program():
-    """Warm-up, step and drain: three programs, and three traces of what they run."""
+    """Warm-up, step and drain are three programs, each of which is traced once."""
     traced = []
 
     def counted(params, batch):
@@ -250,7 +251,7 @@ def donating(width, executor="fused", *, donate=True, **options):
 @pytest.mark.parametrize("executor", ["fused", "host"])
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_donation_takes_all_that_does_not_stay(width, executor):
-    """The fused step takes what leaves the queue; the host executor still sends it."""
+    """The fused step donates what leaves the queue; the host executor needs it."""
     train = donating(width, executor, all_reduce=FEEDBACK)
     state = train.init(init_params())
     for batch in batches(width):

@@ -1,4 +1,4 @@
-"""The train step under JAX's switches that change dtypes, checks, transfers, meshes."""
+"""Tests the train step under JAX's switches of dtypes, checks, transfers and meshes."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The list of all that a step sends, by collective."""
+"""Tests the list of all collectives that a step sends."""
 
 import jax
 import jax.numpy as jnp
@@ -17,16 +17,17 @@ DEVICES = 4
 
 
 def sums(*sizes):
-    """An all-reduce for each number of bytes."""
+    """Returns an all-reduce for each number of bytes."""
     return tuple(Transfer("all-reduce", DEVICES, size) for size in sizes)
 
 
-# Of 7, 5 x 7 and 7 x 3 elements of 4 bytes, in the order of the names; and the loss.
+# The gradients have 7, 5 x 7 and 7 x 3 elements of 4 bytes, in the order of their
+# names. Then comes the loss.
 EXCHANGE = sums(28, 140, 84, 4)
 
 
 def transfers(loss=loss_fn, tx=None, **settings):
-    """Lists what a step sends, from shapes alone."""
+    """Returns the transfers of a step, from shapes alone."""
     tx, mesh = tx or optax.sgd(0.1), pj.data_mesh(DEVICES)
     train = pj.make_train_step(loss, tx, mesh=mesh, **settings)
     state = jax.eval_shape(train.init, init_params())
@@ -48,14 +49,14 @@ def test_arrays_in_place_of_shapes():
 
 
 def test_after_the_last_boundary_of_a_schedule():
-    """A ring sends every piece once around to sum it, and once to hand it out."""
+    """A ring sends every piece around once to sum it, and once to hand it out."""
     schedule = collectives.scheduled([collectives.psum(), collectives.ring()], [5])
     found = transfers(all_reduce=schedule)
     assert [x.kind for x in found] == ["collective-permute"] * 2 * (DEVICES - 1)
 
 
 def centred(params, batch):
-    """Exchanges a mean of five features."""
+    """Returns a loss that exchanges a mean of five features."""
     mean = lax.pmean(batch["x"].mean(0), "data")
     return loss_fn(params, batch | {"x": batch["x"] - mean[None]})
 
@@ -67,7 +68,7 @@ def test_collectives_of_the_loss_come_first_as_often_as_they_run(microbatches):
 
 
 def averaging(updates, state, params=None):
-    """Exchanges an array of seven elements."""
+    """Makes an update that exchanges an array of seven elements."""
     del params
     return updates | {"bias": lax.pmean(updates["bias"], "data")}, state
 

@@ -1,4 +1,4 @@
-"""The update: what an optimizer is given, and what accelerators run in its place."""
+"""Tests what the update passes to an optimizer, and its form on accelerators."""
 
 import chex
 import jax
@@ -19,7 +19,7 @@ ONES = jnp.ones(2)
 
 
 def test_select_takes_all_of_one_side():
-    """In place of CPU's branch."""
+    """Accelerators select where a CPU branches."""
     new, old = {"a": jnp.ones(3)}, {"a": jnp.array([jnp.nan, 2, 3])}
     assert_bits_equal(select(jnp.array(True), new, old), new)
     assert_bits_equal(select(jnp.array(False), new, old), old)
@@ -89,7 +89,7 @@ STEPS, DEVICES = 6, 2
 
 
 def by_hand(tx, takes_value):
-    """A synchronous loop over the shares of each batch."""
+    """Returns the parameters of a synchronous loop over the shares of each batch."""
     params = init_params()
     state = tx.init(params)
     grad = jax.jit(jax.value_and_grad(loss_fn))
@@ -112,7 +112,7 @@ def test_wrappers_train_as_in_a_loop_by_hand(name):
     for batch in batches(STEPS):
         state, _ = train.step(state, batch)
     wanted = by_hand(tx, takes_value)
-    # Roundings of 1 in 2^24, which Adam enlarges where its second moment is small.
+    # Adam enlarges roundings of 1 in 2^24 where its second moment is small.
     chex.assert_trees_all_close(state.params, wanted, rtol=0, atol=1e-5)
 
 

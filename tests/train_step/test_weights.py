@@ -1,4 +1,4 @@
-"""Losses weighted by tokens: padded batches are averaged over what is no padding."""
+"""Tests losses weighted by tokens, where padding does not count."""
 
 import functools
 
@@ -23,7 +23,7 @@ def residuals(params, batch):
 
 
 def weighted_mean(params, batch):
-    """The loss of a whole batch, as lm1b has it."""
+    """Returns the loss of a whole batch, as lm1b computes it."""
     return (residuals(params, batch) * batch["w"]).sum() / batch["w"].sum()
 
 
@@ -34,7 +34,7 @@ def loss_fn(params, batch):
 
 
 def padded(steps=STEPS, empty=()):
-    """Batches with 1 to 4 real examples in 4; shares in `empty` have none."""
+    """Returns batches with 1 to 4 real examples in 4. Shares in `empty` have none."""
     rng = np.random.default_rng(0)
     out = []
     for _ in range(steps):
@@ -62,7 +62,7 @@ def compiled(tx):
 
 
 def by_hand(tx, data, width):
-    """The recursion with the gradient of the loss over the global batch."""
+    """Runs the recursion with the gradient of the loss over the global batch."""
     grad, update = compiled(tx)
     w, opt_state, in_flight, losses = init_params(), None, [], []
     opt_state = tx.init(w)
@@ -91,7 +91,8 @@ def trained(data, tx=None, loss=loss_fn, devices=DEVICES, **settings):
 
 
 def close(got, wanted, steps=STEPS):
-    # Adam divides by the root of its second moment, which near 0 enlarges roundings.
+    # Adam divides by the root of its second moment, and enlarges roundings where that
+    # is near 0.
     bound = 64 * steps * np.finfo(np.float32).eps
     for name, x in wanted.items():
         np.testing.assert_allclose(got[name], x, rtol=0, atol=bound)
@@ -120,7 +121,7 @@ def test_it_equals_the_loss_of_the_global_batch(width, microbatches, executor, e
 
 
 def test_a_mean_of_means_is_something_else():
-    """What the weight is for."""
+    """Without the weight, the result differs."""
     data = padded()
     state, _ = trained(data, loss=weighted_mean, width=1)
     wanted, _ = by_hand(optax.adamw(1e-2), data, 1)
@@ -194,7 +195,7 @@ def test_model_state_is_not_weighted():
 
 
 def test_error_feedback_conserves_the_weighted_sum():
-    """With SGD, what was applied and what is owed are all the gradients."""
+    """With SGD, the applied and the owed gradients add up to all gradients."""
     feedback = codecs.error_feedback(codecs.int8(8))
     data = padded()
     state, _ = trained(data, width=2, all_reduce=collectives.two_shot(feedback))
@@ -220,7 +221,7 @@ def test_weights_where_dtypes_must_not_be_mixed(dtype):
 
 
 def errors(params, batch, mean):
-    """The loss with a hidden layer that is normalised; 0 where there is no weight."""
+    """Returns the loss with a normalized hidden layer, and 0 without any weight."""
     hidden = batch["x"] @ params["hidden"] + params["bias"][None, :]
     centred = hidden - mean(hidden)[None, :]
     hidden = jnp.tanh(centred / jnp.sqrt(mean(centred**2) + 1)[None, :])
@@ -238,7 +239,7 @@ def batch_norm(params, batch):
 @pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("empty", [(), (1,)])
 def test_a_loss_with_a_collective_is_that_of_the_global_batch(width, empty):
-    """The statistics are of all examples, those of a share without weight too."""
+    """The statistics include all examples, also those of a share without weight."""
     data, tx = padded(empty=empty), optax.sgd(0.5)
     state, infos = trained(data, tx, loss=batch_norm, width=width)
     grad = jax.jit(jax.value_and_grad(lambda w, b: errors(w, b, lambda x: x.mean(0))))
@@ -258,7 +259,7 @@ def test_a_loss_with_a_collective_is_that_of_the_global_batch(width, empty):
 
 @pytest.mark.parametrize("width", [2, 3])
 def test_a_prediction_with_a_collective_where_a_device_has_no_weight(width):
-    """Its optimizer must run on every device, or the others would wait for it."""
+    """The optimizer must run on every device, or the others would wait for it."""
 
     def update(gradients, state, params=None):
         count = jax.lax.psum(jnp.ones(()), "data")

@@ -1,4 +1,4 @@
-"""A user's own Flax loop with a pipelined optimizer, and what it must be equal to."""
+"""Provides a user's Flax loop with a pipelined optimizer, and its expected result."""
 
 import functools
 
@@ -38,9 +38,10 @@ def loss_fn(params, batch):
 
 
 class Loop:
-    """A Flax loop as users write it, whose optimizer is pipelined.
+    """A Flax loop as users write it, with a pipelined optimizer.
 
-    With `ahead`, the optimizer inside, gradients are taken at predicted parameters.
+    If `ahead` is given, it is the inner optimizer, and gradients are taken at the
+    prediction.
     """
 
     def __init__(self, tx, *, check_vma=False, ahead=None):
@@ -78,7 +79,7 @@ class Loop:
         self.drain = on_mesh(drain, (specs,))
 
     def run(self, width, steps=STEPS):
-        """States after every step, then one after `width - 1` zero gradients."""
+        """Returns the states after every step, and after `width - 1` zero gradients."""
         state, out = self.create(init_params()), []
         for batch in batches(steps):
             state = self.step(state, batch)
@@ -90,7 +91,7 @@ class Loop:
 
 @functools.cache
 def expected(width, tx=optax.sgd(0.1), weight_prediction=False):  # noqa: B008
-    """Parameters of `make_train_step` after every step and the drain."""
+    """Returns the parameters of `make_train_step` after every step and the drain."""
     train = pj.make_train_step(
         loss_fn,
         tx,
@@ -102,8 +103,8 @@ def expected(width, tx=optax.sgd(0.1), weight_prediction=False):  # noqa: B008
 
 
 def assert_close(got, wanted):
-    # Two programs may contract Adam's or momentum's multiplications with additions in
-    # different places: the bound of train_step/test_step.py, derived there.
+    # Two programs may contract the multiplications of Adam or momentum with additions
+    # in different places. The bound is derived in train_step/test_step.py.
     largest = max(np.abs(x).max() for x in jax.tree.leaves(wanted))
     bound = 4 * STEPS * np.finfo(np.float32).eps / 2 * largest
     chex.assert_trees_all_close(got, wanted, rtol=0, atol=bound)

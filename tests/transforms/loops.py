@@ -1,4 +1,4 @@
-"""Every transform, and a loop that drives one on four devices."""
+"""Provides every transform, and a loop that runs one on four devices."""
 
 import functools
 from typing import Any
@@ -14,8 +14,8 @@ from pipejax import codecs, collectives, transforms
 DEVICES, STEPS = 4, 3
 HOSTS = ("host", "device")
 KEY = jax.random.key(0)
-# LLVM's optimisations contract multiply-adds, one way in a loop and another outside;
-# without them bits are the same, and compilation takes half the time.
+# LLVM's optimizations contract multiply-adds in one way inside a loop and in another
+# outside. Without them, the bits are the same and compilation takes half the time.
 QUICKLY: dict[str, Any] = {
     "compiler_options": {
         "xla_backend_optimization_level": 0,
@@ -65,7 +65,7 @@ MEANS = {
     "pipelined 2 sign": late(2, collectives.two_shot(sign)),
 }
 TRANSFORMS = LOCAL | MEANS
-# These differ from another transform above in the codec or in the algorithm alone, and
+# Each of these differs from another transform above only in its codec or algorithm, and
 # `tests/collectives` tests every codec under every algorithm.
 VARIANTS = {
     *("compress bf16", "error_feedback top_k", "psum", "psum power_sgd", "ring int8"),
@@ -79,7 +79,7 @@ def axis_of(name):
 
 
 def random_like(tree, lead, seed=0):
-    """Normal numbers, [*lead, ...] for every leaf."""
+    """Returns normal random numbers, [*lead, ...] for every leaf."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(
         lambda x: rng.normal(size=(*lead, *x.shape)).astype(x.dtype), tree
@@ -87,7 +87,7 @@ def random_like(tree, lead, seed=0):
 
 
 class Loop:
-    """Device i updates with gradients[t, i] in step t; counts the traces of update."""
+    """Updates device i with gradients[t, i] in step t, and counts the traces."""
 
     def __init__(self, tx, like, axis="data", **extra):
         self.tx, self.like, self.axis, self.traces = tx, like, axis, 0
@@ -114,7 +114,7 @@ class Loop:
         self.scan = jax.jit(functools.partial(lax.scan, self.update), **QUICKLY)
 
     def run(self, gradients):
-        """Updates [steps, devices, ...], and the last state."""
+        """Returns the updates [steps, devices, ...] and the last state."""
         state, out, before = self.init(), [], self.traces
         for t in range(len(jax.tree.leaves(gradients)[0])):
             state, updates = self.step(

@@ -1,4 +1,4 @@
-"""One device's own gradients through a codec, with feedback and without."""
+"""Tests a device's own gradients through a codec, with and without feedback."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ TREE = {"w": jnp.zeros((8, 12)), "b": jnp.zeros(5)}
 
 
 def test_all_leaves_are_one_vector():
-    """A block of eight crosses into the next leaf; sign sends a mean magnitude."""
+    """A block of eight crosses into the next leaf, and sign sends a mean magnitude."""
     gradients = {
         "a": jnp.array([[1.0, -3.0]]),
         "b": jnp.array([2.0, 2, -2, 2, 3, -1, -5]),
@@ -22,7 +22,8 @@ def test_all_leaves_are_one_vector():
     tx = transforms.error_feedback(codecs.sign(8))
     state = tx.init(gradients)
     updates, state = tx.update(gradients, state)
-    # The first eight have a mean magnitude of 2; the last block is -5 and padding.
+    # The first eight elements have a mean magnitude of 2. The last block is -5 and
+    # padding.
     np.testing.assert_array_equal(updates["a"], [[2, -2]])
     np.testing.assert_array_equal(updates["b"][:6], [2, 2, -2, 2, 2, -2])
     sent = np.concatenate([np.ravel(updates["a"]), updates["b"]])
@@ -31,7 +32,7 @@ def test_all_leaves_are_one_vector():
 
 
 def test_nothing_to_compress():
-    """A tree without elements passes, and keeps no state."""
+    """A tree without elements passes unchanged, and its state is empty."""
     tx = transforms.compress(codecs.int8())
     nothing = {"void": jnp.zeros((0, 3)), "none": None}
     state = tx.init(nothing)
@@ -45,13 +46,13 @@ def test_one_vector_of_all_dtypes():
     mixed = TREE | {"half": jnp.zeros(10, jnp.bfloat16), "void": jnp.zeros(0, "f2")}
     state = transforms.error_feedback(codecs.sign(8)).init(mixed)
     assert isinstance(state, CompressState)
-    # 101 and 10 elements, in blocks of 8.
+    # 101 and 10 elements are in blocks of 8.
     assert state.codec.residual.shape == (112,)
     assert state.codec.residual.dtype == jnp.float32
 
 
 def test_the_sum_of_updates_follows_the_sum_of_gradients():
-    """`sum Delta = sum g - e`; each of two operations a step rounds what is below s."""
+    """`sum Delta = sum g - e`; a step has two operations that round sums below s."""
     steps, tree = 8, {"w": jnp.zeros(64)}
     tx = transforms.error_feedback(codecs.top_k(4))
     gradients = random_like(tree, (steps,))["w"]

@@ -1,4 +1,4 @@
-"""What holds of every transform: new ones are a line in `loops.TRANSFORMS`."""
+"""Tests properties of every transform that is listed in `loops.TRANSFORMS`."""
 
 import functools
 
@@ -52,7 +52,8 @@ def test_updates_are_like_gradients_and_traced_once(name):
     updates, _ = ran(name)
     assert shapes(updates) == shapes(GRADIENTS)
     assert all(np.isfinite(x.astype("f4")).all() for x in jax.tree.leaves(updates))
-    assert loop(name).traces >= 1  # and `run` has seen to it that it is not more
+    # `run` has asserted that there is no more than one trace.
+    assert loop(name).traces >= 1
 
 
 @EACH
@@ -62,9 +63,10 @@ def test_scan_is_a_loop(name):
     if "power_sgd" not in name:
         assert_bits_equal((scanned, last), (updates, state))
         return
-    # XLA multiplies matrices by one kernel in a loop and by another outside, which add
-    # in other orders: 12 products, then 8, the norm of 8, each term rounded twice, and
-    # at most the norm of all gradients so far; in each of three steps.
+    # XLA multiplies matrices by one kernel in a loop and by another one outside, and
+    # these add in different orders: 12 products, then 8, and the norm of 8. Each term
+    # is rounded twice, and is at most the norm of all gradients so far, in each of
+    # three steps.
     norm = np.linalg.norm(GRADIENTS["nested"][0]["w"])
     bound = 3 * 2 * (12 + 8 + 8) * 2.0**-24 * norm
     chex.assert_trees_all_close((scanned, last), (updates, state), rtol=0, atol=bound)
@@ -72,7 +74,7 @@ def test_scan_is_a_loop(name):
 
 @EACH
 def test_shapes_without_computing(name):
-    """`eval_shape` of both; and a state keeps its form, as `lax.scan` wants it."""
+    """`eval_shape` works, and a state keeps its form, as `lax.scan` requires."""
     first = jax.tree.map(lambda g: g[0], GRADIENTS)
     state = jax.eval_shape(loop(name).init)
     after, updates = jax.eval_shape(loop(name).update, state, first)
@@ -99,7 +101,7 @@ def test_trees_without_elements(name):
 
 
 def scaled():
-    """A transform that wants an argument of its own."""
+    """Makes a transform that requires an argument of its own."""
 
     def update(updates, state, params=None, *, factor, **extra):
         del params, extra
@@ -110,7 +112,7 @@ def scaled():
 
 @EACH
 def test_masked_in_a_chain_with_extra_arguments(name):
-    """What is masked out passes by; the chain's argument reaches whom it is for."""
+    """Masked leaves pass unchanged, and extra arguments reach their transform."""
     tree = {"w": jnp.zeros((6, 8)), "own": jnp.zeros(5)}
     gradients = random_like(tree, (2, DEVICES), seed=1)
     masked = optax.masked(TRANSFORMS[name], {"w": True, "own": False})
@@ -124,15 +126,15 @@ def test_masked_in_a_chain_with_extra_arguments(name):
 
 @pytest.mark.parametrize("name", each(LOCAL, full=VARIANTS))
 def test_without_devices(name):
-    """Under plain jit: what each device of the loop has, but for nothing random."""
+    """Under plain jit, a transform gives the device's update, except random ones."""
     tx = LOCAL[name]
     state, update = tx.init(TREE), jax.jit(tx.update)
     mine = jax.tree.map(lambda g: g[0, 1], GRADIENTS)
     updates, after = update(mine, state)
     assert jax.tree.structure(after) == jax.tree.structure(state)
     wanted = jax.tree.map(lambda u: u[0, 1], ran(name)[0])
-    # One product in ten is rounded once more or less: a unit in the last place of
-    # numbers below 8, and of bfloat16 for those that travel back to it.
+    # One product in ten is rounded once more or less: by a unit in the last place of
+    # numbers below 8, or of bfloat16 for leaves that are converted back to it.
     for got, want in zip(
         jax.tree.leaves(updates), jax.tree.leaves(wanted), strict=True
     ):

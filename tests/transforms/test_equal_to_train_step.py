@@ -1,4 +1,4 @@
-"""A loop of one's own with a transform in its chain, beside `make_train_step`."""
+"""Tests that a user's loop with a transform equals `make_train_step`."""
 
 import functools
 
@@ -28,7 +28,7 @@ CASES = {
 
 
 def mesh_of(name):
-    """Settings of `make_train_step`."""
+    """Returns the mesh and the axis names of `make_train_step`."""
     if name == "hierarchical":
         mesh = pj.data_mesh(DEVICES, axis_name=HOSTS, hosts=2)
         return {"mesh": mesh, "axis_name": HOSTS}
@@ -36,7 +36,7 @@ def mesh_of(name):
 
 
 def by_hand(tx, mesh, axis_name):
-    """Parameters after every step of a loop as people write it."""
+    """Returns the parameters after every step of a loop as users write it."""
     mapped = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
     state = jax.eval_shape(mapped(tx.init, in_specs=P(), out_specs=P()), init_params())
     specs = pj.state_specs(state, axis_name)
@@ -68,8 +68,8 @@ def by_train_step(width, all_reduce, **settings):
 
 
 def assert_close(got, wanted):
-    # Two programs may contract multiplications with additions in different places: the
-    # bound of train_step/test_step.py, derived there.
+    # Two programs may contract multiplications with additions in different places. The
+    # bound is derived in train_step/test_step.py.
     largest = max(np.abs(x).max() for x in jax.tree.leaves(wanted))
     bound = 4 * STEPS * np.finfo(np.float32).eps / 2 * largest
     chex.assert_trees_all_close(got, wanted, rtol=0, atol=bound)

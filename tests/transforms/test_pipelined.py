@@ -1,4 +1,4 @@
-"""`pj.pipelined`: an optimizer in a user's own loop, beside `make_train_step`."""
+"""Tests `pj.pipelined` in a user's own loop against `make_train_step`."""
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +56,7 @@ def test_extra_arguments_reach_the_optimizer():
         out_specs=P(),
         check_vma=False,
     )
-    # Polyak's step: value / |g|^2 = 2 / 4.
+    # Polyak's step is value / |g|^2 = 2 / 4.
     np.testing.assert_allclose(jax.jit(mapped)(jnp.float32(2)), -0.5 * np.ones(4))
 
 

@@ -1,4 +1,4 @@
-"""The one line that turns a data-parallel loop of one's own into Pipe-SGD."""
+"""Tests the line that turns a user's data-parallel loop into Pipe-SGD."""
 
 import functools
 
@@ -32,7 +32,7 @@ from .flax_loop import (
 
 @grid(1, width=[1, 2, 3, 4], check_vma=[False, True])
 def test_a_shard_map_loop_equals_make_train_step(width, check_vma):
-    """Gradients of zero drain it, and to SGD a zero gradient is no step."""
+    """Gradients of zero drain the pipeline, because SGD does nothing with them."""
     loop = Loop(chained(width, optax.sgd(0.1)), check_vma=check_vma)
     states = loop.run(width)
     assert_bits_equal([s.params for s in states], expected(width))
@@ -60,7 +60,7 @@ def test_a_pmap_loop_equals_make_train_step(width):
 
 
 def test_momentum_needs_no_mask():
-    """A zero gradient leaves a momentum of zero: the README's loop."""
+    """A zero gradient keeps a momentum of zero, as in the README's loop."""
     width, tx = 2, optax.sgd(0.1, momentum=0.9)
     states = Loop(chained(width, tx)).run(width)
     assert_close([s.params for s in states[:STEPS]], expected(width, tx)[:STEPS])
@@ -78,7 +78,7 @@ def test_conditionally_mask_holds_adamw_still_at_the_start(width):
     assert int(states[width - 1].opt_state[1].inner_state[0].count) == 1
     assert_close([s.params for s in states], expected(width, tx))
 
-    # What it is for: without it, weights decay before any gradient has arrived.
+    # Without the mask, weights decay before any gradient has arrived.
     first = Loop(chained(width, tx)).run(width, 1)[0]
     assert int(first.opt_state[1][0].count) == 1
     kernel = first.params["Dense_0"]["kernel"]
@@ -86,10 +86,10 @@ def test_conditionally_mask_holds_adamw_still_at_the_start(width):
 
 
 def delayed(tx, gradients, *, run=None):
-    """Every update of `tx` for gradients [steps, devices, ...], inside shard_map.
+    """Returns the updates of `tx` for gradients [steps, devices, ...], in shard_map.
 
-    `tx` is applied to device i's gradients[t, i] in step t; `run(step, state, xs)`
-    drives it.
+    `tx` gets device i's gradients[t, i] in step t. `run(step, state, xs)` runs the
+    steps.
     """
     mesh = pj.data_mesh(jax.tree.leaves(gradients)[0].shape[1])
     like = jax.tree.map(lambda g: jnp.zeros_like(g[0, 0]), gradients)
@@ -115,7 +115,7 @@ def loop(step, state, xs):
 
 
 def rank_coded(devices, steps=5, shape=(3,)):
-    """Device i sends i + 1 in step 0, twice that in step 1, and so on."""
+    """Device i sends i + 1 in step 0, twice as much in step 1, and so on."""
     codes = np.outer(2.0 ** np.arange(steps), np.arange(1, devices + 1))
     return np.broadcast_to(
         codes.astype(np.float32).reshape(steps, devices, *(1 for _ in shape)),
@@ -124,7 +124,7 @@ def rank_coded(devices, steps=5, shape=(3,)):
 
 
 def means(gradients, width):
-    """The definition: the mean over devices, `width - 1` steps late."""
+    """Returns the mean over devices, `width - 1` steps late, by definition."""
     mean = gradients.astype(np.float32).mean(axis=1, keepdims=True)
     late = np.concatenate([np.zeros_like(mean[: width - 1]), mean])[: len(mean)]
     return np.broadcast_to(late, gradients.shape).astype(gradients.dtype)
@@ -206,7 +206,7 @@ def test_reduce_dtype_rounds_what_travels_and_no_more(width):
     assert delayed(tx, gradients, run=all_reduces) == len(gradients)
 
     def by_hand(updates, state, params=None):
-        """A bfloat16 psum; the division in the leaf's own dtype."""
+        """Sums in bfloat16, and divides in the leaf's own dtype."""
         total = jax.tree.map(
             lambda g: lax.psum(g.astype(jnp.bfloat16), "data").astype(g.dtype), updates
         )

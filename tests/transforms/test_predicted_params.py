@@ -1,4 +1,4 @@
-"""Parameters ahead of the gradients in flight, in a loop of one's own."""
+"""Tests the prediction in a user's own loop."""
 
 import chex
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from .flax_loop import STEPS, Loop, chained, expected, init_params
 
 
 def test_two_gradients_in_flight_are_applied_in_turn():
-    """SGD with momentum by hand: `m <- 0.5 m + g`, `w <- w - 0.1 m`, oldest first."""
+    """Momentum by hand: `m <- 0.5 m + g`, `w <- w - 0.1 m`, with the oldest first."""
     inner = optax.sgd(0.1, momentum=0.5)
     tx, params = pj.pipelined(inner, "data", width=3), {"w": jnp.array([1.0, 2.0])}
     state = tx.init(params)
@@ -31,7 +31,7 @@ def test_two_gradients_in_flight_are_applied_in_turn():
         return np.asarray(found["w"])
 
     w = np.float32([1, 2])
-    np.testing.assert_array_equal(ahead(0), w)  # neither is real
+    np.testing.assert_array_equal(ahead(0), w)  # neither gradient is real
     np.testing.assert_allclose(ahead(1), w - 0.1 * new, rtol=1e-6)
     both = w - 0.1 * old - 0.1 * (0.5 * old + new)
     np.testing.assert_allclose(ahead(2), both, rtol=1e-6)
@@ -47,12 +47,13 @@ def test_gradients_taken_ahead_equal_those_of_make_train_step(inner, width, chec
     loop = Loop(chained(width, inner), check_vma=check_vma, ahead=inner)
     states = loop.run(width)
     wanted = expected(width, inner, weight_prediction=True)
-    got = [s.params for s in states[:STEPS]]  # a zero gradient moves momentum
+    # After the steps, zero gradients would move momentum.
+    got = [s.params for s in states[:STEPS]]
     chex.assert_trees_all_close(got, wanted[:STEPS], rtol=0, atol=1e-6)
 
 
 def test_an_optimizer_that_counts_is_predicted_from_its_first_gradient_on():
-    """Held still at the start by Optax's mask, as without prediction."""
+    """Optax's mask holds the optimizer at the start, as without prediction."""
     width, adamw = 3, optax.adamw(1e-2)
     inner = optax.conditionally_mask(adamw, lambda step: step >= width - 1)
     states = Loop(chained(width, inner), ahead=inner).run(width)

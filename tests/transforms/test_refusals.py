@@ -1,4 +1,4 @@
-"""What `pipelined_mean` refuses: the argument, the rule, the value, the remedy."""
+"""Tests the messages for input that `pipelined_mean` refuses."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from ..train_step.refusals import BATCH, refused
 
 
 def on_mesh(tx, f, *, check_vma=False, axis="data"):
-    """`f(tx, state, params)` inside `shard_map`, with a state of its own."""
+    """Calls `f(tx, state, params, batch)` inside `shard_map`, with a new state."""
     params = jax.tree.map(jnp.asarray, init_params())
     mesh = pj.data_mesh(2, axis_name=axis)
 

@@ -1,4 +1,4 @@
-"""Which parts of a state every device has for itself."""
+"""Tests which parts of a state differ between devices."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ TREE = {"w": jnp.zeros((8, 12)), "b": jnp.zeros(5)}
 
 
 def test_specs_of_both_states():
-    """Each device's own of these two, the same of all else."""
+    """The first two states differ between devices, and all others are shared."""
     tx = optax.chain(
         transforms.error_feedback(codecs.sign(8)),
         transforms.pipelined_mean("data", width=2),
@@ -24,7 +24,7 @@ def test_specs_of_both_states():
 
 
 def test_axes_of_two_levels_and_a_state_inside_others():
-    """Wherever it lies, a pipeline is one leaf of the specs: a prefix for shard_map."""
+    """A pipeline is one leaf of the specs at any place, which shard_map accepts."""
     tx = pj.pipelined(optax.sgd(0.1, momentum=0.9), ("host", "device"))
     state = {"step": jnp.zeros(()), "inner": [tx.init(TREE)]}
     specs = pj.state_specs(state, ("host", "device"))

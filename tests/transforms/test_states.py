@@ -1,4 +1,4 @@
-"""What transforms keep: each device its own, and nothing of what is not finite."""
+"""Tests that transforms keep a state for each device, without non-finite numbers."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ TREE = {"w": jnp.zeros((8, 12)), "b": jnp.zeros(5)}
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_no_scalars_in_the_states(name):
-    """Those of all devices are laid side by side along the first axis."""
+    """The states of all devices are laid side by side along the first axis."""
     tx, axis = TRANSFORMS[name], axis_of(name)
     loop = Loop(tx, TREE, axis)
     own = jax.tree.leaves(loop.specs, is_leaf=lambda x: isinstance(x, P))
@@ -34,7 +34,7 @@ STATEFUL = [
 
 @grid(1, name=STATEFUL, bad=[np.nan, np.inf])
 def test_of_what_is_not_finite_nothing_is_kept(name, bad):
-    """Residuals, keys and warm starts stay as they were, to the bit."""
+    """Residuals, keys and warm starts keep their bits if an update is not finite."""
     gradients = random_like(TREE, (3, DEVICES))
     gradients["w"][1, :, 2, 3] = bad
     loop = Loop(TRANSFORMS[name], TREE, axis_of(name))

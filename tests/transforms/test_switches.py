@@ -1,4 +1,4 @@
-"""Optax transformations under JAX's switches for dtypes, checks and transfers."""
+"""Tests Optax transformations under JAX's switches of dtypes, checks and transfers."""
 
 import functools
 
@@ -18,7 +18,7 @@ from ..switches import SWITCHES, switched
 
 STEPS, DEVICES = 4, 4
 INT8 = codecs.error_feedback(codecs.int8(8))
-# Optax's Adam itself fails under strict promotion.
+# Optax's Adam fails under strict promotion.
 CHAINS = {
     "pipelined": lambda: pj.pipelined(optax.sgd(0.1, momentum=0.9), "data", width=2),
     "mean, coded": lambda: optax.chain(
@@ -34,7 +34,7 @@ CHAINS = {
 
 
 def trained(name):
-    """Parameters after a loop by hand, inside `shard_map`."""
+    """Returns the parameters after a loop by hand, inside `shard_map`."""
     tx, mesh = CHAINS[name](), pj.data_mesh(DEVICES)
     mapped = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
 
@@ -66,7 +66,7 @@ def test_a_switch_changes_nothing(switch, name):
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_float32_with_x64(name):
-    """The learning rate may be rounded elsewhere."""
+    """The learning rate may be rounded in another place."""
     wanted = trained(name)
     with jax.enable_x64(True):
         got = trained(name)

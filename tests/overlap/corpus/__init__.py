@@ -1,8 +1,9 @@
-"""Programs as users of JAX write them, none of which knows of pipejax.
+"""
+Provides programs as users of JAX write them. None of them uses pipejax.
 
-Each takes a mesh, whose axis `host` crosses hosts and whose axis `device` does not, of
-devices that need not be there. It returns a jitted function and the shapes of its
-arguments.
+Each program takes a mesh of devices that need not be present. The axis `host` of the
+mesh crosses hosts, and the axis `device` does not. The program returns a jitted
+function and the shapes of its arguments.
 """
 
 import functools

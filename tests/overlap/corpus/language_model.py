@@ -1,4 +1,4 @@
-"""A small decoder in Flax, spread over a mesh by logical axis names, as lm1b is."""
+"""Provides a small decoder in Flax, sharded by logical axis names, as lm1b is."""
 
 import flax.linen as nn
 import jax
@@ -25,7 +25,7 @@ def spread(init, *names):
 
 
 class Block(nn.Module):
-    """Attention, then an MLP, each after a layer norm."""
+    """A block of attention and an MLP, each behind a layer norm."""
 
     @nn.compact
     def __call__(self, x, mask):
@@ -41,7 +41,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Logits of the next token; the embedding gives them too."""
+    """A decoder that returns the logits of the next token by its embedding."""
 
     @nn.compact
     def __call__(self, tokens):
@@ -54,7 +54,7 @@ class Decoder(nn.Module):
 
 
 def step(mesh):
-    """AdamW on the cross entropy, weighted by what is no padding."""
+    """Returns a step of AdamW on the cross entropy, weighted to leave out padding."""
     model, tx = Decoder(), optax.adamw(1e-3)
     tokens = int32(2 * mesh.size, LENGTH)
 

@@ -1,4 +1,4 @@
-"""Layouts that `jax.jit` spreads over a mesh by shardings alone."""
+"""Provides layouts that `jax.jit` spreads over a mesh by shardings alone."""
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ def mlp_remat(params, x):
 
 
 def fsdp(mesh, loss_fn=mlp, weights=("device",), rows=BOTH):
-    """Weights spread: their rows along the first of `weights`, columns the second."""
+    """Spreads rows of weights along the first of `weights`, and columns the second."""
     specs, params = [P(*weights)] * LAYERS, [float32(WIDTH, WIDTH)] * LAYERS
     batch = float32(ROWS * mesh.size, WIDTH)
     return trained(loss_fn, mesh, specs, params, rows, batch)
@@ -54,7 +54,7 @@ def fsdp_scanned(mesh, remat=False):
 
 
 def resharded(mesh):
-    """Rows from devices in the mesh's order to devices in another."""
+    """Moves rows from devices in the mesh's order to devices in another order."""
     out = NamedSharding(mesh, P(("device", "host")))
     rows = sharded(mesh, P(BOTH), float32(ROWS * mesh.size, WIDTH))
     return jax.jit(lambda x: x * 2, out_shardings=out), rows
@@ -77,7 +77,7 @@ def tensor_parallel(mesh):
 
 
 def tensor_parallel_explicit(mesh):
-    """The same with shardings in types."""
+    """Does the same as `tensor_parallel`, with shardings in the types."""
     mesh = Mesh(mesh.devices, BOTH, axis_types=(AxisType.Explicit,) * 2)
     rows, wide = (NamedSharding(mesh, P("host", x)) for x in (None, "device"))
 
@@ -92,7 +92,7 @@ def tensor_parallel_explicit(mesh):
 
 
 def expert_parallel(mesh):
-    """A switch layer by einsum: experts along `device`, tokens along both."""
+    """Computes a switch layer by einsum: experts along `device`, tokens along both."""
     experts = mesh.shape["device"]
     by_token = NamedSharding(mesh, P(None, BOTH))
     by_expert = NamedSharding(mesh, P("device", "host"))

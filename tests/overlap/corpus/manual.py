@@ -1,4 +1,4 @@
-"""Programs that write their collectives down: `shard_map`, `pmap`."""
+"""Provides programs that write their collectives by hand, in `shard_map` or `pmap`."""
 
 import warnings
 
@@ -25,7 +25,7 @@ def shifted(n):
 
 
 def expert_parallel(mesh):
-    """A switch layer with its all-to-alls."""
+    """Computes a switch layer with its all-to-alls."""
     experts = mesh.shape["device"]
 
     def local(params, x):
@@ -49,7 +49,7 @@ def expert_parallel(mesh):
 
 
 def every_collective(mesh):
-    """One of each that every backend has, over one axis of the mesh or both."""
+    """Runs one of each collective that every backend has, over one axis or both."""
     hosts, devices = mesh.axis_sizes
 
     def local(x):
@@ -67,13 +67,13 @@ def every_collective(mesh):
 
 
 def broadcast(mesh):
-    """From the first device of each host to its others."""
+    """Broadcasts from the first device of each host to its other devices."""
     local = lambda x: lax.pbroadcast(x, ("device",), 0)  # noqa: E731
     return mapped_over(mesh, local, P(BOTH), P(BOTH)), float32(mesh.size, 16)
 
 
 def ragged(mesh):
-    """Rows to the devices of a host, as many as `sizes` says."""
+    """Sends rows to the devices of a host, as many as `sizes` says."""
 
     def local(x, out, sizes):
         offsets = jnp.cumsum(sizes) - sizes
@@ -81,13 +81,14 @@ def ragged(mesh):
             x, out, offsets, sizes, offsets, sizes, axis_name="device"
         )
 
-    rows = float32(8 * mesh.shape["device"], 2 * WIDTH)  # As wide as a TPU's lanes.
+    # This is as wide as a TPU's lanes.
+    rows = float32(8 * mesh.shape["device"], 2 * WIDTH)
     step = mapped_over(mesh, local, out_specs=P("device"))
     return step, rows, rows, int32(mesh.shape["device"])
 
 
 def send_and_receive(mesh):
-    """To the next device of a host; the last one sends to nobody."""
+    """Sends to the next device of a host. The last device sends nothing."""
     pairs = shifted(mesh.shape["device"])[:-1]
 
     def local(x):
@@ -100,7 +101,7 @@ def send_and_receive(mesh):
 
 
 def loops_and_branches(mesh):
-    """Collectives in a loop of 5, one of 2 x 3, one of unknown length, and a branch."""
+    """Runs collectives in loops of 5, 2 x 3 and unknown length, and in a branch."""
 
     def local(x, n):
         def many(x, _):
@@ -137,7 +138,7 @@ def ring(mesh):
 
 
 def mapped(mesh):
-    """`pmap`, as older loops have it."""
+    """Takes a step by `pmap`, as older training loops do."""
 
     def step(w, x):
         loss, grad = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)

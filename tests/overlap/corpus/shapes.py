@@ -1,4 +1,4 @@
-"""Shapes, and the step that most programs are."""
+"""Provides the shapes, and the step that most programs take."""
 
 import functools
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-# Rows are of one device.
+# ROWS counts the rows of one device.
 WIDTH, ROWS, LAYERS = 64, 8, 3
 BOTH = ("host", "device")
 
@@ -40,7 +40,7 @@ def sgd_step(loss_fn):
 
 
 def trained(loss_fn, mesh, specs, params, rows, batch):
-    """One step by `jax.jit` with shardings, of parameters and of rows of the batch."""
+    """Takes a step by `jax.jit`, with shardings of parameters and rows of the batch."""
     place = functools.partial(NamedSharding, mesh)
     out = jax.tree.map(place, specs, is_leaf=lambda x: isinstance(x, P))
     jitted = jax.jit(sgd_step(loss_fn), out_shardings=(place(P()), out))
@@ -48,7 +48,7 @@ def trained(loss_fn, mesh, specs, params, rows, batch):
 
 
 def experts_of(count):
-    """Specs and shapes of a layer of experts behind a gate, spread over `device`."""
+    """Returns specs and shapes of experts behind a gate, spread over `device`."""
     specs = {"gate": P(), "up": P("device"), "down": P("device")}
     shapes = {
         "gate": float32(WIDTH, count),
