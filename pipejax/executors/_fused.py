@@ -88,13 +88,13 @@ class Fused:
 
     @property
     def compiler_options(self) -> dict[str, Any]:
-        """Returns the options for the mesh's devices that their compiler accepts."""
+        """Returns the options for devices and width that the compiler accepts."""
         return self.options.kept
 
     @functools.cached_property
     def options(self) -> Options:
         """Returns the accepted options, and those that the compiler refused."""
-        return options_for(self.config.mesh)
+        return options_for(self.config.mesh, self.config.width)
 
     @functools.cached_property
     def _programs(self) -> dict[bool, jax.stages.Wrapped]:

@@ -26,6 +26,10 @@ GPU = {
     # By default, a small all-reduce on one host becomes a kernel of the compute stream.
     "xla_gpu_experimental_use_collective_kernels": "",
 }
+# At width 1, an all-reduce can only run beside the rest of the backward pass. XLA would
+# merge all-reduces up to 30 MB, so that the first one starts late. At larger widths,
+# all gradients are there when the step begins, and few long all-reduces are best.
+GPU_SYNCHRONOUS = {**GPU, "xla_gpu_all_reduce_combine_threshold_bytes": 8 << 20}
 TPU_V5E = {
     "xla_enable_async_all_reduce": True,
     "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": True,
@@ -57,18 +61,21 @@ class Options(NamedTuple):
 
 
 @functools.cache
-def options_for(mesh: Mesh) -> Options:
-    """Returns the options for a mesh's devices, tried once on their compiler."""
+def options_for(mesh: Mesh, width: int) -> Options:
+    """Returns the options for a step's devices and width, tried on the compiler.
+
+    Each combination is tried once in a process.
+    """
     device = mesh.devices.flat[0]
     wanted: dict[str, Any] = {}
     if device.platform in ("gpu", "cuda"):
-        wanted = GPU
+        wanted = GPU if width > 1 else GPU_SYNCHRONOUS
     elif device.platform == "tpu":
         wanted = TPU.get(device.device_kind, {})
     return probe(mesh, wanted)
 
 
-def compiler_options(mesh: Mesh) -> dict[str, Any]:
+def compiler_options(mesh: Mesh, width: int = 2) -> dict[str, Any]:
     """Returns options under which collectives overlap with compute, for a `jax.jit`.
 
     Use them for a program of your own. With XLA's default options, it depends on the
@@ -78,6 +85,9 @@ def compiler_options(mesh: Mesh) -> dict[str, Any]:
 
     Args:
       mesh: The devices to compile for.
+      width: The width K of the program. A program of width 1 exchanges the gradients
+        that it has just computed. On GPUs, its all-reduces are merged only up to 8 MiB,
+        so that the first of them starts early in the backward pass.
 
     Returns:
       A dict to pass as `jax.jit(..., compiler_options=...)`, with the options that the
@@ -89,7 +99,7 @@ def compiler_options(mesh: Mesh) -> dict[str, Any]:
       >>> compiler_options(data_mesh(1))
       {}
     """
-    return dict(options_for(mesh).kept)
+    return dict(options_for(mesh, width).kept)
 
 
 def probe(mesh: Mesh, wanted: dict[str, Any]) -> Options:

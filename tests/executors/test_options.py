@@ -7,7 +7,13 @@ import optax
 import pytest
 
 import pipejax as pj
-from pipejax.executors._options import GPU, TPU_SPARSE_CORE, TPU_V5E, probe
+from pipejax.executors._options import (
+    GPU,
+    GPU_SYNCHRONOUS,
+    TPU_SPARSE_CORE,
+    TPU_V5E,
+    probe,
+)
 
 from ..helpers import batches, init_params, loss_fn
 from ..overlap.test_topology import GPU as NEEDS_GPU
@@ -43,25 +49,43 @@ def test_all_taken():
 
 
 @pytest.mark.parametrize(
-    ("target", "expected"),
+    ("target", "width", "expected"),
     [
-        pytest.param("h100:1x1x8", GPU, marks=NEEDS_GPU),
-        pytest.param("b200:1x1x8", GPU, marks=NEEDS_GPU),
-        pytest.param("tpu:v5e:2x4", TPU_V5E, marks=NEEDS_TPU),
-        pytest.param("tpu:v5p:2x2x2", TPU_SPARSE_CORE, marks=NEEDS_TPU),
-        pytest.param("tpu:v6e:2x4", TPU_SPARSE_CORE, marks=NEEDS_TPU),
-        pytest.param("tpu:tpu7x:2x2x1", {}, marks=NEEDS_TPU),
+        pytest.param("h100:1x1x8", 2, GPU, marks=NEEDS_GPU),
+        pytest.param("h100:1x1x8", 1, GPU_SYNCHRONOUS, marks=NEEDS_GPU),
+        pytest.param("b200:1x1x8", 3, GPU, marks=NEEDS_GPU),
+        pytest.param("tpu:v5e:2x4", 1, TPU_V5E, marks=NEEDS_TPU),
+        pytest.param("tpu:v5p:2x2x2", 2, TPU_SPARSE_CORE, marks=NEEDS_TPU),
+        pytest.param("tpu:v6e:2x4", 2, TPU_SPARSE_CORE, marks=NEEDS_TPU),
+        pytest.param("tpu:tpu7x:2x2x1", 2, {}, marks=NEEDS_TPU),
     ],
 )
-def test_by_backend_and_generation(target, expected):
+def test_by_backend_and_generation(target, width, expected):
     mesh = pj.data_mesh(devices=pj.overlap.topology(target))
-    train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=mesh)
+    train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=mesh, width=width)
     kept, dropped = train.executor.options
     assert train.compiler_options == kept == {k: expected[k] for k in kept}
     assert kept.keys() | dropped.keys() == expected.keys()
     # JAX 0.10 has neither this option nor the kernels that it turns off.
     assert dropped.keys() <= {"xla_gpu_experimental_use_collective_kernels"}
     assert train.executor.name == "fused"
+    assert pj.compiler_options(mesh, width) == kept
+
+
+@NEEDS_GPU
+def test_a_synchronous_step_sends_its_first_gradients_early():
+    """XLA alone would merge all gradients here, 29 MB, into one all-reduce."""
+    mesh = pj.data_mesh(devices=pj.overlap.topology("h100:1x8x8"))
+    train = pj.make_train_step(wide_loss, optax.sgd(0.1), mesh=mesh, width=1)
+    params = {name: jax.ShapeDtypeStruct((1024, 1024), "float32") for name in "abcdefg"}
+    state = jax.eval_shape(train.init, params)
+    batch = jax.ShapeDtypeStruct((64 * mesh.size, 1024), "float32")
+    report = pj.overlap.inspect(train, state, batch)
+    assert len(report.collectives) == 4
+    # Seven matmuls of the forward pass, and 13 of the backward pass. The first
+    # all-reduce has two gradients, which four of the latter make: the last layer's
+    # gradient, its input's, and those of the layer before.
+    assert report.covered == pytest.approx(9 / 20)
 
 
 def test_a_step_inside_jit_takes_none():

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("jax_plugins.xla_cuda12")
 pytest.importorskip("nvidia.cuda_nvcc")
 
-from experiments import overlap
+from experiments import overlap, report
 
 PROGRAMS = overlap.SMALL["programs"]
 
@@ -74,6 +74,26 @@ def test_the_matrix(monkeypatch, tmp_path, flags, count):
     cells = json.loads(out.read_text())["cells"]
     names = {(cell["target"], cell["model"], cell["program"]) for cell in cells}
     assert len(cells) == len(names) == count
+
+
+def test_a_run_of_some_cells_keeps_the_others(tmp_path, monkeypatch):
+    """Each cell has its own commit; their order is that of the tables."""
+
+    def measured(target, model, program):
+        cell = {"target": target, "model": model, "program": program}
+        return cell | {"failed": "not compiled", "met": True}
+
+    monkeypatch.setattr(overlap, "measured", measured)
+    out = tmp_path / "overlap.json"
+    runs = (("h200:1x1x8", "first"), ("a100:1x1x8", "second"), ("h200:1x1x8", "third"))
+    for target, commit in runs:
+        monkeypatch.setattr(report, "commit", lambda commit=commit: commit)
+        overlap.main(overlap.Config((target,), ("mlp",), ("D-Sync",), out=out))
+    found = json.loads(out.read_text())["cells"]
+    assert [(cell["target"], cell["commit"]) for cell in found] == [
+        ("a100:1x1x8", "second"),
+        ("h200:1x1x8", "third"),
+    ]
 
 
 CELL = (("h100:1x1x8",), ("mlp",), ("pipelined",))
