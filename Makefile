@@ -64,7 +64,7 @@ quick: .venv/ready-dev
 	$(QUICKLY) .venv/bin/pytest -n 3
 
 quick-other: .venv-other/ready-test
-	.venv-other/bin/pytest -n 3 -m "not full and not one_python" \
+	.venv-other/bin/pytest -n 3 --one-case -m "not full and not one_python" \
 	  --ignore tests/experiments --ignore tests/figures
 
 # What each part of `make test-all` runs. Passed parts are remembered by Python and by the

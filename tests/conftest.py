@@ -13,6 +13,7 @@ tests start, and for the next run. `pytest --cache-clear` starts with an empty c
 
 import os
 import tempfile
+import zlib
 
 os.environ["NPROC"] = "16"
 # The processes that tests start need this too: the compilers for absent accelerators
@@ -46,6 +47,32 @@ hypothesis.settings.register_profile(
     print_blob=True,
 )
 hypothesis.settings.load_profile("ci")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--one-case",
+        action="store_true",
+        help="run one of the cases of each parametrized test",
+    )
+
+
+@pytest.hookimpl(trylast=True)  # after the marker expression of `-m`
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """With `--one-case`, keeps of each test the case whose name hashes lowest.
+
+    A hash spreads over the parameters: the first case would often be the simplest.
+    """
+    if not config.getoption("--one-case"):
+        return
+    chosen: dict[str, pytest.Item] = {}
+    for item in sorted(items, key=lambda item: zlib.crc32(item.nodeid.encode())):
+        chosen.setdefault(item.nodeid.partition("[")[0], item)
+    kept = {*chosen.values()}
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
 
 
 def pytest_configure(config: pytest.Config) -> None:

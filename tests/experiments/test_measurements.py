@@ -52,8 +52,10 @@ def run(where, monkeypatch):
 def test_overhead(tmp_path, run):
     out = tmp_path / "overhead.json"
     size = ("--models", "mlp", "--batch-sizes", "64", "--rounds", "3")
-    run("overhead", *size, "--seconds", "0.01", "--out", str(out))
-    (rows,) = json.loads(out.read_text())["models"].values()
+    run("overhead", *size, "--seconds", "0.01", "--calls", "3", "--out", str(out))
+    record = json.loads(out.read_text())
+    assert record["python_microseconds"].keys() == overhead.TWINS.keys()
+    (rows,) = record["models"].values()
     assert rows["by hand"]["ratio"]["median"] == 1
     assert {"width 1", "width 2, predicted", "by hand, skipping"} < rows.keys()
     for name, twin in overhead.TWINS.items():
