@@ -1,11 +1,11 @@
-"""Times several methods of training side by side, on the hosts of a cluster.
+r"""Times several methods of training side by side, on the hosts of a cluster.
 
 Every host runs this program. In every round, each method takes its turn. A turn starts
 at a barrier. The method fills its pipeline with steps, and then runs some steps against
 the clock, until the slowest host has its parameters. The bytes are those that the links
 of the hosts have counted.
 
-Command: python -m experiments.cluster --hosts 4 --rate 500mbit -- \\
+Command: python -m experiments.cluster --hosts 4 --rate 500mbit -- \
          python -m experiments.side_by_side --methods D-Sync Pipe-SGD
 Time: about 10 seconds, and methods x rounds x steps.
 """

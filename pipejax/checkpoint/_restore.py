@@ -234,7 +234,6 @@ def _shapes(
     `own`, a device receives its own part. Otherwise it receives the parts of all
     devices, for `reshard` to redistribute.
     """
-
     written = functools.partial(jax.tree.map, encoded)
     shapes = jax.eval_shape(written, target._replace(calls=None))
 
