@@ -62,7 +62,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--batch",
         type=int,
-        metavar="COUNT",
+        metavar="N",
         help="number of examples that a device takes in this step; batch sizes are then"
         " printed in examples too",
     )
@@ -75,7 +75,7 @@ def add(commands: Any) -> None:
         "--top",
         type=int,
         default=10,
-        metavar="COUNT",
+        metavar="N",
         help="number of rows to print; 10 by default; the row of D-Sync and the best"
         " pipelined row that keeps all bits are always printed",
     )

@@ -52,7 +52,7 @@ def slurm(recipe: Recipe) -> str:
         f"#SBATCH --nodes={recipe.hosts}",
         f"#SBATCH --ntasks-per-node={recipe.processes}",
         *([f"#SBATCH --gpus-per-task={recipe.gpus}"] if recipe.gpus else []),
-        "# Sends SIGTERM before the time is up, and when the job is preempted:",
+        "# Sends SIGTERM before the time is up:",
         f"#SBATCH --signal=TERM@{recipe.grace:.0f}",
         "#SBATCH --requeue",
         "",
