@@ -1,22 +1,19 @@
 """Restores a state from a checkpoint, exactly or with a drain."""
 
-import functools
 import logging
-import operator
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from pipejax.mesh import without_mesh
-from pipejax.reshard import Spread, reshard, shapes_on
+from pipejax.reshard import Spread, reshard
 from pipejax.train_step import PipelineState, StepInfo, TrainStep
 
-from ._leaves import Form, decoded, empty, encoded, form, named, weakened
-from ._manager import steps
+from ._choose import whole
+from ._leaves import decoded, named, weakened
+from ._read import read_step
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +62,12 @@ def restore(
     other sizes, only the residuals, PRNG keys and warm starts of codecs change in this
     way.
 
+    Every leaf and the extras are checked against the checksums that `save` has written.
+    If `step` is `None` and the latest checkpoint is damaged, `restore` takes the newest
+    one that is whole, and logs which steps are damaged and how. Process 0 renames the
+    folders of these steps to `damaged-STEP`, so that they can be saved again. All
+    processes agree on the step before any of them returns.
+
     `restore` waits for a running save. It also finds checkpoints that another manager
     has saved in the same folder.
 
@@ -74,7 +77,8 @@ def restore(
       like: A `pj.PipelineState` with the structure, shapes and dtypes of the state to
         restore, such as `train.init(...)` or its `jax.eval_shape`. Its values are not
         used.
-      step: The step of the checkpoint to restore; `None` takes the latest.
+      step: The step of the checkpoint to restore. `None` takes the newest checkpoint
+        that is whole.
 
     Returns:
       A `Restored` with the state, the extras, and what a drain has reported.
@@ -82,7 +86,9 @@ def restore(
     Raises:
       FileNotFoundError: If there is no checkpoint, or none of this step.
       ValueError: If the checkpoint has another width than `train` or another form than
-        `like`, or if this version of `pipejax.checkpoint.save` has not written it.
+        `like`, if an earlier version of pipejax has written it, if the checkpoint of
+        `step` is damaged, or if `step` is `None` and all checkpoints are damaged.
+      OSError: If a checkpoint cannot be read although it may be whole.
 
     Examples:
       >>> import tempfile
@@ -101,24 +107,10 @@ def restore(
     """
     form_like = _form(like)
     train.join()  # Orbax runs collectives, which must not meet those of the exchange.
-    step = _found(manager, step)
-    meta = _meta(manager, step)
-    _check_width(manager, meta, train)
-    before, now = Spread(**meta["spread"]), Spread.now(train, form_like)
-    same = before.same_as(now, train)
-    target = form_like if same else shapes_on(train, form_like, before)
-    _check_same_form(manager, meta["leaves"], target)
-    shapes = _shapes(train, target, own=same)
-    saved = manager.restore(
-        step,
-        args=ocp.args.Composite(
-            state=ocp.args.StandardRestore({k: v for k, v in shapes.items() if v.size}),
-            extras=ocp.args.JsonRestore(),
-        ),
-    )
-    arrays = {k: saved["state"][k] if v.size else empty(v) for k, v in shapes.items()}
-    state = _rebuilt(arrays, target, meta)
-    if not same:
+    saved = whole(manager, step, lambda n: read_step(manager, train, form_like, n))
+    before, now = saved.spread, Spread.now(train, form_like)
+    state = _rebuilt(saved.arrays, saved.form, saved.meta)
+    if not saved.same_spread:
         state = reshard(train, state, before)
         if before.kept is not None:
             _log.warning(
@@ -135,23 +127,7 @@ def restore(
             now.devices,
         )
         state, infos = train.drain(state)
-    return Restored(state, saved["extras"], moved, infos)
-
-
-def _found(manager: ocp.CheckpointManager, step: int | None) -> int:
-    """Returns the step to restore: `step`, or the latest one if `step` is `None`."""
-    there = steps(manager)
-    if not there:
-        raise FileNotFoundError(
-            f"`manager` must have a checkpoint, got none in {manager.directory}. Save"
-            " one with pipejax.checkpoint.save first."
-        )
-    if step is not None and step not in there:
-        raise FileNotFoundError(
-            f"`step` must be the step of a checkpoint in {manager.directory}, which has"
-            f" steps {there}; got {step!r}. None restores the latest."
-        )
-    return max(there) if step is None else operator.index(step)
+    return Restored(state, saved.extras, moved, infos)
 
 
 def _form(like: Any) -> PipelineState:
@@ -163,92 +139,6 @@ def _form(like: Any) -> PipelineState:
             " `jax.eval_shape`."
         )
     return jax.eval_shape(lambda tree: tree, like)
-
-
-def _meta(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
-    """Returns what `save` has written about the state, beside its arrays."""
-    if "meta" not in manager.item_metadata(step):
-        raise ValueError(
-            f"the checkpoint of step {step} in {manager.directory} must be written by"
-            " pipejax.checkpoint.save, and lacks the metadata that it writes. Read the"
-            " parameters with the program that wrote them, and save"
-            " `train.init(params)` in another folder; or remove the checkpoint."
-        )
-    found = manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))
-    if "leaves" not in found["meta"]:
-        raise ValueError(
-            f"the checkpoint of step {step} in {manager.directory} must be of this"
-            " version of pipejax, and is of a version before 0.1.0. Continue with that"
-            " version, or start a new run from the parameters in the checkpoint."
-        )
-    return found["meta"]
-
-
-def _check_width(
-    manager: ocp.CheckpointManager, meta: dict[str, Any], train: TrainStep
-) -> None:
-    if meta["width"] != train.width:
-        raise ValueError(
-            f"`train` must be of width {meta['width']}, the width of the checkpoint in"
-            f" {manager.directory}; got width {train.width}. To change the width,"
-            f" restore the checkpoint with a train step of width {meta['width']}, drain"
-            " it with `state, _ = train.drain(state)`, and call"
-            " `train.init(state.params, model_state=state.model_state, rng=state.rng,"
-            " opt_state=state.opt_state, batch=batch)` of the train step of width"
-            f" {train.width}."
-        )
-
-
-def _check_same_form(
-    manager: ocp.CheckpointManager, saved: dict[str, Any], target: PipelineState
-) -> None:
-    """Raises an error unless all leaves have the saved names, shapes and dtypes."""
-    wanted = {name: form(leaf) for name, leaf in named(target).items()}
-    there = {name: (tuple(shape), dtype) for name, (shape, dtype) in saved.items()}
-    names = [*wanted, *(name for name in there if name not in wanted)]
-    differing = [name for name in names if there.get(name) != wanted.get(name)]
-    if differing:
-        name = differing[0]
-        raise ValueError(
-            f"`like` must have the form of the checkpoint in {manager.directory}:"
-            f" {len(differing)} of {len(names)} leaves differ, the first is {name}:"
-            f" saved {_said(there.get(name))}, wanted {_said(wanted.get(name))}."
-            " Restore it with the model, optimizer and options that it was saved with."
-        )
-
-
-def _said(form: Form | None) -> str:
-    """Returns a leaf's form as JAX writes it, such as `float32[5,7]`."""
-    if form is None:
-        return "none"
-    shape, dtype = form
-    return f"{dtype}[{','.join(map(str, shape))}]"
-
-
-def _shapes(
-    train: TrainStep, target: PipelineState, *, own: bool
-) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shape, dtype and sharding of each array to restore, by name.
-
-    Each device has its own part of the arrays in flight and of the states of codecs. If
-    `own`, a device receives its own part. Otherwise it receives the parts of all
-    devices, for `reshard` to redistribute.
-    """
-    written = functools.partial(jax.tree.map, encoded)
-    shapes = jax.eval_shape(written, target._replace(calls=None))
-
-    def on(mesh: jax.sharding.Mesh, tree: Any, spec: P) -> Any:
-        def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            # JAX replicates arrays without elements.
-            return leaf.update(sharding=NamedSharding(mesh, spec if leaf.size else P()))
-
-        return jax.tree.map(placed, tree)
-
-    spec = P(train.axis_name) if own else P()
-    in_flight = on(train.mesh, shapes.in_flight, spec)
-    kept = on(train.executor.reduction_mesh, shapes.in_flight.codec_states, spec)
-    shapes = on(train.mesh, shapes, P())
-    return named(shapes._replace(in_flight=in_flight._replace(codec_states=kept)))
 
 
 def _rebuilt(

@@ -1,7 +1,5 @@
 """Saves a state, or raises an error before anything is written."""
 
-import hashlib
-import json
 import reprlib
 from typing import Any
 
@@ -12,13 +10,13 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from pipejax.mesh import without_mesh
-from pipejax.message import width_of
-from pipejax.reshard import Spread
 from pipejax.train_step import PipelineState
 
+from ._checksum import checksums
 from ._json_values import json_copy
-from ._leaves import encoded, form, is_weak, named
+from ._leaves import encoded, named
 from ._manager import steps
+from ._meta import digest, meta_of
 
 
 def save(
@@ -73,26 +71,16 @@ def save(
     with without_mesh(), jax.transfer_guard("allow"):
         _check_same_everywhere(step, extras)
         _check_later(manager, step)
+        arrays = _arrays(state)
+        meta = meta_of(state, step, extras, checksums(arrays))
         manager.save(
             step,
             args=ocp.args.Composite(
-                state=ocp.args.StandardSave(_arrays(state)),
-                meta=ocp.args.JsonSave(_meta(state)),
+                state=ocp.args.StandardSave(arrays),
+                meta=ocp.args.JsonSave(meta),
                 extras=ocp.args.JsonSave(extras),
             ),
         )
-
-
-def _meta(state: PipelineState) -> dict[str, Any]:
-    """Returns what `restore` must know before it can read the arrays."""
-    leaves = named(state)
-    return {
-        "width": width_of(state.in_flight),
-        "spread": Spread.of(state)._asdict(),
-        "calls": None if state.calls is None else int(state.calls),
-        "leaves": {name: form(leaf) for name, leaf in leaves.items()},
-        "weak": [name for name, leaf in leaves.items() if is_weak(leaf)],
-    }
 
 
 def _arrays(state: PipelineState) -> dict[str, jax.Array]:
@@ -163,9 +151,8 @@ def _check_same_everywhere(step: int, extras: dict[str, Any]) -> None:
     """Raises an error unless step and extras are the same on all processes."""
     if jax.process_count() == 1:
         return
-    text = json.dumps([step, extras], sort_keys=True)
-    digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
-    found = multihost_utils.process_allgather(digest)
+    own = np.frombuffer(bytes.fromhex(digest([step, extras])), np.uint8)
+    found = multihost_utils.process_allgather(own)
     others = np.flatnonzero((found != found[0]).any(axis=1)).tolist()
     if others:
         raise ValueError(

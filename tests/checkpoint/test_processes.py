@@ -18,6 +18,12 @@ def test_all_comes_back(group, tmp_path):
     assert found == [{"extras": {"position": 1}, "calls": 3}] * 2
 
 
+def test_all_fall_back_to_the_same_step(group, tmp_path):
+    """One process cannot read step 2, and the folder is the same for both."""
+    assert group.ask("restored_from_damage", tmp_path) == [1, 1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "damaged-2"]
+
+
 def test_what_does_not_hold_for_all_is_refused_on_all(group, tmp_path):
     for rank, (differing, alone, good) in enumerate(group.ask("refused", tmp_path)):
         assert "must be the same on all processes" in differing

@@ -170,6 +170,32 @@ def saved_and_restored(folder):
     return {"extras": restored.extras, "calls": int(again.calls)}
 
 
+def restored_from_damage(folder):
+    """Returns the step that is restored if step 2 is damaged for one process only."""
+    from pipejax.checkpoint import _fault, _read
+
+    def arrays(path, shapes):
+        if path.name == "2" and jax.process_index() == 1:
+            raise _fault.DamagedError("params['w'] is lost")
+        return whole(path, shapes)
+
+    whole, _read._arrays = _read._arrays, arrays
+    train = fed_back(jax.device_count())
+    state = train.init(init_params())
+    try:
+        with checkpoint.manager(folder, keep=None) as manager:
+            for step in range(3):
+                checkpoint.save(manager, state, {"step": step})
+                state = run(train, 1, state, drained=False)
+                train.join()
+            found = checkpoint.restore(manager, train, jax.eval_shape(lambda: state))
+            again = checkpoint.restore(manager, train, jax.eval_shape(lambda: state))
+    finally:
+        _read._arrays = whole
+    assert int(found.state.step) == int(again.state.step) == found.extras["step"]
+    return int(found.state.step)
+
+
 def refused(folder):
     """Returns the errors of saves that would not hold for all, then of a good one."""
     rank, said = jax.process_index(), []
@@ -347,6 +373,7 @@ TASKS = {
     "restored": restored,
     "saved_and_restored": saved_and_restored,
     "refused": refused,
+    "restored_from_damage": restored_from_damage,
     "overlapping": overlapping,
     "inside": inside,
     "keyed": keyed,

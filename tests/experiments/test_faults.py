@@ -1,6 +1,7 @@
 """Tests the experiment with faults: a real, small job, and how outcomes are read."""
 
 import contextlib
+import gc
 import io
 import json
 import os
@@ -15,7 +16,7 @@ import tyro
 
 from experiments import cluster
 from experiments.faults import __main__ as faults
-from experiments.faults import endurance, program, start
+from experiments.faults import checkpoints, endurance, program, start
 
 from . import here
 
@@ -228,3 +229,36 @@ def test_drift_and_growth_are_seen():
     assert table[0][1:] == ["10 of 10 times", *["100"] * 3, "9", "30"]
     memory = ["100", "101", "102", "+2.00"]
     assert table[1][1:] == ["9 of 10 times", *memory, "9-10", "30"]
+
+
+# Orbax leaves its other reads unfinished if one of them fails.
+UNFINISHED = "ignore::pytest.PytestUnraisableExceptionWarning"
+
+
+@pytest.mark.filterwarnings(UNFINISHED)
+@pytest.mark.parametrize("trials", [20, pytest.param(50, marks=pytest.mark.full)])
+def test_damaged_checkpoints_are_never_restored_wrongly(tmp_path, trials, capsys):
+    """Each is restored exactly, or from the newest whole step, which is said."""
+    out = tmp_path / "checkpoints.json"
+    config = checkpoints.Config(trials=trials, seed=7, out=out)
+    assert checkpoints.main(config) == 0
+    gc.collect()  # so that no other test is blamed for the unfinished reads
+    assert "damaged checkpoints" in capsys.readouterr().out
+    outcomes = json.loads(out.read_text())["outcomes"]
+    assert len(outcomes) == trials
+    assert {each["outcome"] for each in outcomes} == {"exact", "fell back"}
+    for each in outcomes:
+        assert (each["outcome"] == "fell back") == ("step 6 in" in each["said"]), each
+
+
+@pytest.mark.filterwarnings(UNFINISHED)
+def test_a_wrong_restore_would_be_counted(tmp_path, monkeypatch):
+    """Without the checksums, a flipped bit is restored and the experiment fails."""
+    monkeypatch.setattr("pipejax.checkpoint._read._wrong", lambda *_: None)
+    monkeypatch.setattr("pipejax.checkpoint._read.damage", lambda *_: None)
+    kinds = {"item of the step before": checkpoints.KINDS["item of the step before"]}
+    monkeypatch.setattr(checkpoints, "KINDS", kinds)
+    out = tmp_path / "checkpoints.json"
+    assert checkpoints.main(checkpoints.Config(trials=3, out=out)) == 1
+    outcomes = json.loads(out.read_text())["outcomes"]
+    assert "wrong" in {each["outcome"] for each in outcomes}

@@ -1,0 +1,102 @@
+"""Chooses the checkpoint to restore: the one of a step, or the newest that is whole."""
+
+import logging
+import operator
+from collections.abc import Callable
+
+import jax
+import orbax.checkpoint as ocp
+
+from ._fault import Fault, attempt
+from ._manager import steps
+from ._read import Saved
+
+_log = logging.getLogger(__name__)
+
+
+def whole(
+    manager: ocp.CheckpointManager,
+    step: int | None,
+    read: Callable[[int], Saved | Fault],
+) -> Saved:
+    """Returns the contents of a whole checkpoint, the same one on all processes.
+
+    Args:
+      manager: The manager of the folder.
+      step: The step of the checkpoint. `None` takes the newest that is whole, and moves
+        newer ones aside.
+      read: A function that reads the checkpoint of a step.
+
+    Raises:
+      FileNotFoundError: If there is no checkpoint, or none of this step.
+      OSError: If a checkpoint cannot be read although it may be whole.
+      ValueError: If the checkpoint of `step` is damaged, or all checkpoints are.
+    """
+    damaged: dict[int, str] = {}
+    for number in _candidates(manager, step):
+        found = read(number)
+        if isinstance(found, Saved):
+            _move_aside(manager, damaged)
+            return found
+        if not found.damaged:
+            raise OSError(
+                f"the checkpoint of step {number} in {manager.directory} cannot be"
+                f" read: {found.text}. Restore it again when its storage can be reached"
+                " and there is enough memory."
+            )
+        damaged[number] = found.text
+        _log.warning(
+            "the checkpoint of step %d in %s is damaged: %s",
+            number,
+            manager.directory,
+            found.text,
+        )
+    said = "; ".join(f"step {number}: {text}" for number, text in damaged.items())
+    raise ValueError(
+        f"`manager` must have a checkpoint that is whole, got damage in"
+        f" {manager.directory}, {said}. Restore"
+        + (" another step." if step is not None else " a copy of the folder.")
+    )
+
+
+def _candidates(manager: ocp.CheckpointManager, step: int | None) -> list[int]:
+    """Returns the steps to try: `step` alone, or all of them, the newest first."""
+    there = steps(manager)
+    if not there:
+        raise FileNotFoundError(
+            f"`manager` must have a checkpoint, got none in {manager.directory}. Save"
+            " one with pipejax.checkpoint.save first."
+        )
+    if step is None:
+        return sorted(there, reverse=True)
+    if step not in there:
+        raise FileNotFoundError(
+            f"`step` must be the step of a checkpoint in {manager.directory}, which has"
+            f" steps {there}; got {step!r}. None restores the newest."
+        )
+    return [operator.index(step)]
+
+
+def _move_aside(manager: ocp.CheckpointManager, damaged: dict[int, str]) -> None:
+    """Renames the folders of damaged steps on process 0, and waits for that."""
+
+    def rename() -> None:
+        if jax.process_index() == 0:
+            for step in damaged:
+                path = manager.directory / str(step)
+                path.rename(_free(manager, f"damaged-{step}"))
+
+    if damaged:
+        fault = attempt(rename)
+        if isinstance(fault, Fault):
+            _log.warning("damaged checkpoints stay where they are: %s", fault.text)
+        manager.reload()
+
+
+def _free(manager: ocp.CheckpointManager, name: str) -> object:
+    """Returns a path in the folder that does not exist yet."""
+    number, path = 1, manager.directory / name
+    while path.exists():
+        number += 1
+        path = manager.directory / f"{name}-{number}"
+    return path

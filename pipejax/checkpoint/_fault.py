@@ -1,0 +1,104 @@
+"""Faults of checkpoints, on which all processes agree before any of them returns."""
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+T = TypeVar("T")
+_MOST = 1000  # bytes of a description
+
+
+class DamagedError(ValueError):
+    """Raised if a part of a checkpoint is missing or is not what was saved."""
+
+
+class Fault(NamedTuple):
+    """Why a checkpoint cannot be restored.
+
+    Attributes:
+      damaged: Whether the checkpoint is damaged. Otherwise, its storage or this process
+        could not do the work, and the checkpoint may be whole.
+      text: What is wrong.
+    """
+
+    damaged: bool
+    text: str
+
+
+def attempt(read: Callable[[], T]) -> T | Fault:
+    """Calls `read` on all processes; if it fails on any, returns a fault on all.
+
+    Args:
+      read: A function without collectives, which may fail on some processes only.
+    """
+    fault = None
+    try:
+        result = read()
+    except Exception as error:
+        fault = _fault_of(error)
+        if fault is None:
+            raise
+    return agreed(fault) or result
+
+
+def agreed(fault: Fault | None) -> Fault | None:
+    """Returns the fault of the first process that has one, the same on all processes.
+
+    Every process must call this function.
+    """
+    if jax.process_count() == 1:
+        return fault
+    own = b"" if fault is None else bytes([1 + fault.damaged]) + fault.text.encode()
+    padded = np.zeros(_MOST, np.uint8)
+    padded[: len(own)] = np.frombuffer(own[:_MOST], np.uint8)[:_MOST]
+    every = multihost_utils.process_allgather(padded)
+    for process, row in enumerate(every):
+        if row[0]:
+            text = bytes(row[1:]).rstrip(b"\0").decode(errors="ignore")
+            return Fault(bool(row[0] - 1), f"{text} (process {process})")
+    return None
+
+
+def _fault_of(error: Exception) -> Fault | None:
+    """Returns the fault that an error shows, or `None` if it is not about reading."""
+    if isinstance(error, DamagedError):
+        return Fault(True, str(error))
+    root: BaseException = error
+    while root.__cause__ is not None:  # Orbax wraps the errors of TensorStore
+        root = root.__cause__
+    text = _described(root)
+    if isinstance(root, OSError) and not isinstance(root, _MISSING):
+        return Fault(False, text)
+    if isinstance(root, MemoryError | jax.errors.JaxRuntimeError):
+        return Fault(False, text)
+    if isinstance(root, _UNREADABLE) or type(root) is Exception:
+        return Fault(not str(root).startswith(_ELSEWHERE), text)
+    return None
+
+
+_MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+# Orbax and TensorStore raise these for bytes that they cannot interpret.
+_UNREADABLE = (*_MISSING, KeyError, TypeError, ValueError, AttributeError)
+# States of TensorStore in which the storage is at fault, and not what it holds.
+_ELSEWHERE = (
+    *("UNAVAILABLE", "RESOURCE_EXHAUSTED", "PERMISSION_DENIED", "UNAUTHENTICATED"),
+    *("DEADLINE_EXCEEDED", "ABORTED", "CANCELLED"),
+)
+
+
+def _described(error: BaseException) -> str:
+    """Returns an error in one line, behind the name of the leaf if it gives one."""
+    first = (str(error).strip() or repr(error)).splitlines()[0][:_LONG]
+    text = f"{type(error).__name__}: {first}"
+    leaf = re.search(r"""(?:reading|Metadata at) "(.+?)/(?:[\d.]+|\.zarray)\"""", first)
+    if leaf is None:
+        return text
+    return f"{leaf[1].replace(_ESCAPED, chr(39))} cannot be read: {first}"
+
+
+_ESCAPED = "\\'"  # how TensorStore writes a quotation mark
+_LONG = 300  # characters of an error

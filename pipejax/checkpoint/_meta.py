@@ -1,0 +1,113 @@
+"""What a checkpoint says about itself, so that damage to any part of it shows.
+
+Beside the arrays, a checkpoint has two JSON files:
+
+- `meta` has the step, the form of the state, the checksum of each array, the digest of
+  the extras, and a digest of all of this.
+- `extras` has the extras that `save` was given.
+
+Every part is checked against another: the arrays, the extras and the number of the step
+against `meta`, and `meta` against its own digest. Parts of different checkpoints
+therefore never pass for one.
+"""
+
+import hashlib
+import json
+from typing import Any
+
+from etils import epath
+
+from pipejax.message import width_of
+from pipejax.reshard import Spread
+from pipejax.train_step import PipelineState
+
+from ._fault import DamagedError
+from ._leaves import form, is_weak, named
+
+_DIGEST = "digest"
+_FORMER = (  # the keys in earlier versions
+    {"width", "devices"},
+    {"width", "spread", "calls", "leaves", "weak"},
+)
+
+
+def meta_of(
+    state: PipelineState, step: int, extras: dict[str, Any], sums: dict[str, str]
+) -> dict[str, Any]:
+    """Returns what `restore` must know, and can check, about a state and its extras."""
+    leaves = named(state)
+    meta = {
+        "step": step,
+        "width": width_of(state.in_flight),
+        "spread": Spread.of(state)._asdict(),
+        "calls": None if state.calls is None else int(state.calls),
+        "leaves": {name: form(leaf) for name, leaf in leaves.items()},
+        "weak": [name for name, leaf in leaves.items() if is_weak(leaf)],
+        "checksums": sums,
+        "extras": digest(extras),
+    }
+    return meta | {_DIGEST: digest(meta)}
+
+
+def read(path: epath.Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Reads `meta` and `extras` of the checkpoint in a folder.
+
+    Raises:
+      DamagedError: If one of them is missing or is not the JSON of an object.
+    """
+    return _read(path, "meta"), _read(path, "extras")
+
+
+def check_version(path: epath.Path, meta: dict[str, Any]) -> None:
+    """Raises an error if an earlier version of pipejax has written a checkpoint."""
+    if meta.keys() in _FORMER:
+        raise ValueError(
+            f"the checkpoint in {path} must be of this version of pipejax, and is of an"
+            " earlier one. Continue with that version, or start a new run from the"
+            " parameters in the checkpoint."
+        )
+
+
+def damage(meta: dict[str, Any], extras: dict[str, Any], step: int) -> str | None:
+    """Returns what differs from what `save` has written, or `None`.
+
+    Args:
+      meta: The `meta` of a checkpoint.
+      extras: The extras of the checkpoint.
+      step: The step that the name of the checkpoint's folder gives.
+    """
+    rest = {name: value for name, value in meta.items() if name != _DIGEST}
+    if meta.get(_DIGEST) != digest(rest):
+        return "`meta` is not what was saved"
+    if meta["step"] != step:
+        return f"its contents are those of step {meta['step']}"
+    if meta["extras"] != digest(extras):
+        return "`extras` are not what was saved"
+    return None
+
+
+def digest(value: Any) -> str:
+    """Returns the SHA-256 of a value that JSON returns unchanged.
+
+    Examples:
+      >>> digest({"b": 1, "a": [2.5]}) == digest({"a": [2.5], "b": 1})
+      True
+    """
+    text = json.dumps(value, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _read(path: epath.Path, item: str) -> dict[str, Any]:
+    """Reads the JSON of an item, as Orbax writes it."""
+    file = path / item / "metadata"
+    if not file.exists():
+        raise DamagedError(
+            f"`{item}` is missing, unless another program has written the checkpoint"
+        )
+    try:
+        found = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise DamagedError(f"`{item}` cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise DamagedError(f"`{item}` must be an object, and is {type(found).__name__}")
+    return found

@@ -1,0 +1,62 @@
+"""Tests that `meta`, the extras and the step of a checkpoint belong together."""
+
+import json
+
+import pytest
+
+from pipejax.checkpoint import _meta
+from pipejax.checkpoint._fault import DamagedError
+
+from .helpers import init, train_step
+
+EXTRAS = {"position": 3, "order": [1, 2]}
+
+
+@pytest.fixture(scope="module")
+def meta():
+    state = init(train_step(1))
+    made = _meta.meta_of(state, 5, EXTRAS, {"step": "00"})
+    return json.loads(json.dumps(made))  # as a file returns it
+
+
+def test_what_was_saved_is_whole(meta):
+    assert _meta.damage(meta, EXTRAS, 5) is None
+
+
+def test_parts_of_others_are_noticed(meta):
+    assert _meta.damage(meta, EXTRAS, 6) == "its contents are those of step 5"
+    other = {**EXTRAS, "position": 4}
+    assert _meta.damage(meta, other, 5) == "`extras` are not what was saved"
+
+
+def test_every_key_and_value_counts(meta):
+    for key, value in meta.items():
+        without = {name: x for name, x in meta.items() if name != key}
+        for changed in (without, {**without, key: [value]}, {**without, "x": value}):
+            assert _meta.damage(changed, EXTRAS, 5) == "`meta` is not what was saved"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "`meta` is missing, unless another program"),
+        ("{", "`meta` cannot be read: Expecting property name"),
+        (b"\xff\xff\xff\xff\xff", "`meta` cannot be read"),
+        ("[1]", "`meta` must be an object, and is list"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path, text, says):
+    (tmp_path / "meta").mkdir()
+    if text is not None:
+        content = text if isinstance(text, bytes) else text.encode()
+        (tmp_path / "meta" / "metadata").write_bytes(content)
+    with pytest.raises(DamagedError, match=f"^{says}"):
+        _meta.read(tmp_path)
+
+
+def test_earlier_versions_are_told_apart_from_damage(tmp_path, meta):
+    former = dict.fromkeys(("width", "spread", "calls", "leaves", "weak"))
+    with pytest.raises(ValueError, match="must be of this version of pipejax"):
+        _meta.check_version(tmp_path, former)
+    for present in (meta, {name: meta[name] for name in meta if name != "digest"}):
+        _meta.check_version(tmp_path, present)

@@ -1,0 +1,76 @@
+"""Tests that every leaf is checked when a checkpoint is read."""
+
+import gc
+import pathlib
+import shutil
+
+import jax
+import pytest
+
+from pipejax import checkpoint
+from pipejax.checkpoint._fault import Fault
+from pipejax.checkpoint._read import Saved, read_step
+
+from ..helpers import batches
+from .helpers import init, run, train_step
+
+
+@pytest.fixture(scope="module")
+def train():
+    return train_step(2)
+
+
+@pytest.fixture
+def like(train):
+    return jax.eval_shape(lambda: init(train))
+
+
+@pytest.fixture
+def saved(manager, train):
+    state = init(train)
+    for _ in range(2):
+        checkpoint.save(manager, state)
+        state = run(train, state, batches(1))
+    manager.wait_until_finished()
+    return manager
+
+
+def test_what_is_whole_is_returned(saved, train, like):
+    found = read_step(saved, train, like, 1)
+    assert isinstance(found, Saved)
+    assert found.meta["step"] == int(found.arrays["step"]) == 1
+    assert found.same_spread
+    assert found.extras == {}
+
+
+def test_arrays_of_another_step(saved, train, like):
+    """The leaf is named: at step 1, the key and the passengers may be unchanged."""
+    shutil.rmtree(saved.directory / "1" / "state")
+    shutil.copytree(saved.directory / "0" / "state", saved.directory / "1" / "state")
+    found = read_step(saved, train, like, 1)
+    assert isinstance(found, Fault)
+    assert found.damaged
+    assert " leaves are not what was saved, the first is " in found.text
+
+
+# Orbax leaves its other reads unfinished if one of them fails.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_leaf_that_cannot_be_read_is_named(saved, train, like):
+    for file in pathlib.Path(saved.directory, "1", "state").rglob("d/*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[:10])
+    found = read_step(saved, train, like, 1)
+    gc.collect()  # so that no other test is blamed for the unfinished reads
+    assert found.damaged
+    assert " cannot be read: " in found.text
+    leaf, _ = found.text.split(" cannot be read: ")
+    assert leaf in found_names(saved, train, like)
+
+
+def found_names(saved, train, like):
+    return read_step(saved, train, like, 0).arrays
+
+
+def test_another_width_is_no_damage(saved, like):
+    with pytest.raises(ValueError, match="`train` must be of width 2"):
+        read_step(saved, train_step(2, width=3), like, 1)
