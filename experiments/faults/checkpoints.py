@@ -15,7 +15,7 @@ A trial is *exact* if the newest checkpoint is restored although it was damaged,
 example in a byte that nothing reads. Otherwise it is *fell back*.
 
 Command: python -m experiments.faults.checkpoints
-Time: about four minutes on 2 cores.
+Time: about two minutes on 2 cores.
 Result: experiments/results/faults_checkpoints.json
 """
 

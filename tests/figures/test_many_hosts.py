@@ -21,12 +21,20 @@ def rows_of_endurance():
     return lines(endurance.rows(result("faults_endurance")["diaries"]))
 
 
+def words_on_damage():
+    """Yields the number of damaged checkpoints, none of which is restored wrongly."""
+    outcomes = result("faults_checkpoints")["outcomes"]
+    assert {each["outcome"] for each in outcomes} == {"exact", "fell back"}
+    yield f"Of {len(outcomes)}\ncheckpoints that were damaged at random, none"
+
+
 @pytest.mark.parametrize(
     ("path", "rows"),
     [
         ("docs/many_hosts.md", rows_of_starts),
         ("docs/many_hosts.md", rows_of_faults),
         ("docs/many_hosts.md", rows_of_endurance),
+        ("docs/getting_started.md", words_on_damage),
     ],
 )
 def test_figures_are_those_of_the_result_files(path, rows):
