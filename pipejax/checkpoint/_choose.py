@@ -8,7 +8,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from ._fault import Fault, attempt
-from ._manager import steps
+from ._manager import is_read_only, steps
 from ._read import Saved
 
 _log = logging.getLogger(__name__)
@@ -78,7 +78,10 @@ def _candidates(manager: ocp.CheckpointManager, step: int | None) -> list[int]:
 
 
 def _move_aside(manager: ocp.CheckpointManager, damaged: dict[int, str]) -> None:
-    """Renames the folders of damaged steps on process 0, and waits for that."""
+    """Renames the folders of damaged steps on process 0, and waits for that.
+
+    A read-only manager renames nothing.
+    """
 
     def rename() -> None:
         if jax.process_index() == 0:
@@ -86,7 +89,7 @@ def _move_aside(manager: ocp.CheckpointManager, damaged: dict[int, str]) -> None
                 path = manager.directory / str(step)
                 path.rename(_free(manager, f"damaged-{step}"))
 
-    if damaged:
+    if damaged and not is_read_only(manager):
         fault = attempt(rename)
         if isinstance(fault, Fault):
             _log.warning("damaged checkpoints stay where they are: %s", fault.text)

@@ -3,14 +3,36 @@
 import operator
 import os
 import pathlib
+from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
+from etils import epath
 
 from pipejax.integers import is_integer
 
+from ._fault import Fault, agreed
+from ._lock import Lock
+
+
+class LockedManager(ocp.CheckpointManager):
+    """An Orbax manager that frees the lock of its folder when it is closed."""
+
+    def __init__(self, *args: Any, lock: Lock | None, **kwargs: Any) -> None:
+        self._lock, self.read_only = lock, kwargs["options"].read_only
+        super().__init__(*args, **kwargs)
+
+    def close(self) -> None:
+        """Waits for a running save, and frees the folder for other jobs."""
+        try:
+            super().close()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+
 
 def manager(
-    folder: os.PathLike[str] | str, keep: int | None = 2
+    folder: os.PathLike[str] | str, keep: int | None = 2, *, read_only: bool = False
 ) -> ocp.CheckpointManager:
     """Makes an Orbax manager for the checkpoints of one run.
 
@@ -19,13 +41,17 @@ def manager(
     one process only.
 
     If there are several processes, each of them must make a manager of the same folder.
-    Only one manager should save in a folder at a time.
+    While the manager is open, process 0 holds a lock on the folder, so that a second
+    job which would save there is refused at its start. A process that ends, even by
+    SIGKILL, leaves no lock behind. Buckets have no locks.
 
     Args:
       folder: Folder of the checkpoints, or the URL of a bucket (`gs://bucket/run`). It
         is created if it does not exist.
       keep: Number of checkpoints to keep, at least 1. Older ones are deleted. `None`
         keeps all.
+      read_only: Whether the manager only restores. It then needs no lock, so that an
+        evaluation can read the checkpoints of a running job.
 
     Returns:
       An `orbax.checkpoint.CheckpointManager`, for `save` and `restore`. It writes
@@ -33,7 +59,10 @@ def manager(
       its `close()` at the end, to wait for the last write.
 
     Raises:
-      ValueError: If `keep` is not an integer of at least 1, or `folder` is a file.
+      ValueError: If `keep` is not an integer of at least 1, `folder` is a file, another
+        manager that saves in `folder` is open, or `read_only` is true and `folder` does
+        not exist.
+      OSError: If nothing can be written to `folder`.
 
     Examples:
       >>> import tempfile
@@ -46,10 +75,18 @@ def manager(
             f"`keep` must be an integer of at least 1, got {keep!r}. None keeps all"
             " checkpoints."
         )
-    return ocp.CheckpointManager(
-        _absolute(folder),
+    place = _absolute(folder)
+    if read_only and not epath.Path(place).is_dir():
+        raise ValueError(
+            f"`folder` must exist if `read_only` is true, got {place}. Give the folder"
+            " of a run that has saved a checkpoint."
+        )
+    return LockedManager(
+        place,
+        lock=None if read_only else _locked(place),
         options=ocp.CheckpointManagerOptions(
             max_to_keep=None if keep is None else operator.index(keep),
+            read_only=read_only,
             # Processes that list the same network folder may see different files.
             single_host_load_and_broadcast=True,
         ),
@@ -59,6 +96,27 @@ def manager(
             "extras": ocp.JsonCheckpointHandler(),
         },
     )
+
+
+def _locked(place: str) -> Lock | None:
+    """Takes the lock of a folder on process 0; all processes raise the same error."""
+    lock, fault = None, None
+    if jax.process_index() == 0 and "://" not in place:
+        try:
+            pathlib.Path(place).mkdir(parents=True, exist_ok=True)
+            lock = Lock(pathlib.Path(place))
+        except ValueError as error:
+            fault = Fault(False, str(error))
+        except OSError as error:
+            fault = Fault(True, f"nothing can be written to {place}: {error}")
+    if fault := agreed(fault):
+        raise (OSError if fault.damaged else ValueError)(fault.text)
+    return lock
+
+
+def is_read_only(manager: ocp.CheckpointManager) -> bool:
+    """Returns whether a manager was made with `read_only=True`."""
+    return isinstance(manager, LockedManager) and manager.read_only
 
 
 def steps(manager: ocp.CheckpointManager) -> list[int]:

@@ -65,7 +65,8 @@ def restore(
     Every leaf and the extras are checked against the checksums that `save` has written.
     If `step` is `None` and the latest checkpoint is damaged, `restore` takes the newest
     one that is whole, and logs which steps are damaged and how. Process 0 renames the
-    folders of these steps to `damaged-STEP`, so that they can be saved again. All
+    folders of these steps to `damaged-STEP`, so that they can be saved again; if the
+    manager is read-only, nothing is renamed. All
     processes agree on the step before any of them returns.
 
     `restore` waits for a running save. It also finds checkpoints that another manager

@@ -13,9 +13,10 @@ from pipejax.mesh import without_mesh
 from pipejax.train_step import PipelineState
 
 from ._checksum import checksums
+from ._fault import Fault, attempt
 from ._json_values import json_copy
 from ._leaves import encoded, named
-from ._manager import steps
+from ._manager import is_read_only, steps
 from ._meta import digest, meta_of
 
 
@@ -44,10 +45,12 @@ def save(
         saves an empty dict.
 
     Raises:
-      ValueError: Before anything is written: if `state` is not a `pj.PipelineState`, is
-        traced or donated, holds leaves that are not `jax.Array`s of all processes, or
-        is not of a later step; if JSON would change `extras`; or if the step or the
-        extras differ between processes.
+      OSError: Before anything is written: if nothing can be written to the folder.
+      ValueError: Before anything is written: if `manager` is read-only; if `state` is
+        not a `pj.PipelineState`, is traced or donated, holds leaves that are not
+        `jax.Array`s of all processes, or is not of a later step; if JSON would change
+        `extras`; or if the step or the extras differ between processes.
+      RuntimeError: If Orbax has not made the checkpoint.
 
     Examples:
       >>> import tempfile
@@ -71,15 +74,21 @@ def save(
     with without_mesh(), jax.transfer_guard("allow"):
         _check_same_everywhere(step, extras)
         _check_later(manager, step)
+        _check_writable(manager)
         arrays = _arrays(state)
         meta = meta_of(state, step, extras, checksums(arrays))
-        manager.save(
+        made = manager.save(
             step,
             args=ocp.args.Composite(
                 state=ocp.args.StandardSave(arrays),
                 meta=ocp.args.JsonSave(meta),
                 extras=ocp.args.JsonSave(extras),
             ),
+        )
+    if not made:
+        raise RuntimeError(
+            f"Orbax has not saved step {step} in {manager.directory}. Use a manager"
+            " that pipejax.checkpoint.manager has returned."
         )
 
 
@@ -145,6 +154,29 @@ def _check_later(manager: ocp.CheckpointManager, step: int) -> None:
             " run that continues from an earlier step, or remove the later checkpoint:"
             f" `manager.delete({latest})`."
         )
+
+
+def _check_writable(manager: ocp.CheckpointManager) -> None:
+    """Raises an error on all processes unless a folder can be made on process 0.
+
+    If a folder cannot be made, Orbax raises an error too, and then keeps the process
+    from ending.
+    """
+    if is_read_only(manager):
+        raise ValueError(
+            "`manager` must be allowed to save, got one with read_only=True. Leave"
+            " `read_only` out."
+        )
+
+    def probe() -> None:
+        if jax.process_index() == 0:
+            path = manager.directory / ".probe"
+            path.mkdir(exist_ok=True)
+            path.rmdir()
+
+    fault = attempt(probe)
+    if isinstance(fault, Fault):
+        raise OSError(f"nothing can be written to {manager.directory}: {fault.text}")
 
 
 def _check_same_everywhere(step: int, extras: dict[str, Any]) -> None:

@@ -43,6 +43,11 @@ def feedback(devices, width=2):
     return train_step(devices, width, all_reduce=all_reduce)
 
 
+def entries(folder):
+    """Returns the sorted names in a folder, without the lock."""
+    return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+
+
 def host(state):
     """Copies a state to the host, safe from donation, with PRNG keys as integers."""
     return jax.tree.map(_bits, state)

@@ -8,7 +8,7 @@ import pytest
 from pipejax import checkpoint
 
 from ..helpers import assert_bits_equal, batches
-from .helpers import host, init, run, train_step
+from .helpers import entries, host, init, run, train_step
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_the_newest_that_is_whole(folder, train, like, caplog):
     for step in (1, 2):
         says = f"step {step} in {path} is damaged: `extras` are not what was saved"
         assert says in caplog.text
-    assert sorted(x.name for x in path.iterdir()) == ["0", "damaged-1", "damaged-2"]
+    assert entries(path) == ["0", "damaged-1", "damaged-2"]
     with checkpoint.manager(path, keep=None) as manager:
         checkpoint.save(manager, run(train, found.state, batches(1)), {"saved": 1})
     assert restored(path, train, like).extras == {"saved": 1}
@@ -70,7 +70,7 @@ def test_a_step_by_its_number_is_never_another(folder, train, like):
     with pytest.raises(ValueError, match=rule):
         restored(path, train, like, 2)
     assert_bits_equal(host(restored(path, train, like, 1).state), states[1])
-    assert sorted(x.name for x in path.iterdir()) == ["0", "1", "2"]
+    assert entries(path) == ["0", "1", "2"]
 
 
 def test_nothing_is_moved_if_nothing_is_whole(folder, train, like):
@@ -80,7 +80,7 @@ def test_nothing_is_moved_if_nothing_is_whole(folder, train, like):
     rule = "step 2: `extras` .*; step 1: .*; step 0: .*Restore a copy of the folder"
     with pytest.raises(ValueError, match=rule):
         restored(path, train, like)
-    assert sorted(x.name for x in path.iterdir()) == ["0", "1", "2"]
+    assert entries(path) == ["0", "1", "2"]
 
 
 def test_storage_that_cannot_be_read_is_no_damage(folder, train, like, monkeypatch):
@@ -91,4 +91,14 @@ def test_storage_that_cannot_be_read_is_no_damage(folder, train, like, monkeypat
     )
     with pytest.raises(OSError, match=r"step 2 in .* cannot be read: OSError: .*when"):
         restored(path, train, like)
-    assert sorted(x.name for x in path.iterdir()) == ["0", "1", "2"]
+    assert entries(path) == ["0", "1", "2"]
+
+
+def test_a_read_only_manager_moves_nothing(folder, train, like):
+    """The folder may be that of a running job."""
+    path, states = folder
+    damage(path, 2)
+    with checkpoint.manager(path, read_only=True) as manager:
+        found = checkpoint.restore(manager, train, like)
+    assert_bits_equal(host(found.state), states[1])
+    assert entries(path) == ["0", "1", "2"]

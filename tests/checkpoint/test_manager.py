@@ -1,5 +1,6 @@
 """Tests a manager's folder, how many checkpoints it keeps, and a second manager."""
 
+import os
 import pathlib
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from pipejax import checkpoint
 
 from ..helpers import batches
-from .helpers import init, run, train_step
+from .helpers import entries, init, run, train_step
 
 
 @pytest.mark.parametrize("keep", [0, -1, 1.5, True, "2"])
@@ -23,7 +24,7 @@ def test_the_latest_stay(tmp_path, keep, stay):
     with checkpoint.manager(tmp_path, keep=keep) as manager:
         for steps in range(3):
             checkpoint.save(manager, run(train, init(train), data[:steps]))
-    assert {int(path.name) for path in tmp_path.iterdir()} == stay
+    assert {int(name) for name in entries(tmp_path)} == stay
 
 
 def test_a_file_is_no_folder(tmp_path):
@@ -49,16 +50,55 @@ def test_what_another_manager_saved_is_seen_and_not_overwritten(tmp_path):
     train = train_step()
     first, second = init(train), run(train, init(train), batches(1))
     like = init(train)
-    with checkpoint.manager(tmp_path) as one, checkpoint.manager(tmp_path) as two:
+    with checkpoint.manager(tmp_path) as one:
         checkpoint.save(one, first, {"by": "one"})
         one.wait_until_finished()
-        with pytest.raises(ValueError, match="`state` must be of a later step"):
-            checkpoint.save(two, first, {"by": "two"})
-        assert checkpoint.restore(two, train, like).extras == {"by": "one"}
-        checkpoint.save(two, second, {"by": "two"})
-        two.wait_until_finished()
-        assert checkpoint.restore(one, train, like).extras == {"by": "two"}
-        assert checkpoint.restore(one, train, like, step=0).extras == {"by": "one"}
+        with checkpoint.manager(tmp_path, read_only=True) as two:
+            assert checkpoint.restore(two, train, like).extras == {"by": "one"}
+            checkpoint.save(one, second, {"by": "one, later"})
+            one.wait_until_finished()
+            assert checkpoint.restore(two, train, like).extras == {"by": "one, later"}
+            assert checkpoint.restore(two, train, like, step=0).extras == {"by": "one"}
+            with pytest.raises(ValueError, match=r"allowed to save, .*read_only=True"):
+                checkpoint.save(two, run(train, init(train), batches(2)))
+    with (
+        checkpoint.manager(tmp_path) as three,
+        pytest.raises(ValueError, match="`state` must be of a later step"),
+    ):
+        checkpoint.save(three, init(train))
+
+
+def test_a_second_manager_that_saves_is_refused(tmp_path):
+    rule = (
+        rf"`folder` must not be in use by .*process {os.getpid()} on .*read_only=True"
+    )
+    with checkpoint.manager(tmp_path):
+        with pytest.raises(ValueError, match=rule):
+            checkpoint.manager(tmp_path)
+        checkpoint.manager(tmp_path / "other").close()
+    checkpoint.manager(tmp_path).close()
+
+
+def test_a_folder_to_read_must_exist(tmp_path):
+    with pytest.raises(ValueError, match="must exist if `read_only` is true"):
+        checkpoint.manager(tmp_path / "none", read_only=True)
+    assert entries(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path, monkeypatch):
+    """The error comes before Orbax starts threads, which would not end."""
+
+    def refuse(*args, **kwargs):
+        raise OSError(30, "Read-only file system")
+
+    train = train_step()
+    with checkpoint.manager(tmp_path) as manager:
+        monkeypatch.setattr(type(manager.directory), "mkdir", refuse)
+        with pytest.raises(OSError, match=r"nothing can be written to .*Read-only"):
+            checkpoint.save(manager, init(train))
+    monkeypatch.setattr("builtins.open", refuse)
+    with pytest.raises(OSError, match=r"nothing can be written to .*Read-only"):
+        checkpoint.manager(tmp_path)
 
 
 def test_other_files_beside_are_left_alone(tmp_path):

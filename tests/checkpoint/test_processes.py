@@ -4,7 +4,10 @@ import contextlib
 
 import pytest
 
+from pipejax import checkpoint
+
 from ..executors.group import Group
+from .helpers import entries
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +24,15 @@ def test_all_comes_back(group, tmp_path):
 def test_all_fall_back_to_the_same_step(group, tmp_path):
     """One process cannot read step 2, and the folder is the same for both."""
     assert group.ask("restored_from_damage", tmp_path) == [1, 1]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "damaged-2"]
+    assert entries(tmp_path) == ["0", "1", "damaged-2"]
+
+
+def test_a_second_job_is_refused_on_all(group, tmp_path):
+    with checkpoint.manager(tmp_path):
+        said = group.ask("opened", tmp_path)
+    assert said[0].startswith("`folder` must not be in use by another manager")
+    assert said == [said[0]] * 2
+    assert group.ask("opened", tmp_path) == ["opened"] * 2
 
 
 def test_what_does_not_hold_for_all_is_refused_on_all(group, tmp_path):
@@ -32,4 +43,4 @@ def test_what_does_not_hold_for_all_is_refused_on_all(group, tmp_path):
         assert "`state` must lie on the devices of all 2 processes" in alone
         assert "got skipped on those of this process only. Place it" in alone
         assert good == "saved"
-    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+    assert entries(tmp_path) == ["0"]

@@ -34,7 +34,7 @@ def test_every_bit_comes_back(manager, width, options):
     fresh = train_step(width=width, **options)
     like = jax.eval_shape(lambda: init(fresh))
     # Another process would read in this way.
-    with checkpoint.manager(manager.directory) as reader:
+    with checkpoint.manager(manager.directory, read_only=True) as reader:
         restored = checkpoint.restore(reader, fresh, like)
     assert restored.extras == {"next_index": 5}
     assert not restored.drained

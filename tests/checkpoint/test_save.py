@@ -12,7 +12,7 @@ import pytest
 from pipejax import checkpoint
 
 from ..helpers import assert_bits_equal, batches
-from .helpers import host, init, run, train_step
+from .helpers import entries, host, init, run, train_step
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def states(train):
 
 def listed(manager):
     manager.wait_until_finished()
-    return sorted(path.name for path in manager.directory.iterdir())
+    return entries(manager.directory)
 
 
 def refused(manager, state, match, extras=None):

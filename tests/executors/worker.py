@@ -196,6 +196,17 @@ def restored_from_damage(folder):
     return int(found.state.step)
 
 
+def opened(folder):
+    """Returns what opening a folder for saving says, and then for reading."""
+    try:
+        checkpoint.manager(folder).close()
+        said = "opened"
+    except ValueError as error:
+        said = str(error)
+    checkpoint.manager(folder, read_only=True).close()
+    return said
+
+
 def refused(folder):
     """Returns the errors of saves that would not hold for all, then of a good one."""
     rank, said = jax.process_index(), []
@@ -372,6 +383,7 @@ TASKS = {
     "saved": saved,
     "restored": restored,
     "saved_and_restored": saved_and_restored,
+    "opened": opened,
     "refused": refused,
     "restored_from_damage": restored_from_damage,
     "overlapping": overlapping,

@@ -1,0 +1,81 @@
+"""Locks the folder of a run, so that a second job cannot save there too.
+
+The lock is the kernel's (`flock` on the file `.lock` in the folder): when the process
+that holds it ends, however it ends, the lock is free. The file stays, and says who has
+held the lock last.
+"""
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import pathlib
+import socket
+import weakref
+from typing import Any
+
+_log = logging.getLogger(__name__)
+
+NAME = ".lock"
+# The file system has no locks.
+_WITHOUT = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class Lock:
+    """The lock of a folder, held until `release` or until the process ends."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        """Takes the lock.
+
+        Args:
+          folder: A folder that exists, on a file system of this machine or on one that
+            other machines share.
+
+        Raises:
+          ValueError: If another manager holds the lock.
+          OSError: If nothing can be written to the folder.
+        """
+        path = folder / NAME
+        self._file: Any = open(path, "a+")  # noqa: SIM115 - held until `release`
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._file.close()
+            raise ValueError(
+                f"`folder` must not be in use by another manager that saves there;"
+                f" {folder} is, by {_holder(path)}. Choose another folder, end that"
+                " job, or close that manager. To restore only, pass `read_only=True`."
+            ) from error
+        except OSError as error:
+            if error.errno not in _WITHOUT:
+                raise
+            _log.warning(
+                "%s cannot be locked: %s. See that no second job saves there.",
+                folder,
+                error,
+            )
+        # A forked child would still hold the lock when this process is gone.
+        file = weakref.ref(self._file)
+        os.register_at_fork(after_in_child=lambda: _closed(file()))
+        self._file.truncate(0)
+        self._file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
+        self._file.flush()
+
+    def release(self) -> None:
+        """Frees the lock; calling this again does nothing."""
+        self._file.close()
+
+
+def _closed(file: Any) -> None:
+    if file is not None:
+        file.close()
+
+
+def _holder(path: pathlib.Path) -> str:
+    """Returns who holds the lock, in words."""
+    try:
+        held = json.loads(path.read_text())
+        return f"process {held['pid']} on {held['host']}"
+    except (ValueError, KeyError, TypeError):
+        return "a process that has not said its name"
