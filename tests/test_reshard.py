@@ -116,11 +116,11 @@ def due(data):
     return sum(means).reshape(-1)
 
 
-# The cases of the quick run. The other algorithms are parts of these: ring and two-shot
+# The cases of the quick run. Most other algorithms are parts of these: ring and two-shot
 # of "scheduled", tree of "tree, power_sgd", the outer exchange of "both".
 QUICK = {
-    "fewer": {"halving_doubling", "psum, power_sgd", "scheduled"},
-    "more": {"parameter_server", "tree, power_sgd", "ring, stochastic", "both"},
+    "fewer": {"halving_doubling", "scheduled"},
+    "more": {"tree, power_sgd", "both"},
 }
 
 

@@ -24,6 +24,7 @@ def test_its_command(tmp_path, hosts):
     assert (tmp_path / "accuracy.png").stat().st_size > 10_000
 
 
+@pytest.mark.full
 @needs_namespaces
 def test_on_hosts_each_method_sends_what_it_must(tmp_path, capsys):
     config = demo.Config(hosts=2, host_steps=3, out=tmp_path)

@@ -150,8 +150,9 @@ def test_other_bits_are_no_success(monkeypatch):
     assert outcome["again_after_s"] is None  # no process was ended
 
 
+@pytest.mark.full
 @pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
-@pytest.mark.parametrize("timeout", [5.0, pytest.param(10.0, marks=pytest.mark.full)])
+@pytest.mark.parametrize("timeout", [5.0, 10.0])
 def test_a_start_with_something_wrong_is_refused_by_all_and_at_once(tmp_path, timeout):
     """The quick run has a shorter timeout: every host waits for 1.5 timeouts."""
     out = tmp_path / "start.json"

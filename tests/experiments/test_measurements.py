@@ -65,6 +65,7 @@ def test_overhead(tmp_path, run):
         assert rows[name]["met"] == (rows[name]["judged"] <= overhead.BAR)
 
 
+@pytest.mark.full
 def test_convex(tmp_path, where, run, monkeypatch):
     out, plot = tmp_path / "convex.json", tmp_path / "convex.png"
     widths, log2_steps = ("1", "2", "4"), "11"
@@ -170,6 +171,7 @@ def test_levels(tmp_path, run):
     assert sent["int8, between hosts"] < sent["int8, flat ring, at every hop"]
 
 
+@pytest.mark.full
 def test_wire(tmp_path, run):
     out = tmp_path / "wire.json"
     few = ("none", "int8", "power_sgd")

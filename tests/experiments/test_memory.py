@@ -10,6 +10,7 @@ pytest.importorskip("jax_plugins.xla_cuda12")
 pytest.importorskip("nvidia.cuda_nvcc")
 
 
+@pytest.mark.full
 def test_ours_beside_a_step_by_hand(tmp_path):
     out = tmp_path / "memory.json"
     steps = ("K=1", "K=2, predicted")

@@ -13,22 +13,17 @@ from experiments import overlap, report
 PROGRAMS = overlap.SMALL["programs"]
 
 
-# There are as many cases as targets and models in the small matrix. The quick run has
-# one of them.
+# There are as many cases as targets and models in the small matrix.
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("target", "model", "least"),
     [
         ("h100:1x1x8", "mlp", 0.90),
-        *(
-            pytest.param(*case, marks=pytest.mark.full)
-            for case in [
-                ("h100:1x1x8", "cnn", 0.95),
-                ("h100:1x1x8", "transformer scan", 0.95),
-                ("h100:1x8x8", "mlp", 0.90),
-                ("h100:1x8x8", "cnn", 0.95),
-                ("h100:1x8x8", "transformer scan", 0.95),
-            ]
-        ),
+        ("h100:1x1x8", "cnn", 0.95),
+        ("h100:1x1x8", "transformer scan", 0.95),
+        ("h100:1x8x8", "mlp", 0.90),
+        ("h100:1x8x8", "cnn", 0.95),
+        ("h100:1x8x8", "transformer scan", 0.95),
     ],
 )
 def test_pipelined_is_hidden_and_nothing_else_is(tmp_path, target, model, least):

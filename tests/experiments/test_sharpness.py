@@ -33,9 +33,8 @@ def compared():
     }
 
 
-@pytest.mark.parametrize(
-    "factors", [(2.0,), pytest.param((1.0, 2.0), marks=pytest.mark.full)]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("factors", [(2.0,), (1.0, 2.0)])
 def test_a_small_run(tmp_path, factors):
     runs = tmp_path / "convergence.json"
     runs.write_text(json.dumps(compared()))

@@ -120,6 +120,7 @@ def saving(out, step):
     )
 
 
+@pytest.mark.full
 def test_killed_while_it_saves_ends_with_the_same_bits(undisturbed, tmp_path):
     out = tmp_path / "killed"
     assert interrupt(out, saving(out, 20), signal.SIGKILL) == -signal.SIGKILL

@@ -342,7 +342,7 @@ def test_scaling_here(tmp_path, hosts_here, monkeypatch, capsys):
     for name in few:
         low, middle, high = real["measured"][name]
         assert 0 < low <= middle <= high <= 1
-        assert 0 < many["simulated"][name] <= 1
+        assert 0 < many["simulated"][name] <= 1 + 1e-6
     assert many["measured"] is None
     assert plot.exists()
 

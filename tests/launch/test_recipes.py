@@ -74,6 +74,7 @@ def test_open_mpi(recipe):
     ]
 
 
+@pytest.mark.one_python
 @needs("torchrun")
 def test_torchrun(recipe):
     command = recipe("torchrun", "--processes", "2")
@@ -83,6 +84,7 @@ def test_torchrun(recipe):
     ]
 
 
+@pytest.mark.one_python
 @needs("bash")
 def test_ssh(recipe, tmp_path, monkeypatch):
     """A stand-in for ssh runs on this machine what ssh should run on a host."""
