@@ -116,8 +116,8 @@ def due(data):
     return sum(means).reshape(-1)
 
 
-# The cases of the quick run. Most other algorithms are parts of these: ring and two-shot
-# of "scheduled", tree of "tree, power_sgd", the outer exchange of "both".
+# The cases of the quick run. Most other algorithms are parts of these: ring and two-
+# shot of "scheduled", tree of "tree, power_sgd", the outer exchange of "both".
 QUICK = {
     "fewer": {"halving_doubling", "scheduled"},
     "more": {"tree, power_sgd", "both"},
