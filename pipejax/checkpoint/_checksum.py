@@ -34,7 +34,9 @@ def checksums(arrays: dict[str, jax.Array]) -> dict[str, str]:
       >>> checksums({"w": before})["w"] == checksums({"w": after})["w"]
       False
     """
-    own = [_own_sums(array) for array in arrays.values()]
+    # All devices begin before the first result is fetched.
+    begun = [_own_sums(array) for array in arrays.values()]
+    own = [_total(np.reshape(sums, (-1, 2))) for sums in jax.device_get(begun)]
     if jax.process_count() > 1 and own:
         every = multihost_utils.process_allgather(np.stack(own))
         total = _total(every)
@@ -43,16 +45,14 @@ def checksums(arrays: dict[str, jax.Array]) -> dict[str, str]:
     return {name: f"{a:08x}{b:08x}" for name, (a, b) in zip(arrays, own, strict=True)}
 
 
-def _own_sums(array: jax.Array) -> np.ndarray:
-    """Returns the two sums over the pieces that this process must count."""
+def _own_sums(array: jax.Array) -> list[jax.Array]:
+    """Returns the two sums over each of the pieces that this process must count."""
     shards = array.addressable_shards
     if array.is_fully_replicated:
         shards = shards[:1]
     else:
         shards = [shard for shard in shards if shard.replica_id == 0]
-    found = [_sums(shard.data, *_place(shard, array.shape)) for shard in shards]
-    parts = [np.asarray(sums) for sums in found]  # all devices work at the same time
-    return _total(np.reshape(parts, (-1, 2)))
+    return [_sums(shard.data, *_place(shard, array.shape)) for shard in shards]
 
 
 def _total(sums: Any) -> np.ndarray:
@@ -84,9 +84,15 @@ def _sums(piece: jax.Array, starts: jax.Array, strides: jax.Array) -> jax.Array:
     place += lax.broadcasted_iota(jnp.uint32, words.shape, piece.ndim)
     mixed = _mixed(words + place * jnp.uint32(0x9E3779B9))
     weighted = mixed * (place * jnp.uint32(2) + jnp.uint32(1))
-    return jnp.stack(
-        [jnp.sum(mixed, dtype=jnp.uint32), jnp.sum(weighted, dtype=jnp.uint32)]
-    )
+    # One pass over the array for both sums. On CPUs, XLA's sum of integers takes twenty
+    # times as long as this reduction of pairs.
+    zero = jnp.uint32(0)
+    sums = lax.reduce((mixed, weighted), (zero, zero), _added, range(words.ndim))
+    return jnp.stack(sums)
+
+
+def _added(a: Any, b: Any) -> Any:
+    return a[0] + b[0], a[1] + b[1]
 
 
 def _words(x: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from experiments import codec_speed, logs, overhead
+from experiments import checkpoint_cost, codec_speed, logs, overhead
 from experiments.convex import _codecs, _regret
 from pipejax import stability
 from pipejax.stability import _picture
@@ -155,6 +155,19 @@ def check_codec_speed(out):
         assert rows["int8, block 256, both"]["speed of the copy"] > 0
         encode = rows["int8, block 256, encode"]["bytes moved"]
         assert encode == 2**18 * (4 + 1 + 4 / 256)
+
+
+def test_checkpoint_cost(tmp_path, run):
+    out = tmp_path / "checkpoint_cost.json"
+    size = ("--widths", "8", "--rounds", "2")
+    assert "of the restore" in run("checkpoint_cost", *size, "--out", str(out))
+    (cell,) = json.loads(out.read_text())["cells"]
+    # Parameters, two moments, a gradient in flight, and a few numbers.
+    assert cell["bytes"] == pytest.approx(
+        4 * checkpoint_cost.LAYERS * 8 * 8 * 4, rel=0.05
+    )
+    assert cell["seconds"].keys() == {"save", "restore", "checksums", "copy"}
+    assert all(len(times) == 2 for times in cell["seconds"].values())
 
 
 def test_levels(tmp_path, run):
