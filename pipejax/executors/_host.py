@@ -18,6 +18,7 @@ Reference:
   Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619
 """
 
+import copy
 import dataclasses
 import functools
 import operator
@@ -72,6 +73,11 @@ class Host:
     _begun: list[Begun] = dataclasses.field(default_factory=list)
     # Programs found to have no collective of their own, with their arguments' form.
     _checked: set[Any] = dataclasses.field(default_factory=set)
+
+    def __deepcopy__(self, memo: Any) -> "Host":
+        """Returns an executor of the same step, which has started no reduction."""
+        config = copy.deepcopy(self.config, memo)
+        return Host(config, self.reason, self.name)
 
     def step(self, state: Any, in_flight: Any, batch: Any) -> tuple[Any, Any, Any]:
         """Takes one step, and waits for nothing but the sum that is due."""

@@ -6,6 +6,7 @@ interrupted meanwhile exits without it.
 """
 
 import atexit
+import functools
 import logging
 import os
 import queue
@@ -29,6 +30,8 @@ class CommunicationThread:
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+        self._leave: Callable[[], None] | None = None
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """Runs a function after all functions that were submitted before.
@@ -39,7 +42,16 @@ class CommunicationThread:
 
         Returns:
           A future of `function(*args)`. Its `result` raises what the function raised.
+
+        Raises:
+          RuntimeError: In a process that was forked from the one with the thread.
         """
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "a train step with executor='host' must run in the process that made"
+                " it, and this one was forked from it: threads do not survive a fork."
+                " Start processes with the method 'spawn', and make a train step there."
+            )
         if self._thread is None:
             self._thread = threading.Thread(
                 target=_serve,
@@ -48,7 +60,8 @@ class CommunicationThread:
                 daemon=True,
             )
             self._thread.start()
-            atexit.register(_leave, self._thread, self._work)
+            self._leave = functools.partial(_leave, self._thread, self._work)
+            atexit.register(self._leave)
         future: Future[Any] = Future()
         self._work.put((future, function, args))
         return future
@@ -58,8 +71,15 @@ class CommunicationThread:
         if self._thread is not None:
             self.submit(lambda: None).result()
 
+    def __deepcopy__(self, memo: Any) -> "CommunicationThread":
+        """Returns another thread, which has not started."""
+        del memo
+        return CommunicationThread()
+
     def __del__(self) -> None:
         self._work.put(None)
+        if self._leave is not None:
+            atexit.unregister(self._leave)
 
 
 def _serve(work: "queue.SimpleQueue[Any]") -> None:

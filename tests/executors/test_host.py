@@ -1,5 +1,6 @@
 """Tests the communication thread: the bits, failures, and what is overwritten."""
 
+import copy
 import gc
 import traceback
 
@@ -195,6 +196,21 @@ def test_float64_switched_on_for_the_caller_alone(all_reduce):
 
     with jax.enable_x64(True):
         assert_bits_equal(trained("host"), trained("fused"))
+
+
+@pytest.mark.parametrize("executor", ["host", "fused"])
+def test_a_copy_of_a_step_trains_as_the_step(executor):
+    """The copy of a step that has reductions under way has none of them."""
+    train, data = make(executor), batches(4)
+    state = train.init(init_params())
+    for batch in data[:2]:
+        state, _ = train.step(state, batch)
+    other = copy.deepcopy(train)
+    ends = []
+    for each in (other, train):
+        after, _ = each.step(state, data[2])
+        ends.append(jax.tree.map(np.asarray, each.drain(after)[0]))
+    assert_bits_equal(*ends)
 
 
 def test_not_inside_jit():

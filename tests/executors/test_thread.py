@@ -1,7 +1,10 @@
 """Tests the jobs of the communication thread: their order, errors and end."""
 
+import atexit
+import copy
 import gc
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -105,3 +108,47 @@ def test_a_program_waits_for_a_job_that_ends(exits):
     owner.submit(done.append, 1)
     _leave(owner._thread, owner._work)
     assert (done, exits) == ([1], [])
+
+
+def test_a_dropped_thread_leaves_no_callback(monkeypatch):
+    """A program may make many train steps, each with a thread."""
+    callbacks = []
+    monkeypatch.setattr(atexit, "register", callbacks.append)
+    monkeypatch.setattr(atexit, "unregister", callbacks.remove)
+    owner = CommunicationThread()
+    assert owner.submit(int, "7").result() == 7
+    assert len(callbacks) == 1
+    del owner
+    gc.collect()
+    assert callbacks == []
+
+
+def test_a_copy_is_another_thread():
+    owner = CommunicationThread()
+    owner.submit(int, "7").result()
+    other = copy.deepcopy(owner)
+    assert other._thread is None
+    assert other.submit(int, "8").result() == 8
+
+
+FORKS = """
+import os, sys
+from pipejax.executors._thread import CommunicationThread
+owner = CommunicationThread()
+owner.join()
+assert owner.submit(int, "7").result() == 7
+child = os.fork()
+if child == 0:
+    try:
+        owner.submit(int, "8")
+    except RuntimeError as error:
+        os._exit(7 if "forked" in str(error) else 1)
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_process_is_told_so():
+    """Its work would wait forever for a thread that is not there."""
+    command = [sys.executable, "-W", "ignore", "-c", FORKS]
+    assert subprocess.run(command, timeout=60, check=False).returncode == 7
