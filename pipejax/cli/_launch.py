@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipejax import launch
-from pipejax.launch import _guard, _recipes, _share, _supervise
+from pipejax.launch import _guard, _recipes, _secret, _share, _supervise
 
 from ._command import add_command
 from ._usage import UsageError, in_one_line
@@ -191,6 +191,9 @@ def _starts(args: argparse.Namespace) -> tuple[list[_supervise.Start], str]:
             )
         job, gpus = _job(args)
         given = [_share.environment(job, i, gpus) for i in range(job.processes)]
+        if job.hosts == 1:
+            secret = {_secret.VARIABLE: _secret.drawn()}  # of the whole job
+            given = [{**variables, **secret} for variables in given]
     starts = []
     for local, variables in enumerate(given):
         cores = None if gpus else _share.cores(local, job.processes)

@@ -1,42 +1,73 @@
 """Collects the records of all processes that connect to process 0, in any order.
 
 Process 0 greets each connection, so that a process can tell it from another program at
-the same port. One thread serves all connections at once, so that a slow or silent one
-delays no other. A process that dies may be started again and connect once more.
+the same port. Both ends then prove that they know the secret of the job, before the
+process sends its record. One thread serves all connections at once, so that a slow or
+silent one delays no other. A process that dies may be started again and connect once
+more.
+
+Strangers cost little: a connection that has not proved itself may send one short line,
+and there is a limit to the connections, to the bytes of unfinished records and to the
+log messages about strangers.
+
+In a job without a secret, a stranger that knows the protocol can send a record. A
+record is *doubtful* if it comes from an address of its own and contradicts the others:
+its number of processes is another one, its rank is impossible, or another address has
+sent a record of the same rank. Doubtful records do not end the roll call before its
+time is up.
 """
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import selectors
 import socket
 import time
-from typing import NamedTuple
+from collections import defaultdict
 
+from . import _secret
 from ._record import Record
 
 _log = logging.getLogger("pipejax")
 
-GREETING = b"pipejax\n"
-"""The line that process 0 sends first on every connection."""
-LONGEST = 2**22
+GREETING = b"pipejax "
+"""The beginning of the line that process 0 sends first on every connection."""
+REFUSED = b"refused\n"
+"""The line that process 0 sends to a connection with another secret."""
+SHORT = 256
+"""The longest line of a connection that has not proved itself, in bytes."""
+LONGEST = 2**20
 """The longest line that a process reads from a connection, in bytes."""
+UNFINISHED = 2**24
+"""The most bytes of unfinished lines that process 0 keeps."""
+STRANGERS = 128
+"""The most connections that process 0 keeps beside those of its job."""
 PATIENCE = 5.0
-"""Seconds within which a line must come once there is a connection."""
+"""Seconds within which each line must come once there is a connection."""
 _REPORT = 15.0
 """Seconds between two log messages of process 0 about how many have connected."""
+_SAID = 20
+"""The most log messages about strangers."""
 
 
-class Visitor(NamedTuple):
+@dataclasses.dataclass
+class Visitor:
     """A connection that has not sent its whole record yet.
 
     Attributes:
-      line: The bytes received so far.
-      since: The time of `time.monotonic()` at which the connection was accepted.
+      address: The address from which the connection comes.
+      drawn: The number that process 0 has drawn for this connection.
+      since: The time of `time.monotonic()` since which a line is awaited.
+      proven: Whether the other end has proved that it knows the secret.
+      line: The bytes of the next line that have been received.
     """
 
-    line: bytearray
+    address: str
+    drawn: str
     since: float
+    proven: bool = False
+    line: bytearray = dataclasses.field(default_factory=bytearray)
 
 
 class Enrolment:
@@ -48,12 +79,19 @@ class Enrolment:
 
     Args:
       server: The socket at which process 0 listens.
+      processes: The number of processes of the job.
+      secret: The secret of the job, empty without one.
     """
 
-    def __init__(self, server: socket.socket) -> None:
+    def __init__(
+        self, server: socket.socket, processes: int, secret: bytes = b""
+    ) -> None:
         self.came: dict[socket.socket, Record] = {}
         self.left: dict[int, Record] = {}
+        self._addresses: dict[socket.socket, str] = {}  # of those in `came`
         self._visitors: dict[socket.socket, Visitor] = {}  # oldest first
+        self._processes, self._secret = processes, secret
+        self._refused = 0
         self._server = server
         self._selector = selectors.DefaultSelector()
         server.setblocking(False)
@@ -67,46 +105,90 @@ class Enrolment:
             connection.close()
         self._selector.close()
 
-    def wait(self, others: int, until: float) -> None:
+    def wait(self, until: float) -> None:
         """Waits until all other processes have sent their records, or time is up.
 
+        If all have, doubtful records beside theirs are dropped.
+
         Args:
-          others: The number of other processes.
           until: The time of `time.monotonic()` at which to return in any case.
         """
         reported = time.monotonic()
         while (now := time.monotonic()) < until:
             # Once all have come, only read what has arrived: a process may have left.
-            complete = len(self.came) >= others
+            complete = self._complete()
             heard = self._selector.select(0.0 if complete else min(until - now, 1.0))
             if complete and not heard:
+                for connection in self._doubtful():
+                    self._forget(connection)
                 return
             for key, _ in heard:
                 key.data()
             self._refuse_silent()
             if time.monotonic() - reported > _REPORT:
                 _log.info(
-                    "%d of %d other processes have connected", len(self.came), others
+                    "%d of %d other processes have connected",
+                    len(self.came),
+                    self._processes - 1,
                 )
                 reported = time.monotonic()
+
+    def _complete(self) -> bool:
+        """Returns whether as many records have come as there are other processes."""
+        if self._secret:
+            return len(self.came) >= self._processes - 1
+        if any(len(where) > 1 for where in self._places().values()):
+            return False  # two addresses claim one rank, and one may be a stranger's
+        return len(self.came) - len(self._doubtful()) >= self._processes - 1
+
+    def _places(self) -> dict[int, set[str]]:
+        """Returns the addresses from which each possible rank has come."""
+        places: dict[int, set[str]] = defaultdict(set)
+        for connection, record in self.came.items():
+            if self._possible(record):
+                places[record.rank].add(self._addresses[connection])
+        return places
+
+    def _doubtful(self) -> list[socket.socket]:
+        """Returns connections with impossible records from addresses of their own."""
+        if self._secret:
+            return []
+        known = set().union(*self._places().values())
+        return [
+            connection
+            for connection, record in self.came.items()
+            if not self._possible(record) and self._addresses[connection] not in known
+        ]
+
+    def _possible(self, record: Record) -> bool:
+        same = record.processes == self._processes
+        return same and 0 <= record.rank < self._processes
 
     def _accept(self) -> None:
         """Accepts a connection and greets it."""
         try:
-            connection, _ = self._server.accept()
+            connection, address = self._server.accept()
         except OSError as error:  # the client has gone, or too many files are open
-            _log.warning("a connection could not be accepted: %s", error)
+            self._say("a connection could not be accepted: %s", error)
             if self._visitors:
-                self._refuse(next(iter(self._visitors)), "too many connections")
+                self._refuse(self._oldest(), "too many connections")
             else:
                 time.sleep(0.1)
             return
         connection.setblocking(False)
+        visitor = Visitor(str(address[0]), _secret.drawn(), time.monotonic())
         with contextlib.suppress(OSError):  # the client has gone: `_hear` handles it
-            connection.send(GREETING)
+            connection.send(GREETING + visitor.drawn.encode() + b"\n")
         hear = functools.partial(self._hear, connection)
         self._selector.register(connection, selectors.EVENT_READ, hear)
-        self._visitors[connection] = Visitor(bytearray(), time.monotonic())
+        self._visitors[connection] = visitor
+        if len(self._visitors) > self._processes + STRANGERS:
+            self._refuse(self._oldest(), "too many connections")
+
+    def _oldest(self) -> socket.socket:
+        """Returns the oldest connection, if possible one that has not proved itself."""
+        unproven = (c for c, visitor in self._visitors.items() if not visitor.proven)
+        return next(unproven, next(iter(self._visitors)))
 
     def _hear(self, connection: socket.socket) -> None:
         """Reads what a connection has sent, or notices that it has ended."""
@@ -119,39 +201,77 @@ class Enrolment:
             why = str(error)
         if connection in self.came:
             if not part:
-                record = self.came.pop(connection)
-                self.left[record.rank] = record
-                self._drop(connection)
+                record = self._forget(connection)
+                if self._possible(record):
+                    self.left[record.rank] = record
         elif connection in self._visitors:  # it may have been refused meanwhile
             self._read(connection, part, why)
 
     def _read(self, connection: socket.socket, part: bytes, why: str) -> None:
-        """Takes a part of a record, and accepts or refuses the whole record."""
-        line = self._visitors[connection].line
-        line += part
-        if not part or len(line) > LONGEST:
+        """Takes a part of a line, and accepts or refuses the whole line."""
+        visitor = self._visitors[connection]
+        visitor.line += part
+        longest = LONGEST if visitor.proven else SHORT
+        if not part or len(visitor.line) > longest:
             self._refuse(connection, "the line is too long" if part else why)
-        elif line.endswith(b"\n"):
+        elif visitor.line.endswith(b"\n"):
             try:
-                self.came[connection] = Record.from_json(bytes(line))
-            except ValueError as error:
+                if visitor.proven:
+                    self._enrol(connection, visitor)
+                else:
+                    self._prove(connection, visitor)
+            except (OSError, ValueError) as error:
                 self._refuse(connection, str(error))
-            else:
-                del self._visitors[connection]
+        elif sum(len(each.line) for each in self._visitors.values()) > UNFINISHED:
+            largest = max(self._visitors, key=lambda c: len(self._visitors[c].line))
+            self._refuse(largest, "too many unfinished lines")
+
+    def _prove(self, connection: socket.socket, visitor: Visitor) -> None:
+        """Checks the proof of the other end, and sends the own one."""
+        drawn, _, given = visitor.line.decode("ascii").strip().partition(" ")
+        role = _secret.REPORTS
+        if not _secret.proves(given, self._secret, role, drawn, visitor.drawn):
+            connection.send(REFUSED)
+            raise ValueError(f"it does not know the secret, {_secret.VARIABLE}")
+        own = _secret.proof(self._secret, _secret.LISTENS, visitor.drawn, drawn)
+        connection.send(own.encode() + b"\n")
+        visitor.proven, visitor.since = True, time.monotonic()
+        visitor.line = bytearray()
+
+    def _enrol(self, connection: socket.socket, visitor: Visitor) -> None:
+        """Keeps the record of a connection, which then waits for the answer."""
+        record = Record.from_json(bytes(visitor.line))
+        if len(self.came) >= self._processes + STRANGERS:
+            raise ValueError("too many records")
+        self.came[connection] = record
+        self._addresses[connection] = visitor.address
+        del self._visitors[connection]
 
     def _refuse_silent(self) -> None:
-        """Refuses connections that have not sent their line in time."""
+        """Refuses connections that have not sent a line in time."""
         since = time.monotonic() - PATIENCE
         for connection, visitor in list(self._visitors.items()):
             if visitor.since < since:
                 self._refuse(connection, f"it sent no line within {PATIENCE:g} s")
 
     def _refuse(self, connection: socket.socket, why: str) -> None:
-        _log.warning(
-            "refused a connection that no process of this job has made: %s", why
-        )
+        self._say("refused a connection that no process of this job has made: %s", why)
         del self._visitors[connection]
         self._drop(connection)
+
+    def _say(self, message: str, why: object) -> None:
+        """Logs a message about a stranger, unless there have been many."""
+        self._refused += 1
+        if self._refused <= _SAID:
+            _log.warning(message, why)
+        if self._refused == _SAID:
+            _log.warning("further strangers are refused without a message")
+
+    def _forget(self, connection: socket.socket) -> Record:
+        """Closes the connection of a record, and returns the record."""
+        del self._addresses[connection]
+        self._drop(connection)
+        return self.came.pop(connection)
 
     def _drop(self, connection: socket.socket) -> None:
         self._selector.unregister(connection)

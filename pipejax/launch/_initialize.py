@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from . import _record, _roll_call
+from . import _record, _roll_call, _secret
 from ._detect import detect
 from ._place import Place, check_address
 from ._watchdog import HEARTBEAT, check_heartbeat
@@ -97,7 +97,8 @@ def initialize(
     bind = bind or os.environ.get(_BIND) or place.coordinator
     check_address("bind", bind, f"the argument, or {_BIND}")
     mine = _record.of_this_process(place, config or {})
-    hosts = _roll_call.call(place, mine, bind=bind, timeout=timeout)
+    secret = _secret.secret_of()
+    hosts = _roll_call.call(place, mine, bind=bind, timeout=timeout, secret=secret)
     # One process alone joins too: the runtime then notices a signal to end.
     jax.distributed.initialize(
         place.coordinator,

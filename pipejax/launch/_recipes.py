@@ -5,6 +5,8 @@ import json
 import shlex
 from collections.abc import Callable, Sequence
 
+from . import _secret
+
 _INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 
@@ -56,6 +58,8 @@ def slurm(recipe: Recipe) -> str:
         f"#SBATCH --signal=TERM@{recipe.grace:.0f}",
         "#SBATCH --requeue",
         "",
+        "# Other programs that connect to process 0 do not know this secret:",
+        f"export {_secret.VARIABLE}=$(od -An -N16 -tx1 /dev/urandom | tr -d ' ')",
         f"srun {recipe.watched}",
     ]
     return "\n".join(lines) + "\n"

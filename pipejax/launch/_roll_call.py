@@ -7,7 +7,8 @@ process nor its host. Its key-value store opens only after the barrier.
 So process 0 first listens at the coordinator's address itself. It greets every process
 that connects, waits until all have sent their records, and sends the same answer to all
 of them. The answer lists what is wrong. If nothing is, JAX then joins the processes.
-Each side sends one line of JSON.
+Before a process sends its record, both sides prove that they know the secret of the
+job (`_secret`). Record and answer are a line of JSON each.
 """
 
 import contextlib
@@ -21,7 +22,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ._enrol import GREETING, LONGEST, PATIENCE, Enrolment
+from . import _secret
+from ._enrol import GREETING, LONGEST, PATIENCE, REFUSED, SHORT, Enrolment
 from ._place import Place
 from ._record import Record, differences, parsed
 
@@ -64,7 +66,9 @@ class RollCallError(RuntimeError):
     """
 
 
-def call(place: Place, mine: Record, *, bind: str, timeout: float) -> list[str]:
+def call(
+    place: Place, mine: Record, *, bind: str, timeout: float, secret: bytes = b""
+) -> list[str]:
     """Waits until all processes of the job have come, and checks that they are alike.
 
     Args:
@@ -72,6 +76,7 @@ def call(place: Place, mine: Record, *, bind: str, timeout: float) -> list[str]:
       mine: The record of this process.
       bind: The address `host:port` at which process 0 listens.
       timeout: Seconds after which the processes that have come are told which have not.
+      secret: The secret of the job, empty without one.
 
     Returns:
       The names of the processes' hosts, by rank.
@@ -83,9 +88,9 @@ def call(place: Place, mine: Record, *, bind: str, timeout: float) -> list[str]:
     """
     until = time.monotonic() + timeout
     if place.rank == 0:
-        answer = _listen(place, mine, bind, until, timeout)
+        answer = _listen(place, mine, bind, until, timeout, secret)
     else:
-        answer = _report(place, mine, until, timeout)
+        answer = _report(place, mine, until, timeout, secret)
     if answer.reasons:
         raise RollCallError(
             f"the job of {place.processes} processes ({place.launcher}) with the"
@@ -136,17 +141,17 @@ def faults(
 
 
 def _listen(
-    place: Place, mine: Record, bind: str, until: float, timeout: float
+    place: Place, mine: Record, bind: str, until: float, timeout: float, secret: bytes
 ) -> Answer:
     """Holds the roll call on process 0, and returns the answer that it has given."""
     try:
         server = _bound(bind, until)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            return _second(place, mine, bind, until)
+            return _second(place, mine, bind, until, secret)
         return Answer([_unbound(bind, mine, error)])
-    with server, Enrolment(server) as enrolment:
-        enrolment.wait(place.processes - 1, until)
+    with server, Enrolment(server, place.processes, secret) as enrolment:
+        enrolment.wait(until)
         records = [mine, *enrolment.came.values()]
         reasons = faults(records, [*enrolment.left.values()], timeout)
         if len(records) < place.processes:
@@ -160,14 +165,16 @@ def _listen(
     return answer
 
 
-def _report(place: Place, mine: Record, until: float, timeout: float) -> Answer:
+def _report(
+    place: Place, mine: Record, until: float, timeout: float, secret: bytes
+) -> Answer:
     """Sends the record to process 0 until it answers, or time is up.
 
     The process that listens at first may be a process 0 that is about to end.
     """
     while True:
         try:
-            return _told(place, mine, until)
+            return _told(place, mine, until, secret)
         except (OSError, ValueError) as error:
             if time.monotonic() + _AGAIN < until:
                 time.sleep(_AGAIN)
@@ -182,13 +189,15 @@ def _report(place: Place, mine: Record, until: float, timeout: float) -> Answer:
             return Answer([untold, *_loopback(host, mine)])
 
 
-def _second(place: Place, mine: Record, bind: str, until: float) -> Answer:
+def _second(
+    place: Place, mine: Record, bind: str, until: float, secret: bytes
+) -> Answer:
     """Returns the answer for a process 0 whose port is taken.
 
     Another process 0 of the same job may listen there. If so, that one answers.
     """
     try:
-        return _told(place, mine, until)
+        return _told(place, mine, until, secret)
     except (OSError, ValueError):
         taken = (
             f"process {mine} cannot listen at {bind}: another program uses the port,"
@@ -198,17 +207,40 @@ def _second(place: Place, mine: Record, bind: str, until: float) -> Answer:
         return Answer([taken])
 
 
-def _told(place: Place, mine: Record, until: float) -> Answer:
+def _told(place: Place, mine: Record, until: float, secret: bytes) -> Answer:
     """Connects to process 0, sends the record and returns the answer."""
     host, _, port = place.coordinator.rpartition(":")
     left = max(_AGAIN, until - time.monotonic())
     with socket.create_connection((host.strip("[]"), int(port)), left) as connection:
-        if _line(connection, min(PATIENCE, left)) != GREETING:
-            raise ValueError("another program listens there")
+        _prove(connection, secret, min(PATIENCE, left))
         connection.sendall(mine.to_json())
         # Process 0 waits as long as this process; its answer then has to arrive.
         patience = max(0.0, until - time.monotonic()) + 2 * PATIENCE
         return Answer.from_json(_line(connection, patience))
+
+
+def _prove(connection: socket.socket, secret: bytes, patience: float) -> None:
+    """Proves this end to process 0, and checks that the other end is process 0.
+
+    Raises:
+      ValueError: If another program listens there, or one with another secret.
+    """
+    greeting = _line(connection, patience, SHORT)
+    if not greeting.startswith(GREETING):
+        raise ValueError("another program listens there")
+    theirs = greeting.removeprefix(GREETING).decode("ascii", "replace").strip()
+    drawn = _secret.drawn()
+    given = _secret.proof(secret, _secret.REPORTS, drawn, theirs)
+    connection.sendall(f"{drawn} {given}\n".encode())
+    answer = _line(connection, patience, SHORT)
+    shown = answer.decode("ascii", "replace").strip()
+    if answer == REFUSED or not _secret.proves(
+        shown, secret, _secret.LISTENS, theirs, drawn
+    ):
+        raise ValueError(
+            f"process 0 has another secret: {_secret.VARIABLE} must be the same in all"
+            " processes"
+        )
 
 
 def _bound(address: str, until: float) -> socket.socket:
@@ -249,7 +281,7 @@ def _unbound(bind: str, mine: Record, error: OSError) -> str:
     )
 
 
-def _line(connection: socket.socket, patience: float) -> bytes:
+def _line(connection: socket.socket, patience: float, longest: int = LONGEST) -> bytes:
     """Reads a connection up to the end of a line, and returns the line.
 
     Raises:
@@ -261,7 +293,7 @@ def _line(connection: socket.socket, patience: float) -> bytes:
         connection.settimeout(max(0.001, until - time.monotonic()))
         part = connection.recv(65536)
         read += part
-        if not part or len(read) > LONGEST:
+        if not part or len(read) > longest:
             raise ValueError(
                 "the connection has ended" if not part else "the line is too long"
             )

@@ -127,6 +127,27 @@ def test_each_is_told_its_place_and_printed_behind_its_rank(begin, write, monkey
     assert "pipejax:" not in errors
 
 
+def test_all_processes_of_a_host_share_a_secret(begin, write, monkeypatch):
+    """It is another one for each job, unless the user has set it for several hosts."""
+    monkeypatch.delenv("PIPEJAX_SECRET", raising=False)
+    program = write('print(os.environ.get("PIPEJAX_SECRET"))')
+    here = ("--processes", "2")
+    jobs = (
+        (here, {}),
+        (here, {}),
+        (here, {"PIPEJAX_SECRET": "ours"}),
+        ((*here, "--hosts", "2", "--coordinator", "node0:99"), {}),
+    )
+    found = []
+    for given, environ in jobs:
+        out, _ = begin(*given, *program, **environ).communicate(timeout=60)
+        found.append({line.split()[1] for line in out.splitlines()})
+    (first,), (second,), (ours,), (none,) = found
+    assert len(first) == len(second) == 32
+    assert first != second
+    assert (ours, none) == ("ours", "None")
+
+
 def test_the_first_that_fails_is_named_and_all_that_was_started_is_gone(
     begin, write, tmp_path
 ):

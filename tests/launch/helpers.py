@@ -1,6 +1,7 @@
 """Helps to test places and jobs."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import socket
 
@@ -23,19 +24,38 @@ def record(rank, processes=3, **changes):
     return dataclasses.replace(base, **changes)
 
 
-def outcomes(port, records, timeout=20.0, bind=None):
-    """Returns the outcome of each process's call: the hosts, or the error."""
+def outcomes(port, records, timeout=20.0, bind=None, secret=b""):
+    """Returns the outcome of each process's call: the hosts, or the error.
 
-    def one(mine):
+    `secret` is that of all processes, or a list with one for each.
+    """
+    secrets = secret if isinstance(secret, list) else [secret] * len(records)
+
+    def one(mine, secret):
         address = f"127.0.0.1:{port}"
         place = launch.Place("arguments", address, mine.processes, mine.rank)
         try:
-            return _roll_call.call(place, mine, bind=bind or address, timeout=timeout)
+            given = {"bind": bind or address, "timeout": timeout, "secret": secret}
+            return _roll_call.call(place, mine, **given)
         except launch.RollCallError as error:
             return str(error)
 
     with concurrent.futures.ThreadPoolExecutor(len(records)) as pool:
-        return list(pool.map(one, records))
+        return list(pool.map(one, records, secrets))
+
+
+def connected(port, source="127.0.0.1", secret=None):
+    """Returns a connection to process 0, which has proved a secret if that is given."""
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):
+            address = ("127.0.0.1", port)
+            connection = socket.create_connection(address, source_address=(source, 0))
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(connection)
+                if secret is not None:
+                    _roll_call._prove(connection, secret, 5.0)
+                stack.pop_all()
+            return connection
 
 
 # The variables that launchers set in the environment of a process.

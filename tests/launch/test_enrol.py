@@ -7,26 +7,16 @@ import resource
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
-from .helpers import outcomes, record
+from .helpers import connected, outcomes, record
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"[]\n",
-        b"[" * 200_000 + b"\n",
-        b'{"rank": 1}\n',
-        record(1).to_json().replace(b'"rank": 1', b'"rank": "1"'),
-        record(1).to_json().replace(b'"abc"', b"[1]"),
-        b"",
-    ],
-)
+@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"", b"0 1\n"])
 def test_a_stranger_disturbs_nobody(port, said):
-    """A scanner of ports, for example, sends text that is not a record."""
+    """A scanner of ports, for example, sends text that is not a proof."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         first = pool.submit(outcomes, port, [record(0, 2)])
         with connected(port) as stranger:
@@ -35,25 +25,36 @@ def test_a_stranger_disturbs_nobody(port, said):
         assert first.result() == [["host0", "host1"]]
 
 
-def visit(port, said):
-    """Connects, sends `said`, and disconnects."""
-    with connected(port) as visitor:
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"[" * 200_000 + b"\n",
+        b'{"rank": 1}\n',
+        record(1).to_json().replace(b'"rank": 1', b'"rank": "1"'),
+        record(1).to_json().replace(b'"abc"', b"[1]"),
+    ],
+)
+def test_what_is_no_record_disturbs_nobody(port, said):
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(outcomes, port, [record(0, 2)])
+        visit(port, said)
+        assert outcomes(port, [record(1, 2)]) == [["host0", "host1"]]
+        assert first.result() == [["host0", "host1"]]
+
+
+def visit(port, said, source="127.0.0.1", secret=b""):
+    """Connects, proves the secret, sends `said`, and disconnects."""
+    with connected(port, source, secret) as visitor:
         visitor.sendall(said)
-
-
-def connected(port):
-    while True:
-        with contextlib.suppress(ConnectionRefusedError):
-            return socket.create_connection(("127.0.0.1", port))
 
 
 def test_who_leaves_before_all_have_come_is_named(port):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        first = pool.submit(outcomes, port, [record(0)], timeout=2.0)
+        first = pool.submit(outcomes, port, [record(0)], timeout=4.0)
         visit(port, record(1).to_json())
-        outcomes(port, [record(2)], timeout=2.0)
+        outcomes(port, [record(2)], timeout=4.0)
         (told,) = first.result()
-    assert "\n- process 1 did not come within 2 s; those that came are 0 on" in told
+    assert "\n- process 1 did not come within 4 s; those that came are 0 on" in told
     assert "\n- process 1 on host1 came, and then disconnected; its own" in told
 
 
@@ -112,3 +113,108 @@ def test_more_strangers_than_there_may_be_files(port):
         assert strangers.stdout.readline() == b"here\n"
         assert outcomes(port, [record(1, 2)]) == [["host0", "host1"]]
         assert first.result() == [["host0", "host1"]]
+
+
+SECRET = b"of this job"
+
+
+def test_a_job_with_a_secret(port):
+    records = [record(0), record(1), record(2)]
+    assert outcomes(port, records, secret=SECRET) == [["host0", "host1", "host2"]] * 3
+
+
+def test_another_secret_is_named(port):
+    """Neither side says anything about the job before the other has proved itself."""
+    secrets = [SECRET, SECRET, b"another"]
+    records = [record(0), record(1), record(2)]
+    first, second, third = outcomes(port, records, timeout=1.5, secret=secrets)
+    assert "process 2 did not come within 1.5 s" in first
+    assert second == first
+    assert "process 0 has another secret: PIPEJAX_SECRET must be the same" in third
+
+
+def test_process_0_must_prove_itself(port):
+    """A program that only greets learns nothing about a process."""
+    heard = []
+    with socket.create_server(("127.0.0.1", port)) as server:
+
+        def speak():
+            with server.accept()[0] as connection:
+                connection.sendall(b"pipejax 00\n")
+                heard.append(connection.recv(65536))
+                connection.sendall(b"0" * 64 + b"\n")
+                heard.append(connection.recv(65536))
+
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            spoken = pool.submit(speak)
+            with pytest.raises(ValueError, match="process 0 has another secret"):
+                connected(port, secret=SECRET)
+            spoken.result()
+    line, nothing = heard
+    assert len(line.split()) == 2
+    assert b"host" not in line
+    assert nothing == b""
+
+
+@pytest.mark.parametrize(
+    "doubtful", [record(7), record(1, 4), record(-1), record(2, 10**6)]
+)
+def test_an_impossible_record_from_elsewhere_does_not_end_the_roll_call(port, doubtful):
+    """The job begins when its own processes have come, without the stranger."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(outcomes, port, [record(0)])
+        with connected(port, "127.0.0.2", b"") as stranger:
+            stranger.sendall(doubtful.to_json())
+            time.sleep(0.2)
+            hosts = ["host0", "host1", "host2"]
+            assert outcomes(port, [record(1), record(2)]) == [hosts] * 2
+            assert first.result() == [hosts]
+            assert stranger.recv(10) == b""
+
+
+def test_a_rank_that_two_addresses_claim_ends_nothing_before_the_time_is_up(port):
+    """One of them may be a stranger; the message names both."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(outcomes, port, [record(0)], timeout=1.5)
+        with connected(port, "127.0.0.2", b"") as stranger:
+            stranger.sendall(record(1).to_json())
+            start = time.monotonic()
+            told = outcomes(port, [record(1), record(2)], timeout=1.5)
+            assert time.monotonic() - start > 0.5
+        assert told == [first.result()[0]] * 2
+    assert "2 processes came with rank 1, from host1, host1" in told[0]
+
+
+def test_long_lines_cost_no_memory(port):
+    """Before its proof, a stranger may send 256 bytes; then, all together 16 MB."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(outcomes, port, [record(0, 2)])
+        with contextlib.ExitStack() as stack:
+            strangers = [
+                stack.enter_context(connected(port, secret=b"")) for _ in range(40)
+            ]
+            for stranger in strangers:
+                with contextlib.suppress(OSError):  # it has been refused
+                    stranger.sendall(b"[" * 2**20)
+            silent = stack.enter_context(connected(port))
+            silent.sendall(b"x" * 10_000)
+            silent.settimeout(5.0)
+            with contextlib.suppress(ConnectionResetError):
+                while silent.recv(1000):
+                    pass
+            assert outcomes(port, [record(1, 2)]) == [["host0", "host1"]]
+        assert first.result() == [["host0", "host1"]]
+
+
+def test_messages_about_strangers_are_few(port, caplog):
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(outcomes, port, [record(0, 2)])
+        for _ in range(60):
+            with connected(port) as stranger:
+                stranger.sendall(b"x\n")
+                while stranger.recv(1000):
+                    pass
+        assert outcomes(port, [record(1, 2)]) == [["host0", "host1"]]
+        first.result()
+    assert sum("refused a connection" in text for text in caplog.messages) == 20
+    assert "further strangers are refused without a message" in caplog.text

@@ -1,0 +1,54 @@
+"""Proves that both ends of a connection know the secret of a job, without sending it.
+
+Each end draws a number at random and sends it. With the secret, its own number and that
+of the other end, it then computes a proof:
+
+    proof = HMAC-SHA256(secret, "role own other")
+
+Only an end that knows the secret can compute the proof, and only for this connection.
+The role keeps an end from sending back a proof that it has received. A process sends
+nothing about the job until process 0 has proved itself. The secret of a job without one
+is empty, so that every process of pipejax can compute the proofs.
+"""
+
+import hmac
+import os
+import secrets
+from collections.abc import Mapping
+
+VARIABLE = "PIPEJAX_SECRET"
+"""The variable that holds the secret, the same in all processes of a job."""
+
+LISTENS, REPORTS = "process 0", "process"
+"""The roles of the two ends."""
+
+
+def secret_of(environ: Mapping[str, str] = os.environ) -> bytes:
+    """Returns the secret of the job, which is empty if there is none."""
+    return environ.get(VARIABLE, "").encode()
+
+
+def drawn() -> str:
+    """Draws a number of 128 bits, in hexadecimal digits."""
+    return secrets.token_hex(16)
+
+
+def proof(secret: bytes, role: str, own: str, other: str) -> str:
+    """Returns the proof of the end that has this role.
+
+    Args:
+      secret: The secret of the job.
+      role: The role of the end that proves itself.
+      own: The number that this end has drawn.
+      other: The number that the other end has drawn.
+
+    Examples:
+      >>> proof(b"secret", REPORTS, "a", "b") == proof(b"secret", LISTENS, "a", "b")
+      False
+    """
+    return hmac.new(secret, f"{role} {own} {other}".encode(), "sha256").hexdigest()
+
+
+def proves(given: str, secret: bytes, role: str, own: str, other: str) -> bool:
+    """Returns whether `given` is the proof of an end, in a time that tells nothing."""
+    return hmac.compare_digest(given.encode(), proof(secret, role, own, other).encode())

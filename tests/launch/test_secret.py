@@ -1,0 +1,37 @@
+"""Tests the proofs that two ends of a connection know the same secret."""
+
+import hashlib
+import hmac
+
+from pipejax.launch import _secret
+
+
+def test_the_proof_is_that_of_hmac():
+    wanted = hmac.new(b"key", b"process ab cd", hashlib.sha256).hexdigest()
+    assert _secret.proof(b"key", "process", "ab", "cd") == wanted
+    assert _secret.proves(wanted, b"key", "process", "ab", "cd")
+
+
+def test_everything_counts():
+    given = ("key", "process", "ab", "cd")
+    good = _secret.proof(b"key", *given[1:])
+    for changed in (
+        (b"kez", "process", "ab", "cd"),
+        (b"", "process", "ab", "cd"),
+        (b"key", "process 0", "ab", "cd"),
+        (b"key", "process", "abc", "d"),
+        (b"key", "process", "cd", "ab"),
+    ):
+        assert not _secret.proves(good, *changed)
+    assert not _secret.proves("", b"key", *given[1:])
+
+
+def test_numbers_are_drawn_anew():
+    drawn = {_secret.drawn() for _ in range(100)}
+    assert len(drawn) == 100
+    assert all(len(number) == 32 for number in drawn)
+
+
+def test_the_secret_of_a_job():
+    assert _secret.secret_of({}) == b""
+    assert _secret.secret_of({"PIPEJAX_SECRET": "s"}) == b"s"
