@@ -16,7 +16,7 @@ import tyro
 
 from experiments import cluster
 from experiments.faults import __main__ as faults
-from experiments.faults import checkpoints, endurance, program, start
+from experiments.faults import checkpoints, endurance, program, start, strangers
 
 from . import here
 
@@ -263,3 +263,24 @@ def test_a_wrong_restore_would_be_counted(tmp_path, monkeypatch):
     assert checkpoints.main(checkpoints.Config(trials=3, out=out)) == 1
     outcomes = json.loads(out.read_text())["outcomes"]
     assert "wrong" in {each["outcome"] for each in outcomes}
+
+
+@pytest.mark.full
+def test_strangers_end_no_roll_call(tmp_path, capsys):
+    """Every job starts among 20 strangers of each kind, and process 0 stays small."""
+    out = tmp_path / "strangers.json"
+    strangers.main(strangers.Config(strangers=20, rounds=1, out=out))
+    assert "delay, s" in capsys.readouterr().out
+    record = json.loads(out.read_text())
+    assert record["jobs"].keys() == {"none", *strangers.KINDS}
+    for cost in record["costs"].values():
+        assert cost["memory"] < strangers.MOST_MEMORY
+
+
+def test_what_strangers_cost():
+    without = [{"seconds": 1.0, "memory": 200.0}, {"seconds": 3.0, "memory": 200.0}]
+    among = [{"seconds": 2.5, "memory": 210.0}, {"seconds": 2.5, "memory": 220.0}]
+    wanted = {"delay": 0.5, "memory": 15.0, "met": True}
+    assert strangers.cost(without, among) == wanted
+    late = [each | {"seconds": 3.1} for each in among]
+    assert not strangers.cost(without, late)["met"]
