@@ -28,6 +28,17 @@ def words_on_damage():
     yield f"Of {len(outcomes)}\ncheckpoints that were damaged at random, none"
 
 
+def words_on_strangers():
+    """Yields the number of strangers, and what they cost at most."""
+    record = result("faults_strangers")
+    costs = [cost for name, cost in record["costs"].items() if name != "none"]
+    assert len(costs) == 10
+    assert all(cost["met"] for cost in costs)
+    assert max(cost["delay"] for cost in costs) <= 0.1
+    assert max(cost["memory"] for cost in costs) <= 1
+    yield f"among {record['strangers']} strangers of each of ten kinds"
+
+
 @pytest.mark.parametrize(
     ("path", "rows"),
     [
@@ -35,6 +46,7 @@ def words_on_damage():
         ("docs/many_hosts.md", rows_of_faults),
         ("docs/many_hosts.md", rows_of_endurance),
         ("docs/getting_started.md", words_on_damage),
+        ("docs/many_hosts.md", words_on_strangers),
     ],
 )
 def test_figures_are_those_of_the_result_files(path, rows):
