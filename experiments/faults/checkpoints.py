@@ -61,7 +61,6 @@ def main(config: Config) -> int:
       The exit code, which is 1 if a checkpoint was restored wrongly or not at all.
     """
     jax.config.update("jax_platforms", "cpu")
-    logging.getLogger("pipejax").setLevel(logging.ERROR)  # it would report each damage
     rng = np.random.default_rng(config.seed)
     trials = []
     with tempfile.TemporaryDirectory() as name:
@@ -135,7 +134,7 @@ def trial(
     said = _Said()
     logger = logging.getLogger("pipejax.checkpoint")
     logger.addHandler(said)
-    logger.setLevel(logging.WARNING)
+    logger.propagate = False  # to the console, which would show each damage
     try:
         with checkpoint.manager(run, keep=None) as manager:
             like = jax.eval_shape(lambda: start(train))
@@ -153,7 +152,7 @@ def trial(
         outcome, said.text = "refused", f"{type(error).__name__}: {error}"
     finally:
         logger.removeHandler(said)
-        logger.setLevel(logging.NOTSET)
+        logger.propagate = True
         shutil.rmtree(run)
     return {"place": place, "outcome": outcome, "said": said.text}
 

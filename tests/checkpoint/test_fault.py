@@ -32,6 +32,26 @@ def test_an_error_is_damage_or_not(error, expected):
     assert attempt(raising(error)) == expected
 
 
+def test_a_leaf_that_cannot_be_read_is_named():
+    """Orbax wraps the error of TensorStore, which gives the leaf."""
+    cause = ValueError(
+        r'OUT_OF_RANGE: Error reading "params[\'w\']/0.0" in OCDBT database at local'
+        ' file "run/6/state/": Requested byte range [0, 15258) is not valid'
+    )
+
+    def read():
+        raise Exception("Encountered error while reading array index") from cause
+
+    found = attempt(read)
+    assert found.damaged
+    assert found.text.startswith("params['w'] cannot be read: OUT_OF_RANGE: Error")
+
+
+def test_storage_that_is_gone_for_a_while_is_no_damage():
+    found = attempt(raising(ValueError("UNAVAILABLE: no answer")))
+    assert found == Fault(False, "ValueError: UNAVAILABLE: no answer")
+
+
 def test_what_is_no_error_of_reading_is_raised():
     with pytest.raises(ZeroDivisionError):
         attempt(raising(ZeroDivisionError()))

@@ -1,7 +1,5 @@
 """Tests that every leaf is checked when a checkpoint is read."""
 
-import gc
-import pathlib
 import shutil
 
 import jax
@@ -51,24 +49,6 @@ def test_arrays_of_another_step(saved, train, like):
     assert isinstance(found, Fault)
     assert found.damaged
     assert " leaves are not what was saved, the first is " in found.text
-
-
-# Orbax leaves its other reads unfinished if one of them fails.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_leaf_that_cannot_be_read_is_named(saved, train, like):
-    for file in pathlib.Path(saved.directory, "1", "state").rglob("d/*"):
-        if file.is_file():
-            file.write_bytes(file.read_bytes()[:10])
-    found = read_step(saved, train, like, 1)
-    gc.collect()  # so that no other test is blamed for the unfinished reads
-    assert found.damaged
-    assert " cannot be read: " in found.text
-    leaf, _ = found.text.split(" cannot be read: ")
-    assert leaf in found_names(saved, train, like)
-
-
-def found_names(saved, train, like):
-    return read_step(saved, train, like, 0).arrays
 
 
 def test_another_width_is_no_damage(saved, like):

@@ -120,6 +120,12 @@ def saving(out, step):
     )
 
 
+def latest_step(out):
+    """Returns the step of the latest checkpoint of a run."""
+    names = (path.name for path in (out / "checkpoints").iterdir())
+    return max(int(name) for name in names if name.isdigit())
+
+
 @pytest.mark.full
 def test_killed_while_it_saves_ends_with_the_same_bits(undisturbed, tmp_path):
     out = tmp_path / "killed"
@@ -152,7 +158,7 @@ def test_sigterm_saves_and_exits_here(undisturbed, tmp_path, monkeypatch):
     out = tmp_path / "terminated"
     terminate(monkeypatch, 25)
     assert "stopped by SIGTERM, saved at step 25" in train_here(out)
-    assert max(int(p.name) for p in (out / "checkpoints").iterdir()) == 25
+    assert latest_step(out) == 25
     monkeypatch.undo()
     assert "resumed at step 25" in train_here(out, "--resume")
     assert result(out)["params_digest"] == result(undisturbed)["params_digest"]
@@ -162,7 +168,7 @@ def test_sigterm_saves_and_exits_here(undisturbed, tmp_path, monkeypatch):
 def test_sigterm_saves_and_exits(undisturbed, tmp_path):
     out = tmp_path / "terminated"
     assert interrupt(out, logged(out, 25), signal.SIGTERM) == 0
-    saved = max(int(p.name) for p in (out / "checkpoints").iterdir())
+    saved = latest_step(out)
     assert saved >= 25
     assert f"resumed at step {saved}" in train(out, "--resume")
     assert result(out)["params_digest"] == result(undisturbed)["params_digest"]

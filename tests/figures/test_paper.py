@@ -1,0 +1,49 @@
+"""Tests that the page on the paper shows the times of its benchmarks."""
+
+import pytest
+
+from experiments import paper, scaling
+
+from .results import assert_shown, lines, result
+
+
+def cells():
+    return result("paper")["cells"]
+
+
+def titles(cell):
+    problem, megabytes = cell["problem"], 4 * cell["elements"] / 1e6
+    return f"{problem['model']}, {megabytes:.1f} MB, {cell['rate']}"
+
+
+def rows_of_steps():
+    """Yields the milliseconds of a step of each method, and the gains of the best."""
+    for cell in cells():
+        found = cell["rows"]
+        steps = [f"{1e3 * found[name]['step']:,.0f}" for name in paper.METHODS]
+        piped = [row for name, row in found.items() if name.startswith("Pipe-SGD")]
+        best = min(piped, key=lambda row: row["step"])["faster_than"]
+        gains = [f"{best[name]:.1f}" for name in ("PS-Sync", "D-Sync")]
+        yield f"| {titles(cell)} | " + " | ".join([*steps, *gains]) + " |"
+
+
+def rows_of_parts():
+    """Yields the milliseconds of compute, and of each exchange and its codec."""
+    for cell in cells():
+        found = cell["rows"]
+        shown = [f"{1e3 * found['D-Sync']['compute']:,.0f}"]
+        for name in paper.PROFILED:
+            codec, exchange = (1e3 * found[name][key] for key in ("codec", "exchange"))
+            shown.append(f"{codec:,.0f} + {exchange:,.0f}")
+        explained = [row["explained"] for row in found.values() if "explained" in row]
+        shown.append(f"{min(explained):.2f} to {max(explained):.2f}")
+        yield f"| {titles(cell)} | " + " | ".join(shown) + " |"
+
+
+def rows_of_scaling():
+    return lines(scaling.table(result("scaling")["cells"]))
+
+
+@pytest.mark.parametrize("rows", [rows_of_steps, rows_of_parts, rows_of_scaling])
+def test_figures_are_those_of_the_result_files(rows):
+    assert_shown("docs/paper.md", rows())
