@@ -212,6 +212,10 @@ def _told(place: Place, mine: Record, until: float, secret: bytes) -> Answer:
     host, _, port = place.coordinator.rpartition(":")
     left = max(_AGAIN, until - time.monotonic())
     with socket.create_connection((host.strip("[]"), int(port)), left) as connection:
+        # As long as nothing listens at a port of this host, the system may choose this
+        # very port for the connection, which then leads to itself.
+        if connection.getsockname() == connection.getpeername():
+            raise ConnectionRefusedError("nothing listens there")
         _prove(connection, secret, min(PATIENCE, left))
         connection.sendall(mine.to_json())
         # Process 0 waits as long as this process; its answer then has to arrive.

@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import socket
+import time
 
 import jax
 
@@ -52,10 +53,13 @@ def connected(port, source="127.0.0.1", secret=None):
             connection = socket.create_connection(address, source_address=(source, 0))
             with contextlib.ExitStack() as stack:
                 stack.enter_context(connection)
+                if connection.getsockname() == address:
+                    continue  # connected to itself, since nothing listens yet
                 if secret is not None:
                     _roll_call._prove(connection, secret, 5.0)
                 stack.pop_all()
             return connection
+        time.sleep(0.01)
 
 
 # The variables that launchers set in the environment of a process.
