@@ -278,7 +278,7 @@ def picture(cells: list[dict[str, Any]], path: pathlib.Path) -> None:
     axes.set(xlabel="hosts", ylabel="compute time / step time", ylim=(0, 1.05))
     axes.set_title("points: measured, lines: simulated", fontsize="medium")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small", loc="center right")
+    axes.legend(fontsize="small", loc="center", bbox_to_anchor=(0.75, 0.25))
     figure.savefig(path, dpi=120)
 
 

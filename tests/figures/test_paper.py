@@ -44,6 +44,21 @@ def rows_of_scaling():
     return lines(scaling.table(result("scaling")["cells"]))
 
 
-@pytest.mark.parametrize("rows", [rows_of_steps, rows_of_parts, rows_of_scaling])
+def words_on_scaling():
+    """Yields the efficiencies of Pipe-SGD, measured and simulated."""
+    found = result("scaling")["cells"]
+    measured = [cell["measured"]["Pipe-SGD"][1] for cell in found if cell["measured"]]
+    most = found[-1]
+    assert most["hosts"] == 4096
+    simulated = most["simulated"]["Pipe-SGD"]
+    least = min(measured)
+    yield f"{least:.2f} to {max(measured):.2f} measured on up to 8 hosts"
+    yield f"{simulated:.2f} simulated on 4,096"
+    yield f"efficiency {least:.2f} on 8 hosts, and {simulated:.2f} simulated on 4,096"
+
+
+@pytest.mark.parametrize(
+    "rows", [rows_of_steps, rows_of_parts, rows_of_scaling, words_on_scaling]
+)
 def test_figures_are_those_of_the_result_files(rows):
     assert_shown("docs/paper.md", rows())
