@@ -28,6 +28,14 @@ def words_on_damage():
     yield f"Of {len(outcomes)}\ncheckpoints that were damaged at random, none"
 
 
+def words_on_checksums():
+    """Yields the size of the larger state, and the shares of its checksums."""
+    cell = result("checkpoint_cost")["cells"][-1]
+    save, restore = (100 * cell[name][1] for name in ("of_save", "of_restore"))
+    yield f"a state of {cell['bytes'] / 1e6:.0f} MB take {save:.0f} % of a save"
+    yield f"a save and {restore:.0f} % of a restore"
+
+
 def words_on_strangers():
     """Yields the number of strangers, and what they cost at most."""
     record = result("faults_strangers")
@@ -46,6 +54,7 @@ def words_on_strangers():
         ("docs/many_hosts.md", rows_of_faults),
         ("docs/many_hosts.md", rows_of_endurance),
         ("docs/getting_started.md", words_on_damage),
+        ("docs/getting_started.md", words_on_checksums),
         ("docs/many_hosts.md", words_on_strangers),
     ],
 )
