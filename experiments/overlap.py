@@ -31,7 +31,6 @@ Result: experiments/results/overlap.json, experiments/results/overlap_tpu.json
 import dataclasses
 import functools
 import itertools
-import json
 import pathlib
 import sys
 from collections.abc import Callable
@@ -133,7 +132,11 @@ def main(config: Config) -> int:
         config = dataclasses.replace(config, targets=TPUS)
     default = "overlap_tpu.json" if config.tpu else "overlap.json"
     out = config.out or report.RESULTS / default
-    found, origin = begun(out), report.origin()
+    found: dict[Names, dict[str, Any]] = {
+        (cell["target"], cell["model"], cell["program"]): cell
+        for cell in report.kept(out)
+    }
+    origin = report.origin()
     for target in config.targets:
         for model, program in itertools.product(config.models, config.programs):
             names = target, model, program
@@ -152,26 +155,11 @@ def main(config: Config) -> int:
 Names = tuple[str, Model, Program]  # of a cell: its target, its model, its program
 
 
-def begun(out: pathlib.Path) -> dict[Names, dict[str, Any]]:
-    """Returns the cells of an existing result, which a run replaces one by one."""
-    record = json.loads(out.read_text()) if out.exists() else {"cells": []}
-    origin = {name: record[name] for name in report.origin() if name in record}
-    return {
-        (cell["target"], cell["model"], cell["program"]): {**origin, **cell}
-        for cell in record["cells"]
-    }
-
-
 def in_order(found: dict[Names, dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the cells in the order of the tables."""
-    order = (*GPUS, *TPUS), get_args(Model), get_args(Program)
-    places = [{name: i for i, name in enumerate(each)} for each in order]
-
-    def place(names: Names) -> list[int]:
-        pairs = zip(places, names, strict=True)
-        return [each.get(name, len(each)) for each, name in pairs]
-
-    return [found[names] for names in sorted(found, key=place)]
+    targets = dict.fromkeys((*GPUS, *TPUS, *(target for target, _, _ in found)))
+    grid = itertools.product(targets, get_args(Model), get_args(Program))
+    return [found[names] for names in grid if names in found]
 
 
 def applies(target: str, model: Model, program: Program) -> bool:

@@ -44,6 +44,16 @@ def save(path: pathlib.Path, *, seed: int, **figures: Any) -> None:
     path.write_text(json.dumps(record, indent=2) + "\n")
 
 
+def kept(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Returns the cells of an existing result, each with its commit, date and CPU.
+
+    A run replaces some of them. A cell without an origin has that of its file.
+    """
+    record = json.loads(path.read_text()) if path.exists() else {"cells": []}
+    of_file = {name: record[name] for name in origin() if name in record}
+    return [{**of_file, **cell} for cell in record["cells"]]
+
+
 def origin() -> dict[str, Any]:
     """Returns the commit, the date and the processor of a measurement."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()

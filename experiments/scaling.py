@@ -45,26 +45,28 @@ CALIBRATED = 4  # hosts
 
 
 class Simulated(NamedTuple):
-    """How the simulation carries out a method.
+    """How the simulation carries out a method, and how the picture shows it.
 
     Attributes:
+      color: The color of the method in the picture.
       width: The width K, or 0 for a worker of an asynchronous parameter server.
       algorithm: The algorithm of the all-reduce.
       codec: The name of the codec, or `None` for all bits.
     """
 
+    color: str
     width: int
     algorithm: Any = "psum"
     codec: str | None = None
 
 
 METHODS = {
-    "PS-Sync": Simulated(1, "parameter_server"),
-    "PS-Async": Simulated(0),
-    "D-Sync": Simulated(1),
-    "D-Sync, int8": Simulated(1, "ring", "int8"),
-    "Pipe-SGD": Simulated(2),
-    "Pipe-SGD, int8": Simulated(2, "ring", "int8"),
+    "PS-Sync": Simulated("tab:gray", 1, "parameter_server"),
+    "PS-Async": Simulated("tab:olive", 0),
+    "D-Sync": Simulated("tab:red", 1),
+    "D-Sync, int8": Simulated("tab:orange", 1, "ring", "int8"),
+    "Pipe-SGD": Simulated("tab:blue", 2),
+    "Pipe-SGD, int8": Simulated("tab:cyan", 2, "ring", "int8"),
 }
 
 
@@ -246,30 +248,19 @@ def table(cells: list[dict[str, Any]]) -> list[list[str]]:
     return rows
 
 
-COLORS = {
-    "PS-Sync": "tab:gray",
-    "PS-Async": "tab:olive",
-    "D-Sync": "tab:red",
-    "D-Sync, int8": "tab:orange",
-    "Pipe-SGD": "tab:blue",
-    "Pipe-SGD, int8": "tab:cyan",
-}
-
-
 def picture(cells: list[dict[str, Any]], path: pathlib.Path) -> None:
     """Draws efficiency over hosts: points are measured, and lines are simulated."""
     figure = new_figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     hosts = [cell["hosts"] for cell in cells]
-    for name in METHODS:
-        color = COLORS[name]
+    for name, method in METHODS.items():
         line = [cell["simulated"][name] for cell in cells]
-        axes.plot(hosts, line, color=color, label=name)
+        axes.plot(hosts, line, color=method.color, label=name)
         points = [c for c in cells if c["measured"] and name in c["measured"]]
         axes.scatter(
             [c["hosts"] for c in points],
             [c["measured"][name][1] for c in points],
-            color=color,
+            color=method.color,
             s=25,
             zorder=3,
         )

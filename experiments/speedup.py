@@ -26,7 +26,6 @@ Result: experiments/results/speedup.json, docs/speedup.png
 """
 
 import dataclasses
-import json
 import pathlib
 import statistics
 from collections.abc import Sequence
@@ -106,10 +105,9 @@ def main(config: Config) -> None:
 
 def begun(out: pathlib.Path, cells: Sequence[Any]) -> dict[Any, dict[str, Any]]:
     """Returns those of `cells` that an existing result has, for a run to replace."""
-    record = json.loads(out.read_text()) if out.exists() else {"cells": []}
     return {
-        cell: {name: record[name] for name in report.origin()} | found
-        for found in record["cells"]
+        cell: found
+        for found in report.kept(out)
         for cell in cells
         if (dataclasses.asdict(cell.problem), cell.rate)
         == (found["problem"], found["rate"])

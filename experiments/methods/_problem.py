@@ -21,7 +21,7 @@ Images = Literal["digits", "mnist", "cifar10", "cifar100", "imagenet2012"]
 
 
 class _Form(NamedTuple):
-    """What sets the form of a model: the shape of an image, and the classes."""
+    """The shape of an image and the number of classes, which give a model its form."""
 
     image: tuple[int, int, int]
     classes: int

@@ -1,8 +1,9 @@
-"""Faults of checkpoints, on which all processes agree before any of them returns."""
+"""Faults of checkpoints, on which all processes agree before any of them goes on."""
 
+import contextlib
 import re
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -20,8 +21,8 @@ class Fault(NamedTuple):
     """Why a checkpoint cannot be restored.
 
     Attributes:
-      damaged: Whether the checkpoint is damaged. Otherwise, its storage or this process
-        could not do the work, and the checkpoint may be whole.
+      damaged: Whether what is read or given is at fault. Otherwise, the storage or this
+        process could not do the work, and a checkpoint may be whole.
       text: What is wrong.
     """
 
@@ -38,11 +39,40 @@ def attempt(read: Callable[[], T]) -> T | Fault:
     fault = None
     try:
         result = read()
-    except Exception as error:
+    except Exception as error:  # those that are not about reading are raised again
         fault = _fault_of(error)
         if fault is None:
             raise
     return agreed(fault) or result
+
+
+def together(action: Callable[[], T]) -> T:
+    """Calls `action` on all processes; if it fails on any, raises its error on all.
+
+    Args:
+      action: A function without collectives, which may raise a `ValueError` or an
+        `OSError` on some processes only.
+    """
+    fault, cause = None, None
+    try:
+        result = action()
+    except (OSError, ValueError) as error:
+        fault, cause = Fault(isinstance(error, ValueError), str(error)), error
+    if fault := agreed(fault):
+        raise (ValueError if fault.damaged else OSError)(fault.text) from cause
+    return result
+
+
+@contextlib.contextmanager
+def writing_to(folder: Any) -> Iterator[None]:
+    """Adds the folder to an `OSError` inside of the block."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            f"nothing can be written to {folder}: {error}. Choose another folder, or"
+            " make this one writable."
+        ) from error
 
 
 def agreed(fault: Fault | None) -> Fault | None:

@@ -11,7 +11,7 @@ from etils import epath
 
 from pipejax.integers import is_integer
 
-from ._fault import Fault, agreed
+from ._fault import together, writing_to
 from ._lock import Lock
 
 
@@ -100,18 +100,15 @@ def manager(
 
 def _locked(place: str) -> Lock | None:
     """Takes the lock of a folder on process 0; all processes raise the same error."""
-    lock, fault = None, None
-    if jax.process_index() == 0 and "://" not in place:
-        try:
+
+    def lock() -> Lock | None:
+        if jax.process_index() != 0 or "://" in place:
+            return None
+        with writing_to(place):
             pathlib.Path(place).mkdir(parents=True, exist_ok=True)
-            lock = Lock(pathlib.Path(place))
-        except ValueError as error:
-            fault = Fault(False, str(error))
-        except OSError as error:
-            fault = Fault(True, f"nothing can be written to {place}: {error}")
-    if fault := agreed(fault):
-        raise (OSError if fault.damaged else ValueError)(fault.text)
-    return lock
+            return Lock(pathlib.Path(place))
+
+    return together(lock)
 
 
 def is_read_only(manager: ocp.CheckpointManager) -> bool:

@@ -1,4 +1,4 @@
-"""What a checkpoint says about itself, so that damage to any part of it shows.
+"""Describes a checkpoint in its own files, so that damage to any part of it shows.
 
 Beside the arrays, a checkpoint has two JSON files:
 

@@ -13,7 +13,7 @@ from pipejax.mesh import without_mesh
 from pipejax.train_step import PipelineState
 
 from ._checksum import checksums
-from ._fault import Fault, attempt
+from ._fault import together, writing_to
 from ._json_values import json_copy
 from ._leaves import encoded, named
 from ._manager import is_read_only, steps
@@ -171,12 +171,11 @@ def _check_writable(manager: ocp.CheckpointManager) -> None:
     def probe() -> None:
         if jax.process_index() == 0:
             path = manager.directory / ".probe"
-            path.mkdir(exist_ok=True)
-            path.rmdir()
+            with writing_to(manager.directory):
+                path.mkdir(exist_ok=True)
+                path.rmdir()
 
-    fault = attempt(probe)
-    if isinstance(fault, Fault):
-        raise OSError(f"nothing can be written to {manager.directory}: {fault.text}")
+    together(probe)
 
 
 def _check_same_everywhere(step: int, extras: dict[str, Any]) -> None:

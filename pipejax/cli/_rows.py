@@ -11,7 +11,7 @@ GAIN = (
     " compute. In brackets, D-Sync sends them during the backward pass, as well as is"
     " possible."
 )
-"""What the gains of a row are, in words."""
+"""Explains the gains of a row."""
 
 
 def chosen(ranked: list[timing.Choice], row: int | None = None) -> timing.Choice:

@@ -135,8 +135,10 @@ class Enrolment:
 
     def _complete(self) -> bool:
         """Returns whether as many records have come as there are other processes."""
+        if len(self.came) < self._processes - 1:
+            return False
         if self._secret:
-            return len(self.came) >= self._processes - 1
+            return True
         if any(len(where) > 1 for where in self._places().values()):
             return False  # two addresses claim one rank, and one may be a stranger's
         return len(self.came) - len(self._doubtful()) >= self._processes - 1

@@ -22,8 +22,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from . import _secret
-from ._enrol import GREETING, LONGEST, PATIENCE, REFUSED, SHORT, Enrolment
+from ._enrol import PATIENCE, Enrolment
+from ._introduce import introduced
 from ._place import Place
 from ._record import Record, differences, parsed
 
@@ -174,7 +174,7 @@ def _report(
     """
     while True:
         try:
-            return _told(place, mine, until, secret)
+            return Answer.from_json(introduced(place, mine, until, secret))
         except (OSError, ValueError) as error:
             if time.monotonic() + _AGAIN < until:
                 time.sleep(_AGAIN)
@@ -197,7 +197,7 @@ def _second(
     Another process 0 of the same job may listen there. If so, that one answers.
     """
     try:
-        return _told(place, mine, until, secret)
+        return Answer.from_json(introduced(place, mine, until, secret))
     except (OSError, ValueError):
         taken = (
             f"process {mine} cannot listen at {bind}: another program uses the port,"
@@ -205,46 +205,6 @@ def _second(
             " another port"
         )
         return Answer([taken])
-
-
-def _told(place: Place, mine: Record, until: float, secret: bytes) -> Answer:
-    """Connects to process 0, sends the record and returns the answer."""
-    host, _, port = place.coordinator.rpartition(":")
-    left = max(_AGAIN, until - time.monotonic())
-    with socket.create_connection((host.strip("[]"), int(port)), left) as connection:
-        # As long as nothing listens at a port of this host, the system may choose this
-        # very port for the connection, which then leads to itself.
-        if connection.getsockname() == connection.getpeername():
-            raise ConnectionRefusedError("nothing listens there")
-        _prove(connection, secret, min(PATIENCE, left))
-        connection.sendall(mine.to_json())
-        # Process 0 waits as long as this process; its answer then has to arrive.
-        patience = max(0.0, until - time.monotonic()) + 2 * PATIENCE
-        return Answer.from_json(_line(connection, patience))
-
-
-def _prove(connection: socket.socket, secret: bytes, patience: float) -> None:
-    """Proves this end to process 0, and checks that the other end is process 0.
-
-    Raises:
-      ValueError: If another program listens there, or one with another secret.
-    """
-    greeting = _line(connection, patience, SHORT)
-    if not greeting.startswith(GREETING):
-        raise ValueError("another program listens there")
-    theirs = greeting.removeprefix(GREETING).decode("ascii", "replace").strip()
-    drawn = _secret.drawn()
-    given = _secret.proof(secret, _secret.REPORTS, drawn, theirs)
-    connection.sendall(f"{drawn} {given}\n".encode())
-    answer = _line(connection, patience, SHORT)
-    shown = answer.decode("ascii", "replace").strip()
-    if answer == REFUSED or not _secret.proves(
-        shown, secret, _secret.LISTENS, theirs, drawn
-    ):
-        raise ValueError(
-            f"process 0 has another secret: {_secret.VARIABLE} must be the same in all"
-            " processes"
-        )
 
 
 def _bound(address: str, until: float) -> socket.socket:
@@ -283,25 +243,6 @@ def _unbound(bind: str, mine: Record, error: OSError) -> str:
         " another address, pass the address to listen at as `bind` or in"
         f" JAX_COORDINATOR_BIND_ADDRESS, such as 0.0.0.0:{bind.rpartition(':')[2]}"
     )
-
-
-def _line(connection: socket.socket, patience: float, longest: int = LONGEST) -> bytes:
-    """Reads a connection up to the end of a line, and returns the line.
-
-    Raises:
-      TimeoutError: If the line takes longer than `patience`, in seconds.
-      ValueError: If the connection ends before the line does, or the line is too long.
-    """
-    until, read = time.monotonic() + patience, bytearray()
-    while not read.endswith(b"\n"):
-        connection.settimeout(max(0.001, until - time.monotonic()))
-        part = connection.recv(65536)
-        read += part
-        if not part or len(read) > longest:
-            raise ValueError(
-                "the connection has ended" if not part else "the line is too long"
-            )
-    return bytes(read)
 
 
 def _loopback(address: str, mine: Record) -> list[str]:

@@ -2,23 +2,12 @@
 
 import logging
 
-import jax
 import pytest
 
 from pipejax import checkpoint
 
 from ..helpers import assert_bits_equal, batches
-from .helpers import entries, host, init, run, train_step
-
-
-@pytest.fixture(scope="module")
-def train():
-    return train_step(2)
-
-
-@pytest.fixture
-def like(train):
-    return jax.eval_shape(lambda: init(train))
+from .helpers import entries, host, init, run
 
 
 @pytest.fixture

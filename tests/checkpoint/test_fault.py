@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from pipejax.checkpoint._fault import DamagedError, Fault, agreed, attempt
+from pipejax.checkpoint._fault import DamagedError, Fault, agreed, attempt, together
 
 
 def raising(error):
@@ -61,3 +61,10 @@ def test_without_an_error():
     assert attempt(lambda: 3) == 3
     assert agreed(None) is None
     assert agreed(Fault(True, "x")) == Fault(True, "x")
+
+
+@pytest.mark.parametrize("error", [ValueError("in use"), OSError(30, "read-only")])
+def test_an_error_of_an_action_is_raised_with_its_kind(error):
+    with pytest.raises(type(error), match=r"in use|read-only"):
+        together(raising(error))
+    assert together(lambda: 3) == 3

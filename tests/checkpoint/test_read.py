@@ -2,7 +2,6 @@
 
 import shutil
 
-import jax
 import pytest
 
 from pipejax import checkpoint
@@ -11,16 +10,6 @@ from pipejax.checkpoint._read import Saved, read_step
 
 from ..helpers import batches
 from .helpers import init, run, train_step
-
-
-@pytest.fixture(scope="module")
-def train():
-    return train_step(2)
-
-
-@pytest.fixture
-def like(train):
-    return jax.eval_shape(lambda: init(train))
 
 
 @pytest.fixture

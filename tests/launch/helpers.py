@@ -9,7 +9,7 @@ import time
 import jax
 
 from pipejax import launch
-from pipejax.launch import _record, _roll_call
+from pipejax.launch import _introduce, _record, _roll_call
 
 
 def free_port():
@@ -56,7 +56,7 @@ def connected(port, source="127.0.0.1", secret=None):
                 if connection.getsockname() == address:
                     continue  # connected to itself, since nothing listens yet
                 if secret is not None:
-                    _roll_call._prove(connection, secret, 5.0)
+                    _introduce.prove(connection, secret, 5.0)
                 stack.pop_all()
             return connection
         time.sleep(0.01)

@@ -4,7 +4,6 @@ import concurrent.futures
 import contextlib
 import os
 import resource
-import socket
 import subprocess
 import sys
 import time
@@ -131,29 +130,6 @@ def test_another_secret_is_named(port):
     assert "process 2 did not come within 1.5 s" in first
     assert second == first
     assert "process 0 has another secret: PIPEJAX_SECRET must be the same" in third
-
-
-def test_process_0_must_prove_itself(port):
-    """A program that only greets learns nothing about a process."""
-    heard = []
-    with socket.create_server(("127.0.0.1", port)) as server:
-
-        def speak():
-            with server.accept()[0] as connection:
-                connection.sendall(b"pipejax 00\n")
-                heard.append(connection.recv(65536))
-                connection.sendall(b"0" * 64 + b"\n")
-                heard.append(connection.recv(65536))
-
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            spoken = pool.submit(speak)
-            with pytest.raises(ValueError, match="process 0 has another secret"):
-                connected(port, secret=SECRET)
-            spoken.result()
-    line, nothing = heard
-    assert len(line.split()) == 2
-    assert b"host" not in line
-    assert nothing == b""
 
 
 @pytest.mark.parametrize(

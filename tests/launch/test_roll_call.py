@@ -4,12 +4,8 @@ import contextlib
 import re
 import socket
 import threading
-import time
 
 import pytest
-
-from pipejax import launch
-from pipejax.launch import _roll_call
 
 from .helpers import outcomes, record
 
@@ -102,22 +98,6 @@ def test_another_program_at_the_port(port, said):
         r" \((another|process 0 has|the conn|\[Errno)",
         second,
     )
-
-
-def test_a_connection_to_itself(port, monkeypatch):
-    """The system may choose the coordinator's port for the connection to it."""
-
-    def to_itself(address, timeout):
-        connection = socket.socket()
-        connection.bind(address)
-        connection.connect(address)
-        return connection
-
-    monkeypatch.setattr(socket, "create_connection", to_itself)
-    place = launch.Place("arguments", f"127.0.0.1:{port}", 2, 1)
-    until = time.monotonic() + 1.0
-    with pytest.raises(ConnectionRefusedError, match="nothing listens there"):
-        _roll_call._told(place, record(1, 2), until, b"")
 
 
 def test_an_address_of_another_host(port):

@@ -50,11 +50,11 @@ def test_the_papers_forms(p):
         assert math.isclose(found.total, sum(found))
 
 
-@pytest.mark.parametrize(("algorithm", "codec"), PAIRS)
+@pytest.mark.parametrize(
+    ("algorithm", "codec"), [pair for pair in PAIRS if pair[1] is not None]
+)
 def test_a_codec_takes_its_time(algorithm, codec):
     """A codec that is twice as fast takes half as long, and changes nothing else."""
-    if codec is None:
-        return
     slow = cluster(4, codecs={codec: CodecSpeed(1e9, 2e9)})
     fast = cluster(4, codecs={codec: CodecSpeed(2e9, 4e9)})
     exchange = flat(slow, algorithm, 10_000, CODECS[codec])

@@ -31,7 +31,10 @@ def test_a_server_by_hand():
 
 
 def test_a_tree_by_hand():
-    """Of five devices, 1 sends to 0 and 3 to 2, then 2 to 0, then 4 to 0, and back."""
+    """Five devices add up as a tree, and send the sum back down the same tree.
+
+    First 1 sends to 0 and 3 to 2, then 2 to 0, and last 4 to 0.
+    """
     up = [[(1, 0), (3, 2)], [(2, 0)], [(4, 0)]]
     down = [[(0, 4)], [(0, 2)], [(0, 1), (2, 3)]]
     assert messages("tree", 5) == [("stream", pairs, 32) for pairs in [*up, *down]]

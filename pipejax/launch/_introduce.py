@@ -1,0 +1,79 @@
+"""Introduces a process to process 0: connects, proves the secret, sends the record."""
+
+import socket
+import time
+
+from . import _secret
+from ._enrol import GREETING, LONGEST, PATIENCE, REFUSED, SHORT
+from ._place import Place
+from ._record import Record
+
+
+def introduced(place: Place, mine: Record, until: float, secret: bytes) -> bytes:
+    """Connects to process 0, sends the record and returns the line of its answer.
+
+    Args:
+      place: The place of this process.
+      mine: The record of this process.
+      until: The time of `time.monotonic()` until which process 0 waits for others.
+      secret: The secret of the job, empty without one.
+
+    Raises:
+      OSError: If process 0 cannot be reached or does not answer.
+      ValueError: If another program listens there, or one with another secret.
+    """
+    host, _, port = place.coordinator.rpartition(":")
+    left = max(0.2, until - time.monotonic())
+    with socket.create_connection((host.strip("[]"), int(port)), left) as connection:
+        # As long as nothing listens at a port of this host, the system may choose this
+        # very port for the connection, which then leads to itself.
+        if connection.getsockname() == connection.getpeername():
+            raise ConnectionRefusedError("nothing listens there")
+        prove(connection, secret, min(PATIENCE, left))
+        connection.sendall(mine.to_json())
+        # Process 0 waits as long as this process; its answer then has to arrive.
+        patience = max(0.0, until - time.monotonic()) + 2 * PATIENCE
+        return _line(connection, patience, LONGEST)
+
+
+def prove(connection: socket.socket, secret: bytes, patience: float) -> None:
+    """Proves this end to process 0, and checks that the other end is process 0.
+
+    Raises:
+      ValueError: If another program listens there, or one with another secret.
+    """
+    greeting = _line(connection, patience, SHORT)
+    if not greeting.startswith(GREETING):
+        raise ValueError("another program listens there")
+    theirs = greeting.removeprefix(GREETING).decode("ascii", "replace").strip()
+    drawn = _secret.drawn()
+    given = _secret.proof(secret, _secret.REPORTS, drawn, theirs)
+    connection.sendall(f"{drawn} {given}\n".encode())
+    answer = _line(connection, patience, SHORT)
+    shown = answer.decode("ascii", "replace").strip()
+    if answer == REFUSED or not _secret.proves(
+        shown, secret, _secret.LISTENS, theirs, drawn
+    ):
+        raise ValueError(
+            f"process 0 has another secret: {_secret.VARIABLE} must be the same in all"
+            " processes"
+        )
+
+
+def _line(connection: socket.socket, patience: float, longest: int) -> bytes:
+    """Reads a connection up to the end of a line, and returns the line.
+
+    Raises:
+      TimeoutError: If the line takes longer than `patience`, in seconds.
+      ValueError: If the connection ends before the line does, or the line is too long.
+    """
+    until, read = time.monotonic() + patience, bytearray()
+    while not read.endswith(b"\n"):
+        connection.settimeout(max(0.001, until - time.monotonic()))
+        part = connection.recv(65536)
+        read += part
+        if not part or len(read) > longest:
+            raise ValueError(
+                "the connection has ended" if not part else "the line is too long"
+            )
+    return bytes(read)
