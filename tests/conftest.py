@@ -51,9 +51,10 @@ hypothesis.settings.load_profile("ci")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--one-case",
-        action="store_true",
-        help="run one of the cases of each parametrized test",
+        "--cases",
+        type=int,
+        metavar="N",
+        help="run at most N cases of each parametrized test",
     )
 
 
@@ -61,18 +62,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """With `--one-case`, keeps of each test the case whose name hashes lowest.
+    """With `--cases N`, keeps of each test the N cases whose names hash lowest.
 
-    A hash spreads over the parameters: the first case would often be the simplest.
+    A hash spreads over the parameters: the first cases would often be the simplest.
     """
-    if not config.getoption("--one-case"):
+    most = config.getoption("--cases")
+    if most is None:
         return
-    chosen: dict[str, pytest.Item] = {}
-    for item in sorted(items, key=lambda item: zlib.crc32(item.nodeid.encode())):
-        chosen.setdefault(item.nodeid.partition("[")[0], item)
-    kept = {*chosen.values()}
+    found: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        found.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept = {
+        item for cases in found.values() for item in sorted(cases, key=_hash)[:most]
+    }
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
+
+
+def _hash(item: pytest.Item) -> int:
+    return zlib.crc32(item.nodeid.encode())
 
 
 def pytest_configure(config: pytest.Config) -> None:

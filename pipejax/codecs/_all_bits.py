@@ -33,7 +33,10 @@ class AllBits(Codec):
         return True
 
     def of(
-        self, shapes: Shapes | None = None, dtype: DTypeLike = jnp.float32
+        self,
+        shapes: Shapes | None = None,
+        dtype: DTypeLike = jnp.float32,
+        devices: int = 1,
     ) -> "AllBits":
         """Returns the codec that sends vectors of `dtype`."""
         return AllBits(jnp.dtype(dtype).name)

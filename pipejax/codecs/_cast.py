@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pipejax.bits import from_words, to_words
+from pipejax.ranges import headroom, is_narrow
+from pipejax.vectors import Shapes
 
 from ._codec import Codec
 from ._rounding import Rounding
@@ -21,9 +23,11 @@ class Cast(Rounding):
 
     Attributes:
       dtype: `"float32"`, `"bfloat16"` or `"float16"`.
+      headroom: What elements are divided by before they are rounded, a power of two.
     """
 
     dtype: str
+    headroom: float = 1.0
 
     @property
     def unbiased(self) -> bool:
@@ -35,13 +39,25 @@ class Cast(Rounding):
         """Returns `True` for bfloat16, whose bits are the upper half of float32."""
         return self.dtype == "bfloat16"
 
+    def of(
+        self,
+        shapes: Shapes | None = None,
+        dtype: DTypeLike = jnp.float32,
+        devices: int = 1,
+    ) -> "Cast":
+        """Returns the codec with a headroom for sums over devices, in float16."""
+        del shapes, dtype
+        if not is_narrow(self.dtype):
+            return self
+        return dataclasses.replace(self, headroom=headroom(devices))
+
     def size(self, n: int) -> int:
         """Returns 2 or 4 bytes per element."""
         return n * jnp.dtype(self.dtype).itemsize
 
     def rounded(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
         """Returns the bits of `x` in the codec's dtype, one integer per element."""
-        x = x.astype(jnp.float32)
+        x = x.astype(jnp.float32) / self.headroom
         if noise is not None:
             x = self._dithered(x, noise)
         word = _WORDS[jnp.dtype(self.dtype).itemsize]
@@ -50,7 +66,7 @@ class Cast(Rounding):
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
         """Returns the numbers that were sent, as float32."""
         del n
-        return from_words(payload, self.dtype).astype(jnp.float32)
+        return from_words(payload, self.dtype).astype(jnp.float32) * self.headroom
 
     def bound(self, x: jax.Array) -> jax.Array:
         """Returns half a unit in the last place, and infinity for what may overflow."""
@@ -59,7 +75,8 @@ class Cast(Rounding):
             return jnp.zeros_like(x)
         # A normal number has nmant mantissa bits. The subnormal numbers have the same
         # spacing as the smallest normal number.
-        least, most = float(info.smallest_normal), float(info.max)
+        least = self.headroom * float(info.smallest_normal)
+        most = self.headroom * float(info.max)
         ulp = jnp.maximum(jnp.abs(x), least) * 2.0 ** -(info.nmant + 1)
         return jnp.where(jnp.abs(x) <= most, ulp, jnp.inf)
 
@@ -113,7 +130,11 @@ def cast(dtype: DTypeLike) -> Cast:
       float32.
     - float16 takes 2 bytes. The error is at most `2^-11 |x|`, or 2^-25 if that is more.
       Numbers beyond 65,504 overflow to infinity, and the train step then skips the
-      update.
+      update. In an all-reduce over p devices, elements are divided by q before they are
+      rounded, and multiplied by q afterwards, with q the smallest power of two that is
+      not below p. Sums up to 65,504 q therefore do not overflow, and a mean does not if
+      no summand exceeds 65,504. In return, the error is at most 2^-25 q for small
+      elements.
 
     In contrast to `truncate`, `cast("bfloat16")` rounds to the nearest number, so that
     its errors do not all have the same sign. `int8` and `fp8` send about half as many

@@ -105,7 +105,10 @@ class Codec(abc.ABC):
         return 0
 
     def of(
-        self, shapes: Shapes | None = None, dtype: DTypeLike = jnp.float32
+        self,
+        shapes: Shapes | None = None,
+        dtype: DTypeLike = jnp.float32,
+        devices: int = 1,
     ) -> "Codec":
         """Returns the codec adapted to the vectors that it is about to encode.
 
@@ -117,11 +120,12 @@ class Codec(abc.ABC):
             if a vector is only a piece of the leaves, or if the codec has already been
             given their shapes.
           dtype: The dtype in which the vectors are summed, float32 or float64.
+          devices: Number of devices whose vectors may be added up in a vector.
 
         Returns:
           A codec for these vectors.
         """
-        del shapes, dtype
+        del shapes, dtype, devices
         return self
 
     def leaves(self, x: jax.Array) -> Any:

@@ -86,10 +86,15 @@ class ErrorFeedback(Linear):
         return self.codec.rounds
 
     def of(
-        self, shapes: Shapes | None = None, dtype: DTypeLike = jnp.float32
+        self,
+        shapes: Shapes | None = None,
+        dtype: DTypeLike = jnp.float32,
+        devices: int = 1,
     ) -> "ErrorFeedback":
         """Adapts the wrapped codec, and keeps the residual in `dtype`."""
-        return ErrorFeedback(self.codec.of(shapes, dtype), jnp.dtype(dtype).name)
+        return ErrorFeedback(
+            self.codec.of(shapes, dtype, devices), jnp.dtype(dtype).name
+        )
 
     def leaves(self, x: jax.Array) -> Any:
         """Returns `x` in the form that the wrapped codec's rounds take."""

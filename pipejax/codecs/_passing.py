@@ -53,10 +53,16 @@ class Passing(Linear):
         return min(1, self.codec.rounds)
 
     def of(
-        self, shapes: Shapes | None = None, dtype: DTypeLike = jnp.float32
+        self,
+        shapes: Shapes | None = None,
+        dtype: DTypeLike = jnp.float32,
+        devices: int = 1,
     ) -> "Passing":
         """Adapts `codec` to these shapes, and sends vectors of `dtype`."""
-        codec, sends = self.codec.of(shapes, dtype), self.sends.of(shapes, dtype)
+        codec, sends = (
+            self.codec.of(shapes, dtype, devices),
+            self.sends.of(shapes, dtype, devices),
+        )
         return Passing(codec, self.passes, sends)
 
     def leaves(self, x: jax.Array) -> Any:

@@ -75,10 +75,13 @@ class PowerSGD(Linear):
         return 2
 
     def of(
-        self, shapes: Shapes | None = None, dtype: DTypeLike = jnp.float32
+        self,
+        shapes: Shapes | None = None,
+        dtype: DTypeLike = jnp.float32,
+        devices: int = 1,
     ) -> "PowerSGD":
         """Returns the codec for leaves of these shapes, or itself if none are given."""
-        del dtype
+        del dtype, devices
         return self if shapes is None else dataclasses.replace(self, shapes=shapes)
 
     def init(self, n: int, seed: jax.Array) -> Any:

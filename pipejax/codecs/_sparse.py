@@ -32,7 +32,7 @@ class TopK(Codec):
 
     def size(self, n: int) -> int:
         """Returns 8 bytes per sent element: 4 for its index and 4 for its value."""
-        return 8 * count(self.k, n)
+        return 8 * self._count(n)
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
         """Returns the indices of the largest elements, followed by their values."""
@@ -40,7 +40,7 @@ class TopK(Codec):
         # NaN counts as the largest magnitude, so that it is sent. The magnitudes are
         # floats because XLA:CPU sorts the whole vector for any other dtype.
         magnitude = jnp.where(jnp.isnan(x), jnp.inf, jnp.abs(x))
-        _, places = lax.top_k(magnitude, count(self.k, x.size))
+        _, places = lax.top_k(magnitude, self._count(x.size))
         payload = [places.astype(jnp.uint32), to_words(x[places], jnp.uint32)]
         return jnp.concatenate(payload), state
 
@@ -52,7 +52,12 @@ class TopK(Codec):
 
     def bound(self, x: jax.Array) -> jax.Array:
         """Returns the smallest magnitude that is sent, a scalar."""
-        return lax.top_k(jnp.abs(x), count(self.k, x.size))[0].min(initial=jnp.inf)
+        return lax.top_k(jnp.abs(x), self._count(x.size))[0].min(initial=jnp.inf)
+
+    def _count(self, n: int) -> int:
+        """Returns how many of `n` elements to send, if int32 can index them."""
+        _check_indices("encoded vector", n)
+        return count(self.k, n)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -259,16 +264,31 @@ def count(k: int | float, n: int) -> int:
       n: The length of the vector.
 
     Raises:
-      ValueError: If `k` is larger than `n`.
+      ValueError: If `k` is larger than `n`, or more than int32 can index.
     """
     if isinstance(k, float):
-        return max(1, round(k * n))
+        k = max(1, round(k * n))
+        _check_indices("payload", k)
+        return k
     if k > n:
         raise ValueError(
             f"`k` must be at most the {n} elements of an encoded vector; got {k}."
             " Choose a smaller number, or a fraction such as 0.01."
         )
     return k
+
+
+def _check_indices(of: str, length: int) -> None:
+    """Raises a `ValueError` if `length` is more than int32, JAX's index, can count."""
+    most = jnp.iinfo(jnp.int32).max
+    if length > most:
+        raise ValueError(
+            f"`codec` must have at most {most:,} elements in the {of}, which is as many"
+            f" as int32 can index; got {length:,}. Choose an algorithm that encodes"
+            " pieces of the gradients, such as pj.collectives.two_shot on more devices,"
+            " a smaller `k`, or a codec that does not select elements, such as"
+            " pj.codecs.int4()."
+        )
 
 
 def check_k(k: int | float) -> int | float:

@@ -53,13 +53,13 @@ class Hierarchical(AllReduce):
                 f" does so for 1, 2, 4, 8, ... devices of a host, got {devices}. Choose"
                 " two_shot or ring, which take any number of devices."
             )
-        # Devices of different hosts must draw different random numbers, although the
-        # inner algorithm sums over the devices of one host only.
-        layout = layout._replace(drawing=axis_name)
+        # Each half sums over one of the axes. Devices of different hosts must draw
+        # different random numbers, and a sum has summands of all devices.
+        layout = layout._replace(over=axis_name)
         cut = Cut.of(layout, devices, self.inner.codec.multiple)
         sizes, dtype = (cut.coded, cut.exact), layout.working_dtype
         coded, exact = (jax.ShapeDtypeStruct((size,), dtype) for size in sizes)
-        piece = Layout((coded,), (exact,), whole=False, drawing=axis_name)
+        piece = Layout((coded,), (exact,), whole=False, over=axis_name)
         return (
             local(cut.rows)
             + renamed(self.inner.reduce_scatter(cut, inside), "inner ")

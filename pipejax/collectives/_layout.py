@@ -15,6 +15,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from pipejax.mesh import AxisName
+from pipejax.ranges import sum_dtype
 from pipejax.vectors import Shapes, apart, joined, working_dtype
 
 
@@ -43,14 +44,15 @@ class Layout(NamedTuple):
       exact: Shapes and dtypes of the arrays that always travel exactly.
       whole: Whether `coded` describes whole gradients. If it is false, `coded`
         describes a piece of the vector of gradients.
-      drawing: Mesh axes along which devices draw different random numbers. `None`
-        stands for the axes that are summed over.
+      over: All mesh axes of the sum, for an algorithm that sums over some of them at a
+        time. Along all of these axes, devices draw different random numbers. `None`
+        stands for the axes that the algorithm is called with.
     """
 
     coded: tuple[jax.ShapeDtypeStruct, ...]
     exact: tuple[jax.ShapeDtypeStruct, ...] = ()
     whole: bool = True
-    drawing: AxisName | None = None
+    over: AxisName | None = None
 
     @classmethod
     def of(cls, summands: Summands) -> "Layout":
@@ -131,16 +133,29 @@ class Layout(NamedTuple):
         return joined(summands.coded, dtype), joined(summands.exact, dtype)
 
     def arrays(self, coded: jax.Array, exact: jax.Array) -> Summands:
-        """Undoes `vectors`, and casts every array back to its own dtype.
+        """Undoes `vectors` on sums, and casts each to the dtype of its sum.
+
+        A float16 array has a float32 sum, and all others keep their dtypes; see
+        `pipejax.ranges`.
 
         Args:
           coded: At least `coded_size` elements. The rest is ignored.
           exact: At least `exact_size` elements. The rest is ignored.
 
         Returns:
-          The arrays, which have the shapes and dtypes of the layout.
+          The arrays, which have the shapes of the layout.
         """
-        return Summands(apart(coded, self.coded), apart(exact, self.exact))
+        sums = self.sums()
+        return Summands(apart(coded, sums.coded), apart(exact, sums.exact))
+
+    def sums(self) -> "Layout":
+        """Returns the layout of the sums of arrays of this layout."""
+
+        def form(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(x.shape, sum_dtype(x.dtype))
+
+        coded, exact = tuple(map(form, self.coded)), tuple(map(form, self.exact))
+        return self._replace(coded=coded, exact=exact)
 
     def widened(self) -> "Layout":
         """Returns the layout of the coded arrays alone, all in `working_dtype`.

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from pipejax.codecs import Codec, Linear, check_codec
 from pipejax.integers import is_integer
 from pipejax.mesh import AxisName, axis_size
+from pipejax.ranges import scaled_down, scaled_up
 from pipejax.vectors import apart, joined
 
 from ._all_reduce import AllReduce
@@ -48,7 +49,8 @@ class Psum(AllReduce):
         add = functools.partial(_sum, axis_name=axis_name, apart=self.apart)
         if self.codec is None:
             return _in_own_shapes(layout, axis_name, add, self.together or 0)
-        codec = self.codec.of(layout.shapes, layout.working_dtype)
+        devices = axis_size(axis_name)
+        codec = self.codec.of(layout.shapes, layout.working_dtype, devices)
         return _rounds(cast(Linear, codec), layout, axis_name, add)
 
     def init(self, layout: Layout, axis_name: AxisName) -> States:
@@ -96,13 +98,14 @@ def _in_own_shapes(
     p, coded = axis_size(axis_name), len(layout.coded)
 
     def pack(summands: Summands, states: States) -> tuple[Any, States]:
-        return groups.together((*summands.coded, *summands.exact)), states
+        arrays = (*summands.coded, *summands.exact)
+        return groups.together([scaled_down(x, p) for x in arrays]), states
 
     def send(arrays: Any) -> Any:
         return tuple(map(add, arrays))
 
     def unpack(sums: Any) -> Summands:
-        arrays = groups.separate(sums)
+        arrays = tuple(scaled_up(x, p) for x in groups.separate(sums))
         return Summands(arrays[:coded], arrays[coded:])
 
     transfers = tuple(Transfer("all-reduce", p, size) for size in groups.bytes)
@@ -117,7 +120,7 @@ def _rounds(codec: Linear, layout: Layout, axis_name: AxisName, add: Add) -> Sta
     takes them, the exact vector, and the sums of all rounds so far. The exact vector
     travels in the last round.
     """
-    n, dtype = layout.coded_size, layout.working_dtype
+    n, dtype, forms = layout.coded_size, layout.working_dtype, layout.sums()
 
     def init() -> States:
         # The seed is the same on all devices, because payloads of different devices are
@@ -152,10 +155,10 @@ def _rounds(codec: Linear, layout: Layout, axis_name: AxisName, add: Add) -> Sta
         state = states["psum"]
         total = codec.rebuild(state, sums, n)
         states = {**states, "psum": codec.settled(leaves, state, sums, own)}
-        arrays = total if codec.needs_leaves else apart(total, layout.coded)
-        pairs = zip(arrays, layout.coded, strict=True)
+        arrays = total if codec.needs_leaves else apart(total, forms.coded)
+        pairs = zip(arrays, forms.coded, strict=True)
         coded = tuple(x.astype(form.dtype) for x, form in pairs)
-        return Summands(coded, apart(exact, layout.exact)), states
+        return Summands(coded, apart(exact, forms.exact)), states
 
     p = axis_size(axis_name)
     total = Stages((), (init,)) + local(begin)

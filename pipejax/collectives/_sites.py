@@ -18,7 +18,7 @@ from jax import lax
 
 from pipejax.bits import from_words, to_words
 from pipejax.codecs import Codec
-from pipejax.mesh import AxisName
+from pipejax.mesh import AxisName, axis_size
 
 from ._layout import Layout, Summands
 from ._stages import States
@@ -92,14 +92,15 @@ class Cut(NamedTuple):
           rows: Number of pieces that are encoded at once; `None` for a single piece
             without a leading axis.
         """
+        over = self.layout.over or axis_name
         return Site(
             name=name,
-            codec=codec.of(dtype=self.layout.working_dtype),
+            codec=codec.of(dtype=self.layout.working_dtype, devices=axis_size(over)),
             dtype=self.layout.working_dtype,
             coded=self.coded,
             exact=self.exact,
             axis_name=axis_name,
-            drawing=self.layout.drawing or axis_name,
+            over=over,
             rows=rows,
         )
 
@@ -119,7 +120,7 @@ class Site(NamedTuple):
       coded: h, the number of elements of a vector that the codec encodes.
       exact: t, the number of elements of a vector that stay exact.
       axis_name: Axis or axes of the devices that send the payload to each other.
-      drawing: Axes along which devices draw different random numbers.
+      over: All axes of the sum. Along them, devices draw different random numbers.
       rows: Number of vectors that are encoded at once, each with a state of its own;
         `None` for a single vector without a leading axis.
     """
@@ -130,7 +131,7 @@ class Site(NamedTuple):
     coded: int
     exact: int
     axis_name: AxisName
-    drawing: AxisName
+    over: AxisName
     rows: int | None = None
 
     @property
@@ -144,7 +145,7 @@ class Site(NamedTuple):
 
         The dict is empty if the codec has no state.
         """
-        rank = lax.axis_index(self.drawing).astype(jnp.uint32)
+        rank = lax.axis_index(self.over).astype(jnp.uint32)
         place = jnp.uint32(zlib.crc32(f"{self.axis_name} {self.name}".encode()))
         seed = place ^ (rank * jnp.uint32(2654435761))  # Knuth's multiplicative hash
         state = self._init(seed)

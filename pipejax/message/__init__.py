@@ -11,8 +11,8 @@ from ._in_flight import shift as shift
 from ._in_flight import width_of as width_of
 from ._message import Message as Message
 from ._message import Passengers as Passengers
-from ._message import arrived_as as arrived_as
 from ._message import mean as mean
+from ._message import mean_as as mean_as
 from ._message import travelling as travelling
 from ._reduce import Reduced as Reduced
 from ._reduce import codec_states as codec_states

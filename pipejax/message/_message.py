@@ -122,6 +122,22 @@ def travelling(tree: Any, dtype: DTypeLike | None) -> Any:
     return jax.tree.map(lambda x: jnp.atleast_1d(x).astype(dtype or x.dtype), tree)
 
 
-def arrived_as(tree: Any, like: Any) -> Any:
-    """Undoes `travelling`: gives arrays the shapes and dtypes of those in `like`."""
-    return jax.tree.map(lambda x, y: x.reshape(y.shape).astype(y.dtype), tree, like)
+def mean_as(sums: Any, like: Any, message: Message, devices: int) -> Any:
+    """Undoes `travelling` on sums: returns means with the shapes and dtypes of `like`.
+
+    They are cast after the division, because a float16 mean may have a sum that float16
+    cannot hold.
+
+    Args:
+      sums: Pytree of arrays as they travelled, summed over devices.
+      like: Pytree of arrays.
+      message: The sum of the messages that `sums` is from.
+      devices: Number of devices over which the messages were summed.
+    """
+
+    def one(total: jax.Array, y: Any) -> jax.Array:
+        total = total.reshape(y.shape)
+        wide = total.astype(jnp.promote_types(total.dtype, y.dtype))
+        return mean(wide, message, devices).astype(y.dtype)
+
+    return jax.tree.map(one, sums, like)

@@ -137,7 +137,7 @@ class LocalStep:
         return jax.tree.map(
             lambda o, t: jnp.where(
                 usable, mean(o, own, 1) - mean(t, total, devices), 0
-            ),
+            ).astype(o.dtype),
             own.gradients,
             total.gradients,
         )

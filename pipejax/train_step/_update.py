@@ -17,7 +17,7 @@ import optax
 from jax import lax
 
 from pipejax.executors import collective_axes
-from pipejax.message import Message, Reduced, arrived_as, mean
+from pipejax.message import Message, Reduced, mean, mean_as
 
 from ._check_optimizer import check_kept_structure
 from ._info import StepInfo
@@ -61,7 +61,7 @@ def apply_reduced(
     def update() -> Any:
         # The division is done here, where it fuses with the optimizer's arithmetic.
         # Elsewhere it would take one more pass over the gradients.
-        gradients = _mean_gradients(message, state.params, devices)
+        gradients = mean_as(message.gradients, state.params, message, devices)
         loss = mean(message.passengers.loss, message, devices)
         updates, opt_state = updated(tx, gradients, state.opt_state, state.params, loss)
         check_kept_structure(state.opt_state, opt_state)
@@ -134,16 +134,10 @@ def updated(
         ) from error
 
 
-def _mean_gradients(message: Message, params: Any, devices: int) -> Any:
-    """Returns the mean gradients, in the shapes and dtypes of the parameters."""
-    sums = arrived_as(message.gradients, params)
-    return jax.tree.map(lambda x: mean(x, message, devices), sums)
-
-
 def _mean_changes(message: Message, model_state: Any, devices: int) -> Any:
     """Returns the mean changes over devices, whatever the weights of the devices."""
-    sums = arrived_as(message.changes, _floating(model_state))
-    return jax.tree.map(lambda x: x / devices, sums)
+    unweighted = Message(message.gradients)
+    return mean_as(message.changes, _floating(model_state), unweighted, devices)
 
 
 def _info(message: Message, arrived: jax.Array, devices: int) -> StepInfo:

@@ -13,10 +13,10 @@ from pipejax.message import (
     InFlight,
     Message,
     Reduced,
-    arrived_as,
     codec_states,
     empty,
     has_arrived,
+    mean_as,
     shift,
     summed,
     travelling,
@@ -101,8 +101,7 @@ def pipelined_mean(
             total, fresh = _late(total, fresh)
         found = Reduced.of(total, has_arrived(state))
         after = found.settled(after, state.codec_states)
-        sums = arrived_as(total.gradients, updates)
-        mean = jax.tree.map(lambda x: x / devices, sums)
+        mean = mean_as(total.gradients, updates, total, devices)
         return mean, shift(state, fresh, after, state.deviation)
 
     return optax.GradientTransformation(init_fn, update_fn)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipejax.message import InFlight, arrivals, arrived_as
+from pipejax.message import InFlight, arrivals, mean_as
 
 from ._pipelined import PipelinedState
 
@@ -51,7 +51,7 @@ def predicted_params(
     """
     in_flight, state, arrived = _parts(opt_state)
     for own, real in zip(in_flight.pending, arrived, strict=True):
-        gradients = arrived_as(own.gradients, params)
+        gradients = mean_as(own.gradients, params, own, 1)
         updates, new = tx.update(gradients, state, params)
         new = optax.apply_updates(params, updates), new
         params, state = jax.tree.map(

@@ -64,6 +64,22 @@ def test_k_of_fewer(codec):
         codec(5).encode(jnp.zeros(4), codec(5).init(4, jnp.uint32(0)))
 
 
+@pytest.mark.parametrize(
+    ("codec", "n", "of", "length"),
+    [
+        (c.top_k(1), 2**31, "encoded vector", 2**31),
+        (c.top_k(0.1), 3 * 10**9, "encoded vector", 3 * 10**9),
+        (c.random_k(0.5, KEY), 2**32, "payload", 2**31),
+    ],
+)
+def test_more_than_int32_can_index(codec, n, of, length):
+    with rejects(
+        f"`codec` must have at most 2,147,483,647 elements in the {of}, which is as"
+        f" many as int32 can index; got {length:,}. Choose an algorithm"
+    ):
+        codec.size(n)
+
+
 @pytest.mark.parametrize("rank", [0, -1, 1.0, True, "2", None])
 def test_rank(rank):
     with rejects(f"`rank` must be an integer of at least 1; got {rank!r}. Ranks of 1"):

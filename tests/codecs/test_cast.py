@@ -36,6 +36,21 @@ def test_float16_overflows_half_a_unit_above_its_largest():
     assert_bits_equal(encoded, np.float16([65504, np.inf, -np.inf]).view(np.uint16))
 
 
+def test_of_sums_over_devices_float16_has_a_headroom():
+    """Over 5 devices, that is 8: in the range, and in the smallest magnitudes."""
+    codec = c.cast("float16").of(devices=5)
+    x = jnp.float32([8 * 65504, 1 / 3, 2.0**-21, 0.75 * 2.0**-21, 2.0**-22])
+    encoded, _ = codec.encode(x, ())
+    wanted = np.float16([65504, 1 / 24, 2.0**-24, 2.0**-24, 0])
+    assert_bits_equal(encoded, wanted.view(np.uint16))
+    assert_bits_equal(codec.decode(encoded, 5), 8 * wanted.astype(np.float32))
+    error = jnp.abs(codec.decode(encoded, 5) - x)
+    assert (error <= codec.bound(x)).all()
+    assert codec.bound(jnp.float32([8 * 65504 + 8]))[0] == jnp.inf
+    for other in (c.bf16(), c.cast("float32")):
+        assert other.of(devices=5) == other
+
+
 @pytest.mark.parametrize("sign", [0, 0x80000000])
 def test_noise_moves_a_number_up_in_proportion(sign):
     """A number a quarter of a unit above 1 is rounded up by noise of 3/4 or more."""

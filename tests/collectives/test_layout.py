@@ -10,7 +10,7 @@ from ..helpers import assert_bits_equal, x64
 
 SUMMANDS = Summands(
     coded=(np.float32([[1, 2, 3], [4, 5, 6]]), jnp.bfloat16([7, 8])),
-    exact=(np.float32(9), np.float16([10, 11])),
+    exact=(np.float32(9), jnp.bfloat16([10, 11])),
 )
 
 
@@ -49,6 +49,13 @@ def test_one_float64_array_makes_all_sums_float64():
     assert_bits_equal(exact, np.float64([1 + 2.0**-52, 0]))
 
 
+def test_a_sum_of_float16_is_float32():
+    layout = Layout.of_shapes(((2,),), "float16", exact=1)
+    back = layout.arrays(jnp.float32([65536, 1]), jnp.float32([2]))
+    assert_bits_equal(back, Summands((jnp.float32([65536, 1]),), (jnp.float32([2]),)))
+    assert layout.sums() == Layout.of_shapes(((2,),), "float32", exact=1)
+
+
 def test_a_piece_of_a_vector_has_no_shapes_for_a_codec():
     layout = Layout.of_shapes(((2, 3), ()))
     assert layout.shapes == ((2, 3), ())
@@ -57,6 +64,6 @@ def test_a_piece_of_a_vector_has_no_shapes_for_a_codec():
 
 def test_residuals_are_as_wide_as_the_sums():
     """Residuals are kept for the coded arrays only, in the dtype of the sums."""
-    layout = Layout.of_shapes(((2, 3),), "bfloat16", exact=4)._replace(drawing="data")
-    wanted = Layout((jax.ShapeDtypeStruct((2, 3), "float32"),), drawing="data")
+    layout = Layout.of_shapes(((2, 3),), "bfloat16", exact=4)._replace(over="data")
+    wanted = Layout((jax.ShapeDtypeStruct((2, 3), "float32"),), over="data")
     assert layout.widened() == wanted

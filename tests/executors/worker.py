@@ -97,22 +97,30 @@ def fed():
     }
 
 
-WITH_CODECS = ("two_shot", "ring", "low rank")
+WITH_CODECS = ("two_shot", "ring", "low rank", "float16")
 
 
 @functools.cache
 def coded_step(name, devices):
-    """Returns a train step of width 2 whose codecs have a state."""
-    key = jax.random.key(0)
+    """Returns a train step of width 2 that compresses, most with a codec state."""
+    key, reduce_dtype = jax.random.key(0), None
     if name == "two_shot":
         all_reduce = collectives.two_shot(codecs.error_feedback(codecs.int4(8)))
     elif name == "ring":
         all_reduce = collectives.ring(codecs.stochastic(codecs.int8(8), key))
+    elif name == "float16":
+        # Two summands have one order.
+        all_reduce = collectives.psum() if devices == 2 else collectives.tree()
+        reduce_dtype = jnp.float16
     else:
         whole = collectives.psum if devices == 2 else collectives.tree
         all_reduce = whole(codecs.error_feedback(codecs.power_sgd(1, key)))
     return pj.make_train_step(
-        loss_fn, optax.adamw(1e-2), mesh=pj.data_mesh(devices), all_reduce=all_reduce
+        loss_fn,
+        optax.adamw(1e-2),
+        mesh=pj.data_mesh(devices),
+        reduce_dtype=reduce_dtype,
+        all_reduce=all_reduce,
     )
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.message import Message, Passengers, arrived_as, mean, travelling
+from pipejax.message import Message, Passengers, mean, mean_as, travelling
 
 from ..helpers import assert_bits_equal, x64
 
@@ -72,6 +72,16 @@ def test_scalars_travel_as_vectors_and_arrive_as_they_were():
     shapes = {name: x.shape for name, x in sent.items() if x is not None}
     assert shapes == {"scale": (1,), "w": (2, 3)}
     assert {x.dtype for x in jax.tree.leaves(sent)} == {jnp.dtype("bfloat16")}
-    assert_bits_equal(arrived_as(sent, tree), tree)
+    assert_bits_equal(mean_as(sent, tree, Message(sent), 1), tree)
     own = travelling(tree, None)
     assert (own["scale"].dtype, own["w"].dtype) == (jnp.float32, jnp.float16)
+
+
+def test_a_mean_may_have_a_sum_beyond_its_dtype():
+    """The sum is divided in the wider dtype, with a weight too, and then cast."""
+    sums = {"w": jnp.full((1,), 3 * 40000, jnp.float32)}
+    like = {"w": jnp.zeros((), jnp.float16)}
+    wanted = {"w": jnp.float16(40000)}
+    assert_bits_equal(mean_as(sums, like, Message(sums), 3), wanted)
+    one = Passengers.of(jnp.float32(1), None, jnp.float32(3))
+    assert_bits_equal(mean_as(sums, like, Message(sums, None, one), 8), wanted)

@@ -1,0 +1,75 @@
+"""Keeps sums within the range of a dtype that is narrower than float32.
+
+float16 ends at 65,504. A sum over devices can exceed this although the mean is far
+below it. A summand of such a dtype is therefore divided by `headroom(devices)` before
+it travels, and the sum is multiplied by it afterwards, in float32.
+
+The headroom is a power of two. Dividing by it is exact, except for magnitudes that end
+up below the smallest normal number of the dtype: these are rounded to a multiple of the
+smallest subnormal number.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+
+def is_narrow(dtype: DTypeLike) -> bool:
+    """Returns whether the largest number of a dtype is far below that of float32.
+
+    Examples:
+      >>> is_narrow("float16"), is_narrow("bfloat16"), is_narrow("int32")
+      (True, False, False)
+    """
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return False
+    return bool(jnp.finfo(dtype).maxexp < jnp.finfo(jnp.float32).maxexp)
+
+
+def sum_dtype(dtype: DTypeLike) -> np.dtype:
+    """Returns the dtype of a sum over devices: float32 if `dtype` is narrow.
+
+    Examples:
+      >>> sum_dtype("float16"), sum_dtype("float64")
+      (dtype('float32'), dtype('float64'))
+    """
+    return np.dtype("float32") if is_narrow(dtype) else jnp.dtype(dtype)
+
+
+def headroom(devices: int) -> float:
+    """Returns the smallest power of two that is not below the number of devices.
+
+    Examples:
+      >>> headroom(1), headroom(6)
+      (1.0, 8.0)
+    """
+    return 2.0 ** (devices - 1).bit_length()
+
+
+def scaled_down(x: jax.Array, devices: int) -> jax.Array:
+    """Returns the summand that travels: `x / headroom(devices)` if `x` is narrow.
+
+    Args:
+      x: What one device contributes to a sum.
+      devices: Number of devices that contribute.
+
+    Returns:
+      An array of the shape and dtype of `x`.
+    """
+    return x / headroom(devices) if is_narrow(x.dtype) else x
+
+
+def scaled_up(total: jax.Array, devices: int) -> jax.Array:
+    """Undoes `scaled_down` on the sum over devices.
+
+    Args:
+      total: Sum over devices of what `scaled_down` returned.
+      devices: The same number.
+
+    Returns:
+      The sum, in the dtype `sum_dtype(total.dtype)`.
+    """
+    if not is_narrow(total.dtype):
+        return total
+    return total.astype(jnp.float32) * headroom(devices)

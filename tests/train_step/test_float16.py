@@ -1,0 +1,127 @@
+"""Tests gradients that travel as float16, whose sum float16 cannot hold."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pipejax as pj
+from pipejax import codecs, collectives
+
+from ..grid import grid
+from ..helpers import assert_bits_equal
+
+DEVICES = 4
+RATE = 2.0**-8
+WAYS = {
+    "float16": {"reduce_dtype": jnp.float16},
+    "as the parameters": {"param_dtype": jnp.float16},
+    "two_shot": {"all_reduce": collectives.two_shot(codecs.cast("float16"))},
+    "ring": {"all_reduce": collectives.ring(codecs.cast("float16"))},
+    "ring of float16": {
+        "reduce_dtype": jnp.float16,
+        "all_reduce": collectives.ring(),
+    },
+}
+
+
+def make(*, param_dtype=jnp.float32, devices=DEVICES, **settings):
+    """Returns a step and its state. The gradients are the batch's means."""
+
+    def loss_fn(w, batch):
+        return jnp.vdot(w.astype(jnp.float32), batch.mean(axis=0))
+
+    mesh = pj.data_mesh(devices)
+    train = pj.make_train_step(loss_fn, optax.sgd(RATE), mesh=mesh, **settings)
+    return train, train.init(jnp.zeros(2, param_dtype))
+
+
+def batch_of(*rows):
+    return np.float32([[row, 1.0] for row in rows])
+
+
+@grid(way=WAYS, executor=["fused", "host"], width=[1, 2, 3], predicts=[False, True])
+def test_the_mean_is_applied(way, executor, width, predicts):
+    """Numbers and means are exact in float16, so the parameters are as by hand."""
+    settings = {"weight_prediction": predicts and width > 1, **WAYS[way]}
+    if settings["weight_prediction"] and width == 2:
+        settings["deviation_feedback"] = 0.5
+    train, state = make(width=width, executor=executor, **settings)
+    batches = [batch_of(17408, 16384, 17408, 16384), batch_of(40960, 0, 0, 40960)]
+    wanted = np.float32([0, 0])
+    for batch in (*batches, *batches):
+        state, _ = train.step(state, batch)
+        wanted = wanted - np.float32(RATE) * batch.mean(axis=0)
+    state, _ = train.drain(state)
+    assert state.skipped == 0
+    assert_bits_equal(np.asarray(state.params, np.float32), wanted)
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_gradient_that_float16_cannot_hold_is_skipped(width):
+    train, state = make(width=width, reduce_dtype=jnp.float16)
+    state, _ = train.step(state, batch_of(70000, 0, 0, 0))
+    state, _ = train.drain(state)
+    assert state.skipped == 1
+    assert_bits_equal(state.params, jnp.zeros(2))
+
+
+def test_small_gradients_are_rounded_to_the_headroom_times_the_smallest_number():
+    """With 4 devices, that is 4 times 2^-24."""
+    train, state = make(width=1, reduce_dtype=jnp.float16)
+    small = [2.0**-22, 2.0**-23, 3 * 2.0**-24, 2.0**-20]
+    state, _ = train.step(state, batch_of(*small))
+    # The second lies halfway between 0 and 2^-22, and the third is closer to 2^-22.
+    wanted = (2.0**-22 + 0 + 2.0**-22 + 2.0**-20) / DEVICES
+    assert state.params[0] == -RATE * wanted
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_changes_of_model_state_travel_with_the_same_room(width):
+    def loss_fn(w, batch, *, model_state):
+        moved = model_state + batch.mean()
+        return w * batch.mean(), pj.Aux(model_state=moved)
+
+    train = pj.make_train_step(
+        loss_fn,
+        optax.sgd(RATE),
+        mesh=pj.data_mesh(DEVICES),
+        width=width,
+        reduce_dtype=jnp.float16,
+    )
+    state = train.init(jnp.float32(0), model_state=jnp.float32(1))
+    state, _ = train.step(state, np.float32([17024, 16992, 17024, 16992]))
+    state, _ = train.drain(state)
+    assert state.model_state == 17009
+
+
+def test_as_an_optax_transformation():
+    """The hand-written loop of `pipelined` gets the same means."""
+    mesh = pj.data_mesh(DEVICES)
+    tx = pj.pipelined(optax.sgd(RATE), "data", width=2, reduce_dtype=jnp.float16)
+    own = jax.sharding.PartitionSpec("data")
+    everywhere = jax.sharding.PartitionSpec()
+    specs = pj.state_specs(jax.eval_shape(tx.init, jnp.zeros(2)), "data")
+
+    def step(w, opt_state, batch):
+        updates, opt_state = tx.update(batch[0], opt_state, w)
+        return optax.apply_updates(w, updates), opt_state
+
+    run = jax.jit(
+        jax.shard_map(
+            step,
+            mesh=mesh,
+            in_specs=(everywhere, specs, own),
+            out_specs=(everywhere, specs),
+            check_vma=False,
+        )
+    )
+    init = jax.shard_map(
+        tx.init, mesh=mesh, in_specs=everywhere, out_specs=specs, check_vma=False
+    )
+    w = jnp.zeros(2)
+    opt_state = jax.jit(init)(w)
+    for _ in range(2):
+        w, opt_state = run(w, opt_state, batch_of(17024, 16992, 17024, 16992))
+    assert_bits_equal(w, -np.float32(RATE) * np.float32([17008, 1]))
