@@ -11,6 +11,7 @@ Compiled programs are kept in pytest's cache for all workers, for the processes 
 tests start, and for the next run. `pytest --cache-clear` starts with an empty cache.
 """
 
+import gc
 import os
 import tempfile
 import zlib
@@ -47,6 +48,10 @@ hypothesis.settings.register_profile(
     print_blob=True,
 )
 hypothesis.settings.load_profile("ci")
+
+
+# Tracing makes many small objects. Collecting garbage less often saves 6 % of the time.
+gc.set_threshold(100_000, 20, 100)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -33,7 +33,9 @@ SWITCHES = {
 }
 
 
-@pytest.mark.parametrize("switch", each(SWITCHES, full=["leaks", "checks"]))
+@pytest.mark.parametrize(
+    "switch", each(SWITCHES, full=["leaks", "checks", "no infinities", "no transfers"])
+)
 def test_every_bit_comes_back(manager, switch):
     train = zoo.train_step(8)
     state = zoo.filled_at_random(zoo.init(train))

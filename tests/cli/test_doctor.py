@@ -46,6 +46,7 @@ def test_a_model_of_ones_own(tmp_path, capsys):
     assert picture.startswith(PNG)
 
 
+@pytest.mark.full  # it measures a larger model than its own
 def test_a_model_in_numbers(tmp_path, capsys):
     code, found, _ = doctor(tmp_path, "--parameters", "300M", "--compute-ms", "250")
     assert code == 0

@@ -64,11 +64,14 @@ CODECS = {
     "feedback power_sgd": error_feedback(c.power_sgd(2, KEY)).of(SHAPES),
 }
 FEEDBACK = [name for name in CODECS if name.startswith("feedback")]
-# Each of these codecs differs from another one above only in a number.
+# Each of these codecs differs from another one above only in a number, or in the codec
+# that it wraps.
 VARIANTS = {
-    *("float16", "quantize 4", "quantize 2", "int8, 8", "int4", "fp8 e5m2", "sign"),
-    *("top_k 5", "random_k 0.1", "random_k 0.7", "random_k 5, unscaled"),
-    *("power_sgd 2", "stochastic quantize", "feedback quantize", "feedback fp8"),
+    *("float16", "bf16", "quantize 4", "quantize 2", "int8, 8", "int4", "sign"),
+    *("fp8 e5m2", "fp8 e4m3, 8", "top_k 5", "random_k 0.1", "random_k 0.7"),
+    *("random_k 5, unscaled", "random_k 0.1, unscaled", "power_sgd 2"),
+    *("stochastic quantize", "stochastic int4", "feedback bf16", "feedback quantize"),
+    *("feedback int4", "feedback fp8"),
 }
 
 
@@ -90,7 +93,11 @@ def lengths(name: str) -> list[int]:
 every_length = pytest.mark.parametrize(
     ("name", "n"),
     [
-        pytest.param(name, n, marks=pytest.mark.full if name in VARIANTS else ())
+        pytest.param(
+            name,
+            n,
+            marks=pytest.mark.full if name in VARIANTS or n > lengths(name)[0] else (),
+        )
         for name in CODECS
         for n in lengths(name)
     ],

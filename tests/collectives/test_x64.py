@@ -1,6 +1,7 @@
 """Tests x64: float32 is unchanged, and every algorithm sums float64 in float64."""
 
 import collections
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -61,6 +62,11 @@ IN_STEPS = {
     ),
     "psum power_sgd": collectives.psum(feedback(codecs.power_sgd(1, KEY))),
 }
+QUICK = {("two_shot int8", 1), ("ring sign", 2), ("psum power_sgd", 2)}
+EACH_IN_STEPS = [
+    pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.full)
+    for pair in itertools.product(IN_STEPS, (1, 2))
+]
 DEVICES, RATE, STEPS = 4, 0.125, 5
 SHAPE = (8, 12)
 
@@ -95,7 +101,7 @@ def rows(dtype, count=32):
     return {"x": x.astype(dtype), "y": (x @ w).astype(dtype)}, w
 
 
-@grid(1, name=IN_STEPS, width=[1, 2])
+@pytest.mark.parametrize(("name", "width"), EACH_IN_STEPS)
 def test_steps_of_float32_have_the_same_bits(name, width):
     batch, _ = rows("float32")
     wanted, _ = trained(name, width, "float32", regression, batch)
@@ -109,7 +115,7 @@ def linear(params, batch):
     return (params["w"] * batch.mean(axis=0)).sum()
 
 
-@grid(1, name=IN_STEPS, width=[1, 2])
+@pytest.mark.parametrize(("name", "width"), EACH_IN_STEPS)
 def test_steps_of_float64_conserve(name, width):
     """`w[T] = w[0] - eta/p (T sum_i g_i - sum e)` holds, e being the residuals.
 

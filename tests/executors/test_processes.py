@@ -129,7 +129,7 @@ def test_checkpoint_of_two_processes_goes_on_in_one(ask, tmp_path):
     assert goes_on(tmp_path, 2) == goes_on(alone, 2) == bits(state.params)
 
 
-@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=FULL)])
 def test_checkpoint_of_one_process_goes_on_in_two(ask, tmp_path, devices):
     """The new run has as many devices or twice as many, which get the residuals."""
     with checkpoint.manager(tmp_path) as manager:

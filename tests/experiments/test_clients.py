@@ -28,12 +28,10 @@ from . import here
 ROOT = pathlib.Path(__file__).parents[2]
 OPTIMIZERS, PROGRAMS, WAYS = _optimizers.OPTIMIZERS, _programs.PROGRAMS, _compare.WAYS
 REFUSED = [(name, way) for name in OPTIMIZERS for way in OPTIMIZERS[name].refused]
-# One optimizer of each kind: linear, with moments, of signs, of norms, of matrices,
-# random, with its own rate, reading the loss, waiting, holding still, and by parts.
+# Of most kinds one: linear, with moments, of matrices, random, waiting, and by parts.
 FEW = (
-    *("sgd, momentum", "adamw", "signum", "lamb", "muon", "noisy_sgd", "prodigy"),
-    *("polyak_sgd", "MultiSteps of adam and reduce_on_plateau"),
-    *("apply_if_finite of adam, a batch with NaN", "partition into muon and adam"),
+    *("sgd, momentum", "adamw", "muon", "noisy_sgd"),
+    *("MultiSteps of adam and reduce_on_plateau", "partition into muon and adam"),
 )
 
 
@@ -56,7 +54,7 @@ def test_optimizers_train_as_in_a_loop_by_hand(name, way):
 
 @pytest.mark.parametrize(
     ("name", "way"),
-    all_ways(PROGRAMS, {(name, "width 2 predicted") for name in [*PROGRAMS][::4]}),
+    all_ways(PROGRAMS, {(name, "width 2 predicted") for name in [*PROGRAMS][::8]}),
 )
 def test_programs_train_as_in_a_loop_by_hand(name, way):
     if name.startswith("Equinox"):
@@ -88,6 +86,7 @@ def test_another_loop_is_not_within_the_bound(monkeypatch):
     assert row["params"]["difference"] > 100 * row["params"]["bound"]
 
 
+@pytest.mark.full
 def test_a_mean_without_weights_is_not_within_the_bound(monkeypatch):
     """Trains lm1b with a loss that does not report its weight."""
     client = PROGRAMS["lm1b (Flax): language model, token weights"](0)

@@ -111,6 +111,7 @@ def _gradient(problem):
     return gradient
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("widths", "names"),
     [

@@ -37,6 +37,7 @@ def test_memory_of_a_program_without_an_allocator_that_counts():
     assert found["program"]["live"] > found["program"]["temporaries"] > 0
 
 
+@pytest.mark.full
 def test_what_is_hidden_on_several_devices():
     found = _steps.overlapped("mlp")
     assert len(jax.devices()) > 1

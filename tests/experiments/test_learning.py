@@ -7,6 +7,7 @@ import pytest
 from experiments import learning
 
 
+@pytest.mark.full
 def test_text_for_tests_is_its_last_tenth(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("ab" * 900 + "cd" * 100)

@@ -49,6 +49,7 @@ def run(where, monkeypatch):
     return experiment
 
 
+@pytest.mark.full
 def test_overhead(tmp_path, run):
     out = tmp_path / "overhead.json"
     size = ("--models", "mlp", "--batch-sizes", "64", "--rounds", "3")
@@ -105,6 +106,7 @@ def test_convergence(tmp_path):
     assert plot.stat().st_size > 10_000
 
 
+@pytest.mark.full
 def test_delay_robust(tmp_path, run):
     out = tmp_path / "delay_robust.json"
     grid = ("--shares", "0.2", "--averaged", "0.02", "--widths", "2", "--seeds", "0")
@@ -114,6 +116,7 @@ def test_delay_robust(tmp_path, run):
     assert row.keys() == {"synchronous", "rule", "0.2, 0.02"}
 
 
+@pytest.mark.full
 def test_codecs(tmp_path, where, run):
     out = tmp_path / "codecs.json"
     rows = ("none", "sign, fed back", *(["power_sgd"] if where == "alone" else ()))
@@ -170,6 +173,7 @@ def test_checkpoint_cost(tmp_path, run):
     assert all(len(times) == 2 for times in cell["seconds"].values())
 
 
+@pytest.mark.full
 def test_levels(tmp_path, run):
     out = tmp_path / "levels.json"
     printed = run("levels", "--steps", "3", "--out", str(out), "--seeds", "0")

@@ -12,6 +12,8 @@ from experiments import methods
 from experiments.methods import Problem
 from experiments.methods._parameter_server import AsynchronousServer
 
+from ..grid import each
+
 PROBLEM = Problem("mlp", batch_size=8)
 
 
@@ -61,7 +63,9 @@ def test_the_learning_rate_falls_to_zero():
     assert sizes[4] == 0
 
 
-@pytest.mark.parametrize("model", ["mlp", "wide_mlp", "cnn", "resnet18"])
+@pytest.mark.parametrize(
+    "model", each(["mlp", "wide_mlp", "cnn", "resnet18"], full=["cnn", "resnet18"])
+)
 def test_pytorch_has_the_same_models(model):
     torch = pytest.importorskip("torch")
     from experiments.methods import _ddp

@@ -98,7 +98,7 @@ def test_only_batch_norm_has_state(name, norm):
         ("mlp", "group"),
         ("cnn", "group"),
         pytest.param("resnet18", "group", marks=pytest.mark.full),
-        ("resnet18", "batch"),
+        pytest.param("resnet18", "batch", marks=pytest.mark.full),
     ],
 )
 def test_a_test_logit_does_not_depend_on_the_batch(name, norm):

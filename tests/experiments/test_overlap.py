@@ -94,6 +94,7 @@ def test_a_run_of_some_cells_keeps_the_others(tmp_path, monkeypatch):
 CELL = (("h100:1x1x8",), ("mlp",), ("pipelined",))
 
 
+@pytest.mark.full
 def test_what_misses_its_bar_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(overlap, "judged", lambda *_: ("more than all", False))
     assert overlap.main(overlap.Config(*CELL, out=tmp_path / "out.json")) == 1

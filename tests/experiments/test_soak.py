@@ -15,6 +15,7 @@ def config(out, **changes):
     return soak.Config(**{"tests": (ONE,), "profile": "ci", "out": out} | changes)
 
 
+@pytest.mark.full
 def test_result_says_how_many_cases(tmp_path):
     out = tmp_path / "soak.json"
     assert soak.main(config(out, least=3)) == 0

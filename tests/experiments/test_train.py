@@ -174,6 +174,7 @@ def test_sigterm_saves_and_exits(undisturbed, tmp_path):
     assert result(out)["params_digest"] == result(undisturbed)["params_digest"]
 
 
+@pytest.mark.full
 def test_other_device_count_is_drained_and_said_here(tmp_path, monkeypatch):
     out = tmp_path / "fewer"
     terminate(monkeypatch, 20)

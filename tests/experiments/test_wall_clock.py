@@ -76,6 +76,7 @@ def hosts_here(monkeypatch):
     monkeypatch.setattr(member, "wire", lambda: next(carried))
 
 
+@pytest.mark.full
 @needs_namespaces
 @pytest.mark.parametrize(
     ("names", "rounds"),
@@ -139,6 +140,7 @@ def test_rows_of_a_table():
     assert rows["Pipe-SGD"]["faster_than"]["DDP"][1] == 1.5
 
 
+@pytest.mark.full
 def test_speedup_here(tmp_path, hosts_here):
     out, plot = tmp_path / "speedup.json", tmp_path / "speedup.png"
     size = {"cells": (5,), "rounds": 2, "methods": ("D-Sync", "DDP")}
@@ -188,6 +190,7 @@ def test_speedup(tmp_path):
     assert plot.exists()
 
 
+@pytest.mark.full
 def test_prediction_here(tmp_path, hosts_here, monkeypatch, capsys):
     few = {name: timing.FORMS[name] for name in ("psum", "ring")}
     monkeypatch.setattr(timing, "FORMS", few)
@@ -218,6 +221,7 @@ def test_prediction(tmp_path):
     assert plot.exists()
 
 
+@pytest.mark.full
 def test_allreduce_profile_here(tmp_path, hosts_here, monkeypatch):
     def algorithms(devices, codec):
         found = every(devices, codec)
@@ -326,6 +330,7 @@ def test_a_pause_has_the_gradient_of_its_batch():
     assert problem.elements == 8
 
 
+@pytest.mark.full
 def test_scaling_here(tmp_path, hosts_here, monkeypatch, capsys):
     few = {name: scaling.METHODS[name] for name in ("D-Sync", "Pipe-SGD, int8")}
     monkeypatch.setattr(scaling, "METHODS", few)
@@ -390,6 +395,7 @@ def test_seeds_are_drawn_on_one_axis():
     assert accuracies[:, -1] == pytest.approx([0.6, 0.7])
 
 
+@pytest.mark.full
 def test_time_to_accuracy_here(tmp_path, hosts_here, monkeypatch, capsys):
     race = time_to_accuracy.RACES["digits"]
     race = dataclasses.replace(race, problem=Problem("mlp", 128, images="digits"))

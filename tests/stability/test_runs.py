@@ -36,7 +36,7 @@ def test_radius_is_the_rate_of_a_run(width):
     assert rate == pytest.approx(expected, rel=0.05)
 
 
-@grid(name=FAMILIES, width=[2, 3, 4], feedback=[0.0, 0.3])
+@grid(1, name=FAMILIES, width=[2, 3, 4], feedback=[0.0, 0.3])
 def test_deviations_of_a_train_step_are_stable_to_the_third_digit(
     name, width, feedback
 ):

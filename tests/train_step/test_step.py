@@ -270,26 +270,22 @@ def test_donation_takes_all_that_does_not_stay(width, executor):
     assert list(map(id, kept)) == list(map(id, staying)), "no copy of what stays"
 
 
-@pytest.mark.parametrize("executor", ["fused", "host"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"width": 1},
-        {"width": 2, "warmup_steps": 2},
-        {"width": 3, "all_reduce": FEEDBACK},
-        {"width": 3, "deviation_feedback": 0.5},
-        {
-            "width": 2,
-            "all_reduce": pj.collectives.scheduled(
-                [pj.collectives.psum(), FEEDBACK], [3]
-            ),
-        },
-    ],
-    ids=["width 1", "warm-up", "codec", "deviation", "scheduled"],
-)
-def test_donation_changes_no_bit(options, executor):
+DONATED = {
+    "width 1": {"width": 1},
+    "warm-up": {"width": 2, "warmup_steps": 2},
+    "codec": {"width": 3, "all_reduce": FEEDBACK},
+    "deviation": {"width": 3, "deviation_feedback": 0.5},
+    "scheduled": {
+        "width": 2,
+        "all_reduce": pj.collectives.scheduled([pj.collectives.psum(), FEEDBACK], [3]),
+    },
+}
+
+
+@grid(1, name=DONATED, executor=["fused", "host"])
+def test_donation_changes_no_bit(name, executor):
     def run(donate):
-        train = donating(executor=executor, donate=donate, **options)
+        train = donating(executor=executor, donate=donate, **DONATED[name])
         state = train.init(init_params())
         for batch in batches(6):
             state, _ = train.step(state, batch)
