@@ -30,7 +30,7 @@ import tyro
 from experiments import cluster, report
 
 from .printed import printed
-from .provoke import Kind
+from .provoke import Fault, Kind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Config:
 
     runs: int = 50
     """The number of jobs with a fault. One job without a fault also runs."""
-    kinds: tuple[Kind, ...] = tuple(kind for kind in get_args(Kind) if kind != "none")
+    kinds: tuple[Kind, ...] = get_args(Kind)
     """The kinds of faults, which the jobs have in turn."""
     hosts: int = 4
     """The number of hosts, each with one process."""
@@ -61,12 +61,12 @@ def main(config: Config) -> list[dict[str, Any]]:
     """Runs all jobs, saves the result after each job, and prints the table."""
     if why := cluster.reason_why_not():
         sys.exit(why)
-    alone = digests(job(config, "none", 0, 0)[0])
+    alone = digests(job(config)[0])
     if len(alone) != config.hosts or len(set(alone)) != 1:
         raise RuntimeError(f"a job without a fault did not end alike: {alone}")
     outcomes = []
-    for kind, rank, step in faults(config):
-        outcome = run(config, kind, rank, step, alone)
+    for fault in faults(config):
+        outcome = run(config, fault, alone)
         sys.stdout.write(f"{outcome}\n")
         outcomes.append(outcome)
         report.save(config.out, **report.settings(config), outcomes=outcomes)
@@ -74,8 +74,8 @@ def main(config: Config) -> list[dict[str, Any]]:
     return outcomes
 
 
-def faults(config: Config) -> Iterator[tuple[Kind, int, int]]:
-    """Yields the kind, the rank and the step of each fault.
+def faults(config: Config) -> Iterator[Fault]:
+    """Yields the faults.
 
     No fault happens before the first checkpoint has begun.
     """
@@ -87,11 +87,10 @@ def faults(config: Config) -> Iterator[tuple[Kind, int, int]]:
         yield kind, 0 if kind == "coordinator killed" else rank, step
 
 
-def run(
-    config: Config, kind: Kind, rank: int, step: int, alone: list[str]
-) -> dict[str, Any]:
+def run(config: Config, fault: Fault, alone: list[str]) -> dict[str, Any]:
     """Runs a job with a fault, and returns whether it went as it should."""
-    said, seconds = job(config, kind, rank, step)
+    kind, rank, step = fault
+    said, seconds = job(config, fault)
     verdict = expected(kind, rank)
     hosts = range(config.hosts)
     others = hosts if kind == "disk full" else [each for each in hosts if each != rank]
@@ -110,10 +109,8 @@ def run(
     }
 
 
-def job(
-    config: Config, kind: Kind, rank: int, step: int
-) -> tuple[dict[int, str], float]:
-    """Runs a job.
+def job(config: Config, *faults: Fault) -> tuple[dict[int, str], float]:
+    """Runs a job with these faults.
 
     Returns:
       The output of every host, by its number, and the time in seconds.
@@ -123,7 +120,8 @@ def job(
         program = [sys.executable, "-m", f"{__package__}.program", "--folder", folder]
         for name in ("steps", "every", "limit", "rate"):
             program += [f"--{name}", str(getattr(config, name))]
-        program += ["--fault", kind, "--rank", str(rank), "--at", str(step)]
+        if faults:
+            program += ["--faults", *(str(part) for fault in faults for part in fault)]
         launch = [sys.executable, "-m", "pipejax.cli", "launch"]
         launch += ["--max-restarts", "3", "--grace", str(config.limit), "--"]
         begun = time.monotonic()

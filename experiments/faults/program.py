@@ -1,16 +1,19 @@
-"""Runs on every host: trains on digits, with checkpoints, a watchdog and one fault.
+"""Runs on every host: trains on digits, with checkpoints, a watchdog and faults.
 
-The fault happens only in the first attempt, and a file notes that it has happened. Each
-process ends with a line that has the digest of its parameters. It may also print a
-diary during the run.
+Each fault happens once, and a file notes that it has happened. Each process ends with a
+line that has the digest of its parameters. It may also print a diary during the run, or
+append to a timeline.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
 import pathlib
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -41,24 +44,33 @@ class Config:
     """The limit of the watchdog in seconds."""
     rate: str = "200mbit"
     """The rate of the link, to which a slow link returns."""
-    fault: provoke.Kind = "none"
-    """The kind of the fault."""
-    rank: int = 1
-    """The rank of the process that provokes the fault."""
-    at: int = 12
-    """The step, counted from 0, before which the fault happens."""
+    faults: tuple[provoke.Fault, ...] = ()
+    """The faults: the kind, the rank of the process, and the step of each."""
+    pace: float = 0.0
+    """Seconds that each step waits, in place of the compute of a larger model."""
     seed: int = 0
     """The seed of parameters and batches."""
     diary: int = 0
     """The number of steps from one entry of the diary to the next; 0 for no diary."""
+    cache: pathlib.Path | None = None
+    """The folder of the compilation cache, which all hosts share."""
+    timeline: pathlib.Path | None = None
+    """A folder in which each process appends to a timeline of its own."""
 
 
 def main(config: Config) -> None:
     """Trains to the end, from the last checkpoint if there is one."""
     sys.stdout.write(f"begun {started():.1f}\n")
-    if config.fault == "disk full" and os.environ["RANK"] == "0":
+    note = timeline(config.timeline)
+    note("begun", at=started())
+    if config.cache:
+        jax.config.update("jax_compilation_cache_dir", str(config.cache))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    kinds = [kind for kind, _, _ in config.faults]
+    if "disk full" in kinds and os.environ["RANK"] == "0":
         provoke.small_disk(config.folder)
     pj.launch.initialize(timeout=90.0, config=dataclasses.asdict(config))
+    note("joined")
     rank = jax.process_index()
     dataset = data.load("digits")
     task = learning.classifier("mlp", dataset, batch_size=BATCH, steps=config.steps)
@@ -76,6 +88,7 @@ def main(config: Config) -> None:
         process_count=jax.process_count(),
     )
     state = train.init(task.init(config.seed))
+    note("built")
     with (
         pj.launch.Watchdog(config.limit) as watchdog,
         checkpoint.manager(config.folder / "checkpoints") as manager,
@@ -84,18 +97,43 @@ def main(config: Config) -> None:
             restored = checkpoint.restore(manager, train, state)
             state = restored.state
             batches.set_state(restored.extras["batches"])
+        note("restored")
         for number in range(int(state.step), config.steps):
             watchdog.step(number)
-            if (config.rank, config.at) == (rank, number):
-                provoke.once(config.fault, config.folder, config.rate)
-            state, _ = train.step(state, train.batch(next(batches)))
+            for fault in config.faults:
+                if fault[1:] == (rank, number):
+                    noted = functools.partial(note, "provoked", kind=fault[0])
+                    provoke.once(fault, config.folder, config.rate, noted)
+            time.sleep(config.pace)
+            state, info = train.step(state, train.batch(next(batches)))
+            if config.timeline:
+                jax.block_until_ready(info)
+                note("stepped", step=number)
             if (number + 1) % config.every == 0:
                 train.join()  # because Orbax has collectives of its own
                 checkpoint.save(manager, state, {"batches": batches.get_state()})
+                note("saved")
             if config.diary and (number + 1) % config.diary == 0:
                 sys.stdout.write(f"{json.dumps(entry(number + 1, state.params))}\n")
         params = train.drain(state)[0].params
+    note("ended")
     sys.stdout.write(f"digest {digest(params)}\n")
+
+
+def timeline(folder: pathlib.Path | None) -> Callable[..., None]:
+    """Returns a function that notes in a file of `folder` what happens in this process.
+
+    Each line has the time of `provoke.now`. A process that is killed loses no line.
+    """
+
+    def note(what: str, *, at: float | None = None, **more: Any) -> None:
+        if folder is None:
+            return
+        line = {"at": provoke.now() if at is None else at, "what": what, **more}
+        with (folder / os.environ["RANK"]).open("a") as file:
+            file.write(f"{json.dumps(line)}\n")
+
+    return note
 
 
 def started() -> float:

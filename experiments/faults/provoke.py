@@ -13,7 +13,6 @@ from typing import Literal
 from experiments.cluster import INTERFACE, bucket
 
 Kind = Literal[
-    "none",
     "killed",
     "coordinator killed",
     "stopped",
@@ -21,8 +20,10 @@ Kind = Literal[
     "slow",
     "disk full",
 ]
+Fault = tuple[Kind, int, int]
+"""A kind, the rank of the process, and the step, counted from 0, before which it is."""
 
-_CUT_OFF = 30
+CUT_OFF = 30
 """How long a link stays cut off or slow, in seconds."""
 _SLOW = "2mbit"
 """The rate of a slow link, a hundredth of a job's usual rate.
@@ -44,14 +45,28 @@ def small_disk(folder: pathlib.Path) -> None:
         subprocess.run(["mount", *disk, str(folder)], check=True)
 
 
-def once(kind: Kind, folder: pathlib.Path, rate: str) -> None:
-    """Provokes a fault, unless it was provoked before; `rate` is that of the link."""
-    done = folder / "provoked"
-    if kind == "none" or done.exists():
+def once(
+    fault: Fault,
+    folder: pathlib.Path,
+    rate: str,
+    note: Callable[[], None] = lambda: None,
+) -> None:
+    """Provokes a fault, unless it was provoked before.
+
+    Args:
+      fault: The fault.
+      folder: The folder of the checkpoints, in which a file notes the fault.
+      rate: The rate of the link.
+      note: Called just before the fault.
+    """
+    kind, _, at = fault
+    done = folder / f"provoked {at}"
+    if done.exists():
         return
     done.touch()
     sys.stdout.write(f"provoked {now():.1f}\n")
     sys.stdout.flush()
+    note()
     _KINDS[kind](folder, rate)
 
 
@@ -73,7 +88,7 @@ def _stopped(folder: pathlib.Path, rate: str) -> None:
 def _cut_off(folder: pathlib.Path, rate: str) -> None:
     del folder, rate
     _for_a_while(
-        f"ip link set {INTERFACE} down", f"ip link set {INTERFACE} up", _CUT_OFF
+        f"ip link set {INTERFACE} down", f"ip link set {INTERFACE} up", CUT_OFF
     )
 
 
@@ -81,7 +96,7 @@ def _slow(folder: pathlib.Path, rate: str) -> None:
     del folder
     change = ("tc", "qdisc", "change", "dev", INTERFACE, "root")
     slow, fast = (" ".join((*change, *bucket(each))) for each in (_SLOW, rate))
-    _for_a_while(slow, fast, _CUT_OFF)
+    _for_a_while(slow, fast, CUT_OFF)
 
 
 def _disk_full(folder: pathlib.Path, rate: str) -> None:

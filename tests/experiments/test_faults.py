@@ -8,14 +8,24 @@ import pathlib
 import signal
 import subprocess
 import sys
+from typing import get_args
 
 import jax
+import numpy as np
 import pytest
 import tyro
 
 from experiments import cluster
 from experiments.faults import __main__ as faults
-from experiments.faults import checkpoints, endurance, program, start, strangers
+from experiments.faults import (
+    checkpoints,
+    endurance,
+    goodput,
+    program,
+    provoke,
+    start,
+    strangers,
+)
 
 from . import here
 from .test_measurements import experiment
@@ -51,7 +61,7 @@ def test_jobs_are_started_by_launch_and_judged_by_what_they_print(
     def printed(network, command):
         assert network.size == 2
         commands.append(command)
-        if command[command.index("--fault") + 1] == "none":
+        if "--faults" not in command:
             return dict.fromkeys(range(2), "begun 1.0\ndigest 12ab\n")
         silent = "process 1 on host1 has said nothing for 12 s, last at step 4"
         job = f"begun 3.0\nprovoked 17.0\n{END}{silent}\nbegun 30.5\ndigest 12ab\n"
@@ -67,7 +77,7 @@ def test_jobs_are_started_by_launch_and_judged_by_what_they_print(
     assert command[1:4] == ["-m", "pipejax.cli", "launch"]
     assert command[begin + 1 : begin + 3] == ["-m", "experiments.faults.program"]
     ((kind, rank, step),) = faults.faults(config)
-    assert command[-6:] == [*("--fault", kind, "--rank", str(rank), "--at", str(step))]
+    assert command[-4:] == ["--faults", kind, str(rank), str(step)]
     assert outcome.items() >= {"named": True, "same_bits": True, "rank": 1}.items()
     assert outcome["again_after_s"] == 13.5
     assert json.loads(out.read_text())["outcomes"] == [outcome]
@@ -79,7 +89,7 @@ def test_jobs_are_started_by_launch_and_judged_by_what_they_print(
 )
 def test_a_fault_happens_once(tmp_path, kind, number):
     once = "import sys; from experiments.faults import provoke; import pathlib"
-    once += f"\nprovoke.once({kind!r}, pathlib.Path(sys.argv[1]), '1gbit')"
+    once += f"\nprovoke.once(({kind!r}, 0, 7), pathlib.Path(sys.argv[1]), '1gbit')"
     command = [sys.executable, "-c", once, str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
         _, status = os.waitpid(process.pid, os.WUNTRACED)
@@ -132,7 +142,7 @@ def test_what_is_to_be_said(monkeypatch, kind, rank, said, named, after):
     job = f"begun 3.0\nprovoked 17.0\n{said}\nbegun 30.5\ndigest 12ab\n"
     everyone = dict.fromkeys(range(4), job)
     monkeypatch.setattr(faults, "job", lambda *_: (everyone, 60.0))
-    outcome = faults.run(faults.Config(), kind, rank, 17, ["12ab"] * 4)
+    outcome = faults.run(faults.Config(), (kind, rank, 17), ["12ab"] * 4)
     assert (outcome["named"], outcome["said_after_s"]) == (named, after)
     assert outcome["same_bits"]
     titles, row = faults.rows([outcome])
@@ -145,7 +155,7 @@ def test_other_bits_are_no_success(monkeypatch):
     ended = {0: "digest 12ab\n", 1: "digest 34cd\n"}
     monkeypatch.setattr(faults, "job", lambda *_: (ended, 60.0))
     config = faults.Config(hosts=2)
-    outcome = faults.run(config, "slow", 1, 9, ["12ab"] * 2)
+    outcome = faults.run(config, ("slow", 1, 9), ["12ab"] * 2)
     assert not outcome["same_bits"]
     assert outcome["again_after_s"] is None  # no process was ended
 
@@ -280,3 +290,84 @@ def test_what_strangers_cost():
     assert strangers.cost(without, among) == wanted
     late = [each | {"seconds": 3.1} for each in among]
     assert not strangers.cost(without, late)["met"]
+
+
+def timelines():
+    """Returns two hosts: three steps and a save, a fault, and a second attempt.
+
+    Before its fault at 12.5 s, the job has made steps 0 to 2 and a save after step 1.
+    """
+    first = [
+        *(("begun", 1), ("joined", 3), ("built", 4), ("restored", 4)),
+        *(("stepped", 9), ("stepped", 10), ("saved", 10.5), ("stepped", 11.5)),
+    ]
+    again = [
+        *(("begun", 20), ("joined", 45), ("built", 46), ("restored", 48)),
+        *(("stepped", 52), ("stepped", 55), ("ended", 57)),
+    ]
+    steps = iter([0, 1, 2, 2, 3])
+    host = [
+        {"at": at, "what": what, **({"step": next(steps)} if what == "stepped" else {})}
+        for what, at in (*first, *again)
+    ]
+    # Host 1 provokes the fault, its link is back after 30 s, and it begins later.
+    other = [{**event, "at": event["at"] + 0.5} for event in host]
+    other[8:8] = [{"at": 12.5, "what": "provoked", "kind": "cut off"}]
+    return host, other
+
+
+def test_the_parts_of_a_job_are_those_of_its_timeline():
+    parts, step = goodput.split(timelines(), 0.0)
+    assert step == 1  # of 1, 1 and 3 s: the first steps of attempts do not count
+    assert parts == pytest.approx(
+        {
+            "useful": 4,
+            "again": 1,
+            "slow steps": 2,
+            "saves": 0.5,
+            "detection": 1.5 + 9,
+            "outage": 42.5 - 20.5,
+            "start": 2 + 3,
+            "build": 1 + 1,
+            "restore": 2,
+            "compilation": 4.5 - 1 + 3.5 - 1,
+            "end": 2.5,
+        }
+    )
+    assert sum(parts.values()) == pytest.approx(57.5)
+
+
+def test_a_job_with_faults_is_continued_and_its_time_is_known(tmp_path, monkeypatch):
+    """Runs the jobs without a cluster, with a stand-in for what the hosts do."""
+    monkeypatch.setattr(cluster, "reason_why_not", lambda: None)
+
+    def printed(network, command):
+        folder = pathlib.Path(command[command.index("--timeline") + 1])
+        for host, found in enumerate(timelines()):
+            begun = [{**event, "at": provoke.now() + event["at"]} for event in found]
+            (folder / str(host)).write_text("\n".join(map(json.dumps, begun)))
+        return dict.fromkeys(range(2), "digest 12ab\n")
+
+    monkeypatch.setattr(goodput, "printed", printed)
+    size = {"hosts": 2, "seeds": (3,), "between": 30.0, "every": 5, "steps": 40}
+    files = {"out": tmp_path / "found.json", "plot": tmp_path / "found.png"}
+    for variant in ("before", "after"):
+        config = goodput.Config(variant=variant, **size, **files)
+        cells = goodput.main(config)
+    assert [cell["variant"] for cell in cells] == ["before", "after"]
+    (job,) = cells[1]["jobs"]
+    assert job["same_bits"]
+    assert job["goodput"] == pytest.approx(4 / 57.5, abs=1e-3)
+    assert job["faults"] == [list(fault) for fault in goodput.faults(config, 3)]
+    assert json.loads(files["out"].read_text())["cells"] == cells
+    assert files["plot"].stat().st_size > 10_000
+
+
+def test_faults_come_at_random_with_a_mean_distance():
+    config = goodput.Config(steps=200_000)
+    found = goodput.faults(config, 0)
+    at = [step for _, _, step in found]
+    assert np.mean(np.diff(at)) == pytest.approx(200, rel=0.1)
+    assert {kind for kind, _, _ in found} == set(get_args(provoke.Kind))
+    assert {rank for kind, rank, _ in found if kind == "coordinator killed"} == {0}
+    assert found == goodput.faults(config, 0) != goodput.faults(config, 1)
