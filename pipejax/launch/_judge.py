@@ -11,6 +11,8 @@ GRACE = 5.0
 A process that loses a connection fails at once, and the process that closed the
 connection falls silent. The fault lies with the silent process.
 """
+CLOSED = 3.0
+"""Seconds of silence that put a process at fault once its lifeline has closed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,10 +75,12 @@ class Seen(NamedTuple):
       beat: The beat.
       age: Seconds since the beat was first seen, by the clock of the process that sees
         it.
+      closed: Whether the lifeline of the process has closed.
     """
 
     beat: Beat
     age: float
+    closed: bool = False
 
 
 def judge(seen: Sequence[Seen], absent: Collection[int], limit: float) -> str:
@@ -87,7 +91,8 @@ def judge(seen: Sequence[Seen], absent: Collection[int], limit: float) -> str:
 
     1. Processes whose beats are older than `limit` are at fault: they have died, were
        stopped or are cut off. If any process has failed, `GRACE` seconds are enough,
-       because the failure came from the silence.
+       because the failure came from the silence. For a process whose lifeline has
+       closed, `CLOSED` seconds are enough, because it has died.
     2. If processes have failed, the one that failed first is at fault. It is named
        `2 * GRACE` seconds after its failure, so that rule 1 can apply before that.
     3. While a process has paused, no process is at fault.
@@ -135,13 +140,14 @@ def judge(seen: Sequence[Seen], absent: Collection[int], limit: float) -> str:
 def silence(seen: Sequence[Seen], limit: float) -> str:
     """Returns a line for each process that has sent no beat for `limit` seconds.
 
+    `CLOSED` seconds are enough for a process whose lifeline has closed.
     Processes that have finished need not send any.
     """
     return "\n".join(
-        f"{beat} has said nothing for {age:.0f} s, last at step {beat.step}: it died,"
-        " was stopped, or is cut off"
-        for beat, age in seen
-        if age > limit and not beat.finished
+        f"{beat} has said nothing for {age:.0f} s, last at step {beat.step}: it"
+        f" {'died' if closed else 'died, was stopped, or is cut off'}"
+        for beat, age, closed in seen
+        if age > (min(CLOSED, limit) if closed else limit) and not beat.finished
     )
 
 

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import faulthandler
 import itertools
+import logging
 import os
 import socket
 import sys
@@ -21,6 +22,9 @@ import jax
 from . import _where
 from ._board import Board
 from ._judge import GRACE, Beat, Seen, judge, silence
+from ._lifeline import Lifeline, Lifelines
+
+_log = logging.getLogger("pipejax")
 
 FAULT = 75
 """The exit status of all processes of a job that a `Watchdog` has ended.
@@ -65,6 +69,8 @@ class Patrol:
       limit: Seconds without progress, or without a beat, that are too many.
       progress: The report of the main thread, which the main thread keeps up to date.
       end: The function that ends the process, given the rank and the verdict.
+      coordinator: The host of process 0, at which other processes open their lifelines.
+        `None` opens none.
     """
 
     def __init__(
@@ -75,6 +81,7 @@ class Patrol:
         limit: float,
         progress: Progress,
         end: Callable[[int, str], None],
+        coordinator: str | None = None,
     ) -> None:
         self.over = threading.Event()
         self._board = board
@@ -90,6 +97,8 @@ class Patrol:
         self._newest: dict[int, tuple[Beat, float]] = {}
         self._verdict = ""
         self._accusation = ""
+        self._coordinator = coordinator
+        self._closed: set[int] = set()
         self._save_failed: tuple[BaseException | None, float] = (None, 0.0)
 
     def start(self) -> None:
@@ -112,10 +121,12 @@ class Patrol:
 
     def _speak(self) -> None:
         """Posts beats and reads what others have posted, until all have finished."""
+        tend, close = self._lifelines()
         for count in itertools.count(1):
             over = self._is_over()
             # `_look` checks for how long the store has been out of reach.
             with contextlib.suppress(jax.errors.JaxRuntimeError):
+                tend()
                 self._board.post(self._beat(count, over))
                 if over:
                     break
@@ -125,7 +136,31 @@ class Patrol:
                 self._verdict = self._board.verdict()
                 self._contact = time.monotonic()
             time.sleep(PERIOD)
+        close()
         self.over.set()
+
+    def _lifelines(self) -> tuple[Callable[[], None], Callable[[], None]]:
+        """Returns what tends the lifelines of this process, and what closes them."""
+        if self._coordinator is None:
+            return lambda: None, lambda: None
+        if self._rank:
+            line = Lifeline(self._coordinator, self._rank)
+            return lambda: line.keep(self._board.offered), line.close
+        try:
+            lines = Lifelines(self._processes)
+        except OSError as error:
+            _log.warning("the watchdog has no lifelines: %s", error)
+            return lambda: None, lambda: None
+        offered = False
+
+        def tend() -> None:
+            nonlocal offered
+            if not offered:
+                self._board.offer(lines.port)
+                offered = True
+            self._closed = lines.closed()
+
+        return tend, lines.close
 
     def _look(self) -> None:
         """Ends this process on a verdict, or once the store is out of reach."""
@@ -220,7 +255,10 @@ class Patrol:
     def _judged(self) -> str:
         """Returns the verdict of this process, or an empty string."""
         now = time.monotonic()
-        seen = [Seen(beat, now - heard) for beat, heard in self._newest.copy().values()]
+        seen = [
+            Seen(beat, now - heard, rank in self._closed)
+            for rank, (beat, heard) in self._newest.copy().items()
+        ]
         if self._rank:  # process 0 judges first
             limit, mine = self._limit + GRACE, self._progress
             waits = not (mine.busy or mine.finished) and now - mine.since > limit

@@ -50,12 +50,14 @@ class Watchdog:
     training loop on every process, and call `step` at the beginning of each step.
 
     1. Once a second, every process reports through the key-value store of JAX's runtime
-       that it is alive, at which step it is, and since when.
+       that it is alive, at which step it is, and since when. It also holds a connection
+       to process 0, its lifeline, which the kernel closes when the process ends.
     2. Process 0 judges the reports of all processes. The other processes check that
        process 0 still reports.
     3. When a process is at fault, every process prints the rank, host and step of that
        process, and the stack of its main thread if it stands still. Every process exits
-       with status 75, `pj.launch.FAULT`, a few seconds after `limit`.
+       with status 75, `pj.launch.FAULT`, a few seconds after `limit`, or a few seconds
+       after a process has died.
 
     A process in which a thread holds Python's interpreter and never releases it prints
     the stacks of its threads instead, and exits with status 1.
@@ -159,6 +161,7 @@ class Watchdog:
                 self._limit,
                 self._progress,
                 end,
+                _host_of(distributed.global_state.coordinator_address),
             )
             self._patrol.start()
         return self
@@ -181,3 +184,8 @@ class Watchdog:
             self._progress.failed = described(error)
         # After a failure this call never returns, because the patrol ends the process.
         self._patrol.over.wait()
+
+
+def _host_of(address: str | None) -> str | None:
+    """Returns the host of an address `host:port`, or `None` without an address."""
+    return address.rpartition(":")[0].strip("[]") if address else None

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from pipejax.launch._judge import GRACE, Beat, Seen, judge
+from pipejax.launch._judge import CLOSED, GRACE, Beat, Seen, judge
 
 LIMIT = 60.0
 
@@ -13,6 +13,11 @@ def seen(rank, age=0.5, **changes):
     """Returns a process in its third step that waits for others."""
     beat = Beat(rank, f"host{rank}", count=9, step=3, since=1.0)
     return Seen(dataclasses.replace(beat, **changes), age)
+
+
+def closed(each):
+    """Returns a process whose lifeline has closed."""
+    return each._replace(closed=True)
 
 
 def stuck(rank, **changes):
@@ -34,6 +39,10 @@ def stuck(rank, **changes):
         # Process 1 has just come back from its wait for a compilation.
         [seen(0, busy="compiling"), stuck(1, outside=1.0)],
         [seen(0), seen(1, age=LIMIT - 1)],
+        # A closed lifeline is no fault of a process that sends beats, nor of one that
+        # has finished.
+        [seen(0), closed(seen(1, age=CLOSED))],
+        [seen(0), closed(seen(1, age=CLOSED + 1, finished=True))],
         # A process that has left in good order need not send beats or make progress.
         [seen(0), seen(1, age=999.0, finished=True)],
         [seen(0), stuck(1, finished=True)],
@@ -52,6 +61,10 @@ def test_nobody_is_at_fault(fine):
         (
             [seen(0), seen(1, age=LIMIT + 1)],
             "process 1 on host1 has said nothing for 61 s, last at step 3",
+        ),
+        (
+            [seen(0), closed(seen(1, age=CLOSED + 1))],
+            "process 1 on host1 has said nothing for 4 s, last at step 3: it died",
         ),
         # A process fails if another process closes its connection, and that one is at
         # fault.

@@ -12,6 +12,7 @@ import pytest
 from pipejax.launch import _judge, _patrol, _where
 from pipejax.launch._board import Board
 from pipejax.launch._judge import Beat
+from pipejax.launch._lifeline import Lifeline
 
 from .helpers import Store
 
@@ -182,3 +183,49 @@ def test_an_exception_is_described_without_its_notes():
         fails(1.0)
     caught.value.add_note("JAX has removed its internal frames")
     assert _patrol.described(caught.value) == "KeyError: 'label'"
+
+
+def test_one_whose_lifeline_has_closed_is_named_before_the_limit(monkeypatch):
+    """Process 1 opens its lifeline, and then sends no beat and closes it."""
+    monkeypatch.setattr(_patrol, "PERIOD", 0.02)
+    monkeypatch.setattr(_judge, "CLOSED", 0.2)
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
+    board, verdicts = Board(Store()), {}
+    progress = _patrol.Progress(since=time.monotonic())
+    first = _patrol.Patrol(
+        board, 0, 2, 60.0, progress, verdicts.setdefault, "127.0.0.1"
+    )
+    first.start()
+    until(lambda: board.offered() is not None)
+    board.post(Beat(1, "host1", step=3))
+    line = Lifeline("127.0.0.1", 1)
+    line.keep(board.offered)
+    time.sleep(0.5)
+    assert verdicts == {}, "its lifeline is open"
+    line.close()
+    until(lambda: verdicts)
+    assert re.fullmatch(
+        r"process 1 on host1 has said nothing for \d s, last at step 3: it died",
+        verdicts[0],
+    )
+    progress.finished = True
+    board.post(Beat(1, "host1", count=1, finished=True))
+    assert first.over.wait(10)
+
+
+def test_a_watchdog_works_without_a_port_for_lifelines(monkeypatch, caplog):
+    def none(processes):
+        raise OSError("no ports left")
+
+    monkeypatch.setattr(_patrol, "PERIOD", 0.02)
+    monkeypatch.setattr(_patrol, "Lifelines", none)
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
+    board, verdicts = Board(Store()), {}
+    progress = _patrol.Progress(since=time.monotonic())
+    first = _patrol.Patrol(board, 0, 2, 60.0, progress, verdicts.setdefault, "host0")
+    first.start()
+    progress.finished = True
+    board.post(Beat(1, "host1", finished=True))
+    assert first.over.wait(10)
+    assert verdicts == {}
+    assert "the watchdog has no lifelines: no ports left" in caplog.text

@@ -1,0 +1,130 @@
+"""Tests that process 0 notices the end of a process by its closed connection."""
+
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pipejax.launch._lifeline import Lifeline, Lifelines
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def lines():
+    found = Lifelines(4)
+    yield found
+    found.close()
+
+
+def until(condition):
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def held(lines, rank):
+    """Opens the lifeline of a rank, which process 0 then knows."""
+    line = Lifeline(HOST, rank)
+    line.keep(lambda: lines.port)
+    until(lambda: lines.closed() is not None and rank in lines._named)
+    return line
+
+
+def test_who_closes_its_lifeline_has_ended(lines):
+    first, second = held(lines, 1), held(lines, 2)
+    assert lines.closed() == set()
+    first.close()
+    until(lambda: lines.closed() == {1})
+    second.close()
+    until(lambda: lines.closed() == {1, 2})
+
+
+def test_a_killed_process_is_noticed(lines):
+    program = (
+        "import sys, time; from pipejax.launch._lifeline import Lifeline;"
+        "line = Lifeline('127.0.0.1', 3); line.keep(lambda: int(sys.argv[1]));"
+        "print('open', flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", program, str(lines.port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"open\n"
+        until(lambda: lines.closed() == set() and 3 in lines._named)
+        process.kill()
+        until(lambda: lines.closed() == {3})
+
+
+def test_what_others_have_closed_is_opened_again(lines):
+    line = held(lines, 1)
+    (connection,) = lines._named[1]
+    connection.shutdown(socket.SHUT_RDWR)
+    until(lambda: lines.closed() == {1})
+
+    def opened_again():
+        line.keep(lambda: lines.port)
+        return lines.closed() == set()
+
+    until(opened_again)
+    line.close()
+
+
+def test_one_of_two_connections_of_a_rank_is_enough(lines):
+    """A process that has opened its lifeline again still has an old connection."""
+    first, second = held(lines, 1), held(lines, 1)
+    until(lambda: lines.closed() == set() and len(lines._named[1]) == 2)
+    first.close()
+    time.sleep(0.1)
+    assert lines.closed() == set()
+    second.close()
+    until(lambda: lines.closed() == {1})
+
+
+def test_a_port_that_is_not_known_yet_is_asked_for_again(lines):
+    line, ports = Lifeline(HOST, 1), iter([None, lines.port])
+    line.keep(lambda: next(ports))
+    line.keep(lambda: next(ports))
+    until(lambda: lines.closed() == set() and 1 in lines._named)
+    line.keep(lambda: pytest.fail("it is open"))
+    line.close()
+
+
+def test_where_nothing_listens_one_attempt_is_made():
+    with socket.create_server((HOST, 0)) as probe:
+        port = probe.getsockname()[1]
+    line = Lifeline(HOST, 1)
+    line.keep(lambda: port)
+    line.keep(lambda: pytest.fail("it has given up"))
+    line.close()
+
+
+@pytest.mark.parametrize("line", [b"4\n", b"-1\n", b"GET / HTTP/1.1\r\n", b"1" * 40])
+def test_strangers_are_refused(lines, line):
+    with socket.create_connection((HOST, lines.port)) as stranger:
+        stranger.sendall(line)
+        stranger.settimeout(0.01)
+
+        def refused():
+            assert lines.closed() == set()
+            try:
+                return stranger.recv(1) == b""
+            except ConnectionResetError:
+                return True
+            except TimeoutError:
+                return False
+
+        until(refused)
+    assert lines._named == {}
+
+
+def test_no_more_connections_are_kept_than_there_may_be(lines):
+    """The oldest of those that say nothing are dropped, but no lifeline."""
+    line = held(lines, 1)
+    strangers = [socket.create_connection((HOST, lines.port)) for _ in range(100)]
+    until(lambda: lines.closed() == set() and len(lines._unnamed) == 4 + 64 - 1)
+    assert strangers[0].recv(1) == b""
+    for stranger in strangers:
+        stranger.close()
+    line.close()
