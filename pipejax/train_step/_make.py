@@ -84,7 +84,7 @@ def make_train_step(
         `None` casts nothing.
       reduce_dtype: dtype in which gradients and changes of model state are sent and
         summed. `None` keeps their own dtypes. Loss, metrics and weight travel as
-        float32.
+        float32. float16 is refused if `loss_fn` returns a weight.
       axis_name: Mesh axis of the data, or a tuple of axes: `("host", "device")`.
       donate: Whether a step or a drain may overwrite the state that it is given. That
         state must not be used again. The fused executor overwrites all of the state
