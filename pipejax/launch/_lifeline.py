@@ -15,7 +15,9 @@ import socket
 from collections.abc import Callable
 
 _STRANGERS = 64
-"""The most connections that process 0 keeps beside those of the other processes."""
+"""The most connections without a rank that process 0 keeps, beside one per process."""
+_OF_ONE_RANK = 4
+"""The most connections that process 0 keeps of one rank, the newest of them."""
 _LONGEST = 16
 """The longest line with a rank, in bytes."""
 _PATIENCE = 2.0
@@ -50,15 +52,15 @@ class Lifelines:
 
     def closed(self) -> set[int]:
         """Returns the ranks of processes that had a lifeline and have none now."""
+        most = self._processes + _STRANGERS
         with contextlib.suppress(OSError):  # nobody else has connected
-            while True:
+            for _ in range(most):  # more may wait until the next call
                 connection, _ = self._server.accept()
                 connection.setblocking(False)
                 self._unnamed[connection] = b""
         for connection in list(self._unnamed):
             self._name(connection)
-        excess = self._count() - self._processes - _STRANGERS
-        for connection in [*self._unnamed][: max(0, excess)]:  # the oldest
+        for connection in [*self._unnamed][:-most]:  # the oldest
             del self._unnamed[connection]
             connection.close()
         for rank, connections in self._named.items():
@@ -72,9 +74,6 @@ class Lifelines:
                 connection.close()
         self._server.close()
 
-    def _count(self) -> int:
-        return len(self._unnamed) + sum(map(len, self._named.values()))
-
     def _name(self, connection: socket.socket) -> None:
         """Reads the rank that a connection sends, or drops a connection without one."""
         try:
@@ -86,7 +85,10 @@ class Lifelines:
         line = self._unnamed.pop(connection) + part
         whole = line.endswith(b"\n")
         if whole and line.strip().isdigit() and int(line) < self._processes:
-            self._named.setdefault(int(line), []).append(connection)
+            of_rank = self._named.setdefault(int(line), [])
+            of_rank.append(connection)
+            if len(of_rank) > _OF_ONE_RANK:
+                of_rank.pop(0).close()
         elif whole or not part or len(line) >= _LONGEST:
             connection.close()
         else:

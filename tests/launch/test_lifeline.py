@@ -123,8 +123,25 @@ def test_no_more_connections_are_kept_than_there_may_be(lines):
     """The oldest of those that say nothing are dropped, but no lifeline."""
     line = held(lines, 1)
     strangers = [socket.create_connection((HOST, lines.port)) for _ in range(100)]
-    until(lambda: lines.closed() == set() and len(lines._unnamed) == 4 + 64 - 1)
+    until(lambda: lines.closed() == set() and len(lines._unnamed) == 4 + 64)
+    assert lines.closed() == set()
+    assert len(lines._unnamed) == 4 + 64
+    strangers[0].settimeout(10)
     assert strangers[0].recv(1) == b""
     for stranger in strangers:
         stranger.close()
     line.close()
+    until(lambda: lines.closed() == {1})
+
+
+def test_of_one_rank_the_newest_connections_are_kept(lines):
+    strangers = [socket.create_connection((HOST, lines.port)) for _ in range(9)]
+    for stranger in strangers:
+        stranger.sendall(b"2\n")
+    until(lambda: lines.closed() == set() and len(lines._named.get(2, ())) == 4)
+    time.sleep(0.1)
+    assert lines.closed() == set()
+    assert len(lines._named[2]) == 4
+    for stranger in strangers:
+        stranger.close()
+    until(lambda: lines.closed() == {2})
