@@ -119,12 +119,18 @@ def test_pages_in_a_browser(site, address, browser, size, scheme):
     said = []
     page.on("console", lambda message: said.append((message.type, message.text)))
     page.on("pageerror", lambda error: said.append(("error", str(error))))
-    page.on("requestfailed", lambda request: said.append(("error", request.url)))
+    page.on("requestfailed", lambda request: said.append(failure(request)))
     for path in pages(site):
         page.goto(f"{address}/{path}")
         assert not [text for kind, text in said if kind == "error"], (path, said)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, path
     page.close()
+
+
+def failure(request):
+    """Returns what to note of a failed request: an error, unless the page was left."""
+    kind = "left" if request.failure == "net::ERR_ABORTED" else "error"
+    return kind, f"{request.url}: {request.failure}"
 
 
 def test_search_finds_a_name(address, browser):
