@@ -8,7 +8,7 @@ exchange, the codec and the update are real.
 
 The efficiency is the time of the compute divided by the time of the step. It is 1 if
 communication costs nothing. For PS-Async, whose hosts do not wait for one another, the
-efficiency is that of the mean host.
+step is that of the slowest host.
 
 The speeds of the link and the cores are measured on four hosts (`pj.timing.calibrate`).
 `pj.timing.simulate` turns them into step times. The table has the simulated efficiency
@@ -223,11 +223,8 @@ def simulated(speeds: Any, hosts: int, method: Simulated, config: Config) -> flo
 
 
 def asynchronous(many: timing.Cluster, work: timing.Workload, steps: int = 8) -> float:
-    """Returns the efficiency of an asynchronous parameter server in its second half."""
-    applied = timing.simulate_asynchronous(many, work, steps)
-    half = len(applied) // 2
-    each = (applied[-1] - applied[half - 1]) / (len(applied) - half)
-    return work.seconds / (each * many.hosts)
+    """Returns the efficiency of the slowest worker of a parameter server."""
+    return steps * work.seconds / timing.simulate_asynchronous(many, work, steps)[-1]
 
 
 def table(cells: list[dict[str, Any]]) -> list[list[str]]:
