@@ -50,7 +50,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("ci")
 
 
-# Tracing makes many small objects. Collecting garbage less often saves 6 % of the time.
+# Tracing makes many small objects. Collecting garbage less often saves time.
 gc.set_threshold(100_000, 20, 100)
 
 

@@ -30,7 +30,7 @@ def test_the_headroom_is_the_next_power_of_two():
 
 
 def test_what_is_normal_afterwards_is_exact_and_what_is_below_is_rounded():
-    """Of eight devices, 2^-21 is the smallest subnormal number times 8."""
+    """With eight devices, small numbers become multiples of 8 times 2^-24."""
     x = jnp.float16([65504, -1 / 3, 2.0**-11, 2.0**-21, 1.25 * 2.0**-22, 2.0**-23])
     back = scaled_up(scaled_down(x, 8), 8)
     wanted = np.asarray(x, np.float32)

@@ -29,6 +29,7 @@ import tyro
 
 from experiments import cluster, report
 
+from .command import launched, program
 from .printed import printed
 from .provoke import Fault, Kind
 
@@ -117,15 +118,10 @@ def job(config: Config, *faults: Fault) -> tuple[dict[int, str], float]:
     """
     network = cluster.Network.of(config.hosts, (config.rate,))
     with tempfile.TemporaryDirectory() as folder:
-        program = [sys.executable, "-m", f"{__package__}.program", "--folder", folder]
-        for name in ("steps", "every", "limit", "rate"):
-            program += [f"--{name}", str(getattr(config, name))]
-        if faults:
-            program += ["--faults", *(str(part) for fault in faults for part in fault)]
-        launch = [sys.executable, "-m", "pipejax.cli", "launch"]
-        launch += ["--max-restarts", "3", "--grace", str(config.limit), "--"]
+        names = ("steps", "every", "limit", "rate")
+        command = launched(program(config, names, folder, faults), 3, config.limit)
         begun = time.monotonic()
-        said = printed(network, [*launch, *program])
+        said = printed(network, command)
         return said, time.monotonic() - begun
 
 

@@ -27,6 +27,7 @@ import tyro
 from experiments import cluster, report
 from pipejax.picture import new_figure
 
+from .command import program
 from .printed import printed
 
 Diary = list[dict[str, Any]]
@@ -71,10 +72,8 @@ def run(config: Config) -> list[Diary]:
     """Runs the job, and returns the diary of every host."""
     network = cluster.Network.of(config.hosts, (config.rate,))
     with tempfile.TemporaryDirectory() as folder:
-        program = [sys.executable, "-m", f"{__package__}.program", "--folder", folder]
-        for name in ("steps", "every", "diary", "limit", "rate", "seed"):
-            program += [f"--{name}", str(getattr(config, name))]
-        said = printed(network, program)
+        names = ("steps", "every", "diary", "limit", "rate", "seed")
+        said = printed(network, program(config, names, folder))
     diaries = [
         [json.loads(line) for line in text.splitlines() if line.startswith('{"step"')]
         for text in said.values()

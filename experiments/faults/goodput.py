@@ -40,6 +40,7 @@ from experiments import cluster, report
 from pipejax.picture import new_figure
 
 from .__main__ import digests
+from .command import launched, program
 from .printed import printed
 from .provoke import CUT_OFF, Fault, Kind, now
 
@@ -57,7 +58,7 @@ class Config:
     variant: str = "with a compilation cache"
     """A name for these settings. Results of other names are kept."""
     cache: bool = True
-    """Whether all hosts share a compilation cache that survives a restart."""
+    """Whether the hosts share a compilation cache, which restarted processes read."""
     steps: int = 800
     """The number of steps of a job."""
     between: float = 200.0
@@ -125,18 +126,13 @@ def run(config: Config, faults: Sequence[Fault]) -> tuple[str, dict[str, Any]]:
         tempfile.TemporaryDirectory() as timeline,
         tempfile.TemporaryDirectory() as cache,
     ):
-        program = [sys.executable, "-m", f"{__package__}.program", "--folder", folder]
-        for name in ("steps", "every", "pace", "limit", "rate"):
-            program += [f"--{name}", str(getattr(config, name))]
-        program += ["--timeline", timeline]
+        names = ("steps", "every", "pace", "limit", "rate")
+        command = [*program(config, names, folder, faults), "--timeline", timeline]
         if config.cache:
-            program += ["--cache", cache]
-        if faults:
-            program += ["--faults", *(str(part) for fault in faults for part in fault)]
-        launch = [sys.executable, "-m", "pipejax.cli", "launch", "--max-restarts"]
-        launch += [str(2 * len(faults) + 1), "--grace", str(config.limit), "--"]
+            command += ["--cache", cache]
         begun = now()
-        said = printed(network, [*launch, *program])
+        restarts = 2 * len(faults) + 1
+        said = printed(network, launched(command, restarts, config.limit))
         hosts = [events(pathlib.Path(timeline) / str(i)) for i in range(config.hosts)]
     found = digests(said)
     if len(found) != config.hosts or len(set(found)) != 1:

@@ -11,8 +11,13 @@ A lifeline carries nothing but the rank of its process, as a line, when it is op
 """
 
 import contextlib
+import logging
 import socket
-from collections.abc import Callable
+from typing import Protocol
+
+from ._board import Board
+
+_log = logging.getLogger("pipejax")
 
 _STRANGERS = 64
 """The most connections without a rank that process 0 keeps, beside one per process."""
@@ -22,6 +27,50 @@ _LONGEST = 16
 """The longest line with a rank, in bytes."""
 _PATIENCE = 2.0
 """Seconds within which a connection must be made. No beat is sent meanwhile."""
+
+
+class Ends(Protocol):
+    """The ends of lifelines in one process."""
+
+    def tend(self, board: Board) -> set[int]:
+        """Does what is to be done about once a second.
+
+        Args:
+          board: The board on which process 0 publishes its port.
+
+        Returns:
+          The ranks of processes that had a lifeline and have none now.
+        """
+
+    def close(self) -> None:
+        """Closes all connections of this process."""
+
+
+def opened(host: str | None, rank: int, processes: int) -> Ends:
+    """Returns the ends of lifelines of this process, or none if it cannot have any.
+
+    Args:
+      host: The host of process 0; `None` for a process without lifelines.
+      rank: The rank of this process.
+      processes: The number of processes in the job.
+    """
+    if host is not None and rank:
+        return Lifeline(host, rank)
+    if host is not None:
+        try:
+            return Lifelines(processes)
+        except OSError as error:
+            _log.warning("the watchdog has no lifelines: %s", error)
+    return _NoLifelines()
+
+
+class _NoLifelines:
+    def tend(self, board: Board) -> set[int]:
+        del board
+        return set()
+
+    def close(self) -> None:
+        pass
 
 
 class Lifelines:
@@ -35,7 +84,7 @@ class Lifelines:
     """
 
     def __init__(self, processes: int) -> None:
-        self._processes = processes
+        self._processes, self._offered = processes, False
         self._unnamed: dict[socket.socket, bytes] = {}
         self._named: dict[int, list[socket.socket]] = {}
         dual = socket.has_dualstack_ipv6()
@@ -50,8 +99,15 @@ class Lifelines:
         """Returns the port at which process 0 listens, which the system has chosen."""
         return int(self._server.getsockname()[1])
 
+    def tend(self, board: Board) -> set[int]:
+        """Publishes the port at first, and looks which lifelines are open."""
+        if not self._offered:
+            board.offer(self.port)
+            self._offered = True
+        return self.closed()
+
     def closed(self) -> set[int]:
-        """Returns the ranks of processes that had a lifeline and have none now."""
+        """Accepts new connections, and returns the ranks whose lifelines have ended."""
         most = self._processes + _STRANGERS
         with contextlib.suppress(OSError):  # nobody else has connected
             for _ in range(most):  # more may wait until the next call
@@ -111,20 +167,23 @@ class Lifeline:
         self._connection: socket.socket | None = None
         self._given_up = False
 
-    def keep(self, port: Callable[[], int | None]) -> None:
-        """Opens the lifeline if it is not open.
+    def tend(self, board: Board) -> set[int]:
+        """Opens the lifeline if it is not open, once process 0 has offered a port."""
+        if self._connection is None or _ended(self._connection):
+            self._connection = None
+            port = None if self._given_up else board.offered()
+            if port is not None:
+                self._open(port)
+        return set()
 
-        Args:
-          port: A function that returns the port of process 0, or `None` as long as it
-            is unknown. It is called only if the lifeline is not open.
-        """
-        if self._connection is not None and not _ended(self._connection):
-            return
-        self._connection = None
-        if self._given_up or (number := port()) is None:
-            return
+    def close(self) -> None:
+        """Closes the connection, if there is one."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def _open(self, port: int) -> None:
         try:
-            connection = socket.create_connection((self._host, number), _PATIENCE)
+            connection = socket.create_connection((self._host, port), _PATIENCE)
         except OSError:
             self._given_up = True
             return
@@ -132,11 +191,6 @@ class Lifeline:
             connection.sendall(f"{self._rank}\n".encode())
         connection.setblocking(False)
         self._connection = connection
-
-    def close(self) -> None:
-        """Closes the connection, if there is one."""
-        if self._connection is not None:
-            self._connection.close()
 
 
 def _ended(connection: socket.socket) -> bool:

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import faulthandler
 import itertools
-import logging
 import os
 import socket
 import sys
@@ -22,9 +21,7 @@ import jax
 from . import _where
 from ._board import Board
 from ._judge import GRACE, Beat, Seen, judge, silence
-from ._lifeline import Lifeline, Lifelines
-
-_log = logging.getLogger("pipejax")
+from ._lifeline import opened
 
 FAULT = 75
 """The exit status of all processes of a job that a `Watchdog` has ended.
@@ -97,7 +94,7 @@ class Patrol:
         self._newest: dict[int, tuple[Beat, float]] = {}
         self._verdict = ""
         self._accusation = ""
-        self._coordinator = coordinator
+        self._lifelines = opened(coordinator, rank, processes)
         self._closed: set[int] = set()
         self._save_failed: tuple[BaseException | None, float] = (None, 0.0)
 
@@ -121,12 +118,11 @@ class Patrol:
 
     def _speak(self) -> None:
         """Posts beats and reads what others have posted, until all have finished."""
-        tend, close = self._lifelines()
         for count in itertools.count(1):
             over = self._is_over()
             # `_look` checks for how long the store has been out of reach.
             with contextlib.suppress(jax.errors.JaxRuntimeError):
-                tend()
+                self._closed = self._lifelines.tend(self._board)
                 self._board.post(self._beat(count, over))
                 if over:
                     break
@@ -136,31 +132,8 @@ class Patrol:
                 self._verdict = self._board.verdict()
                 self._contact = time.monotonic()
             time.sleep(PERIOD)
-        close()
+        self._lifelines.close()
         self.over.set()
-
-    def _lifelines(self) -> tuple[Callable[[], None], Callable[[], None]]:
-        """Returns what tends the lifelines of this process, and what closes them."""
-        if self._coordinator is None:
-            return lambda: None, lambda: None
-        if self._rank:
-            line = Lifeline(self._coordinator, self._rank)
-            return lambda: line.keep(self._board.offered), line.close
-        try:
-            lines = Lifelines(self._processes)
-        except OSError as error:
-            _log.warning("the watchdog has no lifelines: %s", error)
-            return lambda: None, lambda: None
-        offered = False
-
-        def tend() -> None:
-            nonlocal offered
-            if not offered:
-                self._board.offer(lines.port)
-                offered = True
-            self._closed = lines.closed()
-
-        return tend, lines.close
 
     def _look(self) -> None:
         """Ends this process on a verdict, or once the store is out of reach."""

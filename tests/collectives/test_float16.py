@@ -72,7 +72,7 @@ def test_inside_a_host_and_between_hosts_share_one_headroom():
 
 @pytest.mark.parametrize("together", [0, 1 << 20])
 def test_psum_sends_float16(together):
-    """What travels is float16, and its sum has the bits of a sum by hand."""
+    """The sum of float16 arrays has the same bits as a sum that is written by hand."""
     p = 4
     x = jnp.asarray(np.random.default_rng(0).normal(size=(p, N)), jnp.float16)
     found = sums(collectives.psum(together=together), x)

@@ -7,7 +7,10 @@ import time
 
 import pytest
 
-from pipejax.launch._lifeline import Lifeline, Lifelines
+from pipejax.launch._board import Board
+from pipejax.launch._lifeline import Lifeline, Lifelines, opened
+
+from .helpers import Store
 
 HOST = "127.0.0.1"
 
@@ -17,6 +20,20 @@ def lines():
     found = Lifelines(4)
     yield found
     found.close()
+
+
+def board(lines):
+    """Returns a board on which the port of these lifelines is offered."""
+    found = Board(Store())
+    found.offer(lines.port)
+    return found
+
+
+class Asked:
+    """A board that nobody may ask."""
+
+    def offered(self):
+        pytest.fail("the port is not needed")
 
 
 def until(condition):
@@ -29,7 +46,7 @@ def until(condition):
 def held(lines, rank):
     """Opens the lifeline of a rank, which process 0 then knows."""
     line = Lifeline(HOST, rank)
-    line.keep(lambda: lines.port)
+    line.tend(board(lines))
     until(lambda: lines.closed() is not None and rank in lines._named)
     return line
 
@@ -46,7 +63,7 @@ def test_who_closes_its_lifeline_has_ended(lines):
 def test_a_killed_process_is_noticed(lines):
     program = (
         "import sys, time; from pipejax.launch._lifeline import Lifeline;"
-        "line = Lifeline('127.0.0.1', 3); line.keep(lambda: int(sys.argv[1]));"
+        "line = Lifeline('127.0.0.1', 3); line._open(int(sys.argv[1]));"
         "print('open', flush=True); time.sleep(60)"
     )
     command = [sys.executable, "-c", program, str(lines.port)]
@@ -64,7 +81,7 @@ def test_what_others_have_closed_is_opened_again(lines):
     until(lambda: lines.closed() == {1})
 
     def opened_again():
-        line.keep(lambda: lines.port)
+        line.tend(board(lines))
         return lines.closed() == set()
 
     until(opened_again)
@@ -82,22 +99,31 @@ def test_one_of_two_connections_of_a_rank_is_enough(lines):
     until(lambda: lines.closed() == {1})
 
 
-def test_a_port_that_is_not_known_yet_is_asked_for_again(lines):
-    line, ports = Lifeline(HOST, 1), iter([None, lines.port])
-    line.keep(lambda: next(ports))
-    line.keep(lambda: next(ports))
+def test_a_port_that_is_not_offered_yet_is_asked_for_again(lines):
+    line, empty = Lifeline(HOST, 1), Board(Store())
+    line.tend(empty)
+    lines.tend(empty)  # offers it
+    line.tend(empty)
     until(lambda: lines.closed() == set() and 1 in lines._named)
-    line.keep(lambda: pytest.fail("it is open"))
+    line.tend(Asked())  # it is open
     line.close()
 
 
 def test_where_nothing_listens_one_attempt_is_made():
     with socket.create_server((HOST, 0)) as probe:
         port = probe.getsockname()[1]
+    offered = Board(Store())
+    offered.offer(port)
     line = Lifeline(HOST, 1)
-    line.keep(lambda: port)
-    line.keep(lambda: pytest.fail("it has given up"))
+    line.tend(offered)
+    line.tend(Asked())
     line.close()
+
+
+def test_a_process_without_a_host_of_process_0_has_none():
+    ends = opened(None, 0, 4)
+    assert ends.tend(Asked()) == set()
+    ends.close()
 
 
 @pytest.mark.parametrize("line", [b"4\n", b"-1\n", b"GET / HTTP/1.1\r\n", b"1" * 40])

@@ -9,7 +9,7 @@ import time
 import jax
 import pytest
 
-from pipejax.launch import _judge, _patrol, _where
+from pipejax.launch import _judge, _lifeline, _patrol, _where
 from pipejax.launch._board import Board
 from pipejax.launch._judge import Beat
 from pipejax.launch._lifeline import Lifeline
@@ -199,7 +199,7 @@ def test_one_whose_lifeline_has_closed_is_named_before_the_limit(monkeypatch):
     until(lambda: board.offered() is not None)
     board.post(Beat(1, "host1", step=3))
     line = Lifeline("127.0.0.1", 1)
-    line.keep(board.offered)
+    line.tend(board)
     time.sleep(0.5)
     assert verdicts == {}, "its lifeline is open"
     line.close()
@@ -218,7 +218,7 @@ def test_a_watchdog_works_without_a_port_for_lifelines(monkeypatch, caplog):
         raise OSError("no ports left")
 
     monkeypatch.setattr(_patrol, "PERIOD", 0.02)
-    monkeypatch.setattr(_patrol, "Lifelines", none)
+    monkeypatch.setattr(_lifeline, "Lifelines", none)
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
     board, verdicts = Board(Store()), {}
     progress = _patrol.Progress(since=time.monotonic())
