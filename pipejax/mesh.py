@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 AxisName = str | tuple[str, ...]
@@ -51,10 +51,11 @@ def data_mesh(
     Args:
       num_devices: Number of devices. `None` takes all of them.
       axis_name: Name of the mesh axis over which gradients are averaged. For
-        `pj.collectives.hierarchical`, a tuple of two names: of the axis of hosts and
-        of the axis of the devices of each host, such as `("host", "device")`.
-      hosts: Size of the first of two axes. `None` takes the number of processes that
-        the devices belong to.
+        `pj.collectives.hierarchical` and for sharded models, a tuple of two names: of
+        the axis of hosts and of the axis of the devices of each host, such as `("host",
+        "device")` or `("host", "fsdp")`.
+      hosts: Size of the first of two axes. `None` takes the number of TPU slices that
+        the devices belong to, or if there is a single slice, the number of processes.
       devices: Devices to choose from. `None` takes `jax.devices()`. With the devices
         that `pj.overlap.topology` returns, programs are compiled for accelerators that
         are not attached.
@@ -104,7 +105,9 @@ def data_mesh(
 def _by_host(devices: list[Any], hosts: int | None) -> tuple[int, int]:
     """Returns the shape of a mesh in which each row has the devices of one host."""
     if hosts is None:
-        hosts = len({device.process_index for device in devices})
+        slices = {getattr(device, "slice_index", 0) for device in devices}
+        processes = {device.process_index for device in devices}
+        hosts = len(slices if len(slices) > 1 else processes)
     if hosts < 1 or len(devices) % hosts:
         raise ValueError(
             f"`hosts` must divide the {len(devices)} devices into equal parts, got"
@@ -143,26 +146,48 @@ def without_mesh() -> Iterator[None]:
         yield
 
 
+def inner_axes(mesh: Mesh, axis_name: AxisName) -> tuple[str, ...]:
+    """Returns the axes of a mesh over which a group shards its copy of the model.
+
+    Args:
+      mesh: The mesh.
+      axis_name: Axis or axes of the data.
+    """
+    return tuple(name for name in mesh.axis_names if name not in axes(axis_name))
+
+
 def on_mesh(
-    local: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any
+    local: Callable[..., Any],
+    mesh: Mesh,
+    in_specs: Any,
+    out_specs: Any,
+    axis_name: AxisName | None = None,
 ) -> Callable[..., Any]:
-    """Returns a function that runs `local` on every device of a mesh.
+    """Returns a function that runs `local` on every device or group of a mesh.
 
     The function differs from the result of `jax.shard_map` in two ways. On a mesh with
     Explicit axes, it first lays out its arguments as in `in_specs`. It also ignores the
     mesh that the caller has set with `jax.set_mesh`.
 
     Args:
-      local: Function of the shares of one device.
+      local: Function of the shares of one device, or of one group if there are more
+        axes than `axis_name`.
       mesh: The devices.
-      in_specs: Partition specs of the arguments.
-      out_specs: Partition specs of the results.
+      in_specs: Partition specs of the arguments, over `axis_name`.
+      out_specs: Partition specs of the results, over `axis_name`.
+      axis_name: The axis or axes over which `local` runs. XLA splits arrays and compute
+        over the others. `None` stands for all axes.
     """
     # With `check_vma`, `jax.grad` would sum gradients over the mesh within the step.
     # Without it, each device keeps its own gradient, and any loss function is accepted
     # as it is.
     mapped = jax.shard_map(
-        local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+        local,
+        mesh=mesh,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        axis_names=set(mesh.axis_names if axis_name is None else axes(axis_name)),
+        check_vma=False,
     )
     explicit = AxisType.Explicit in mesh.axis_types
 
@@ -185,18 +210,6 @@ def _is_spec(node: Any) -> bool:
 def _resharded(spec: P, tree: Any) -> Any:
     """Returns the arrays of `tree`, laid out as in `spec`."""
     return jax.tree.map(lambda leaf: jax.sharding.reshard(leaf, spec), tree)
-
-
-def laid_out(leaf: Any, sharding: NamedSharding) -> Any:
-    """Moves a committed array to `sharding` if it has another one.
-
-    `jax.jit` places all other leaves itself. They are returned unchanged.
-    """
-    if isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, jax.Array):
-        return leaf
-    if leaf.committed and leaf.sharding != sharding:
-        return jax.device_put(leaf, sharding)
-    return leaf
 
 
 def is_attached(mesh: Mesh) -> bool:

@@ -23,44 +23,52 @@ The messages in flight show whether the loss function returns weights. At width 
 are no messages in flight, and residuals are converted as if there were no weights.
 """
 
+import collections
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from .collectives import AllReduce, Layout
+from .collectives import AllReduce, Layout, Sharded
 from .collectives._residuals import owed, owing
-from .mesh import AxisName, Rows, axes
-from .message import InFlight, Message, codec_states, layout_of
-from .train_step import PipelineState, TrainStep
+from .mesh import AxisName, Rows, axes, inner_axes, on_mesh
+from .message import InFlight, Message, layout_of, on_shards_of
+from .train_step import PipelineState, TrainStep, in_flight_shardings
 
 
 class Spread(NamedTuple):
     """The devices over which the leaves of `in_flight` are spread.
 
     Attributes:
-      devices: Number of devices that share the data.
+      devices: Number of devices, or groups, that share the data.
       kept: Sizes of the data's axes on the mesh that holds the codec states, by name
         and in order, without axes of size 1. `None` if there are no codec states.
+      inner: Sizes of the inner axes of this mesh, along which each device has codec
+        states of its own shards, by name and without axes of size 1. Empty if there are
+        no codec states.
     """
 
     devices: int
     kept: dict[str, int] | None
+    inner: dict[str, int] = {}  # noqa: RUF012 - never changed
 
     @classmethod
     def of(cls, state: PipelineState) -> "Spread":
         """Returns the spread of a state that holds arrays, not only shapes."""
-        devices = state.in_flight.filled.shape[0]
-        kept = jax.tree.leaves(state.in_flight.codec_states)
-        if not kept:
-            return cls(devices, None)
-        sharding = kept[0].sharding
-        names = axes(sharding.spec[0]) if sharding.spec else ()
-        return cls(devices, _above_one(sharding.mesh, names))
+        filled = state.in_flight.filled
+        states = [x for x in jax.tree.leaves(state.in_flight.codec_states) if x.size]
+        if not states:
+            return cls(filled.shape[0], None)
+        every, data = _split(states[0]), _split(filled)
+        inner = {name: size for name, size in every.items() if name not in data}
+        # Beside accelerators, the states of codecs lie on a mesh of CPUs.
+        inner = inner if state.shards else {}
+        kept = {name: size for name, size in every.items() if name not in inner}
+        return cls(filled.shape[0], kept, inner)
 
     @classmethod
     def now(cls, train: TrainStep, like: PipelineState) -> "Spread":
@@ -73,8 +81,10 @@ class Spread(NamedTuple):
         devices = train.config.devices
         if not jax.tree.leaves(like.in_flight.codec_states):
             return cls(devices, None)
-        names = axes(train.axis_name)
-        return cls(devices, _above_one(train.executor.reduction_mesh, names))
+        mesh = train.executor.reduction_mesh
+        inner = inner_axes(mesh, train.axis_name) if like.shards else ()
+        kept = _above_one(mesh, axes(train.axis_name))
+        return cls(devices, kept, _above_one(mesh, inner))
 
     def same_as(self, other: "Spread", train: TrainStep) -> bool:
         """Returns whether leaves have the same layout on both spreads.
@@ -82,13 +92,31 @@ class Spread(NamedTuple):
         Axis names do not matter if the all-reduce treats all axes as one.
 
         Args:
-          other: The spread to compare with.
+          other: The spread of the states that `train` makes.
           train: The train step whose all-reduces keep codec states.
+
+        Raises:
+          ValueError: If the codec states are those of other shards.
         """
+        if self.inner != other.inner:
+            raise ValueError(
+                f"`train` must have the inner axes {self.inner} of the checkpoint,"
+                " because its codecs keep states of the shards of every device; got"
+                f" {other.inner}. Restore it on a mesh with these axes, drain it, and"
+                " go on from `train.init(state.params, opt_state=state.opt_state)` of"
+                " the other train step, which loses what the codecs keep."
+            )
         if self.devices != other.devices or None in (self.kept, other.kept):
             return self == other
         phases, name = train.schedule.phases, train.axis_name
         return all(_mapped(x, name, self) == _mapped(x, name, other) for x in phases)
+
+
+def _split(leaf: jax.Array) -> dict[str, int]:
+    """Returns the sizes of the axes over which the first axis of a leaf is split."""
+    spec = leaf.sharding.spec  # type: ignore[attr-defined]
+    names = axes(spec[0]) if spec and spec[0] else ()
+    return _above_one(leaf.sharding.mesh, names)  # type: ignore[attr-defined]
 
 
 def shapes_on(train: TrainStep, like: PipelineState, spread: Spread) -> PipelineState:
@@ -124,16 +152,16 @@ def reshard(train: TrainStep, state: PipelineState, before: Spread) -> PipelineS
     Returns:
       The state on the devices of `train`. Replicated leaves are unchanged.
     """
-    states, in_flight = train.codec_states(state.params), state.in_flight
-    layout = layout_of(train.gradients_form(state.params))
-    now = train.config.devices
+    states, in_flight = train.codec_states(state), state.in_flight
+    form, now = train.gradients_form(state), train.config.devices
     weighted = any(message.weight is not None for message in in_flight.pending)
     times = 1.0 if weighted else now / before.devices
     for all_reduce in train.schedule.phases if before.kept is not None else ():
         old = state.in_flight.codec_states
-        total = sum_owed(all_reduce, layout, train.axis_name, before, old)
-        states = _handed_on(all_reduce, layout, train, times, total, states)
-    own = NamedSharding(train.mesh, P(train.axis_name))
+        total = sum_owed(all_reduce, form, train, before, old)
+        states = _handed_on(all_reduce, form, train, times, total, states)
+    data = axes(train.axis_name)
+    own = in_flight_shardings(in_flight, state.shards, train.config, data)
 
     def spread(in_flight: InFlight) -> InFlight:
         if before.devices == now:
@@ -167,7 +195,7 @@ def _shared_out(in_flight: InFlight, before: int, now: int) -> InFlight:
 
     def shared_out(message: Message) -> Message:
         by = mean if message.weight is None else share
-        return Message(
+        return message._replace(
             gradients=jax.tree.map(by, message.gradients),
             changes=jax.tree.map(mean, message.changes),
             passengers=jax.tree.map(by, message.passengers),
@@ -187,37 +215,55 @@ def _init(
 ) -> Any:
     """Returns the shapes of the codec states on the devices of `spread`."""
     names, sizes = _mapped(all_reduce, train.axis_name, spread)
-    gradients = train.gradients_form(like.params)
+    own, layout = _of_one_device(all_reduce, train.gradients_form(like), spread)
 
     def local() -> Any:
-        return codec_states(gradients, all_reduce, names)
+        return own.init(layout, names)
 
-    return jax.eval_shape(_in_rows(local, axes(names), sizes))
+    shapes = jax.eval_shape(_in_rows(local, axes(names), sizes))
+    places = math.prod(spread.inner.values())
+    return jax.tree.map(
+        lambda x: x.update(shape=(places * x.shape[0], *x.shape[1:])), shapes
+    )
+
+
+def _of_one_device(
+    all_reduce: AllReduce, form: Message, spread: Spread
+) -> tuple[AllReduce, Layout]:
+    """Returns the algorithm that a device runs, and the layout of what it sums.
+
+    Args:
+      all_reduce: The algorithm of the train step.
+      form: Shapes of the gradients of a group.
+      spread: The devices, each of which sums its own shards.
+    """
+    sharded, layout = on_shards_of(form, all_reduce), layout_of(form)
+    if not isinstance(sharded, Sharded):
+        return all_reduce, layout
+    sizes = collections.defaultdict(lambda: 1, spread.inner)
+    return sharded.of_one_device(sizes), sharded.shard(layout, sizes)
 
 
 def sum_owed(
-    all_reduce: AllReduce,
-    layout: Layout,
-    axis_name: AxisName,
-    before: Spread,
-    states: Any,
+    all_reduce: AllReduce, form: Message, train: TrainStep, before: Spread, states: Any
 ) -> tuple[jax.Array, ...]:
     """Returns the sum of all residuals over the old devices.
 
     Args:
       all_reduce: The algorithm that keeps the residuals.
-      layout: Layout of the gradients.
-      axis_name: Axis or axes of the data.
+      form: Shapes of the gradients of a device or group.
+      train: The train step that continues from the state.
       before: The old devices.
       states: Codec states of all old devices.
 
     Returns:
       One array for each gradient, in its shape.
     """
-    names, sizes = _mapped(all_reduce, axis_name, before)
+    names, sizes = _mapped(all_reduce, train.axis_name, before)
+    own, layout = _of_one_device(all_reduce, form, before)
 
     def local(states: Any) -> tuple[jax.Array, ...]:
-        return owed(all_reduce, layout, names, states)
+        return owed(own, layout, names, states)
 
     def one_row(states: Any) -> tuple[jax.Array, ...]:
         rows = _in_rows(local, axes(names), sizes)(states)
@@ -225,12 +271,27 @@ def sum_owed(
         # All rows are the same.
         return tuple(x[: form.shape[0]] for x, form in pairs)
 
-    return jax.jit(one_row)(states)
+    if not before.inner:
+        return jax.jit(one_row)(states)
+    places = math.prod(before.inner.values())
+
+    def by_place(x: jax.Array) -> jax.Array:
+        """Puts the states of all devices at one place in their group together."""
+        apart = x.reshape(
+            -1, places, x.shape[0] // (places * math.prod(sizes)), *x.shape[1:]
+        )
+        return apart.swapaxes(0, 1).reshape(x.shape)
+
+    each, specs = P(tuple(before.inner)), tuple(form.shards.params)
+    program = on_mesh(
+        one_row, train.executor.reduction_mesh, (each,), specs, tuple(before.inner)
+    )
+    return jax.jit(lambda states: program(jax.tree.map(by_place, states)))(states)
 
 
 def _handed_on(
     all_reduce: AllReduce,
-    layout: Layout,
+    form: Message,
     train: TrainStep,
     times: float,
     total: tuple[jax.Array, ...],
@@ -240,7 +301,7 @@ def _handed_on(
 
     Args:
       all_reduce: The algorithm that will send the residuals.
-      layout: Layout of the gradients.
+      form: Shapes of the gradients of a device or group.
       train: The train step that continues from the state.
       times: Factor for `total`.
       total: Sum of the residuals over the old devices.
@@ -248,10 +309,11 @@ def _handed_on(
     """
     config = train.config.at(train.executor.reduction_mesh)
     own, axis_name = P(config.axis_name), config.axis_name
+    sends, layout = on_shards_of(form, all_reduce), layout_of(form)
 
     def local(states: Any, total: tuple[jax.Array, ...]) -> Any:
         share = jax.tree.map(lambda x: times / config.devices * x, total)
-        return owing(all_reduce, layout, axis_name, states, share)
+        return owing(sends, layout, axis_name, states, share)
 
     return jax.jit(config.on_mesh(local, (own, P()), own))(states, total)
 

@@ -27,7 +27,7 @@ def test_the_first_devices(count):
 @TPU
 @pytest.mark.parametrize(("axis_name", "shape"), [("data", (8,)), (BOTH, (2, 4))])
 def test_slices_of_a_tpu(axis_name, shape):
-    devices = pj.overlap.topology("tpu:v5e:2x2:2")
+    devices = pj.overlap.topology("tpu:2xv5e:2x2")
     mesh = pj.data_mesh(devices=devices, axis_name=axis_name)
     assert mesh.devices.shape == shape
     assert list(mesh.devices.flat) == devices

@@ -14,7 +14,6 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax import codecs, collectives
-from pipejax.message import layout_of
 from pipejax.reshard import Spread, reshard, shapes_on, sum_owed
 
 from .helpers import batches
@@ -96,9 +95,9 @@ def moved(train, state):
 
 def owed(train, state):
     """Returns what devices still owe for `w`, as a contribution to the means."""
-    on, layout = Spread.of(state), layout_of(train.gradients_form(state.params))
+    on, form = Spread.of(state), train.gradients_form(state)
     sums = [
-        sum_owed(phase, layout, train.axis_name, on, state.in_flight.codec_states)
+        sum_owed(phase, form, train, on, state.in_flight.codec_states)
         for phase in train.schedule.phases
     ]
     _, weights = zip(*sums, strict=True)  # of the parameters "half" and "w"
@@ -182,16 +181,22 @@ def on(mesh, axis_name, name):
 @pytest.mark.parametrize(
     "name", ["psum, power_sgd", pytest.param("ring, stochastic", marks=FULL)]
 )
-@pytest.mark.parametrize("axis_name", ["batch", ("host", "device"), "beside"])
+@pytest.mark.parametrize("axis_name", ["batch", ("host", "device")])
 def test_axes_of_other_names_are_no_other_devices(axis_name, name):
     _, state = on(pj.data_mesh(4), "data", name)
-    mesh = pj.data_mesh(4, axis_name=axis_name)
-    if axis_name == "beside":
-        devices = np.array(jax.devices()[:8]).reshape(4, 2)
-        mesh = jax.sharding.Mesh(devices, ("beside", "model"))
-    train, other = on(mesh, axis_name, name)
+    train, other = on(pj.data_mesh(4, axis_name=axis_name), axis_name, name)
     assert Spread.of(state).same_as(Spread.of(other), train)
     assert Spread.of(other) == Spread.now(train, other)
+
+
+def test_codecs_on_other_inner_axes_are_those_of_other_shards():
+    _, state = on(pj.data_mesh(4), "data", "psum, power_sgd")
+    inner = pj.data_mesh(8, axis_name=("data", "model"), hosts=4)
+    train, other = on(inner, "data", "psum, power_sgd")
+    assert Spread.of(other) == Spread.now(train, other)
+    assert Spread.of(other) == Spread(4, {"data": 4}, {"model": 2})
+    with pytest.raises(ValueError, match=r"must have the inner axes \{\} of the check"):
+        Spread.of(state).same_as(Spread.of(other), train)
 
 
 def test_axes_that_an_all_reduce_tells_apart_keep_their_names():
@@ -287,11 +292,10 @@ def test_the_weighted_sum_of_what_is_owed_stays_the_same(now):
     there = reshard(second, known, Spread.of(state))
 
     def owed_in_all(train, state):
-        layout = layout_of(train.gradients_form(state.params))
         return sum_owed(
             train.schedule.phases[0],
-            layout,
-            "data",
+            train.gradients_form(state),
+            train,
             Spread.of(state),
             state.in_flight.codec_states,
         )

@@ -8,8 +8,15 @@ import orbax.checkpoint as ocp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from pipejax.mesh import axes, inner_axes
 from pipejax.reshard import Spread, shapes_on
-from pipejax.train_step import PipelineState, TrainStep
+from pipejax.train_step import (
+    PipelineState,
+    ReplicatedState,
+    TrainStep,
+    in_flight_shardings,
+    state_shardings,
+)
 
 from ._checksum import checksums
 from ._fault import Fault, agreed, attempt
@@ -146,22 +153,26 @@ def _shapes(
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shape, dtype and sharding of each array to restore, by name.
 
-    Each device has its own part of the arrays in flight and of the states of codecs. If
-    `own`, a device receives its own part. Otherwise it receives the parts of all
-    devices, for `reshard` to redistribute.
+    Each device or group has its own part of the arrays in flight and of the states of
+    codecs. If `own`, it receives its own part. Otherwise it receives the parts of all,
+    for `reshard` to redistribute.
     """
     written = functools.partial(jax.tree.map, encoded)
-    shapes = jax.eval_shape(written, target._replace(calls=None))
+    target = target._replace(calls=None)
+    shapes, shards = jax.eval_shape(written, target), target.shards
+    data = axes(train.axis_name) if own else ()
+    in_flight = in_flight_shardings(target.in_flight, shards, train.config, data)
+    kept_on = train.executor.reduction_mesh
+    inner = inner_axes(kept_on, train.axis_name) if shards else ()
+    kept = NamedSharding(kept_on, P((*data, *inner) or None))
+    states = jax.tree.map(lambda _: kept, target.in_flight.codec_states)
+    shardings = state_shardings(ReplicatedState.of(target), train.mesh).with_in_flight(
+        in_flight._replace(codec_states=states), None
+    )
 
-    def on(mesh: jax.sharding.Mesh, tree: Any, spec: P) -> Any:
-        def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            # JAX replicates arrays without elements.
-            return leaf.update(sharding=NamedSharding(mesh, spec if leaf.size else P()))
+    def placed(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> Any:
+        # JAX replicates arrays without elements.
+        whole = NamedSharding(sharding.mesh, P())
+        return leaf.update(sharding=sharding if leaf.size else whole)
 
-        return jax.tree.map(placed, tree)
-
-    spec = P(train.axis_name) if own else P()
-    in_flight = on(train.mesh, shapes.in_flight, spec)
-    kept = on(train.executor.reduction_mesh, shapes.in_flight.codec_states, spec)
-    shapes = on(train.mesh, shapes, P())
-    return named(shapes._replace(in_flight=in_flight._replace(codec_states=kept)))
+    return named(jax.tree.map(placed, shapes, shardings))

@@ -28,6 +28,7 @@ from ._psum import psum as psum
 from ._ring import ring as ring
 from ._scheduled import Schedule as Schedule
 from ._scheduled import scheduled as scheduled
+from ._sharded import Sharded as Sharded
 from ._stages import Stages as Stages
 from ._stages import run as run
 from ._tree import tree as tree

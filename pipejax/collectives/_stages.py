@@ -103,12 +103,22 @@ class Stages:
         return tuple(transfer for link in sent for transfer in link.transfers)
 
     @property
+    def by_stage(self) -> list[list[Link]]:
+        """Returns the links of each stage, and those of the finish."""
+        stages: list[list[Link]] = [[]]
+        for link in self.links:
+            stages[-1].append(link)
+            if isinstance(link, Sent):
+                stages.append([])
+        return stages
+
+    @property
     def stages(self) -> tuple[Stage, ...]:
         """Returns the stages, each a function of what the stage before returned.
 
         The first stage takes `(summands, states)`.
         """
-        return tuple(chained(links) for links in self._groups()[:-1])
+        return tuple(chained(links) for links in self.by_stage[:-1])
 
     @property
     def finish(self) -> Stage:
@@ -116,16 +126,7 @@ class Stages:
 
         It is a function of what the last stage returned.
         """
-        return chained(self._groups()[-1])
-
-    def _groups(self) -> list[list[Link]]:
-        """Returns the links of each stage, and those of the finish."""
-        groups: list[list[Link]] = [[]]
-        for link in self.links:
-            groups[-1].append(link)
-            if isinstance(link, Sent):
-                groups.append([])
-        return groups
+        return chained(self.by_stage[-1])
 
 
 def chained(links: Sequence[Link]) -> Stage:

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pipejax.collectives import AllReduce
-from pipejax.mesh import AxisName, axes, on_mesh
+from pipejax.mesh import AxisName, axes, inner_axes, on_mesh
 from pipejax.message import InFlight, Message, Reduced, codec_states
 
 
@@ -43,7 +43,9 @@ class StepConfig:
     Attributes:
       work: The work of each device.
       mesh: The devices.
-      axis_name: The mesh axis over which the data is split, or a tuple of such axes.
+      axis_name: The mesh axis over which the data is split, or a tuple of such axes. If
+        the mesh has more axes, each group of devices shards a copy of the model over
+        them.
       width: Pipeline width K, at least 1.
       all_reduce: The algorithm that sums messages over devices.
       donate: Whether a step may overwrite the state that it is given.
@@ -58,7 +60,7 @@ class StepConfig:
 
     @functools.cached_property
     def devices(self) -> int:
-        """Returns the number of devices over which the data is split."""
+        """Returns the number of devices, or groups, over which the data is split."""
         return math.prod(self.mesh.shape[name] for name in axes(self.axis_name))
 
     @functools.cached_property
@@ -71,6 +73,14 @@ class StepConfig:
         """Returns the sharding of a batch, which is split over `axis_name`."""
         return NamedSharding(self.mesh, P(self.axis_name))
 
+    @property
+    def batches(self) -> NamedSharding | None:
+        """Returns the sharding that a program gives its batch, or `None` for its own.
+
+        On a mesh with inner axes, a batch may also be split over these.
+        """
+        return None if inner_axes(self.mesh, self.axis_name) else self.data
+
     def at(self, mesh: Mesh) -> "StepConfig":
         """Returns the same configuration on another mesh.
 
@@ -80,20 +90,21 @@ class StepConfig:
         return dataclasses.replace(self, mesh=mesh)
 
     def on_mesh(self, local: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
-        """Returns `local` as a program that each device runs on its own share.
+        """Returns `local` as a program that each device or group runs on its share.
 
         Args:
-          local: Function of the shares of one device.
+          local: Function of the shares of one device or group.
           in_specs: Partition specs of the arguments.
           out_specs: Partition specs of the results.
         """
-        return on_mesh(local, self.mesh, in_specs, out_specs)
+        return on_mesh(local, self.mesh, in_specs, out_specs, self.axis_name)
 
-    def codec_states(self, like: Message) -> Any:
+    def codec_states(self, like: Message, *, abstract: bool = False) -> Any:
         """Returns the states of all devices' codecs before the first message.
 
         Args:
-          like: A device's message, or its shapes.
+          like: The message of a device or group, or its shapes.
+          abstract: Whether to return shapes and shardings alone.
 
         Returns:
           The states on the mesh. Every device has its own.
@@ -102,6 +113,19 @@ class StepConfig:
         def local() -> Any:
             return codec_states(like, self.sums_by, self.axis_name)
 
-        init = jax.jit(self.on_mesh(local, (), P(self.axis_name)))
-        stateless = not jax.tree.leaves(shapes := jax.eval_shape(init))
-        return shapes if stateless else init()
+        program = self.on_mesh(local, (), P(self.axis_name))
+        # Devices that sum their own shards also have their own states.
+        inner = inner_axes(self.mesh, self.axis_name) if like.shards else ()
+        every = (*axes(self.axis_name), *inner)
+        own = P(every if len(every) > 1 else every[0])
+
+        def placed(shape: Any) -> Any:
+            # JAX replicates arrays without elements.
+            sharding = NamedSharding(self.mesh, own if shape.size else P())
+            return shape.update(sharding=sharding)
+
+        shapes = jax.tree.map(placed, jax.eval_shape(program))
+        if abstract or not jax.tree.leaves(shapes):
+            return shapes
+        shardings = jax.tree.map(lambda shape: shape.sharding, shapes)
+        return jax.jit(program, out_shardings=shardings)()

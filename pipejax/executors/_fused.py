@@ -109,7 +109,7 @@ class Fused:
         program = functools.partial(
             jax.jit,
             mapped,
-            in_shardings=(None, None, None, self.config.data),
+            in_shardings=(None, None, None, self.config.batches),
             donate_argnums=self._donated,
         )
         # JAX accepts compiler options only for a whole program.

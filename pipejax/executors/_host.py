@@ -233,7 +233,7 @@ class Host:
         """Returns the program that makes a message."""
         compute, own = self.config.work.compute, P(self.config.axis_name)
         mapped = self.config.on_mesh(compute, (P(), own, own), (own, P()))
-        return jax.jit(mapped, in_shardings=(None, None, self.config.data))
+        return jax.jit(mapped, in_shardings=(None, None, self.config.batches))
 
     @functools.cached_property
     def _update(self) -> jax.stages.Wrapped:

@@ -51,7 +51,9 @@ def check_no_own(program: jax.stages.Compiled, mesh: Mesh) -> None:
             raise OwnCollectiveError(found)
 
 
-def own_transfers(program: Any, *args: Any) -> tuple[Transfer, ...]:
+def own_transfers(
+    program: Any, *args: Any, sharded: bool = False
+) -> tuple[Transfer, ...]:
     """Returns what the collectives of a jitted program move, each as often as it runs.
 
     The program is compiled only if it has collectives.
@@ -59,13 +61,14 @@ def own_transfers(program: Any, *args: Any) -> tuple[Transfer, ...]:
     Args:
       program: The jitted function.
       *args: Its arguments, or their shapes.
+      sharded: Whether XLA may add collectives, because groups shard the model.
 
     Returns:
       A `Transfer` for each execution of a collective.
     """
     from pipejax.overlap import inspect
 
-    if not collective_axes(program, *args):
+    if not sharded and not collective_axes(program, *args):
         return ()
     return tuple(
         Transfer(found.kind, found.group_size, int(found.bytes))

@@ -74,36 +74,72 @@ def reduce_by_copy(config: StepConfig, cpus: Mesh) -> Reduce:
     """Returns a function that sums on `cpus`: it copies out, sums, and copies back.
 
     `cpus` has one device for each process. A process first adds up the parts of its own
-    devices, in the order of the devices.
+    devices or groups, in their order. If it has only some of the shards of a group, it
+    sends zeros in place of the others.
     """
     mesh, axis = config.mesh, config.axis_name
     between = reduce_in_place(config.at(cpus))
     (cpu,) = cpus.local_devices
 
     def out(array: jax.Array) -> jax.Array:
-        shards = sorted(array.addressable_shards, key=lambda s: s.index[0].start or 0)
-        # Along axes over which the data is not split, devices have copies of one part.
-        copies = [np.asarray(x.data) for x in shards if x.replica_id == 0]
-        nothing = np.zeros_like(shards[0].data)
-        own = jax.device_put(sum(copies[1:], start=(copies or [nothing])[0]), cpu)
+        parts = _by_group(array, array.shape[0] // config.devices)
+        own = jax.device_put(sum(parts[1:], start=parts[0]), cpu)
         shape = (cpus.size * own.shape[0], *own.shape[1:])
         return jax.make_array_from_single_device_arrays(
             shape, NamedSharding(cpus, P(axis)), [own]
         )
 
-    def back(total: jax.Array) -> jax.Array:
-        own = total.addressable_data(0)
+    def back(total: jax.Array, spec: P) -> jax.Array:
+        own, sharding = np.asarray(total.addressable_data(0)), NamedSharding(mesh, spec)
+        places = sharding.addressable_devices_indices_map(own.shape)
         return jax.make_array_from_single_device_arrays(
             own.shape,
-            NamedSharding(mesh, P()),
-            [jax.device_put(own, device) for device in mesh.local_devices],
+            sharding,
+            [jax.device_put(own[index], device) for device, index in places.items()],
         )
 
     def reduce(message: Message, states: Any) -> Any:
         total, states = between(jax.tree.map(out, message), states)
-        return jax.block_until_ready(jax.tree.map(back, total)), states
+        return jax.block_until_ready(jax.tree.map(back, total, _specs(total))), states
 
     return reduce
+
+
+def _by_group(array: jax.Array, length: int) -> list[np.ndarray]:
+    """Returns the part of each group that has shards in this process, in their order.
+
+    Args:
+      array: An array of all groups, concatenated along the first axis.
+      length: The length of the first axis of one group's array.
+    """
+    groups: dict[int, np.ndarray] = {}
+    for shard in sorted(array.addressable_shards, key=lambda s: s.index[0].start or 0):
+        start = shard.index[0].start or 0
+        group, first = divmod(start, length)
+        shape = (length, *array.shape[1:])
+        if group not in groups:
+            groups[group] = np.zeros(shape, array.dtype)
+        # Other devices have copies of the same part, of which one is sent.
+        if shard.replica_id == 0 and shard.data.shape == shape:
+            groups[group] = np.asarray(shard.data)
+        elif shard.replica_id == 0:
+            rows = slice(first, first + shard.data.shape[0])
+            groups[group][(rows, *shard.index[1:])] = np.asarray(shard.data)
+    return list(groups.values())
+
+
+def _specs(total: Reduced) -> Reduced:
+    """Returns the partition spec of every array of a sum over inner axes."""
+    shards, whole = total.sum.shards, jax.tree.map(lambda _: P(), total)
+    if not shards:
+        return whole
+    form = total.sum
+    gradients, changes = map(jax.tree.structure, (form.gradients, form.changes))
+    specs = whole.sum._replace(
+        gradients=jax.tree.unflatten(gradients, shards.params),
+        changes=jax.tree.unflatten(changes, shards.changes),
+    )
+    return whole._replace(sum=specs)
 
 
 def _one_cpu_a_process(mesh: Mesh, axis_name: AxisName) -> Mesh:

@@ -11,6 +11,7 @@ from ._in_flight import shift as shift
 from ._in_flight import width_of as width_of
 from ._message import Message as Message
 from ._message import Passengers as Passengers
+from ._message import in_place as in_place
 from ._message import mean as mean
 from ._message import mean_as as mean_as
 from ._message import travelling as travelling
@@ -18,6 +19,7 @@ from ._reduce import Reduced as Reduced
 from ._reduce import codec_states as codec_states
 from ._reduce import layout_of as layout_of
 from ._reduce import message_of as message_of
+from ._reduce import on_shards_of as on_shards_of
 from ._reduce import reduced as reduced
 from ._reduce import reduction as reduction
 from ._reduce import summands as summands

@@ -29,7 +29,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ._message import Message
+from pipejax.shards import constrained
+
+from ._message import Message, in_place
 
 
 class InFlight(NamedTuple):
@@ -137,4 +139,9 @@ def at_width_1(in_flight: InFlight) -> InFlight:
 def emptied(in_flight: InFlight, codec_states: Any) -> InFlight:
     """Returns the pipeline with nothing in flight, and with these codec states."""
     zeros = jax.tree.map(jnp.zeros_like, in_flight._replace(codec_states={}))
-    return zeros._replace(codec_states=codec_states)
+    pending, deviation = tuple(map(in_place, zeros.pending)), zeros.deviation
+    if pending and deviation is not None:
+        deviation = constrained(deviation, pending[0].shards.params)
+    return zeros._replace(
+        pending=pending, deviation=deviation, codec_states=codec_states
+    )

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from pipejax.shards import UNSHARDED, Shards, constrained
 from pipejax.vectors import working_dtype
 
 
@@ -79,16 +80,30 @@ class Message(NamedTuple):
         leaf, and `None` in place of other leaves. Changes are not weighted.
       passengers: `Passengers` with loss, weight and metrics, or `None` outside a train
         step.
+      shards: How a group of devices shards gradients and changes.
     """
 
     gradients: Any
     changes: Any = None
     passengers: Any = None
+    shards: Shards = UNSHARDED
 
     @property
     def weight(self) -> jax.Array | None:
         """Returns the weight among the passengers, or `None` if there is none."""
         return None if self.passengers is None else self.passengers.weight
+
+
+def in_place(message: Message) -> Message:
+    """Returns the message, whose arrays XLA must split as `message.shards` say.
+
+    Must be called inside the program of a step.
+    """
+    shards = message.shards
+    return message._replace(
+        gradients=constrained(message.gradients, shards.params),
+        changes=constrained(message.changes, shards.changes),
+    )
 
 
 def mean(total: jax.Array, message: Message, devices: int) -> jax.Array:

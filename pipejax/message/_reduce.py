@@ -3,13 +3,17 @@
 The executor decides when the stages of the sum run, and beside which compute.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
 
-from pipejax.collectives import AllReduce, Layout, Stages, Summands, run
+from pipejax.collectives import AllReduce, Layout, Sharded, Stages, Summands, run
 from pipejax.mesh import AxisName
+from pipejax.shards import group_axes, on_shards
 
 from ._message import Message
 
@@ -38,9 +42,10 @@ class Reduced(NamedTuple):
         # NaN if there are 4,096 elements or more,
         # https://github.com/openxla/xla/issues/21461
         leaves = jax.tree.leaves((total.gradients, total.changes))
-        finite = [jnp.isfinite(leaf).all() for leaf in leaves]
-        whole = jnp.stack(finite).all() if finite else jnp.array(True)
-        return cls(total, arrived, whole)
+        if not total.shards:
+            return cls(total, arrived, _all_finite(leaves))
+        specs = (*total.shards.params, *total.shards.changes)
+        return cls(total, arrived, _all_finite_in_group(leaves, specs))
 
     @property
     def counts(self) -> jax.Array:
@@ -64,6 +69,24 @@ class Reduced(NamedTuple):
         return jax.tree.map(lambda n, o: jnp.where(usable, n, o), new, old)
 
 
+def _all_finite(leaves: Sequence[jax.Array]) -> jax.Array:
+    """Returns whether all elements of all leaves are finite."""
+    finite = [jnp.isfinite(leaf).all() for leaf in leaves]
+    return jnp.stack(finite).all() if finite else jnp.array(True)
+
+
+def _all_finite_in_group(
+    leaves: Sequence[jax.Array], specs: tuple[P, ...]
+) -> jax.Array:
+    """Returns the same for leaves that a group shards, with a single collective."""
+    _, inner = group_axes()
+
+    def own(leaves: Sequence[jax.Array]) -> jax.Array:
+        return lax.psum((~_all_finite(leaves)).astype(jnp.int32), inner) == 0
+
+    return on_shards(own, (list(specs),), P())(list(leaves))
+
+
 def reduction(message: Message, all_reduce: AllReduce, axis_name: AxisName) -> Stages:
     """Returns the stages that sum messages of this form over devices.
 
@@ -74,7 +97,17 @@ def reduction(message: Message, all_reduce: AllReduce, axis_name: AxisName) -> S
       all_reduce: The algorithm.
       axis_name: Axis or axes of the surrounding `shard_map` to sum over.
     """
-    return all_reduce(layout_of(message), axis_name)
+    return on_shards_of(message, all_reduce)(layout_of(message), axis_name)
+
+
+def on_shards_of(message: Message, all_reduce: AllReduce) -> AllReduce:
+    """Returns the algorithm, run on each device's own shards of a sharded message."""
+    shards = message.shards
+    if not shards:
+        return all_reduce
+    exact = summands(message).exact
+    whole = [P()] * (len(exact) - len(shards.changes))
+    return Sharded(all_reduce, shards.params, (*shards.changes, *whole))
 
 
 def layout_of(message: Message) -> Layout:
@@ -90,7 +123,7 @@ def codec_states(like: Message, all_reduce: AllReduce, axis_name: AxisName) -> A
       all_reduce: The algorithm whose codecs keep states.
       axis_name: Axis or axes of the surrounding `shard_map` to sum over.
     """
-    return all_reduce.init(layout_of(like), axis_name)
+    return on_shards_of(like, all_reduce).init(layout_of(like), axis_name)
 
 
 def summands(message: Message) -> Summands:
@@ -106,7 +139,8 @@ def message_of(arrays: Summands, like: Message) -> Message:
     exact = like.changes, like.passengers
     changes, passengers = jax.tree.unflatten(jax.tree.structure(exact), arrays.exact)
     structure = jax.tree.structure(like.gradients)
-    return Message(jax.tree.unflatten(structure, arrays.coded), changes, passengers)
+    gradients = jax.tree.unflatten(structure, arrays.coded)
+    return Message(gradients, changes, passengers, like.shards)
 
 
 def reduced(

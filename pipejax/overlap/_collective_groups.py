@@ -5,10 +5,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from . import _slices
 from ._collectives import is_collective, kind_of
-from ._groups import groups_of
-from ._hlo import Instruction, Module, not_understood
+from ._device_groups import by_slice, device_groups
 from ._parse import parse
 
 
@@ -81,43 +79,12 @@ def collective_groups(
     module = parse(text.strip())
     if isinstance(devices, jax.sharding.Mesh):
         devices = devices.devices.flatten().tolist()
-    slices = _by_slice(list(devices), module)
+    slices = by_slice(list(devices), module)
     return tuple(
-        CollectiveGroups(kind_of(op), _devices(op, module, slices), op.op_name, op.line)
+        CollectiveGroups(
+            kind_of(op), device_groups(op, module, slices), op.op_name, op.line
+        )
         for home in module.computations.values()
         for op in home.instructions
         if is_collective(op)
     )
-
-
-def _by_slice(devices: list[Any], module: Module) -> list[list[Any]]:
-    """Returns the devices of each slice that the program is compiled for."""
-    count = module.replica_count * module.num_partitions
-    if len(devices) == count:
-        return [devices]
-    slices: dict[int, list[Any]] = {}
-    for device in devices:
-        slices.setdefault(getattr(device, "slice_index", 0), []).append(device)
-    if any(len(one) != count for one in slices.values()):
-        raise ValueError(
-            f"`devices` must be the {count} devices that the program is compiled for,"
-            f" or {count} devices of each slice; got {len(devices)} devices. Pass the"
-            " mesh of the program's shardings."
-        )
-    return list(slices.values())
-
-
-def _devices(
-    op: Instruction, module: Module, slices: list[list[Any]]
-) -> tuple[frozenset[Any], ...]:
-    if not _slices.between_slices(op):
-        return tuple(
-            frozenset(devices[i] for i in group)
-            for group in groups_of(op, module)
-            for devices in slices
-        )
-    by_id = {device.id: device for one in slices for device in one}
-    groups = _slices.groups_by_id(op)
-    if missing := frozenset().union(*groups) - by_id.keys():
-        raise not_understood(op.line, f"`devices` lacks the ids {sorted(missing)}")
-    return tuple(frozenset(by_id[i] for i in group) for group in groups)

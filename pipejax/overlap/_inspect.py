@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 
+from ._device_groups import MeshAxes
 from ._memory import Memory
 from ._parse import parse
 from ._reading import Reading
@@ -11,7 +12,10 @@ from ._report import Report
 
 
 def inspect(
-    program: Any, *args: Any, compiler_options: dict[str, Any] | None = None
+    program: Any,
+    *args: Any,
+    compiler_options: dict[str, Any] | None = None,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> Report:
     """Reports which compute runs while the collectives of a program are in progress.
 
@@ -39,14 +43,18 @@ def inspect(
       compiler_options: XLA options to compile with, by name. `None` uses the attribute
         `compiler_options` of `program` if it has one, as a `pj.TrainStep` does, and
         XLA's defaults otherwise. Leave it out if `program` is compiled already.
+      mesh: Mesh that the program is compiled for. The report then names the axes over
+        which each collective runs. `None` uses the attribute `mesh` of `program` if it
+        has one, as a `pj.TrainStep` does.
 
     Returns:
       A `Report`. `print(report)` shows it as a table, and
       `timeline(report, "schedule.png")` draws it.
 
     Raises:
-      ValueError: If `program` is none of these, is text that is not HLO, or has no
-        schedule; if `args` or `compiler_options` are not left out where they must be;
+      ValueError: If `program` is none of these, is text that is not HLO, has no
+        schedule, or is compiled for another number of devices than `mesh` has; if
+        `args` or `compiler_options` are not left out where they must be;
         or if an instruction that may be a collective is not understood.
 
     Examples:
@@ -57,6 +65,8 @@ def inspect(
       >>> report.flops, len(report.collectives)
       (1024.0, 0)
     """
+    if mesh is None:
+        mesh = getattr(program, "mesh", None)
     program = _compiled(program, args, compiler_options)
     text = program if isinstance(program, str) else program.as_text() or ""
     if not text.strip().startswith("HloModule"):
@@ -71,7 +81,8 @@ def inspect(
             f" {module.name} without it. Compile it: `lowered.compile().as_text()`, not"
             " `lowered.as_text()`."
         )
-    report = Reading(module).report()
+    axes = None if mesh is None else MeshAxes(mesh, module)
+    report = Reading(module, axes).report()
     known = isinstance(program, jax.stages.Compiled)
     return report._replace(memory=Memory.of(program) if known else None)
 

@@ -1,12 +1,19 @@
 """Makes the report on a module by walking its computations in the order they run."""
 
+import collections
+
 from pipejax.collectives import wire_bytes
 
 from ._collectives import group_size, handed_over, is_collective
+from ._device_groups import MeshAxes
 from ._flops import Counter, Work
 from ._hlo import Computation, Instruction, Module, not_understood
 from ._report import Collective, Item, Report
 from ._schedule import Finder, Span
+
+# FLOPs that run while at least one collective is in progress, by the mesh axes of the
+# collective. The key `None` stands for any collective.
+Covered = collections.defaultdict[tuple[str, ...] | None, float]
 
 
 class Reading:
@@ -14,14 +21,16 @@ class Reading:
 
     Attributes:
       module: The module to read.
+      axes: The axes of the mesh that the module is compiled for, or `None`.
       counter: Counts the work of the module's instructions.
       finder: Finds the module's collectives.
       collectives: Collectives found so far. Their `share` is 0 until `report` sets it.
       schedule: Items found so far, for `timeline`.
     """
 
-    def __init__(self, module: Module):
+    def __init__(self, module: Module, axes: MeshAxes | None = None):
         self.module = module
+        self.axes = axes
         self.counter = Counter(module)
         self.finder = Finder(module)
         self.collectives: list[Collective] = []
@@ -32,6 +41,7 @@ class Reading:
         entry = self.module.entry
         total = self.counter.whole(entry.name)
         covered = self._walk(entry, 1, 0)[1]
+        by_axis = {axes: flops for axes, flops in covered.items() if axes is not None}
         self._check_complete()
         by_share = (
             c._replace(share=c.flops / total.flops if total.flops else 0.0)
@@ -42,12 +52,15 @@ class Reading:
             flops=total.flops,
             matmuls=total.matmuls,
             collectives=tuple(by_share),
-            covered=covered / total.flops if total.flops else None,
+            covered=covered[None] / total.flops if total.flops else None,
+            covered_by={x: y / total.flops for x, y in by_axis.items()}
+            if total.flops
+            else {},
             uncounted=tuple(f"{k}: {v}" for k, v in self.counter.uncounted.items()),
             schedule=tuple(self.schedule),
         )
 
-    def _walk(self, home: Computation, times: int, place: int) -> tuple[int, float]:
+    def _walk(self, home: Computation, times: int, place: int) -> tuple[int, Covered]:
         """Reads a computation, and the loops, branches and calls in it.
 
         Args:
@@ -57,18 +70,20 @@ class Reading:
 
         Returns:
           The number of compute items in the schedule before the end of `home`, and the
-          FLOPs of `home` that run while at least one collective is in progress.
+          FLOPs of `home` that run while at least one collective is in progress, or at
+          least one over given axes.
         """
         spans = self.finder.spans(home)
-        under = {i for span in spans for stretch in span.stretches for i in stretch}
-        covered, places = 0.0, []
+        under = self._under(spans)
+        covered: Covered = collections.defaultdict(float)
+        places: list[int] = []
         for i, op in enumerate(home.instructions):
             places.append(place)
             self.collectives += [
                 self._collective(span, home, times) for span in spans if span.at == i
             ]
             work = self.counter.of(op, home).times(times)
-            inside = 0.0
+            inside: Covered = collections.defaultdict(float)
             if op.opcode in ("while", "call", "conditional") and self._holds(op):
                 count = self.counter.trips(op, home) if op.opcode == "while" else 1
                 place, inside = self._inner(op, times * count, place)
@@ -76,7 +91,9 @@ class Reading:
                 kind = "matmul" if work.matmuls else "other"
                 self.schedule.append(Item(op.name, kind, work.flops, place, place + 1))
                 place += 1
-            covered += work.flops if i in under else inside
+            for axes in under.keys() | inside.keys():
+                whole = i in under.get(axes, ())
+                covered[axes] += work.flops if whole else inside[axes]
         places.append(place)
         for span in spans:
             at = places[span.at]
@@ -88,7 +105,20 @@ class Reading:
                 self.schedule.append(item)
         return place, covered
 
-    def _inner(self, op: Instruction, times: int, place: int) -> tuple[int, float]:
+    def _under(self, spans: list[Span]) -> dict[tuple[str, ...] | None, set[int]]:
+        """Returns the instructions that run during any collective, or over given axes.
+
+        The key `None` stands for any collective.
+        """
+        under: dict[tuple[str, ...] | None, set[int]] = {None: set()}
+        for span in spans:
+            running = {i for stretch in span.stretches for i in stretch}
+            under[None] |= running
+            if self.axes is not None:
+                under.setdefault(self.axes.of(span.op), set()).update(running)
+        return under
+
+    def _inner(self, op: Instruction, times: int, place: int) -> tuple[int, Covered]:
         """Walks the computations that a loop, call or conditional runs.
 
         All branches of a conditional are searched for collectives. The schedule and the
@@ -98,11 +128,12 @@ class Reading:
           The same two numbers as `_walk`.
         """
         if op.opcode != "conditional":
-            covered = 0.0
+            covered: Covered = collections.defaultdict(float)
             for name in op.calls:
                 home = self.module.computations[name]
                 place, inside = self._walk(home, times, place)
-                covered += inside
+                for axes, flops in inside.items():
+                    covered[axes] += flops
             return place, covered
         largest, drawn = max(op.calls, key=self.counter.whole), self.schedule
         for name in op.calls:
@@ -134,6 +165,7 @@ class Reading:
             share=0.0,
             times=times,
             op_name=span.op.op_name or span.start.op_name,
+            axes=None if self.axes is None else self.axes.of(span.op),
         )
 
     def _holds(self, op: Instruction) -> bool:

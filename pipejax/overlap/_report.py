@@ -1,5 +1,6 @@
 """The result of `inspect`: numbers, and a table that prints them."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ._memory import Memory
@@ -48,6 +49,8 @@ class Collective(NamedTuple):
         the collective.
       op_name: JAX operation that the collective comes from, such as
         `"jit(step)/psum"`; empty if the program does not name it.
+      axes: Mesh axes along which the devices of a group differ, such as `("host",)`.
+        `None` if `inspect` does not know the mesh.
     """
 
     name: str
@@ -63,6 +66,7 @@ class Collective(NamedTuple):
     share: float
     times: int
     op_name: str
+    axes: tuple[str, ...] | None = None
 
 
 class Item(NamedTuple):
@@ -105,6 +109,9 @@ class Report(NamedTuple):
       schedule: Compute and collectives in the order of the schedule, for `timeline`. A
         loop without collectives is one item, a loop with collectives is drawn as one
         iteration, and a conditional with collectives as its largest branch.
+      covered_by: The same share for the collectives over given mesh axes, by the names
+        of the axes; empty for a program without FLOPs, or if `inspect` does not know
+        the mesh.
       memory: Memory that the program needs on one device. `None` if `inspect` was given
         HLO text, which does not contain it, or if the backend does not report it.
 
@@ -131,6 +138,7 @@ class Report(NamedTuple):
     covered: float | None
     uncounted: tuple[str, ...]
     schedule: tuple[Item, ...]
+    covered_by: dict[tuple[str, ...], float] = {}  # noqa: RUF012 - never changed
     memory: Memory | None = None
 
     @property
@@ -147,10 +155,22 @@ class Report(NamedTuple):
         two equal collectives follow each other and each spans half of the FLOPs,
         `covered` is 1 and `share` is 0.5.
         """
-        weights = [c.times * c.wire_bytes for c in self.collectives]
+        return self._share_of(self.collectives)
+
+    @property
+    def share_by(self) -> dict[tuple[str, ...], float | None]:
+        """Returns the same mean over the collectives that run over given mesh axes."""
+        axes = dict.fromkeys(c.axes for c in self.collectives if c.axes is not None)
+        return {
+            names: self._share_of([c for c in self.collectives if c.axes == names])
+            for names in axes
+        }
+
+    def _share_of(self, collectives: Sequence[Collective]) -> float | None:
+        weights = [c.times * c.wire_bytes for c in collectives]
         if not sum(weights) or not self.flops:
             return None
-        shares = [c.share for c in self.collectives]
+        shares = [c.share for c in collectives]
         return sum(map(float.__mul__, weights, shares)) / sum(weights)
 
     @property
@@ -167,7 +187,12 @@ class Report(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """Returns everything but the schedule, as a dict of types that JSON has."""
         collectives = [
-            {**c._asdict(), "dtypes": list(c.dtypes)} for c in self.collectives
+            {
+                **c._asdict(),
+                "dtypes": list(c.dtypes),
+                "axes": None if c.axes is None else list(c.axes),
+            }
+            for c in self.collectives
         ]
         return {
             "program": self.program,
@@ -175,6 +200,8 @@ class Report(NamedTuple):
             "matmuls": self.matmuls,
             "share": self.share,
             "covered": self.covered,
+            "covered_by": {"+".join(k): v for k, v in self.covered_by.items()},
+            "share_by": {"+".join(k): v for k, v in self.share_by.items()},
             "uncounted": list(self.uncounted),
             "collectives": collectives,
             "memory": None if self.memory is None else self.memory.to_dict(),
@@ -202,14 +229,28 @@ class Report(NamedTuple):
                 "share of FLOPs under at least one collective:"
                 f" {two_digits(self.covered)}",
                 f"share of FLOPs under communication, weighted by bytes: {share}",
+                *self._lines_by_axis(),
             ]
         )
+
+    def _lines_by_axis(self) -> list[str]:
+        """Returns the two shares for each set of axes, if there is more than one."""
+        shares = self.share_by
+        if len(shares) < 2:
+            return []
+        return [
+            f"over {_joined(axes)}: under at least one"
+            f" {two_digits(self.covered_by.get(axes))}, weighted by bytes"
+            f" {two_digits(share)}"
+            for axes, share in shares.items()
+        ]
 
 
 _HEAD = (
     "collective",
     "dtype",
     "devices",
+    "over",
     "payload",
     "sent",
     "times",
@@ -226,6 +267,7 @@ def _row(c: Collective) -> tuple[str, ...]:
         c.kind,
         "+".join(c.dtypes),
         str(c.group_size),
+        _joined(c.axes),
         f"{amount(c.bytes)}B",
         f"{amount(c.wire_bytes)}B",
         str(c.times),
@@ -239,7 +281,7 @@ def _row(c: Collective) -> tuple[str, ...]:
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:
     """Aligns columns of words to the left and columns of numbers to the right."""
-    left = {"collective", "dtype", "mode", "from"}
+    left = {"collective", "dtype", "over", "mode", "from"}
     widths = [max(map(len, column)) for column in zip(_HEAD, *rows, strict=True)]
     return [
         "  ".join(
@@ -248,6 +290,11 @@ def _table(rows: list[tuple[str, ...]]) -> list[str]:
         ).rstrip()
         for row in (_HEAD, *rows)
     ]
+
+
+def _joined(axes: tuple[str, ...] | None) -> str:
+    """Returns the names of mesh axes in one word; `?` if they are not known."""
+    return "?" if axes is None else "+".join(axes) or "none"
 
 
 def two_digits(share: float | None) -> str:

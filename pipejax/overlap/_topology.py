@@ -4,7 +4,7 @@ A target is written as its kind and its shape:
 
 - `h100:1x8x8`: slices x hosts x GPUs per host. Other kinds: a100, h200, b200.
 - `tpu:v5e:2x4`: chips along each axis of the torus. Other kinds: v5p, v6e, tpu7x.
-- `tpu:v5e:4x4:2`: two slices of 4 x 4 chips, joined by the data-center network.
+- `tpu:2xv5e:4x4`: two slices of 4 x 4 chips, joined by the data-center network.
 
 Programs that are compiled for these devices cannot run, but `inspect` can read their
 schedules.
@@ -40,7 +40,7 @@ def topology(target: str) -> list[Any]:
         `b200`) the shape is slices x hosts x GPUs per host: `"h100:1x8x8"` is one slice
         of 8 hosts with 8 GPUs each. For TPUs (`v5e`, `v5p`, `v6e`, `tpu7x`) it is the
         number of chips along each axis: `"tpu:v5e:2x4"` is 8 chips, and
-        `"tpu:v5e:2x4:2"` is two slices of them. The prefix `tpu:` may be left out.
+        `"tpu:2xv5e:2x4"` is two slices of them. The prefix `tpu:` may be left out.
 
     Returns:
       A list of the devices, for `pj.data_mesh(devices=...)`. A `tpu7x` chip has two
@@ -51,8 +51,9 @@ def topology(target: str) -> list[Any]:
       ImportError: If the compiler for the target is not installed. The extra
         `pipejax[aot]` has the compilers for GPU and TPU.
     """
-    match = re.fullmatch(r"(tpu:)?(\w+):(\d+(?:x\d+)*)(?::([1-9]\d*))?", target)
-    tpu, kind, shape, slices = match.groups() if match else ("", "", "", None)
+    form = r"(tpu:)?(?:([1-9]\d*)x)?([a-z]\w*):(\d+(?:x\d+)*)"
+    match = re.fullmatch(form, target)
+    tpu, slices, kind, shape = match.groups() if match else ("", None, "", "")
     if kind in GPUS and not tpu:
         if slices:
             raise _no_such(target, "the first number of a GPU's shape is the slices")
@@ -68,7 +69,7 @@ def _no_such(target: str, why: str) -> ValueError:
     return ValueError(
         f"`target` must be a kind and a shape: {', '.join(GPUS)} with a shape such as"
         f" 'h100:1x8x8' (slices x hosts x GPUs per host), or {', '.join(TPUS)} with a"
-        " shape such as 'tpu:v5e:2x4' (chips along each axis) or 'tpu:v5e:2x4:2' (two"
+        " shape such as 'tpu:v5e:2x4' (chips along each axis) or 'tpu:2xv5e:2x4' (two"
         f" slices); got {target!r}: {why}."
     )
 

@@ -53,25 +53,13 @@ def check_attached(mesh: Mesh, params: Any) -> None:
             "`mesh` must be of devices that are attached, to place a state on them; got"
             f" {mesh.size} x {mesh.devices.flat[0].device_kind} that programs can only"
             " be compiled for. Take the shapes of the state alone:"
-            " `jax.eval_shape(train.init, params)`."
+            " `train.abstract_state(params)`."
         )
 
 
 def _is_number(leaf: Any) -> bool:
     """Returns whether `leaf` is a Python number."""
     return isinstance(leaf, bool | int | float | complex)
-
-
-def check_replicated(name: str, tree: Any) -> None:
-    """Raises a `ValueError` if an array of `tree` is sharded over devices."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if is_array(leaf) and not leaf.sharding.is_fully_replicated:
-            raise ValueError(
-                f"`{name}` must be replicated, got `{name}{jax.tree_util.keystr(path)}`"
-                f" sharded by {leaf.sharding}. pipejax does not support sharded models"
-                " yet; to train this one replicated, pass"
-                f" `jax.device_put({name}, NamedSharding(mesh, PartitionSpec()))`."
-            )
 
 
 def is_array(leaf: Any) -> bool:

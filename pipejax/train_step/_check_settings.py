@@ -8,12 +8,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 from jax.typing import DTypeLike
 
 from pipejax.collectives import AllReduce, Schedule
 from pipejax.integers import is_integer
-from pipejax.mesh import AxisName, axes, is_attached
+from pipejax.mesh import AxisName, axes, inner_axes, is_attached
 
 
 def check_width(width: int) -> int:
@@ -141,7 +141,7 @@ def check_axis_name(axis_name: Any) -> AxisName:
 
 
 def check_mesh(mesh: Mesh, axis_name: AxisName) -> Mesh:
-    """Returns `mesh`, or raises a `ValueError` if it lacks an axis or a process."""
+    """Returns `mesh`, or raises a `ValueError` if a train step cannot run on it."""
     if not isinstance(mesh, Mesh):
         raise ValueError(
             f"`mesh` must be a jax.sharding.Mesh, got {type(mesh).__name__}. Use"
@@ -152,6 +152,15 @@ def check_mesh(mesh: Mesh, axis_name: AxisName) -> Mesh:
             f"`mesh` must have the axis {axis_name!r}, got the axes"
             f" {tuple(mesh.axis_names)}. Use pj.data_mesh(), or name the axis of the"
             " data: `axis_name=...`."
+        )
+    inner = inner_axes(mesh, axis_name)
+    if inner and AxisType.Explicit in mesh.axis_types:
+        raise ValueError(
+            "`mesh` must have axes of type Auto if it has inner axes, over which XLA"
+            f" shards a model, such as {inner[0]!r}; got {mesh.axis_types}. Make it"
+            " with pj.data_mesh, or with"
+            f" jax.make_mesh(..., axis_types=({len(mesh.axis_names)} *"
+            " (jax.sharding.AxisType.Auto,)))."
         )
     there = {device.process_index for device in mesh.devices.flat}
     left_out = {*range(jax.process_count())} - there

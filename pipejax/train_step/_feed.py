@@ -1,29 +1,55 @@
-"""Makes global batches, of which each process gives its own part."""
+"""Makes global batches, of which each process gives its own part, and places them."""
 
+import math
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from pipejax.executors import StepConfig
+from pipejax.mesh import AxisName, axes, inner_axes
 
 from ._check_input import common_length, named_shapes
 from ._check_settings import check_count
 
 
-def global_batch(local: Any, data: NamedSharding, devices: int) -> Any:
+def data_sharding(config: StepConfig, axis_name: AxisName | None) -> NamedSharding:
+    """Returns the sharding of a batch that is split over `axis_name`.
+
+    Args:
+      config: The step.
+      axis_name: The axes of the step, or more. `None` stands for the axes of the step.
+
+    Raises:
+      ValueError: If `axis_name` does not begin with the axes of the step, or if the
+        mesh lacks one of its axes.
+    """
+    names = axes(config.axis_name if axis_name is None else axis_name)
+    own, inner = axes(config.axis_name), inner_axes(config.mesh, config.axis_name)
+    if names[: len(own)] != own or not set(names[len(own) :]) <= set(inner):
+        raise ValueError(
+            f"`axis_name` must begin with {config.axis_name!r}, the axes of the train"
+            f" step, and go on with inner axes of its mesh, {inner}; got {axis_name!r}."
+        )
+    return NamedSharding(config.mesh, P(names if len(names) > 1 else names[0]))
+
+
+def global_batch(local: Any, data: NamedSharding) -> Any:
     """Makes the global batch of which this process has the part `local`.
 
     Args:
       local: Pytree of arrays, whose leading axis is this process's part of the batch.
       data: Sharding of the global batch over the mesh.
-      devices: Number of devices of all processes that share the batch.
 
     Raises:
       ValueError: If the arrays have no common leading axis, or if its length is not a
         positive multiple of the number of shares of this process.
     """
-    indices = data.addressable_devices_indices_map((devices,)).values()
+    every = math.prod(data.mesh.shape[name] for name in axes(data.spec[0]))
+    indices = data.addressable_devices_indices_map((every,)).values()
     shares = len({index[0].start for index in indices if index is not None})
     length = common_length(local)
     if not length or length % shares:
@@ -35,6 +61,41 @@ def global_batch(local: Any, data: NamedSharding, devices: int) -> Any:
     return jax.tree.map(
         lambda x: jax.make_array_from_process_local_data(data, np.asarray(x)), local
     )
+
+
+def laid_out(batch: Any, config: StepConfig) -> Any:
+    """Returns a batch that lies on the mesh, split over the axes of the step.
+
+    Arrays that are split over these axes first and over inner axes then, as
+    `P(("host", "fsdp"))`, stay as they are. On a mesh without inner axes, `jax.jit`
+    places arrays that are not committed to devices.
+
+    Args:
+      batch: Global batch, as arrays or `jax.ShapeDtypeStruct`s.
+      config: The step.
+    """
+    data, own = config.data, axes(config.axis_name)
+    shards = bool(inner_axes(config.mesh, config.axis_name))
+
+    def split(sharding: Any) -> bool:
+        if not isinstance(sharding, NamedSharding) or not sharding.spec:
+            return False
+        same = sharding.device_set == data.device_set
+        first = sharding.spec[0]
+        return same and first is not None and axes(first)[: len(own)] == own
+
+    def one(leaf: Any) -> Any:
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            placed = not shards or split(leaf.sharding)
+            return leaf if placed else leaf.update(sharding=data)
+        if isinstance(leaf, jax.core.Tracer):
+            return leaf
+        committed = isinstance(leaf, jax.Array) and leaf.committed
+        if committed and (leaf.sharding == data or (shards and split(leaf.sharding))):
+            return leaf
+        return jax.device_put(leaf, data) if committed or shards else leaf
+
+    return jax.tree.map(one, batch)
 
 
 def least_of_all_processes(own: int) -> int:

@@ -6,6 +6,7 @@ An infinity or NaN there would stay for the whole run.
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
@@ -53,7 +54,9 @@ def non_finite(model_state: Any) -> list[bool]:
     def bad(leaf: Any) -> bool:
         if isinstance(leaf, jax.core.Tracer) or not is_floating(leaf):
             return False
-        return not np.isfinite(leaf.addressable_data(0)).all()
+        if leaf.sharding.is_fully_replicated:
+            return not np.isfinite(leaf.addressable_data(0)).all()
+        return not jax.jit(lambda x: jnp.isfinite(x).all())(leaf)
 
     return [bad(leaf) for leaf in jax.tree.leaves(model_state)]
 

@@ -25,7 +25,8 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from pipejax.mesh import AxisName
-from pipejax.message import Message, Passengers, travelling
+from pipejax.message import Message, Passengers, in_place, travelling
+from pipejax.shards import UNSHARDED, Shards, constrained
 
 from ._loss import Loss, Returned, Unchanged, full_form, is_floating
 from ._part import Part, part_of, together
@@ -42,6 +43,7 @@ def local_message(
     microbatches: int = 1,
     compute_dtype: DTypeLike | None = None,
     reduce_dtype: DTypeLike | None = None,
+    shards: Shards = UNSHARDED,
 ) -> tuple[Message, Any]:
     """Runs the loss and its gradient over this device's share of the batch.
 
@@ -60,6 +62,7 @@ def local_message(
         keeps their own dtypes.
       reduce_dtype: dtype in which gradients and changes travel. `None` keeps their own
         dtypes.
+      shards: How a group of devices shards parameters and model state.
 
     Returns:
       The message to reduce, and the model state as this device leaves it.
@@ -71,6 +74,9 @@ def local_message(
 
     def one(batch: Any, before: Any, rng: Any) -> tuple[Part, Any, Unchanged]:
         part, returned = part_of(full, params, batch, before, rng, axis_name=axis_name)
+        # Without this, XLA may sum whole gradients on every device of a group.
+        gradients = constrained(part.gradients, shards.params)
+        part = part._replace(gradients=gradients)
         return part, _model_state(returned, before), returned.unchanged
 
     if microbatches == 1:
@@ -86,21 +92,28 @@ def local_message(
         parts = jax.tree.map(lambda x: _in_parts(x, microbatches), batch)
         keys = None if rng is None else jax.random.split(rng, microbatches)
         zeros = jax.tree.map(jnp.zeros_like, params)
+        zeros = constrained(zeros, shards.params)
         (total, after), (each, unchanged) = lax.scan(
             add, (zeros, model_state), (parts, keys)
         )
         part = together(total, each)
-    message = Message(
-        gradients=travelling(part.gradients, reduce_dtype),
-        changes=travelling(_changes(after, model_state, unchanged), reduce_dtype),
-        passengers=Passengers.of(part.loss, part.metrics, part.weight),
+    message = in_place(
+        Message(
+            gradients=travelling(part.gradients, reduce_dtype),
+            changes=travelling(_changes(after, model_state, unchanged), reduce_dtype),
+            passengers=Passengers.of(part.loss, part.metrics, part.weight),
+            shards=shards,
+        )
     )
     _check_range(message)
     return message, after
 
 
 def empty_message(
-    params: Any, model_state: Any, reduce_dtype: DTypeLike | None
+    params: Any,
+    model_state: Any,
+    reduce_dtype: DTypeLike | None,
+    shards: Shards = UNSHARDED,
 ) -> Message:
     """Makes a message of zeros, whose only passenger is the loss."""
     gradients = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)
@@ -111,6 +124,7 @@ def empty_message(
         gradients=travelling(gradients, reduce_dtype),
         changes=travelling(changes, reduce_dtype),
         passengers=Passengers.of(jnp.zeros(()), None),
+        shards=shards,
     )
 
 

@@ -1,40 +1,71 @@
-"""Makes the state before the first step."""
+"""Makes the state before the first step, or its shapes and shardings."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from pipejax.executors import StepConfig
+from pipejax.mesh import axes, inner_axes
 from pipejax.message import InFlight, Message, empty
+from pipejax.shards import UNSHARDED, Shards, inner_specs
 
 from ._check_input import (
     check_attached,
     check_batch,
     check_keywords,
     check_params,
-    check_replicated,
 )
 from ._check_optimizer import check_opt_state, check_optimizer
 from ._gradient import empty_message
 from ._local_step import LocalStep
-from ._replicate import replicated
+from ._loss import is_floating
+from ._replicate import check_same_in_groups, is_traced, placed
+from ._shardings import in_flight_shardings, state_shardings
 from ._state import ReplicatedState
+
+
+class Given(NamedTuple):
+    """The arrays that `train.init` is given, which its arguments of these names hold.
+
+    Attributes:
+      params: Parameters.
+      model_state: Model state, or `None`.
+      rng: PRNG key, or `None`.
+      opt_state: Optimizer state, or `None` for a new one.
+    """
+
+    params: Any
+    model_state: Any
+    rng: Any
+    opt_state: Any
+
+
+class Plan(NamedTuple):
+    """How a state is made from the arrays that `train.init` is given.
+
+    Attributes:
+      make: Function from the given arrays to the state and the pipeline.
+      specs: Partition specs of the given arrays, over inner axes.
+      shapes: The state and the pipeline as `jax.ShapeDtypeStruct`s with shardings.
+    """
+
+    make: Callable[[Given], tuple[ReplicatedState, InFlight]]
+    specs: Given
+    shapes: tuple[ReplicatedState, InFlight]
 
 
 def initial(
     local_step: LocalStep,
     config: StepConfig,
-    params: Any,
-    model_state: Any,
-    rng: Any,
-    opt_state: Any,
+    given: Given,
     batch: Any,
     *,
     feeds_back: bool,
 ) -> tuple[ReplicatedState, InFlight]:
-    """Lays out the replicated state, and a pipeline with nothing in flight.
+    """Lays out the state, and a pipeline with nothing in flight.
 
     On several processes, placing the arrays is a collective, so no other collective may
     be under way.
@@ -45,61 +76,115 @@ def initial(
     Raises:
       ValueError: If `train.init` must not be given one of the arguments.
     """
-    check_params(params)
-    check_attached(config.mesh, params)
-    check_keywords(local_step.loss_fn, model_state=model_state, rng=rng)
-    given = {
-        "params": params,
-        "model_state": model_state,
-        "rng": rng,
-        "opt_state": opt_state,
+    check_attached(config.mesh, given.params)
+    if inner_axes(config.mesh, config.axis_name) and is_traced():
+        raise ValueError(
+            "`train.init` must not be traced on a mesh with inner axes, because a"
+            " traced array does not say how it is sharded; got a trace. For the shapes"
+            " and shardings of the state, call `train.abstract_state(params, ...)`."
+        )
+    plan = planned(local_step, config, given, batch, feeds_back=feeds_back)
+    shardings = jax.tree.map(lambda shape: shape.sharding, plan.shapes)
+    arrays = placed(given._asdict(), plan.specs._asdict(), config.mesh)
+    if plan.shapes[0].shards:
+        check_same_in_groups(arrays, config)
+    return jax.jit(plan.make, out_shardings=shardings)(Given(**arrays))
+
+
+def planned(
+    local_step: LocalStep,
+    config: StepConfig,
+    given: Given,
+    batch: Any,
+    *,
+    feeds_back: bool,
+) -> Plan:
+    """Checks what `train.init` is given, and returns how the state is made from it.
+
+    Args:
+      local_step: What each device does in a step.
+      config: The step.
+      given: Arrays, or `jax.ShapeDtypeStruct`s with shardings.
+      batch: One batch or its shapes, or `None`.
+      feeds_back: Whether the pipeline keeps a deviation.
+
+    Raises:
+      ValueError: If `train.init` must not be given one of the arguments.
+    """
+    check_params(given.params)
+    check_keywords(local_step.loss_fn, model_state=given.model_state, rng=given.rng)
+    found = {
+        name: inner_specs(name, tree, config.mesh, config.axis_name)
+        for name, tree in given._asdict().items()
     }
-    for name, tree in given.items():
-        check_replicated(name, tree)
+    tx = local_step.tx
+    new = jax.eval_shape(tx.init, given.params)
     check_optimizer(
-        jax.eval_shape(local_step.tx.init, params) if opt_state is None else opt_state,
+        new if given.opt_state is None else given.opt_state,
         plain_delay=config.width > 1 and not local_step.weight_prediction,
     )
-    if opt_state is not None:
-        check_opt_state(local_step.tx, params, opt_state)
-    placed = replicated(given, config.mesh)
-    params, model_state, rng, opt_state = args = [placed[name] for name in given]
-    like = _message_form(local_step, config, params, model_state, rng, batch)
+    if given.opt_state is not None:
+        check_opt_state(tx, given.params, given.opt_state)
+    forms, shards = jax.eval_shape(lambda given: given, given), UNSHARDED
+    if inner_axes(config.mesh, config.axis_name):
+        specs = found["model_state"]
+        pairs = zip(jax.tree.leaves(forms.model_state), specs, strict=True)
+        changes = tuple(spec for leaf, spec in pairs if is_floating(leaf))
+        shards = Shards(found["params"], specs, changes)
+    like = _message_form(local_step, config, forms, batch, shards)
 
-    def make(params: Any, model_state: Any, rng: Any, opt_state: Any) -> Any:
+    def local(given: Given) -> tuple[ReplicatedState, InFlight]:
+        params, model_state, rng, opt_state = given
         state = ReplicatedState(
             params=params,
-            opt_state=local_step.tx.init(params) if opt_state is None else opt_state,
+            opt_state=tx.init(params) if opt_state is None else opt_state,
             model_state=model_state,
             rng=rng,
             skipped=jnp.zeros((), jnp.int32),
             step=jnp.zeros((), jnp.int32),
+            shards=shards,
         )
         return state, empty(like, config.width, {}, feeds_back=feeds_back)
 
-    specs = (P(), P(config.axis_name))
-    return jax.jit(config.on_mesh(make, P(), specs))(*args)
+    make = config.on_mesh(local, P(), (P(), P(config.axis_name)))
+    state, in_flight = jax.eval_shape(make, forms)
+    shardings = (
+        state_shardings(state, config.mesh),
+        in_flight_shardings(in_flight, shards, config, axes(config.axis_name)),
+    )
+    shapes = jax.tree.map(
+        lambda shape, sharding: shape.update(sharding=sharding),
+        (state, in_flight),
+        shardings,
+    )
+    return Plan(make, _specs_of(forms, shards), shapes)
+
+
+def _specs_of(given: Given, shards: Shards) -> Given:
+    """Returns the partition specs of the given arrays, over inner axes."""
+    nothing: Any = None
+    state = ReplicatedState(
+        **given._asdict(), skipped=nothing, step=nothing, shards=shards
+    )
+    specs = state.specs()
+    return Given(*(getattr(specs, name) for name in Given._fields))
 
 
 def _message_form(
-    local_step: LocalStep,
-    config: StepConfig,
-    params: Any,
-    model_state: Any,
-    rng: Any,
-    batch: Any,
+    local_step: LocalStep, config: StepConfig, given: Given, batch: Any, shards: Shards
 ) -> Message:
-    """Returns the shapes of one device's message.
+    """Returns the shapes of the message of one device or group.
 
     Without a `batch`, the loss is taken to be the only passenger.
     """
+    params, model_state, rng, _ = given
     if batch is None:
         dtype = local_step.reduce_dtype
-        return jax.eval_shape(lambda: empty_message(params, model_state, dtype))
+        return jax.eval_shape(lambda: empty_message(params, model_state, dtype, shards))
     check_batch(batch, config.devices, local_step.microbatches)
 
     def local(params: Any, model_state: Any, rng: Any, batch: Any) -> Message:
-        return local_step.message(params, model_state, rng, batch)[0]
+        return local_step.message(params, model_state, rng, batch, shards)[0]
 
     local = config.on_mesh(local, (P(), P(), P(), P(config.axis_name)), P())
     return jax.eval_shape(local, params, model_state, rng, batch)

@@ -20,6 +20,7 @@ from jax.typing import DTypeLike
 
 from pipejax.mesh import AxisName
 from pipejax.message import InFlight, Message, Reduced, arrivals, mean
+from pipejax.shards import Shards, constrained
 
 from ._check_state import check_pending, check_room
 from ._gradient import local_message
@@ -60,7 +61,9 @@ class LocalStep:
         check_pending(state, in_flight, self.reduce_dtype)
         rng, key = self._split_rng(state.rng)
         at = self.predicted(state, in_flight) if self.weight_prediction else state
-        message, after = self.message(at.params, at.model_state, key, batch)
+        message, after = self.message(
+            at.params, at.model_state, key, batch, state.shards
+        )
         check_room(message, in_flight)
         return message, Kept(after, rng, state.step + 1)
 
@@ -134,16 +137,22 @@ class LocalStep:
             return None
         own, total = in_flight.pending[0], reduced.sum
         usable, devices = reduced.usable, lax.axis_size(self.axis_name)
-        return jax.tree.map(
+        deviation = jax.tree.map(
             lambda o, t: jnp.where(
                 usable, mean(o, own, 1) - mean(t, total, devices), 0
             ).astype(o.dtype),
             own.gradients,
             total.gradients,
         )
+        return constrained(deviation, own.shards.params)
 
     def message(
-        self, params: Any, model_state: Any, key: Any, batch: Any
+        self,
+        params: Any,
+        model_state: Any,
+        key: Any,
+        batch: Any,
+        shards: Shards,
     ) -> tuple[Message, Any]:
         """Returns this device's message, and the model state as its loss left it."""
         return local_message(
@@ -156,6 +165,7 @@ class LocalStep:
             microbatches=self.microbatches,
             compute_dtype=self.compute_dtype,
             reduce_dtype=self.reduce_dtype,
+            shards=shards,
         )
 
     def _expected(self, in_flight: InFlight) -> tuple[Message, ...]:

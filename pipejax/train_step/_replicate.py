@@ -1,4 +1,4 @@
-"""Places the same arrays on all devices of all processes."""
+"""Places the same arrays in all groups of devices, and checks that they are."""
 
 import hashlib
 from typing import Any
@@ -6,13 +6,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from pipejax.executors import StepConfig
 
-def replicated(given: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
-    """Places arrays on every device of the mesh.
+
+def placed(given: dict[str, Any], specs: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
+    """Places arrays on the mesh: in every group the same, split over inner axes.
 
     On several processes this is a collective, so no other collective may be under way.
     While tracing, the arrays of the processes are not compared.
@@ -20,6 +23,7 @@ def replicated(given: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
     Args:
       given: Pytrees of arrays, by the names of the arguments. They must be the same on
         every process.
+      specs: The same pytrees, with a partition spec over inner axes for each array.
       mesh: The devices.
 
     Returns:
@@ -29,9 +33,53 @@ def replicated(given: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
       ValueError: If processes give different structures or arrays. The error message
         names the first array that differs.
     """
-    if mesh.is_multi_process and not _is_traced():
+    if mesh.is_multi_process and not is_traced():
         _check_same(given)
-    return jax.tree.map(lambda leaf: _placed(leaf, NamedSharding(mesh, P())), given)
+    return jax.tree.map(
+        lambda leaf, spec: _placed(leaf, NamedSharding(mesh, spec)), given, specs
+    )
+
+
+def check_same_in_groups(placed: dict[str, Any], config: StepConfig) -> None:
+    """Raises a `ValueError` if a sharded array differs between groups.
+
+    Every group has a copy of it. JAX takes the copies to be the same, and does not
+    compare them.
+
+    Args:
+      placed: Pytrees of arrays on the mesh, by the names of the arguments.
+      config: The step.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(placed)
+    leaves = [x for x in leaves if not x[1].sharding.is_fully_replicated]
+    if not leaves:
+        return
+
+    def differs(arrays: list[jax.Array]) -> jax.Array:
+        sums = jnp.stack([_sum_of_bits(array) for array in arrays])
+        least, most = (f(sums, config.axis_name) for f in (lax.pmin, lax.pmax))
+        return least != most
+
+    program = jax.jit(config.on_mesh(differs, P(), P()))
+    found = jax.device_get(program([leaf for _, leaf in leaves]))
+    if found.any():
+        path = leaves[int(np.flatnonzero(found)[0])][0]
+        raise ValueError(
+            f"`{path[0].key}{jax.tree_util.keystr(path[1:])}` must be the same in every"
+            f" group, along {config.axis_name!r}; got other values in some. Make it"
+            " from the same seed or the same file on every process."
+        )
+
+
+def _sum_of_bits(x: jax.Array) -> jax.Array:
+    """Returns a sum over all elements that very likely differs if any bit does."""
+    bits = lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
+    place = jnp.zeros(x.shape, jnp.uint32)
+    for axis in range(x.ndim):
+        place = place * x.shape[axis] + lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+    high = bits >> 32 if bits.dtype.itemsize == 8 else jnp.zeros_like(bits)
+    words = bits.astype(jnp.uint32) ^ (high.astype(jnp.uint32) * jnp.uint32(0x9E3779B9))
+    return jnp.sum(words * (2 * place + 1), dtype=jnp.uint32)
 
 
 def _placed(leaf: Any, sharding: NamedSharding) -> jax.Array:
@@ -75,6 +123,10 @@ def _content(leaf: Any) -> tuple[Any, ...]:
     """Returns the parts by which `_digest` tells arrays, or typed keys, apart."""
     if _is_key(leaf):
         return str(jax.random.key_impl(leaf)), *_content(jax.random.key_data(leaf))
+    if isinstance(leaf, jax.Array) and not leaf.sharding.is_fully_replicated:
+        # A sharded array is one array of all processes. None of them may have all of
+        # its shards, and processes with the same shards need not exist.
+        return (f"{leaf.dtype}{leaf.shape}{leaf.sharding}",)
     value = np.asarray(jax.device_get(leaf))
     return f"{value.dtype}{value.shape}", value.tobytes()
 
@@ -87,9 +139,10 @@ def _digest(*parts: str | bytes) -> np.ndarray:
     return np.frombuffer(digest.digest(), np.uint8)
 
 
-def _is_traced() -> bool:
+def is_traced() -> bool:
     """Returns whether this runs inside a transformation, such as `jax.eval_shape`."""
-    return isinstance(jnp.zeros(()), jax.core.Tracer)
+    with jax.transfer_guard("allow"):
+        return isinstance(jnp.zeros(()), jax.core.Tracer)
 
 
 def _is_key(leaf: Any) -> bool:

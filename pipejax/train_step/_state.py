@@ -4,18 +4,23 @@ from typing import Any, NamedTuple
 
 import jax
 import optax
+from jax.sharding import PartitionSpec as P
 
 from pipejax.message import InFlight
+from pipejax.shards import UNSHARDED, Shards, constrained, optimizer_specs
 
 
 class PipelineState(NamedTuple):
     """Everything that a run needs to continue, as one pytree.
 
+    Every device has a copy of parameters, optimizer state and model state. On a mesh
+    with inner axes, every group has a copy, which its devices may shard.
+
     Attributes:
-      params: Parameters, replicated.
-      opt_state: State of the Optax transformation, replicated.
+      params: Parameters.
+      opt_state: State of the Optax transformation.
       model_state: State of the model that is not trained, such as batch-norm
-        statistics, replicated. `None` if the model has no such state.
+        statistics. `None` if the model has no such state.
       in_flight: Messages that are computed but not yet applied: gradients with their
         passengers and changes of model state.
       rng: PRNG key from which each step splits its own. `None` if there is no key.
@@ -25,6 +30,7 @@ class PipelineState(NamedTuple):
       calls: The same number, kept on the host. It is there if the next program depends
         on it (warm-up, schedules), and before the first step if the model state is not
         finite, which that step then checks. Otherwise `None`.
+      shards: How the devices of a group shard the arrays. It has no leaves.
     """
 
     params: optax.Params
@@ -35,10 +41,11 @@ class PipelineState(NamedTuple):
     skipped: jax.Array
     step: jax.Array
     calls: Any
+    shards: Shards = UNSHARDED
 
 
 class ReplicatedState(NamedTuple):
-    """The part of a `PipelineState` that is the same on all devices.
+    """The part of a `PipelineState` that is the same on all devices, or in all groups.
 
     With `donate=True`, both executors may overwrite it in a step. Messages in flight
     are kept apart from it, because the host executor must not overwrite them: the
@@ -51,6 +58,7 @@ class ReplicatedState(NamedTuple):
     rng: jax.Array | None
     skipped: jax.Array
     step: jax.Array
+    shards: Shards = UNSHARDED
 
     @classmethod
     def of(cls, state: PipelineState) -> "ReplicatedState":
@@ -60,6 +68,26 @@ class ReplicatedState(NamedTuple):
     def with_in_flight(self, in_flight: InFlight, calls: Any) -> PipelineState:
         """Returns the whole state, with these messages in flight and this counter."""
         return PipelineState(**self._asdict(), in_flight=in_flight, calls=calls)
+
+    def specs(self) -> "ReplicatedState":
+        """Returns the partition spec of every leaf over inner axes."""
+        nothing, shards = jax.tree.map(lambda _: P(), self), self.shards
+        if not shards:
+            return nothing
+        opt_state = optimizer_specs(self.opt_state, self.params, shards.params)
+        params, model_state = map(jax.tree.structure, (self.params, self.model_state))
+        return nothing._replace(
+            params=jax.tree.unflatten(params, shards.params),
+            opt_state=opt_state,
+            model_state=jax.tree.unflatten(model_state, shards.model_state),
+        )
+
+    def in_place(self) -> "ReplicatedState":
+        """Returns the state, whose arrays XLA must split as `specs` say.
+
+        Must be called inside the program of a step.
+        """
+        return constrained(self, self.specs()) if self.shards else self
 
 
 class Kept(NamedTuple):

@@ -22,16 +22,23 @@ import optax
 
 from pipejax.collectives import Schedule, Transfer
 from pipejax.executors import Executor, StepConfig, choose
-from pipejax.mesh import AxisName, laid_out
+from pipejax.mesh import AxisName
 from pipejax.message import Message, at_width_1
+from pipejax.shards import Shards
 
 from ._check_input import check_batch
 from ._check_state import check_in_flight, check_pending, check_state
-from ._feed import check_global, global_batch, least_of_all_processes
+from ._feed import (
+    check_global,
+    data_sharding,
+    global_batch,
+    laid_out,
+    least_of_all_processes,
+)
 from ._finite import check_model_state, non_finite
 from ._gradient import empty_message
 from ._info import StepInfo
-from ._init import initial
+from ._init import Given, initial, planned
 from ._local_step import LocalStep
 from ._state import PipelineState, ReplicatedState
 from ._transfers import transfers_of
@@ -90,13 +97,62 @@ class TrainStep:
             divide, or if processes give different arrays.
         """
         self.join()  # Only one thread may launch collectives.
-        given = params, model_state, rng, opt_state, batch
         state, in_flight = initial(
-            self.local_step, self.config, *given, feeds_back=self.feeds_back
+            self.local_step,
+            self.config,
+            Given(params, model_state, rng, opt_state),
+            batch,
+            feeds_back=self.feeds_back,
         )
-        in_flight = in_flight._replace(codec_states=self.codec_states(state.params))
+        in_flight = in_flight._replace(codec_states=self.codec_states(state))
         counted = self.counted or any(non_finite(state.model_state))
         return state.with_in_flight(in_flight, np.int32(0) if counted else None)
+
+    def abstract_state(
+        self,
+        params: optax.Params,
+        *,
+        model_state: Any = None,
+        rng: jax.Array | None = None,
+        opt_state: optax.OptState | None = None,
+        batch: Any = None,
+    ) -> PipelineState:
+        """Returns the shapes, dtypes and shardings of the state that `init` makes.
+
+        Nothing is computed or placed, so the devices of the mesh need not be attached.
+        The result is what `lower`, `jax.jit(..., out_shardings=...)` and
+        `pipejax.checkpoint.restore` take in place of a state.
+
+        Args:
+          params: Parameters, as arrays or as `jax.ShapeDtypeStruct`s. Those with a
+            sharding keep it.
+          model_state: As for `init`, or shapes.
+          rng: As for `init`, or its shape.
+          opt_state: As for `init`, or shapes.
+          batch: As for `init`.
+
+        Returns:
+          A `PipelineState` of `jax.ShapeDtypeStruct`s.
+
+        Raises:
+          ValueError: As in `init`, for what does not depend on values.
+
+        Examples:
+          >>> import jax, optax, pipejax as pj
+          >>> loss_fn = lambda w, batch: ((w - batch) ** 2).mean()
+          >>> train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(1))
+          >>> state = train.abstract_state(jax.ShapeDtypeStruct((3,), "float32"))
+          >>> state.params.shape, state.in_flight.pending[0].gradients.dtype
+          ((3,), dtype('float32'))
+        """
+        given = Given(params, model_state, rng, opt_state)
+        plan = planned(
+            self.local_step, self.config, given, batch, feeds_back=self.feeds_back
+        )
+        state, in_flight = plan.shapes
+        states = self.codec_states(state, abstract=True)
+        calls = np.int32(0) if self.counted else None
+        return state.with_in_flight(in_flight._replace(codec_states=states), calls)
 
     def step(self, state: PipelineState, batch: Any) -> tuple[PipelineState, StepInfo]:
         """Computes the gradient of this batch, and applies that of K-1 steps ago.
@@ -120,7 +176,7 @@ class TrainStep:
         check_batch(batch, self.config.devices, self.local_step.microbatches)
         check_model_state(self, state, batch)
         own, in_flight = ReplicatedState.of(state), state.in_flight
-        batch = jax.tree.map(lambda leaf: laid_out(leaf, self.config.data), batch)
+        batch = laid_out(batch, self.config)
         now = self._phase(state.calls)
         calls = self._counted_on(state.calls)
         if self.width > 1 and self.warmup_steps and calls <= self.warmup_steps:
@@ -136,7 +192,7 @@ class TrainStep:
             own, in_flight, info = now.executor.step(own, in_flight, batch)
         return own.with_in_flight(in_flight, calls), info
 
-    def batch(self, local: Any) -> Any:
+    def batch(self, local: Any, *, axis_name: AxisName | None = None) -> Any:
         """Makes the global batch of which this process has the part `local`.
 
         If P processes have n examples each, the global batch has P n examples, in the
@@ -146,12 +202,16 @@ class TrainStep:
         Args:
           local: Pytree of arrays, such as NumPy arrays, whose leading axis is this
             process's part of the batch.
+          axis_name: Mesh axes over which the batch is split: those of the train step,
+            followed by inner axes over which each group splits its share, as in
+            `("host", "fsdp")`. `None` stands for the axes of the train step alone.
 
         Returns:
           The same pytree of global `jax.Array`s, with one share on each device.
 
         Raises:
-          ValueError: If the part does not divide among the devices of this process.
+          ValueError: If the part does not divide among the devices of this process, or
+            if `axis_name` does not begin with the axes of the train step.
 
         Examples:
           >>> import numpy as np, optax, pipejax as pj
@@ -162,7 +222,7 @@ class TrainStep:
           >>> spec == jax.sharding.PartitionSpec("data")
           True
         """
-        return global_batch(local, self.config.data, self.config.devices)
+        return global_batch(local, data_sharding(self.config, axis_name))
 
     def fewest_batches(self, own: int) -> int:
         """Returns the least number of batches that any process has.
@@ -226,7 +286,7 @@ class TrainStep:
         The lowered program can be read, searched for collectives, or compiled.
 
         Args:
-          state: State, or its shapes, such as `jax.eval_shape(train.init, params)`.
+          state: State, or its shapes, such as `train.abstract_state(params)`.
           batch: Global batch, as arrays or `jax.ShapeDtypeStruct`s.
 
         Returns:
@@ -240,7 +300,7 @@ class TrainStep:
         self._check(state)
         check_batch(batch, self.config.devices, self.local_step.microbatches)
         own = ReplicatedState.of(state)
-        return self.executor.lower(own, state.in_flight, batch)
+        return self.executor.lower(own, state.in_flight, laid_out(batch, self.config))
 
     def transfers(self, state: PipelineState, batch: Any) -> tuple[Transfer, ...]:
         """Lists what one step sends, collective by collective, without running it.
@@ -258,31 +318,33 @@ class TrainStep:
         own = ReplicatedState.of(state)
         return transfers_of(self.config, own, state.in_flight, batch)
 
-    def codec_states(self, params: optax.Params) -> Any:
+    def codec_states(self, state: Any, *, abstract: bool = False) -> Any:
         """Returns the codec states before the first step, for all phases together.
 
         Args:
-          params: Parameters, or their shapes.
+          state: State with the parameters and their shards, or its shapes.
+          abstract: Whether to return shapes and shardings alone.
 
         Returns:
           A dict from the names of the places that encode to the codec states of all
           devices. It is empty if no codec has a state.
         """
-        like = self.gradients_form(params)
+        like = self.gradients_form(state)
         states: dict[str, Any] = {}
         for phase in self.phases:
             config = phase.config.at(phase.executor.reduction_mesh)
-            states |= config.codec_states(like)
+            states |= config.codec_states(like, abstract=abstract)
         return states
 
-    def gradients_form(self, params: optax.Params) -> Message:
+    def gradients_form(self, state: Any) -> Message:
         """Returns the shapes of a message that has only gradients.
 
         Args:
-          params: Parameters, or their shapes.
+          state: State with the parameters and their shards, or its shapes.
         """
+        dtype, shards = self.local_step.reduce_dtype, Shards(state.shards.params)
         return jax.eval_shape(
-            lambda: empty_message(params, None, self.local_step.reduce_dtype)
+            lambda: empty_message(state.params, None, dtype, shards)
         )._replace(passengers=None)
 
     @property

@@ -7,6 +7,7 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax.collectives import Transfer
 from pipejax.executors import StepConfig, own_transfers
+from pipejax.mesh import inner_axes
 from pipejax.message import InFlight, Reduced, has_arrived, reduction
 
 from ._state import ReplicatedState
@@ -33,8 +34,11 @@ def transfers_of(
         total = Reduced.of(message, has_arrived(in_flight))
         return message, config.work.update(state, kept, total)
 
-    own = P(config.axis_name)
-    without_exchange = config.on_mesh(local, (P(), own, own), (own, P()))
+    split = P(config.axis_name)
+    specs = (P(), split, split), (split, P())
+    without_exchange = config.on_mesh(local, *specs)
     in_flight = in_flight._replace(codec_states={})
     args = state, in_flight, batch
-    return (*own_transfers(jax.jit(without_exchange), *args), *found)
+    sharded = bool(inner_axes(config.mesh, config.axis_name))
+    own = own_transfers(jax.jit(without_exchange), *args, sharded=sharded)
+    return (*own, *found)

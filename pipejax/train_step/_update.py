@@ -85,7 +85,7 @@ def apply_reduced(
             opt_state=opt_state,
             model_state=model_state,
             skipped=skipped,
-        ),
+        ).in_place(),
         info._replace(applied=applied, skipped=skipped),
     )
 

@@ -86,7 +86,7 @@ def test_across_hosts(axes, crosses):
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [0, 3, 1, 2]])
 def test_across_slices(axes, kinds, order):
     """If each slice has an order of its own, XLA has to list the groups."""
-    devices = pj.overlap.topology("tpu:v5e:2x2:2")
+    devices = pj.overlap.topology("tpu:2xv5e:2x2")
     mesh = mesh_of([*devices[:4], *(devices[4 + i] for i in order)], 2, 4)
     found = collective_groups(summed(mesh, axes), mesh)
     known = lines_of(mesh)

@@ -23,7 +23,7 @@ from .corpus.language_model import BLOCKS, LENGTH, VOCABULARY
 from .corpus.shapes import BOTH, LAYERS, ROWS, WIDTH
 from .test_topology import GPU, TPU
 
-SLICES = "tpu:v5e:2x2:2"
+SLICES = "tpu:2xv5e:2x2"
 TARGETS = {
     "cpu": (),
     "h100:1x4x8": GPU,
@@ -58,7 +58,7 @@ QUICK = {
     ("tpu:v5e:2x4", "fsdp scanned"),
     ("tpu:v5p:2x2x2", "fsdp"),
     ("tpu:v5p:2x2x2", "ring"),
-    ("tpu:v5e:2x2:2", "fsdp"),
+    ("tpu:2xv5e:2x2", "fsdp"),
 }
 
 

@@ -51,7 +51,7 @@ def test_devices_that_programs_compile_for(target, count, kind):
 
 @TPU
 def test_slices_of_a_tpu():
-    devices = pj.overlap.topology("tpu:v5e:2x2:3")
+    devices = pj.overlap.topology("tpu:3xv5e:2x2")
     assert [device.slice_index for device in devices] == [0] * 4 + [1] * 4 + [2] * 4
 
 
@@ -64,8 +64,8 @@ def test_slices_of_a_tpu():
         ("tpu:h100:1x1x8", "there is no such kind"),
         ("h100:8", "a GPU's shape is slices x hosts x GPUs per host"),
         ("h100:1x0x8", "a GPU's shape is slices x hosts x GPUs per host"),
-        ("h100:1x1x8:2", "the first number of a GPU's shape is the slices"),
-        ("tpu:v5e:2x2:0", "there is no such kind"),
+        ("2xh100:1x1x8", "the first number of a GPU's shape is the slices"),
+        ("tpu:0xv5e:2x2", "there is no such kind"),
         pytest.param("tpu:v5e:3x3", "INVALID_ARGUMENT", marks=TPU),
     ],
 )

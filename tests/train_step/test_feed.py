@@ -1,8 +1,9 @@
 """Tests that each process passes its own part of a batch."""
 
-import jax
 import numpy as np
 import pytest
+
+import pipejax as pj
 
 from ..helpers import assert_bits_equal
 from .refusals import BATCH, make, refused
@@ -37,7 +38,7 @@ def test_a_batch_on_one_process_is_what_it_was():
 
 def test_devices_that_share_no_data_need_no_share_of_their_own():
     """On a mesh with a second axis, four devices have two shares."""
-    mesh = jax.make_mesh((2, 2), ("data", "model"), devices=jax.devices()[:4])
+    mesh = pj.data_mesh(4, axis_name=("data", "model"), hosts=2)
     part = np.arange(6.0)
     made = make(mesh=mesh).batch(part)
     np.testing.assert_array_equal(made, part)

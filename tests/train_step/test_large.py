@@ -52,7 +52,7 @@ def test_a_step_compiles_and_knows_its_size(params, name, codec):
     params, train = PARAMS[params], make(name, codec)
     state = jax.eval_shape(train.init, params)
     batch = jax.ShapeDtypeStruct((4, 8), jnp.float32)
-    elements = layout_of(train.gradients_form(params)).coded_size
+    elements = layout_of(train.gradients_form(state)).coded_size
     assert elements > 2**31
     memory = train.lower(state, batch).compile().memory_analysis()
     # The parameters and the gradients in flight are arguments, 4 bytes each.

@@ -117,6 +117,9 @@ def test_the_recursion_by_hand(settings, wanted):
     assert found == wanted
 
 
+AUTO = 2 * (jax.sharding.AxisType.Auto,)
+
+
 def test_a_mesh_with_another_axis():
     """Replicas along the other axis do the same, and the mean does not count them."""
 
@@ -127,6 +130,6 @@ def test_a_mesh_with_another_axis():
             state, _ = train.step(state, batch)
         return state
 
-    state = trained(jax.make_mesh((2, 2), ("data", "model")))
+    state = trained(jax.make_mesh((2, 2), ("data", "model"), axis_types=AUTO))
     assert_bits_equal(state.params, trained(pj.data_mesh(2)).params)
     assert len(set(pj.replica_digest(state).values())) == 1

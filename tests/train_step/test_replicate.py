@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import multihost_utils
+from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
-from pipejax.train_step._replicate import _check_same, replicated
+from pipejax.train_step._replicate import _check_same, placed
 
 from ..helpers import assert_bits_equal
 
@@ -19,9 +20,9 @@ def test_every_device_has_a_copy():
     given = {"params": {"w": np.ones(2, np.float32)}, "opt_state": (jnp.int32(5),)}
     given |= {"rng": None}
     mesh = pj.data_mesh(2)
-    placed = replicated(given, mesh)
-    assert jax.tree.structure(placed) == jax.tree.structure(given)
-    for leaf, wanted in zip(*map(jax.tree.leaves, (placed, given)), strict=True):
+    found = placed(given, jax.tree.map(lambda _: P(), given), mesh)
+    assert jax.tree.structure(found) == jax.tree.structure(given)
+    for leaf, wanted in zip(*map(jax.tree.leaves, (found, given)), strict=True):
         assert [x.device for x in leaf.addressable_shards] == list(mesh.devices)
         for shard in leaf.addressable_shards:
             np.testing.assert_array_equal(shard.data, wanted)
@@ -30,11 +31,11 @@ def test_every_device_has_a_copy():
 @pytest.mark.parametrize("kind", ["threefry2x32", "rbg", "unsafe_rbg"])
 def test_a_typed_key_stays_what_it_is(kind):
     key = jax.random.key(3, impl=kind)
-    placed = replicated({"rng": key}, pj.data_mesh(2))["rng"]
-    assert placed.dtype == key.dtype
-    assert placed.is_fully_replicated
-    assert len(placed.sharding.device_set) == 2
-    assert_bits_equal(*map(jax.random.key_data, (placed, key)))
+    found = placed({"rng": key}, {"rng": P()}, pj.data_mesh(2))["rng"]
+    assert found.dtype == key.dtype
+    assert found.is_fully_replicated
+    assert len(found.sharding.device_set) == 2
+    assert_bits_equal(*map(jax.random.key_data, (found, key)))
 
 
 def said(monkeypatch, *givens):

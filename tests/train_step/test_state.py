@@ -4,6 +4,7 @@ import jax
 import optax
 
 import pipejax as pj
+from pipejax.shards import UNSHARDED
 from pipejax.train_step._state import PipelineState, ReplicatedState
 
 from ..helpers import init_params, loss_fn
@@ -30,6 +31,7 @@ def test_the_replicated_part_leaves_out_two():
         "rng": "r",
         "skipped": "s",
         "step": "t",
+        "shards": UNSHARDED,
     }
 
 

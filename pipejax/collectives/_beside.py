@@ -1,0 +1,112 @@
+"""Several all-reduces side by side, each of some of the arrays.
+
+Stage k of all of them is one stage, so that arrays which must not be encoded together
+still need no more stages.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax.sharding import Mesh
+
+from pipejax.mesh import AxisName
+
+from ._all_reduce import AllReduce
+from ._layout import Layout, Summands
+from ._stages import Link, Local, Sent, Stages, States, chained, renamed
+
+
+@dataclasses.dataclass(frozen=True)
+class Beside(AllReduce):
+    """An algorithm that sums sets of arrays side by side, each as if it were alone.
+
+    Attributes:
+      all_reduce: The algorithm.
+      sets: The places of the coded arrays of each set. The arrays that travel exactly
+        are in the first set.
+    """
+
+    all_reduce: AllReduce
+    sets: tuple[tuple[int, ...], ...]
+
+    @property
+    def axes(self) -> int | None:
+        """Returns the number of axes that the algorithm needs."""
+        return self.all_reduce.axes
+
+    def on(self, mesh: Mesh) -> "Beside":
+        """Returns the variant of the algorithm that suits `mesh` best."""
+        return dataclasses.replace(self, all_reduce=self.all_reduce.on(mesh))
+
+    def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
+        """Returns the stages, whose k-th has the k-th stages of all sets."""
+        layouts = [layout._replace(**x._asdict()) for x in self._apart(layout)]
+        parts = [self.all_reduce(part, axis_name) for part in layouts]
+
+        def begin(arrays: Summands, states: States) -> tuple[Any, States]:
+            return self._apart(arrays), states
+
+        def finish(values: Any, states: States) -> tuple[Summands, States]:
+            pairs = [
+                (place, array)
+                for places, own in zip(self.sets, values, strict=True)
+                for place, array in zip(places, own.coded, strict=True)
+            ]
+            in_order = sorted(pairs, key=lambda pair: pair[0])
+            coded = tuple(array for _, array in in_order)
+            return Summands(coded, values[0].exact), states
+
+        return Stages((Local(begin),)) + _beside(parts) + Stages((Local(finish),))
+
+    def _apart(self, arrays: Any) -> list[Summands]:
+        """Returns the arrays, or their shapes and dtypes, of each set."""
+        coded = [tuple(arrays.coded[i] for i in places) for places in self.sets]
+        exact = [arrays.exact, *[()] * (len(self.sets) - 1)]
+        return [Summands(*pair) for pair in zip(coded, exact, strict=True)]
+
+
+def _beside(parts: Sequence[Stages]) -> Stages:
+    """Returns several all-reduces as one, whose value is a list with theirs.
+
+    One that has fewer stages than others waits for its finish.
+    """
+    own = [renamed(part, f"{i} ") if i else part for i, part in enumerate(parts)]
+    rest = [part.by_stage for part in own]
+    links: tuple[Link, ...] = ()
+    while any(len(stages) > 1 for stages in rest):
+        now = {i: stages.pop(0) for i, stages in enumerate(rest) if len(stages) > 1}
+        begins = {i: _first_encoding(stage) for i, stage in now.items()}
+        before = {i: stage[: begins[i]] for i, stage in now.items()}
+        encode = {i: stage[begins[i] : -1] for i, stage in now.items()}
+        sent = {i: stage[-1] for i, stage in now.items()}
+        links += _each(before), _each(encode, encodes=True), _all_sent(sent)
+    links += (_each({i: finish for i, (finish,) in enumerate(rest)}),)
+    return Stages(links, tuple(init for part in own for init in part.inits))
+
+
+def _first_encoding(stage: Sequence[Any]) -> int:
+    """Returns the place of the first link that only prepares what is sent."""
+    sends = len(stage) - 1
+    return next((i for i in range(sends) if stage[i].encodes), sends)
+
+
+def _each(links: Mapping[int, Sequence[Link]], *, encodes: bool = False) -> Local:
+    """Returns the local work of some of the all-reduces, by their places."""
+
+    def run(values: Any, states: States) -> tuple[Any, States]:
+        values = list(values)
+        for i, own in links.items():
+            values[i], states = chained(own)((values[i], states))
+        return values, states
+
+    return Local(run, encodes)
+
+
+def _all_sent(links: dict[int, Any]) -> Sent:
+    """Returns the collectives of some of the all-reduces, by their places."""
+
+    def run(values: Any) -> Any:
+        return [links[i].run(x) if i in links else x for i, x in enumerate(values)]
+
+    return Sent(run, tuple(x for link in links.values() for x in link.transfers))

@@ -1,0 +1,133 @@
+"""An all-reduce of a sharded model: every device sums the shards that it holds.
+
+The devices of a group hold one copy of the model together. A device exchanges its
+shards with the devices that hold the same shards in other groups. The shards are cut
+out before the first stage and put together after the last one, without a collective
+inside the group.
+
+A device may also hold arrays that others in its group hold too, because they are not
+split over all inner axes. Their sums must be the same on all these devices, bit for
+bit. A codec must therefore not encode them in one vector with arrays that are split
+further: the scale of a block, for example, would depend on the device. Arrays that are
+split over the same axes are summed together, and apart from all others. What travels
+exactly is summed element by element, so it does not matter what is beside it.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from pipejax.mesh import AxisName
+from pipejax.shards import group_axes, on_shards, shard_form, split_axes
+
+from ._all_reduce import AllReduce
+from ._beside import Beside
+from ._layout import Layout, Summands
+from ._stages import Link, Local, Sent, Stages, States
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharded(AllReduce):
+    """An all-reduce over groups, which every device runs on its own shards.
+
+    Attributes:
+      all_reduce: The algorithm.
+      coded: How the arrays that a codec may compress are split over inner axes.
+      exact: How the arrays that always travel exactly are split over inner axes.
+    """
+
+    all_reduce: AllReduce
+    coded: tuple[P, ...]
+    exact: tuple[P, ...] = ()
+
+    @property
+    def axes(self) -> int | None:
+        """Returns the number of axes that the algorithm needs."""
+        return self.all_reduce.axes
+
+    def on(self, mesh: Mesh) -> "Sharded":
+        """Returns the variant of the algorithm that suits `mesh` best."""
+        return dataclasses.replace(self, all_reduce=self.all_reduce.on(mesh))
+
+    def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
+        """Returns the stages for arrays in the shapes that they have in a group."""
+        mesh, _ = group_axes()
+        own = self.of_one_device(mesh.shape)
+        stages = own(self.shard(layout, mesh.shape), axis_name)
+        return _on_own_shards(stages, Summands(self.coded, self.exact))
+
+    def of_one_device(self, sizes: Any) -> Beside:
+        """Returns the algorithm that a device runs on its shards.
+
+        Args:
+          sizes: The sizes of the inner axes, by name.
+        """
+        sets: dict[frozenset[str], list[int]] = {}
+        for place, spec in enumerate(self.coded):
+            sets.setdefault(split_axes(spec, sizes), []).append(place)
+        return Beside(self.all_reduce, tuple(map(tuple, sets.values())) or ((),))
+
+    def shard(self, layout: Layout, sizes: Any) -> Layout:
+        """Returns the layout of the shards of one device.
+
+        Args:
+          layout: The layout of the arrays of a group.
+          sizes: The sizes of the inner axes, by name.
+        """
+        coded = zip(layout.coded, self.coded, strict=True)
+        exact = zip(layout.exact, self.exact, strict=True)
+        return layout._replace(
+            coded=tuple(shard_form(form, spec, sizes) for form, spec in coded),
+            exact=tuple(shard_form(form, spec, sizes) for form, spec in exact),
+        )
+
+
+def _on_own_shards(stages: Stages, specs: Summands) -> Stages:
+    """Returns stages in which every device of a group works on its own shards.
+
+    Between links, a value has a new first axis, along which the values of all devices
+    of a group are concatenated. Codec states are concatenated along their first axis.
+
+    Args:
+      stages: The stages on one device.
+      specs: How the arrays of a group are split over inner axes.
+    """
+    _, inner = group_axes()
+    each = P(inner)
+
+    def enter(arrays: Summands, states: States) -> tuple[Any, States]:
+        return on_shards(_rows, (specs,), each)(arrays), states
+
+    def leave(values: Any, states: States) -> tuple[Summands, States]:
+        return on_shards(_row, (each,), specs)(values), states
+
+    def on_own(link: Link) -> Link:
+        if isinstance(link, Sent):
+
+            def send(value: Any) -> Any:
+                return _rows(link.run(_row(value)))
+
+            return link._replace(run=on_shards(send, (each,), each))
+
+        def run(value: Any, states: States) -> tuple[Any, States]:
+            value, states = link.run(_row(value), states)
+            return _rows(value), states
+
+        return link._replace(run=on_shards(run, (each, each), (each, each)))
+
+    inits = (on_shards(init, (), each) for init in stages.inits)
+    links = Local(enter), *map(on_own, stages.links), Local(leave)
+    return Stages(links, tuple(inits))
+
+
+def _rows(tree: Any) -> Any:
+    """Returns arrays with a new first axis of length 1."""
+    return jax.tree.map(lambda x: x[None], tree)
+
+
+def _row(tree: Any) -> Any:
+    """Undoes `_rows`."""
+    return jax.tree.map(lambda x: x[0], tree)

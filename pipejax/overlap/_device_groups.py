@@ -1,0 +1,80 @@
+"""Finds the devices that exchange data in a collective, and the mesh axes they span."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from . import _slices
+from ._groups import groups_of
+from ._hlo import Instruction, Module, not_understood
+
+
+def by_slice(devices: list[Any], module: Module) -> list[list[Any]]:
+    """Returns the devices of each slice that a program is compiled for.
+
+    Args:
+      devices: All devices, in the order of the mesh.
+      module: The program.
+
+    Raises:
+      ValueError: If the program is compiled for another number of devices.
+    """
+    count = module.replica_count * module.num_partitions
+    if len(devices) == count:
+        return [devices]
+    slices: dict[int, list[Any]] = {}
+    for device in devices:
+        slices.setdefault(getattr(device, "slice_index", 0), []).append(device)
+    if any(len(one) != count for one in slices.values()):
+        raise ValueError(
+            f"`devices` must be the {count} devices that the program is compiled for,"
+            f" or {count} devices of each slice; got {len(devices)} devices. Pass the"
+            " mesh of the program's shardings."
+        )
+    return list(slices.values())
+
+
+def device_groups(
+    op: Instruction, module: Module, slices: list[list[Any]]
+) -> tuple[frozenset[Any], ...]:
+    """Returns the sets of devices that exchange data in a collective.
+
+    Args:
+      op: The collective.
+      module: The program.
+      slices: The devices of each slice, as `by_slice` returns them.
+    """
+    if not _slices.between_slices(op):
+        return tuple(
+            frozenset(devices[i] for i in group)
+            for group in groups_of(op, module)
+            for devices in slices
+        )
+    by_id = {device.id: device for one in slices for device in one}
+    groups = _slices.groups_by_id(op)
+    if missing := frozenset().union(*groups) - by_id.keys():
+        raise not_understood(op.line, f"`devices` lacks the ids {sorted(missing)}")
+    return tuple(frozenset(by_id[i] for i in group) for group in groups)
+
+
+class MeshAxes:
+    """The axes of the mesh that a program is compiled for.
+
+    Attributes:
+      names: Names of the axes, in the order of the mesh.
+    """
+
+    def __init__(self, mesh: jax.sharding.Mesh, module: Module):
+        self.names = tuple(mesh.axis_names)
+        self._module = module
+        self._slices = by_slice(mesh.devices.flatten().tolist(), module)
+        self._places = {device: at for at, device in np.ndenumerate(mesh.devices)}
+
+    def of(self, op: Instruction) -> tuple[str, ...]:
+        """Returns the axes along which the devices of a group of `op` differ."""
+        spanned = np.zeros(len(self.names), bool)
+        for group in device_groups(op, self._module, self._slices):
+            places = np.array([self._places[device] for device in group])
+            spanned |= (places != places[:1]).any(axis=0)
+        return tuple(np.array(self.names)[spanned].tolist())

@@ -1,0 +1,68 @@
+"""Shardings of a state: where each of its arrays lies on the mesh."""
+
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from pipejax.executors import StepConfig
+from pipejax.message import InFlight, Message
+from pipejax.shards import Shards, of_all_groups
+
+from ._state import ReplicatedState
+
+
+def state_shardings(state: ReplicatedState, mesh: Mesh) -> ReplicatedState:
+    """Returns the sharding of every array that is the same in all groups.
+
+    Args:
+      state: The state, or its shapes.
+      mesh: The mesh of the train step.
+    """
+    return jax.tree.map(
+        lambda leaf, spec: _sharding(leaf, spec, mesh), state, state.specs()
+    )
+
+
+def in_flight_shardings(
+    in_flight: InFlight, shards: Shards, config: StepConfig, data: tuple[str, ...]
+) -> InFlight:
+    """Returns the sharding of every array in flight, without those of codec states.
+
+    Args:
+      in_flight: The pipeline of all groups, or its shapes.
+      shards: How a group shards parameters and model state.
+      config: The step.
+      data: The axes of the data, over which every group has its own arrays. If there
+        are none, every group has the arrays of all groups.
+    """
+
+    def lying(tree: Any, specs: tuple[P, ...]) -> Any:
+        leaves, structure = jax.tree.flatten(tree)
+        specs = specs or (P(),) * len(leaves)
+        pairs = zip(leaves, specs, strict=bool(leaves))
+        shardings = [
+            _sharding(leaf, of_all_groups(spec, data), config.mesh)
+            for leaf, spec in pairs
+        ]
+        return jax.tree.unflatten(structure, shardings)
+
+    def of_message(message: Message) -> Message:
+        return message._replace(
+            gradients=lying(message.gradients, shards.params),
+            changes=lying(message.changes, shards.changes),
+            passengers=lying(message.passengers, ()),
+        )
+
+    return in_flight._replace(
+        pending=tuple(map(of_message, in_flight.pending)),
+        filled=lying(in_flight.filled, ()),
+        codec_states={},
+        deviation=lying(in_flight.deviation, shards.params),
+    )
+
+
+def _sharding(leaf: Any, spec: P, mesh: Mesh) -> NamedSharding:
+    """Returns the sharding of a leaf; JAX replicates arrays without elements."""
+    return NamedSharding(mesh, spec if leaf.size else P())
