@@ -16,6 +16,7 @@ import jax
 from jax.sharding import Mesh
 
 from pipejax.collectives import Transfer
+from pipejax.mesh import axes
 
 
 class OwnCollectiveError(ValueError):
@@ -89,6 +90,22 @@ def collective_axes(function: Any, *args: Any) -> set[str]:
     """
     equations = _equations(jax.make_jaxpr(function)(*args))
     return {name for equation in equations for name in _axes_of(equation)}
+
+
+def constrained_axes(function: Any, *args: Any) -> set[str]:
+    """Returns the axes over which a function tells XLA to split arrays.
+
+    Args:
+      function: A function that JAX can trace.
+      *args: Its arguments, or their shapes.
+    """
+    found: set[str] = set()
+    for equation in _equations(jax.make_jaxpr(function)(*args)):
+        if equation.primitive.name == "sharding_constraint":
+            spec = getattr(equation.params["sharding"], "spec", ())
+            found.update(name for entry in spec if entry for name in axes(entry))
+        found.update(equation.params.get("manual_axes", ()))
+    return found
 
 
 def _axes_of(equation: Any) -> Iterator[str]:

@@ -1,5 +1,7 @@
 """Makes global batches, of which each process gives its own part, and places them."""
 
+import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -63,7 +65,24 @@ def global_batch(local: Any, data: NamedSharding) -> Any:
     )
 
 
-def laid_out(batch: Any, config: StepConfig) -> Any:
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["specs"]
+)
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """A batch that lies on the mesh, and how each group splits its share.
+
+    Attributes:
+      arrays: Pytree of arrays.
+      specs: A partition spec over inner axes for each array. Empty on a mesh without
+        inner axes.
+    """
+
+    arrays: Any
+    specs: tuple[P, ...] = ()
+
+
+def laid_out(batch: Any, config: StepConfig) -> Batch:
     """Returns a batch that lies on the mesh, split over the axes of the step.
 
     Arrays that are split over these axes first and over inner axes then, as
@@ -95,7 +114,18 @@ def laid_out(batch: Any, config: StepConfig) -> Any:
             return leaf
         return jax.device_put(leaf, data) if committed or shards else leaf
 
-    return jax.tree.map(one, batch)
+    def inside(leaf: Any) -> P:
+        """Returns the spec of a group's share."""
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(leaf, jax.core.Tracer) or not split(sharding):
+            return P()
+        first, *others = sharding.spec  # type: ignore[union-attr]
+        return P(axes(first)[len(own) :] or None, *others)
+
+    arrays = jax.tree.map(one, batch)
+    if not shards:
+        return Batch(arrays)
+    return Batch(arrays, tuple(map(inside, jax.tree.leaves(arrays))))
 
 
 def least_of_all_processes(own: int) -> int:

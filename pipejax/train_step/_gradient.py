@@ -22,12 +22,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from pipejax.mesh import AxisName
 from pipejax.message import Message, Passengers, in_place, travelling
 from pipejax.shards import UNSHARDED, Shards, constrained
 
+from ._feed import Batch
 from ._loss import Loss, Returned, Unchanged, full_form, is_floating
 from ._part import Part, part_of, together
 
@@ -36,7 +38,7 @@ def local_message(
     loss_fn: Loss,
     params: Any,
     model_state: Any,
-    batch: Any,
+    batch: Batch,
     rng: jax.Array | None,
     *,
     axis_name: AxisName,
@@ -51,8 +53,8 @@ def local_message(
       loss_fn: The user's loss function, in the simple or the full form.
       params: Pytree of floating arrays.
       model_state: Model state, passed to `loss_fn` as a keyword unless it is `None`.
-      batch: Pytree of arrays with a leading axis of B examples, where B is a multiple
-        of `microbatches`.
+      batch: Arrays with a leading axis of B examples, where B is a multiple of
+        `microbatches`.
       rng: Key of this device for this step, passed to `loss_fn` as a keyword unless it
         is `None`. Several microbatches get a key each, split from this key.
       axis_name: Axes of the surrounding `shard_map` that share the batch.
@@ -79,8 +81,9 @@ def local_message(
         part = part._replace(gradients=gradients)
         return part, _model_state(returned, before), returned.unchanged
 
+    arrays = constrained(batch.arrays, batch.specs)
     if microbatches == 1:
-        part, after, unchanged = one(batch, model_state, rng)
+        part, after, unchanged = one(arrays, model_state, rng)
     else:
 
         def add(carry: Any, inputs: Any) -> Any:
@@ -89,7 +92,9 @@ def local_message(
             total = jax.tree.map(jnp.add, total, part.gradients)
             return (total, after), (part._replace(gradients=None), unchanged)
 
-        parts = jax.tree.map(lambda x: _in_parts(x, microbatches), batch)
+        parts = jax.tree.map(lambda x: _in_parts(x, microbatches), arrays)
+        # Without this, each microbatch may lie on a single device of the group.
+        parts = constrained(parts, tuple(P(None, *spec) for spec in batch.specs))
         keys = None if rng is None else jax.random.split(rng, microbatches)
         zeros = jax.tree.map(jnp.zeros_like, params)
         zeros = constrained(zeros, shards.params)

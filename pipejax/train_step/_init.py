@@ -19,6 +19,7 @@ from ._check_input import (
     check_params,
 )
 from ._check_optimizer import check_opt_state, check_optimizer
+from ._feed import Batch, laid_out
 from ._gradient import empty_message
 from ._local_step import LocalStep
 from ._loss import is_floating
@@ -183,8 +184,8 @@ def _message_form(
         return jax.eval_shape(lambda: empty_message(params, model_state, dtype, shards))
     check_batch(batch, config.devices, local_step.microbatches)
 
-    def local(params: Any, model_state: Any, rng: Any, batch: Any) -> Message:
+    def local(params: Any, model_state: Any, rng: Any, batch: Batch) -> Message:
         return local_step.message(params, model_state, rng, batch, shards)[0]
 
     local = config.on_mesh(local, (P(), P(), P(), P(config.axis_name)), P())
-    return jax.eval_shape(local, params, model_state, rng, batch)
+    return jax.eval_shape(local, params, model_state, rng, laid_out(batch, config))

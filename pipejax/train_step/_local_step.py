@@ -22,7 +22,9 @@ from pipejax.mesh import AxisName
 from pipejax.message import InFlight, Message, Reduced, arrivals, mean
 from pipejax.shards import Shards, constrained
 
+from ._check_inner import warn_of_unused_axes
 from ._check_state import check_pending, check_room
+from ._feed import Batch
 from ._gradient import local_message
 from ._info import StepInfo
 from ._loss import Loss
@@ -50,7 +52,7 @@ class LocalStep:
     skip_nonfinite: bool
 
     def compute(
-        self, state: ReplicatedState, in_flight: InFlight, batch: Any
+        self, state: ReplicatedState, in_flight: InFlight, batch: Batch
     ) -> tuple[Message, Kept]:
         """Returns this device's message, and what the update will need.
 
@@ -60,6 +62,9 @@ class LocalStep:
         """
         check_pending(state, in_flight, self.reduce_dtype)
         rng, key = self._split_rng(state.rng)
+        if state.shards:
+            given = state.params, state.model_state, key, batch, state.shards
+            warn_of_unused_axes(self.loss_fn, *given)
         at = self.predicted(state, in_flight) if self.weight_prediction else state
         message, after = self.message(
             at.params, at.model_state, key, batch, state.shards
@@ -151,7 +156,7 @@ class LocalStep:
         params: Any,
         model_state: Any,
         key: Any,
-        batch: Any,
+        batch: Batch,
         shards: Shards,
     ) -> tuple[Message, Any]:
         """Returns this device's message, and the model state as its loss left it."""

@@ -176,20 +176,20 @@ class TrainStep:
         check_batch(batch, self.config.devices, self.local_step.microbatches)
         check_model_state(self, state, batch)
         own, in_flight = ReplicatedState.of(state), state.in_flight
-        batch = laid_out(batch, self.config)
+        given = laid_out(batch, self.config)
         now = self._phase(state.calls)
         calls = self._counted_on(state.calls)
         if self.width > 1 and self.warmup_steps and calls <= self.warmup_steps:
             # The synchronous twin runs, and the pipeline stays empty.
             past, plain = at_width_1(in_flight), now.plain.executor
-            own, past, info = plain.step(own, past, batch)
+            own, past, info = plain.step(own, past, given)
             # Nothing is in flight before or after. The counter `filled` is replaced
             # because the twin may have been given it to overwrite.
             in_flight = in_flight._replace(
                 filled=past.filled, codec_states=past.codec_states
             )
         else:
-            own, in_flight, info = now.executor.step(own, in_flight, batch)
+            own, in_flight, info = now.executor.step(own, in_flight, given)
         return own.with_in_flight(in_flight, calls), info
 
     def batch(self, local: Any, *, axis_name: AxisName | None = None) -> Any:
@@ -315,7 +315,7 @@ class TrainStep:
           are any, both are compiled to find them. The collectives of the exchange
           follow.
         """
-        own = ReplicatedState.of(state)
+        own, batch = ReplicatedState.of(state), laid_out(batch, self.config)
         return transfers_of(self.config, own, state.in_flight, batch)
 
     def codec_states(self, state: Any, *, abstract: bool = False) -> Any:

@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 import pipejax as pj
+from pipejax.train_step._feed import Batch
 from pipejax.train_step._gradient import empty_message, local_message
 
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn
@@ -162,7 +163,7 @@ def linear_message(batch):
         linear,
         {"w": jnp.array([1.0, 2.0])},
         {"sum": jnp.float32(10), "seen": jnp.int32(5)},
-        batch,
+        Batch(batch),
         None,
         axis_name="data",
         microbatches=2,
@@ -212,7 +213,7 @@ def test_an_empty_message_has_the_form_of_a_full_one(dtype):
         loss,
         params,
         model_state,
-        np.ones(4, np.float32),
+        Batch(np.ones(4, np.float32)),
         None,
         axis_name="data",
         reduce_dtype=dtype,
