@@ -15,7 +15,7 @@ from pipejax import checkpoint
 
 from ..grid import grid
 from ..helpers import batches, init_params, loss_fn
-from . import own_collectives
+from . import own_collectives, sharded
 from .group import Group
 from .worker import (
     WITH_CODECS,
@@ -208,6 +208,22 @@ def test_a_collective_inside_each_process():
             # each of 100 steps.
             wanted = params[name.strip("[']")].ravel()
             np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["int8", *(pytest.param(x, marks=FULL) for x in ("predicted", "one program"))],
+)
+def test_a_group_in_each_process_does_what_it_does_in_one(tmp_path, name):
+    """Runs continue from checkpoints bit for bit, and end with the same bits."""
+    with contextlib.closing(Group(2, devices=2)) as group:
+        first, second = group.ask("sharded", name, tmp_path / "two")
+    assert first == second
+    assert first["alike"]
+    assert first["executor"] == ("fused" if name == "one program" else "host")
+    here = sharded.saved_and_continued(name, tmp_path / "one")
+    assert here["alike"]
+    assert first["end"] == here["end"]
 
 
 @pytest.mark.parametrize("width", [2, 3])

@@ -26,7 +26,7 @@ import pipejax as pj
 from pipejax import checkpoint, codecs, collectives
 
 from ..helpers import batches, init_params, loss_fn
-from . import own_collectives
+from . import own_collectives, sharded
 
 
 def main(rank, processes, port, devices):
@@ -403,6 +403,7 @@ TASKS = {
     "fails": fails,
     "ends": ends,
     "sleeps": sleeps,
+    "sharded": sharded.saved_and_continued,
 }
 
 if __name__ == "__main__":

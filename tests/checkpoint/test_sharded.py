@@ -1,0 +1,131 @@
+"""Tests that sharded states come back on other groups and other inner axes."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
+from pipejax import checkpoint, codecs, collectives
+from pipejax.reshard import Spread, sum_owed
+
+from ..helpers import assert_bits_equal
+
+FEEDBACK = collectives.two_shot(codecs.error_feedback(codecs.int8(8)))
+
+
+def loss_fn(params, batch):
+    return ((batch["x"] @ params["w"] - batch["y"]) ** 2).mean() + params["b"].sum()
+
+
+def params():
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=(8, 16)).astype(np.float32)
+    return {"w": w, "b": np.ones((4,), np.float32)}
+
+
+def batches(count):
+    rng = np.random.default_rng(1)
+    return [
+        {
+            "x": rng.normal(size=(8, 8)).astype(np.float32),
+            "y": rng.normal(size=(8, 16)).astype(np.float32),
+        }
+        for _ in range(count)
+    ]
+
+
+def make(groups, inner, **options):
+    """Returns a train step for groups of `inner` devices, and parameters."""
+    mesh = pj.data_mesh(groups * inner, axis_name=("host", "fsdp"), hosts=groups)
+    train = pj.make_train_step(
+        loss_fn, optax.adamw(1e-2), mesh=mesh, axis_name="host", **options
+    )
+    given = params() | {
+        "w": jax.device_put(params()["w"], NamedSharding(mesh, P("fsdp")))
+    }
+    return train, given
+
+
+def run(train, state, steps):
+    for batch in batches(steps):
+        given = train.batch(batch, axis_name=("host", "fsdp"))
+        state, _ = train.step(state, given)
+    return state
+
+
+def restored(folder, train, given, state):
+    with checkpoint.manager(folder) as manager:
+        checkpoint.save(manager, state)
+        manager.wait_until_finished()
+        return checkpoint.restore(manager, train, train.abstract_state(given))
+
+
+def test_another_inner_mesh_changes_no_bit(tmp_path):
+    train, given = make(2, 2)
+    state = run(train, train.init(given), 3)
+    other, given = make(2, 4)
+    found = restored(tmp_path, other, given, state)
+    assert not found.drained
+    assert_bits_equal(
+        *(
+            jax.device_get((x.params, x.opt_state, x.in_flight.pending[0].gradients))
+            for x in (found.state, state)
+        )
+    )
+    wanted = jax.tree.map(lambda x: x.sharding, other.abstract_state(given))
+    for leaf, sharding in zip(
+        *map(jax.tree.leaves, (found.state, wanted)), strict=True
+    ):
+        assert leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
+    other.step(found.state, batches(1)[0])
+
+
+@pytest.mark.parametrize(("groups", "inner"), [(4, 2), (1, 4)])
+def test_another_number_of_groups_drains(tmp_path, groups, inner):
+    train, given = make(2, 2)
+    state = run(train, train.init(given), 3)
+    other, given = make(groups, inner)
+    found = restored(tmp_path, other, given, state)
+    assert found.drained
+    wanted, _ = train.drain(state)
+    for leaf, right in zip(
+        *(jax.tree.leaves((x.params, x.opt_state)) for x in (found.state, wanted)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(leaf, right, rtol=1e-5, atol=1e-7)
+    other.step(found.state, batches(1)[0])
+
+
+def test_what_codecs_owe_moves_to_other_groups(tmp_path):
+    train, given = make(2, 2, all_reduce=FEEDBACK)
+    state = run(train, train.init(given), 3)
+    other, given = make(4, 2, all_reduce=FEEDBACK)
+
+    def owed(train, state):
+        sums = sum_owed(
+            FEEDBACK,
+            train.gradients_form(state),
+            train,
+            Spread.of(state),
+            state.in_flight.codec_states,
+        )
+        return [np.asarray(x) / train.config.devices for x in sums]
+
+    drained, _ = train.drain(state)
+    kept = owed(train, drained)
+    # The means do not change if what is owed to them moves to other groups.
+    found = restored(tmp_path, other, given, drained)
+    assert max(np.abs(x).max() for x in kept) > 1e-4, "nothing to hand on"
+    for leaf, wanted in zip(owed(other, found.state), kept, strict=True):
+        np.testing.assert_allclose(leaf, wanted, rtol=0, atol=1e-6)
+
+
+def test_codecs_of_other_shards_are_refused(tmp_path):
+    train, given = make(2, 2, all_reduce=FEEDBACK)
+    state = run(train, train.init(given), 2)
+    other, given = make(2, 4, all_reduce=FEEDBACK)
+    with pytest.raises(ValueError, match=r"must have the inner axes \{'fsdp': 2\}"):
+        restored(tmp_path, other, given, state)
