@@ -10,14 +10,19 @@ from .message import InFlight
 
 
 def replica_digest(tree: Any) -> dict[int, str]:
-    """Returns one digest per device of all replicated arrays in `tree`.
+    """Returns one digest per device of all arrays in `tree` that have copies.
 
     All devices apply the same mean gradient in the same step. After any number of
     steps, their replicas are therefore equal bit for bit, and so are the digests.
 
+    If groups of devices shard a model, every device has the digest of its shards.
+    Devices at the same place in their groups then have equal digests, so that there are
+    as many different digests as a group has devices.
+
     Leaves that differ between devices by design are left out: gradients in flight,
-    codec states and sharded arrays. Leaves that are not a `jax.Array` are left out too.
-    The check copies every replica to the host, so do not run it in every step.
+    codec states, and arrays of which each device holds another part. Leaves that are
+    not a `jax.Array` are left out too. The check copies every replica to the host, so
+    do not run it in every step.
 
     Args:
       tree: Pytree of arrays, such as a `PipelineState` or its parameters.
@@ -27,8 +32,8 @@ def replica_digest(tree: Any) -> dict[int, str]:
       digits. Digests of different processes can be compared with each other.
 
     Raises:
-      ValueError: If no leaf of `tree` is a replicated `jax.Array`, so that nothing
-        would be checked.
+      ValueError: If no leaf of `tree` is a `jax.Array` of which devices hold copies, so
+        that nothing would be checked.
 
     Examples:
       >>> import jax
@@ -44,7 +49,7 @@ def replica_digest(tree: Any) -> dict[int, str]:
     replicated = [
         _raw(leaf)
         for leaf in jax.tree.leaves(tree, is_leaf=_is_own)
-        if isinstance(leaf, jax.Array) and leaf.is_fully_replicated
+        if isinstance(leaf, jax.Array) and _has_copies(leaf)
     ]
     if not replicated:
         raise ValueError(
@@ -56,9 +61,17 @@ def replica_digest(tree: Any) -> dict[int, str]:
         for shard in leaf.addressable_shards:
             digest = hashes.setdefault(shard.device.id, hashlib.blake2b(digest_size=16))
             value = np.asarray(shard.data)
-            digest.update(f"{value.dtype}{value.shape}".encode())
+            digest.update(f"{value.dtype}{value.shape}{shard.index}".encode())
             digest.update(value.tobytes())
     return {device: digest.hexdigest() for device, digest in hashes.items()}
+
+
+def _has_copies(leaf: jax.Array) -> bool:
+    """Returns whether several devices hold the same part of an array, or only one."""
+    if leaf.is_fully_replicated:
+        return True
+    parts = leaf.sharding.devices_indices_map(leaf.shape).values()
+    return len(set(map(str, parts))) < len(parts)
 
 
 def _is_own(node: Any) -> bool:

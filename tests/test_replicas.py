@@ -147,3 +147,16 @@ def test_nothing_replicated(tree):
     )
     with pytest.raises(ValueError, match=message):
         pj.replica_digest(tree)
+
+
+@pytest.mark.parametrize("device", [0, 3])
+def test_shards_that_differ_between_groups(device):
+    """Devices at the same place in their groups hold the same shards."""
+    mesh = pj.data_mesh(4, axis_name=("host", "fsdp"), hosts=2)
+    w = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("fsdp")))
+    digests = pj.replica_digest({"w": w})
+    assert digests[0] == digests[2] != digests[1] == digests[3]
+    shards = [x.data + (x.device.id == device) for x in w.addressable_shards]
+    odd = jax.make_array_from_single_device_arrays(w.shape, w.sharding, shards)
+    changed = pj.replica_digest({"w": odd})
+    assert [changed[i] != digests[i] for i in range(4)] == [i == device for i in range(4)]
