@@ -107,7 +107,7 @@ def steps(
         train = pj.make_train_step(
             problem.loss_fn, tx, mesh=mesh, width=width, **options
         )
-        state = jax.eval_shape(train.init, params)
+        state = train.abstract_state(params)
         return lambda: train.lower(state, batch)
 
     return {

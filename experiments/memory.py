@@ -104,7 +104,7 @@ def measured(model: Model, step: str, mesh: Mesh) -> dict[str, Any]:
     train = pj.make_train_step(
         problem.loss_fn, tx, mesh=mesh, width=width, donate=True, **options
     )
-    state = jax.eval_shape(train.init, problem.params)
+    state = train.abstract_state(problem.params)
     unit = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(problem.params))
     found = inspect(train, state, problem.batch)
     # Messages that stay in flight are arguments only of a step that predicts.

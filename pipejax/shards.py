@@ -221,8 +221,8 @@ def constrained(tree: Any, specs: Any) -> Any:
     leaves, structure = jax.tree.flatten(tree)
     wanted = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, P))
     pairs = zip(leaves, wanted, strict=True)
-    wanted = [lax.with_sharding_constraint(*pair) for pair in pairs]
-    return jax.tree.unflatten(structure, wanted)
+    found = [lax.with_sharding_constraint(*pair) for pair in pairs]
+    return jax.tree.unflatten(structure, found)
 
 
 def group_axes() -> tuple[AbstractMesh, tuple[str, ...]]:

@@ -23,6 +23,7 @@ WITH_CODE = [
     "docs/coming_from_equinox.md",
     "docs/coming_from_pmap.md",
     "docs/overlap.md",
+    "docs/sharded.md",
     "docs/compression.md",
     "docs/timing.md",
     "docs/convergence.md",

@@ -159,4 +159,6 @@ def test_shards_that_differ_between_groups(device):
     shards = [x.data + (x.device.id == device) for x in w.addressable_shards]
     odd = jax.make_array_from_single_device_arrays(w.shape, w.sharding, shards)
     changed = pj.replica_digest({"w": odd})
-    assert [changed[i] != digests[i] for i in range(4)] == [i == device for i in range(4)]
+    assert [changed[i] != digests[i] for i in range(4)] == [
+        i == device for i in range(4)
+    ]

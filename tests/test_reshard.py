@@ -189,6 +189,7 @@ def test_axes_of_other_names_are_no_other_devices(axis_name, name):
     assert Spread.of(other) == Spread.now(train, other)
 
 
+@pytest.mark.filterwarnings("ignore:nothing is split over the mesh axis 'model'")
 def test_codecs_on_other_inner_axes_are_those_of_other_shards():
     _, state = on(pj.data_mesh(4), "data", "psum, power_sgd")
     inner = pj.data_mesh(8, axis_name=("data", "model"), hosts=4)

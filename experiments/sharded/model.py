@@ -116,7 +116,9 @@ class Transformer(nnx.Module):
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Returns the logits [B, T, vocabulary] for tokens [B, T]."""
         embedding = self.embedding[...]
-        x = split(embedding[tokens] + self.position[...][: tokens.shape[1]])
+        x = split(
+            gathered(embedding)[tokens] + self.position[...][None, : tokens.shape[1]]
+        )
 
         def one(x: jax.Array, layer: Layer) -> jax.Array:
             return split(layer(x))
@@ -138,10 +140,23 @@ def split(x: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, P("fsdp"))
 
 
+def gathered(weight: jax.Array) -> jax.Array:
+    """Returns a weight that every device has whole, as for a lookup by index.
+
+    XLA's partitioner ends the process if a table is looked up that is split over two
+    axes inside `jax.shard_map` over a third (JAX 0.10 and 0.12).
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if "fsdp" not in mesh.axis_names:
+        return weight
+    return jax.lax.with_sharding_constraint(weight, P())
+
+
 def norm(x: jax.Array, scale: jax.Array) -> jax.Array:
     """Returns the layer norm of `x` over its last axis, with a scale and no bias."""
     centred = x - x.mean(axis=-1, keepdims=True)
     variance = jnp.mean(centred**2, axis=-1, keepdims=True)
+    scale = scale.reshape((1,) * (x.ndim - 1) + scale.shape)
     return scale * centred * jax.lax.rsqrt(variance + 1e-5)
 
 

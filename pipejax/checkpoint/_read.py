@@ -8,6 +8,7 @@ import orbax.checkpoint as ocp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from pipejax.checksums import checksums
 from pipejax.mesh import axes, inner_axes
 from pipejax.reshard import Spread, shapes_on
 from pipejax.train_step import (
@@ -18,7 +19,6 @@ from pipejax.train_step import (
     state_shardings,
 )
 
-from ._checksum import checksums
 from ._fault import Fault, agreed, attempt
 from ._leaves import Form, empty, encoded, form, named
 from ._meta import check_version, damage, read

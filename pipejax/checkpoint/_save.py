@@ -9,10 +9,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
+from pipejax.checksums import checksums
 from pipejax.mesh import without_mesh
 from pipejax.train_step import PipelineState
 
-from ._checksum import checksums
 from ._fault import together, writing_to
 from ._json_values import json_copy
 from ._leaves import encoded, named

@@ -11,8 +11,15 @@ import jax
 
 import pipejax as pj
 from pipejax.executors import Fused
+from pipejax.mesh import axes, inner_axes
 from pipejax.message import at_width_1
-from pipejax.overlap import Report, inspect, timeline, topology
+from pipejax.overlap import (
+    Report,
+    difference_inside,
+    inspect,
+    timeline,
+    topology,
+)
 
 from ._command import add_command
 from ._model import Program, flags
@@ -59,7 +66,14 @@ def add(commands: Any) -> None:
         metavar="X",
         help="exit with status 1 if the share of FLOPs that run under at least one"
         " collective is below X, a number between 0 and 1; of a train step, the"
-        " pipelined program counts",
+        " pipelined program counts, and if groups shard the model, collectives"
+        " between groups",
+    )
+    parser.add_argument(
+        "--twin",
+        action="store_true",
+        help="compare the collectives inside groups with those of the synchronous twin,"
+        " and exit with status 1 if those of a kind move over 1 %% more bytes",
     )
     parser.add_argument(
         "--plot", metavar="PNG", help="draw the schedules into this file"
@@ -96,7 +110,35 @@ def run(args: argparse.Namespace) -> int:
             _write(args.json, setting, reports)
         if args.plot:
             timeline(reports, args.plot)
-    return _verdict(title, report, least)
+    met = _alike(reports, returned[0]) if args.twin else True
+    verdict = _verdict(title, report, least, _exchange(returned[0]))
+    return max(verdict, int(not met))
+
+
+def _alike(reports: dict[str, Report], train: Any) -> bool:
+    """Prints the collectives inside groups, and returns whether they are as the twin's.
+
+    Args:
+      reports: The reports on the synchronous twin and on the pipelined step.
+      train: The train step.
+
+    Raises:
+      UsageError: If there is nothing to compare.
+    """
+    if len(reports) < 2:
+        raise UsageError(
+            "`--twin` must be used with a pipelined train step, which has a synchronous"
+            f" twin; got {', '.join(reports)}"
+        )
+    titles = tuple(reports)
+    twin, pipelined = reports.values()
+    rows = difference_inside(twin, pipelined, train.axis_name)
+    print(f"\ncollectives inside groups: {titles[0]}, {titles[1]}")
+    for row in rows:
+        print(f"  {row}{'' if row.alike else '  MORE'}")
+    if not rows:
+        print("  none")
+    return all(row.alike for row in rows)
 
 
 def _programs(
@@ -120,7 +162,7 @@ def _programs(
     if len(parts) != 3 or not isinstance(parts[1], pj.PipelineState):
         raise UsageError(
             f"{name} must return (train, state, batch), with the state that train.init"
-            f" or jax.eval_shape(train.init, params) returns; got {types(returned)}"
+            f" or train.abstract_state(params) returns; got {types(returned)}"
         )
     train, state, batch = parts
     executor = train.executor
@@ -167,9 +209,19 @@ def _write(path: str, setting: dict[str, Any], reports: dict[str, Report]) -> No
     pathlib.Path(path).write_text(json.dumps(record, indent=2) + "\n")
 
 
-def _verdict(title: str, report: Report, least: float | None) -> int:
+def _exchange(train: Any) -> tuple[str, ...] | None:
+    """Returns the axes of the exchange, or `None` if all collectives count."""
+    if not isinstance(train, pj.TrainStep):
+        return None
+    data = axes(train.axis_name)
+    return data if inner_axes(train.mesh, data) else None
+
+
+def _verdict(
+    title: str, report: Report, least: float | None, exchange: tuple[str, ...] | None
+) -> int:
     """Returns the exit status: 1, with a line on stderr, if `least` is not reached."""
-    covered = report.covered
+    covered = report.covered if exchange is None else report.covered_by.get(exchange)
     if least is None or (covered is not None and covered >= least):
         return 0
     print(

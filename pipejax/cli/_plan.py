@@ -12,6 +12,7 @@ import jax
 
 from pipejax import timing
 from pipejax.codecs import Codec
+from pipejax.overlap import amount
 
 from . import _cluster
 from ._candidates import candidates, feeds_back
@@ -72,6 +73,12 @@ def add(commands: Any) -> None:
         help="codecs run on the core that runs the model, as on a CPU",
     )
     parser.add_argument(
+        "--sharded",
+        action="store_true",
+        help="the devices of a host shard the model (FSDP); --compute-ms is then a step"
+        " of one host alone, with the collectives inside it",
+    )
+    parser.add_argument(
         "--top",
         type=int,
         default=10,
@@ -105,6 +112,9 @@ def run(args: argparse.Namespace) -> int:
             option = name.replace("_", "-")
             raise UsageError(f"`--{option}` must be above 0, got {value}")
     cluster, notes = _cluster.known(args, elements)
+    if args.sharded:
+        notes = [*notes, _inside(cluster, elements)]
+        cluster, elements = timing.sharded(cluster), -(-elements // cluster.devices)
     compute = timing.Compute.of(args.compute_ms / 1e3)
     # Nothing is run, so leave the accelerators of this machine alone.
     jax.config.update("jax_platforms", "cpu")
@@ -116,12 +126,13 @@ def run(args: argparse.Namespace) -> int:
         [*notes, *_about(known)],
         lines(ranked, args.top, (choice, exact(ranked), d_sync(ranked))),
         _summary(ranked, choice, compute, args),
-        [snippet(choice.way)],
+        [snippet(choice.way, sharded=args.sharded)],
     ]
     print("\n\n".join("\n".join(part) for part in parts if part))
     with in_one_line(ImportError, OSError, ValueError):
         if args.out:
-            text = _written(cluster, elements, compute, ranked, choice.way)
+            python = snippet(choice.way, sharded=args.sharded)
+            text = _written(cluster, elements, compute, ranked, python)
             pathlib.Path(args.out).write_text(text)
         if args.plot:
             curves = {
@@ -132,6 +143,27 @@ def run(args: argparse.Namespace) -> int:
             }
             timing.picture(curves, args.plot)
     return 0
+
+
+def _inside(cluster: timing.Cluster, elements: int) -> str:
+    """Says what a sharded model moves inside a host, and what it sends to others.
+
+    Raises:
+      UsageError: If a host has a single device.
+    """
+    if cluster.devices < 2:
+        raise UsageError(
+            "`--sharded` must be used with several devices on each host, got"
+            f" {cluster.devices}; give --devices"
+        )
+    found = timing.fsdp(cluster, elements)
+    return (
+        f"The {cluster.devices} devices of a host shard the model. In float32, each"
+        f" sends {amount(found.bytes)}B inside its host in a step, which takes at least"
+        f" {1e3 * found.seconds:.1f} ms of the compute. Between hosts, each exchanges"
+        f" its {amount(4 * elements / cluster.devices)}B of the gradients, and they"
+        " share the host's link."
+    )
 
 
 def _about(known: Mapping[str, Codec]) -> list[str]:
@@ -185,7 +217,7 @@ def _written(
     elements: int,
     compute: timing.Compute,
     ranked: list[timing.Choice],
-    way: timing.Way,
+    python: str,
 ) -> str:
     """Returns the plan as JSON, with times in seconds."""
     record = {
@@ -193,7 +225,7 @@ def _written(
         "elements": elements,
         "compute": compute.total,
         "ways": [choice.to_dict() for choice in ranked],
-        "python": snippet(way),
+        "python": python,
     }
     return json.dumps(record, indent=2, allow_nan=False) + "\n"
 

@@ -5,12 +5,18 @@ from pipejax import timing
 from ._candidates import feeds_back
 
 
-def snippet(way: timing.Way) -> str:
+def snippet(way: timing.Way, *, sharded: bool = False) -> str:
     """Returns Python source that makes the train step of a way with one bucket.
 
     The source uses the names `loss_fn` and `tx`, which the program must define.
+
+    Args:
+      way: The way to train.
+      sharded: Whether the devices of a host shard the model.
     """
     axes = 'axis_name=("host", "device")' if way.levels else ""
+    on = 'axis_name=("host", "fsdp")' if sharded else axes
+    over = 'axis_name="host"' if sharded else axes
     all_reduce = f"pj.collectives.{way.algorithm}({'codec' if way.codec else ''})"
     if way.levels:
         all_reduce = f"pj.collectives.hierarchical(outer={all_reduce})"
@@ -18,13 +24,13 @@ def snippet(way: timing.Way) -> str:
         f"# {way}, with your loss_fn and optimizer tx:",
         "import pipejax as pj",
         "",
-        f"mesh = pj.data_mesh({axes})",
+        f"mesh = pj.data_mesh({on})",
         *([f"codec = {_codec(way.codec)}"] if way.codec else []),
         "train = pj.make_train_step(",
         "    loss_fn,",
         "    tx,",
         "    mesh=mesh,",
-        *([f"    {axes},"] if axes else []),
+        *([f"    {over},"] if over else []),
         f"    width={way.width},",
         f"    all_reduce={all_reduce},",
         ")",

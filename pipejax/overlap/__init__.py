@@ -4,6 +4,8 @@
   while each collective is in progress, and needs no accelerator.
 - `timeline` draws the schedules that `inspect` has read.
 - `collective_groups` lists the devices that exchange data in each collective.
+- `difference_inside` compares what a sharded model sends inside groups of devices with
+  what its synchronous twin sends there.
 - `topology` returns devices of an absent accelerator, to compile programs for.
 - `measure` times compute, communication and the whole step on the devices at hand.
 """
@@ -17,5 +19,8 @@ from ._measure import measure as measure
 from ._memory import Memory as Memory
 from ._report import Collective as Collective
 from ._report import Report as Report
+from ._report import amount as amount
 from ._timeline import timeline as timeline
 from ._topology import topology as topology
+from ._twin import Inside as Inside
+from ._twin import difference_inside as difference_inside

@@ -303,7 +303,10 @@ def two_digits(share: float | None) -> str:
 
 
 def amount(number: float) -> str:
-    """Formats a number with three digits and a unit prefix: k, M, G or T.
+    """Returns a number with three digits and a unit prefix: k, M, G or T.
+
+    Args:
+      number: The number, at least 0.
 
     Examples:
       >>> amount(1_080_000.0)

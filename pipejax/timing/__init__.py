@@ -14,6 +14,8 @@ $$t_{pipe} = \max(c, x)$$
 - `synchronous`, `overlapped`, `bucketed`, `pipelined` and `asynchronous` give the time
   of a step.
 - `simulate` gives the time of a step where times vary and no closed form holds.
+- `sharded` and `fsdp` tell what crosses between hosts from what stays inside a host,
+  for a model that the devices of a host shard.
 - `plan` ranks all ways to train by their step time, and `scaling` follows one of them
   to more hosts.
 - `exchange_times` and `profile` measure all-reduces on a mesh. `fit` derives a cluster
@@ -60,6 +62,9 @@ from ._profile import Profile as Profile
 from ._profile import profile as profile
 from ._record import as_json as as_json
 from ._record import from_json as from_json
+from ._sharded import Fsdp as Fsdp
+from ._sharded import fsdp as fsdp
+from ._sharded import sharded as sharded
 from ._simulate import Trace as Trace
 from ._simulate import Workload as Workload
 from ._simulate import simulate as simulate

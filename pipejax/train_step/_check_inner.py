@@ -25,6 +25,8 @@ def warn_of_unused_axes(
       batch: The share of a group.
       shards: How a group shards parameters and model state.
     """
+    if not batch.specs:
+        return  # It is not known how a traced batch is split.
     mesh, inner = group_axes()
     specs = (*shards.params, *shards.model_state, *batch.specs)
     used = {name for spec in specs for name in split_axes(spec, mesh.shape)}

@@ -75,7 +75,7 @@ class Batch:
     Attributes:
       arrays: Pytree of arrays.
       specs: A partition spec over inner axes for each array. Empty on a mesh without
-        inner axes.
+        inner axes, and for traced arrays, whose shardings are not known.
     """
 
     arrays: Any
@@ -116,16 +116,13 @@ def laid_out(batch: Any, config: StepConfig) -> Batch:
 
     def inside(leaf: Any) -> P:
         """Returns the spec of a group's share."""
-        sharding = getattr(leaf, "sharding", None)
-        if isinstance(leaf, jax.core.Tracer) or not split(sharding):
-            return P()
-        first, *others = sharding.spec  # type: ignore[union-attr]
+        first, *others = leaf.sharding.spec
         return P(axes(first)[len(own) :] or None, *others)
 
     arrays = jax.tree.map(one, batch)
-    if not shards:
-        return Batch(arrays)
-    return Batch(arrays, tuple(map(inside, jax.tree.leaves(arrays))))
+    leaves = jax.tree.leaves(arrays)
+    known = shards and not any(isinstance(x, jax.core.Tracer) for x in leaves)
+    return Batch(arrays, tuple(map(inside, leaves)) if known else ())
 
 
 def least_of_all_processes(own: int) -> int:

@@ -64,6 +64,12 @@ def make_train_step(
     training. At `width=2`, the all-reduce of one step's gradients runs while the next
     step computes. Larger widths only absorb jitter.
 
+    On a mesh with more axes than `axis_name`, the devices at one place along
+    `axis_name` are a group, which takes the part of a single device. The devices of a
+    group shard parameters, optimizer state and messages in flight over the other axes,
+    as `init` was given the parameters. XLA adds the collectives inside a group. Each
+    device exchanges its own shards with other groups.
+
     Args:
       loss_fn: Function `loss_fn(params, batch) -> scalar`, which returns a mean over
         the examples that it is given. A weighted mean, such as a mean over tokens that
@@ -74,7 +80,8 @@ def make_train_step(
       tx: An Optax transformation. It sees the mean gradient, so that clipping by global
         norm inside `tx` clips by the norm of the mean gradient. `init` raises an error
         for the few optimizers that cannot be delayed or averaged.
-      mesh: Devices, such as `pj.data_mesh()`.
+      mesh: Devices, such as `pj.data_mesh()`. Axes beside `axis_name` must be of type
+        Auto.
       width: Pipeline width K, at least 1.
       warmup_steps: Number of steps at the start that run at width 1.
       microbatches: Number of parts of each device's share of a batch, whose gradients
@@ -86,6 +93,7 @@ def make_train_step(
         summed. `None` keeps their own dtypes. Loss, metrics and weight travel as
         float32. float16 is refused if `loss_fn` returns a weight.
       axis_name: Mesh axis of the data, or a tuple of axes: `("host", "device")`.
+        Gradients are averaged over these axes.
       donate: Whether a step or a drain may overwrite the state that it is given. That
         state must not be used again. The fused executor overwrites all of the state
         except messages that stay in flight, which the next state shares. The host

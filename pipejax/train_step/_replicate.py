@@ -11,7 +11,9 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from pipejax.checksums import sums
 from pipejax.executors import StepConfig
+from pipejax.shards import group_axes, on_shards
 
 
 def placed(given: dict[str, Any], specs: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
@@ -54,13 +56,19 @@ def check_same_in_groups(placed: dict[str, Any], config: StepConfig) -> None:
     leaves = [x for x in leaves if not x[1].sharding.is_fully_replicated]
     if not leaves:
         return
+    specs = [leaf.sharding.spec for _, leaf in leaves]
 
-    def differs(arrays: list[jax.Array]) -> jax.Array:
-        sums = jnp.stack([_sum_of_bits(array) for array in arrays])
-        least, most = (f(sums, config.axis_name) for f in (lax.pmin, lax.pmax))
-        return least != most
+    def differ(shards: list[jax.Array]) -> jax.Array:
+        """Returns for each array whether any device has another shard than others."""
+        own = jnp.stack([sums(shard) for shard in shards])
+        least, most = (f(own, config.axis_name) for f in (lax.pmin, lax.pmax))
+        differs = (least != most).any(axis=1).astype(jnp.int32)
+        return lax.psum(differs, group_axes()[1]) > 0
 
-    program = jax.jit(config.on_mesh(differs, P(), P()))
+    def local(arrays: list[jax.Array]) -> jax.Array:
+        return on_shards(differ, (specs,), P())(arrays)
+
+    program = jax.jit(config.on_mesh(local, P(), P()))
     found = jax.device_get(program([leaf for _, leaf in leaves]))
     if found.any():
         path = leaves[int(np.flatnonzero(found)[0])][0]
@@ -69,17 +77,6 @@ def check_same_in_groups(placed: dict[str, Any], config: StepConfig) -> None:
             f" group, along {config.axis_name!r}; got other values in some. Make it"
             " from the same seed or the same file on every process."
         )
-
-
-def _sum_of_bits(x: jax.Array) -> jax.Array:
-    """Returns a sum over all elements that very likely differs if any bit does."""
-    bits = lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
-    place = jnp.zeros(x.shape, jnp.uint32)
-    for axis in range(x.ndim):
-        place = place * x.shape[axis] + lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-    high = bits >> 32 if bits.dtype.itemsize == 8 else jnp.zeros_like(bits)
-    words = bits.astype(jnp.uint32) ^ (high.astype(jnp.uint32) * jnp.uint32(0x9E3779B9))
-    return jnp.sum(words * (2 * place + 1), dtype=jnp.uint32)
 
 
 def _placed(leaf: Any, sharding: NamedSharding) -> jax.Array:

@@ -76,7 +76,8 @@ class TrainStep:
         """Makes the state before the first step and lays it out on the mesh.
 
         Args:
-          params: Pytree of floating arrays.
+          params: Pytree of floating arrays. On a mesh with inner axes, each keeps the
+            `NamedSharding` that it comes with. All groups must have the same arrays.
           model_state: Passed to `loss_fn` as a keyword, and updated by what `loss_fn`
             returns. Changes of floating leaves are averaged over devices. Other leaves
             must not depend on the data.
@@ -91,10 +92,11 @@ class TrainStep:
           A `PipelineState`. It holds copies, so that `params` are never donated.
 
         Raises:
-          ValueError: If parameters are not floating or are sharded, if `loss_fn` does
-            not take a keyword that is given or requires one that is not, if the
-            optimizer cannot be used, if `opt_state` does not fit, if the batch does not
-            divide, or if processes give different arrays.
+          ValueError: If parameters are not floating or are sharded over the data, if
+            `loss_fn` does not take a keyword that is given or requires one that is not,
+            if the optimizer cannot be used, if `opt_state` does not fit, if the batch
+            does not divide, or if processes or groups have different arrays. While
+            traced, also on a mesh with inner axes.
         """
         self.join()  # Only one thread may launch collectives.
         state, in_flight = initial(

@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import pathlib
+import re
 import shlex
 import subprocess
 import sys
@@ -76,6 +77,17 @@ PROGRAMS = """
     def stateless(mesh):
         train, _, batch = make(mesh)
         return train, batch
+
+
+    def sharded(mesh):
+        devices = mesh.devices.flat
+        mesh = pj.data_mesh(devices=devices, axis_name=("host", "fsdp"), hosts=2)
+        train = pj.make_train_step(
+            loss_fn, optax.sgd(0.1), mesh=mesh, axis_name="host"
+        )
+        place = jax.sharding.NamedSharding(mesh, P("fsdp"))
+        w = jax.ShapeDtypeStruct(W.shape, W.dtype, sharding=place)
+        return train, train.abstract_state(w), X
 
 
     def lopsided(mesh):
@@ -289,3 +301,23 @@ def test_for_gpus_that_are_not_there(capsys):
     assert printed.startswith("target: h100:1x1x8, 8 x NVIDIA H100")
     assert "pipelined (K=2): covered 1.00, share 1.00" in printed
     assert inspect("synchronous", *flags) == 1
+
+
+def test_the_axes_of_a_sharded_model_and_its_twin(capsys):
+    """On CPUs nothing runs during the exchange, which is over the axis `host`."""
+    assert inspect("sharded", "--twin") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"all-reduce +f32 +2 +host ", out)
+    assert re.search(r"all-\w+ +f32 +4 +fsdp ", out)
+    assert "over host: under at least one 0.00" in out
+    assert "\ncollectives inside groups: D-Sync (K=1), pipelined (K=2)\n" in out
+    assert " over fsdp: " in out
+    assert "MORE" not in out
+    assert inspect("sharded", "--fail-under", "0.5") == 1
+    assert inspect("step", "--twin") == 0
+    assert "collectives inside groups" in (out := capsys.readouterr().out)
+    assert out.rstrip().endswith("none")
+    assert inspect("no_matmul", "--twin") == 2
+    assert (
+        "`--twin` must be used with a pipelined train step" in capsys.readouterr().err
+    )

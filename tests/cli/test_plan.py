@@ -79,6 +79,30 @@ def test_without_a_file(capsys):
     assert "width 2, ring, power_sgd" not in found
 
 
+def test_a_model_that_the_devices_of_a_host_shard(capsys):
+    """Each of 8 devices exchanges an eighth, and has an eighth of the host's link."""
+    given = ("--hosts", "4", "--bandwidth", "25gbit", "--devices", "8")
+    given += ("--device", "h100")
+    given += ("--sharded", "--top", "999")
+    assert plan(*given, parameters="800M", compute="900") == 0
+    out = capsys.readouterr().out
+    assert (
+        "The 8 devices of a host shard the model. In float32, each sends 8.4 GB" in out
+    )
+    assert "Between hosts, each exchanges its 400 MB of the gradients" in out
+    assert 'mesh = pj.data_mesh(axis_name=("host", "fsdp"))' in out
+    assert '    axis_name="host",' in out
+    assert "hierarchical" not in out
+    # A ring moves 6/4 of 400 MB at 391 MB/s, which is 1.536 s.
+    ring = next(x for x in out.splitlines() if "width 2, ring, all bits" in x)
+    assert "of an exchange of 153" in ring
+
+
+def test_sharded_needs_several_devices(capsys):
+    assert plan("--hosts", "4", "--bandwidth", "10gbit", "--sharded") == 2
+    assert "`--sharded` must be used with several devices" in capsys.readouterr().err
+
+
 def test_a_device_is_as_fast_as_its_memory(capsys):
     plan(*GIVEN, "--device", "h100", parameters="300M", compute="250")
     notes, ways, *_ = capsys.readouterr().out.split("\n\n")

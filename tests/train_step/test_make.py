@@ -120,6 +120,7 @@ def test_the_recursion_by_hand(settings, wanted):
 AUTO = 2 * (jax.sharding.AxisType.Auto,)
 
 
+@pytest.mark.filterwarnings("ignore:nothing is split over the mesh axis 'model'")
 def test_a_mesh_with_another_axis():
     """Replicas along the other axis do the same, and the mean does not count them."""
 

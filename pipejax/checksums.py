@@ -45,6 +45,12 @@ def checksums(arrays: dict[str, jax.Array]) -> dict[str, str]:
     return {name: f"{a:08x}{b:08x}" for name, (a, b) in zip(arrays, own, strict=True)}
 
 
+def sums(array: jax.Array) -> jax.Array:
+    """Returns `[s_1, s_2]` over a whole array, as uint32. It may be traced."""
+    strides = [math.prod(array.shape[axis + 1 :]) for axis in range(array.ndim)]
+    return _sums(array, _modulo([0] * array.ndim), _modulo(strides))
+
+
 def _own_sums(array: jax.Array) -> list[jax.Array]:
     """Returns the two sums over each of the pieces that this process must count."""
     shards = array.addressable_shards
