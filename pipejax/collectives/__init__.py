@@ -17,6 +17,7 @@ A function such as `ring(codec)` returns an algorithm, which
 """
 
 from ._all_reduce import AllReduce as AllReduce
+from ._beside import Beside as Beside
 from ._halving_doubling import halving_doubling as halving_doubling
 from ._hierarchical import hierarchical as hierarchical
 from ._layout import Layout as Layout

@@ -65,10 +65,18 @@ class Sharded(AllReduce):
         Args:
           sizes: The sizes of the inner axes, by name.
         """
+        return Beside(self.all_reduce, self.sets(sizes))
+
+    def sets(self, sizes: Any) -> tuple[tuple[int, ...], ...]:
+        """Returns which coded arrays are encoded together, by their places.
+
+        Args:
+          sizes: The sizes of the inner axes, by name.
+        """
         sets: dict[frozenset[str], list[int]] = {}
         for place, spec in enumerate(self.coded):
             sets.setdefault(split_axes(spec, sizes), []).append(place)
-        return Beside(self.all_reduce, tuple(map(tuple, sets.values())) or ((),))
+        return tuple(map(tuple, sets.values())) or ((),)
 
     def shard(self, layout: Layout, sizes: Any) -> Layout:
         """Returns the layout of the shards of one device.

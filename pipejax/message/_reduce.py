@@ -100,7 +100,7 @@ def reduction(message: Message, all_reduce: AllReduce, axis_name: AxisName) -> S
     return on_shards_of(message, all_reduce)(layout_of(message), axis_name)
 
 
-def on_shards_of(message: Message, all_reduce: AllReduce) -> AllReduce:
+def on_shards_of(message: Message, all_reduce: AllReduce) -> Any:
     """Returns the algorithm, run on each device's own shards of a sharded message."""
     shards = message.shards
     if not shards:
