@@ -7,7 +7,8 @@ two devices (FSDP), and exchanges its shards with the other hosts over real TCP.
 The compute is that of a host alone, with its collectives inside. The exchange is an
 all-reduce of gradients alone, leaf by leaf, between the devices with the same shards.
 Its limit is the time that the bytes of one host take on its link, which is printed as
-`wire`. All methods take turns in every round. The hosts share the cores of the machine.
+`wire`. The hosts share the cores of the machine: a step takes at least the time for
+which the cores worked, `cores`. All methods take turns in every round.
 
 Command: python -m experiments.sharded.cluster
 Time: about 5 minutes for each number of hosts, on 2 cores.
@@ -230,7 +231,7 @@ def tokens(config: Config, rank: int) -> np.ndarray:
 def rows(cells: list[dict[str, Any]], rate: str) -> list[list[str]]:
     """Returns titles, then a row for each method and number of hosts."""
     titles = ["hosts", "method", "ms a step", "over its compute"]
-    titles += ["over the longer of compute and exchange", "wire, ms"]
+    titles += ["over the longer of compute and exchange", "wire, ms", "cores, ms"]
     found = [titles]
     link = cluster.bits_per_second(rate) / 8
     for cell in cells:
@@ -240,6 +241,7 @@ def rows(cells: list[dict[str, Any]], rate: str) -> list[list[str]]:
         longer = max(medians["compute"], medians["exchange"])
         for name, seconds in medians.items():
             sent = cell["methods"][name]["wire_bytes"]
+            cores = statistics.median(cell["methods"][name]["cores"])
             found.append(
                 [
                     str(cell["hosts"]),
@@ -248,6 +250,7 @@ def rows(cells: list[dict[str, Any]], rate: str) -> list[list[str]]:
                     f"{seconds / medians['compute']:.2f}",
                     f"{seconds / longer:.2f}",
                     f"{1e3 * sent / link:.0f}",
+                    f"{1e3 * cores:.0f}",
                 ]
             )
     return found

@@ -142,10 +142,11 @@ def test_a_cell_that_the_compiler_refuses():
 def test_rows_of_the_cluster():
     seconds = {"compute": 0.2, "D-Sync": 0.5, "Pipe-SGD": 0.33, "exchange": 0.3}
     methods = {
-        k: {"seconds": [x], "wire_bytes": 12_500_000} for k, x in seconds.items()
+        k: {"seconds": [x], "cores": [0.3], "wire_bytes": 12_500_000}
+        for k, x in seconds.items()
     }
     rows = cluster.rows([{"hosts": 2, "methods": methods}], "500mbit")
-    assert rows[3] == ["2", "Pipe-SGD", "330", "1.65", "1.10", "200"]
+    assert rows[3] == ["2", "Pipe-SGD", "330", "1.65", "1.10", "200", "300"]
 
 
 def test_batches_of_a_host():

@@ -1,8 +1,10 @@
 """Tests that the document on sharded models shows the results of its experiments."""
 
+import statistics
+
 import pytest
 
-from experiments.sharded import compiled, nanogpt
+from experiments.sharded import cluster, compiled
 
 from .results import assert_shown, lines, result
 
@@ -11,8 +13,9 @@ def rows_of_compiled():
     return lines(compiled.rows(result("sharded")["cells"]))
 
 
-def rows_of_nanogpt():
-    return lines(nanogpt.rows(result("nanogpt")["cells"]))
+def rows_of_cluster():
+    record = result("sharded_cluster")
+    return lines(cluster.rows(record["cells"], record["rate"]))
 
 
 def words_on_memory():
@@ -24,10 +27,40 @@ def words_on_memory():
     ]
     plain = [x["more_memory"] for x in cells if "int8" not in x["step"]]
     eight = [x["more_memory"] for x in cells if "int8" in x["step"]]
-    yield f"{min(plain):.1f} to {max(plain):.1f} shards more than D-Sync"
-    yield f"{min(eight):.1f} to {max(eight):.1f} with eight bits"
+    yield (
+        f"costs {min(plain):.1f} to {max(plain):.1f} shards more than D-Sync, and"
+        f" {min(eight):.1f} to {max(eight):.1f} with eight bits"
+    )
 
 
-@pytest.mark.parametrize("rows", [rows_of_compiled, rows_of_nanogpt, words_on_memory])
+def words_on_two_hosts():
+    (methods,) = (
+        x["methods"] for x in result("sharded_cluster")["cells"] if x["hosts"] == 2
+    )
+    pipe, sync = (
+        statistics.median(methods[name]["seconds"]) for name in ("Pipe-SGD", "D-Sync")
+    )
+    yield f"a pipelined step takes {pipe / sync:.2f} of the time of D-Sync"
+
+
+def words_on_what_is_hidden():
+    """Checks that the exchange is hidden, and that groups send what the twin sends."""
+    for cell in result("sharded")["cells"]:
+        synchronous = cell["step"] == "D-Sync"
+        assert round(cell["covered_between"], 2) == (0 if synchronous else 1)
+        assert synchronous or cell["checks"]["inside"]
+    yield "none of the FLOPs lie under the exchange between groups"
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        rows_of_compiled,
+        rows_of_cluster,
+        words_on_memory,
+        words_on_two_hosts,
+        words_on_what_is_hidden,
+    ],
+)
 def test_figures_are_those_of_the_result_files(rows):
     assert_shown("docs/sharded.md", rows())
