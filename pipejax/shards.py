@@ -60,7 +60,7 @@ def inner_specs(name: str, tree: Any, mesh: Mesh, axis_name: AxisName) -> tuple[
 
     Raises:
       ValueError: If a leaf is split over an axis of the data, or over anything that is
-        no inner axis of `mesh`.
+        no inner axis of `mesh`, or if it does not divide.
     """
     inner = inner_axes(mesh, axis_name)
     leaves = jax.tree_util.tree_leaves_with_path(tree)
@@ -72,6 +72,7 @@ def inner_specs(name: str, tree: Any, mesh: Mesh, axis_name: AxisName) -> tuple[
             return P()
         leaf_name = f"{name}{jax.tree_util.keystr(path)}"
         _check_spec(leaf_name, sharding, mesh, inner, axis_name)
+        _check_divides(leaf_name, leaf.shape, sharding.spec, mesh)
         return _above_one(sharding.spec, mesh)
 
     return tuple(spec(path, leaf) for path, leaf in leaves)
@@ -110,6 +111,18 @@ def _check_spec(
             f" got a sharding over {sharding.mesh.shape}. Make its NamedSharding with"
             " the mesh that make_train_step was given."
         )
+
+
+def _check_divides(name: str, shape: tuple[int, ...], spec: P, mesh: Mesh) -> None:
+    """Raises a `ValueError` unless all shards of an array have the same shape."""
+    for axis, entry in enumerate(spec):
+        parts = math.prod(mesh.shape[x] for x in _names(entry))
+        if shape[axis] % parts:
+            raise ValueError(
+                f"`{name}` must divide among the devices along {entry!r}: got axis"
+                f" {axis} of shape {shape} for {parts} devices. Pad it, or shard"
+                " another axis."
+            )
 
 
 def _above_one(spec: P, mesh: Mesh) -> P:

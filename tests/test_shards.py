@@ -1,5 +1,7 @@
 """Tests the partition specs of a group: how they are found, checked and combined."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,18 +71,22 @@ def test_arrays_that_no_group_can_shard(axis_name, rule):
         inner_specs("params", {"w": w}, on, axis_name)
 
 
+def test_shapes_that_do_not_divide():
+    """JAX refuses such arrays itself, but not their shapes."""
+    sharding = NamedSharding(mesh(), P(None, "fsdp"))
+    w = jax.ShapeDtypeStruct((2, 5), jnp.float32, sharding=sharding)
+    rule = r"`params\['w'\]` must divide among the devices along 'fsdp': got axis 1 of"
+    with pytest.raises(ValueError, match=rule):
+        inner_specs("params", {"w": w}, mesh(), "host")
+
+
 def test_a_sharding_that_names_no_axes():
-    on = mesh()
-    other = jax.sharding.PmapSharding if hasattr(jax.sharding, "PmapSharding") else None
-    if other is None:
-        pytest.skip("this JAX has no other sharding")
-    w = jax.ShapeDtypeStruct(
-        (4, 2),
-        jnp.float32,
-        sharding=other.default((4, 2), 0, devices=list(on.devices.flat)),
-    )
+    class Nameless:
+        is_fully_replicated = False
+
+    w = types.SimpleNamespace(sharding=Nameless(), shape=(4, 2))
     with pytest.raises(ValueError, match=r"must have a jax\.sharding\.NamedSharding"):
-        inner_specs("params", {"w": w}, on, "host")
+        inner_specs("params", {"w": w}, mesh(), "host")
 
 
 def test_the_axes_and_the_shape_of_a_shard():

@@ -17,7 +17,7 @@ run. Compute is in bfloat16, with one sequence of 2,048 tokens on each device.
 Command: python -m experiments.sharded.compiled; with --sizes and --targets for some of
 the cells, while the others stay as they are
 Time: about a minute for each target and size.
-Result: experiments/results/sharded.json
+Result: experiments/results/sharded_compiled.json
 """
 
 import dataclasses
@@ -60,7 +60,7 @@ class Config:
     """Devices to compile for, as `pj.overlap.topology` takes them."""
     steps: tuple[str, ...] = tuple(STEPS)
     """Steps to compile. The first must be the synchronous one."""
-    out: pathlib.Path = report.RESULTS / "sharded.json"
+    out: pathlib.Path = report.RESULTS / "sharded_compiled.json"
     """File to write the result to, as JSON. It keeps the cells of other programs."""
 
 

@@ -19,7 +19,7 @@ machines in time alone.
 Command: python -m experiments.sharded.nanogpt --text FILE, with a copy of
 tinyshakespeare's input.txt; runs that the result already has are kept
 Time: about 4 minutes a run on 2 cores, of which there are 18.
-Result: experiments/results/nanogpt.json
+Result: experiments/results/sharded_nanogpt.json
 """
 
 import dataclasses
@@ -59,7 +59,7 @@ class Config:
     """Seeds of the parameters and of the batches."""
     steps: int = STEPS
     """Number of steps of a run."""
-    out: pathlib.Path = report.RESULTS / "nanogpt.json"
+    out: pathlib.Path = report.RESULTS / "sharded_nanogpt.json"
     """File to write the result to, as JSON."""
 
 

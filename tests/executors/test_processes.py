@@ -226,7 +226,7 @@ def test_a_group_in_each_process_does_what_it_does_in_one(tmp_path, name):
     assert first["end"] == here["end"]
 
 
-@pytest.mark.parametrize("width", [2, 3])
+@pytest.mark.parametrize("width", [pytest.param(2, marks=FULL), 3])
 def test_compute_and_reduction_run_at_once(ask, width):
     for met in ask("overlapping", width):
         # Five of them wait for a reduction, and five for a compute.

@@ -47,7 +47,7 @@ def smaller(config, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "size", ["smaller", pytest.param("config", marks=pytest.mark.full)]
+    "size", [pytest.param(x, marks=pytest.mark.full) for x in ("smaller", "config")]
 )
 def test_all_is_run_once_and_taken_up_again(size, request, monkeypatch, capsys):
     config = request.getfixturevalue(size)

@@ -89,7 +89,7 @@ def test_what_does_not_divide_is_not_split():
     assert not any("fsdp" in spec for spec in specs if spec != P(None, "fsdp", None))
 
 
-@pytest.mark.filterwarnings("ignore:nothing is split")
+@pytest.mark.full
 def test_nanogpt_keeps_the_runs_that_it_has(tiny, tmp_path, monkeypatch, capsys):
     text = tmp_path / "input.txt"
     alphabet = string.ascii_letters + string.digits + " .\n"

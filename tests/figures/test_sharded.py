@@ -10,7 +10,7 @@ from .results import assert_shown, lines, result
 
 
 def rows_of_compiled():
-    return lines(compiled.rows(result("sharded")["cells"]))
+    return lines(compiled.rows(result("sharded_compiled")["cells"]))
 
 
 def rows_of_cluster():
@@ -22,7 +22,7 @@ def words_on_memory():
     """Yields by how many shards a delay exceeds a synchronous step, on GPUs."""
     cells = [
         cell
-        for cell in result("sharded")["cells"]
+        for cell in result("sharded_compiled")["cells"]
         if cell["target"].startswith("h100") and cell["step"].startswith("K=2")
     ]
     plain = [x["more_memory"] for x in cells if "int8" not in x["step"]]
@@ -45,7 +45,7 @@ def words_on_two_hosts():
 
 def words_on_what_is_hidden():
     """Checks that the exchange is hidden, and that groups send what the twin sends."""
-    for cell in result("sharded")["cells"]:
+    for cell in result("sharded_compiled")["cells"]:
         synchronous = cell["step"] == "D-Sync"
         assert round(cell["covered_between"], 2) == (0 if synchronous else 1)
         assert synchronous or cell["checks"]["inside"]
