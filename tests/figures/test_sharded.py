@@ -19,12 +19,15 @@ def rows_of_cluster():
 
 
 def words_on_memory():
-    """Yields by how many shards a delay exceeds a synchronous step, on GPUs."""
-    cells = [
+    """Yields by how many shards a delay exceeds a synchronous step."""
+    delayed = [
         cell
         for cell in result("sharded_compiled")["cells"]
-        if cell["target"].startswith("h100") and cell["step"].startswith("K=2")
+        if cell["step"].startswith("K=2")
     ]
+    tpus = [x["more_memory"] for x in delayed if x["target"].startswith("tpu")]
+    yield f"On TPUs, it costs {min(tpus):.1f} to {max(tpus):.1f}."
+    cells = [cell for cell in delayed if cell["target"].startswith("h100")]
     plain = [x["more_memory"] for x in cells if "int8" not in x["step"]]
     eight = [x["more_memory"] for x in cells if "int8" in x["step"]]
     yield (
@@ -46,10 +49,10 @@ def words_on_two_hosts():
 def words_on_what_is_hidden():
     """Checks that the exchange is hidden, and that groups send what the twin sends."""
     for cell in result("sharded_compiled")["cells"]:
-        synchronous = cell["step"] == "D-Sync"
-        assert round(cell["covered_between"], 2) == (0 if synchronous else 1)
+        synchronous, covered = cell["step"] == "D-Sync", cell["covered_between"]
+        assert covered < 0.015 if synchronous else covered > 0.995
         assert synchronous or cell["checks"]["inside"]
-    yield "none of the FLOPs lie under the exchange between groups"
+    yield "at most 0.01 of the FLOPs lie under the exchange between groups"
 
 
 @pytest.mark.parametrize(
