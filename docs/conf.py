@@ -32,7 +32,7 @@ nitpicky = True  # a name that is nowhere fails the build
 # Types of other libraries, and our private ones.
 nitpick_ignore_regex = [
     ("py:.*", r"(?!pipejax\.).*"),
-    ("py:.*", r"pipejax\..*\._.*|.*\.Any\w+"),
+    ("py:.*", r"pipejax\..*\._.*|pipejax\.shards\..*|.*\.Any\w+"),
 ]
 
 html_theme = "furo"

@@ -126,15 +126,15 @@ class TrainStep:
         `pipejax.checkpoint.restore` take in place of a state.
 
         Args:
-          params: Parameters, as arrays or as `jax.ShapeDtypeStruct`s. Those with a
-            sharding keep it.
+          params: Parameters, as arrays or shapes (`jax.ShapeDtypeStruct`). Those that
+            have a sharding keep it.
           model_state: As for `init`, or shapes.
           rng: As for `init`, or its shape.
           opt_state: As for `init`, or shapes.
           batch: As for `init`.
 
         Returns:
-          A `PipelineState` of `jax.ShapeDtypeStruct`s.
+          A `PipelineState` in which shapes stand for arrays.
 
         Raises:
           ValueError: As in `init`, for what does not depend on values.
