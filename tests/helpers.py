@@ -64,3 +64,13 @@ def x64():
     """Enables x64, and raises an error where JAX would promote mixed dtypes."""
     with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
         yield
+
+
+def normal_batches(count, size, inputs, outputs):
+    """Returns batches with `size` examples x [inputs] and y [outputs], from one seed."""
+    rng = np.random.default_rng(1)
+
+    def normal(length):
+        return rng.normal(size=(size, length)).astype(np.float32)
+
+    return [{"x": normal(inputs), "y": normal(outputs)} for _ in range(count)]

@@ -58,7 +58,7 @@ class Config:
     variant: str = "with a compilation cache"
     """A name for these settings. Results of other names are kept."""
     cache: bool = True
-    """Whether the hosts share a compilation cache, which restarted processes read."""
+    """Whether restarted processes read the programs that were compiled before."""
     steps: int = 800
     """The number of steps of a job."""
     between: float = 200.0

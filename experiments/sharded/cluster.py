@@ -170,9 +170,8 @@ def measure(config: Config) -> None:
     rank = member.join()
     batch = tokens(config, rank)
     found: dict[str, Method] = {"compute": Alone(config)}
-    for name, options in STEPS.items():
-        found[name] = Sharded(config, options)
-    found["exchange"] = Exchange(found["D-Sync"])  # type: ignore[arg-type]
+    steps = {name: Sharded(config, options) for name, options in STEPS.items()}
+    found |= {**steps, "exchange": Exchange(steps["D-Sync"])}
     figures = {
         "elements": sum(x.size for x in jax.tree.leaves(found["compute"].params())),
         "methods": side_by_side.timed(found, batch, config.rounds, config.steps),

@@ -76,8 +76,8 @@ def restore(
       manager: The manager that `pipejax.checkpoint.manager(folder)` has returned.
       train: The train step that continues the run, of the width that was saved.
       like: A `pj.PipelineState` with the structure, shapes and dtypes of the state to
-        restore, such as `train.init(...)` or its `jax.eval_shape`. Its values are not
-        used.
+        restore, such as `train.init(...)` or `train.abstract_state(...)`. Its values
+        are not used.
       step: The step of the checkpoint to restore. `None` takes the newest checkpoint
         that is whole.
 
@@ -136,8 +136,8 @@ def _form(like: Any) -> PipelineState:
     if not isinstance(like, PipelineState):
         raise ValueError(
             "`like` must be a pj.PipelineState of the form to restore, got"
-            f" {type(like).__name__}. Pass `train.init(params, ...)` or its"
-            " `jax.eval_shape`."
+            f" {type(like).__name__}. Pass `train.init(params, ...)` or"
+            " `train.abstract_state(params, ...)`."
         )
     return jax.eval_shape(lambda tree: tree, like)
 

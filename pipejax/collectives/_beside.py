@@ -8,8 +8,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jax.sharding import Mesh
-
 from pipejax.mesh import AxisName
 
 from ._all_reduce import AllReduce
@@ -29,15 +27,6 @@ class Beside(AllReduce):
 
     all_reduce: AllReduce
     sets: tuple[tuple[int, ...], ...]
-
-    @property
-    def axes(self) -> int | None:
-        """Returns the number of axes that the algorithm needs."""
-        return self.all_reduce.axes
-
-    def on(self, mesh: Mesh) -> "Beside":
-        """Returns the variant of the algorithm that suits `mesh` best."""
-        return dataclasses.replace(self, all_reduce=self.all_reduce.on(mesh))
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
         """Returns the stages, whose k-th has the k-th stages of all sets."""

@@ -17,7 +17,6 @@ import dataclasses
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from pipejax.mesh import AxisName
@@ -42,15 +41,6 @@ class Sharded(AllReduce):
     all_reduce: AllReduce
     coded: tuple[P, ...]
     exact: tuple[P, ...] = ()
-
-    @property
-    def axes(self) -> int | None:
-        """Returns the number of axes that the algorithm needs."""
-        return self.all_reduce.axes
-
-    def on(self, mesh: Mesh) -> "Sharded":
-        """Returns the variant of the algorithm that suits `mesh` best."""
-        return dataclasses.replace(self, all_reduce=self.all_reduce.on(mesh))
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
         """Returns the stages for arrays in the shapes that they have in a group."""

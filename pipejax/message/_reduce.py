@@ -78,7 +78,7 @@ def _all_finite(leaves: Sequence[jax.Array]) -> jax.Array:
 def _all_finite_in_group(
     leaves: Sequence[jax.Array], specs: tuple[P, ...]
 ) -> jax.Array:
-    """Returns the same for leaves that a group shards, with a single collective."""
+    """Returns whether all shards of a group are finite, with a single collective."""
     _, inner = group_axes()
 
     def own(leaves: Sequence[jax.Array]) -> jax.Array:
@@ -101,7 +101,7 @@ def reduction(message: Message, all_reduce: AllReduce, axis_name: AxisName) -> S
 
 
 def on_shards_of(message: Message, all_reduce: AllReduce) -> Any:
-    """Returns the algorithm, run on each device's own shards of a sharded message."""
+    """Returns the algorithm that sums a message: on shards, if a group shards it."""
     shards = message.shards
     if not shards:
         return all_reduce

@@ -11,7 +11,7 @@ import pipejax as pj
 from pipejax import checkpoint, codecs, collectives
 from pipejax.reshard import Spread, sum_owed
 
-from ..helpers import assert_bits_equal
+from ..helpers import assert_bits_equal, normal_batches
 
 FEEDBACK = collectives.two_shot(codecs.error_feedback(codecs.int8(8)))
 
@@ -27,14 +27,7 @@ def params():
 
 
 def batches(count):
-    rng = np.random.default_rng(1)
-    return [
-        {
-            "x": rng.normal(size=(8, 8)).astype(np.float32),
-            "y": rng.normal(size=(8, 16)).astype(np.float32),
-        }
-        for _ in range(count)
-    ]
+    return normal_batches(count, size=8, inputs=8, outputs=16)
 
 
 def make(groups, inner, **options):

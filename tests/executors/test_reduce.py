@@ -4,26 +4,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
-from pipejax import codecs
-from pipejax.collectives import psum, two_shot
+from pipejax.collectives import psum
 from pipejax.executors import StepConfig, make_reduce
 from pipejax.executors._reduce import (
-    _by_place,
-    _groups_in_processes,
     _one_cpu_a_process,
     reduce_by_copy,
-    reduce_by_place,
     reduce_in_place,
     reduction_mesh,
 )
 from pipejax.message import Message
-from pipejax.shards import Shards
 
-from ..helpers import assert_bits_equal
+from .shards import sharded
 
 
 def config_on(mesh):
@@ -118,74 +113,6 @@ def test_no_cpu_backend_beside_the_accelerators(monkeypatch):
     monkeypatch.setattr(jax, "devices", none)
     with pytest.raises(ValueError, match=message):
         _one_cpu_a_process(mesh, "data")
-
-
-def sharded(codec=None, bad=False):
-    """Returns the configuration of two groups of two devices, and a sharded message."""
-    mesh = pj.data_mesh(4, axis_name=("data", "fsdp"), hosts=2)
-    feedback = None if codec is None else codecs.error_feedback(codec)
-    all_reduce = psum() if codec is None else two_shot(feedback)
-    config = StepConfig(None, mesh, "data", 2, all_reduce, donate=False)
-    rng = np.random.default_rng(0)
-    w, b = (rng.normal(size=n).astype(np.float32) for n in ((2 * 6, 5), (2 * 3,)))
-    if bad:
-        w[7, 2] = np.inf  # at the first place of the second group
-    split = NamedSharding(mesh, P(("data", "fsdp"))), NamedSharding(mesh, P("data"))
-    gradients = dict(zip("wb", map(jax.device_put, (w, b), split), strict=True))
-    shards = Shards(params=(P(), P("fsdp")))  # of "b" and "w"
-    message = Message(gradients, shards=shards)
-    like = Message(
-        {
-            "w": jax.ShapeDtypeStruct((6, 5), jnp.float32),
-            "b": jax.ShapeDtypeStruct((3,), jnp.float32),
-        },
-        shards=shards,
-    )
-    return config, message, config.codec_states(like)
-
-
-@pytest.mark.parametrize("codec", [None, codecs.int8(8)])
-def test_by_place_equals_the_sum_in_place(codec):
-    config, message, states = sharded(codec)
-    by_place, in_place = reduce_by_place(config), reduce_in_place(config)
-    for _ in range(2):  # the second time with the residuals of the first
-        found, states_found = by_place(message, states)
-        wanted, states = in_place(message, states)
-        assert_bits_equal(*(jax.device_get(x) for x in (found, wanted)))
-        assert_bits_equal(*(jax.device_get(x) for x in (states_found, states)))
-        for leaf, other in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
-            assert leaf.sharding.is_equivalent_to(other.sharding, leaf.ndim)
-    gradient = found.sum.gradients["w"]
-    assert gradient.sharding.spec == P("fsdp")
-    if codec is None:
-        rows = np.asarray(message.gradients["w"]).reshape(2, 6, 5)
-        np.testing.assert_array_equal(gradient, rows[0] + rows[1])
-
-
-def test_by_place_an_infinity_at_one_place_keeps_the_states_of_all():
-    config, message, states = sharded(codecs.int8(8), bad=True)
-    found, after = reduce_by_place(config)(message, states)
-    assert not bool(found.finite)
-    assert after is states
-
-
-@pytest.mark.parametrize("names", [("data", "fsdp"), ("fsdp", "data")])
-def test_places_are_those_of_one_device_of_each_group(names):
-    extents = {"data": 4, "fsdp": 2}
-    devices = np.arange(8).reshape([extents[name] for name in names])
-    mesh = Mesh(np.array(jax.devices())[devices], names)
-    first, second = _by_place(mesh, "data")
-    along = devices if names[0] == "data" else devices.T
-    for place, column in zip((first, second), along.T, strict=True):
-        assert place.axis_names == ("data",)
-        assert [x.id for x in place.devices] == column.tolist()
-
-
-def test_a_process_has_its_groups_together():
-    """All devices of this process, which has no others to wait for."""
-    assert not _groups_in_processes(pj.data_mesh(8), "data")
-    inner = pj.data_mesh(8, axis_name=("data", "fsdp"), hosts=2)
-    assert not _groups_in_processes(inner, "data")
 
 
 def test_by_copy_of_shards():

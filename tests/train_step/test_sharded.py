@@ -12,7 +12,7 @@ import pipejax as pj
 from pipejax import codecs, collectives
 from pipejax.overlap import inspect
 
-from ..helpers import assert_bits_equal
+from ..helpers import assert_bits_equal, normal_batches
 
 FULL = pytest.mark.full
 # How the parameters are split over inner axes, by the axes that there are.
@@ -80,14 +80,7 @@ def elementwise(params, batch):
 
 
 def batches(count):
-    rng = np.random.default_rng(1)
-    return [
-        {
-            "x": rng.normal(size=(16, 8)).astype(np.float32),
-            "y": rng.normal(size=(16, 4)).astype(np.float32),
-        }
-        for _ in range(count)
-    ]
+    return normal_batches(count, size=16, inputs=8, outputs=4)
 
 
 def run(train, state, *, axis_name=None, steps=5):
@@ -190,6 +183,43 @@ def test_whatever_the_options(name):
     # One bit more or less of a gradient may become one bit more or less of bfloat16.
     rounding = 1e-2 if name == "bfloat16 in flight" else 3e-6
     assert_close(state, other, losses, others, rounding)
+
+
+def full_loss(params, batch, *, model_state, rng):
+    """A loss with all that travels beside gradients, and a key."""
+    x = batch["x"] + 0.01 * jax.random.normal(rng, batch["x"].shape)
+    loss = loss_fn(params, batch | {"x": x})
+    mean = 0.9 * model_state["mean"] + 0.1 * x.mean(axis=0)
+    after = {"mean": mean, "seen": model_state["seen"] + 1}
+    weight = jnp.sum(batch["y"] ** 2)
+    return loss, pj.Aux({"first": x[0, 0]}, after, weight)
+
+
+@pytest.mark.parametrize("dtype", [None, pytest.param(jnp.bfloat16, marks=FULL)])
+def test_keys_metrics_weights_and_model_state(dtype):
+    """A group gets one key, and its sharded model state follows the same recursion."""
+    tx, batch = OPTIMIZERS["momentum"], batches(1)[0]
+    mesh = mesh_of(2, ("fsdp",))
+    mean = np.zeros(8, np.float32)
+    state = {"mean": mean, "seen": np.int32(0)}
+    split = jax.device_put(mean, NamedSharding(mesh, P("fsdp")))
+    given = {"rng": jax.random.key(0), "batch": batch}
+    one = pj.make_train_step(full_loss, tx, mesh=pj.data_mesh(2), compute_dtype=dtype)
+    many = pj.make_train_step(
+        full_loss, tx, mesh=mesh, axis_name="host", compute_dtype=dtype
+    )
+    first = one.init(params(), model_state=state, **given)
+    placed = sharded(mesh, ("fsdp",))
+    second = many.init(placed, model_state=state | {"mean": split}, **given)
+    (wanted, losses), (found, others) = run(one, first), run(many, second)
+    assert_close(wanted, found, losses, others, 3e-6 if dtype is None else 3e-2)
+    np.testing.assert_allclose(
+        found.model_state["mean"],
+        wanted.model_state["mean"],
+        atol=1e-2 if dtype else 1e-6,
+    )
+    assert found.model_state["mean"].sharding.spec == P("fsdp")
+    assert int(found.model_state["seen"]) == int(wanted.model_state["seen"]) == 5
 
 
 def shardings(state):
