@@ -67,7 +67,7 @@ def x64():
 
 
 def normal_batches(count, size, inputs, outputs):
-    """Returns batches with `size` examples x [inputs] and y [outputs], from one seed."""
+    """Returns batches of `size` examples, x of length `inputs` and y of `outputs`."""
     rng = np.random.default_rng(1)
 
     def normal(length):
