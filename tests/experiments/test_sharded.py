@@ -54,7 +54,9 @@ def test_sizes(name, millions):
     assert elements / 1e6 == pytest.approx(millions, rel=0.03)
 
 
-@pytest.mark.parametrize("inner", [("fsdp",), ("fsdp", "tp")])
+@pytest.mark.parametrize(
+    "inner", [pytest.param(("fsdp",), marks=pytest.mark.full), ("fsdp", "tp")]
+)
 def test_groups_train_it_as_single_devices_do(inner):
     auto = (jax.sharding.AxisType.Auto,) * (1 + len(inner))
     sizes = (2, *(2 for _ in inner))
