@@ -28,6 +28,12 @@ WITH_CODE = [
     "docs/timing.md",
     "docs/convergence.md",
 ]
+SLOW = [
+    "docs/coming_from_equinox.md",
+    "docs/compression.md",
+    "docs/timing.md",
+    "docs/convergence.md",
+]
 RUN_ELSEWHERE = [
     "docs/many_hosts.md",  # tests/launch/test_script.py
     "docs/training_loop.md",  # tests/test_training_loop.py
@@ -39,7 +45,10 @@ def fences(path, language):
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("path", WITH_CODE)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(x, marks=pytest.mark.full) if x in SLOW else x for x in WITH_CODE],
+)
 def test_code_runs_from_top_to_bottom(path):
     code = "\n".join(fences(path, "python"))
     assert code

@@ -13,7 +13,7 @@ from pipejax import checkpoint
 from . import zoo
 
 
-@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.full), 8])
 def test_all_come_back(manager, devices):
     train = zoo.train_step(devices)
     state = zoo.filled_at_random(zoo.init(train))

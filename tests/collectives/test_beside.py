@@ -49,8 +49,14 @@ def stages(all_reduce):
     [
         psum(),
         two_shot(codecs.error_feedback(codecs.int8(8))),
-        tree(codecs.stochastic(codecs.int8(8), jax.random.key(0))),
-        psum(codecs.error_feedback(codecs.power_sgd(1, jax.random.key(1)))),
+        pytest.param(
+            tree(codecs.stochastic(codecs.int8(8), jax.random.key(0))),
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            psum(codecs.error_feedback(codecs.power_sgd(1, jax.random.key(1)))),
+            marks=pytest.mark.full,
+        ),
     ],
     ids=["psum", "two_shot", "tree", "power_sgd"],
 )

@@ -15,6 +15,7 @@ from ..grid import grid
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn
 from .cases import KEY
 
+pytestmark = pytest.mark.one_python  # every executor and algorithm compiles steps
 feedback = codecs.error_feedback
 RBG = jax.random.key(0, impl="rbg")  # halves the compile time
 STATEFUL = {

@@ -210,6 +210,7 @@ def test_a_collective_inside_each_process():
             np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
 
 
+@pytest.mark.one_python  # its two processes compile for 20 processor seconds
 @pytest.mark.parametrize(
     "name",
     ["int8", *(pytest.param(x, marks=FULL) for x in ("predicted", "one program"))],

@@ -40,7 +40,7 @@ def start(tmp_path):
 @pytest.mark.parametrize(
     ("processes", "told"),
     [
-        (2, "one"),
+        pytest.param(2, "one", marks=pytest.mark.full),
         pytest.param(1, "launcher", marks=pytest.mark.full),
         pytest.param(3, "launcher", marks=pytest.mark.full),
         pytest.param(3, "one", marks=pytest.mark.full),

@@ -76,6 +76,7 @@ def test_open_mpi(recipe):
 
 @pytest.mark.one_python
 @needs("torchrun")
+@pytest.mark.full
 def test_torchrun(recipe):
     command = recipe("torchrun", "--processes", "2")
     assert said(["sh", "-c", command]) == [
@@ -86,6 +87,7 @@ def test_torchrun(recipe):
 
 @pytest.mark.one_python
 @needs("bash")
+@pytest.mark.full
 def test_ssh(recipe, tmp_path, monkeypatch):
     """A stand-in for ssh runs on this machine what ssh should run on a host."""
     ssh = tmp_path / "ssh"
