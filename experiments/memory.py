@@ -11,6 +11,8 @@ Live memory is `arguments + outputs + temporaries - aliased` of the compiled pro
 plus what the caller holds during the step. At width 3, the caller holds the message
 that stays in flight. The limit is what any program must hold: the parameters and the
 two moments of AdamW, which are three copies, and one copy for each message in flight.
+With a sharded optimizer, a device holds a piece of these three copies and one copy of
+the parameters that it computes with.
 The programs are compiled for 64 H100 GPUs, which need not be there, and do not run.
 
 Command: python -m experiments.memory
@@ -39,6 +41,7 @@ from . import by_hand, overlap, report
 Model = Literal["deep mlp", "mlp", "cnn", "resnet18", "transformer", "transformer scan"]
 INT8 = two_shot(int8())
 FEEDBACK = two_shot(error_feedback(int8()))
+SHARDED = {"shard_optimizer": True}
 # Steps of pipejax: the width, and further arguments of `make_train_step`.
 STEPS: dict[str, tuple[int, dict[str, Any]]] = {
     "K=1": (1, {}),
@@ -46,6 +49,9 @@ STEPS: dict[str, tuple[int, dict[str, Any]]] = {
     "K=2, predicted": (2, {}),
     "K=3, plain": (3, {"weight_prediction": False}),
     "K=3, predicted": (3, {}),
+    "K=1, sharded": (1, SHARDED),
+    "K=2, sharded, plain": (2, SHARDED | {"weight_prediction": False}),
+    "K=2, sharded, predicted": (2, SHARDED),
     "K=2, int8": (2, {"weight_prediction": False, "all_reduce": INT8}),
     "K=2, int8 with feedback": (
         2,
@@ -61,6 +67,8 @@ BARS = {
     "K=3, plain": 6.3,
     "K=3, predicted": 6.3,
     "K=2, int8": 5.7,
+    "K=2, sharded, plain": 3.3,
+    "K=2, sharded, predicted": 3.6,
 }
 
 
@@ -120,13 +128,19 @@ def measured(model: Model, step: str, mesh: Mesh) -> dict[str, Any]:
         "parameters": unit,
         "memory": None if found.memory is None else found.memory.to_dict(),
         "live": ours / unit,
-        "limit": 3.0 + (width - 1),
+        "limit": limit(width, mesh.size, sharded="sharded" in step),
         "by_hand": None if hand is None else hand / unit,
         "over_by_hand": against,
         "covered": found.covered,
         "bar": bar,
         "met": met,
     }
+
+
+def limit(width: int, devices: int, *, sharded: bool) -> float:
+    """Returns what any program must hold, in copies of the parameters."""
+    learned = 1 + 3 / devices if sharded else 3
+    return learned + width - 1
 
 
 def deep_mlp(devices: int) -> overlap.Problem:

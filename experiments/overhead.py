@@ -38,7 +38,7 @@ from jax.sharding import PartitionSpec as P
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.train_step._state import ReplicatedState
+from pipejax.train_step._state import SharedState
 
 from . import by_hand, models, report
 
@@ -192,7 +192,7 @@ def compiled(
     """
     state = train.init(params)
     program = train.lower(state, batch).compile()
-    own = ReplicatedState.of(state), state.in_flight
+    own = SharedState.of(state), state.in_flight
 
     def step(own: Any, leaving: Any, batch: Any) -> Any:
         return program(own, leaving, (), batch)

@@ -10,9 +10,11 @@ shapes that they have in a group. The partition specs of this module name inner 
 only.
 """
 
+import contextlib
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -34,11 +36,17 @@ class Shards:
       params: A spec for each leaf of the parameters.
       model_state: A spec for each leaf of the model state.
       changes: A spec for each floating leaf of the model state.
+      cuts: With a sharded optimizer, for each leaf of the parameters the axis along
+        which it is split over the axes of the data, or `None` if it is not. Empty
+        without a sharded optimizer.
+      inner: Names of the inner axes.
     """
 
     params: tuple[P, ...] = ()
     model_state: tuple[P, ...] = ()
     changes: tuple[P, ...] = ()
+    cuts: tuple[int | None, ...] = ()
+    inner: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         """Returns whether there are specs, as on every mesh with inner axes."""
@@ -48,7 +56,9 @@ class Shards:
 UNSHARDED = Shards()
 
 
-def inner_specs(name: str, tree: Any, mesh: Mesh, axis_name: AxisName) -> tuple[P, ...]:
+def inner_specs(
+    name: str, tree: Any, mesh: Mesh, axis_name: AxisName, *, gathers: bool = False
+) -> tuple[P, ...]:
     """Returns the specs by which the leaves of `tree` are split over inner axes.
 
     Args:
@@ -57,6 +67,8 @@ def inner_specs(name: str, tree: Any, mesh: Mesh, axis_name: AxisName) -> tuple[
         single device, is split over no axis.
       mesh: The mesh of the train step.
       axis_name: Axis or axes of the data.
+      gathers: Whether leaves may be split over the axes of the data alone. They then
+        count as split over no axis.
 
     Raises:
       ValueError: If a leaf is split over an axis of the data, or over anything that is
@@ -70,12 +82,22 @@ def inner_specs(name: str, tree: Any, mesh: Mesh, axis_name: AxisName) -> tuple[
         traced = isinstance(leaf, jax.core.Tracer)
         if traced or sharding is None or sharding.is_fully_replicated:
             return P()
+        if gathers and _is_over_data(sharding, axis_name):
+            return P()
         leaf_name = f"{name}{jax.tree_util.keystr(path)}"
         _check_spec(leaf_name, sharding, mesh, inner, axis_name)
         _check_divides(leaf_name, leaf.shape, sharding.spec, mesh)
         return _above_one(sharding.spec, mesh)
 
     return tuple(spec(path, leaf) for path, leaf in leaves)
+
+
+def _is_over_data(sharding: Any, axis_name: AxisName) -> bool:
+    """Returns whether an array is split over axes of the data and no others."""
+    if not isinstance(sharding, NamedSharding):
+        return False
+    used = {axis for entry in sharding.spec for axis in _names(entry)}
+    return used <= set(axes(axis_name))
 
 
 def _check_spec(
@@ -200,6 +222,68 @@ def optimizer_specs(opt_state: Any, params: Any, specs: tuple[P, ...]) -> Any:
     return jax.tree_util.tree_map_with_path(spec, opt_state)
 
 
+def cut_axes(params: Any, specs: tuple[P, ...], devices: int) -> tuple[int | None, ...]:
+    """Returns the axis along which each parameter is split with a sharded optimizer.
+
+    It is the first axis that divides among the devices and is not split inside a group.
+
+    Args:
+      params: The parameters, or their shapes.
+      specs: A spec for each leaf of the parameters, over inner axes.
+      devices: Number of devices, or groups, that share the data.
+
+    Returns:
+      An axis for each leaf, or `None` if a leaf has no such axis.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> params = [jnp.zeros((3, 8)), jnp.zeros((8, 8)), jnp.zeros(3)]
+      >>> cut_axes(params, (P(), P("fsdp"), P()), 4)
+      (1, 1, None)
+    """
+
+    def cut(leaf: Any, spec: P) -> int | None:
+        inside = {axis for axis, entry in enumerate(spec) if entry is not None}
+        axes = (
+            axis
+            for axis, length in enumerate(leaf.shape)
+            if axis not in inside and length % devices == 0
+        )
+        return next(axes, None) if math.prod(leaf.shape) else None
+
+    leaves = jax.tree.leaves(params)
+    return tuple(map(cut, leaves, specs))
+
+
+def cut_spec(cut: int | None, axis_name: AxisName) -> P:
+    """Returns the spec of an array that is split over the axes of the data.
+
+    Args:
+      cut: The axis along which it is split, or `None`.
+      axis_name: Axis or axes of the data.
+
+    Examples:
+      >>> cut_spec(1, "data") == P(None, "data"), cut_spec(None, "data") == P()
+      (True, True)
+    """
+    return P() if cut is None else P(*[None] * cut, axis_name)
+
+
+def together(inside: P, over_data: P) -> P:
+    """Returns the spec of an array that is split inside groups and over the data.
+
+    Args:
+      inside: Its spec over inner axes.
+      over_data: Its spec over the axes of the data, along other axes of the array.
+
+    Examples:
+      >>> together(P(None, "fsdp"), P("host")) == P("host", "fsdp")
+      True
+    """
+    pairs = itertools.zip_longest(inside, over_data)
+    return P(*(a if a is not None else b for a, b in pairs))
+
+
 def of_all_groups(spec: P, axis_name: AxisName) -> P:
     """Returns the spec of arrays that differ between groups, over all axes of a mesh.
 
@@ -243,6 +327,15 @@ def group_axes() -> tuple[AbstractMesh, tuple[str, ...]]:
     mesh = jax.sharding.get_abstract_mesh()
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return mesh, tuple(name for name, kind in kinds if kind == AxisType.Auto)
+
+
+@contextlib.contextmanager
+def as_on_shards() -> Iterator[None]:
+    """Traces functions as `on_shards` would, outside of it, as a context."""
+    mesh = jax.sharding.get_abstract_mesh()
+    manual = mesh.update(axis_types=(AxisType.Manual,) * len(mesh.axis_names))
+    with jax.sharding.use_abstract_mesh(manual):
+        yield
 
 
 def on_shards(

@@ -24,6 +24,7 @@ WITH_CODE = [
     "docs/coming_from_pmap.md",
     "docs/overlap.md",
     "docs/sharded.md",
+    "docs/sharded_optimizer.md",
     "docs/compression.md",
     "docs/timing.md",
     "docs/convergence.md",

@@ -51,6 +51,8 @@ class Method:
     """The argument `weight_prediction` of `pj.make_train_step`."""
     deviation_feedback: float = 0.0
     """The argument `deviation_feedback` of `pj.make_train_step`."""
+    shard_optimizer: bool = False
+    """The argument `shard_optimizer` of `pj.make_train_step`."""
     before: optax.GradientTransformation | None = None
     """The transformation of the gradient, before the optimizer."""
     after: Callable[[float], optax.GradientTransformation] | None = None

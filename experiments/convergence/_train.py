@@ -34,6 +34,7 @@ def train(
         width=how.width,
         weight_prediction=how.weight_prediction,
         deviation_feedback=how.deviation_feedback,
+        shard_optimizer=how.shard_optimizer,
         executor="fused",
     )
     state = step.init(task.init(seed))

@@ -46,7 +46,7 @@ class Beside(AllReduce):
             coded = tuple(array for _, array in in_order)
             return Summands(coded, values[0].exact), states
 
-        return Stages((Local(begin),)) + _beside(parts) + Stages((Local(finish),))
+        return Stages((Local(begin),)) + side_by_side(parts) + Stages((Local(finish),))
 
     def _apart(self, arrays: Any) -> list[Summands]:
         """Returns the arrays, or their shapes and dtypes, of each set."""
@@ -55,10 +55,13 @@ class Beside(AllReduce):
         return [Summands(*pair) for pair in zip(coded, exact, strict=True)]
 
 
-def _beside(parts: Sequence[Stages]) -> Stages:
+def side_by_side(parts: Sequence[Stages]) -> Stages:
     """Returns several all-reduces as one, whose value is a list with theirs.
 
     One that has fewer stages than others waits for its finish.
+
+    Args:
+      parts: The stages of each all-reduce.
     """
     own = [renamed(part, f"{i} ") if i else part for i, part in enumerate(parts)]
     rest = [part.by_stage for part in own]

@@ -38,11 +38,16 @@ class Psum(AllReduce):
       together: Threshold in bytes below which arrays travel together. `None` until
         `on` has chosen it.
       apart: `True` if XLA must not merge the sums with collectives of the loss.
+      scatters: `True` if the backend's own reduce-scatter and all-gather may be used
+        where the two halves of an all-reduce are apart. Between CPU processes, its
+        reduce-scatter can return wrong values,
+        https://github.com/jax-ml/jax/issues/40830
     """
 
     codec: Linear | None
     together: int | None
     apart: bool = False
+    scatters: bool = False
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
         """Returns one stage, or with a codec one stage for each of its rounds."""
@@ -71,7 +76,11 @@ class Psum(AllReduce):
         # all-reduce is one kernel. Between CPU processes, it still sends its arrays one
         # after another. On TPUs, the compiler makes it synchronous.
         platform = mesh.devices.flat[0].platform
-        own = dataclasses.replace(self, apart=platform in ("gpu", "cuda"))
+        own = dataclasses.replace(
+            self,
+            apart=platform in ("gpu", "cuda"),
+            scatters=platform != "cpu" and self.codec is None,
+        )
         if self.together is not None or self.codec is not None:
             return own
         one_by_one = platform == "cpu" and mesh.is_multi_process

@@ -24,6 +24,7 @@ from pipejax.shards import group_axes, on_shards, shard_form, split_axes
 
 from ._all_reduce import AllReduce
 from ._beside import Beside
+from ._halved import Halved
 from ._layout import Layout, Summands
 from ._stages import Link, Local, Sent, Stages, States
 
@@ -47,14 +48,17 @@ class Sharded(AllReduce):
         mesh, _ = group_axes()
         own = self.of_one_device(mesh.shape)
         stages = own(self.shard(layout, mesh.shape), axis_name)
-        return _on_own_shards(stages, Summands(self.coded, self.exact))
+        specs = Summands(self.coded, self.exact)
+        return on_own_shards(stages, specs, specs)
 
-    def of_one_device(self, sizes: Any) -> Beside:
+    def of_one_device(self, sizes: Any) -> Beside | Halved:
         """Returns the algorithm that a device runs on its shards.
 
         Args:
           sizes: The sizes of the inner axes, by name.
         """
+        if isinstance(self.all_reduce, Halved):
+            return dataclasses.replace(self.all_reduce, sets=self.sets(sizes))
         return Beside(self.all_reduce, self.sets(sizes))
 
     def sets(self, sizes: Any) -> tuple[tuple[int, ...], ...]:
@@ -83,7 +87,7 @@ class Sharded(AllReduce):
         )
 
 
-def _on_own_shards(stages: Stages, specs: Summands) -> Stages:
+def on_own_shards(stages: Stages, before: Any, after: Any) -> Stages:
     """Returns stages in which every device of a group works on its own shards.
 
     Between links, a value has a new first axis, along which the values of all devices
@@ -91,16 +95,17 @@ def _on_own_shards(stages: Stages, specs: Summands) -> Stages:
 
     Args:
       stages: The stages on one device.
-      specs: How the arrays of a group are split over inner axes.
+      before: Partition specs, over inner axes, of the value before the first stage.
+      after: Partition specs of the value after the last stage.
     """
     _, inner = group_axes()
     each = P(inner)
 
-    def enter(arrays: Summands, states: States) -> tuple[Any, States]:
-        return on_shards(_rows, (specs,), each)(arrays), states
+    def enter(value: Any, states: States) -> tuple[Any, States]:
+        return on_shards(_rows, (before,), each)(value), states
 
-    def leave(values: Any, states: States) -> tuple[Summands, States]:
-        return on_shards(_row, (each,), specs)(values), states
+    def leave(rows: Any, states: States) -> tuple[Any, States]:
+        return on_shards(_row, (each,), after)(rows), states
 
     def on_own(link: Link) -> Link:
         if isinstance(link, Sent):

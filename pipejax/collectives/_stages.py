@@ -99,8 +99,12 @@ class Stages:
     @property
     def transfers(self) -> tuple[Transfer, ...]:
         """Returns what each collective moves, in order."""
-        sent = (link for link in self.links if isinstance(link, Sent))
-        return tuple(transfer for link in sent for transfer in link.transfers)
+        return tuple(x for transfers in self.by_collective for x in transfers)
+
+    @property
+    def by_collective(self) -> tuple[tuple[Transfer, ...], ...]:
+        """Returns what the collective of each stage moves."""
+        return tuple(link.transfers for link in self.links if isinstance(link, Sent))
 
     @property
     def by_stage(self) -> list[list[Link]]:
@@ -147,6 +151,26 @@ def chained(links: Sequence[Link]) -> Stage:
 def local(function: Callable[[Any], Any]) -> Stages:
     """Returns stages of one local link, which applies `function` to the value."""
     return Stages((Local(lambda value, states: (function(value), states)),))
+
+
+def on_first(stages: Stages) -> Stages:
+    """Returns stages of pairs, which run `stages` on the first and keep the second.
+
+    Args:
+      stages: The stages.
+    """
+
+    def of_pair(link: Link) -> Link:
+        if isinstance(link, Sent):
+            return link._replace(run=lambda pair: (link.run(pair[0]), pair[1]))
+
+        def run(pair: Any, states: States) -> tuple[Any, States]:
+            value, states = link.run(pair[0], states)
+            return (value, pair[1]), states
+
+        return link._replace(run=run)
+
+    return Stages(tuple(map(of_pair, stages.links)), stages.inits)
 
 
 def renamed(stages: Stages, prefix: str) -> Stages:

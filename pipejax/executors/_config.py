@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -12,11 +12,11 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax.collectives import AllReduce
 from pipejax.mesh import AxisName, axes, inner_axes, on_mesh
-from pipejax.message import InFlight, Message, Reduced, codec_states
+from pipejax.message import Exchange, InFlight, Message, Reduced, codec_states
 
 
 class DeviceWork(Protocol):
-    """The work of one device in a step, before and after the sum over devices."""
+    """The work of one device in a step: compute, exchange and update."""
 
     def compute(
         self, state: Any, in_flight: InFlight, batch: Any
@@ -24,8 +24,39 @@ class DeviceWork(Protocol):
         """Returns this device's message, and the values that `update` will need."""
         ...
 
+    def exchange(
+        self,
+        state: Any,
+        message: Message,
+        arrived: jax.Array,
+        behind: Sequence[jax.Array],
+        all_reduce: AllReduce,
+    ) -> Exchange:
+        """Returns the exchange of a message.
+
+        Args:
+          state: The state before the update that the message leads to.
+          message: The message of this device.
+          arrived: Whether the message is real.
+          behind: For each message that will be in flight after the update, whether it
+            is real. Empty if the update is the last before a pipeline is empty.
+          all_reduce: The algorithm that sums messages.
+        """
+        ...
+
+    def spread(self, learned: Any, all_reduce: AllReduce) -> Any:
+        """Returns what the exchange updates, with gathered parameters as they are.
+
+        It is only called with a sharded optimizer.
+
+        Args:
+          learned: What the exchange updates.
+          all_reduce: The algorithm that sums messages.
+        """
+        ...
+
     def update(self, state: Any, kept: Any, reduced: Reduced) -> Any:
-        """Returns the state after the sum that is due is applied, and the info."""
+        """Returns the state after the reduced message is applied, and the info."""
         ...
 
     def deviation(self, in_flight: InFlight, reduced: Reduced) -> Any:
@@ -98,6 +129,24 @@ class StepConfig:
           out_specs: Partition specs of the results.
         """
         return on_mesh(local, self.mesh, in_specs, out_specs, self.axis_name)
+
+    def on_state(self, local: Callable[..., Any], rest: Any, results: Any) -> Any:
+        """Returns `local` as a program of a state and more arguments.
+
+        Args:
+          local: Function of the state of one device or group and of more arguments. The
+            first of its results is the next state.
+          rest: Partition specs of the arguments that follow the state.
+          results: Partition specs of the results that follow the next state.
+        """
+
+        @functools.wraps(local)
+        def program(state: Any, *args: Any) -> Any:
+            specs = state.over_data(self.axis_name)
+            mapped = self.on_mesh(local, (specs, *rest), (specs, *results))
+            return mapped(state, *args)
+
+        return program
 
     def codec_states(self, like: Message, *, abstract: bool = False) -> Any:
         """Returns the states of all devices' codecs before the first message.

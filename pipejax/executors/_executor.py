@@ -36,7 +36,7 @@ class Executor(Protocol):
         """Takes one step.
 
         Args:
-          state: The replicated part of the train state.
+          state: The shared part of the train state.
           in_flight: The messages in flight.
           batch: The global batch.
 
@@ -49,7 +49,7 @@ class Executor(Protocol):
         """Applies all messages in flight, in order.
 
         Args:
-          state: The replicated part of the train state.
+          state: The shared part of the train state.
           in_flight: The messages in flight.
 
         Returns:
@@ -62,7 +62,7 @@ class Executor(Protocol):
         """Returns the lowered program in which a step computes.
 
         Args:
-          state: The replicated part of the train state, or its shapes.
+          state: The shared part of the train state, or its shapes.
           in_flight: The messages in flight, or their shapes.
           batch: The global batch, or its shapes.
         """

@@ -24,12 +24,10 @@ from jax.sharding import PartitionSpec as P
 from pipejax.message import (
     InFlight,
     Message,
-    Reduced,
+    advanced,
     arrivals,
     emptied,
     has_arrived,
-    reduced,
-    reduction,
     shift,
 )
 
@@ -103,12 +101,9 @@ class Fused:
         The key says whether the step is being traced.
         """
         own = P(self.config.axis_name)
-        mapped = self.config.on_mesh(
-            self._local_step, (P(), own, own, own), (P(), own, P())
-        )
         program = functools.partial(
             jax.jit,
-            mapped,
+            self.config.on_state(self._local_step, (own, own, own), (own, P())),
             in_shardings=(None, None, None, self.config.batches),
             donate_argnums=self._donated,
         )
@@ -122,9 +117,8 @@ class Fused:
     def _drain(self) -> jax.stages.Wrapped:
         """Returns the program of a drain."""
         own = P(self.config.axis_name)
-        specs = (P(), own), (P(), own, P())
-        mapped = self.config.on_mesh(self._local_drain, *specs)
-        return jax.jit(mapped, donate_argnums=self._donated)
+        program = self.config.on_state(self._local_drain, (own,), (own, P()))
+        return jax.jit(program, donate_argnums=self._donated)
 
     @property
     def _donated(self) -> tuple[int, ...]:
@@ -142,21 +136,26 @@ class Fused:
         config, work = self.config, self.config.work
         in_flight = leaving._replace(pending=(*leaving.pending, *staying))
         before, arrived = in_flight.codec_states, has_arrived(in_flight)
+        behind, sums_by = arrivals(advanced(in_flight)), config.sums_by
         if config.width == 1:
             fresh, left = work.compute(state, in_flight, batch)
-            total, after = reduced(
-                fresh, before, arrived, config.sums_by, config.axis_name
-            )
+            exchange = work.exchange(state, fresh, arrived, behind, sums_by)
+            reduced, after = exchange.run(before)
         else:
             oldest = in_flight.pending[0]
-            stages = reduction(oldest, config.sums_by, config.axis_name)
-            whole, after, (fresh, left) = weave(
-                oldest, before, stages, work.compute, state, in_flight, batch
+            exchange = work.exchange(state, oldest, arrived, behind, sums_by)
+            value, after, (fresh, left) = weave(
+                exchange.start,
+                before,
+                exchange.stages,
+                work.compute,
+                *(state, in_flight, batch),
+                early=exchange.early,
             )
-            total = Reduced.of(whole, arrived)
-            after = total.settled(after, before)
-        state, info = work.update(state, left, total)
-        deviation = work.deviation(in_flight, total)
+            reduced = exchange.end(value)
+            after = reduced.settled(after, before)
+        state, info = work.update(state, left, reduced)
+        deviation = work.deviation(in_flight, reduced)
         queue = shift(in_flight, fresh, after, deviation)
         return state, queue._replace(pending=queue.pending[-1:]), info
 
@@ -165,13 +164,13 @@ class Fused:
 
         It applies the oldest message first, in the same order as steps would.
         """
-        config, states, infos = self.config, in_flight.codec_states, []
-        queue = zip(in_flight.pending, arrivals(in_flight), strict=True)
-        for message, arrived in queue:
-            total, states = reduced(
-                message, states, arrived, config.sums_by, config.axis_name
-            )
-            state, info = config.work.update(state, None, total)
+        work, states, infos = self.config.work, in_flight.codec_states, []
+        real = arrivals(in_flight)
+        for age, message in enumerate(in_flight.pending):
+            behind, sums_by = real[age + 1 :], self.config.sums_by
+            exchange = work.exchange(state, message, real[age], behind, sums_by)
+            reduced, states = exchange.run(states)
+            state, info = work.update(state, None, reduced)
             infos.append(info)
         return state, emptied(in_flight, states), tuple(infos)
 

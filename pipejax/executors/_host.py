@@ -22,6 +22,7 @@ import copy
 import dataclasses
 import functools
 import operator
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ from pipejax.message import InFlight, Message, Reduced, emptied
 
 from ._config import StepConfig
 from ._own_collectives import OwnCollectiveError, check_no_own, spans_cpu_processes
-from ._reduce import Reduce, make_reduce, reduction_mesh
+from ._reduce import Reduce, make_reduce, make_spread, make_update, reduction_mesh
 from ._thread import CommunicationThread
 
 
@@ -43,13 +44,14 @@ class Begun(NamedTuple):
 
     Attributes:
       message: The message that is summed.
-      before: The codec states that the reduction starts from. `None` if these are the
-        states that the reduction before it returns.
+      before: What the reduction starts from: the codec states, and with a sharded
+        optimizer the pieces that it updates. `None` if these are what the reduction
+        before it returns.
       sum: The future of the sum and of the codec states after it.
     """
 
     message: Message
-    before: Any
+    before: tuple[Any, Any] | None
     sum: Future[tuple[Reduced, Any]]
 
 
@@ -87,13 +89,16 @@ class Host:
         fresh, left = self._compute(state, _bare(in_flight), batch)
         pending = (*in_flight.pending, fresh)
         # All but the last were started by earlier steps, if this executor ran them.
-        first, *others = self._reductions(in_flight, pending)
+        first, *others = self._reductions(state, in_flight, pending)
         total, states = self._result(first)
-        self._begun[:] = [x._replace(before=states) for x in others[:1]] + others[1:]
-        due = _due(in_flight)
-        self._check_no_own(self._update, state, left, total, due)
-        state, filled, deviation, info = self._update(state, left, total, due)
-        return state, InFlight(pending[1:], filled, states, deviation), info
+        learned, total = total.updated, total._replace(updated=None)
+        before = states, learned
+        self._begun[:] = [x._replace(before=before) for x in others[:1]] + others[1:]
+        due, rest = _due(in_flight), state.without_learned()
+        self._check_no_own(self._update, rest, left, total, due)
+        rest, filled, deviation, info = self._update(rest, left, total, due)
+        queue = InFlight(pending[1:], filled, states, deviation)
+        return rest.with_learned(learned), queue, info
 
     def drain(self, state: Any, in_flight: Any) -> tuple[Any, Any, Any]:
         """Waits for the sum of every message in flight, in order, and applies it.
@@ -103,17 +108,22 @@ class Host:
         _check_concrete(state)
         self._raise_failures()
         # All sums are there before the first program overwrites a donated state.
-        begun = self._reductions(in_flight, in_flight.pending)
+        begun = self._reductions(state, in_flight, in_flight.pending)
         sums = [self._result(reduction) for reduction in begun]
         states, infos = sums[-1][1] if sums else in_flight.codec_states, []
+        learned = sums[-1][0].updated if sums else state.learned
+        if sums and learned is not None:
+            learned = self._thread.submit(self._spread, learned).result()
+        rest = state.without_learned()
         for age, (total, _) in enumerate(sums):
-            self._check_no_own(self._apply[age], state, total, in_flight.filled)
-            state, info = self._apply[age](state, total, in_flight.filled)
+            total = total._replace(updated=None)
+            self._check_no_own(self._apply[age], rest, total, in_flight.filled)
+            rest, info = self._apply[age](rest, total, in_flight.filled)
             infos.append(info)
         self._begun.clear()
         self.join()
         empty = self._emptied(_bare(in_flight))._replace(codec_states=states)
-        return state, empty, tuple(infos)
+        return rest.with_learned(learned), empty, tuple(infos)
 
     def lower(self, state: Any, in_flight: Any, batch: Any) -> jax.stages.Lowered:
         """Returns the lowered program that computes.
@@ -137,15 +147,16 @@ class Host:
         return {}
 
     def _reductions(
-        self, in_flight: InFlight, pending: tuple[Message, ...]
+        self, state: Any, in_flight: InFlight, pending: tuple[Message, ...]
     ) -> list[Begun]:
         """Returns the reductions of all messages, in order, and starts missing ones.
 
         A reduction that was started before is used if it sums the same arrays from the
-        same codec states, and if all reductions before it are used.
+        same codec states and pieces, and if all reductions before it are used.
         """
         known, found = list(self._begun), list[Begun]()
-        if known and not _identical(known[0].before, in_flight.codec_states):
+        before = in_flight.codec_states, state.learned
+        if known and not _identical(known[0].before, before):
             known = []
         for age, message in enumerate(pending):
             if known and _identical(known[0].message, message):
@@ -153,31 +164,40 @@ class Host:
             else:
                 known = []
                 last = found[-1].sum if found else None
-                found.append(self._begin(message, in_flight, age, last))
+                given = before if last is None else None
+                begun = self._begin(message, given, last, in_flight.filled, age)
+                found.append(begun)
         return found
 
     def _begin(
-        self, message: Message, in_flight: InFlight, age: int, last: Any
+        self, message: Message, before: Any, last: Any, filled: jax.Array, age: int
     ) -> Begun:
         """Hands a reduction to the thread, which runs it after all earlier ones.
 
         Args:
           message: The message to sum.
-          in_flight: The queue that the executor was given.
-          age: The place of the message in the queue. 0 is the oldest.
+          before: What the first reduction starts from, or `None` for others.
           last: The future of the reduction before it, or `None` if it is the first.
+          filled: The number of real messages in the queue that the executor was given.
+          age: The place of the message in the queue. 0 is the oldest.
         """
         least = self.config.width - 1 - age
-        filled = in_flight.filled
-        before = in_flight.codec_states if last is None else None
         # `with jax.enable_x64()` acts on the caller's thread alone. If the setting were
         # not passed on, the other thread would sum float64 in float32.
         x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
 
         def reduce() -> tuple[Reduced, Any]:
-            states = before if last is None else last.result()[1]
+            if last is None:
+                states, learned = before
+            else:
+                reduced, states = last.result()
+                learned = reduced.updated
             with jax.enable_x64(x64):
-                total, after = self._reduce(message, states)
+                if learned is None:
+                    total, after = self._reduce(message, states)
+                else:
+                    update = self._reduce_and_update(age)
+                    total, after = update(learned, message, states, filled)
             stateless = not jax.tree.leaves(states)
             # The zeros of a pipeline that is not full must not change the codec states.
             real = stateless or least == 0 or _first(filled) >= least
@@ -229,11 +249,27 @@ class Host:
         return make_reduce(self.config, self.reduction_mesh)
 
     @functools.cached_property
+    def _reduce_and_update(self) -> Callable[[int], Any]:
+        """Returns the programs that exchange a message and update pieces, by age."""
+        return functools.cache(functools.partial(make_update, self.config))
+
+    @functools.cached_property
+    def _spread(self) -> Callable[[Any], Any]:
+        """Returns the program that gathers parameters as they are."""
+        return make_spread(self.config)
+
+    @functools.cached_property
     def _compute(self) -> jax.stages.Wrapped:
         """Returns the program that makes a message."""
         compute, own = self.config.work.compute, P(self.config.axis_name)
-        mapped = self.config.on_mesh(compute, (P(), own, own), (own, P()))
-        return jax.jit(mapped, in_shardings=(None, None, self.config.batches))
+
+        @functools.wraps(compute)
+        def program(state: Any, in_flight: Any, batch: Any) -> Any:
+            specs = state.over_data(self.config.axis_name), own, own
+            mapped = self.config.on_mesh(compute, specs, (own, P()))
+            return mapped(state, in_flight, batch)
+
+        return jax.jit(program, in_shardings=(None, None, self.config.batches))
 
     @functools.cached_property
     def _update(self) -> jax.stages.Wrapped:

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pipejax.mesh import AxisName, axes
-from pipejax.message import Message, Reduced, reduced
+from pipejax.message import Message, Reduced, averaging
 
 from ._by_place import groups_in_processes, reduce_by_place, sum_specs
 from ._config import StepConfig
@@ -63,7 +63,8 @@ def reduce_in_place(config: StepConfig) -> Reduce:
     def local(message: Message, before: Any) -> Any:
         # `Host` replaces this value, and drops codec states that follow from zeros.
         arrived = jnp.array(True)
-        return reduced(message, before, arrived, config.sums_by, config.axis_name)
+        exchange = averaging(message, arrived, config.sums_by, config.axis_name)
+        return exchange.run(before)
 
     compiled = jax.jit(config.on_mesh(local, (own, own), (P(), own)))
 
@@ -71,6 +72,67 @@ def reduce_in_place(config: StepConfig) -> Reduce:
         return jax.block_until_ready(compiled(message, states))
 
     return reduce
+
+
+def make_update(config: StepConfig, age: int) -> Callable[..., tuple[Reduced, Any]]:
+    """Returns a function that exchanges a message and updates pieces in between.
+
+    Args:
+      config: The step, which has a sharded optimizer.
+      age: The place of the message in the queue. 0 is the oldest.
+
+    Returns:
+      A function from what the exchange updates, the message, the codec states and the
+      number of real messages in the queue to the reduced message and the codec states
+      after it. It waits for the result.
+    """
+    own, last = P(config.axis_name), config.width - 1
+
+    def local(learned: Any, message: Message, before: Any, filled: jax.Array) -> Any:
+        # Until the message is applied, `age` messages more enter the queue, and one
+        # with the step that applies it.
+        then = jnp.minimum(filled[0] + age + 1, last)
+        behind = [then >= last - place for place in range(last)]
+        arrived = filled[0] >= last - age
+        exchange = config.work.exchange(
+            learned, message, arrived, behind, config.sums_by
+        )
+        return exchange.run(before)
+
+    @jax.jit
+    def program(learned: Any, message: Message, before: Any, filled: jax.Array) -> Any:
+        specs = learned.over_data(config.axis_name)
+        whole: Any = P()
+        results = Reduced(whole, whole, whole, specs), own
+        mapped = config.on_mesh(local, (specs, own, own, own), results)
+        return mapped(learned, message, before, filled)
+
+    def update(*args: Any) -> Any:
+        return jax.block_until_ready(program(*args))
+
+    return update
+
+
+def make_spread(config: StepConfig) -> Callable[[Any], Any]:
+    """Returns a function that gathers parameters as they are, and waits for them.
+
+    Args:
+      config: The step, which has a sharded optimizer.
+    """
+
+    @jax.jit
+    def program(learned: Any) -> Any:
+        specs = learned.over_data(config.axis_name)
+
+        def local(learned: Any) -> Any:
+            return config.work.spread(learned, config.sums_by)
+
+        return config.on_mesh(local, (specs,), specs)(learned)
+
+    def spread(learned: Any) -> Any:
+        return jax.block_until_ready(program(learned))
+
+    return spread
 
 
 def reduce_by_copy(config: StepConfig, cpus: Mesh) -> Reduce:

@@ -1,22 +1,23 @@
-"""Weaves the stages of an all-reduce into the compute that hides them."""
+"""Weaves the stages of an exchange into the compute that hides them."""
 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from jax import lax
 
 from pipejax.collectives import Stages
-from pipejax.message import Message, message_of, summands
 
 
 def weave(
-    message: Message,
+    value: Any,
     states: Any,
     stages: Stages,
     compute: Callable[..., Any],
     *args: Any,
-) -> tuple[Message, Any, Any]:
-    """Sums a message over devices beside `compute(*args)`, which does not need the sum.
+    early: float = 0.5,
+) -> tuple[Any, Any, Any]:
+    """Runs stages beside `compute(*args)`, which does not need what they return.
 
     The compute is cut into as many pieces as there are stages. Stage i runs beside
     piece i, and a barrier stands after the two: the next stage and the next piece begin
@@ -24,25 +25,46 @@ def weave(
     collective before the compute. The collective would then end there too, where
     nothing hides it.
 
+    A piece is the longer, the more bytes its stage sends. A stage that sends a few
+    numbers still gets a hundredth of what an equal share would be.
+
     Args:
-      message: The message of this device.
-      states: The codec states of this device before the sum.
-      stages: The stages that sum messages of this form.
+      value: The value before the first stage.
+      states: The codec states of this device before the first stage.
+      stages: The stages of an exchange.
       compute: The function to run beside the stages.
       *args: Its arguments.
+      early: The share of the compute beside the first half of the bytes.
 
     Returns:
-      The sum, the codec states after it, and what `compute` returned.
+      The value after the last stage, the codec states after it, and what `compute`
+      returned.
     """
     from ._cut import cut  # imports jax.extend, which is slow
 
-    pieces, result = cut(compute, max(1, len(stages.stages)), *args)
-    payload: Any = summands(message), states
+    pieces, result = cut(compute, shares(stages, early), *args)
+    payload: Any = value, states
     values: list[Any] = []
     for i, piece in enumerate(pieces):
         if i < len(stages.stages):
             payload = stages.stages[i](payload)
         values = piece(values)
         payload, values = lax.optimization_barrier((payload, values))
-    total, after = stages.finish(payload)
-    return message_of(total, message), after, result(values)
+    value, after = stages.finish(payload)
+    return value, after, result(values)
+
+
+def shares(stages: Stages, early: float = 0.5) -> list[float]:
+    """Returns the share of the compute beside each stage, by the bytes that it sends.
+
+    Args:
+      stages: The stages of an exchange. Without any, all compute is one share.
+      early: The share of the compute beside the first half of the bytes.
+    """
+    sent = [sum(x.wire_bytes for x in transfers) for transfers in stages.by_collective]
+    if not sum(sent):
+        return [1 / max(1, len(sent))] * max(1, len(sent))
+    least = sum(sent) / len(sent) / 100
+    ends = np.cumsum([0.0, *(max(size, least) for size in sent)])
+    places = np.interp(ends / ends[-1], [0, 0.5, 1], [0, early, 1])
+    return np.diff(places).tolist()

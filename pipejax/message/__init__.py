@@ -1,6 +1,9 @@
 """Messages: what a device contributes to a step, their sum, and those in flight."""
 
+from ._exchange import Exchange as Exchange
+from ._exchange import averaging as averaging
 from ._in_flight import InFlight as InFlight
+from ._in_flight import advanced as advanced
 from ._in_flight import arrivals as arrivals
 from ._in_flight import at_width_1 as at_width_1
 from ._in_flight import count as count
@@ -20,7 +23,6 @@ from ._reduce import codec_states as codec_states
 from ._reduce import layout_of as layout_of
 from ._reduce import message_of as message_of
 from ._reduce import on_shards_of as on_shards_of
-from ._reduce import reduced as reduced
 from ._reduce import reduction as reduction
 from ._reduce import summands as summands
 from ._reduce import summed as summed

@@ -112,6 +112,12 @@ def count(in_flight: InFlight) -> int:
     return int(jax.device_get(own)[0])
 
 
+def advanced(in_flight: InFlight) -> InFlight:
+    """Returns the queue whose count says that a fresh message has entered it."""
+    filled = jnp.minimum(in_flight.filled + 1, len(in_flight.pending))
+    return in_flight._replace(filled=filled)
+
+
 def shift(
     in_flight: InFlight, fresh: Message, codec_states: Any, deviation: Any
 ) -> InFlight:
@@ -123,9 +129,8 @@ def shift(
       codec_states: States of the codecs after the oldest message.
       deviation: Deviation of the oldest message, or `None`.
     """
-    return InFlight(
+    return advanced(in_flight)._replace(
         pending=(*in_flight.pending, fresh)[1:],
-        filled=jnp.minimum(in_flight.filled + 1, len(in_flight.pending)),
         codec_states=codec_states,
         deviation=deviation,
     )

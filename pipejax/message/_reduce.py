@@ -1,7 +1,4 @@
-"""Sums a message over devices, and checks whether the sum may be applied.
-
-The executor decides when the stages of the sum run, and beside which compute.
-"""
+"""Sums a message over devices, and checks whether the sum may be applied."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,7 +8,15 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from pipejax.collectives import AllReduce, Layout, Sharded, Stages, Summands, run
+from pipejax.collectives import (
+    AllReduce,
+    Layout,
+    Sharded,
+    Stages,
+    Summands,
+    run,
+)
+from pipejax.collectives._halved import Halved
 from pipejax.mesh import AxisName
 from pipejax.shards import group_axes, on_shards
 
@@ -26,11 +31,14 @@ class Reduced(NamedTuple):
       arrived: bool scalar, whether the messages are real, and not the zeros of an empty
         queue.
       finite: bool scalar, whether all gradients and changes of the sum are finite.
+      updated: Parameters and optimizer state after the update, if the exchange itself
+        has updated them. The sum then has no gradients.
     """
 
     sum: Message
     arrived: jax.Array
     finite: jax.Array
+    updated: Any = None
 
     @classmethod
     def of(cls, total: Message, arrived: jax.Array) -> "Reduced":
@@ -101,8 +109,13 @@ def reduction(message: Message, all_reduce: AllReduce, axis_name: AxisName) -> S
 
 
 def on_shards_of(message: Message, all_reduce: AllReduce) -> Any:
-    """Returns the algorithm that sums a message: on shards, if a group shards it."""
+    """Returns the algorithm that sums a message: on shards, if a group shards it.
+
+    With a sharded optimizer, it has two halves, between which devices have pieces.
+    """
     shards = message.shards
+    if shards.cuts:
+        all_reduce = Halved(all_reduce, shards.cuts)
     if not shards:
         return all_reduce
     exact = summands(message).exact
@@ -141,31 +154,6 @@ def message_of(arrays: Summands, like: Message) -> Message:
     structure = jax.tree.structure(like.gradients)
     gradients = jax.tree.unflatten(structure, arrays.coded)
     return Message(gradients, changes, passengers, like.shards)
-
-
-def reduced(
-    message: Message,
-    states: Any,
-    arrived: jax.Array,
-    all_reduce: AllReduce,
-    axis_name: AxisName,
-) -> tuple[Reduced, Any]:
-    """Sums a message over devices, and checks whether the sum may be applied.
-
-    Args:
-      message: The message of this device.
-      states: States of the codecs before the sum.
-      arrived: bool scalar, whether the message is real.
-      all_reduce: The algorithm that sums.
-      axis_name: Axis or axes of the surrounding `shard_map` to sum over.
-
-    Returns:
-      The sum, and the codec states after the sum. The states are unchanged if the sum
-      is not usable.
-    """
-    total, after = summed(message, states, all_reduce, axis_name)
-    found = Reduced.of(total, arrived)
-    return found, found.settled(after, states)
 
 
 def summed(

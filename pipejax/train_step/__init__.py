@@ -14,5 +14,5 @@ from ._shardings import in_flight_shardings as in_flight_shardings
 from ._shardings import state_shardings as state_shardings
 from ._state import Aux as Aux
 from ._state import PipelineState as PipelineState
-from ._state import ReplicatedState as ReplicatedState
+from ._state import SharedState as SharedState
 from ._step import TrainStep as TrainStep

@@ -3,6 +3,7 @@
 Each error message names the argument, the rule, the value and the remedy.
 """
 
+import math
 import operator
 from typing import Any
 
@@ -12,6 +13,7 @@ from jax.sharding import AxisType, Mesh
 from jax.typing import DTypeLike
 
 from pipejax.collectives import AllReduce, Schedule
+from pipejax.collectives._halved import has_halves
 from pipejax.integers import is_integer
 from pipejax.mesh import AxisName, axes, inner_axes, is_attached
 
@@ -171,3 +173,30 @@ def check_mesh(mesh: Mesh, axis_name: AxisName) -> Mesh:
             " pj.data_mesh(), or start as many processes as are to train."
         )
     return mesh
+
+
+def check_sharded_optimizer(
+    schedule: Schedule, mesh: Mesh, axis_name: AxisName, deviation_feedback: float
+) -> None:
+    """Raises a `ValueError` unless the settings allow a sharded optimizer.
+
+    Args:
+      schedule: The algorithms that sum messages.
+      mesh: The mesh of the train step.
+      axis_name: Axis or axes of the data.
+      deviation_feedback: The argument of this name.
+    """
+    if deviation_feedback:
+        raise ValueError(
+            "`deviation_feedback` must be 0 with shard_optimizer=True, where no device"
+            f" has a whole mean gradient; got {deviation_feedback}."
+        )
+    devices = math.prod(mesh.shape[name] for name in axes(axis_name))
+    for all_reduce in schedule.phases:
+        if not has_halves(all_reduce, devices):
+            raise ValueError(
+                "`all_reduce` must have two halves with shard_optimizer=True, between"
+                " which every device has a piece of the sums: psum() without a codec,"
+                " two_shot, ring, or on a power of two of devices halving_doubling;"
+                f" got {all_reduce} on {devices} devices."
+            )

@@ -13,7 +13,7 @@ from pipejax.message import InFlight, Message, Passengers, width_of
 
 from ._check_input import difference, is_array
 from ._gradient import empty_message
-from ._state import PipelineState
+from ._state import PipelineState, whole_params
 
 
 def check_state(state: Any, devices: set[Any], *, counted: bool) -> None:
@@ -126,7 +126,7 @@ def check_pending(
     if not in_flight.pending:
         return
     wanted = jax.eval_shape(
-        lambda: empty_message(state.params, state.model_state, reduce_dtype)
+        lambda: empty_message(whole_params(state), state.model_state, reduce_dtype)
     )
     for name in ("gradients", "changes"):
         of_all = jax.tree.map(

@@ -1,5 +1,6 @@
 """Makes the state before the first step, or its shapes and shardings."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from pipejax.executors import StepConfig
 from pipejax.mesh import axes, inner_axes
 from pipejax.message import InFlight, Message, empty
-from pipejax.shards import UNSHARDED, Shards, inner_specs
+from pipejax.shards import UNSHARDED, Shards, cut_axes, inner_specs
 
 from ._check_input import (
     check_attached,
@@ -23,9 +24,10 @@ from ._feed import Batch, laid_out
 from ._gradient import empty_message
 from ._local_step import LocalStep
 from ._loss import is_floating
+from ._piecewise_step import PiecewiseStep
 from ._replicate import check_same_in_groups, is_traced, placed
 from ._shardings import in_flight_shardings, state_shardings
-from ._state import ReplicatedState
+from ._state import SharedState
 
 
 class Given(NamedTuple):
@@ -53,9 +55,9 @@ class Plan(NamedTuple):
       shapes: The state and the pipeline as `jax.ShapeDtypeStruct`s with shardings.
     """
 
-    make: Callable[[Given], tuple[ReplicatedState, InFlight]]
+    make: Callable[[Given], tuple[SharedState, InFlight]]
     specs: Given
-    shapes: tuple[ReplicatedState, InFlight]
+    shapes: tuple[SharedState, InFlight]
 
 
 def initial(
@@ -65,14 +67,14 @@ def initial(
     batch: Any,
     *,
     feeds_back: bool,
-) -> tuple[ReplicatedState, InFlight]:
+) -> tuple[SharedState, InFlight]:
     """Lays out the state, and a pipeline with nothing in flight.
 
     On several processes, placing the arrays is a collective, so no other collective may
     be under way.
 
     Returns:
-      The replicated state, and the empty pipeline of all devices without codec states.
+      The shared state, and the empty pipeline of all devices without codec states.
 
     Raises:
       ValueError: If `train.init` must not be given one of the arguments.
@@ -115,7 +117,13 @@ def planned(
     check_params(given.params)
     check_keywords(local_step.loss_fn, model_state=given.model_state, rng=given.rng)
     found = {
-        name: inner_specs(name, tree, config.mesh, config.axis_name)
+        name: inner_specs(
+            name,
+            tree,
+            config.mesh,
+            config.axis_name,
+            gathers=isinstance(local_step, PiecewiseStep),
+        )
         for name, tree in given._asdict().items()
     }
     tx = local_step.tx
@@ -131,12 +139,19 @@ def planned(
         specs = found["model_state"]
         pairs = zip(jax.tree.leaves(forms.model_state), specs, strict=True)
         changes = tuple(spec for leaf, spec in pairs if is_floating(leaf))
-        shards = Shards(found["params"], specs, changes)
+        inner = inner_axes(config.mesh, config.axis_name)
+        shards = Shards(found["params"], specs, changes, inner=inner)
+    if isinstance(local_step, PiecewiseStep):
+        specs = found["params"]
+        cuts = cut_axes(forms.params, specs, config.devices)
+        shards = dataclasses.replace(shards, cuts=cuts)
     like = _message_form(local_step, config, forms, batch, shards)
+    if isinstance(local_step, PiecewiseStep):
+        local_step.check_pieces(forms.params, like, config.mesh)
 
-    def local(given: Given) -> tuple[ReplicatedState, InFlight]:
+    def whole(given: Given) -> SharedState:
         params, model_state, rng, opt_state = given
-        state = ReplicatedState(
+        return SharedState(
             params=params,
             opt_state=tx.init(params) if opt_state is None else opt_state,
             model_state=model_state,
@@ -145,12 +160,24 @@ def planned(
             step=jnp.zeros((), jnp.int32),
             shards=shards,
         )
+
+    over_data = jax.eval_shape(whole, forms).over_data(config.axis_name)
+
+    def local(given: Given) -> tuple[SharedState, InFlight]:
+        state = whole(given)
+        if isinstance(local_step, PiecewiseStep):
+            predicts = config.width > 1 and local_step.weight_prediction
+            state = local_step.in_pieces(state, over_data, predicts=predicts)
         return state, empty(like, config.width, {}, feeds_back=feeds_back)
 
-    make = config.on_mesh(local, P(), (P(), P(config.axis_name)))
+    if isinstance(local_step, PiecewiseStep):
+        out = over_data._replace(gathered=P(), coarse=P())
+    else:
+        out = over_data
+    make = config.on_mesh(local, P(), (out, P(config.axis_name)))
     state, in_flight = jax.eval_shape(make, forms)
     shardings = (
-        state_shardings(state, config.mesh),
+        state_shardings(state, config.mesh, config.axis_name),
         in_flight_shardings(in_flight, shards, config, axes(config.axis_name)),
     )
     shapes = jax.tree.map(
@@ -164,9 +191,7 @@ def planned(
 def _specs_of(given: Given, shards: Shards) -> Given:
     """Returns the partition specs of the given arrays, over inner axes."""
     nothing: Any = None
-    state = ReplicatedState(
-        **given._asdict(), skipped=nothing, step=nothing, shards=shards
-    )
+    state = SharedState(**given._asdict(), skipped=nothing, step=nothing, shards=shards)
     specs = state.specs()
     return Given(*(getattr(specs, name) for name in Given._fields))
 

@@ -10,6 +10,7 @@ compute.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,8 +19,18 @@ import optax
 from jax import lax
 from jax.typing import DTypeLike
 
+from pipejax.collectives import AllReduce
+from pipejax.executors import collective_axes
 from pipejax.mesh import AxisName
-from pipejax.message import InFlight, Message, Reduced, arrivals, mean
+from pipejax.message import (
+    Exchange,
+    InFlight,
+    Message,
+    Reduced,
+    arrivals,
+    averaging,
+    mean,
+)
 from pipejax.shards import Shards, constrained
 
 from ._check_inner import warn_of_unused_axes
@@ -28,8 +39,8 @@ from ._feed import Batch
 from ._gradient import local_message
 from ._info import StepInfo
 from ._loss import Loss
-from ._state import Kept, ReplicatedState
-from ._update import apply_reduced
+from ._state import Kept, SharedState
+from ._update import advanced, apply_reduced
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,7 +63,7 @@ class LocalStep:
     skip_nonfinite: bool
 
     def compute(
-        self, state: ReplicatedState, in_flight: InFlight, batch: Batch
+        self, state: SharedState, in_flight: InFlight, batch: Batch
     ) -> tuple[Message, Kept]:
         """Returns this device's message, and what the update will need.
 
@@ -65,19 +76,44 @@ class LocalStep:
         if state.shards:
             given = state.params, state.model_state, key, batch, state.shards
             warn_of_unused_axes(self.loss_fn, *given)
-        at = self.predicted(state, in_flight) if self.weight_prediction else state
+        at = self.point(state, in_flight)
         message, after = self.message(
             at.params, at.model_state, key, batch, state.shards
         )
         check_room(message, in_flight)
         return message, Kept(after, rng, state.step + 1)
 
+    def exchange(
+        self,
+        state: SharedState,
+        message: Message,
+        arrived: jax.Array,
+        behind: Sequence[jax.Array],
+        all_reduce: AllReduce,
+    ) -> Exchange:
+        """Returns the exchange that sums a message over devices.
+
+        Args:
+          state: State before the update, which the sum does not depend on.
+          message: The message of this device.
+          arrived: Whether the message is real.
+          behind: For each message that will be in flight after the update, whether it
+            is real. The sum does not depend on it.
+          all_reduce: The algorithm that sums messages.
+        """
+        del state, behind
+        return averaging(message, arrived, all_reduce, self.axis_name)
+
+    def spread(self, learned: Any, all_reduce: AllReduce) -> Any:
+        """Returns `None`, because every device has all parameters."""
+        del learned, all_reduce
+
     def update(
         self,
-        state: ReplicatedState,
+        state: SharedState,
         kept: Kept | None,
         reduced: Reduced,
-    ) -> tuple[ReplicatedState, StepInfo]:
+    ) -> tuple[SharedState, StepInfo]:
         """Applies the mean that is due, if it has arrived and is finite.
 
         Args:
@@ -95,7 +131,11 @@ class LocalStep:
         devices = lax.axis_size(self.axis_name)
         return self._applied(state, reduced, after, devices=devices, alike=True)
 
-    def predicted(self, state: ReplicatedState, in_flight: InFlight) -> ReplicatedState:
+    def point(self, state: SharedState, in_flight: InFlight) -> SharedState:
+        """Returns the state at whose parameters this device takes its gradient."""
+        return self.predicted(state, in_flight) if self.weight_prediction else state
+
+    def predicted(self, state: SharedState, in_flight: InFlight) -> SharedState:
         """Returns this device's prediction: the state after its messages in flight.
 
         Messages in flight are applied in their order. This device's own gradients stand
@@ -191,22 +231,36 @@ class LocalStep:
 
     def _applied(
         self,
-        state: ReplicatedState,
+        state: SharedState,
         reduced: Reduced,
         after: Any,
         *,
         devices: int,
         alike: bool,
-    ) -> tuple[ReplicatedState, StepInfo]:
-        """Calls `apply_reduced` with the settings of this step."""
+    ) -> tuple[SharedState, StepInfo]:
+        """Applies a reduced message with the settings of this step.
+
+        Args:
+          state: State before the update.
+          reduced: The messages, summed over devices.
+          after: Model state as this device's loss left it.
+          devices: Number of devices over which the messages were summed.
+          alike: Whether all devices apply the same sum. Otherwise, each device applies
+            its own message, in a prediction.
+        """
+
+        def advance(message: Message) -> tuple[Any, Any]:
+            return advanced(self.tx, state.params, state.opt_state, message, devices)
+
+        # A collective in a branch would wait in vain for devices in the other branch.
         return apply_reduced(
-            self.tx,
             state,
             reduced,
             after,
+            advance,
             devices=devices,
-            alike=alike,
-            platform=self.platform,
+            branches=self.platform == "cpu"
+            and (alike or not collective_axes(lambda: advance(reduced.sum))),
             skip_nonfinite=self.skip_nonfinite,
         )
 

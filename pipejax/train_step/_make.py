@@ -19,11 +19,13 @@ from ._check_settings import (
     check_flag,
     check_floating,
     check_mesh,
+    check_sharded_optimizer,
     check_tx,
     check_width,
 )
 from ._local_step import LocalStep
 from ._loss import Loss
+from ._piecewise_step import PiecewiseStep
 from ._step import TrainStep
 
 
@@ -44,6 +46,7 @@ def make_train_step(
     deviation_feedback: float = 0.0,
     executor: Literal["auto", "fused", "host"] = "auto",
     skip_nonfinite: bool = True,
+    shard_optimizer: bool = False,
 ) -> TrainStep:
     r"""Makes a data-parallel train step of pipeline width K.
 
@@ -126,6 +129,14 @@ def make_train_step(
         state is not finite, and to count it. `False` leaves such gradients to the
         optimizer (`optax.apply_if_finite`, `optax.zero_nans`). The codecs of the
         all-reduce keep nothing of such gradients in either case.
+      shard_optimizer: Whether each of p devices keeps only 1/p of the optimizer's state
+        and of the master parameters, and computes 1/p of the update (ZeRO-1). The
+        update then runs between the two halves of the exchange, a reduce-scatter and an
+        all-gather, which send the same bytes as the all-reduce. `tx` must work element
+        by element, apart from sums over whole arrays such as a global norm.
+        `state.params` are split along an axis that divides among the devices, and
+        `state.gathered` are the whole parameters that every device computes with, in
+        `compute_dtype`.
 
     Returns:
       A `TrainStep`, with the methods `init`, `step` and `drain`.
@@ -152,7 +163,8 @@ def make_train_step(
     """
     axis_name = check_axis_name(axis_name)
     mesh = check_mesh(mesh, axis_name)
-    work = LocalStep(
+    sharded = check_flag("shard_optimizer", shard_optimizer)
+    work = (PiecewiseStep if sharded else LocalStep)(
         loss_fn=loss_fn,
         tx=check_tx(tx),
         microbatches=check_count("microbatches", microbatches, 1),
@@ -165,6 +177,8 @@ def make_train_step(
         skip_nonfinite=check_flag("skip_nonfinite", skip_nonfinite),
     )
     schedule = check_all_reduce(all_reduce, axis_name)
+    if shard_optimizer:
+        check_sharded_optimizer(schedule, mesh, axis_name, work.deviation_feedback)
     config = StepConfig(
         work=work,
         mesh=mesh,

@@ -7,21 +7,29 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pipejax.executors import StepConfig
+from pipejax.mesh import AxisName
 from pipejax.message import InFlight, Message
-from pipejax.shards import Shards, of_all_groups
+from pipejax.shards import Shards, of_all_groups, together
 
-from ._state import ReplicatedState
+from ._state import SharedState
 
 
-def state_shardings(state: ReplicatedState, mesh: Mesh) -> ReplicatedState:
-    """Returns the sharding of every array that is the same in all groups.
+def state_shardings(state: SharedState, mesh: Mesh, axis_name: AxisName) -> SharedState:
+    """Returns the sharding of every array outside of the messages in flight.
 
     Args:
       state: The state, or its shapes.
       mesh: The mesh of the train step.
+      axis_name: Axis or axes of the data.
     """
+    inside, over_data = state.specs(), state.over_data(axis_name)
+    if over_data == P():
+        over_data = jax.tree.map(lambda _: P(), state)
     return jax.tree.map(
-        lambda leaf, spec: _sharding(leaf, spec, mesh), state, state.specs()
+        lambda leaf, *specs: _sharding(leaf, together(*specs), mesh),
+        state,
+        inside,
+        over_data,
     )
 
 

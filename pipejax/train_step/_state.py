@@ -6,15 +6,19 @@ import jax
 import optax
 from jax.sharding import PartitionSpec as P
 
+from pipejax.mesh import AxisName
 from pipejax.message import InFlight
-from pipejax.shards import UNSHARDED, Shards, constrained, optimizer_specs
+from pipejax.pieces import Coarse
+from pipejax.shards import UNSHARDED, Shards, constrained, cut_spec, optimizer_specs
 
 
 class PipelineState(NamedTuple):
     """Everything that a run needs to continue, as one pytree.
 
     Every device has a copy of parameters, optimizer state and model state. On a mesh
-    with inner axes, every group has a copy, which its devices may shard.
+    with inner axes, every group has a copy, which its devices may shard. With
+    `shard_optimizer`, parameters and optimizer state are split over all devices, and
+    every device has a copy of `gathered`.
 
     Attributes:
       params: Parameters.
@@ -31,6 +35,11 @@ class PipelineState(NamedTuple):
         on it (warm-up, schedules), and before the first step if the model state is not
         finite, which that step then checks. Otherwise `None`.
       shards: How the devices of a group shard the arrays. It has no leaves.
+      gathered: The whole parameters that every device has with a sharded optimizer, in
+        `compute_dtype`. With weight prediction these are the parameters to which the
+        optimizer would coast if all gradients in flight were zero. Otherwise `None`.
+      coarse: Coarse copies of the parts of the optimizer state that weight prediction
+        needs with a sharded optimizer, or `None`.
     """
 
     params: optax.Params
@@ -42,10 +51,15 @@ class PipelineState(NamedTuple):
     step: jax.Array
     calls: Any
     shards: Shards = UNSHARDED
+    gathered: Any = None
+    coarse: Coarse | None = None
 
 
-class ReplicatedState(NamedTuple):
-    """The part of a `PipelineState` that is the same on all devices, or in all groups.
+class SharedState(NamedTuple):
+    """The part of a `PipelineState` that all devices, or all groups, share.
+
+    Every device has a copy of it, or with a sharded optimizer its pieces of parameters
+    and optimizer state.
 
     With `donate=True`, both executors may overwrite it in a step. Messages in flight
     are kept apart from it, because the host executor must not overwrite them: the
@@ -59,35 +73,129 @@ class ReplicatedState(NamedTuple):
     skipped: jax.Array
     step: jax.Array
     shards: Shards = UNSHARDED
+    gathered: Any = None
+    coarse: Coarse | None = None
 
     @classmethod
-    def of(cls, state: PipelineState) -> "ReplicatedState":
-        """Returns the replicated part of `state`."""
+    def of(cls, state: PipelineState) -> "SharedState":
+        """Returns the shared part of `state`."""
         return cls(*(getattr(state, name) for name in cls._fields))
 
     def with_in_flight(self, in_flight: InFlight, calls: Any) -> PipelineState:
         """Returns the whole state, with these messages in flight and this counter."""
         return PipelineState(**self._asdict(), in_flight=in_flight, calls=calls)
 
-    def specs(self) -> "ReplicatedState":
+    def specs(self) -> "SharedState":
         """Returns the partition spec of every leaf over inner axes."""
         nothing, shards = jax.tree.map(lambda _: P(), self), self.shards
         if not shards:
             return nothing
+        structure = jax.tree.structure(self.model_state)
+        nothing = nothing._replace(
+            model_state=jax.tree.unflatten(structure, shards.model_state)
+        )
+        if self.params is None:  # see `without_learned`
+            return nothing
         opt_state = optimizer_specs(self.opt_state, self.params, shards.params)
-        params, model_state = map(jax.tree.structure, (self.params, self.model_state))
+        in_group = jax.tree.unflatten(jax.tree.structure(self.params), shards.params)
         return nothing._replace(
-            params=jax.tree.unflatten(params, shards.params),
+            params=in_group,
             opt_state=opt_state,
-            model_state=jax.tree.unflatten(model_state, shards.model_state),
+            gathered=None if self.gathered is None else in_group,
+            coarse=None if self.coarse is None else Coarse(P(shards.inner), P()),
         )
 
-    def in_place(self) -> "ReplicatedState":
+    def over_data(self, axis_name: AxisName) -> Any:
+        """Returns the partition specs of the leaves over the axes of the data.
+
+        Must be called outside of the program of a step, where arrays are whole.
+
+        Args:
+          axis_name: Axis or axes of the data.
+        """
+        learned = self.learned
+        if learned is None:
+            return P()
+        specs = learned.over_data(axis_name)
+        return jax.tree.map(lambda _: P(), self).with_learned(specs)
+
+    @property
+    def learned(self) -> "Learned | None":
+        """Returns what the exchange updates, with a sharded optimizer, or `None`."""
+        if not self.shards.cuts:
+            return None
+        return Learned(
+            self.params, self.opt_state, self.gathered, self.coarse, self.shards
+        )
+
+    def with_learned(self, learned: Any) -> "SharedState":
+        """Returns the state with what an exchange has updated, unless it is `None`."""
+        if learned is None:
+            return self
+        return self._replace(**learned._asdict())
+
+    def without_learned(self) -> "SharedState":
+        """Returns the state without what the exchange updates."""
+        if self.learned is None:
+            return self
+        return self._replace(params=None, opt_state=None, gathered=None, coarse=None)
+
+    def in_place(self) -> "SharedState":
         """Returns the state, whose arrays XLA must split as `specs` say.
 
         Must be called inside the program of a step.
         """
         return constrained(self, self.specs()) if self.shards else self
+
+
+class Learned(NamedTuple):
+    """The part of a state that the exchange updates, with a sharded optimizer.
+
+    Attributes:
+      params: Parameters, split over the axes of the data.
+      opt_state: State of the Optax transformation, split in the same way.
+      gathered: The whole parameters that every device has.
+      coarse: Coarse copies of parts of the optimizer state, or `None`.
+      shards: How the arrays are split.
+    """
+
+    params: Any
+    opt_state: Any
+    gathered: Any
+    coarse: Coarse | None
+    shards: Shards
+
+    def over_data(self, axis_name: AxisName) -> "Learned":
+        """Returns the partition specs of the leaves over the axes of the data.
+
+        Must be called outside of the program of a step, where arrays are whole.
+
+        Args:
+          axis_name: Axis or axes of the data.
+        """
+        specs = tuple(cut_spec(cut, axis_name) for cut in self.shards.cuts)
+        structure = jax.tree.structure(self.params)
+        return jax.tree.map(lambda _: P(), self)._replace(
+            params=jax.tree.unflatten(structure, specs),
+            opt_state=optimizer_specs(self.opt_state, self.params, specs),
+        )
+
+
+def whole_params(state: Any) -> Any:
+    """Returns the shapes and dtypes of the whole parameters of a state.
+
+    Inside the program of a step with a sharded optimizer, `state.params` are pieces.
+
+    Args:
+      state: A `PipelineState` or `SharedState`, or its shapes.
+    """
+    if state.gathered is None:
+        return state.params
+    return jax.tree.map(
+        lambda whole, own: jax.ShapeDtypeStruct(whole.shape, own.dtype),
+        state.gathered,
+        state.params,
+    )
 
 
 class Kept(NamedTuple):

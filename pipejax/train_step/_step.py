@@ -19,6 +19,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec as P
 
 from pipejax.collectives import Schedule, Transfer
 from pipejax.executors import Executor, StepConfig, choose
@@ -40,7 +41,9 @@ from ._gradient import empty_message
 from ._info import StepInfo
 from ._init import Given, initial, planned
 from ._local_step import LocalStep
-from ._state import PipelineState, ReplicatedState
+from ._piecewise_step import PiecewiseStep
+from ._shardings import state_shardings
+from ._state import PipelineState, SharedState, whole_params
 from ._transfers import transfers_of
 
 
@@ -177,7 +180,7 @@ class TrainStep:
         check_global(batch, self.mesh)
         check_batch(batch, self.config.devices, self.local_step.microbatches)
         check_model_state(self, state, batch)
-        own, in_flight = ReplicatedState.of(state), state.in_flight
+        own, in_flight = SharedState.of(state), state.in_flight
         given = laid_out(batch, self.config)
         now = self._phase(state.calls)
         calls = self._counted_on(state.calls)
@@ -277,9 +280,7 @@ class TrainStep:
             state, state.in_flight, self.local_step.reduce_dtype, self.config.devices
         )
         executor = self._phase(state.calls).executor
-        own, in_flight, infos = executor.drain(
-            ReplicatedState.of(state), state.in_flight
-        )
+        own, in_flight, infos = executor.drain(SharedState.of(state), state.in_flight)
         return own.with_in_flight(in_flight, state.calls), infos
 
     def lower(self, state: PipelineState, batch: Any) -> jax.stages.Lowered:
@@ -301,7 +302,7 @@ class TrainStep:
         """
         self._check(state)
         check_batch(batch, self.config.devices, self.local_step.microbatches)
-        own = ReplicatedState.of(state)
+        own = SharedState.of(state)
         return self.executor.lower(own, state.in_flight, laid_out(batch, self.config))
 
     def transfers(self, state: PipelineState, batch: Any) -> tuple[Transfer, ...]:
@@ -317,7 +318,7 @@ class TrainStep:
           are any, both are compiled to find them. The collectives of the exchange
           follow.
         """
-        own, batch = ReplicatedState.of(state), laid_out(batch, self.config)
+        own, batch = SharedState.of(state), laid_out(batch, self.config)
         return transfers_of(self.config, own, state.in_flight, batch)
 
     def codec_states(self, state: Any, *, abstract: bool = False) -> Any:
@@ -338,15 +339,37 @@ class TrainStep:
             states |= config.codec_states(like, abstract=abstract)
         return states
 
+    def with_new_copies(self, state: PipelineState) -> PipelineState:
+        """Makes the coarse copies that a prediction needs anew, for these devices.
+
+        Args:
+          state: A state of a train step with a sharded optimizer, whose copies are for
+            other devices.
+
+        Returns:
+          The state with the new copies.
+        """
+        work = cast(PiecewiseStep, self.local_step)
+
+        def local(params: Any, opt_state: Any) -> Any:
+            return work.copies(params, opt_state, state.shards)
+
+        program = self.config.on_mesh(local, (P(), P()), P())
+        shared = SharedState.of(state)
+        places = state_shardings(shared, self.mesh, self.axis_name).coarse
+        made = jax.jit(program, out_shardings=places)(state.params, state.opt_state)
+        return state._replace(coarse=made)
+
     def gradients_form(self, state: Any) -> Message:
         """Returns the shapes of a message that has only gradients.
 
         Args:
           state: State with the parameters and their shards, or its shapes.
         """
-        dtype, shards = self.local_step.reduce_dtype, Shards(state.shards.params)
+        dtype, cuts = self.local_step.reduce_dtype, state.shards.cuts
+        shards = Shards(state.shards.params, cuts=cuts)
         return jax.eval_shape(
-            lambda: empty_message(state.params, None, dtype, shards)
+            lambda: empty_message(whole_params(state), None, dtype, shards)
         )._replace(passengers=None)
 
     @property

@@ -8,13 +8,13 @@ from jax.sharding import PartitionSpec as P
 from pipejax.collectives import Transfer
 from pipejax.executors import StepConfig, own_transfers
 from pipejax.mesh import inner_axes
-from pipejax.message import InFlight, Reduced, has_arrived, reduction
+from pipejax.message import InFlight, Reduced, advanced, arrivals, has_arrived
 
-from ._state import ReplicatedState
+from ._state import SharedState
 
 
 def transfers_of(
-    config: StepConfig, state: ReplicatedState, in_flight: InFlight, batch: Any
+    config: StepConfig, state: SharedState, in_flight: InFlight, batch: Any
 ) -> tuple[Transfer, ...]:
     """Lists every collective of a step, from shapes alone.
 
@@ -27,15 +27,15 @@ def transfers_of(
     """
     found: list[Transfer] = []
 
-    def local(state: ReplicatedState, in_flight: InFlight, batch: Any) -> Any:
+    def local(state: SharedState, in_flight: InFlight, batch: Any) -> Any:
         message, kept = config.work.compute(state, in_flight, batch)
-        stages = reduction(message, config.sums_by, config.axis_name)
-        found[:] = stages.transfers
-        total = Reduced.of(message, has_arrived(in_flight))
-        return message, config.work.update(state, kept, total)
+        arrived, behind = has_arrived(in_flight), arrivals(advanced(in_flight))
+        exchange = config.work.exchange(state, message, arrived, behind, config.sums_by)
+        found[:] = exchange.stages.transfers
+        return message, config.work.update(state, kept, Reduced.of(message, arrived))
 
     split = P(config.axis_name)
-    specs = (P(), split, split), (split, P())
+    specs = (state.over_data(config.axis_name), split, split), (split, P())
     without_exchange = config.on_mesh(local, *specs)
     in_flight = in_flight._replace(codec_states={})
     args = state, in_flight, batch

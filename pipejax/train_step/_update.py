@@ -16,56 +16,45 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from pipejax.executors import collective_axes
 from pipejax.message import Message, Reduced, mean, mean_as
 
 from ._check_optimizer import check_kept_structure
 from ._info import StepInfo
 from ._loss import is_floating
-from ._state import ReplicatedState
+from ._state import SharedState
 
 
 def apply_reduced(
-    tx: optax.GradientTransformation,
-    state: ReplicatedState,
+    state: SharedState,
     reduced: Reduced,
     after: Any,
+    advance: Callable[[Message], tuple[Any, Any]],
     *,
     devices: int,
-    alike: bool,
-    platform: str,
+    branches: bool,
     skip_nonfinite: bool,
-) -> tuple[ReplicatedState, StepInfo]:
+) -> tuple[SharedState, StepInfo]:
     """Applies the mean of one step's messages, if there is one to apply.
 
     Args:
-      tx: The optimizer.
       state: State before the update.
       reduced: The messages, summed over devices.
       after: Model state as this device's loss left it. Its non-floating leaves advance
         whether or not there is an update.
+      advance: Function from the summed message to parameters and optimizer state after
+        the update.
       devices: Number of devices over which the messages were summed.
-      alike: Whether all devices apply the same sum. Otherwise, each device applies its
-        own message, in a prediction.
-      platform: Platform of the devices, such as "cpu".
+      branches: Whether to compute only what is used, in a branch.
       skip_nonfinite: Whether a message that is not finite is held back.
 
     Returns:
       The state after the update, and what to report.
     """
-    counts = reduced.counts
-    skips = counts & ~reduced.finite if skip_nonfinite else jnp.zeros((), jnp.bool_)
-    applied = counts & ~skips
+    applied, skips = decided(reduced, skip_nonfinite=skip_nonfinite)
     message = reduced.sum
 
     def update() -> Any:
-        # The division is done here, where it fuses with the optimizer's arithmetic.
-        # Elsewhere it would take one more pass over the gradients.
-        gradients = mean_as(message.gradients, state.params, message, devices)
-        loss = mean(message.passengers.loss, message, devices)
-        updates, opt_state = updated(tx, gradients, state.opt_state, state.params, loss)
-        check_kept_structure(state.opt_state, opt_state)
-        params = optax.apply_updates(state.params, updates)
+        params, opt_state = advance(message)
         changes = _mean_changes(message, state.model_state, devices)
         return params, opt_state, moved(state.model_state, after, changes)
 
@@ -73,12 +62,10 @@ def apply_reduced(
         still = jax.tree.map(jnp.zeros_like, _floating(state.model_state))
         return state.params, state.opt_state, moved(state.model_state, after, still)
 
-    # A collective in a branch would wait in vain for devices in the other branch.
-    branches = platform == "cpu" and (alike or not collective_axes(update))
-    either = _branch if branches else _selection
+    either = _branch if branches else selection
     params, opt_state, model_state = either(applied, update, hold)
     skipped = state.skipped + skips.astype(jnp.int32)
-    info = _info(message, counts, devices)
+    info = _info(message, reduced.counts, devices)
     return (
         state._replace(
             params=params,
@@ -88,6 +75,43 @@ def apply_reduced(
         ).in_place(),
         info._replace(applied=applied, skipped=skipped),
     )
+
+
+def decided(reduced: Reduced, *, skip_nonfinite: bool) -> tuple[jax.Array, jax.Array]:
+    """Returns whether a reduced message is applied, and whether it is skipped.
+
+    Args:
+      reduced: The messages, summed over devices.
+      skip_nonfinite: Whether a message that is not finite is held back.
+    """
+    counts = reduced.counts
+    skips = counts & ~reduced.finite if skip_nonfinite else jnp.zeros((), jnp.bool_)
+    return counts & ~skips, skips
+
+
+def advanced(
+    tx: optax.GradientTransformation,
+    params: Any,
+    opt_state: Any,
+    message: Message,
+    devices: int,
+) -> tuple[Any, Any]:
+    """Returns parameters and optimizer state after the update by a summed message.
+
+    Args:
+      tx: The optimizer.
+      params: Parameters before the update.
+      opt_state: Optimizer state before the update.
+      message: The messages, summed over devices.
+      devices: Number of devices over which the messages were summed.
+    """
+    # The division is done here, where it fuses with the optimizer's arithmetic.
+    # Elsewhere it would take one more pass over the gradients.
+    gradients = mean_as(message.gradients, params, message, devices)
+    loss = mean(message.passengers.loss, message, devices)
+    updates, new = updated(tx, gradients, opt_state, params, loss)
+    check_kept_structure(opt_state, new)
+    return optax.apply_updates(params, updates), new
 
 
 def moved(model_state: Any, after: Any, changes: Any) -> Any:
@@ -180,7 +204,7 @@ def _branch(
     return lax.cond(predicate, new, old)
 
 
-def _selection(
+def selection(
     predicate: jax.Array, new: Callable[[], Any], old: Callable[[], Any]
 ) -> Any:
     """Returns `new()` if `predicate` is true, and `old()` if not; computes both.

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 import pipejax as pj
 from pipejax.collectives import psum
 from pipejax.executors import StepConfig
-from pipejax.message import Message, empty
+from pipejax.message import Message, averaging, empty
 
 DEVICES = 2
 
@@ -29,6 +29,21 @@ class State(NamedTuple):
 
     number: jax.Array
     step: jax.Array
+
+    @property
+    def learned(self):
+        """The exchange updates nothing."""
+
+    def over_data(self, axis_name):
+        del axis_name
+        return P()
+
+    def with_learned(self, learned):
+        assert learned is None
+        return self
+
+    def without_learned(self):
+        return self
 
 
 class Appending:
@@ -49,6 +64,10 @@ class Appending:
         self.traced.append("compute")
         part = lax.pmean(batch, "data") if self.own == "compute" else batch
         return Message({"digit": part}), state.step + 1
+
+    def exchange(self, state, message, arrived, behind, all_reduce):
+        del state, behind
+        return averaging(message, arrived, all_reduce, "data")
 
     def update(self, state, kept, reduced):
         self.traced.append("update")

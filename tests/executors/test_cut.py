@@ -11,6 +11,10 @@ from pipejax.executors._flops import flops_of
 from ..grid import grid
 
 
+def equal(count):
+    return [1 / count] * count
+
+
 def layers(params, x):
     for w in params["w"]:
         x = jnp.tanh(x @ w)
@@ -69,7 +73,7 @@ def example():
 
 
 def in_pieces(function, count, *args):
-    pieces, result = cut(function, count, *args)
+    pieces, result = cut(function, equal(count), *args)
     assert len(pieces) == count
     values = []
     for piece in pieces:
@@ -99,7 +103,11 @@ def test_arguments_and_constants_as_results():
 
 def work(function, count):
     """Returns each piece's share of the FLOPs of the traced function."""
-    pieces, _ = cut(jax.value_and_grad(function), count, *example())
+    pieces, _ = cut(jax.value_and_grad(function), equal(count), *example())
+    return shares_of(pieces)
+
+
+def shares_of(pieces):
     shares, values = [], []
     for piece in pieces:
         values, jaxpr = piece(values), jax.make_jaxpr(piece)(values)
@@ -129,9 +137,20 @@ def microbatched(params, x):
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_a_scan_over_microbatches_is_cut(count):
-    pieces, _ = cut(microbatched, count, *example())
-    shares, values = [], []
-    for piece in pieces:
-        values, jaxpr = piece(values), jax.make_jaxpr(piece)(values)
-        shares.append(sum(map(flops_of, jaxpr.jaxpr.eqns)))
-    np.testing.assert_allclose(np.array(shares) / sum(shares), 1 / count)
+    pieces, _ = cut(microbatched, equal(count), *example())
+    np.testing.assert_allclose(shares_of(pieces), 1 / count)
+
+
+def test_pieces_have_their_shares():
+    """Six layers have 17 matmuls."""
+    pieces, _ = cut(jax.value_and_grad(layers), [0.5, 0.25, 0.25], *example())
+    np.testing.assert_allclose(shares_of(pieces), [0.5, 0.25, 0.25], atol=1 / 17)
+
+
+@pytest.mark.parametrize("function", [layers, scanned])
+def test_a_small_share_is_one_operation(function):
+    """A stage that sends a few numbers has a matmul, or one iteration, beside it."""
+    pieces, _ = cut(jax.value_and_grad(function), [0.499, 0.002, 0.499], *example())
+    shares = shares_of(pieces)
+    assert 0 < shares[1] <= 2 / 17
+    np.testing.assert_allclose(shares[[0, 2]], 0.5, atol=0.2)

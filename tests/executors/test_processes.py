@@ -15,7 +15,7 @@ from pipejax import checkpoint
 
 from ..grid import grid
 from ..helpers import batches, init_params, loss_fn
-from . import own_collectives, sharded
+from . import own_collectives, pieces, sharded
 from .group import Group
 from .worker import (
     WITH_CODECS,
@@ -223,6 +223,21 @@ def test_a_group_in_each_process_does_what_it_does_in_one(tmp_path, name):
     assert first["alike"]
     assert first["executor"] == ("fused" if name == "one program" else "host")
     here = sharded.saved_and_continued(name, tmp_path / "one")
+    assert here["alike"]
+    assert first["end"] == here["end"]
+
+
+@pytest.mark.one_python  # two processes compile a step for 10 processor seconds
+@pytest.mark.parametrize(
+    "name", ["predicted", *(pytest.param(x, marks=FULL) for x in ("plain", "int8"))]
+)
+def test_a_sharded_optimizer_does_what_it_does_in_one_process(ask, tmp_path, name):
+    """Runs continue from checkpoints bit for bit, and end with the same bits."""
+    first, second = ask("pieces", name, tmp_path / "two")
+    assert first == second
+    assert first["alike"]
+    assert first["executor"] == "host"
+    here = pieces.saved_and_continued(name, tmp_path / "one", devices=2)
     assert here["alike"]
     assert first["end"] == here["end"]
 

@@ -26,7 +26,7 @@ import pipejax as pj
 from pipejax import checkpoint, codecs, collectives
 
 from ..helpers import batches, init_params, loss_fn
-from . import own_collectives, sharded
+from . import own_collectives, pieces, sharded
 
 
 def main(rank, processes, port, devices):
@@ -404,6 +404,7 @@ TASKS = {
     "ends": ends,
     "sleeps": sleeps,
     "sharded": sharded.saved_and_continued,
+    "pieces": pieces.saved_and_continued,
 }
 
 if __name__ == "__main__":

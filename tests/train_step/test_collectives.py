@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import pipejax as pj
-from pipejax.train_step._state import ReplicatedState
+from pipejax.train_step._state import SharedState
 
 from ..helpers import batches, init_params, loss_fn
 
@@ -25,9 +25,7 @@ def lowered(train, state, *batch):
     """Returns the StableHLO of the step, or that of the drain without a batch."""
     if batch:
         return train.lower(state, *batch).as_text()
-    return train.executor._drain.lower(
-        ReplicatedState.of(state), state.in_flight
-    ).as_text()
+    return train.executor._drain.lower(SharedState.of(state), state.in_flight).as_text()
 
 
 TOGETHER = pj.collectives.psum(together=1 << 20)

@@ -13,7 +13,7 @@ from jax import lax
 import pipejax as pj
 from pipejax import problems
 from pipejax.message import InFlight, Message, Passengers
-from pipejax.train_step._state import ReplicatedState
+from pipejax.train_step._state import SharedState
 
 from ..grid import grid
 from ..helpers import OPTIMIZERS, assert_bits_equal, batches, init_params, loss_fn
@@ -227,7 +227,7 @@ def test_a_prediction_by_hand(filled, wanted, weight):
         codec_states={},
         deviation=jnp.float32([8]),
     )
-    found = train.local_step.predicted(ReplicatedState.of(state), in_flight)
+    found = train.local_step.predicted(SharedState.of(state), in_flight)
     assert float(found.params) == wanted
 
 

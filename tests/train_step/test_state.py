@@ -5,7 +5,7 @@ import optax
 
 import pipejax as pj
 from pipejax.shards import UNSHARDED
-from pipejax.train_step._state import PipelineState, ReplicatedState
+from pipejax.train_step._state import PipelineState, SharedState
 
 from ..helpers import init_params, loss_fn
 
@@ -21,9 +21,9 @@ WHOLE = PipelineState(
 )
 
 
-def test_the_replicated_part_leaves_out_two():
+def test_the_shared_part_leaves_out_two():
     """Each device has its own queue, and only the host counts calls."""
-    found = ReplicatedState.of(WHOLE)
+    found = SharedState.of(WHOLE)
     assert found._asdict() == {
         "params": "p",
         "opt_state": "o",
@@ -32,11 +32,13 @@ def test_the_replicated_part_leaves_out_two():
         "skipped": "s",
         "step": "t",
         "shards": UNSHARDED,
+        "gathered": None,
+        "coarse": None,
     }
 
 
 def test_the_whole_state_takes_the_new_two():
-    whole = ReplicatedState.of(WHOLE).with_in_flight("new", None)
+    whole = SharedState.of(WHOLE).with_in_flight("new", None)
     assert whole == WHOLE._replace(in_flight="new", calls=None)
 
 

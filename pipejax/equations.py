@@ -1,0 +1,114 @@
+"""Reads a traced program as a flat list of equations, whose values have unique names.
+
+In a jaxpr, an equation may call a function, whose equations have variables of their
+own. The functions here replace each call by the equations of the function.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+# Primitives that only call a function. The equations of the function replace them.
+_CALLS = (
+    "jit",
+    "pjit",
+    "closed_call",
+    "core_call",
+    "custom_jvp_call",
+    "custom_vjp_call",
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Constant:
+    """Takes the place of a name, for a value that is known while tracing."""
+
+    value: Any
+
+
+class Equation(NamedTuple):
+    """An equation of a program, with unique names for what it reads and writes.
+
+    Attributes:
+      equation: The equation of the jaxpr.
+      jaxpr: The jaxpr.
+      reads: Names or constants in place of its operands.
+      writes: Names of its results.
+    """
+
+    equation: Any
+    jaxpr: Any
+    reads: tuple[Any, ...]
+    writes: tuple[Any, ...]
+
+
+def inlined(closed: Any, names: dict[Any, Any]) -> Iterator[Equation]:
+    """Yields the equations of a program, with the functions that it calls inlined.
+
+    Args:
+      closed: The program, as a closed jaxpr.
+      names: Names of its variables. At first, these are the arguments of the program. A
+        name is added for each value that the program reads or writes.
+    """
+    jaxpr = closed.jaxpr
+    constants = zip(jaxpr.constvars, closed.consts, strict=True)
+    names.update((v, Constant(value)) for v, value in constants)
+    for equation in jaxpr.eqns:
+        reads = tuple(name_of(names, v) for v in equation.invars)
+        if equation.primitive.name in _CALLS:
+            inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+            inside = dict(zip(inner.jaxpr.invars, reads, strict=True))
+            yield from inlined(inner, inside)
+            returned = [name_of(inside, v) for v in inner.jaxpr.outvars]
+            names.update(zip(equation.outvars, returned, strict=True))
+            continue
+        writes = tuple(object() for _ in equation.outvars)
+        names.update(zip(equation.outvars, writes, strict=True))
+        yield Equation(equation, jaxpr, reads, writes)
+
+
+def name_of(names: dict[Any, Any], variable: Any) -> Any:
+    """Returns the name of a variable, or a `Constant` for a literal.
+
+    Args:
+      names: Names of variables.
+      variable: A variable or a literal of a jaxpr.
+    """
+    return Constant(variable.val) if _is_literal(variable) else names[variable]
+
+
+def value_of(env: dict[Any, Any], name: Any) -> Any:
+    """Returns the value that a name or a `Constant` stands for.
+
+    Args:
+      env: Values by name.
+      name: A name or a `Constant`.
+    """
+    return name.value if isinstance(name, Constant) else env[name]
+
+
+def runner(found: Equation) -> Callable[..., Sequence[Any]]:
+    """Returns an equation as a function of all its operands, including literals.
+
+    Args:
+      found: The equation.
+    """
+    from jax.extend import core  # is slow to import
+
+    equation = found.equation
+    variables = [v for v in equation.invars if not _is_literal(v)]
+    alone = found.jaxpr.replace(
+        constvars=(), invars=variables, outvars=equation.outvars, eqns=[equation]
+    )
+    function = core.jaxpr_as_fun(core.ClosedJaxpr(alone, ()))
+
+    def run(*values: Any) -> Sequence[Any]:
+        pairs = zip(equation.invars, values, strict=True)
+        return function(*(x for v, x in pairs if not _is_literal(v)))
+
+    return run
+
+
+def _is_literal(variable: Any) -> bool:
+    """Returns whether an operand of an equation is a literal, and not a variable."""
+    return hasattr(variable, "val")

@@ -1,0 +1,68 @@
+"""The exchange of one message, from the message of this device to what all have."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from pipejax.collectives import AllReduce, Stages
+from pipejax.mesh import AxisName
+
+from ._message import Message
+from ._reduce import Reduced, message_of, reduction, summands
+
+
+class Exchange(NamedTuple):
+    """The exchange of one message: stages, and the values before and after them.
+
+    An executor runs the stages back to back, or puts compute between them.
+
+    Attributes:
+      start: The value before the first stage.
+      stages: The stages.
+      end: Function from the value after the last stage to the reduced message.
+      early: The share of the compute that lies beside the first half of the stages, by
+        bytes. More would keep the message in memory beside the gradients of the step
+        that computes.
+    """
+
+    start: Any
+    stages: Stages
+    end: Callable[[Any], Reduced]
+    early: float = 0.5
+
+    def run(self, states: Any) -> tuple[Reduced, Any]:
+        """Runs all stages back to back.
+
+        Args:
+          states: States of the codecs before the exchange.
+
+        Returns:
+          The reduced message, and the codec states after it. The states are unchanged
+          if the reduced message is not usable.
+        """
+        carry: Any = self.start, states
+        for stage in (*self.stages.stages, self.stages.finish):
+            carry = stage(carry)
+        value, after = carry
+        found = self.end(value)
+        return found, found.settled(after, states)
+
+
+def averaging(
+    message: Message, arrived: jax.Array, all_reduce: AllReduce, axis_name: AxisName
+) -> Exchange:
+    """Returns the exchange that gives every device the sum of all messages.
+
+    Args:
+      message: The message of this device.
+      arrived: bool scalar, whether the message is real.
+      all_reduce: The algorithm that sums.
+      axis_name: Axis or axes of the surrounding `shard_map` to sum over.
+    """
+
+    def end(total: Any) -> Reduced:
+        return Reduced.of(message_of(total, message), arrived)
+
+    stages = reduction(message, all_reduce, axis_name)
+    return Exchange(summands(message), stages, end)

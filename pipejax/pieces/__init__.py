@@ -1,0 +1,17 @@
+"""Functions of whole arrays, run by devices that have only pieces of them.
+
+With a sharded optimizer, every device keeps a piece of each parameter and of each array
+of the optimizer's state. Optax optimizers are functions of whole arrays. `on_pieces`
+turns their update into a program for pieces, and refuses updates that need more.
+"""
+
+from ._affine import not_affine as not_affine
+from ._coarse import Coarse as Coarse
+from ._coarse import CoarseForm as CoarseForm
+from ._program import Program as Program
+from ._program import on_pieces as on_pieces
+from ._rules import Devices as Devices
+from ._rules import NotElementwiseError as NotElementwiseError
+from ._rules import Split as Split
+from ._rules import whole as whole
+from ._stages import stages_of as stages_of

@@ -1,0 +1,68 @@
+"""Tests checkpoints of runs whose optimizer is sharded."""
+
+import jax
+import numpy as np
+import pytest
+
+from pipejax import checkpoint
+
+from ..executors import pieces
+from ..helpers import assert_bits_equal, batches
+
+
+def made(name, devices):
+    train = pieces.make(name, devices)
+    return train, train.init(pieces.params())
+
+
+def trained(train, state, steps, first=0):
+    return pieces.trained(train, state, steps, first)
+
+
+def moved(folder, train, state, other):
+    """Saves a state, and restores it for another train step."""
+    train.join()
+    with checkpoint.manager(folder) as manager:
+        checkpoint.save(manager, state)
+        manager.wait_until_finished()
+        like = other.abstract_state(pieces.params())
+        return checkpoint.restore(manager, other, like)
+
+
+@pytest.mark.parametrize("name", ["predicted", "int8"])
+def test_a_run_goes_on_bit_for_bit(tmp_path, name):
+    train, state = made(name, 4)
+    state = trained(train, state, 3)
+    again = moved(tmp_path, train, state, train).state
+    assert_bits_equal(jax.device_get(again), jax.device_get(state))
+    ends = [trained(train, x, 3, 3).params for x in (state, again)]
+    assert_bits_equal(*jax.device_get(ends))
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+def test_another_number_of_devices_drains(tmp_path, devices):
+    train, state = made("predicted", 4)
+    state = trained(train, state, 3)
+    other, _ = made("predicted", devices)
+    found = moved(tmp_path, train, state, other)
+    assert found.drained
+    wanted, _ = train.drain(state)
+    for leaf, right in zip(
+        *(jax.tree.leaves((x.params, x.opt_state)) for x in (found.state, wanted)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(leaf, right, rtol=1e-5, atol=1e-7)
+    like = other.abstract_state(pieces.params())
+    for leaf, form in zip(*map(jax.tree.leaves, (found.state, like)), strict=True):
+        assert leaf.shape == form.shape
+        assert leaf.sharding.is_equivalent_to(form.sharding, leaf.ndim)
+    other.step(found.state, other.batch(batches(1)[0]))
+
+
+def test_copies_for_other_devices_are_those_of_the_optimizer_state(tmp_path):
+    train, state = made("predicted", 4)
+    state, _ = train.drain(trained(train, state, 3))
+    other, _ = made("predicted", 2)
+    found = other.with_new_copies(other.init(state.params, opt_state=state.opt_state))
+    there = other.init(state.params, opt_state=state.opt_state).coarse
+    np.testing.assert_array_equal(found.coarse.codes, there.codes)
