@@ -4,16 +4,19 @@ Claim: each step of delay costs one copy of the parameters, as in a step written
 hand, and nothing else is copied. The bars for an MLP of twelve layers of 2048 x 2048
 with AdamW are, in copies of the parameters: 4.1 for a synchronous step, 5.2 for a
 pipelined one, 5.3 with weight prediction, 6.3 at width 3, and 5.7 with
-`two_shot(int8())`. The bar for five models of `experiments.overlap` is 1.03 times the
-memory of the step by hand, where there is such a step.
+`two_shot(int8())`. With a sharded optimizer, a pipelined step takes at most 3.3 copies,
+3.6 with weight prediction, and in each of six models less than a synchronous step by
+hand, and at least 0.95 of its FLOPs lie under its exchange. The bar for five models of
+`experiments.overlap` is 1.03 times the memory of the step by hand, where there is such
+a step.
 
 Live memory is `arguments + outputs + temporaries - aliased` of the compiled program,
 plus what the caller holds during the step. At width 3, the caller holds the message
 that stays in flight. The limit is what any program must hold: the parameters and the
 two moments of AdamW, which are three copies, and one copy for each message in flight.
 With a sharded optimizer, a device holds a piece of these three copies and one copy of
-the parameters that it computes with.
-The programs are compiled for 64 H100 GPUs, which need not be there, and do not run.
+the parameters that it computes with. The programs are compiled for 64 H100 GPUs, which
+need not be there, and do not run.
 
 Command: python -m experiments.memory
 Time: about 15 minutes on 2 cores.
@@ -122,6 +125,9 @@ def measured(model: Model, step: str, mesh: Mesh) -> dict[str, Any]:
     against = None if hand is None else ours / hand
     bar = BARS.get(step) if model == "deep mlp" else None
     met = ours / unit <= bar if bar else against is None or against <= 1.03
+    if step.startswith("K=2, sharded"):
+        hidden = found.covered is not None and found.covered >= 0.95
+        met = (bar is None or met) and (against or 0) <= 1 and hidden
     return {
         "model": model,
         "step": step,
@@ -158,6 +164,29 @@ def deep_mlp(devices: int) -> overlap.Problem:
     return overlap.Problem(loss_fn, params, batch, {})
 
 
+def rows(cells: list[dict[str, Any]]) -> list[list[str]]:
+    """Returns titles, then the memory of each model without and with sharding.
+
+    Memory is in copies of the parameters. In brackets stands the share of the FLOPs
+    under communication.
+    """
+    columns = {
+        "D-Sync": "K=1",
+        "ZeRO-1": "K=1, sharded",
+        "Pipe-SGD": "K=2, predicted",
+        "Pipe-SGD, sharded, plain": "K=2, sharded, plain",
+        "Pipe-SGD, sharded": "K=2, sharded, predicted",
+    }
+    found = {(cell["model"], cell["step"]): cell for cell in cells}
+    table = [["model", "D-Sync by hand", *columns]]
+    for model in dict.fromkeys(cell["model"] for cell in cells):
+        shown = [found[model, step] for step in columns.values()]
+        hand = found[model, "K=1"]["by_hand"]
+        live = (f"{cell['live']:.2f} ({cell['covered']:.2f})" for cell in shown)
+        table.append([model, f"{hand:.2f}", *live])
+    return table
+
+
 def _by_hand(
     step: str,
     problem: overlap.Problem,
@@ -165,7 +194,11 @@ def _by_hand(
     mesh: Mesh,
     train: pj.TrainStep,
 ) -> int | None:
-    """Returns the live bytes of the step by hand, or `None` if there is none."""
+    """Returns the live bytes of the step by hand, or `None` if there is none.
+
+    A pipelined step with a sharded optimizer is compared with the synchronous one.
+    """
+    step = "K=1" if step.startswith("K=2, sharded") else step
     if step not in BY_HAND:
         return None
     args: tuple[Any, ...] = problem.params, jax.eval_shape(tx.init, problem.params)

@@ -4,7 +4,6 @@ import math
 import statistics
 from typing import Any, NamedTuple
 
-from ._contenders import METHODS
 from ._runs import Run, Setting, of_seeds
 from ._tasks import blind_guess
 
@@ -51,7 +50,7 @@ def change(result: dict[str, Any], setting: Setting, method: str) -> Change | No
     runs, synchronous = (of_seeds(result, *setting, x) for x in (method, "K=1"))
     if not runs or not synchronous:
         return None
-    width = METHODS[method].width
+    width = int(method.removeprefix("K=")[0])
     if diverged(runs) or diverged(synchronous):
         return Change(width, [], [])
     nats = differences(runs, synchronous, "test_loss")

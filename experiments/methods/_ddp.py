@@ -1,5 +1,7 @@
 """Trains by PyTorch's DistributedDataParallel over Gloo, plain or with its hooks.
 
+With "zero", its `ZeroRedundancyOptimizer` shards AdamW over the hosts.
+
 The models are those of `experiments.models`, with the same parameters at the start.
 Modules and layers have the names that Flax gives them, so that a parameter has the same
 path in both libraries.
@@ -21,7 +23,7 @@ from torch.nn import functional
 from ._method import Batch, Method
 from ._problem import Problem
 
-Hook = Literal["none", "fp16", "power_sgd", "silent"]
+Hook = Literal["none", "fp16", "power_sgd", "silent", "zero"]
 
 
 class DDP(Method):
@@ -54,12 +56,20 @@ class DDP(Method):
                 group, matrix_approximation_rank=rank, start_powerSGD_iter=2
             )
             self._model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-        self._optimizer = torch.optim.AdamW(
-            self._own.parameters(),
-            lr=problem.learning_rate,
-            weight_decay=problem.weight_decay,
-            fused=True,
-        )
+        settings: dict[str, Any] = {
+            "lr": problem.learning_rate,
+            "weight_decay": problem.weight_decay,
+            "fused": True,
+        }
+        self._optimizer: torch.optim.Optimizer
+        if hook == "zero":
+            from torch.distributed.optim import ZeroRedundancyOptimizer  # warns
+
+            self._optimizer = ZeroRedundancyOptimizer(
+                self._own.parameters(), torch.optim.AdamW, **settings
+            )
+        else:
+            self._optimizer = torch.optim.AdamW(self._own.parameters(), **settings)
         self._schedule: Any = None
         if problem.steps is not None:
             self._schedule = torch.optim.lr_scheduler.CosineAnnealingLR(

@@ -77,10 +77,13 @@ NAMES: dict[str, Make] = {
     "Pipe-SGD, int8": _ours(2, _ring("int8")),
     "Pipe-SGD, int4": _ours(2, _ring("int4")),
     "Pipe-SGD, PowerSGD": _ours(2, _power_sgd()),
+    "ZeRO-1": _ours(1, collectives.psum, shard_optimizer=True),
+    "Pipe-SGD, ZeRO-1": _ours(2, collectives.psum, shard_optimizer=True),
     "DDP compute": _ddp("silent"),
     "DDP": _ddp(),
     "DDP, fp16": _ddp("fp16"),
     "DDP, PowerSGD": _ddp("power_sgd"),
+    "DDP, ZeRO-1": _ddp("zero"),
 }
 
 

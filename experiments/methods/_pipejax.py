@@ -21,6 +21,7 @@ class Pipejax(Method):
         all_reduce: AllReduce,
         *,
         weight_prediction: bool = True,
+        shard_optimizer: bool = False,
     ) -> None:
         self.width = width
         self.train = pj.make_train_step(
@@ -31,6 +32,7 @@ class Pipejax(Method):
             warmup_steps=(warmup := problem.warmup if width > 1 else 0),
             all_reduce=all_reduce,
             weight_prediction=weight_prediction,
+            shard_optimizer=shard_optimizer,
             donate=True,
         )
         # Warm-up, pipeline and drain are compiled before any step is timed.
@@ -54,5 +56,11 @@ class Pipejax(Method):
         self.state, _ = jax.block_until_ready(self.train.drain(self.state))
 
     def params(self) -> Any:
-        """Returns the parameters, without the gradients in flight."""
-        return jax.tree.map(lambda x: x.addressable_data(0), self.state.params)
+        """Returns the parameters, without the gradients in flight.
+
+        With a sharded optimizer, they are complete after a drain alone.
+        """
+        params = self.state.params
+        if self.state.gathered is not None:
+            params = self.state.gathered
+        return jax.tree.map(lambda x: x.addressable_data(0), params)

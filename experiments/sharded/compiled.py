@@ -52,6 +52,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "K=2, plain": {"width": 2, "weight_prediction": False},
     "K=2": {"width": 2},
     "K=2, int8": {"width": 2, "all_reduce": INT8},
+    "K=2, ZeRO-1": {"width": 2, "shard_optimizer": True},
 }
 
 
@@ -64,7 +65,8 @@ class Config:
     targets: tuple[str, ...] = TARGETS
     """Devices to compile for, as `pj.overlap.topology` takes them."""
     steps: tuple[str, ...] = tuple(STEPS)
-    """Steps to compile. The first must be the synchronous one."""
+    """Steps to compile. The first must be the synchronous one. The result file keeps
+    the cells of others."""
     out: pathlib.Path = report.RESULTS / "sharded_compiled.json"
     """File to write the result to, as JSON. It keeps the cells of other programs."""
 
@@ -81,13 +83,24 @@ def main(config: Config) -> int:
         cell
         for cell in report.kept(config.out)
         if (cell["size"], cell["target"]) not in wanted
+        or cell["step"] not in config.steps
     ]
     for size, target in wanted:
         cells += compiled(size, target, config.steps)
-        report.save(config.out, seed=0, cells=cells)
+        report.save(config.out, seed=0, cells=sorted(cells, key=place))
+    cells = sorted(cells, key=place)
     print()
     report.console(width=140).print(report.table("sharded models", rows(cells)))
     return int(not all(cell["met"] for cell in cells))
+
+
+def place(cell: dict[str, Any]) -> tuple[int, ...]:
+    """Returns the place of a cell in the table: by size, devices and step."""
+    orders = {"size": tuple(model.SIZES), "target": TARGETS, "step": tuple(STEPS)}
+    return tuple(
+        order.index(cell[name]) if cell[name] in order else len(order)
+        for name, order in orders.items()
+    )
 
 
 def compiled(size: str, target: str, steps: tuple[str, ...]) -> list[dict[str, Any]]:

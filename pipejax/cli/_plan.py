@@ -79,6 +79,13 @@ def add(commands: Any) -> None:
         " of one host alone, with the collectives inside it",
     )
     parser.add_argument(
+        "--shard-optimizer",
+        action="store_true",
+        help="every device keeps its share of the optimizer (ZeRO-1): list the ways"
+        " that can, with the reduce-scatter beside the forward pass and the all-gather"
+        " beside the backward pass",
+    )
+    parser.add_argument(
         "--top",
         type=int,
         default=10,
@@ -121,17 +128,22 @@ def run(args: argparse.Namespace) -> int:
     with in_one_line(ValueError):
         known = candidates(cluster.codecs)
     ranked = timing.plan(cluster, elements, compute, known, one_core=args.one_core)
+    if args.shard_optimizer:
+        devices = cluster.hosts * cluster.devices
+        ranked = timing.shard_optimizer(ranked, compute, devices)
     choice = chosen(ranked, args.row)
+    python = snippet(
+        choice.way, sharded=args.sharded, shard_optimizer=args.shard_optimizer
+    )
     parts = [
         [*notes, *_about(known)],
         lines(ranked, args.top, (choice, exact(ranked), d_sync(ranked))),
         _summary(ranked, choice, compute, args),
-        [snippet(choice.way, sharded=args.sharded)],
+        [python],
     ]
     print("\n\n".join("\n".join(part) for part in parts if part))
     with in_one_line(ImportError, OSError, ValueError):
         if args.out:
-            python = snippet(choice.way, sharded=args.sharded)
             text = _written(cluster, elements, compute, ranked, python)
             pathlib.Path(args.out).write_text(text)
         if args.plot:

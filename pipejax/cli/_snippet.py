@@ -5,7 +5,9 @@ from pipejax import timing
 from ._candidates import feeds_back
 
 
-def snippet(way: timing.Way, *, sharded: bool = False) -> str:
+def snippet(
+    way: timing.Way, *, sharded: bool = False, shard_optimizer: bool = False
+) -> str:
     """Returns Python source that makes the train step of a way with one bucket.
 
     The source uses the names `loss_fn` and `tx`, which the program must define.
@@ -13,6 +15,7 @@ def snippet(way: timing.Way, *, sharded: bool = False) -> str:
     Args:
       way: The way to train.
       sharded: Whether the devices of a host shard the model.
+      shard_optimizer: Whether the optimizer is sharded over the data.
     """
     axes = 'axis_name=("host", "device")' if way.levels else ""
     on = 'axis_name=("host", "fsdp")' if sharded else axes
@@ -33,6 +36,7 @@ def snippet(way: timing.Way, *, sharded: bool = False) -> str:
         *([f"    {over},"] if over else []),
         f"    width={way.width},",
         f"    all_reduce={all_reduce},",
+        *(["    shard_optimizer=True,"] if shard_optimizer else []),
         ")",
     ]
     return "\n".join(lines)

@@ -30,6 +30,7 @@ from ._all_reduce import AllReduce
 from ._beside import side_by_side
 from ._groups import size
 from ._layout import Layout, Summands
+from ._no_communication import NoCommunication
 from ._psum import MIB, Psum
 from ._scatter_gather import ScatterGather
 from ._sites import Cut, Parts
@@ -130,6 +131,8 @@ class Halved(AllReduce):
             return local(tuple)
         own, cuts = _chosen(forms, at), _chosen(self.cuts, at)
         gather = _gather_arrays if self._native else _gather_words
+        if self.silent:
+            gather = _repeat
 
         def begin(arrays: Sequence[jax.Array]) -> Any:
             return _chosen(arrays, at), tuple(arrays)
@@ -142,18 +145,25 @@ class Halved(AllReduce):
         return local(begin) + on_first(gather(own, cuts, axis_name)) + local(finish)
 
     @property
+    def silent(self) -> bool:
+        """Returns whether nothing is sent: devices take their own arrays for sums."""
+        return isinstance(self.all_reduce, NoCommunication)
+
+    @property
     def _native(self) -> bool:
         """Returns whether the backend's own collectives send every array alone."""
         return isinstance(self.all_reduce, Psum) and self.all_reduce.scatters
 
     def _whole(self, layout: Layout, axis_name: AxisName) -> Stages:
         """Returns the stages that sum arrays as a whole."""
-        alone = isinstance(self.all_reduce, Psum)
-        sums = self.all_reduce if alone else Psum(None, MIB)
-        return sums(layout, axis_name)
+        if isinstance(self.all_reduce, Psum | NoCommunication):
+            return self.all_reduce(layout, axis_name)
+        return Psum(None, MIB)(layout, axis_name)
 
     def _scattered(self, layout: Layout, cuts: Cuts, axis_name: AxisName) -> Stages:
         """Returns the stages that turn a tuple of arrays into pieces of their sums."""
+        if self.silent:
+            return _own_pieces(cuts, axis_name)
         if self._native:
             return _scatter_arrays(layout, cuts, axis_name)
         halves = self.all_reduce if isinstance(self.all_reduce, ScatterGather) else None
@@ -167,6 +177,8 @@ def has_halves(all_reduce: AllReduce, devices: int) -> bool:
       all_reduce: The algorithm.
       devices: Number of devices.
     """
+    if isinstance(all_reduce, NoCommunication):
+        return True
     if isinstance(all_reduce, Psum):
         return all_reduce.codec is None
     if isinstance(all_reduce, ScatterGather):
@@ -296,6 +308,34 @@ def _gather_words(forms: Sequence[Any], cuts: Cuts, axis_name: AxisName) -> Stag
     sizes = [sum(size(forms[i]) for i in places) for places in widths.values()]
     transfers = tuple(Transfer("all-gather", p, n) for n in sizes)
     return Stages((Local(words, encodes=True), Sent(send, transfers))) + local(arrays)
+
+
+def _own_pieces(cuts: Cuts, axis_name: AxisName) -> Stages:
+    """Returns local work that takes this device's pieces of its own arrays."""
+    p, rank = axis_size(axis_name), lax.axis_index(axis_name)
+
+    def pieces(arrays: Any) -> Any:
+        found = []
+        for x, cut in zip(arrays, cuts, strict=True):
+            axis = cut or 0
+            length = x.shape[axis] // p
+            piece = lax.dynamic_slice_in_dim(x, rank * length, length, axis)
+            found.append(piece)
+        return tuple(found)
+
+    return local(pieces)
+
+
+def _repeat(forms: Sequence[Any], cuts: Cuts, axis_name: AxisName) -> Stages:
+    """Returns local work that takes this device's pieces for those of all devices."""
+    del forms
+    p = axis_size(axis_name)
+
+    def whole(arrays: Any) -> Any:
+        pairs = zip(arrays, cuts, strict=True)
+        return tuple(jnp.concatenate([x] * p, cut) for x, cut in pairs)
+
+    return local(whole)
 
 
 def _word(width: int) -> Any:

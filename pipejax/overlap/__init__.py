@@ -10,11 +10,14 @@
 - `measure` times compute, communication and the whole step on the devices at hand.
 """
 
+from pipejax.collectives._no_communication import (
+    NoCommunication as NoCommunication,
+)
+
 from ._collective_groups import CollectiveGroups as CollectiveGroups
 from ._collective_groups import collective_groups as collective_groups
 from ._inspect import inspect as inspect
 from ._measure import Measurement as Measurement
-from ._measure import NoCommunication as NoCommunication
 from ._measure import measure as measure
 from ._memory import Memory as Memory
 from ._report import Collective as Collective

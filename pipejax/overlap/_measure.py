@@ -1,6 +1,7 @@
 """Measures how much of a step's communication its compute hides."""
 
 import dataclasses
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -9,10 +10,9 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental import multihost_utils
 
-from pipejax.collectives import AllReduce, Layout, Stages
-from pipejax.executors import make_reduce
-from pipejax.mesh import AxisName
-from pipejax.train_step import PipelineState, TrainStep
+from pipejax.collectives._no_communication import NoCommunication
+from pipejax.executors import make_reduce, make_update
+from pipejax.train_step import PipelineState, SharedState, TrainStep
 
 
 class Measurement(NamedTuple):
@@ -24,7 +24,7 @@ class Measurement(NamedTuple):
     Attributes:
       compute: Seconds of a step that communicates nothing: forward pass, backward pass
         and update.
-      communication: Seconds of reducing one message, with nothing else running.
+      communication: Seconds of exchanging one message, with nothing else running.
       step: Seconds of the whole step.
 
     Examples:
@@ -178,18 +178,27 @@ def _time(train: TrainStep, state: PipelineState, batch: Any, steps: int) -> flo
 def _communication(
     train: TrainStep, state: PipelineState, batch: Any, steps: int
 ) -> Callable[[], float]:
-    """Returns a function that times the reduction of one message, which holds zeros."""
+    """Returns a function that times the exchange of one message, which holds zeros.
+
+    With a sharded optimizer, the exchange updates each device's pieces in between.
+    """
     like = _with(train, width=2).init(
         state.params, model_state=state.model_state, rng=state.rng, batch=batch
     )
     (message,) = like.in_flight.pending
-    states = state.in_flight.codec_states
-    reduce = make_reduce(train.config, train.executor.reduction_mesh)
+    states, filled = state.in_flight.codec_states, state.in_flight.filled
+    exchange: Callable[[], Any]
+    if (learned := SharedState.of(state).learned) is None:
+        reduce = make_reduce(train.config, train.executor.reduction_mesh)
+        exchange = functools.partial(reduce, message, states)
+    else:
+        update = make_update(train.config, train.width - 1)
+        exchange = functools.partial(update, learned, message, states, filled)
 
     def run() -> float:
         start = time.perf_counter()
         for _ in range(steps):
-            reduce(message, states)
+            exchange()
         return (time.perf_counter() - start) / steps
 
     return run
@@ -202,39 +211,6 @@ def _with(train: TrainStep, **changes: Any) -> TrainStep:
         train.schedule, phases=train.schedule.phases[-1:], boundaries=()
     )
     return dataclasses.replace(train, config=config, schedule=last, warmup_steps=0)
-
-
-class NoCommunication(AllReduce):
-    """An all-reduce that sends nothing, so that a step with it is its compute alone.
-
-    `measure` times the compute of a step with it. Every device keeps its own arrays in
-    place of their sum, so the replicas of the parameters diverge: do not train with it.
-
-    Examples:
-      A step over one device, which reports that it moves nothing:
-
-      >>> import optax
-      >>> import pipejax as pj
-      >>> loss_fn = lambda w, batch: ((w - batch) ** 2).mean()
-      >>> train = pj.make_train_step(
-      ...     loss_fn,
-      ...     optax.sgd(0.1),
-      ...     mesh=pj.data_mesh(1),
-      ...     all_reduce=NoCommunication(),
-      ... )
-      >>> train.transfers(train.init(jax.numpy.zeros(())), jax.numpy.zeros(4))
-      ()
-    """
-
-    def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
-        """Returns no stages, which leaves the arrays of each device unchanged.
-
-        Args:
-          layout: Not used.
-          axis_name: Not used.
-        """
-        del layout, axis_name
-        return Stages(())
 
 
 def _quartiles(values: tuple[float, ...]) -> list[float]:

@@ -16,6 +16,7 @@ $$t_{pipe} = \max(c, x)$$
 - `simulate` gives the time of a step where times vary and no closed form holds.
 - `sharded` and `fsdp` tell what crosses between hosts from what stays inside a host,
   for a model that the devices of a host shard.
+- `in_halves` and `shard_optimizer` give step times with a sharded optimizer.
 - `plan` ranks all ways to train by their step time, and `scaling` follows one of them
   to more hosts.
 - `exchange_times` and `profile` measure all-reduces on a mesh. `fit` derives a cluster
@@ -65,6 +66,8 @@ from ._record import from_json as from_json
 from ._sharded import Fsdp as Fsdp
 from ._sharded import fsdp as fsdp
 from ._sharded import sharded as sharded
+from ._sharded_optimizer import in_halves as in_halves
+from ._sharded_optimizer import shard_optimizer as shard_optimizer
 from ._simulate import Trace as Trace
 from ._simulate import Workload as Workload
 from ._simulate import simulate as simulate

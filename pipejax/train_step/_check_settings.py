@@ -176,7 +176,11 @@ def check_mesh(mesh: Mesh, axis_name: AxisName) -> Mesh:
 
 
 def check_sharded_optimizer(
-    schedule: Schedule, mesh: Mesh, axis_name: AxisName, deviation_feedback: float
+    schedule: Schedule,
+    mesh: Mesh,
+    axis_name: AxisName,
+    deviation_feedback: float,
+    executor: str,
 ) -> None:
     """Raises a `ValueError` unless the settings allow a sharded optimizer.
 
@@ -185,7 +189,15 @@ def check_sharded_optimizer(
       mesh: The mesh of the train step.
       axis_name: Axis or axes of the data.
       deviation_feedback: The argument of this name.
+      executor: The argument of this name.
     """
+    platform = mesh.devices.flat[0].platform
+    if executor == "host" and platform != "cpu":
+        raise ValueError(
+            "`executor` must be 'fused' or 'auto' with shard_optimizer=True on"
+            f" accelerators, whose pieces of the optimizer stay on them; got 'host' on"
+            f" {platform}."
+        )
     if deviation_feedback:
         raise ValueError(
             "`deviation_feedback` must be 0 with shard_optimizer=True, where no device"

@@ -178,7 +178,8 @@ def make_train_step(
     )
     schedule = check_all_reduce(all_reduce, axis_name)
     if shard_optimizer:
-        check_sharded_optimizer(schedule, mesh, axis_name, work.deviation_feedback)
+        fed_back = work.deviation_feedback
+        check_sharded_optimizer(schedule, mesh, axis_name, fed_back, executor)
     config = StepConfig(
         work=work,
         mesh=mesh,

@@ -160,7 +160,7 @@ class PiecewiseStep(LocalStep):
         stages = (
             on_first(halved.reduce_scatter(layout, name))
             + Stages((Local(enter),))
-            + on_first(stages_of(program, places.devices))
+            + on_first(stages_of(program, places.devices, silent=halved.silent))
             + Stages((Local(leave),))
             + on_first(gather.all_gather(forms, name))
             + Stages((Local(renew),))

@@ -20,7 +20,7 @@ from pipejax.collectives import (
     two_shot,
 )
 from pipejax.collectives._halved import Halved
-from pipejax.overlap import inspect
+from pipejax.overlap import NoCommunication, inspect
 
 from ..helpers import assert_bits_equal
 
@@ -120,3 +120,21 @@ def test_the_compiled_program_sends_what_the_stages_say(all_reduce):
     report = inspect(program.lower(summands()).compile())
     sent = sum(x.times * x.wire_bytes for x in report.collectives)
     assert sent == sum(x.wire_bytes for x in said)
+
+
+def test_without_communication_devices_keep_their_own():
+    halved = Halved(NoCommunication(), CUTS)
+
+    def local(arrays):
+        stages = halved(Layout.of(arrays), "data")
+        assert not stages.transfers
+        return run(stages, arrays)[0]
+
+    arrays = summands()
+    found = on_devices(local, P("data"))(arrays)
+    assert_bits_equal(found.exact, arrays.exact)
+    assert_bits_equal(found.coded[2], arrays.coded[2])
+    for rank in range(DEVICES):
+        whole = found.coded[0][8 * rank : 8 * rank + 8]
+        own = arrays.coded[0][8 * rank + 2 * rank : 8 * rank + 2 * rank + 2]
+        np.testing.assert_array_equal(whole, np.tile(own, (DEVICES, 1)))

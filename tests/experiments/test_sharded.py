@@ -136,6 +136,15 @@ def test_compiled_for_two_hosts(tiny, tmp_path, monkeypatch):
     assert len(compiled.rows([first, second])) == 3
 
 
+def test_cells_are_in_the_order_of_sizes_devices_and_steps():
+    steps, targets = list(compiled.STEPS), list(compiled.TARGETS)
+    names = [("7B", targets[0], steps[0]), ("1B", targets[1], steps[0])]
+    names += [("1B", targets[0], steps[1]), ("1B", "others", steps[0])]
+    cells = [dict(zip(("size", "target", "step"), x, strict=True)) for x in names]
+    found = sorted(cells, key=compiled.place)
+    assert [cells.index(cell) for cell in found] == [2, 1, 3, 0]
+
+
 def test_a_cell_that_the_compiler_refuses():
     cell = compiled.failed("7B", "tpu:2xv5e:4x4", "K=2", "no memory")
     assert compiled.rows([cell])[1][:4] == ["7B", "tpu:2xv5e:4x4", "K=2", "refused"]

@@ -44,6 +44,22 @@ def test_all_three_and_leaves_the_state_alone(executor, width):
     assert "floor 1.00, nothing hidden 1." in text
 
 
+@grid(1, width=[1, 2, 3], executor=["fused", "host"])
+def test_with_a_sharded_optimizer(executor, width):
+    train = pj.make_train_step(
+        loss_fn,
+        optax.adamw(0.1),
+        mesh=pj.data_mesh(2),
+        width=width,
+        executor=executor,
+        shard_optimizer=True,
+    )
+    params = init_params() | {"split": np.ones((4, 2), np.float32)}
+    state, (batch,) = train.init(params), batches(1)
+    measured = pj.overlap.measure(train, state, batch, rounds=3, steps=2)
+    assert all(value > 0 for values in measured for value in values)
+
+
 def test_ratio_floor_and_ceiling():
     measured = pj.overlap.Measurement((2.0, 2.0), (1.0, 2.0), (2.5, 4.0))
     assert measured.ratio == (1.25, 2.0)

@@ -10,9 +10,11 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax import codecs, collectives
+from pipejax.overlap import inspect
 
 from ..grid import grid
 from ..helpers import assert_bits_equal, normal_batches
+from ..switches import SWITCHES, switched
 
 OPTIMIZERS = {
     "sgd": optax.sgd(0.1),
@@ -51,15 +53,18 @@ def batches(count):
     return normal_batches(count, size=16, inputs=5, outputs=3)
 
 
-def run(tx, devices=4, *, steps=6, loss=loss_fn, init=(), **options):
+def run(tx, devices=4, *, steps=6, loss=loss_fn, init=(), mesh=None, **options):
     """Returns the drained state and the losses of a run."""
-    train = pj.make_train_step(loss, tx, mesh=pj.data_mesh(devices), **options)
+    mesh = mesh or pj.data_mesh(devices)
+    train = pj.make_train_step(loss, tx, mesh=mesh, **options)
     state, infos = train.init(params(), **dict(init)), []
     for batch in batches(steps):
-        state, info = train.step(state, batch)
+        with jax.transfer_guard("allow"):
+            placed = train.batch(batch)
+        state, info = train.step(state, placed)
         infos.append(info)
     state, last = train.drain(state)
-    return state, np.array([x.loss for x in (*infos, *last)])
+    return state, np.array(jax.device_get([x.loss for x in (*infos, *last)]))
 
 
 def both(tx, devices=4, **options):
@@ -154,7 +159,8 @@ def assert_same_form(state, shapes):
 
 def full_form(params, batch, *, model_state, rng):
     kept = jax.random.bernoulli(rng, 0.8, batch["x"].shape)
-    hidden = jnp.tanh((batch["x"] * kept) @ params["up"] + params["bias"][None])
+    inputs = jnp.where(kept, batch["x"], jnp.float32(0))
+    hidden = jnp.tanh(inputs @ params["up"] + params["bias"][None])
     weights = 1 + (batch["y"][:, 0] > 0).astype(jnp.float32)
     each = jnp.mean((hidden @ params["down"] - batch["y"]) ** 2, axis=1)
     loss = params["scale"] * jnp.sum(weights * each) / jnp.maximum(weights.sum(), 1)
@@ -165,15 +171,93 @@ def full_form(params, batch, *, model_state, rng):
 
 @grid(width=(1, 2, 3), executor=("fused", "host"), predicted=(False, True))
 def test_keys_metrics_weights_and_model_state(width, executor, predicted):
-    state = {"mean": jnp.float32(0), "count": jnp.int32(0)}
-    given = {"model_state": state, "rng": jax.random.key(3), "batch": batches(1)[0]}
     options = {"width": width, "executor": executor, "weight_prediction": predicted}
     (wanted, losses), (found, others) = both(
-        OPTIMIZERS["momentum"], loss=full_form, init=given, microbatches=2, **options
+        OPTIMIZERS["momentum"], loss=full_form, init=given(), microbatches=2, **options
     )
     assert_close(found.params, wanted.params, 2e-6)
     assert_close(found.model_state, wanted.model_state, 2e-6)
     np.testing.assert_allclose(others, losses, rtol=2e-6)
+
+
+def given():
+    """Returns what a run with everything on board is given at the start."""
+    state = {"mean": jnp.float32(0), "count": jnp.int32(0)}
+    return {"model_state": state, "rng": jax.random.key(3), "batch": batches(1)[0]}
+
+
+@grid(1, switch=list(SWITCHES), executor=("fused", "host"), width=(2, 1, 3))
+def test_a_switch_changes_nothing(switch, executor, width):
+    options = {"loss": full_form, "init": given(), "width": width, "steps": 3}
+    options |= {"executor": executor, "shard_optimizer": True, "donate": True}
+    # Optax's AdamW multiplies float32 by int32.
+    kind = "momentum" if switch == "strict promotion" else "adamw"
+    wanted, losses = run(OPTIMIZERS[f"clip+{kind}"], **options)
+    with switched(*SWITCHES[switch]):
+        found, others = run(OPTIMIZERS[f"clip+{kind}"], **options)
+    for name in ("params", "opt_state", "model_state", "gathered", "coarse"):
+        parts = (getattr(state, name) for state in (found, wanted))
+        assert_bits_equal(*jax.device_get([*parts]))
+    assert np.isfinite(losses[width - 1 :]).all()
+    assert_bits_equal(others[width - 1 :], losses[width - 1 :])
+
+
+@pytest.mark.parametrize("executor", ["fused", "host"])
+def test_inside_set_mesh_with_explicit_axes(executor):
+    explicit = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+    options = {"executor": executor, "shard_optimizer": True}
+    wanted, losses = run(OPTIMIZERS["adamw"], **options)
+    with jax.set_mesh(explicit):
+        found, others = run(OPTIMIZERS["adamw"], mesh=explicit, **options)
+        assert_bits_equal(jax.device_get(found.params), jax.device_get(wanted.params))
+    assert_bits_equal(others, losses)
+
+
+def test_in_a_scan():
+    train = pj.make_train_step(
+        loss_fn, OPTIMIZERS["adamw"], mesh=pj.data_mesh(4), shard_optimizer=True
+    )
+    start, data = train.init(params()), batches(4)
+    wanted = start
+    for batch in data:
+        wanted, _ = train.step(wanted, batch)
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *data)
+    found, _ = jax.jit(lambda s, xs: jax.lax.scan(train.step, s, xs))(start, stacked)
+    assert_close(found.params, wanted.params, 1e-6)
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_x64(width):
+    options = {"width": width, "shard_optimizer": True}
+    wanted, _ = run(OPTIMIZERS["clip+adamw"], **options)
+    with jax.enable_x64(True):
+        found, _ = run(OPTIMIZERS["clip+adamw"], **options)
+    assert found.params["up"].dtype == np.float32
+    assert_close(found.params, wanted.params, 1e-6)
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_what_a_step_sends(width):
+    """The declared bytes are those of the compiled program: as in an all-reduce."""
+    train = pj.make_train_step(
+        loss_fn,
+        OPTIMIZERS["clip+adamw"],
+        mesh=pj.data_mesh(4),
+        width=width,
+        shard_optimizer=True,
+        weight_prediction=False,
+    )
+    state, batch = train.abstract_state(params()), batches(1)[0]
+    said = train.transfers(state, batch)
+    report = inspect(train, state, jax.eval_shape(lambda: batch))
+    assert sum(x.wire_bytes for x in said) == sum(
+        x.times * x.wire_bytes for x in report.collectives
+    )
+    elements = sum(x.size for k, x in params().items() if k != "scale")
+    # Beside the halves travel the loss, the gradient of the scale, and 5 numbers: four
+    # squares of the norm, of which one is whole, and whether three arrays are finite.
+    most = 2 * 3 / 4 * 4 * (elements + 1 + 1 + 8)
+    assert 2 * 3 / 4 * 4 * elements < sum(x.wire_bytes for x in said) <= most
 
 
 @grid(executor=("fused", "host"), width=(1, 2))
@@ -299,6 +383,19 @@ def test_what_is_refused(options, said):
             OPTIMIZERS["sgd"],
             mesh=pj.data_mesh(4),
             **{"shard_optimizer": True, **options},
+        )
+
+
+def test_the_host_executor_needs_cpus():
+    pytest.importorskip("jax_plugins.xla_cuda12")
+    mesh = pj.data_mesh(devices=pj.overlap.topology("h100:1x1x2"))
+    with pytest.raises(ValueError, match=r"^`executor` must be 'fused' or 'auto' wi"):
+        pj.make_train_step(
+            loss_fn,
+            OPTIMIZERS["sgd"],
+            mesh=mesh,
+            executor="host",
+            shard_optimizer=True,
         )
 
 

@@ -1,0 +1,1 @@
+"""Experiments with an optimizer that is sharded over the data (ZeRO-1)."""
