@@ -155,8 +155,12 @@ class LocalStep:
         # for a ResNet-18 on GPUs, one and a half copies of the parameters. The barrier
         # leaves out the step counter. With it, the all-reduce would wait for the
         # barrier.
-        ahead = lax.optimization_barrier((state.params, state.opt_state))
-        state = state._replace(params=ahead[0], opt_state=ahead[1])
+        held = lax.optimization_barrier((state.params, state.opt_state))
+        state = state._replace(params=held[0], opt_state=held[1])
+        return self.ahead(state, in_flight)
+
+    def ahead(self, state: SharedState, in_flight: InFlight) -> SharedState:
+        """Returns a state after this device's messages in flight, in their order."""
         queue = zip(self._expected(in_flight), arrivals(in_flight), strict=True)
         for own, arrived in queue:
             state, _ = self._applied(

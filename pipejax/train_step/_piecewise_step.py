@@ -338,12 +338,12 @@ class PiecewiseStep(LocalStep):
             gathered=None,
             coarse=None,
         )
-        moved = self.predicted(known, in_flight)
+        moved = self.ahead(known, in_flight)
         zeros = tuple(
             x._replace(gradients=jax.tree.map(jnp.zeros_like, x.gradients))
             for x in in_flight.pending
         )
-        still = self.predicted(known, in_flight._replace(pending=zeros))
+        still = self.ahead(known, in_flight._replace(pending=zeros))
         params = jax.tree.map(
             lambda c, a, b: c + (a - b), gathered, moved.params, still.params
         )
