@@ -100,7 +100,7 @@ def begun(out: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def rows(others: dict[str, Any], runs: list[dict[str, Any]]) -> list[list[str]]:
-    """Returns titles, then a row for each task and optimizer.
+    """Returns titles, then a row for each task and optimizer that has all seeds.
 
     A cell has the change from synchronous training: that of test loss in nats, then
     that of test accuracy in percentage points, as means over seeds.
@@ -111,6 +111,8 @@ def rows(others: dict[str, Any], runs: list[dict[str, Any]]) -> list[list[str]]:
         (run["task"], run["optimizer"], run["rate"]) for run in runs
     ):
         setting = task, optimizer, rate
+        if len(of_seeds(together, *setting, SHARDED)) < len(others["seeds"]):
+            continue
         ends = [x["test_loss"] for x in of_seeds(together, *setting, "K=1")]
         changes = (change(together, setting, name) for name in BESIDE)
         cells = ["" if each is None else str(each) for each in changes]

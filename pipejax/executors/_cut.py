@@ -20,6 +20,14 @@ from ._scan import Operation, scan_operation
 
 Piece = Callable[[list[Any]], list[Any]]
 
+# The names of operations that XLA repeats rather than keeping their results.
+_NAMES = """
+abs add add_any and broadcast_in_dim ceil clamp convert_element_type copy eq expand_dims
+floor ge gt integer_pow iota is_finite le lt max min mul ne neg not or reshape select_n
+sign slice squeeze square sub transpose xor
+"""
+_CHEAP = frozenset(_NAMES.split())
+
 
 def cut(
     function: Callable[..., Any], shares: Sequence[float], *args: Any
@@ -49,16 +57,8 @@ def cut(
     operations = list(_operations(closed, names))
     results = tuple(name_of(names, v) for v in jaxpr.outvars)
     points = _points(operations, shares)
-    parts = [operations[a:b] for a, b in itertools.pairwise(points)]
-    # A piece hands on every value that is written so far, and that a later piece reads
-    # or the function returns.
-    written: list[Any] = []
-    handed: list[list[Any]] = [[]]
-    for i, part in enumerate(parts):
-        written += [name for operation in part for name in operation.writes]
-        later = {n for rest in parts[i + 1 :] for op in rest for n in op.reads}
-        wanted = later | {n for n in results if not isinstance(n, Constant)}
-        handed.append([name for name in written if name in wanted])
+    parts = _repeating([operations[a:b] for a, b in itertools.pairwise(points)], known)
+    handed = _handed(parts, results)
     pieces = [
         _piece(part, known, before, after)
         for part, (before, after) in zip(parts, itertools.pairwise(handed), strict=True)
@@ -69,6 +69,61 @@ def cut(
         return jax.tree.unflatten(tree, [value_of(env, name) for name in results])
 
     return pieces, result
+
+
+def _repeating(
+    parts: list[list[Operation]], known: dict[Any, Any]
+) -> list[list[Operation]]:
+    """Returns pieces that repeat cheap operations in place of handing on their results.
+
+    Without a cut, XLA repeats such operations wherever their results are needed. With a
+    cut it cannot, and would keep every mask and every cast of an activation.
+
+    Args:
+      parts: The operations of each piece.
+      known: Values of the arguments of the function that is cut, by name.
+    """
+    found = parts[:1]
+    for i in range(1, len(parts)):
+        earlier = dict.fromkeys(operation for part in found for operation in part)
+        needed = {
+            n for rest in parts[i:] for operation in rest for n in operation.reads
+        }
+        there, again = set(known), []
+        for operation in earlier:
+            reads = (n for n in operation.reads if not isinstance(n, Constant))
+            if operation.cheap and there.issuperset(reads):
+                again.append(operation)
+                there.update(operation.writes)
+            else:
+                there.update(needed.intersection(operation.writes))
+        repeated: list[Operation] = []
+        for operation in reversed(again):
+            if needed.intersection(operation.writes):
+                repeated.insert(0, operation)
+                needed.update(operation.reads)
+        found.append([*repeated, *parts[i]])
+    return found
+
+
+def _handed(parts: list[list[Operation]], results: tuple[Any, ...]) -> list[list[Any]]:
+    """Returns the names of the values that each piece is given, and of the results.
+
+    A piece hands on what is written so far, and what a later piece reads before it
+    writes it, or the function returns.
+    """
+    live = [{n for n in results if not isinstance(n, Constant)}]
+    for part in reversed(parts):
+        reads = set(live[0])
+        for operation in reversed(part):
+            reads.difference_update(operation.writes)
+            reads.update(n for n in operation.reads if not isinstance(n, Constant))
+        live.insert(0, reads)
+    handed, written = [list[Any]()], dict[Any, None]()
+    for part, wanted in zip(parts, live[1:], strict=True):
+        written |= dict.fromkeys(n for operation in part for n in operation.writes)
+        handed.append([name for name in written if name in wanted])
+    return handed
 
 
 def _piece(
@@ -150,4 +205,6 @@ def _operations(closed: Any, names: dict[Any, Any]) -> Iterator[Operation]:
         if equation.primitive.name == "scan":
             yield scan_operation(equation, reads, writes)
         else:
-            yield Operation(flops_of(equation), reads, writes, runner(found))
+            cheap = equation.primitive.name in _CHEAP
+            run, flops = runner(found), flops_of(equation)
+            yield Operation(flops, reads, writes, run, cheap=cheap)

@@ -20,6 +20,7 @@ class Operation(NamedTuple):
       run: Function that runs the operation.
       halves: Function that cuts the operation in two, at about the given fraction of
         its work. `None` if the operation cannot be cut.
+      cheap: Whether it is better to run the operation twice than to keep its results.
     """
 
     flops: float
@@ -27,6 +28,7 @@ class Operation(NamedTuple):
     writes: tuple[Any, ...]
     run: Callable[..., Sequence[Any]]
     halves: Callable[[float], list["Operation"]] | None = None
+    cheap: bool = False
 
 
 def scan_operation(

@@ -3,7 +3,7 @@
 import pytest
 
 from experiments.faults import __main__ as faults
-from experiments.faults import endurance, start
+from experiments.faults import endurance, goodput, start
 
 from .results import assert_shown, lines, result
 
@@ -19,6 +19,21 @@ def rows_of_faults():
 
 def rows_of_endurance():
     return lines(endurance.rows(result("faults_endurance")["diaries"]))
+
+
+def rows_of_goodput():
+    return lines(goodput.rows(result("faults_goodput")["cells"]))
+
+
+def words_on_goodput():
+    """Yields the shares of useful time, which all variants have in common."""
+    cells = result("faults_goodput")["cells"]
+    assert all(job["same_bits"] for cell in cells for job in cell["jobs"])
+    sums = [goodput.sums(cell) for cell in cells]
+    (useful,) = {round(100 * x["useful"] / sum(x.values())) for x in sums}
+    (without,) = {round(100 * cell["without_faults"]["goodput"]) for cell in cells}
+    yield f"{useful} % of their time is the median"
+    yield f"without faults it is {without} %"
 
 
 def words_on_damage():
@@ -53,6 +68,8 @@ def words_on_strangers():
         ("docs/many_hosts.md", rows_of_starts),
         ("docs/many_hosts.md", rows_of_faults),
         ("docs/many_hosts.md", rows_of_endurance),
+        ("docs/many_hosts.md", rows_of_goodput),
+        ("docs/many_hosts.md", words_on_goodput),
         ("docs/getting_started.md", words_on_damage),
         ("docs/getting_started.md", words_on_checksums),
         ("docs/many_hosts.md", words_on_strangers),
