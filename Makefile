@@ -64,7 +64,7 @@ quick: .venv/ready-dev
 	XLA_FLAGS="$(QUICKLY) $(JAX_0_10)" .venv/bin/pytest -n 3
 
 # The folders that call JAX the most, with one case of each test.
-core := $(addprefix tests/,collectives executors message train_step transforms)
+core := $(addprefix tests/,executors message train_step transforms)
 
 quick-other: .venv-other/ready-test
 	XLA_FLAGS="$(QUICKLY)" .venv-other/bin/pytest -n 3 --cases 1 \

@@ -210,11 +210,8 @@ def test_a_collective_inside_each_process():
             np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
 
 
-@pytest.mark.one_python  # its two processes compile for 20 processor seconds
-@pytest.mark.parametrize(
-    "name",
-    ["int8", *(pytest.param(x, marks=FULL) for x in ("predicted", "one program"))],
-)
+@FULL
+@pytest.mark.parametrize("name", ["int8", "predicted", "one program"])
 def test_a_group_in_each_process_does_what_it_does_in_one(tmp_path, name):
     """Runs continue from checkpoints bit for bit, and end with the same bits."""
     with contextlib.closing(Group(2, devices=2)) as group:

@@ -32,6 +32,7 @@ OPTIMIZERS = {
 # Without this flag, LLVM contracts multiplications and additions in one program and not
 # in another.
 SAME_BITS = "max_isa" in os.environ.get("XLA_FLAGS", "")
+ONE_PYTHON = pytest.mark.one_python  # each compiles steps for 5 processor seconds
 LINEAR = ("sgd", "momentum", "clip+momentum")
 
 
@@ -131,6 +132,7 @@ def test_predictions_of_linear_optimizers_are_those_of_the_unsharded_pipeline(
     np.testing.assert_allclose(others, losses, rtol=2e-6)
 
 
+@ONE_PYTHON
 def test_predictions_of_adam_are_close():
     """The second moment is known to a fifth, and renewed every eight steps."""
     tx = OPTIMIZERS["adamw"]
@@ -217,6 +219,7 @@ def test_a_switch_changes_nothing(switch, executor, width):
     assert_bits_equal(others[width - 1 :], losses[width - 1 :])
 
 
+@ONE_PYTHON
 @pytest.mark.parametrize("executor", ["fused", "host"])
 def test_inside_set_mesh_with_explicit_axes(executor):
     explicit = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
@@ -241,6 +244,7 @@ def test_in_a_scan():
     assert_close(found.params, wanted.params, 1e-6)
 
 
+@ONE_PYTHON
 @pytest.mark.parametrize("width", [1, 2])
 def test_x64(width):
     options = {"width": width, "shard_optimizer": True}
@@ -328,6 +332,7 @@ def test_donation_changes_no_bit(executor):
     assert_bits_equal(others, losses)
 
 
+@ONE_PYTHON
 @pytest.mark.parametrize("predicted", [False, True])
 def test_both_executors_have_the_same_bits(predicted):
     options = {"shard_optimizer": True, "weight_prediction": predicted, "width": 3}
@@ -508,6 +513,7 @@ def test_groups_shard_the_model_and_the_optimizer(name, groups, width, predicted
     assert state.gathered["up"].sharding.spec == P(None, "fsdp")
 
 
+@ONE_PYTHON
 def test_groups_with_a_codec():
     (_, _, losses), (_, _, others) = grouped(
         2,
