@@ -58,7 +58,7 @@ class Config:
     variant: str = "with a compilation cache"
     """A name for these settings. Results of other names are kept."""
     cache: bool = True
-    """Whether restarted processes read the programs that were compiled before."""
+    """Whether restarted processes load their programs from a compilation cache."""
     steps: int = 800
     """The number of steps of a job."""
     between: float = 200.0

@@ -20,7 +20,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ._layout import Summands
 from ._wire import Transfer
 
 # States of the codecs between two sums, by the name of the site.
@@ -201,8 +200,8 @@ def renamed(stages: Stages, prefix: str) -> Stages:
 
 
 def run(
-    stages: Stages, summands: Summands, states: States | None = None
-) -> tuple[Summands, States]:
+    stages: Stages, summands: Any, states: States | None = None
+) -> tuple[Any, States]:
     """Runs all stages back to back, without compute between them.
 
     Must be called inside the `jax.shard_map` in which the stages were made.

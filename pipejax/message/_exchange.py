@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from pipejax.collectives import AllReduce, Stages
+from pipejax.collectives import AllReduce, Stages, run
 from pipejax.mesh import AxisName
 
 from ._message import Message
@@ -41,10 +41,7 @@ class Exchange(NamedTuple):
           The reduced message, and the codec states after it. The states are unchanged
           if the reduced message is not usable.
         """
-        carry: Any = self.start, states
-        for stage in (*self.stages.stages, self.stages.finish):
-            carry = stage(carry)
-        value, after = carry
+        value, after = run(self.stages, self.start, states)
         found = self.end(value)
         return found, found.settled(after, states)
 

@@ -1,6 +1,8 @@
-"""What a device must know of a sharded optimizer to predict, and how owners coast.
+"""Finds what weight prediction needs of an optimizer whose state is sharded.
 
-See `_piecewise_step` for the equations.
+The owners of the state find where the parameters go if the gradients in flight are zero
+(`coasted`). Every device keeps what it needs to add the part of its own gradients
+(`Needs`). See `_piecewise_step` for the equations.
 """
 
 from collections.abc import Sequence
@@ -19,7 +21,7 @@ from ._update import select, updated
 
 
 class Needs(NamedTuple):
-    """What a prediction must know of parameters and optimizer state.
+    """The parts of parameters and optimizer state that a prediction uses.
 
     Attributes:
       params: Whether the update is not affine in the parameters.

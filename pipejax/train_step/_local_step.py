@@ -128,6 +128,7 @@ class LocalStep:
         if kept is not None:
             after = kept.model_state
             state = state._replace(rng=kept.rng, step=kept.step)
+        state = state.with_learned(reduced.updated)
         devices = lax.axis_size(self.axis_name)
         return self._applied(state, reduced, after, devices=devices, alike=True)
 
@@ -254,6 +255,8 @@ class LocalStep:
         """
 
         def advance(message: Message) -> tuple[Any, Any]:
+            if message.gradients is None:  # the exchange has updated both
+                return state.params, state.opt_state
             return advanced(self.tx, state.params, state.opt_state, message, devices)
 
         # A collective in a branch would wait in vain for devices in the other branch.

@@ -39,11 +39,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pipejax.collectives import AllReduce, Stages, Summands
+from pipejax.collectives import AllReduce, Stages, Summands, run
 from pipejax.collectives._halved import Halved
 from pipejax.collectives._sharded import on_own_shards
 from pipejax.collectives._stages import Local, on_first
@@ -54,23 +53,23 @@ from pipejax.message import (
     Reduced,
     layout_of,
     mean,
+    message_of,
     on_shards_of,
     summands,
 )
 from pipejax.pieces import Coarse, NotElementwiseError, Program, on_pieces, stages_of
-from pipejax.shards import Shards, as_on_shards
+from pipejax.shards import UNSHARDED, Shards, as_on_shards
 
 from ._ahead import Needs, coarse_specs, coasted
-from ._info import StepInfo
 from ._local_step import LocalStep
 from ._loss import is_floating
 from ._places import Places, exact_specs, spec_leaves, split_of
-from ._state import Kept, Learned, SharedState, whole_params
-from ._update import advanced, apply_reduced, decided, select
+from ._state import Learned, SharedState, whole_params
+from ._update import advanced, decided, select
 
 
 class _Between(NamedTuple):
-    """What is known between the two halves of an exchange.
+    """The result of the update, between the two halves of an exchange.
 
     Attributes:
       params: Pieces of the parameters after the update.
@@ -188,11 +187,10 @@ class PiecewiseStep(LocalStep):
         if shards:
             stages = on_own_shards(stages, places.params_inside, places.params_inside)
         leaves = jax.tree.leaves(learned.params)
-        value: Any = tuple(x.astype(self.gathered_dtype(x)) for x in leaves), {}
-        for stage in (*stages.stages, stages.finish):
-            value = stage(value)
+        sent = tuple(x.astype(self.gathered_dtype(x)) for x in leaves)
+        gathered, _ = run(stages, sent, {})
         structure = jax.tree.structure(learned.params)
-        return learned._replace(gathered=jax.tree.unflatten(structure, value[0]))
+        return learned._replace(gathered=jax.tree.unflatten(structure, gathered))
 
     def program(
         self, params: Any, message: Message, behind: int, places: Places
@@ -223,7 +221,8 @@ class PiecewiseStep(LocalStep):
         )
 
         def between(learned: Any, coded: Any, exact: Any, flags: Any) -> _Between:
-            total = _message(coded, exact, message)
+            total = message_of(Summands(coded, exact), message)
+            total = total._replace(shards=UNSHARDED)
             params, opt_state = learned
             arrived, behind = flags
             return self.between(params, opt_state, total, arrived, behind, places.data)
@@ -289,37 +288,6 @@ class PiecewiseStep(LocalStep):
             finite=reduced.finite,
             changes=total.changes,
             passengers=total.passengers,
-        )
-
-    def update(
-        self,
-        state: SharedState,
-        kept: Kept | None,
-        reduced: Reduced,
-    ) -> tuple[SharedState, StepInfo]:
-        """Applies what the exchange leaves: the update is already done.
-
-        Args:
-          state: State before the update.
-          kept: What `compute` left. `None` in a drain, which computes nothing.
-          reduced: The messages that are due, after their exchange.
-
-        Returns:
-          The state after the update, and what the step reports.
-        """
-        after = state.model_state
-        if kept is not None:
-            after = kept.model_state
-            state = state._replace(rng=kept.rng, step=kept.step)
-        state = state.with_learned(reduced.updated)
-        return apply_reduced(
-            state,
-            reduced,
-            after,
-            lambda message: (state.params, state.opt_state),
-            devices=lax.axis_size(self.axis_name),
-            branches=False,
-            skip_nonfinite=self.skip_nonfinite,
         )
 
     def point(self, state: SharedState, in_flight: InFlight) -> SharedState:
@@ -423,11 +391,3 @@ def _specs(message: Message, start: Any, places: Places) -> tuple[Any, Any]:
     )
     found = _Between(*inside, None, P(), changes, passengers)
     return before, (places.params_inside, found, copies)
-
-
-def _message(coded: Any, exact: Any, like: Message) -> Message:
-    """Returns a summed message of the arrays that an exchange sums."""
-    structure = jax.tree.structure((like.changes, like.passengers))
-    changes, passengers = jax.tree.unflatten(structure, exact)
-    gradients = jax.tree.unflatten(jax.tree.structure(like.gradients), coded)
-    return Message(gradients, changes, passengers)

@@ -32,6 +32,8 @@ def transfers_of(
         arrived, behind = has_arrived(in_flight), arrivals(advanced(in_flight))
         exchange = config.work.exchange(state, message, arrived, behind, config.sums_by)
         found[:] = exchange.stages.transfers
+        if state.shards.cuts:  # the exchange updates the optimizer
+            message = message._replace(gradients=None)
         return message, config.work.update(state, kept, Reduced.of(message, arrived))
 
     split = P(config.axis_name)

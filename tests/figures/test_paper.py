@@ -40,6 +40,14 @@ def rows_of_parts():
         yield f"| {titles(cell)} | " + " | ".join(shown) + " |"
 
 
+def words_on_alexnet():
+    """Yields how long the cores work in a pipelined step of AlexNet."""
+    (rows,) = (x["rows"] for x in cells() if x["problem"]["model"] == "alexnet")
+    cores = [row["cores"] for name, row in rows.items() if name.startswith("Pipe-SGD")]
+    assert rows["Pipe-SGD, int8"]["step"] > rows["D-Sync, int8"]["step"]
+    yield f"busy for {min(cores):.1f} to {max(cores):.1f} seconds"
+
+
 def rows_of_scaling():
     return lines(scaling.table(result("scaling")["cells"]))
 
@@ -58,7 +66,8 @@ def words_on_scaling():
 
 
 @pytest.mark.parametrize(
-    "rows", [rows_of_steps, rows_of_parts, rows_of_scaling, words_on_scaling]
+    "rows",
+    [rows_of_steps, rows_of_parts, rows_of_scaling, words_on_scaling, words_on_alexnet],
 )
 def test_figures_are_those_of_the_result_files(rows):
     assert_shown("docs/paper.md", rows())

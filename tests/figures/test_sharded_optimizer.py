@@ -17,6 +17,29 @@ def rows_of_accuracy():
     return lines(accuracy.rows(result("convergence"), runs))
 
 
-@pytest.mark.parametrize("rows", [rows_of_memory, rows_of_accuracy])
+def words_on_memory():
+    """Checks what the document says of all models, and of prediction in two of them."""
+    cells = {(x["model"], x["step"]): x for x in result("memory")["cells"]}
+    plain, predicted = "K=2, sharded, plain", "K=2, sharded, predicted"
+    assert all(x["covered"] > 0.995 for (_, s), x in cells.items() if "K=2, sha" in s)
+    assert all(x["met"] for (_, s), x in cells.items() if s == plain)
+    missed = [m for (m, s), x in cells.items() if s == predicted and not x["met"]]
+    assert missed == ["mlp", "resnet18"]
+    more = {m: cells[m, predicted]["live"] - cells[m, plain]["live"] for m, _ in cells}
+    assert round(more["resnet18"]) == 3
+    assert round(more["deep mlp"], 1) == 0.3
+    yield "prediction takes three copies instead of a third of one"
+
+
+def words_on_accuracy():
+    rows = rows_of_accuracy()[1:]
+    last = (float(row.split("|")[-2].split()[0]) for row in rows)
+    assert all(abs(nats) < 0.001 for nats in last)
+    yield "prediction ends within 0.001 nats of synchronous training"
+
+
+@pytest.mark.parametrize(
+    "rows", [rows_of_memory, rows_of_accuracy, words_on_memory, words_on_accuracy]
+)
 def test_figures_are_those_of_the_result_files(rows):
     assert_shown("docs/sharded_optimizer.md", rows())

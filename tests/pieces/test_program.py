@@ -8,6 +8,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
+from pipejax.collectives import run
 from pipejax.pieces import Devices, NotElementwiseError, on_pieces, stages_of, whole
 
 from ..helpers import assert_bits_equal
@@ -52,11 +53,9 @@ def on_devices(program, args, splits):
     """Runs a program on four devices, and returns its result as whole arrays."""
 
     def local(*leaves):
-        value: tuple = program.run(0, list(leaves)), {}
         stages = stages_of(program, DEVICES)
-        for stage in (*stages.stages, stages.finish):
-            value = stage(value)
-        return jax.tree.leaves(program.result(value[0]))
+        value, _ = run(stages, program.run(0, list(leaves)), {})
+        return jax.tree.leaves(program.result(value))
 
     mapped = jax.shard_map(
         local,

@@ -36,16 +36,16 @@ ONE_PYTHON = pytest.mark.one_python  # each compiles steps for 5 processor secon
 LINEAR = ("sgd", "momentum", "clip+momentum")
 
 
-def params():
+def params(inputs=5, outputs=3):
     rng = np.random.default_rng(0)
 
     def normal(*shape):
         return rng.normal(size=shape).astype(np.float32)
 
     return {
-        "up": normal(5, 16) / 2,
+        "up": normal(inputs, 16) / 2,
         "bias": normal(16) / 9,
-        "down": normal(16, 3) / 4,
+        "down": normal(16, outputs) / 4,
         "scale": np.float32(1.1),
     }
 
@@ -469,7 +469,9 @@ def grouped(groups, **options):
             shard_optimizer=True,
             **options,
         )
-        start = jax.device_put(wide(), place) if sharded else wide()
+        # An axis that no group splits divides among the groups.
+        start = params(inputs=8, outputs=4)
+        start = jax.device_put(start, place) if sharded else start
         state, losses = train.init(start), []
         for batch in wide_batches(6):
             state, info = train.step(state, train.batch(batch))
@@ -477,21 +479,6 @@ def grouped(groups, **options):
         drained, _ = train.drain(state)
         runs.append((state, drained, np.array(losses)))
     return runs
-
-
-def wide():
-    """Returns parameters whose axis that no group splits divides among groups."""
-    rng = np.random.default_rng(0)
-
-    def normal(*shape):
-        return rng.normal(size=shape).astype(np.float32)
-
-    return {
-        "up": normal(8, 16) / 3,
-        "bias": normal(16) / 9,
-        "down": normal(16, 4) / 4,
-        "scale": np.float32(1.1),
-    }
 
 
 def wide_batches(count):
