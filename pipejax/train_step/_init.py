@@ -24,7 +24,6 @@ from ._feed import Batch, laid_out
 from ._gradient import empty_message
 from ._local_step import LocalStep
 from ._loss import is_floating
-from ._piecewise_step import PiecewiseStep
 from ._replicate import check_same_in_groups, is_traced, placed
 from ._shardings import in_flight_shardings, state_shardings
 from ._state import SharedState
@@ -122,7 +121,7 @@ def planned(
             tree,
             config.mesh,
             config.axis_name,
-            gathers=isinstance(local_step, PiecewiseStep),
+            gathers=local_step.shard_optimizer,
         )
         for name, tree in given._asdict().items()
     }
@@ -141,13 +140,11 @@ def planned(
         changes = tuple(spec for leaf, spec in pairs if is_floating(leaf))
         inner = inner_axes(config.mesh, config.axis_name)
         shards = Shards(found["params"], specs, changes, inner=inner)
-    if isinstance(local_step, PiecewiseStep):
-        specs = found["params"]
-        cuts = cut_axes(forms.params, specs, config.devices)
+    if local_step.shard_optimizer:
+        cuts = cut_axes(forms.params, found["params"], config.devices)
         shards = dataclasses.replace(shards, cuts=cuts)
     like = _message_form(local_step, config, forms, batch, shards)
-    if isinstance(local_step, PiecewiseStep):
-        local_step.check_pieces(forms.params, like, config.mesh)
+    local_step.check_pieces(forms.params, like, config.mesh)
 
     def whole(given: Given) -> SharedState:
         params, model_state, rng, opt_state = given
@@ -164,16 +161,13 @@ def planned(
     over_data = jax.eval_shape(whole, forms).over_data(config.axis_name)
 
     def local(given: Given) -> tuple[SharedState, InFlight]:
-        state = whole(given)
-        if isinstance(local_step, PiecewiseStep):
-            predicts = config.width > 1 and local_step.weight_prediction
-            state = local_step.in_pieces(state, over_data, predicts=predicts)
+        predicts = config.width > 1 and local_step.weight_prediction
+        state = local_step.in_pieces(whole(given), over_data, predicts=predicts)
         return state, empty(like, config.width, {}, feeds_back=feeds_back)
 
-    if isinstance(local_step, PiecewiseStep):
+    out = over_data
+    if local_step.shard_optimizer:
         out = over_data._replace(gathered=P(), coarse=P())
-    else:
-        out = over_data
     make = config.on_mesh(local, P(), (out, P(config.axis_name)))
     state, in_flight = jax.eval_shape(make, forms)
     shardings = (

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from pipejax.collectives import AllReduce
@@ -61,6 +62,33 @@ class LocalStep:
     weight_prediction: bool
     deviation_feedback: float
     skip_nonfinite: bool
+
+    @property
+    def shard_optimizer(self) -> bool:
+        """Returns whether each device keeps only pieces of the optimizer."""
+        return False
+
+    def check_pieces(self, params: Any, message: Message, mesh: Mesh) -> None:
+        """Raises a `ValueError` unless devices can update their pieces by themselves.
+
+        Args:
+          params: Shapes of the whole parameters.
+          message: A message, or its shapes.
+          mesh: The mesh of the train step.
+        """
+
+    def in_pieces(
+        self, state: SharedState, specs: Any, *, predicts: bool
+    ) -> SharedState:
+        """Returns a whole state as this device keeps it.
+
+        Args:
+          state: A state with whole parameters and optimizer state.
+          specs: The partition specs of its leaves over the axes of the data.
+          predicts: Whether gradients will be taken at predictions.
+        """
+        del specs, predicts
+        return state
 
     def compute(
         self, state: SharedState, in_flight: InFlight, batch: Batch

@@ -92,6 +92,11 @@ class _Between(NamedTuple):
 class PiecewiseStep(LocalStep):
     """A loss and an optimizer that is sharded over devices, inside `shard_map`."""
 
+    @property
+    def shard_optimizer(self) -> bool:
+        """Returns whether each device keeps only pieces of the optimizer."""
+        return True
+
     def exchange(
         self,
         state: SharedState | Learned,
