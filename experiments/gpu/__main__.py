@@ -1,5 +1,6 @@
 """Measures all that only a GPU can show, in eight minutes.
 
+- exact: whether steps and codecs compute the bits of steps by hand and of the CPU
 - codecs: the speed at which each codec encodes and decodes, compared with a copy, which
   is the limit
 - steps: the time of a step of five models at widths 1 and 2, compared with equivalent
@@ -38,7 +39,7 @@ import tyro
 from experiments import report
 from experiments.cluster import reason_why_not
 
-from . import _codecs, _hosts, _steps, _trace
+from . import _codecs, _exact, _hosts, _steps, _trace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Config:
 
 
 PARTS: dict[str, tuple[str, ...]] = {
+    "exact": ("exact",),
     "codecs": ("codecs",),
     "steps": tuple(f"steps:{model}" for model in _steps.MODELS),
     "memory": tuple(
@@ -63,11 +65,16 @@ PARTS: dict[str, tuple[str, ...]] = {
         for model in ("resnet18", "transformer")
         for step in _steps.STEPS
     ),
-    "hosts": ("hosts:1gbit", "hosts:10gbit"),
+    "hosts": tuple(
+        f"hosts:{rate}:{algorithm}"
+        for rate in ("1gbit", "10gbit")
+        for algorithm in _hosts.ALGORITHMS
+    ),
     "trace": ("trace",),
     "overlap": ("overlap:transformer",),
 }
 RUNS: dict[str, Callable[..., Any]] = {
+    "exact": _exact.measured,
     "codecs": _codecs.measured,
     "steps": _steps.measured,
     "memory": _steps.memory,

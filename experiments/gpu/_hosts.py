@@ -12,40 +12,57 @@ import tyro
 import pipejax as pj
 from experiments import cluster, overlap
 from experiments.cluster import member
+from pipejax import codecs, collectives
 
 from ._arrays import filled, is_small
 
+ALGORITHMS: dict[str, collectives.AllReduce] = {
+    "psum": collectives.psum(),
+    "two-shot int8": collectives.two_shot(codecs.int8()),
+}
+HOSTS = 2
+IMAGES = 512  # of each host in a step of ResNet-18, on a GPU
 
-def measured(rate: str) -> dict[str, Any]:
+
+def measured(rate: str, algorithm: str) -> dict[str, Any]:
     """Times compute, exchange and step of two hosts, on links of a given rate."""
-    network = cluster.Network.of(2, (rate,))
+    network = cluster.Network.of(HOSTS, (rate,))
     with tempfile.TemporaryFile("w+") as log:
         try:
-            return cluster.ask(network, "experiments.gpu._hosts", (), log)
+            options = ("--algorithm", algorithm)
+            return cluster.ask(network, "experiments.gpu._hosts", options, log)
         except RuntimeError as error:
             log.seek(0)
             lines = log.read().strip().splitlines() or ["they said nothing"]
             return {"failed": f"{error} {lines[-1]}"}
 
 
-def main(out: pathlib.Path) -> None:
+def main(algorithm: str, out: pathlib.Path) -> None:
     """Measures on one of the hosts; the first host writes the figures to `out`."""
+    # The hosts of a cluster compute on CPUs unless a program asks for more.
+    jax.config.update("jax_platforms", None)
     # JAX reads this when it first looks for the GPU. Each of the two processes takes
     # this share of the GPU's memory.
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.4")
     rank = member.join()
     model: Any = "mlp" if is_small() else "resnet18"
-    problem = overlap.plain_problem(model, jax.device_count())
+    shares = 1 if is_small() else IMAGES // overlap.IMAGES[model][1]
+    problem = overlap.plain_problem(model, shares)  # with the batch of one host
     train = pj.make_train_step(
-        problem.loss_fn, optax.adamw(1e-3), mesh=pj.data_mesh(), executor="host"
+        problem.loss_fn,
+        optax.adamw(1e-3),
+        mesh=pj.data_mesh(),
+        all_reduce=ALGORITHMS[algorithm],
+        executor="host",
     )
-    own = overlap.plain_problem(model, jax.local_device_count()).batch
     state = train.init(filled(problem.params))
-    batch = train.batch(filled(own, seed=1 + rank))
+    batch = train.batch(filled(problem.batch, seed=1 + rank))
     found = pj.overlap.measure(train, state, batch, rounds=2 if is_small() else 5)
     device = f"{jax.device_count()} x {jax.devices()[0].device_kind}, shared"
+    wire = sum(transfer.wire_bytes for transfer in train.transfers(state, batch))
     if rank == 0:
-        member.answer({"device": device, "found": found._asdict()}, out)
+        figures = {**found._asdict(), "wire_bytes": wire}
+        member.answer({"device": device, "found": figures}, out)
 
 
 if __name__ == "__main__":

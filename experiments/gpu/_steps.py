@@ -12,11 +12,11 @@ from experiments import overhead, overlap
 from ._arrays import filled, is_small
 
 MODELS = ("mlp", "cnn", "resnet18", "transformer", "transformer scan")
-# The width, and whether the step predicts weights.
-STEPS = {
-    "width 1": (1, False),
-    "width 2, plain": (2, False),
-    "width 2, predicted": (2, True),
+STEPS: dict[str, dict[str, Any]] = {
+    "width 1": {"width": 1},
+    "width 2, plain": {"weight_prediction": False},
+    "width 2, predicted": {},
+    "width 2, sharded optimizer": {"weight_prediction": False, "shard_optimizer": True},
 }
 
 
@@ -59,14 +59,8 @@ def overlapped(model: Any) -> dict[str, Any]:
 
 def _training(model: Any, step: str) -> tuple[Any, Any, Any]:
     loss_fn, params, batch = _problem(model)
-    width, predicts = STEPS[step]
     train = pj.make_train_step(
-        loss_fn,
-        optax.adamw(1e-3),
-        mesh=pj.data_mesh(),
-        width=width,
-        weight_prediction=predicts,
-        donate=True,
+        loss_fn, optax.adamw(1e-3), mesh=pj.data_mesh(), donate=True, **STEPS[step]
     )
     return train, train.init(params), batch
 
