@@ -6,6 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments import overlap
+
+IMAGES = 512  # of one GPU in a step of ResNet-18
+
 
 def filled(shapes: Any, seed: int = 0) -> Any:
     """Returns arrays of given shapes: small normal numbers, or integers below 10."""
@@ -24,3 +28,11 @@ def filled(shapes: Any, seed: int = 0) -> Any:
 def is_small() -> bool:
     """Returns whether there is no accelerator, so that sizes must fit a CPU."""
     return jax.default_backend() == "cpu"
+
+
+def large_batch() -> overlap.Problem:
+    """Returns ResNet-18 with a batch that takes one GPU some 15 ms, or a small MLP."""
+    if is_small():
+        return overlap.plain_problem("mlp", 1)
+    _, size = overlap.IMAGES["resnet18"]
+    return overlap.plain_problem("resnet18", IMAGES // size)

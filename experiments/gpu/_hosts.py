@@ -10,18 +10,17 @@ import optax
 import tyro
 
 import pipejax as pj
-from experiments import cluster, overlap
+from experiments import cluster
 from experiments.cluster import member
 from pipejax import codecs, collectives
 
-from ._arrays import filled, is_small
+from ._arrays import filled, is_small, large_batch
 
 ALGORITHMS: dict[str, collectives.AllReduce] = {
     "psum": collectives.psum(),
     "two-shot int8": collectives.two_shot(codecs.int8()),
 }
 HOSTS = 2
-IMAGES = 512  # of each host in a step of ResNet-18, on a GPU
 
 
 def measured(rate: str, algorithm: str) -> dict[str, Any]:
@@ -41,13 +40,12 @@ def main(algorithm: str, out: pathlib.Path) -> None:
     """Measures on one of the hosts; the first host writes the figures to `out`."""
     # The hosts of a cluster compute on CPUs unless a program asks for more.
     jax.config.update("jax_platforms", None)
-    # JAX reads this when it first looks for the GPU. Each of the two processes takes
-    # this share of the GPU's memory.
+    # JAX reads these when it first looks for the GPU. Each of the two processes takes
+    # this share of the GPU's memory, and a thread for each core of its own.
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.4")
+    os.environ["NPROC"] = str(len(os.sched_getaffinity(0)))
     rank = member.join()
-    model: Any = "mlp" if is_small() else "resnet18"
-    shares = 1 if is_small() else IMAGES // overlap.IMAGES[model][1]
-    problem = overlap.plain_problem(model, shares)  # with the batch of one host
+    problem = large_batch()
     train = pj.make_train_step(
         problem.loss_fn,
         optax.adamw(1e-3),

@@ -9,35 +9,39 @@ import tempfile
 from typing import Any
 
 import jax
+import optax
 
 import pipejax as pj
-from experiments import overlap
 
-from ._arrays import filled, is_small
+from ._arrays import filled, large_batch
 
+STEPS = 10
 Spans = list[tuple[float, float]]
 _COPY = re.compile("memcpy|copy", re.IGNORECASE)
 _COLLECTIVE = re.compile("nccl|all-reduce|all_reduce", re.IGNORECASE)
 
 
 def measured() -> dict[str, Any]:
-    """Profiles three steps, and returns the figures of `read`."""
-    import optax
-
-    problem = overlap.plain_problem(
-        "mlp" if is_small() else "resnet18", len(jax.devices())
-    )
+    """Profiles ten steps on one device, and returns the figures of `read`."""
+    problem = large_batch()
     train = pj.make_train_step(
-        problem.loss_fn, optax.adamw(1e-3), mesh=pj.data_mesh(), executor="host"
+        problem.loss_fn, optax.adamw(1e-3), mesh=pj.data_mesh(1), executor="host"
     )
-    state, batch = train.init(filled(problem.params)), filled(problem.batch)
-    state, _ = jax.block_until_ready(train.step(state, batch))
+    state = train.init(filled(problem.params))
+    batch = train.batch(filled(problem.batch))
+    for _ in range(3):
+        state, _ = train.step(state, batch)
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # tracing Python would slow the host down
+    jax.block_until_ready(state)
     with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder):
-            for _ in range(3):
+        with jax.profiler.trace(folder, profiler_options=options):
+            for _ in range(STEPS):
                 state, _ = train.step(state, batch)
-            jax.block_until_ready(train.drain(state))
-        return read(pathlib.Path(folder))
+            jax.block_until_ready(state)
+        found = read(pathlib.Path(folder))
+    train.drain(state)
+    return found
 
 
 def read(folder: pathlib.Path) -> dict[str, Any]:

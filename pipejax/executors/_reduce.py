@@ -164,6 +164,9 @@ def reduce_by_copy(config: StepConfig, cpus: Mesh) -> Reduce:
         )
 
     def reduce(message: Message, states: Any) -> Any:
+        # All arrays set out at once: a GPU copies one alone at a fraction of its speed.
+        for array in jax.tree.leaves(message):
+            array.copy_to_host_async()
         total, states = between(jax.tree.map(out, message), states)
         return jax.block_until_ready(
             jax.tree.map(back, total, sum_specs(total))
