@@ -30,9 +30,12 @@ def is_small() -> bool:
     return jax.default_backend() == "cpu"
 
 
-def large_batch() -> overlap.Problem:
-    """Returns ResNet-18 with a batch that takes one GPU some 15 ms, or a small MLP."""
+def large_batch(times: int = 1) -> overlap.Problem:
+    """Returns ResNet-18 with a batch that takes a GPU some 15 ms, or a small MLP.
+
+    The batch is `times` as large.
+    """
     if is_small():
-        return overlap.plain_problem("mlp", 1)
+        return overlap.plain_problem("mlp", times)
     _, size = overlap.IMAGES["resnet18"]
-    return overlap.plain_problem("resnet18", IMAGES // size)
+    return overlap.plain_problem("resnet18", times * IMAGES // size)

@@ -21,6 +21,9 @@ ALGORITHMS: dict[str, collectives.AllReduce] = {
     "two-shot int8": collectives.two_shot(codecs.int8()),
 }
 HOSTS = 2
+# A host adds up gradients of this many batches, so that compute and exchange take
+# similar times.
+MICROBATCHES = {"1gbit": 16, "10gbit": 4}
 
 
 def measured(rate: str, algorithm: str) -> dict[str, Any]:
@@ -28,7 +31,8 @@ def measured(rate: str, algorithm: str) -> dict[str, Any]:
     network = cluster.Network.of(HOSTS, (rate,))
     with tempfile.TemporaryFile("w+") as log:
         try:
-            options = ("--algorithm", algorithm)
+            count = str(MICROBATCHES[rate])
+            options = ("--algorithm", algorithm, "--microbatches", count)
             return cluster.ask(network, "experiments.gpu._hosts", options, log)
         except RuntimeError as error:
             log.seek(0)
@@ -36,7 +40,7 @@ def measured(rate: str, algorithm: str) -> dict[str, Any]:
             return {"failed": f"{error} {lines[-1]}"}
 
 
-def main(algorithm: str, out: pathlib.Path) -> None:
+def main(algorithm: str, microbatches: int, out: pathlib.Path) -> None:
     """Measures on one of the hosts; the first host writes the figures to `out`."""
     # The hosts of a cluster compute on CPUs unless a program asks for more.
     jax.config.update("jax_platforms", None)
@@ -45,17 +49,19 @@ def main(algorithm: str, out: pathlib.Path) -> None:
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.4")
     os.environ["NPROC"] = str(len(os.sched_getaffinity(0)))
     rank = member.join()
-    problem = large_batch()
+    problem = large_batch(microbatches)
     train = pj.make_train_step(
         problem.loss_fn,
         optax.adamw(1e-3),
         mesh=pj.data_mesh(),
         all_reduce=ALGORITHMS[algorithm],
+        microbatches=microbatches,
         executor="host",
     )
     state = train.init(filled(problem.params))
     batch = train.batch(filled(problem.batch, seed=1 + rank))
-    found = pj.overlap.measure(train, state, batch, rounds=2 if is_small() else 5)
+    rounds, steps = (2, 1) if is_small() else (5, 3)
+    found = pj.overlap.measure(train, state, batch, rounds=rounds, steps=steps)
     device = f"{jax.device_count()} x {jax.devices()[0].device_kind}, shared"
     wire = sum(transfer.wire_bytes for transfer in train.transfers(state, batch))
     if rank == 0:

@@ -13,9 +13,7 @@ from ._arrays import filled, is_small
 
 MODELS = ("mlp", "cnn", "resnet18", "transformer", "transformer scan")
 STEPS: dict[str, dict[str, Any]] = {
-    "width 1": {"width": 1},
-    "width 2, plain": {"weight_prediction": False},
-    "width 2, predicted": {},
+    **overhead.STEPS,
     "width 2, sharded optimizer": {"weight_prediction": False, "shard_optimizer": True},
 }
 
@@ -23,7 +21,7 @@ STEPS: dict[str, dict[str, Any]] = {
 def measured(model: Any) -> dict[str, Any]:
     """Times steps in milliseconds, those of pipejax beside those written by hand."""
     loss_fn, params, batch = _problem(model)
-    runs = overhead.variants(loss_fn, params, batch, pj.data_mesh())
+    runs = overhead.variants(loss_fn, params, batch, pj.data_mesh(), STEPS)
     rounds, seconds = (2, 0.01) if is_small() else (7, 0.3)
     return overhead.paired(runs, rounds, seconds, np.random.default_rng(0))
 
