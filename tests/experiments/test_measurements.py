@@ -55,11 +55,12 @@ def test_overhead(tmp_path, run):
     size = ("--models", "mlp", "--batch-sizes", "64", "--rounds", "3")
     run("overhead", *size, "--seconds", "0.01", "--calls", "3", "--out", str(out))
     record = json.loads(out.read_text())
-    assert record["python_microseconds"].keys() == overhead.TWINS.keys()
+    assert record["python_microseconds"].keys() == overhead.STEPS.keys()
     (rows,) = record["models"].values()
     assert rows["by hand"]["ratio"]["median"] == 1
     assert {"width 1", "width 2, predicted", "by hand, skipping"} < rows.keys()
-    for name, twin in overhead.TWINS.items():
+    for name in overhead.STEPS:
+        twin = overhead.TWINS[name]
         assert rows[name]["twin"] == rows[f"{name}, program"]["twin"] == twin
         short = rows[f"{name}, program"]["ratio"]["median"]
         assert rows[name]["judged"] in (short, rows[name]["ratio"]["median"])

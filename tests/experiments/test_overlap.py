@@ -33,8 +33,9 @@ def test_pipelined_is_hidden_and_nothing_else_is(tmp_path, target, model, least)
     assert len(cells) == len(PROGRAMS)
     found = {cell["program"]: cell for cell in cells}
     pipelined = found["pipelined"]
-    assert pipelined["kinds"] == ["all-reduce"]
-    assert pipelined["asynchronous"] == [True]
+    # Large arrays have all-reduces of their own.
+    assert set(pipelined["kinds"]) == {"all-reduce"}
+    assert all(pipelined["asynchronous"])
     assert pipelined["covered"] >= least
     assert found["D-Sync"]["covered"] == 0
     # A stale sum alone does not hide the all-reduce: the negative control is stale too.

@@ -7,6 +7,8 @@ import pytest
 from experiments.methods import NAMES, Problem
 from experiments.sharded_optimizer import accuracy, cluster
 
+from . import here
+
 
 def runs(method, loss, seeds=(0, 1)):
     common = {"task": "mnist", "optimizer": "momentum", "rate": 0.1, "method": method}
@@ -38,6 +40,7 @@ def test_runs_are_kept_and_not_repeated(tmp_path, monkeypatch):
         lambda *args, **options: {"test_loss": 1.0, "test_accuracy": 0.5},
     )
     monkeypatch.setattr(accuracy, "make_task", lambda *args, **options: None)
+    here.limit_devices(monkeypatch)
     out = tmp_path / "out.json"
     config = accuracy.Config(("digits",), ("momentum",), (0, 1), out=out)
     accuracy.main(config)
