@@ -37,7 +37,7 @@ def test_pipelined_is_hidden_and_nothing_else_is(tmp_path, target, model, least)
     assert set(pipelined["kinds"]) == {"all-reduce"}
     assert all(pipelined["asynchronous"])
     assert pipelined["covered"] >= least
-    assert found["D-Sync"]["covered"] == 0
+    assert found["D-Sync"]["covered"] < 0.01
     # A stale sum alone does not hide the all-reduce: the negative control is stale too.
     assert found["negative control"]["covered"] < 0.5
     two_shot = found["two-shot"]
