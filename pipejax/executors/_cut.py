@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from pipejax.equations import Constant, inlined, name_of, runner, value_of
+from pipejax.equations import Constant, Equation, inlined, name_of, runner, value_of
 
 from ._flops import flops_of
 from ._scan import Operation, scan_operation
@@ -27,6 +27,7 @@ floor ge gt integer_pow iota is_finite le lt max min mul ne neg not or reshape s
 sign slice squeeze square sub transpose xor
 """
 _CHEAP = frozenset(_NAMES.split())
+_SMALL = 16  # an operand is small beside a result of this many times its elements
 
 
 def cut(
@@ -91,8 +92,7 @@ def _repeating(
         }
         there, again = set(known), []
         for operation in earlier:
-            reads = (n for n in operation.reads if not isinstance(n, Constant))
-            if operation.cheap and there.issuperset(reads):
+            if operation.cheap and there.issuperset(operation.large):
                 again.append(operation)
                 there.update(operation.writes)
             else:
@@ -205,6 +205,18 @@ def _operations(closed: Any, names: dict[Any, Any]) -> Iterator[Operation]:
         if equation.primitive.name == "scan":
             yield scan_operation(equation, reads, writes)
         else:
-            cheap = equation.primitive.name in _CHEAP
             run, flops = runner(found), flops_of(equation)
-            yield Operation(flops, reads, writes, run, cheap=cheap)
+            cheap = equation.primitive.name in _CHEAP
+            large = _large(found) if cheap else ()
+            yield Operation(flops, reads, writes, run, cheap=cheap, large=large)
+
+
+def _large(found: Equation) -> tuple[Any, ...]:
+    """Returns the names of the operands that are not small beside the results."""
+    written = sum(v.aval.size for v in found.equation.outvars)
+    operands = zip(found.reads, found.equation.invars, strict=True)
+    return tuple(
+        name
+        for name, v in operands
+        if not isinstance(name, Constant) and _SMALL * v.aval.size > written
+    )

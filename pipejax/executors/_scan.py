@@ -21,6 +21,8 @@ class Operation(NamedTuple):
       halves: Function that cuts the operation in two, at about the given fraction of
         its work. `None` if the operation cannot be cut.
       cheap: Whether it is better to run the operation twice than to keep its results.
+      large: Those names of `reads` whose arrays are not small beside the results. Only
+        a cheap operation has them.
     """
 
     flops: float
@@ -29,6 +31,7 @@ class Operation(NamedTuple):
     run: Callable[..., Sequence[Any]]
     halves: Callable[[float], list["Operation"]] | None = None
     cheap: bool = False
+    large: tuple[Any, ...] = ()
 
 
 def scan_operation(

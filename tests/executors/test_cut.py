@@ -154,3 +154,27 @@ def test_a_small_share_is_one_operation(function):
     shares = shares_of(pieces)
     assert 0 < shares[1] <= 2 / 17
     np.testing.assert_allclose(shares[[0, 2]], 0.5, atol=0.2)
+
+
+@pytest.mark.parametrize("bias", ["an argument", "computed"])
+def test_masks_and_sums_are_computed_again(bias):
+    """A layer hands on its matmul, and neither its ReLU nor the mask of it.
+
+    A bias that is computed is handed on for that: it is small beside the matmul.
+    """
+
+    def net(params, x):
+        for w, scale, b in params:
+            bias_now = jnp.tanh(b) if bias == "computed" else b
+            x = jax.nn.relu((x @ w) * scale + bias_now)
+        return (x**2).mean()
+
+    params = [(jnp.eye(8), jnp.ones((1, 8)), jnp.ones((1, 8)))] * 4
+    pieces, result = cut(jax.value_and_grad(net), equal(2), params, jnp.ones((32, 8)))
+    handed = jax.eval_shape(pieces[0], [])
+    assert not [x for x in handed if x.dtype == bool]
+    # The four matmuls, and the gradient with which the backward pass goes on.
+    assert sum(x.shape == (32, 8) for x in handed) <= 5
+    expected = jax.value_and_grad(net)(params, jnp.ones((32, 8)))
+    found = result(pieces[1](pieces[0]([])))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
