@@ -1,9 +1,11 @@
 """Tests that the document on sharded optimizers shows its experiments' results."""
 
+import statistics
+
 import pytest
 
 from experiments import memory
-from experiments.sharded_optimizer import accuracy
+from experiments.sharded_optimizer import accuracy, cluster
 
 from .results import assert_shown, lines, result
 
@@ -15,6 +17,25 @@ def rows_of_memory():
 def rows_of_accuracy():
     runs = result("sharded_optimizer_accuracy")["runs"]
     return lines(accuracy.rows(result("convergence"), runs))
+
+
+def cells_of_cluster():
+    return result("sharded_optimizer_cluster")["cells"]
+
+
+def rows_of_cluster():
+    return lines(cluster.rows(cells_of_cluster()))
+
+
+def words_on_cluster():
+    ours, theirs = "Pipe-SGD, ZeRO-1", "DDP, ZeRO-1"
+    mlp, resnet = cells_of_cluster()
+    ratios = [statistics.median(x["measured"][ours]["ratio"]) for x in (mlp, resnet)]
+    yield f"takes {ratios[0]:.2f} (wide MLP) and {ratios[1]:.2f} (ResNet-18) times"
+    faster = [
+        x["rows"][theirs]["step"] / x["rows"][ours]["step"] for x in (mlp, resnet)
+    ]
+    yield f"It is {faster[0]:.2f} and {faster[1]:.2f} times as fast as PyTorch's DDP"
 
 
 def words_on_memory():
@@ -36,7 +57,12 @@ def words_on_accuracy():
 
 
 @pytest.mark.parametrize(
-    "rows", [rows_of_memory, rows_of_accuracy, words_on_memory, words_on_accuracy]
+    "rows",
+    [
+        *(rows_of_memory, words_on_memory),
+        *(rows_of_accuracy, words_on_accuracy),
+        *(rows_of_cluster, words_on_cluster),
+    ],
 )
 def test_figures_are_those_of_the_result_files(rows):
     assert_shown("docs/sharded_optimizer.md", rows())
