@@ -60,6 +60,7 @@ def test_each_process_gives_its_own_part_of_a_batch(ask):
         assert found["fewest"] == 6
 
 
+@pytest.mark.one_python
 def test_interrupted_while_it_waits_for_the_other(tmp_path):
     group, end = Group(2), time.monotonic() + 120
     with contextlib.closing(group):
@@ -105,6 +106,7 @@ def test_same_bits_as_one_process(ask, processes, widths):
         assert bits(train.drain(state)[0].params) == first["params"][str(width)]
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=FULL)])
 def test_same_bits_as_one_process_with_codecs(ask, processes):
     """Each process keeps its devices' own residuals, keys and warm starts."""
@@ -168,7 +170,7 @@ def test_a_collective_of_the_loss_or_the_optimizer(ask, name, width):
     assert bits(state.model_state) == first["model_state"]
 
 
-@pytest.mark.parametrize("kind", ["typed", "raw"])
+@pytest.mark.parametrize("kind", [pytest.param("typed", marks=FULL), "raw"])
 def test_random_keys(ask, kind):
     first, second = ask("keyed", kind)
     assert first == second
@@ -244,6 +246,7 @@ def numbers(end):
     return {name: np.frombuffer(bytes.fromhex(x), "f4") for name, x in end.items()}
 
 
+@pytest.mark.one_python  # two processes work for 20 processor seconds
 @pytest.mark.parametrize("width", [pytest.param(2, marks=FULL), 3])
 def test_compute_and_reduction_run_at_once(ask, width):
     for met in ask("overlapping", width):

@@ -107,6 +107,7 @@ def test_a_norm_is_added_in_another_order(width, devices, executor):
     np.testing.assert_allclose(others, losses, rtol=1e-5)
 
 
+@ONE_PYTHON
 @grid(name=LINEAR, width=(2, 3), devices=(1, 2, 4), executor=("fused", "host"))
 def test_predictions_of_linear_optimizers_are_those_of_the_unsharded_pipeline(
     name, width, devices, executor
@@ -134,6 +135,7 @@ def test_one_device_predicts_adam_exactly():
     np.testing.assert_allclose(others, losses, rtol=1e-6)
 
 
+@ONE_PYTHON
 def test_every_device_has_its_piece():
     train = pj.make_train_step(
         loss_fn,
@@ -171,6 +173,7 @@ def full_form(params, batch, *, model_state, rng):
     return loss, pj.Aux({"error": each.mean()}, after, weights.sum())
 
 
+@ONE_PYTHON
 @grid(width=(1, 2, 3), executor=("fused", "host"), predicted=(False, True))
 def test_keys_metrics_weights_and_model_state(width, executor, predicted):
     options = {"width": width, "executor": executor, "weight_prediction": predicted}
@@ -216,6 +219,7 @@ def test_inside_set_mesh_with_explicit_axes(executor):
     assert_bits_equal(others, losses)
 
 
+@ONE_PYTHON
 def test_in_a_scan():
     train = pj.make_train_step(
         loss_fn, OPTIMIZERS["adamw"], mesh=pj.data_mesh(4), shard_optimizer=True
@@ -327,6 +331,7 @@ def test_both_executors_have_the_same_bits(predicted):
     np.testing.assert_allclose(others, losses, rtol=1e-6)
 
 
+@ONE_PYTHON
 @pytest.mark.parametrize("width", [2, 3])
 def test_a_warm_up_is_synchronous(width):
     options = {"width": width, "warmup_steps": 2}
@@ -471,6 +476,7 @@ def wide_batches(count):
     return normal_batches(count, size=16, inputs=8, outputs=4)
 
 
+@ONE_PYTHON
 @grid(name=("momentum", "clip+adamw"), groups=(2, 4), width=(1, 2, 3), predicted=(0, 1))
 def test_groups_shard_the_model_and_the_optimizer(name, groups, width, predicted):
     (_, wanted, losses), (state, found, others) = grouped(

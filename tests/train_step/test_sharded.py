@@ -250,6 +250,7 @@ STATEFUL = {
 }
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("name", some_of(STATEFUL, "host executor"))
 def test_every_array_stays_where_its_shards_are(name):
     inner, mesh = ("fsdp", "tp"), mesh_of(2, ("fsdp", "tp"))
