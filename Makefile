@@ -51,23 +51,23 @@ lint: .venv/ready-dev
 types: .venv/ready-dev
 	.venv/bin/mypy
 
-# The quick tests compile quickly; `make test-all` compiles as users do. With JAX 0.10 on
-# x86, they also leave out the fusion emitters, which later versions always have, and
-# multiply-add instructions, which XLA contracts in one program and not in another: bits
-# that must be equal are.
+# On x86, no test is compiled with multiply-add instructions, which XLA contracts in one
+# program and not in another: bits that must be equal are. The quick tests also compile
+# quickly, and leave out the fusion emitters of JAX 0.10, which later versions always have.
+MACHINE := $(shell uname -m)
+BITS := $(if $(filter x86_64,$(MACHINE)),--xla_cpu_max_isa=AVX)
 QUICKLY := --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1
-ISA_AND_PYTHON := $(shell uname -m; $(PYTHON) -c 'import sys; print(sys.version_info[1])')
-JAX_0_10 := $(if $(findstring x86_64 11,$(ISA_AND_PYTHON)),\
-  --xla_cpu_use_fusion_emitters=false --xla_cpu_max_isa=AVX)
+JAX_0_10 := $(if $(filter 11,$(shell $(PYTHON) -c 'import sys; print(sys.version_info[1])')),\
+  $(if $(BITS),--xla_cpu_use_fusion_emitters=false))
 
 quick: .venv/ready-dev
-	XLA_FLAGS="$(QUICKLY) $(JAX_0_10)" .venv/bin/pytest -n 3
+	XLA_FLAGS="$(BITS) $(QUICKLY) $(JAX_0_10)" .venv/bin/pytest -n 3
 
 # The folders that call JAX the most, with one case of each test.
 core := $(addprefix tests/,executors message train_step transforms)
 
 quick-other: .venv-other/ready-test
-	XLA_FLAGS="$(QUICKLY)" .venv-other/bin/pytest -n 3 --cases 1 \
+	XLA_FLAGS="$(BITS) $(QUICKLY)" .venv-other/bin/pytest -n 3 --cases 1 \
 	  -m "not full and not one_python" $(core)
 
 # What each part of `make test-all` runs. Passed parts are remembered by Python and by the
@@ -90,7 +90,7 @@ test-all: lint types $(foreach venv,$(VENVS),$(venv)/ready-dev) .venv/ready-docs
 	done; done
 
 build/passed/%:
-	$(word 2,$(subst /, ,$*))/bin/pytest -n 3 -m "" $($(notdir $*))
+	XLA_FLAGS="$(BITS)" $(word 2,$(subst /, ,$*))/bin/pytest -n 3 -m "" $($(notdir $*))
 	@mkdir -p $(@D) && touch $@
 
 docs: .venv/ready-docs

@@ -1,16 +1,11 @@
 """Provides a small regression with real curvature, which the tests share."""
 
 import contextlib
-import os
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-
-# Without this flag, LLVM contracts multiplications and additions in one program and not
-# in another, and rounds once less where it does.
-CONTRACTS = "xla_cpu_max_isa" not in os.environ.get("XLA_FLAGS", "")
 
 
 def init_params(seed=0):
@@ -62,15 +57,6 @@ def assert_bits_equal(a, b):
     assert jax.tree.structure(a) == jax.tree.structure(b)
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         np.testing.assert_array_equal(np.asarray(x), np.asarray(y), strict=True)
-
-
-def assert_same(a, b):
-    """Asserts that two programs did the same: the same bits, where they round alike."""
-    if not CONTRACTS:
-        assert_bits_equal(a, b)
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
 
 
 @contextlib.contextmanager

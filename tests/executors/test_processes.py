@@ -14,7 +14,7 @@ import pipejax as pj
 from pipejax import checkpoint
 
 from ..grid import grid
-from ..helpers import assert_same, batches, init_params, loss_fn
+from ..helpers import batches, init_params, loss_fn
 from . import own_collectives, pieces, sharded
 from .group import Group
 from .worker import (
@@ -238,12 +238,7 @@ def test_a_sharded_optimizer_does_what_it_does_in_one_process(ask, tmp_path, nam
     assert first["executor"] == "host"
     here = pieces.saved_and_continued(name, tmp_path / "one", devices=2)
     assert here["alike"]
-    assert_same(*(numbers(end) for end in (first["end"], here["end"])))
-
-
-def numbers(end):
-    """Returns the arrays of a state, whose bytes are given in hexadecimal."""
-    return {name: np.frombuffer(bytes.fromhex(x), "f4") for name, x in end.items()}
+    assert first["end"] == here["end"]
 
 
 @pytest.mark.one_python  # two processes work for 20 processor seconds

@@ -33,11 +33,13 @@ def test_pipelined_is_hidden_and_nothing_else_is(tmp_path, target, model, least)
     assert len(cells) == len(PROGRAMS)
     found = {cell["program"]: cell for cell in cells}
     pipelined = found["pipelined"]
-    # Large arrays have all-reduces of their own.
-    assert set(pipelined["kinds"]) == {"all-reduce"}
-    assert all(pipelined["asynchronous"])
+    # XLA combines short arrays only, and each long one has an all-reduce of its own.
+    count = 4 if model == "transformer scan" else 1
+    assert pipelined["kinds"] == ["all-reduce"] * count
+    assert pipelined["asynchronous"] == [True] * count
     assert pipelined["covered"] >= least
-    assert found["D-Sync"]["covered"] < 0.01
+    # Of the transformer's, one long array's starts before a last, short matmul.
+    assert found["D-Sync"]["covered"] <= (0 if count == 1 else 0.002)
     # A stale sum alone does not hide the all-reduce: the negative control is stale too.
     assert found["negative control"]["covered"] < 0.5
     two_shot = found["two-shot"]

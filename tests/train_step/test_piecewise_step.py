@@ -13,7 +13,7 @@ from pipejax import codecs, collectives
 from pipejax.overlap import inspect
 
 from ..grid import grid
-from ..helpers import assert_bits_equal, assert_same, normal_batches
+from ..helpers import assert_bits_equal, normal_batches
 from ..switches import SWITCHES, switched
 
 OPTIMIZERS = {
@@ -94,8 +94,8 @@ def test_a_plain_delay_has_the_bits_of_the_unsharded_pipeline(
     options = {"width": width, "executor": executor, "weight_prediction": False}
     (wanted, losses), (found, others) = both(OPTIMIZERS[name], devices, **options)
     pairs = ((x.params, x.opt_state) for x in (found, wanted))
-    assert_same(*jax.device_get([*pairs]))
-    assert_same(others, losses)
+    assert_bits_equal(*jax.device_get([*pairs]))
+    assert_bits_equal(others, losses)
 
 
 @grid(width=(1, 2, 3), devices=(2, 4, 8), executor=("fused", "host"))
@@ -202,9 +202,9 @@ def test_a_switch_changes_nothing(switch, executor, width):
         found, others = run(OPTIMIZERS[f"clip+{kind}"], **options)
     for name in ("params", "opt_state", "model_state", "gathered", "coarse"):
         parts = (getattr(state, name) for state in (found, wanted))
-        assert_same(*jax.device_get([*parts]))
+        assert_bits_equal(*jax.device_get([*parts]))
     assert np.isfinite(losses[width - 1 :]).all()
-    assert_same(others[width - 1 :], losses[width - 1 :])
+    assert_bits_equal(others[width - 1 :], losses[width - 1 :])
 
 
 @ONE_PYTHON
@@ -350,8 +350,8 @@ def test_parameters_travel_in_the_compute_dtype(predicted):
     if predicted:  # c is rounded before the device's own part is added
         np.testing.assert_allclose(others, losses, rtol=0.02)
     else:
-        assert_same(*jax.device_get([found.params, wanted.params]))
-        assert_same(others, losses)
+        assert_bits_equal(*jax.device_get([found.params, wanted.params]))
+        assert_bits_equal(others, losses)
 
 
 def test_a_codec_keeps_its_states():
