@@ -134,9 +134,11 @@ def turn(method: Method, batch: Any, steps: int) -> Turn:
     method.wait()
     seconds = (time.perf_counter() - start) / steps
     worked = (member.cores() - worked) / steps
-    method.finish()
+    # A drain is not counted: with a sharded optimizer, it also gathers the parameters.
+    method.join()
     member.barrier()
     carried = member.wire().since(before)
+    method.finish()
     # A pipeline begins with an exchange of zeros for each step of delay.
     exchanges = method.width - 1 + filling + steps
     return Turn(seconds, worked, max(carried) / exchanges)

@@ -58,7 +58,8 @@ class Config:
     variant: str = "with a compilation cache"
     """A name for these settings. Results of other names are kept."""
     cache: bool = True
-    """Whether restarted processes load their programs from a compilation cache."""
+    """If true, restarted processes find their compiled programs in a cache on disk. If
+    false, they compile them again."""
     steps: int = 800
     """The number of steps of a job."""
     between: float = 200.0

@@ -68,7 +68,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     ),
     "hosts": tuple(
         f"hosts:{rate}:{algorithm}"
-        for rate in ("1gbit", "10gbit")
+        for rate in _hosts.MICROBATCHES
         for algorithm in _hosts.ALGORITHMS
     ),
     "trace": ("trace",),

@@ -1,4 +1,4 @@
-"""Makes arrays of given shapes, and decides whether sizes must be small."""
+"""Makes arrays and problems, which are small where there is no accelerator."""
 
 from typing import Any
 

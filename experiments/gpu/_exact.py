@@ -8,12 +8,13 @@ states whether all bits are the same, and how large the largest difference is.
 import functools
 import tempfile
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 import pipejax as pj
 from experiments import by_hand, codec_speed, overlap
@@ -24,26 +25,15 @@ from ._arrays import filled, is_small
 STEPS = 8
 
 
-class Twin(NamedTuple):
-    """The step by hand that does the same as a step of pipejax."""
-
-    delays: bool
-    predicts: bool
-
-
-SYNCHRONOUS, DELAYED, PREDICTED = (
-    Twin(False, False),
-    Twin(True, False),
-    Twin(True, True),
-)
-CASES: dict[str, tuple[Twin, dict[str, Any]]] = {
-    "width 1": (SYNCHRONOUS, {"width": 1}),
-    "width 2, plain": (DELAYED, {"weight_prediction": False}),
-    "width 2, predicted": (PREDICTED, {}),
-    "width 2, donated": (PREDICTED, {"donate": True}),
-    "width 2, host executor": (PREDICTED, {"executor": "host"}),
+# The step by hand that does the same as a step of pipejax, and the settings of that.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "width 1": ("synchronous", {"width": 1}),
+    "width 2, plain": ("plain", {"weight_prediction": False}),
+    "width 2, predicted": ("predicted", {}),
+    "width 2, donated": ("predicted", {"donate": True}),
+    "width 2, host executor": ("predicted", {"executor": "host"}),
     "width 2, sharded optimizer": (
-        DELAYED,
+        "plain",
         {"weight_prediction": False, "shard_optimizer": True},
     ),
 }
@@ -54,12 +44,17 @@ def measured() -> dict[str, Any]:
     problem = overlap.plain_problem("mlp" if is_small() else "resnet18", 1)
     params = filled(problem.params)
     batches = [filled(problem.batch, seed=1 + i) for i in range(STEPS)]
-    tx, mesh = optax.adamw(1e-3), pj.data_mesh(1)
-    make = functools.partial(pj.make_train_step, problem.loss_fn, tx, mesh=mesh)
+    given = problem.loss_fn, optax.adamw(1e-3), pj.data_mesh(1)
+
+    def make(**settings: Any) -> pj.TrainStep:
+        loss_fn, tx, mesh = given
+        return pj.make_train_step(loss_fn, tx, mesh=mesh, **settings)
+
     with jax.default_matmul_precision("highest"):
         twins = {
-            twin: by_twin(twin, problem.loss_fn, tx, mesh, params, batches)
-            for twin in (SYNCHRONOUS, DELAYED, PREDICTED)
+            "synchronous": synchronous(*given, params, batches),
+            "plain": pipelined(*given, params, batches, predicts=False),
+            "predicted": pipelined(*given, params, batches, predicts=True),
         }
         steps = {
             name: difference(trained(make(**settings), params, batches), twins[twin])
@@ -69,7 +64,7 @@ def measured() -> dict[str, Any]:
             "steps": steps,
             "restored": restored(make(), params, batches),
             "skipped": skipped(make(width=1), params, batches[0]),
-            "codecs": {name: codec(make) for name, make in codec_speed.CODECS.items()},
+            "codecs": {name: codec(new) for name, new in codec_speed.CODECS.items()},
         }
 
 
@@ -91,53 +86,64 @@ def difference(found: Any, expected: Any) -> dict[str, Any]:
     return {"same_bits": same, "largest_difference": apart / largest}
 
 
-def trained(train: pj.TrainStep, params: Any, batches: Sequence[Any]) -> Any:
-    """Returns the parameters after a step with each batch, and a drain."""
-    state = train.init(params)
+def stepped(train: pj.TrainStep, state: Any, batches: Sequence[Any]) -> Any:
+    """Returns the state after a step with each batch."""
     for batch in batches:
         state, _ = train.step(state, batch)
-    state, _ = train.drain(state)
+    return state
+
+
+def trained(train: pj.TrainStep, params: Any, batches: Sequence[Any]) -> Any:
+    """Returns the parameters after a step with each batch, and a drain."""
+    state, _ = train.drain(stepped(train, train.init(params), batches))
     return jax.device_get(state.params)
 
 
-def by_twin(
-    twin: Twin,
+def synchronous(
     loss_fn: Callable[..., Any],
     tx: optax.GradientTransformation,
-    mesh: jax.sharding.Mesh,
+    mesh: Mesh,
     params: Any,
     batches: Sequence[Any],
 ) -> Any:
-    """Returns the parameters after a step by hand with each batch, and a drain."""
+    """Returns the parameters after a synchronous step by hand with each batch."""
+    step = by_hand.synchronous(loss_fn, tx, mesh, checks=True)
+    opt_state = tx.init(params)
+    for batch in batches:
+        params, opt_state, _ = step(params, opt_state, batch)
+    return jax.device_get(params)
 
-    def start() -> tuple[Any, Any]:
-        placed = jax.tree.map(jnp.array, params)
-        return placed, tx.init(placed)
 
-    synchronous = by_hand.synchronous(loss_fn, tx, mesh, checks=True)
-    params_now, opt_state = start()
-    if not twin.delays:
-        for batch in batches:
-            params_now, opt_state, _ = synchronous(params_now, opt_state, batch)
-        return jax.device_get(params_now)
-    # The first step applies nothing; only its gradient is needed.
+def pipelined(
+    loss_fn: Callable[..., Any],
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    params: Any,
+    batches: Sequence[Any],
+    *,
+    predicts: bool,
+) -> Any:
+    """Returns the parameters after a delayed step by hand with each batch, and a drain.
+
+    The first step applies nothing, and only its gradient is used.
+    """
     first = by_hand.pipelined(loss_fn, tx, mesh, checks=True)
-    nothing = jax.tree.map(jnp.zeros_like, params_now)
-    _, _, stale, _ = first(*start(), nothing, batches[0])
-    step = by_hand.pipelined(loss_fn, tx, mesh, predicts=twin.predicts, checks=True)
+    nothing = jax.tree.map(jnp.zeros_like, params)
+    _, _, stale, _ = first(params, tx.init(params), nothing, batches[0])
+    step = by_hand.pipelined(loss_fn, tx, mesh, predicts=predicts, checks=True)
+    opt_state = tx.init(params)
     for batch in batches[1:]:
-        params_now, opt_state, stale, _ = step(params_now, opt_state, stale, batch)
-    updates, _ = jax.jit(tx.update)(stale, opt_state, params_now)
-    return jax.device_get(optax.apply_updates(params_now, updates))
+        params, opt_state, stale, _ = step(params, opt_state, stale, batch)
+    updates, _ = jax.jit(tx.update)(stale, opt_state, params)
+    return jax.device_get(optax.apply_updates(params, updates))
 
 
 def restored(
     train: pj.TrainStep, params: Any, batches: Sequence[Any]
 ) -> dict[str, Any]:
     """Compares a run that is saved and restored halfway with one that is not."""
-    state = train.init(params)
-    for batch in batches[: STEPS // 2]:
-        state, _ = train.step(state, batch)
+    half = len(batches) // 2
+    state = stepped(train, train.init(params), batches[:half])
     with (
         tempfile.TemporaryDirectory() as folder,
         checkpoint.manager(folder) as manager,
@@ -145,9 +151,7 @@ def restored(
         checkpoint.save(manager, state)
         manager.wait_until_finished()
         state = checkpoint.restore(manager, train, train.init(params)).state
-    for batch in batches[STEPS // 2 :]:
-        state, _ = train.step(state, batch)
-    state, _ = train.drain(state)
+    state, _ = train.drain(stepped(train, state, batches[half:]))
     return difference(state.params, trained(train, params, batches))
 
 

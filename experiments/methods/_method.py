@@ -27,6 +27,10 @@ class Method(abc.ABC):
     def wait(self) -> None:  # noqa: B027 - some methods have nothing to wait for
         """Waits until the parameters after the last step have been computed."""
 
+    def join(self) -> None:
+        """Waits until this host sends nothing; gradients in flight stay in flight."""
+        self.wait()
+
     def finish(self) -> None:
         """Applies the gradients in flight; from then on, this host sends nothing."""
         self.wait()

@@ -51,6 +51,11 @@ class Pipejax(Method):
         """Waits until the state has been computed; reductions in flight continue."""
         jax.block_until_ready(self.state)
 
+    def join(self) -> None:
+        """Waits for the reductions under way."""
+        self.wait()
+        self.train.join()
+
     def finish(self) -> None:
         """Drains the pipeline."""
         self.state, _ = jax.block_until_ready(self.train.drain(self.state))

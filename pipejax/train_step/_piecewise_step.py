@@ -325,13 +325,7 @@ class PiecewiseStep(LocalStep):
     def in_pieces(
         self, state: SharedState, specs: Any, *, predicts: bool
     ) -> SharedState:
-        """Returns a whole state as this device keeps it.
-
-        Args:
-          state: A state with whole parameters and optimizer state.
-          specs: The partition specs of its leaves over the axes of the data.
-          predicts: Whether gradients will be taken at predictions.
-        """
+        """Returns the pieces of a whole state, and the copies that a device keeps."""
         places = self._places(state.params, state.shards)
         gathered = jax.tree.map(
             lambda x: x.astype(self.gathered_dtype(x)), state.params

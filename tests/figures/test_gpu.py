@@ -7,7 +7,7 @@ import pytest
 import pipejax as pj
 from experiments import codec_speed
 
-from .results import assert_shown, result
+from .results import assert_shown, judged, result, with_quartiles
 
 STEPS = ("width 1", "width 2, plain", "width 2, predicted")
 SHARDED = "width 2, sharded optimizer"
@@ -26,31 +26,19 @@ def steps():
     return {model: found(f"steps:{model}") for model in models}
 
 
-def judged(variants, name):
-    """Returns the quartiles of a ratio: of the programs, if a step is short."""
-    short = variants[name]["ms_per_step"] <= 10
-    row = variants[f"{name}, program" if short else name]
-    assert variants[name]["judged"] == row["ratio"]["median"]
-    return row["ratio"]
-
-
 def rows_of_steps():
     for model, variants in steps().items():
-        ratios = [
-            variants["by hand, checked"]["ratio"],
-            *(judged(variants, name) for name in (*STEPS, SHARDED)),
-        ]
+        rows = [judged(variants, name) for name in (*STEPS, SHARDED)]
+        cells = map(with_quartiles, (variants["by hand, checked"], *rows))
         ms = variants["by hand"]["ms_per_step"]
-        cells = (
-            f"{middle:.2f} ({low:.2f}-{high:.2f})"
-            for low, middle, high in map(dict.values, ratios)
-        )
         yield f"| {model} | {ms:.1f} | " + " | ".join(cells) + " |"
 
 
 def words_on_steps():
     long = ("transformer", "transformer scan")
-    most = max(judged(steps()[m], name)["median"] for m in long for name in STEPS)
+    most = max(
+        judged(steps()[m], name)["ratio"]["median"] for m in long for name in STEPS
+    )
     yield f"costs at most {100 * (most - 1):.0f} %"
     checked = found("steps:resnet18")["by hand, checked"]["ratio"]["median"]
     yield f"differ by {checked:.2f}"

@@ -7,7 +7,7 @@ import pytest
 
 from experiments import time_to_accuracy
 
-from .results import assert_shown, lines, result
+from .results import assert_shown, judged, lines, result, with_quartiles
 
 
 def titled(cell):
@@ -145,23 +145,14 @@ def _least_and_most(ratios):
 def rows_of_overhead():
     """Yields a row for each model. Below 10 ms, the compiled programs are compared."""
     for case, found in result("overhead")["models"].items():
-        cells = []
-        for name in ("width 1", "width 2, plain", "width 2, predicted"):
-            short = found[name]["ms_per_step"] <= 10
-            row = found[f"{name}, program" if short else name]
-            assert found[name]["judged"] == row["ratio"]["median"]
-            cells.append(_with_quartiles(row))
-        cells += map(_with_quartiles, (found["by hand, checked"], found[_OPTAX]))
+        names = ("width 1", "width 2, plain", "width 2, predicted")
+        cells = [with_quartiles(judged(found, name)) for name in names]
+        cells += map(with_quartiles, (found["by hand, checked"], found[_OPTAX]))
         ms = found["by hand"]["ms_per_step"]
         yield f"| {case} | {ms:.1f} | " + " | ".join(cells) + " |"
 
 
 _OPTAX = "by hand, skipping"
-
-
-def _with_quartiles(row):
-    low, middle, high = row["ratio"].values()
-    return f"{middle:.2f} ({low:.2f}-{high:.2f})"
 
 
 def words_on_overhead():
