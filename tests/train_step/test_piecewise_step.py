@@ -27,6 +27,7 @@ OPTIMIZERS = {
         optax.clip_by_global_norm(0.3), optax.sgd(0.05, momentum=0.9, nesterov=True)
     ),
 }
+FULL = pytest.mark.full
 ONE_PYTHON = pytest.mark.one_python  # each compiles steps for 5 processor seconds
 LINEAR = ("sgd", "momentum", "clip+momentum")
 
@@ -98,7 +99,8 @@ def test_a_plain_delay_has_the_bits_of_the_unsharded_pipeline(
     assert_bits_equal(others, losses)
 
 
-@grid(width=(1, 2, 3), devices=(2, 4, 8), executor=("fused", "host"))
+@ONE_PYTHON
+@grid(1, width=(1, 2, 3), devices=(2, 4, 8), executor=("fused", "host"))
 def test_a_norm_is_added_in_another_order(width, devices, executor):
     options = {"width": width, "executor": executor, "weight_prediction": False}
     tx = OPTIMIZERS["clip+adamw"]
@@ -108,7 +110,7 @@ def test_a_norm_is_added_in_another_order(width, devices, executor):
 
 
 @ONE_PYTHON
-@grid(name=LINEAR, width=(2, 3), devices=(1, 2, 4), executor=("fused", "host"))
+@grid(1, name=LINEAR, width=(2, 3), devices=(1, 2, 4), executor=("fused", "host"))
 def test_predictions_of_linear_optimizers_are_those_of_the_unsharded_pipeline(
     name, width, devices, executor
 ):
@@ -129,6 +131,7 @@ def test_predictions_of_adam_are_close():
     assert_close(found.params, wanted.params, 0.02)
 
 
+@ONE_PYTHON
 def test_one_device_predicts_adam_exactly():
     (wanted, losses), (found, others) = both(OPTIMIZERS["adamw"], 1)
     assert_close(found.params, wanted.params, 1e-6)
@@ -174,7 +177,7 @@ def full_form(params, batch, *, model_state, rng):
 
 
 @ONE_PYTHON
-@grid(width=(1, 2, 3), executor=("fused", "host"), predicted=(False, True))
+@grid(1, width=(1, 2, 3), executor=("fused", "host"), predicted=(False, True))
 def test_keys_metrics_weights_and_model_state(width, executor, predicted):
     options = {"width": width, "executor": executor, "weight_prediction": predicted}
     (wanted, losses), (found, others) = both(
@@ -298,6 +301,7 @@ def test_a_gradient_that_is_not_finite_is_skipped(executor, width):
     assert not np.array_equal(state.params["up"], before[0]["up"])
 
 
+@ONE_PYTHON
 @grid(executor=("fused", "host"), width=(2, 3), predicted=(False, True))
 def test_after_a_drain_the_gathered_parameters_are_those_of_the_state(
     executor, width, predicted
@@ -322,7 +326,7 @@ def test_donation_changes_no_bit(executor):
 
 
 @ONE_PYTHON
-@pytest.mark.parametrize("predicted", [False, True])
+@pytest.mark.parametrize("predicted", [pytest.param(False, marks=FULL), True])
 def test_both_executors_have_the_same_bits(predicted):
     options = {"shard_optimizer": True, "weight_prediction": predicted, "width": 3}
     fused, losses = run(OPTIMIZERS["clip+adamw"], executor="fused", **options)
@@ -340,6 +344,7 @@ def test_a_warm_up_is_synchronous(width):
     np.testing.assert_allclose(others, losses, rtol=2e-6)
 
 
+@ONE_PYTHON
 @pytest.mark.parametrize("predicted", [False, True])
 def test_parameters_travel_in_the_compute_dtype(predicted):
     """The loss sees parameters in this dtype in any case."""
@@ -354,6 +359,7 @@ def test_parameters_travel_in_the_compute_dtype(predicted):
         assert_bits_equal(others, losses)
 
 
+@ONE_PYTHON
 def test_a_codec_keeps_its_states():
     feedback = codecs.error_feedback(codecs.int8(8))
     options = {"all_reduce": collectives.two_shot(feedback), "shard_optimizer": True}
@@ -477,7 +483,9 @@ def wide_batches(count):
 
 
 @ONE_PYTHON
-@grid(name=("momentum", "clip+adamw"), groups=(2, 4), width=(1, 2, 3), predicted=(0, 1))
+@grid(
+    1, name=("momentum", "clip+adamw"), groups=(2, 4), width=(1, 2, 3), predicted=(0, 1)
+)
 def test_groups_shard_the_model_and_the_optimizer(name, groups, width, predicted):
     (_, wanted, losses), (state, found, others) = grouped(
         groups, tx=OPTIMIZERS[name], width=width, weight_prediction=bool(predicted)

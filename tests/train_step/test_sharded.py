@@ -176,6 +176,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("name", some_of(OTHERS, "microbatches", "host executor"))
 def test_whatever_the_options(name):
     one, many = both(2, ("fsdp",), **OTHERS[name])
@@ -195,6 +196,7 @@ def full_loss(params, batch, *, model_state, rng):
     return loss, pj.Aux({"first": x[0, 0]}, after, weight)
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("dtype", [None, pytest.param(jnp.bfloat16, marks=FULL)])
 def test_keys_metrics_weights_and_model_state(dtype):
     """A group gets one key, and its sharded model state follows the same recursion."""
@@ -293,7 +295,10 @@ SENT = {
 }
 
 
-@pytest.mark.parametrize("name", SENT)
+@pytest.mark.one_python
+@pytest.mark.parametrize(
+    "name", some_of(SENT, "psum", "two_shot(int8)", "ring(top_k)", "power_sgd")
+)
 def test_a_device_sends_its_shards_and_all_copies_stay_the_same(name):
     """Devices with the same shards have the same bits, whatever a codec loses."""
     inner = ("half",)
