@@ -60,6 +60,9 @@ def rows_of_codecs():
 
 
 def words_on_codecs():
+    coded = [name for name in codec_speed.CODECS if name not in ("truncate", "bf16")]
+    shares = [found("codecs")[f"{name}, decode"]["of_the_copy"] for name in coded]
+    yield f"decode at {min(shares):.2f} to {max(shares):.2f}"
     yield f"{found('codecs')['copy']['gigabytes_per_second']:,.0f} GB/s"
 
 

@@ -32,7 +32,7 @@ def words_on_goodput():
     sums = [goodput.sums(cell) for cell in cells]
     (useful,) = {round(100 * x["useful"] / sum(x.values())) for x in sums}
     (without,) = {round(100 * cell["without_faults"]["goodput"]) for cell in cells}
-    yield f"{useful} % of their time is the median"
+    yield f"It is {useful} % of all time"
     yield f"without faults it is {without} %"
 
 
