@@ -97,11 +97,13 @@ def test_nanogpt_keeps_the_runs_that_it_has(tiny, tmp_path, monkeypatch, capsys)
     alphabet = string.ascii_letters + string.digits + " .\n"
     text.write_text(alphabet * 40)
     limit_devices(monkeypatch)
-    runs = [("adamw", 1, 1), ("muon", 2, 4)]
+    runs = [nanogpt.Contender("adamw", 1, 1, 1), nanogpt.Contender("muon", 2, 2, 2)]
     monkeypatch.setattr(nanogpt, "RUNS", runs)
     config = nanogpt.Config(text, seeds=(0,), steps=4, out=tmp_path / "out.json")
     cells = nanogpt.main(config)
-    assert [(c["optimizer"], c["width"], c["devices"]) for c in cells] == runs
+    assert [nanogpt.losses(cells, each) for each in runs] == [
+        {0: cell["loss"]} for cell in cells
+    ]
     assert all(3 < c["loss"] < 5 for c in cells)
     assert json.loads(config.out.read_text())["documented"] == 1.88
     capsys.readouterr()
@@ -110,15 +112,15 @@ def test_nanogpt_keeps_the_runs_that_it_has(tiny, tmp_path, monkeypatch, capsys)
 
 
 def test_rows_are_paired_by_seed():
-    losses = {("adamw", 1, 4): (1.0, 2.0), ("adamw", 2, 4): (1.1, 2.3)}
+    losses = {("adamw", 1, 4, 1): (1.0, 2.0), ("adamw", 2, 4, 1): (1.1, 2.3)}
     cells = [
-        {"optimizer": o, "width": w, "devices": d, "seed": seed, "loss": loss}
-        for (o, w, d), found in losses.items()
+        nanogpt.Contender(*contender)._asdict() | {"seed": seed, "loss": loss}
+        for contender, found in losses.items()
         for seed, loss in enumerate(found)
     ]
     _, one, two = nanogpt.rows(cells)
-    assert one == ["adamw", "1", "4", "2", "1.5000 ± 0.5000", ""]
-    assert two == ["adamw", "2", "4", "2", "1.7000 ± 0.6000", "+0.2000"]
+    assert one == ["adamw", "1", "4", "1", "2", "1.5000 ± 0.5000", ""]
+    assert two == ["adamw", "2", "4", "1", "2", "1.7000 ± 0.6000", "+0.2000"]
 
 
 @pytest.mark.full
