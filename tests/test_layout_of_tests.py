@@ -1,5 +1,5 @@
 """
-Tests that each module has a test of its name, and that twins do not import pipejax.
+Tests that each module has a test of its name, and who imports whom.
 
 `pipejax/<package>/_<module>.py` is tested in `tests/<package>/test_<module>.py`. Files
 of other names test several modules together.
@@ -14,6 +14,11 @@ ROOT = pathlib.Path(__file__).parents[1]
 EXCEPTIONS: dict[str, str] = {
     "pipejax/executors/_executor.py": "a Protocol without code",
     "pipejax/collectives/_no_communication.py": "in tests/overlap/test_measure.py",
+}
+
+# Modules that import private modules of another package, with the reason.
+IMPORT_PRIVATE = {
+    "pipejax/cli/_launch.py": "`pipejax launch` is the command line of pipejax.launch",
 }
 
 # Reference twins are written by hand: they may import one another, but not pipejax.
@@ -86,6 +91,19 @@ def test_imports_are_found_in_all_their_forms():
     assert imported("tests/flax/twin.py", text) == {
         *("a.b", "tests.c", "tests.c.d", "tests.flax", "tests.flax.e")
     }
+
+
+def test_no_package_imports_private_modules_of_another():
+    """What two packages need is public, or a module of its own."""
+    found = set()
+    for module in modules():
+        package = module.removeprefix("pipejax/").split("/")[0]
+        for name in imported(module, (ROOT / module).read_text()):
+            top, *inside = name.split(".")
+            private = any(part.startswith("_") for part in inside[1:])
+            if top == "pipejax" and private and inside[0] != package:
+                found.add(module)
+    assert found == IMPORT_PRIVATE.keys()
 
 
 def test_reference_twins_import_nothing_of_pipejax():

@@ -10,13 +10,13 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax.collectives import (
     AllReduce,
+    Halved,
     Layout,
     Sharded,
     Stages,
     Summands,
     run,
 )
-from pipejax.collectives._halved import Halved
 from pipejax.mesh import AxisName
 from pipejax.shards import group_axes, on_shards
 

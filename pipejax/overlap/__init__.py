@@ -10,9 +10,7 @@
 - `measure` times compute, communication and the whole step on the devices at hand.
 """
 
-from pipejax.collectives._no_communication import (
-    NoCommunication as NoCommunication,
-)
+from pipejax.collectives import NoCommunication as NoCommunication
 
 from ._collective_groups import CollectiveGroups as CollectiveGroups
 from ._collective_groups import collective_groups as collective_groups

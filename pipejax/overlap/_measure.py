@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental import multihost_utils
 
-from pipejax.collectives._no_communication import NoCommunication
+from pipejax.collectives import NoCommunication
 from pipejax.executors import make_reduce, make_update
 from pipejax.train_step import PipelineState, SharedState, TrainStep
 

@@ -17,29 +17,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from pipejax.equations import (
-    Constant,
-    Equation,
-    inlined,
-    name_of,
-    runner,
-    value_of,
-)
+from pipejax.equations import value_of
 
-from ._rules import (
-    Devices,
-    NotElementwiseError,
-    Rule,
-    Split,
-    is_elementwise,
-    is_split,
-    rule_of,
-    whole,
-)
+from ._rules import Split
 
 
 class Operation(NamedTuple):
@@ -57,7 +39,7 @@ class Operation(NamedTuple):
 
 
 @dataclasses.dataclass(eq=False)
-class _Level:
+class Level:
     """Operations that run without communication, and the sums that follow them."""
 
     operations: list[Operation] = dataclasses.field(default_factory=list)
@@ -80,7 +62,7 @@ class Program:
       tree: Structure of the result.
     """
 
-    levels: tuple[_Level, ...]
+    levels: tuple[Level, ...]
     handed: tuple[tuple[Any, ...], ...]
     results: tuple[Any, ...]
     splits: tuple[Split, ...]
@@ -117,192 +99,3 @@ class Program:
         return jax.tree.unflatten(
             self.tree, [value_of(env, name) for name in self.results]
         )
-
-
-def on_pieces(
-    function: Callable[..., Any],
-    args: Sequence[Any],
-    splits: Sequence[Split],
-    devices: Devices,
-) -> Program:
-    """Returns a function of whole arrays as a program for pieces of them.
-
-    Args:
-      function: The function.
-      args: Its arguments, as arrays or shapes of the whole arrays.
-      splits: How each leaf of the arguments is split.
-      devices: The devices that have the pieces.
-
-    Raises:
-      NotElementwiseError: If the function has an operation that needs elements of
-        several pieces. The message names the operation.
-    """
-    closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
-    return _of(closed, splits, devices, jax.tree.structure(shape))
-
-
-def _of(closed: Any, splits: Sequence[Split], devices: Devices, tree: Any) -> Program:
-    """Returns a traced function as a program for pieces."""
-    planner = _Planner(devices)
-    inputs = tuple(object() for _ in closed.jaxpr.invars)
-    for name, split in zip(inputs, splits, strict=True):
-        planner.known[name] = split, 0
-    names = dict(zip(closed.jaxpr.invars, inputs, strict=True))
-    found: dict[Any, Any] = {}  # names of the traced function to names of the program
-    for each in inlined(closed, names):
-        reads = tuple(found.get(name, name) for name in each.reads)
-        results = planner.add(each, reads)
-        found.update(zip(each.writes, results, strict=True))
-    outs = (name_of(names, v) for v in closed.jaxpr.outvars)
-    results = tuple(planner.made(found.get(name, name)) for name in outs)
-    out_splits = tuple(planner.place(name)[0] for name in results)
-    levels = tuple(planner.levels)
-    handed = _handed(inputs, levels, results)
-    return Program(levels, handed, results, out_splits, tree)
-
-
-class _Planner:
-    """Collects the operations of a program.
-
-    Attributes:
-      devices: The devices that have the pieces.
-      levels: The levels so far.
-      known: How each array is split, and the first level that can read it, by name.
-      uniform: Arrays whose elements are all the same: the name of the number, and the
-        shape. They are made only where an operation needs them, in the size that it
-        needs.
-    """
-
-    def __init__(self, devices: Devices) -> None:
-        self.devices = devices
-        self.levels = [_Level()]
-        self.known: dict[Any, tuple[Split, int]] = {}
-        self.uniform: dict[Any, tuple[Any, tuple[int, ...]]] = {}
-
-    def place(self, name: Any) -> tuple[Split, int]:
-        """Returns how an array or a constant is split, and the level that has it."""
-        if isinstance(name, Constant):
-            return whole(jnp.ndim(name.value)), 0
-        return self.known[name]
-
-    def add(self, found: Equation, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Adds the operation of an equation, and returns the names of its results."""
-        equation = found.equation
-        places = [self.place(name) for name in reads]
-        level = max((level for _, level in places), default=0)
-        splits = [split for split, _ in places]
-        if _is_uniform(equation):
-            name, shape = object(), tuple(equation.params["shape"])
-            self.known[name] = whole(len(shape)), level
-            self.uniform[name] = reads[0], shape
-            return (name,)
-        if is_elementwise(equation, splits):
-            reads = tuple(self.uniform.get(name, (name,))[0] for name in reads)
-        else:
-            reads = tuple(map(self.made, reads))
-        if not any(map(is_split, splits)):
-            # Every device has all operands, and does as is done with whole arrays.
-            results = tuple(whole(var.aval.ndim) for var in equation.outvars)
-            return self._add(level, reads, runner(found), results)
-        if equation.primitive.name == "cond":
-            rule = _condition(equation, splits, self.devices)
-        else:
-            rule = rule_of(equation, splits, self.devices)
-        results = self._add(level, reads, rule.run, rule.splits)
-        if rule.finish is None:
-            return results
-        finish = rule.finish
-        if level + 1 == len(self.levels):
-            self.levels.append(_Level())
-        self.levels[level].sums += results
-        self.levels[level].dtypes.append(rule.dtype)
-        return self._add(level + 1, results, lambda x: [finish(x)], rule.splits)
-
-    def made(self, name: Any) -> Any:
-        """Returns the name of a whole array, which is made if it is uniform."""
-        if name not in self.uniform:
-            return name
-        number, shape = self.uniform[name]
-        run = lambda x: [jnp.broadcast_to(x, shape)]  # noqa: E731
-        _, level = self.known[name]
-        (made,) = self._add(level, (number,), run, (whole(len(shape)),))
-        return made
-
-    def _add(
-        self,
-        level: int,
-        reads: tuple[Any, ...],
-        run: Callable[..., Sequence[Any]],
-        splits: tuple[Split, ...],
-    ) -> tuple[Any, ...]:
-        """Adds an operation to a level, and returns the names of its results."""
-        writes = tuple(object() for _ in splits)
-        self.levels[level].operations.append(Operation(reads, writes, run))
-        self.known.update((n, (s, level)) for n, s in zip(writes, splits, strict=True))
-        return writes
-
-
-def _is_uniform(equation: Any) -> bool:
-    """Returns whether an equation makes an array from one number."""
-    if equation.primitive.name != "broadcast_in_dim":
-        return False
-    return len(equation.invars) == 1 and not equation.invars[0].aval.ndim
-
-
-def _condition(equation: Any, splits: Sequence[Split], devices: Devices) -> Rule:
-    """Returns the rule of a `lax.cond` whose branches work on pieces.
-
-    The branches must not sum over devices, because a level has no communication.
-    """
-    if is_split(splits[0]):
-        raise NotElementwiseError("cond on a split predicate")
-    branches = [
-        _of(branch, splits[1:], devices, jax.tree.structure(list(branch.out_avals)))
-        for branch in equation.params["branches"]
-    ]
-    if any(len(branch.levels) > 1 for branch in branches):
-        raise NotElementwiseError("a sum inside a cond")
-    joint: list[Split] = []
-    for found in zip(*(branch.splits for branch in branches), strict=True):
-        kinds = {split for split in found if is_split(split)} or {found[0]}
-        if len(kinds) > 1:
-            raise NotElementwiseError("cond of arrays split apart")
-        joint += kinds
-
-    def in_branch(branch: Program) -> Callable[..., list[Any]]:
-        def run(*values: Any) -> list[Any]:
-            results = branch.result(branch.run(0, list(values)))
-            triples = zip(results, branch.splits, joint, strict=True)
-            return [
-                x if had == wanted else devices.piece(jnp.asarray(x), wanted)
-                for x, had, wanted in triples
-            ]
-
-        return run
-
-    def run(index: Any, *values: Any) -> Sequence[Any]:
-        return lax.switch(index, [in_branch(branch) for branch in branches], *values)
-
-    return Rule(run, tuple(joint))
-
-
-def _handed(
-    inputs: tuple[Any, ...], levels: tuple[_Level, ...], results: tuple[Any, ...]
-) -> tuple[tuple[Any, ...], ...]:
-    """Returns the names of what is handed on before each level, and to the results."""
-    written: list[Any] = [*inputs]
-    handed = [inputs]
-    for number, level in enumerate(levels):
-        for operation in level.operations:
-            written += operation.writes
-        wanted = {
-            n
-            for later in levels[number + 1 :]
-            for o in later.operations
-            for n in o.reads
-        }
-        wanted |= {name for name in results if not isinstance(name, Constant)}
-        summed = set(level.sums)
-        others = [n for n in dict.fromkeys(written) if n in wanted and n not in summed]
-        handed.append((*level.sums, *others))
-    return tuple(handed)

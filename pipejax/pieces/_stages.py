@@ -5,8 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from pipejax.collectives import Stages, Transfer
-from pipejax.collectives._stages import Local, Sent
+from pipejax.collectives import Local, Sent, Stages, Transfer
 
 from ._program import Program
 from ._rules import Devices

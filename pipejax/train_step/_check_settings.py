@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh
 from jax.typing import DTypeLike
 
-from pipejax.collectives import AllReduce, Schedule
-from pipejax.collectives._halved import has_halves
+from pipejax.collectives import AllReduce, Schedule, has_halves
 from pipejax.integers import is_integer
 from pipejax.mesh import AxisName, axes, inner_axes, is_attached
 

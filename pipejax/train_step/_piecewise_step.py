@@ -42,10 +42,16 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pipejax.collectives import AllReduce, Stages, Summands, run
-from pipejax.collectives._halved import Halved
-from pipejax.collectives._sharded import on_own_shards
-from pipejax.collectives._stages import Local, on_first
+from pipejax.collectives import (
+    AllReduce,
+    Halved,
+    Local,
+    Stages,
+    Summands,
+    on_first,
+    on_own_shards,
+    run,
+)
 from pipejax.message import (
     Exchange,
     InFlight,

@@ -9,44 +9,16 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax.collectives import run
-from pipejax.pieces import Devices, NotElementwiseError, on_pieces, stages_of, whole
+from pipejax.pieces import stages_of
 
 from ..helpers import assert_bits_equal
+from .updates import DEVICES, planned
 
-DEVICES = Devices({"data": 4})
 contrib = optax.contrib
-
-
-def arrays(seed):
-    """Returns arrays that divide along the first axis, along the second, and not."""
-    rng = np.random.default_rng(seed)
-    shapes = {"first": (8, 3), "second": (3, 8), "whole": (3,)}
-    return {k: rng.normal(size=shape).astype(np.float32) for k, shape in shapes.items()}
-
-
-def split_of(leaf):
-    splits = {(8, 3): (("data",), ()), (3, 8): ((), ("data",))}
-    return splits.get(leaf.shape, whole(leaf.ndim))
 
 
 def spec_of(split):
     return P(*(names[0] if names else None for names in split))
-
-
-def planned(tx):
-    """Returns an update with its arguments, and the program for pieces of them."""
-    params, gradients = arrays(0), arrays(1)
-    state = tx.init(params)
-    for seed in (2, 3):  # moments that are not zero
-        _, state = tx.update(arrays(seed), state, params)
-
-    def update(gradients, state, params):
-        updates, state = tx.update(gradients, state, params)
-        return optax.apply_updates(params, updates), state
-
-    args = jax.tree.map(jnp.asarray, (gradients, state, params))
-    splits = list(map(split_of, jax.tree.leaves(args)))
-    return update, args, splits, on_pieces(update, args, splits, DEVICES)
 
 
 def on_devices(program, args, splits):
@@ -89,27 +61,14 @@ WITH_SUMS = {
     "if finite": (optax.apply_if_finite(optax.adam(1e-3), 3), [2]),
     "lamb": (optax.lamb(1e-3), [4, 4]),
 }
-REFUSED = {
-    "muon": (contrib.muon(1e-3), "reshape"),
-    "factored": (
-        optax.adafactor(1e-3, min_dim_size_to_factor=2),
-        "reduce_sum along some axes of a split array",
-    ),
-    "sm3": (optax.sm3(1e-3), "reduce_max"),
-    "novograd": (optax.novograd(1e-3), "a sum inside a cond"),
-}
 
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
-def test_elementwise_updates_have_the_same_bits(name):
+def test_elementwise_updates_are_those_of_whole_arrays(name):
+    """XLA simplifies the two programs differently, so roundings may differ."""
     update, args, splits, program = planned(ELEMENTWISE[name])
     found = on_devices(program, args, splits)
     assert_close(found, jax.jit(update)(*args), rounding=1e-6)
-
-
-def test_an_update_without_sums_has_one_level():
-    _, _, _, program = planned(ELEMENTWISE["adamw"])
-    assert len(program.levels) == 1
 
 
 @pytest.mark.parametrize("name", WITH_SUMS)
@@ -135,10 +94,3 @@ def assert_close(found, wanted, rounding):
 def _raw(x):
     is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(x) if is_key else x
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_an_update_that_needs_more_names_the_operation(name):
-    tx, operation = REFUSED[name]
-    with pytest.raises(NotElementwiseError, match=f"^{operation}$"):
-        planned(tx)

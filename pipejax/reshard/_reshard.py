@@ -1,0 +1,104 @@
+"""Moves what is in flight to the devices of another train step."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pipejax.mesh import axes
+from pipejax.message import InFlight, Message
+from pipejax.train_step import PipelineState, TrainStep, in_flight_shardings
+
+from ._residuals import handed_on, initial_states, sum_owed
+from ._spread import Spread
+
+
+def shapes_on(train: TrainStep, like: PipelineState, spread: Spread) -> PipelineState:
+    """Returns the shapes that a state of `train` would have on other devices.
+
+    Args:
+      train: The train step.
+      like: A state of `train`, or its shapes.
+      spread: The other devices.
+    """
+    now = train.config.devices
+
+    def resized(leaf: Any) -> jax.ShapeDtypeStruct:
+        size = leaf.shape[0] // now * spread.devices
+        return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype)
+
+    states: dict[str, Any] = {}
+    for all_reduce in train.schedule.phases:
+        states |= initial_states(all_reduce, train, like, spread)
+    in_flight = jax.tree.map(resized, like.in_flight._replace(codec_states={}))
+    return like._replace(in_flight=in_flight._replace(codec_states=states))
+
+
+def reshard(train: TrainStep, state: PipelineState, before: Spread) -> PipelineState:
+    """Moves a state to the devices of a train step.
+
+    Args:
+      train: The train step that continues from the state.
+      state: A state whose `in_flight` has the parts of all old devices, replicated on
+        each new device. Everything else is already a state of `train`.
+      before: The old devices.
+
+    Returns:
+      The state on the devices of `train`. Replicated leaves are unchanged.
+    """
+    states, in_flight = train.codec_states(state), state.in_flight
+    form, now = train.gradients_form(state), train.config.devices
+    weighted = any(message.weight is not None for message in in_flight.pending)
+    times = 1.0 if weighted else now / before.devices
+    for all_reduce in train.schedule.phases if before.kept is not None else ():
+        old = state.in_flight.codec_states
+        total = sum_owed(all_reduce, form, train, before, old)
+        states = handed_on(all_reduce, form, train, times, total, states)
+    data = axes(train.axis_name)
+    own = in_flight_shardings(in_flight, state.shards, train.config, data)
+
+    def spread(in_flight: InFlight) -> InFlight:
+        if before.devices == now:
+            return in_flight
+        return _shared_out(in_flight, before.devices, now)
+
+    in_flight = in_flight._replace(codec_states={})
+    in_flight = jax.jit(spread, out_shardings=own)(in_flight)
+    return state._replace(in_flight=in_flight._replace(codec_states=states))
+
+
+def _shared_out(in_flight: InFlight, before: int, now: int) -> InFlight:
+    """Returns what is in flight for another number of devices, equal on all of them.
+
+    Args:
+      in_flight: The parts of the old devices, without codec states.
+      before: Number of old devices.
+      now: Number of new devices.
+    """
+
+    def rows(leaf: jax.Array) -> jax.Array:
+        return leaf.reshape(before, leaf.shape[0] // before, *leaf.shape[1:])
+
+    def mean(leaf: jax.Array) -> jax.Array:
+        one = rows(leaf).mean(axis=0).astype(leaf.dtype)
+        return jnp.concatenate([one] * now)
+
+    def share(leaf: jax.Array) -> jax.Array:
+        one = (rows(leaf).sum(axis=0) / now).astype(leaf.dtype)
+        return jnp.concatenate([one] * now)
+
+    def shared_out(message: Message) -> Message:
+        by = mean if message.weight is None else share
+        return message._replace(
+            gradients=jax.tree.map(by, message.gradients),
+            changes=jax.tree.map(mean, message.changes),
+            passengers=jax.tree.map(by, message.passengers),
+        )
+
+    return in_flight._replace(
+        pending=tuple(map(shared_out, in_flight.pending)),
+        # This is the same on all devices. A mean is not used, because rounding could
+        # make an integer one too small.
+        filled=jnp.repeat(in_flight.filled[:1], now),
+        deviation=jax.tree.map(mean, in_flight.deviation),
+    )

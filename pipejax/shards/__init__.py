@@ -1,0 +1,26 @@
+"""How the devices of a group shard the model that they hold together.
+
+A mesh may have more axes than those over which gradients are averaged. The devices at
+one place along the data's axes are then a group, which holds one copy of the model. All
+other axes are inner axes. Inside a group, XLA splits arrays and compute as in any
+program under `jax.jit`, and adds the collectives for it.
+
+A step runs inside `jax.shard_map` over the data's axes alone, where arrays have the
+shapes that they have in a group. The partition specs of this package name inner axes
+only.
+"""
+
+from ._given import inner_specs as inner_specs
+from ._inside import as_on_shards as as_on_shards
+from ._inside import constrained as constrained
+from ._inside import group_axes as group_axes
+from ._inside import on_shards as on_shards
+from ._specs import UNSHARDED as UNSHARDED
+from ._specs import Shards as Shards
+from ._specs import cut_axes as cut_axes
+from ._specs import cut_spec as cut_spec
+from ._specs import of_all_groups as of_all_groups
+from ._specs import optimizer_specs as optimizer_specs
+from ._specs import shard_form as shard_form
+from ._specs import split_axes as split_axes
+from ._specs import together as together

@@ -1,0 +1,67 @@
+"""What the program of a step asks of the devices inside a group."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
+
+
+def constrained(tree: Any, specs: Any) -> Any:
+    """Returns arrays that XLA must split over inner axes as `specs` say.
+
+    Must be called inside the program of a step.
+
+    Args:
+      tree: Pytree of arrays.
+      specs: A spec for each leaf, as a pytree like `tree` or in the order of the
+        leaves. An empty tuple leaves the arrays as they are.
+    """
+    if specs == ():
+        return tree
+    leaves, structure = jax.tree.flatten(tree)
+    wanted = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, P))
+    pairs = zip(leaves, wanted, strict=True)
+    found = [lax.with_sharding_constraint(*pair) for pair in pairs]
+    return jax.tree.unflatten(structure, found)
+
+
+def group_axes() -> tuple[AbstractMesh, tuple[str, ...]]:
+    """Returns the mesh of the surrounding program, and the names of its inner axes."""
+    mesh = jax.sharding.get_abstract_mesh()
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return mesh, tuple(name for name, kind in kinds if kind == AxisType.Auto)
+
+
+@contextlib.contextmanager
+def as_on_shards() -> Iterator[None]:
+    """Traces functions as `on_shards` would, outside of it, as a context."""
+    mesh = jax.sharding.get_abstract_mesh()
+    manual = mesh.update(axis_types=(AxisType.Manual,) * len(mesh.axis_names))
+    with jax.sharding.use_abstract_mesh(manual):
+        yield
+
+
+def on_shards(
+    function: Callable[..., Any], in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
+    """Returns a function that every device of a group runs on its own shards.
+
+    Must be called inside the program of a step.
+
+    Args:
+      function: Function of the shards of one device.
+      in_specs: Partition specs of its arguments, over inner axes.
+      out_specs: Partition specs of its results, over inner axes.
+    """
+    _, inner = group_axes()
+    return jax.shard_map(
+        function,
+        axis_names=set(inner),
+        in_specs=in_specs,
+        out_specs=out_specs,
+        check_vma=False,
+    )

@@ -1,0 +1,190 @@
+"""The partition specs of a state's arrays, and how specs are combined."""
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec as P
+
+from pipejax.mesh import AxisName, axes
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Shards:
+    """Partition specs of the arrays of a state, over inner axes.
+
+    It is a pytree without leaves, so that a traced function can be given it.
+
+    Attributes:
+      params: A spec for each leaf of the parameters.
+      model_state: A spec for each leaf of the model state.
+      changes: A spec for each floating leaf of the model state.
+      cuts: With a sharded optimizer, for each leaf of the parameters the axis along
+        which it is split over the axes of the data, or `None` if it is not. Empty
+        without a sharded optimizer.
+      inner: Names of the inner axes.
+    """
+
+    params: tuple[P, ...] = ()
+    model_state: tuple[P, ...] = ()
+    changes: tuple[P, ...] = ()
+    cuts: tuple[int | None, ...] = ()
+    inner: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Returns whether there are specs, as on every mesh with inner axes."""
+        return bool(self.params)
+
+
+UNSHARDED = Shards()
+
+
+def axes_along(entry: Any) -> tuple[str, ...]:
+    """Returns the axes over which a spec splits one axis of an array."""
+    return () if entry is None else axes(entry)
+
+
+def split_axes(spec: P, sizes: Any) -> frozenset[str]:
+    """Returns the axes of more than one device over which a spec splits an array.
+
+    Args:
+      spec: The spec.
+      sizes: The sizes of the axes, by name.
+    """
+    return frozenset(n for entry in spec for n in axes_along(entry) if sizes[n] > 1)
+
+
+def shard_form(form: Any, spec: P, sizes: Any) -> jax.ShapeDtypeStruct:
+    """Returns the shape and dtype of the shard of an array on one device.
+
+    Args:
+      form: The array, or its shape and dtype.
+      spec: The spec by which it is split.
+      sizes: The sizes of the axes, by name.
+    """
+    parts = [math.prod(sizes[name] for name in axes_along(entry)) for entry in spec]
+    parts += [1] * (len(form.shape) - len(parts))
+    shape = tuple(n // k for n, k in zip(form.shape, parts, strict=True))
+    return jax.ShapeDtypeStruct(shape, form.dtype)
+
+
+def optimizer_specs(opt_state: Any, params: Any, specs: tuple[P, ...]) -> Any:
+    """Returns the specs of an optimizer's state, whose arrays are split as parameters.
+
+    An Optax state holds moments, averages and accumulated gradients in pytrees like the
+    parameters. A leaf whose path ends with the path of a parameter of the same shape
+    therefore has the spec of that parameter. All others, such as counters, are split
+    over no axis.
+
+    Args:
+      opt_state: The state, or its shapes.
+      params: The parameters, or their shapes.
+      specs: A spec for each leaf of the parameters.
+
+    Returns:
+      A pytree like `opt_state`, of partition specs.
+
+    Examples:
+      >>> import jax.numpy as jnp, optax
+      >>> params = {"w": jnp.zeros((4, 2)), "b": jnp.zeros(2)}
+      >>> opt_state = optax.sgd(0.1, momentum=0.9).init(params)
+      >>> found = optimizer_specs(opt_state, params, (P(), P("fsdp")))
+      >>> found[0].trace["w"] == P("fsdp"), found[0].trace["b"] == P()
+      (True, True)
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    known = {
+        (path, tuple(leaf.shape)): spec
+        for (path, leaf), spec in zip(leaves, specs, strict=True)
+    }
+
+    def spec(path: Any, leaf: Any) -> P:
+        ends = (path[start:] for start in range(len(path) + 1))
+        found = (known.get((end, tuple(leaf.shape))) for end in ends)
+        return next((each for each in found if each is not None), P())
+
+    return jax.tree_util.tree_map_with_path(spec, opt_state)
+
+
+def cut_axes(params: Any, specs: tuple[P, ...], devices: int) -> tuple[int | None, ...]:
+    """Returns the axis along which each parameter is split with a sharded optimizer.
+
+    It is the first axis that divides among the devices and is not split inside a group.
+
+    Args:
+      params: The parameters, or their shapes.
+      specs: A spec for each leaf of the parameters, over inner axes.
+      devices: Number of devices, or groups, that share the data.
+
+    Returns:
+      An axis for each leaf, or `None` if a leaf has no such axis.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> params = [jnp.zeros((3, 8)), jnp.zeros((8, 8)), jnp.zeros(3)]
+      >>> cut_axes(params, (P(), P("fsdp"), P()), 4)
+      (1, 1, None)
+    """
+
+    def cut(leaf: Any, spec: P) -> int | None:
+        inside = {axis for axis, entry in enumerate(spec) if entry is not None}
+        axes = (
+            axis
+            for axis, length in enumerate(leaf.shape)
+            if axis not in inside and length % devices == 0
+        )
+        return next(axes, None) if math.prod(leaf.shape) else None
+
+    leaves = jax.tree.leaves(params)
+    return tuple(map(cut, leaves, specs))
+
+
+def cut_spec(cut: int | None, axis_name: AxisName) -> P:
+    """Returns the spec of an array that is split over the axes of the data.
+
+    Args:
+      cut: The axis along which it is split, or `None`.
+      axis_name: Axis or axes of the data.
+
+    Examples:
+      >>> cut_spec(1, "data") == P(None, "data"), cut_spec(None, "data") == P()
+      (True, True)
+    """
+    return P() if cut is None else P(*[None] * cut, axis_name)
+
+
+def together(inside: P, over_data: P) -> P:
+    """Returns the spec of an array that is split inside groups and over the data.
+
+    Args:
+      inside: Its spec over inner axes.
+      over_data: Its spec over the axes of the data, along other axes of the array.
+
+    Examples:
+      >>> together(P(None, "fsdp"), P("host")) == P("host", "fsdp")
+      True
+    """
+    pairs = itertools.zip_longest(inside, over_data)
+    return P(*(a if a is not None else b for a, b in pairs))
+
+
+def of_all_groups(spec: P, axis_name: AxisName) -> P:
+    """Returns the spec of arrays that differ between groups, over all axes of a mesh.
+
+    The arrays of all groups are concatenated along their first axis.
+
+    Args:
+      spec: The spec of the array of one group.
+      axis_name: Axis or axes of the data.
+
+    Examples:
+      >>> of_all_groups(P(None, "tp"), "host") == P("host", "tp")
+      True
+      >>> of_all_groups(P("fsdp"), "host") == P(("host", "fsdp"))
+      True
+    """
+    first = (*axes(axis_name), *(axes_along(spec[0]) if spec else ()))
+    return P(first[0] if len(first) == 1 else first or None, *spec[1:])

@@ -1,0 +1,45 @@
+"""Tests which updates can run on pieces, and in how many levels."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from pipejax.pieces import NotElementwiseError, on_pieces
+
+from .updates import DEVICES, planned
+
+REFUSED = {
+    "muon": (optax.contrib.muon(1e-3), "reshape"),
+    "factored": (
+        optax.adafactor(1e-3, min_dim_size_to_factor=2),
+        "reduce_sum along some axes of a split array",
+    ),
+    "sm3": (optax.sm3(1e-3), "reduce_max"),
+    "novograd": (optax.novograd(1e-3), "a sum inside a cond"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_update_that_needs_more_names_the_operation(name):
+    tx, operation = REFUSED[name]
+    with pytest.raises(NotElementwiseError, match=f"^{operation}$"):
+        planned(tx)
+
+
+def test_an_update_without_sums_has_one_level():
+    _, _, _, program = planned(optax.adamw(1e-3))
+    assert len(program.levels) == 1
+
+
+def test_a_level_hands_on_what_later_levels_read():
+    """`x * 2` is read after the sum, `x + 1` only before it."""
+
+    def update(x):
+        return x * 2 / jnp.sum(x + 1)
+
+    x = jax.ShapeDtypeStruct((8,), jnp.float32)
+    program = on_pieces(update, [x], [(("data",),)], DEVICES)
+    assert len(program.levels) == 2
+    assert program.sums(0) == 1
+    assert list(map(len, program.handed)) == [1, 2, 1]

@@ -1,0 +1,106 @@
+"""Runs of train steps whose states move to other devices."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
+from pipejax import codecs, collectives
+from pipejax.reshard import Spread, reshard, shapes_on
+
+KEY = jax.random.key(0)
+SIGN = codecs.error_feedback(codecs.sign(8))
+ALL_REDUCES = {
+    "two_shot": collectives.two_shot(SIGN),
+    "ring": collectives.ring(SIGN),
+    "halving_doubling": collectives.halving_doubling(SIGN),
+    "tree": collectives.tree(SIGN),
+    "parameter_server": collectives.parameter_server(SIGN),
+    "tree, power_sgd": collectives.tree(
+        codecs.error_feedback(codecs.power_sgd(1, KEY))
+    ),
+    "psum, power_sgd": collectives.psum(
+        codecs.error_feedback(codecs.power_sgd(1, KEY))
+    ),
+    "ring, stochastic": collectives.ring(
+        codecs.error_feedback(codecs.stochastic(codecs.int4(8), KEY))
+    ),
+    "scheduled": collectives.scheduled(
+        [collectives.ring(SIGN), collectives.two_shot(SIGN)], [2]
+    ),
+}
+HIERARCHICAL = {
+    "outer": collectives.hierarchical(outer=collectives.two_shot(SIGN)),
+    "both": collectives.hierarchical(
+        collectives.two_shot(SIGN), collectives.halving_doubling(SIGN)
+    ),
+    "inner": collectives.hierarchical(collectives.ring(SIGN)),
+}
+
+
+RATE = 0.5
+
+
+def linear(params, batch):
+    """Returns a loss whose gradient depends on the batch, but not on the parameters."""
+    product = jnp.einsum("bi,ij,bj->b", batch["x"], params["w"], batch["y"])
+    half = batch["y"] * params["half"][None, :].astype(jnp.float32)
+    return jnp.mean(product + half.sum(1))
+
+
+def params():
+    return {"w": jnp.zeros((5, 3)), "half": jnp.zeros(3, jnp.bfloat16)}
+
+
+@functools.cache
+def train_step(all_reduce, devices, hosts=None, width=1):
+    axis_name = "data" if hosts is None else ("host", "device")
+    return pj.make_train_step(
+        linear,
+        optax.sgd(RATE),
+        mesh=pj.data_mesh(devices, axis_name=axis_name, hosts=hosts),
+        axis_name=axis_name,
+        all_reduce=all_reduce,
+        width=width,
+    )
+
+
+def run(train, state, data):
+    for batch in data:
+        state, _ = train.step(state, batch)
+    return state
+
+
+def moved(train, state):
+    """Returns the state as a checkpoint restores it, replicated where it was."""
+    before = Spread.of(state)
+    like = jax.eval_shape(lambda: train.init(params()))
+    shapes = shapes_on(train, like, before)
+    chex.assert_trees_all_equal_shapes_and_dtypes(shapes, state)
+    everywhere = NamedSharding(train.mesh, P())
+    known = jax.device_put(jax.tree.map(np.asarray, state), everywhere)
+    return reshard(train, known, before)
+
+
+@functools.cache
+def weighted(devices, codec=None):
+    """Makes a train step whose examples have more weight on later devices."""
+
+    def loss(params, batch):
+        weight = batch["n"].sum()
+        each = (batch["x"] @ params) * batch["n"]
+        return each.sum() / weight, pj.Aux(weight=weight)
+
+    all_reduce = codec and collectives.two_shot(codec)
+    return pj.make_train_step(
+        loss,
+        optax.sgd(RATE),
+        mesh=pj.data_mesh(devices),
+        all_reduce=all_reduce or collectives.psum(),
+    )
