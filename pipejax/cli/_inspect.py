@@ -66,8 +66,15 @@ def add(commands: Any) -> None:
         metavar="X",
         help="exit with status 1 if the share of FLOPs that run under at least one"
         " collective is below X, a number between 0 and 1; of a train step, the"
-        " pipelined program counts, and if groups shard the model, collectives"
-        " between groups",
+        " pipelined program counts",
+    )
+    parser.add_argument(
+        "--axis",
+        nargs="+",
+        metavar="NAME",
+        help="let `--fail-under` count only the collectives along exactly these mesh"
+        " axes, such as `--axis host`; by default, those between groups count if the"
+        " groups of a train step shard its model, and otherwise all",
     )
     parser.add_argument(
         "--twin",
@@ -111,7 +118,8 @@ def run(args: argparse.Namespace) -> int:
         if args.plot:
             timeline(reports, args.plot)
     met = _alike(reports, returned[0]) if args.twin else True
-    verdict = _verdict(title, report, least, _exchange(returned[0]))
+    exchange = _along(args.axis, report) if args.axis else _exchange(returned[0])
+    verdict = _verdict(title, report, least, exchange)
     return max(verdict, int(not met))
 
 
@@ -217,6 +225,23 @@ def _exchange(train: Any) -> tuple[str, ...] | None:
     return data if inner_axes(train.mesh, data) else None
 
 
+def _along(names: list[str], report: Report) -> tuple[str, ...]:
+    """Returns the given axes in the order of the report.
+
+    Raises:
+      UsageError: If no collective runs along exactly these axes.
+    """
+    for found in report.covered_by:
+        if set(found) == set(names):
+            return found
+    known = ", ".join(map("+".join, report.covered_by)) or "no axis that is known"
+    raise UsageError(
+        "`--axis` must name the mesh axes along which some collectives run; got"
+        f" {'+'.join(names)}, and they run along {known}. The arguments of a program"
+        " name its mesh by their NamedSharding."
+    )
+
+
 def _verdict(
     title: str, report: Report, least: float | None, exchange: tuple[str, ...] | None
 ) -> int:
@@ -224,8 +249,9 @@ def _verdict(
     covered = report.covered if exchange is None else report.covered_by.get(exchange)
     if least is None or (covered is not None and covered >= least):
         return 0
+    along = f" along {'+'.join(exchange)}" if exchange else ""
     print(
-        f"pipejax: {title}: share of FLOPs under at least one collective:"
+        f"pipejax: {title}: share of FLOPs under at least one collective{along}:"
         f" {_two_digits(covered)}, less than {least}",
         file=sys.stderr,
     )

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+from jax.sharding import Mesh, NamedSharding
 
 from ._device_groups import MeshAxes
 from ._memory import Memory
@@ -15,7 +16,7 @@ def inspect(
     program: Any,
     *args: Any,
     compiler_options: dict[str, Any] | None = None,
-    mesh: jax.sharding.Mesh | None = None,
+    mesh: Mesh | None = None,
 ) -> Report:
     """Reports which compute runs while the collectives of a program are in progress.
 
@@ -45,7 +46,8 @@ def inspect(
         XLA's defaults otherwise. Leave it out if `program` is compiled already.
       mesh: Mesh that the program is compiled for. The report then names the axes over
         which each collective runs. `None` uses the attribute `mesh` of `program` if it
-        has one, as a `pj.TrainStep` does.
+        has one, as a `pj.TrainStep` does, and otherwise the mesh of the
+        `NamedSharding`s of `args` if they have the same.
 
     Returns:
       A `Report`. `print(report)` shows it as a table, and
@@ -66,7 +68,7 @@ def inspect(
       (1024.0, 0)
     """
     if mesh is None:
-        mesh = getattr(program, "mesh", None)
+        mesh = getattr(program, "mesh", None) or _mesh_of(args)
     program = _compiled(program, args, compiler_options)
     text = program if isinstance(program, str) else program.as_text() or ""
     if not text.strip().startswith("HloModule"):
@@ -85,6 +87,14 @@ def inspect(
     report = Reading(module, axes).report()
     known = isinstance(program, jax.stages.Compiled)
     return report._replace(memory=Memory.of(program) if known else None)
+
+
+def _mesh_of(args: tuple[Any, ...]) -> Mesh | None:
+    """Returns the mesh of all shardings that name one, or `None` unless it is one."""
+    shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
+    meshes = {x.mesh for x in shardings if isinstance(x, NamedSharding)}
+    found = meshes.pop() if len(meshes) == 1 else None
+    return found if isinstance(found, Mesh) else None
 
 
 def _compiled(program: Any, args: tuple[Any, ...], options: Any) -> Any:

@@ -117,6 +117,14 @@ def _checked_weight(weight: Any) -> jax.Array | None:
             f" or examples in the loss; got {jnp.result_type(weight).name} of shape"
             f" {jnp.shape(weight)}. Sum it: `pj.Aux(weight=weights.sum())`."
         )
+    dtype = jnp.result_type(weight)
+    if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).nmant < 23:
+        raise ValueError(
+            "`loss_fn` must return a weight of float32, float64 or an integer dtype,"
+            f" because a count is rounded in others; got {dtype.name}. If"
+            " `compute_dtype` casts the mask that you count, let the batch have a"
+            " boolean mask: `pj.Aux(weight=mask.sum())`."
+        )
     weight = jax.lax.stop_gradient(jnp.asarray(weight).astype(jnp.float32))
     # A negative weight becomes NaN. It makes the gradients NaN, and their update is
     # skipped.

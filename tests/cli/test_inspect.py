@@ -90,6 +90,19 @@ PROGRAMS = """
         return train, train.abstract_state(w), X
 
 
+    def own_fsdp(mesh):
+        # A step without pipejax, whose weights a host shards.
+        devices = mesh.devices.flat
+        mesh = pj.data_mesh(devices=devices, axis_name=("host", "fsdp"), hosts=2)
+
+        def placed(x, spec):
+            place = jax.sharding.NamedSharding(mesh, spec)
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+
+        w, x = placed(W, P("fsdp")), placed(X, P(("host", "fsdp")))
+        return jax.jit(jax.grad(loss_fn)), w, x
+
+
     def lopsided(mesh):
         train, state, _ = make(mesh)
         return train, state, jnp.ones((9, 16))
@@ -183,6 +196,19 @@ def test_of_the_host_executor_it_says_where_the_collective_is(capsys):
 def test_fail_under(function, complaint, capsys):
     assert inspect(function, "--fail-under", "0.9") == 1
     assert capsys.readouterr().err == f"pipejax: {complaint}, less than 0.9\n"
+
+
+def test_only_the_collectives_along_an_axis_count(capsys):
+    """XLA sums a gradient over hosts and inside them in one collective."""
+    assert inspect("own_fsdp", "--fail-under", "0.9", "--axis", "fsdp", "host") == 1
+    said = "at least one collective along host+fsdp: 0.00, less than 0.9\n"
+    assert capsys.readouterr().err.endswith(said)
+    assert inspect("sharded", "--fail-under", "0", "--axis", "host") == 0
+    assert inspect("own_fsdp", "--axis", "tp") == 2
+    assert re.search(
+        r"`--axis` must name the mesh axes along .*got tp, and they run along .*host",
+        capsys.readouterr().err,
+    )
 
 
 def test_not_under(capsys):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pipejax.overlap import inspect
@@ -39,6 +39,17 @@ def test_a_synchronous_all_reduce_of_known_size(step):
     assert "psum" in c.op_name
     assert report.flops == 2 * 4 * 4 * 16
     assert report.share == report.covered == 0
+
+
+def test_the_mesh_is_that_of_the_arguments(step):
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    placed = jax.ShapeDtypeStruct(
+        X.shape, X.dtype, sharding=NamedSharding(mesh, P("data"))
+    )
+    assert inspect(step, X).collectives[0].axes is None
+    report = inspect(step, placed)
+    assert report.collectives[0].axes == ("data",)
+    assert report.covered_by == {("data",): 0}
 
 
 def test_in_a_scan():

@@ -98,6 +98,22 @@ def test_weights_that_are_no_real_scalars(weight):
         train.init(init_params(), batch=BATCH)
 
 
+def test_a_weight_that_is_counted_in_a_narrow_dtype():
+    """A mask of floating numbers is cast like all inputs; bfloat16 has 8 bits."""
+
+    def loss(params, batch):
+        weight = batch["mask"].sum()
+        return params.mean(), pj.Aux(weight=weight)
+
+    def begun(mask):
+        train = make(loss, tx=optax.sgd(0.1), compute_dtype=jnp.bfloat16)
+        return train.init(np.zeros(2, np.float32), batch={"mask": mask})
+
+    with refused("must return a weight of float32, float64 or an integer dtype, beca"):
+        begun(np.ones(16, np.float32))
+    assert begun(np.ones(16, bool)).in_flight.pending[0].weight.dtype == np.float32
+
+
 @pytest.mark.parametrize(
     ("weight", "wanted"), [(3, 3), (0.5, 0.5), (0, 0), (-1, np.nan), (np.nan, np.nan)]
 )
