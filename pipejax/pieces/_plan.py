@@ -4,6 +4,7 @@ The equations of the traced function are added in order. Each goes to the first 
 that has all of its operands, and an equation that sums over pieces ends a level.
 """
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from ._rules import (
     NotElementwiseError,
     Rule,
     Split,
+    acts_elementwise,
     is_elementwise,
     is_split,
     rule_of,
@@ -75,9 +77,10 @@ class _Planner:
       devices: The devices that have the pieces.
       levels: The levels so far.
       known: How each array is split, and the first level that can read it, by name.
-      uniform: Arrays whose elements are all the same: the name of the number, and the
-        shape. They are made only where an operation needs them, in the size that it
-        needs.
+      uniform: Arrays whose elements are all the same, such as the zeros that stand for
+        a gradient: the name of the number, and the shape. What is computed from them
+        element by element is uniform too. They are made only where an operation needs
+        them, in the size that it needs.
     """
 
     def __init__(self, devices: Devices) -> None:
@@ -99,10 +102,12 @@ class _Planner:
         level = max((level for _, level in places), default=0)
         splits = [split for split, _ in places]
         if _is_uniform(equation):
-            name, shape = object(), tuple(equation.params["shape"])
-            self.known[name] = whole(len(shape)), level
-            self.uniform[name] = reads[0], shape
-            return (name,)
+            return self._uniform(level, reads, equation.outvars)
+        if acts_elementwise(equation) and self._are_uniform(reads):
+            numbers = tuple(self.uniform.get(name, (name,))[0] for name in reads)
+            scalars = (whole(0),) * len(equation.outvars)
+            made = self._add(level, numbers, runner(found), scalars)
+            return self._uniform(level, made, equation.outvars)
         if is_elementwise(equation, splits):
             reads = tuple(self.uniform.get(name, (name,))[0] for name in reads)
         else:
@@ -134,6 +139,22 @@ class _Planner:
         _, level = self.known[name]
         (made,) = self._add(level, (number,), run, (whole(len(shape)),))
         return made
+
+    def _are_uniform(self, names: tuple[Any, ...]) -> bool:
+        """Returns whether some arrays are uniform, and all others are numbers."""
+        numbers = (self.place(name)[0] == () for name in names)
+        uniform = [name in self.uniform for name in names]
+        return any(uniform) and all(map(operator.or_, uniform, numbers))
+
+    def _uniform(
+        self, level: int, numbers: tuple[Any, ...], results: Sequence[Any]
+    ) -> tuple[Any, ...]:
+        """Returns new names for uniform arrays, in the shapes of some results."""
+        names = tuple(object() for _ in results)
+        for name, number, result in zip(names, numbers, results, strict=True):
+            self.known[name] = whole(result.aval.ndim), level
+            self.uniform[name] = number, result.aval.shape
+        return names
 
     def _add(
         self,

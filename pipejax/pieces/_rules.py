@@ -115,6 +115,11 @@ def is_split(split: Split) -> bool:
     return any(split)
 
 
+def acts_elementwise(equation: Any) -> bool:
+    """Returns whether an operation is elementwise, however its operands are split."""
+    return equation.primitive.name in _ELEMENTWISE
+
+
 def is_elementwise(equation: Any, splits: Sequence[Split]) -> bool:
     """Returns whether an operation is done on pieces element by element.
 
@@ -125,7 +130,7 @@ def is_elementwise(equation: Any, splits: Sequence[Split]) -> bool:
       equation: The equation of a jaxpr.
       splits: How its operands are split.
     """
-    return equation.primitive.name in _ELEMENTWISE and any(map(is_split, splits))
+    return acts_elementwise(equation) and any(map(is_split, splits))
 
 
 def rule_of(equation: Any, splits: Sequence[Split], devices: Devices) -> Rule:

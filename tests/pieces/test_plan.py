@@ -32,6 +32,36 @@ def test_an_update_without_sums_has_one_level():
     assert len(program.levels) == 1
 
 
+def test_what_follows_from_equal_elements_is_a_number():
+    """An update by zeros hands on numbers, and no arrays of zeros."""
+
+    def update(x):
+        zeros = jnp.zeros_like(x)
+        moment = 0.1 * zeros**2 + jnp.where(jnp.sum(x) > 0, 0.5, 0.25) * zeros
+        return x * jnp.sqrt(moment) / jnp.sum(x - moment)
+
+    x = jax.ShapeDtypeStruct((8,), jnp.float32)
+    program = on_pieces(update, [x], [(("data",),)], DEVICES)
+
+    def shapes(x):
+        value, found = [x], []
+        for level in range(len(program.levels)):
+            value = program.run(level, value)
+            found.append([each.shape for each in value])
+        return found
+
+    piece = jax.ShapeDtypeStruct((2,), jnp.float32)
+    for found in shapes_of(shapes, piece):
+        assert set(found) <= {(), (2,)}
+
+
+def shapes_of(function, *args):
+    """Returns what a traced function returns, which is no array."""
+    found = []
+    jax.make_jaxpr(lambda *args: found.append(function(*args)))(*args)
+    return found[0]
+
+
 def test_a_level_hands_on_what_later_levels_read():
     """`x * 2` is read after the sum, `x + 1` only before it."""
 
