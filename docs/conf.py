@@ -57,15 +57,29 @@ python_maximum_signature_line_length = 80
 napoleon_use_ivar = True
 
 
+# Code in docstrings and pages has straight quotation marks.
+smartquotes = False
+
+
+def plural(found):
+    """Returns code as Sphinx needs it before a letter, as in `Array`s."""
+    code, letter = found.groups()
+    return f"{code}\\ {letter}" if letter else code
+
+
 def from_markdown(app, what, name, obj, options, lines):
-    """Turns equations of a docstring, between $$, and plurals of code into Sphinx's."""
+    """Turns equations between $$, indented code and plurals of code into Sphinx's."""
     text = re.sub(
         r"^( *)\$\$(.+?)\$\$$",
         lambda m: f"{m[1]}.. math:: {m[2]}".replace("\n", f"\n{m[1]}   "),
         "\n".join(lines),
         flags=re.MULTILINE | re.DOTALL,
     )
-    text = re.sub(r"(?<!`)(`[^`\n]+`)(?=\w)", r"\1\\ ", text)
+    # Code follows a colon, and is indented by four spaces more.
+    text = re.sub(
+        r"^( *)(\S.*):\n\n(?=\1    [^\s$>-])", r"\1\2::\n\n", text, flags=re.MULTILINE
+    )
+    text = re.sub(r"(`+[^`\n]+`+)(\w?)", plural, text)
     lines[:] = text.split("\n")
 
 

@@ -175,7 +175,7 @@ class Report(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """Returns one line: `covered`, `share`, number of collectives, live memory."""
+        """Returns a line with `covered`, `share`, collectives and live memory."""
         hidden = sum(c.asynchronous for c in self.collectives)
         count = len(self.collectives)
         live = "" if self.memory is None else f", live {amount(self.memory.live)}B"

@@ -82,7 +82,7 @@ class Duration(NamedTuple):
 
     @property
     def computed(self) -> float:
-        """The seconds in which the device itself computes: `reduction + codec`."""
+        """The seconds in which the device itself computes, `reduction + codec`."""
         return self.reduction + self.codec
 
 

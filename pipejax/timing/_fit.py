@@ -92,7 +92,7 @@ class Fit(NamedTuple):
 
     @property
     def errors(self) -> tuple[float, ...]:
-        """The relative error of each sample: `predicted / measured - 1`."""
+        """The relative error of each sample, `predicted / measured - 1`."""
         pairs = zip(self.predicted, self.samples, strict=True)
         return tuple(seconds / sample.seconds - 1 for seconds, sample in pairs)
 

@@ -76,7 +76,7 @@ def profile(mesh: Mesh, cases: Mapping[str, Case], rounds: int) -> dict[str, Pro
       rounds: The number of measurement rounds. In each round, all cases run in turn.
 
     Returns:
-      The profiles by name: means over processes, and then medians over rounds.
+      The profiles by name, as medians over rounds of means over processes.
 
     Raises:
       ValueError: If `mesh` has a single device, which exchanges nothing.

@@ -188,7 +188,7 @@ def simulate_asynchronous(
       seed: The seed of the jitter.
 
     Returns:
-      When the server has applied each gradient, in seconds from the start: sorted, and
+      When the server has applied each gradient, in seconds from the start, sorted and
       of shape [hosts * steps].
 
     Raises:

@@ -340,7 +340,7 @@ class TrainStep:
         return states
 
     def with_new_copies(self, state: PipelineState) -> PipelineState:
-        """Makes the coarse copies that a prediction needs anew, for these devices.
+        """Makes again, for these devices, the coarse copies that a prediction needs.
 
         Args:
           state: A state of a train step with a sharded optimizer, whose copies are for
@@ -379,7 +379,7 @@ class TrainStep:
 
     @functools.cached_property
     def plain(self) -> "TrainStep":
-        """Returns the synchronous twin: the same step at width 1, without a warm-up."""
+        """Returns the synchronous twin, the same step at width 1 without a warm-up."""
         config = dataclasses.replace(self.config, width=1)
         return dataclasses.replace(self, config=config, warmup_steps=0)
 

@@ -52,7 +52,7 @@ def words_on_memory():
     assert all(x["met"] for (_, s), x in cells.items() if s == plain)
     missed = [m for (m, s), x in cells.items() if s == predicted and not x["met"]]
     assert missed == ["mlp"]
-    yield "With prediction, it does so in all but one: the MLP"
+    yield "With prediction, only the MLP takes more"
 
 
 def words_on_accuracy():
