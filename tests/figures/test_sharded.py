@@ -8,6 +8,8 @@ from experiments.sharded import cluster, compiled
 
 from .results import assert_shown, lines, result
 
+SHARDED = "K=2, ZeRO-1"
+
 
 def rows_of_compiled():
     return lines(compiled.rows(result("sharded_compiled")["cells"]))
@@ -20,11 +22,8 @@ def rows_of_cluster():
 
 def words_on_memory():
     """Yields by how many shards a delay exceeds a synchronous step."""
-    delayed = [
-        cell
-        for cell in result("sharded_compiled")["cells"]
-        if cell["step"].startswith("K=2")
-    ]
+    cells = result("sharded_compiled")["cells"]
+    delayed = [x for x in cells if x["step"] in ("K=2", "K=2, plain", "K=2, int8")]
     tpus = [x["more_memory"] for x in delayed if x["target"].startswith("tpu")]
     yield f"On TPUs, it costs {min(tpus):.1f} to {max(tpus):.1f}."
     cells = [cell for cell in delayed if cell["target"].startswith("h100")]
@@ -49,10 +48,27 @@ def words_on_two_hosts():
 def words_on_what_is_hidden():
     """Checks that the exchange is hidden, and that groups send what the twin sends."""
     for cell in result("sharded_compiled")["cells"]:
-        synchronous, covered = cell["step"] == "D-Sync", cell["covered_between"]
-        assert covered < 0.015 if synchronous else covered > 0.995
-        assert synchronous or cell["checks"]["inside"]
+        step, covered = cell["step"], cell["covered_between"]
+        if step == "D-Sync":
+            assert covered < 0.015
+        elif step != SHARDED:
+            assert covered > 0.995
+            assert cell["checks"]["inside"]
     yield "at most 0.01 of the FLOPs lie under the exchange between groups"
+
+
+def words_on_a_sharded_optimizer():
+    """Yields what it saves, and checks that its bytes and hidden shares are as said."""
+    cells = result("sharded_compiled")["cells"]
+    twins = {(x["size"], x["target"]): x for x in cells if x["step"] == "D-Sync"}
+    found = [x for x in cells if x["step"] == SHARDED]
+    for cell in found:
+        twin = twins[cell["size"], cell["target"]]
+        assert cell["covered_between"] >= 0.97
+        assert twin["covered_inside"] - cell["covered_inside"] < 0.025
+        assert 0.74 < cell["sent_between"] / twin["sent_between"] < 0.78
+    less = [-x["more_memory"] for x in found]
+    yield f"needs\n{min(less):.1f} to {max(less):.1f} shards less memory than D-Sync"
 
 
 @pytest.mark.parametrize(
@@ -63,6 +79,7 @@ def words_on_what_is_hidden():
         words_on_memory,
         words_on_two_hosts,
         words_on_what_is_hidden,
+        words_on_a_sharded_optimizer,
     ],
 )
 def test_figures_are_those_of_the_result_files(rows):
