@@ -142,7 +142,7 @@ def _argument(action):
     value = action.metavar or (action.dest.upper() if option else action.dest)
     more = {0: [], "*": [value, "..."], "+": [value, "..."]}
     name = " ".join([*option, *more.get(action.nargs, [value])])
-    says = action.help
+    says = action.help.replace("%%", "%")  # as argparse prints it
     if action.choices:
         says += f"; one of {', '.join(action.choices)}"
     if action.required and option:
