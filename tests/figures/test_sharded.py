@@ -4,7 +4,7 @@ import statistics
 
 import pytest
 
-from experiments.sharded import cluster, compiled
+from experiments.sharded import cluster, compiled, nanogpt
 
 from .results import assert_shown, lines, result
 
@@ -33,6 +33,37 @@ def words_on_memory():
         f"costs {min(plain):.1f} to {max(plain):.1f} shards more than D-Sync, and"
         f" {min(eight):.1f} to {max(eight):.1f} with eight bits"
     )
+
+
+def rows_of_nanogpt():
+    return lines(nanogpt.rows(result("sharded_nanogpt")["cells"]))
+
+
+def words_on_nanogpt():
+    """Yields how much more the loss is at K=2, as means over three seeds."""
+    cells = result("sharded_nanogpt")["cells"]
+
+    def of(*contender):
+        return nanogpt.losses(cells, nanogpt.Contender(*contender))
+
+    def pairs(optimizer, *devices):
+        own, twin = of(optimizer, 2, *devices), of(optimizer, 1, 4, 1)
+        assert own.keys() == twin.keys() == {0, 1, 2}
+        return [own[seed] - twin[seed] for seed in own]
+
+    def more(*contender):
+        return statistics.mean(pairs(*contender))
+
+    yield f"AdamW ends at {statistics.mean(of('adamw', 1, 4, 1).values()):.3f} nats"
+    yield f"end {more('adamw', 4, 1):.3f} nats higher than at K=1"
+    yield f"six sequences each end {more('adamw', 2, 2):.3f} nats higher"
+    muon = more("muon", 4, 1)
+    yield f"K=2 ends {abs(muon):.3f} nats {'higher' if muon > 0 else 'lower'}"
+    alone, four = of("muon", 1, 1, 1), of("muon", 1, 4, 1)
+    reach = (pairs("adamw", 4, 1), pairs("adamw", 2, 2))
+    ends = (f"{min(each):.3f} to {max(each):.3f}" for each in reach)
+    yield f"end {' and '.join(ends)} nats higher"
+    yield f"to\n  {max(abs(alone[seed] - four[seed]) for seed in four):.3f} nats"
 
 
 def words_on_two_hosts():
@@ -77,6 +108,8 @@ def words_on_a_sharded_optimizer():
         rows_of_compiled,
         rows_of_cluster,
         words_on_memory,
+        rows_of_nanogpt,
+        words_on_nanogpt,
         words_on_two_hosts,
         words_on_what_is_hidden,
         words_on_a_sharded_optimizer,
