@@ -211,7 +211,8 @@ def rows(cells: list[dict[str, Any]]) -> list[list[str]]:
         pairs = [own[seed] - twin[seed] for seed in own.keys() & twin.keys()]
         if not own:
             continue
-        against = f"{statistics.mean(pairs):+.4f}" if contender.width > 1 else ""
+        known = contender.width > 1 and pairs
+        against = f"{statistics.mean(pairs):+.4f}" if known else ""
         found.append(
             [
                 *map(str, (*contender, len(own))),

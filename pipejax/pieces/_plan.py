@@ -4,6 +4,7 @@ The equations of the traced function are added in order. Each goes to the first 
 that has all of its operands, and an equation that sums over pieces ends a level.
 """
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from ._rules import (
     acts_elementwise,
     is_elementwise,
     is_split,
+    on_elements,
     rule_of,
     whole,
 )
@@ -106,7 +108,8 @@ class _Planner:
         if acts_elementwise(equation) and self._are_uniform(reads):
             numbers = tuple(self.uniform.get(name, (name,))[0] for name in reads)
             scalars = (whole(0),) * len(equation.outvars)
-            made = self._add(level, numbers, runner(found), scalars)
+            run = functools.partial(on_elements, equation)
+            made = self._add(level, numbers, run, scalars)
             return self._uniform(level, made, equation.outvars)
         if is_elementwise(equation, splits):
             reads = tuple(self.uniform.get(name, (name,))[0] for name in reads)

@@ -120,6 +120,17 @@ def acts_elementwise(equation: Any) -> bool:
     return equation.primitive.name in _ELEMENTWISE
 
 
+def on_elements(equation: Any, *values: Any) -> Sequence[Any]:
+    """Runs an elementwise operation on operands of any shape that is the same for all.
+
+    Args:
+      equation: The equation of a jaxpr, traced at other shapes.
+      *values: Its operands.
+    """
+    out = equation.primitive.bind(*values, **equation.params)
+    return out if equation.primitive.multiple_results else [out]
+
+
 def is_elementwise(equation: Any, splits: Sequence[Split]) -> bool:
     """Returns whether an operation is done on pieces element by element.
 
@@ -172,8 +183,7 @@ def _elementwise(equation: Any, splits: Sequence[Split], devices: Devices) -> Ru
 
     def run(*values: Any) -> Sequence[Any]:
         own = [fitted(*each) for each in zip(values, splits, ndims, strict=True)]
-        out = equation.primitive.bind(*own, **equation.params)
-        return out if equation.primitive.multiple_results else [out]
+        return on_elements(equation, *own)
 
     if equation.primitive.name == "optimization_barrier":
         return Rule(_barrier, tuple(splits))
