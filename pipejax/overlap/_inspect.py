@@ -47,7 +47,8 @@ def inspect(
       mesh: Mesh that the program is compiled for. The report then names the axes over
         which each collective runs. `None` uses the attribute `mesh` of `program` if it
         has one, as a `pj.TrainStep` does, and otherwise the mesh of the
-        `NamedSharding`s of `args` if they have the same.
+        `NamedSharding`s of `args` if all of them have the same mesh. A collective is
+        named by the axes of this mesh along which its devices differ.
 
     Returns:
       A `Report`. `print(report)` shows it as a table, and
@@ -68,7 +69,7 @@ def inspect(
       (1024.0, 0)
     """
     if mesh is None:
-        mesh = getattr(program, "mesh", None) or _mesh_of(args)
+        mesh = getattr(program, "mesh", None)
     program = _compiled(program, args, compiler_options)
     text = program if isinstance(program, str) else program.as_text() or ""
     if not text.strip().startswith("HloModule"):
@@ -83,18 +84,26 @@ def inspect(
             f" {module.name} without it. Compile it: `lowered.compile().as_text()`, not"
             " `lowered.as_text()`."
         )
+    devices = module.replica_count * module.num_partitions
+    mesh = mesh or _mesh_of(args, devices)
     axes = None if mesh is None else MeshAxes(mesh, module)
     report = Reading(module, axes).report()
     known = isinstance(program, jax.stages.Compiled)
     return report._replace(memory=Memory.of(program) if known else None)
 
 
-def _mesh_of(args: tuple[Any, ...]) -> Mesh | None:
-    """Returns the mesh of all shardings that name one, or `None` unless it is one."""
+def _mesh_of(args: tuple[Any, ...], devices: int) -> Mesh | None:
+    """Returns the mesh of the arguments' shardings, or `None` if there is not just one.
+
+    Args:
+      args: The arguments of a program.
+      devices: The number of devices that the program runs on. A mesh of another number
+        is that of an argument that the program does not use.
+    """
     shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
     meshes = {x.mesh for x in shardings if isinstance(x, NamedSharding)}
     found = meshes.pop() if len(meshes) == 1 else None
-    return found if isinstance(found, Mesh) else None
+    return found if isinstance(found, Mesh) and found.size == devices else None
 
 
 def _compiled(program: Any, args: tuple[Any, ...], options: Any) -> Any:

@@ -100,19 +100,22 @@ class _Planner:
     def add(self, found: Equation, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         """Adds the operation of an equation, and returns the names of its results."""
         equation = found.equation
+        if equation.primitive.name == "reshard":
+            return reads  # Pieces lie where they are, whatever an array's sharding is.
         places = [self.place(name) for name in reads]
         level = max((level for _, level in places), default=0)
         splits = [split for split, _ in places]
+        numbers = tuple(self.uniform.get(name, (name,))[0] for name in reads)
         if _is_uniform(equation):
-            return self._uniform(level, reads, equation.outvars)
-        if acts_elementwise(equation) and self._are_uniform(reads):
-            numbers = tuple(self.uniform.get(name, (name,))[0] for name in reads)
+            return self._uniform(level, numbers, equation.outvars)
+        if _keeps_equal(equation) and self._are_uniform(reads):
             scalars = (whole(0),) * len(equation.outvars)
             run = functools.partial(on_elements, equation)
             made = self._add(level, numbers, run, scalars)
             return self._uniform(level, made, equation.outvars)
-        if is_elementwise(equation, splits):
-            reads = tuple(self.uniform.get(name, (name,))[0] for name in reads)
+        barrier = equation.primitive.name == "optimization_barrier"
+        if is_elementwise(equation, splits) and not barrier:
+            reads = numbers
         else:
             reads = tuple(map(self.made, reads))
         if not any(map(is_split, splits)):
@@ -178,6 +181,19 @@ def _is_uniform(equation: Any) -> bool:
     if equation.primitive.name != "broadcast_in_dim":
         return False
     return len(equation.invars) == 1 and not equation.invars[0].aval.ndim
+
+
+def _keeps_equal(equation: Any) -> bool:
+    """Returns whether an operation makes equal elements from equal elements.
+
+    It then does to numbers what it does to arrays of one shape. A barrier has operands
+    of several shapes, and some bitcasts change the shape.
+    """
+    if equation.primitive.name == "optimization_barrier":
+        return False
+    operands = [var.aval.shape for var in equation.invars if var.aval.ndim]
+    shapes = {*operands, *(var.aval.shape for var in equation.outvars)}
+    return acts_elementwise(equation) and len(shapes) == 1
 
 
 def _condition(equation: Any, splits: Sequence[Split], devices: Devices) -> Rule:

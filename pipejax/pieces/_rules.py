@@ -121,7 +121,7 @@ def acts_elementwise(equation: Any) -> bool:
 
 
 def on_elements(equation: Any, *values: Any) -> Sequence[Any]:
-    """Runs an elementwise operation on operands of any shape that is the same for all.
+    """Runs an elementwise operation on operands that all have one shape.
 
     Args:
       equation: The equation of a jaxpr, traced at other shapes.

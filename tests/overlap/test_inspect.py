@@ -52,6 +52,16 @@ def test_the_mesh_is_that_of_the_arguments(step):
     assert report.covered_by == {("data",): 0}
 
 
+def test_a_mesh_that_is_not_that_of_the_program():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    placed = jax.ShapeDtypeStruct(
+        X.shape, X.dtype, sharding=NamedSharding(mesh, P("data"))
+    )
+    # jit leaves out the first argument, of which only the shape is read.
+    report = inspect(jax.jit(lambda x, y: y @ y.T + x.shape[0]), placed, X)
+    assert report.collectives == ()
+
+
 def test_in_a_scan():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
 

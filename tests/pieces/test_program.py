@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax.collectives import run
-from pipejax.pieces import stages_of
+from pipejax.pieces import on_pieces, stages_of
 
 from ..helpers import assert_bits_equal
 from .updates import DEVICES, planned
@@ -79,6 +79,43 @@ def test_sums_over_whole_arrays_are_added_over_devices(name):
     assert all(program.sums(i) <= count + 2 for i, count in enumerate(most))
     found = on_devices(program, args, splits)
     assert_close(found, jax.jit(update)(*args), rounding=1e-6)
+
+
+def barrier(*values):
+    return jax.lax.optimization_barrier(values)
+
+
+EQUAL = {
+    "computed": lambda x, c: x * (0.5 * jnp.zeros_like(x) + 2) ** 2,
+    "after a sum": lambda x, c: x + (jnp.sum(x) * jnp.ones_like(x)) * 2,
+    "compared": lambda x, c: jnp.where(jnp.zeros_like(x) + c > 1, x, 2 * x),
+    "clamped": lambda x, c: x * jnp.clip(jnp.full_like(x, 3) * c, 0, 1),
+    "returned": lambda x, c: (x, jnp.full_like(x, c) * 2 + 1),
+    "in a branch": lambda x, c: jax.lax.cond(
+        c > 0, lambda z: z + x, lambda z: z - x, jnp.zeros_like(x) + c
+    ),
+    "a number in a barrier": lambda x, c: (
+        jnp.broadcast_to(barrier(jnp.zeros_like(x), c)[1], x.shape) + x
+    ),
+    "beside pieces in a barrier": lambda x, c: (
+        x + jnp.sum(barrier(x, jnp.ones_like(x) * 2)[1])
+    ),
+    "of other bits": lambda x, c: (
+        x,
+        jax.lax.bitcast_convert_type(
+            jnp.zeros((8, 4), jnp.uint8) + jnp.uint8(1), jnp.float32
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("function", EQUAL.values(), ids=EQUAL)
+def test_equal_elements_are_those_of_whole_arrays(function):
+    args = jnp.arange(8, dtype=jnp.float32), jnp.float32(3)
+    splits = [(("data",),), ()]
+    program = on_pieces(function, args, splits, DEVICES)
+    found = on_devices(program, args, splits)
+    assert_close(found, jax.jit(function)(*args), rounding=1e-6)
 
 
 def assert_close(found, wanted, rounding):

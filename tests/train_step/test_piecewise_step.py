@@ -109,6 +109,26 @@ def test_a_norm_is_added_in_another_order(width, devices, executor):
     np.testing.assert_allclose(others, losses, rtol=1e-5)
 
 
+WITH_SUMS = {
+    "lamb": optax.lamb(1e-2),
+    "fromage": optax.fromage(1e-2),
+    "adafactor": optax.adafactor(1e-2, min_dim_size_to_factor=128),
+}
+
+
+@ONE_PYTHON
+@grid(1, name=("lamb", "fromage", "adafactor"), predicts=(False, True))
+def test_optimizers_with_sums_of_their_own(name, predicts):
+    """Without prediction, they train as in the unsharded pipeline."""
+    (wanted, losses), (found, others) = both(
+        WITH_SUMS[name], weight_prediction=predicts
+    )
+    assert np.isfinite(others[1:]).all()
+    if not predicts:
+        assert_close(found.params, wanted.params, 1e-5)
+        np.testing.assert_allclose(others, losses, rtol=1e-5)
+
+
 @ONE_PYTHON
 @grid(1, name=LINEAR, width=(2, 3), devices=(1, 2, 4), executor=("fused", "host"))
 def test_predictions_of_linear_optimizers_are_those_of_the_unsharded_pipeline(
