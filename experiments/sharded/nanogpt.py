@@ -19,7 +19,7 @@ and predict by the mean of six sequences where a host with one device has three.
 
 Command: python -m experiments.sharded.nanogpt --text FILE, with a copy of
 tinyshakespeare's input.txt; runs that the result already has are kept
-Time: about 4 minutes a run on 2 cores, of which there are 21.
+Time: 21 runs of about 4 minutes on 2 cores.
 Result: experiments/results/sharded_nanogpt.json
 """
 
@@ -87,7 +87,7 @@ def main(config: Config) -> list[dict[str, Any]]:
                 continue
             loss = trained(splits, contender, seed, config.steps)
             cells.append({**key, **report.origin(), "loss": loss})
-            print(f"{contender}, seed {seed}: {loss:.4f}", flush=True)
+            print(*contender, f"seed {seed}: {loss:.4f}", flush=True)
             report.save(config.out, seed=seed, documented=DOCUMENTED, cells=cells)
     report.console(width=120).print(report.table("nanoGPT", rows(cells)))
     return cells

@@ -70,11 +70,10 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "--axis",
-        nargs="+",
-        metavar="NAME",
+        metavar="NAMES",
         help="let `--fail-under` count only the collectives along exactly these mesh"
-        " axes, such as `--axis host`; by default, those between groups count if the"
-        " groups of a train step shard its model, and otherwise all",
+        " axes, such as host or host+fsdp; by default, those between groups count if"
+        " the groups of a train step shard its model, and otherwise all",
     )
     parser.add_argument(
         "--twin",
@@ -93,6 +92,8 @@ def run(args: argparse.Namespace) -> int:
     least = args.fail_under
     if least is not None and not 0 <= least <= 1:
         raise UsageError(f"`--fail-under` must be between 0 and 1, got {least}")
+    if args.axis and least is None:
+        raise UsageError(f"`--axis` must come with `--fail-under`; got {args.axis}")
     if args.target:
         # Nothing is run, so leave the accelerators of this machine alone.
         jax.config.update("jax_platforms", "cpu")
@@ -225,19 +226,19 @@ def _exchange(train: Any) -> tuple[str, ...] | None:
     return data if inner_axes(train.mesh, data) else None
 
 
-def _along(names: list[str], report: Report) -> tuple[str, ...]:
+def _along(names: str, report: Report) -> tuple[str, ...]:
     """Returns the given axes in the order of the report.
 
     Raises:
       UsageError: If no collective runs along exactly these axes.
     """
     for found in report.covered_by:
-        if set(found) == set(names):
+        if set(found) == set(names.split("+")):
             return found
     known = ", ".join(map("+".join, report.covered_by)) or "no axis that is known"
     raise UsageError(
         "`--axis` must name the mesh axes along which some collectives run; got"
-        f" {'+'.join(names)}, and they run along {known}. The arguments of a program"
+        f" {names}, and they run along {known}. The arguments of a program"
         " name its mesh by their NamedSharding."
     )
 

@@ -68,7 +68,8 @@ class Sent(NamedTuple):
       ...
       ...         devices = jax.lax.axis_size(axis_name)
       ...         arrays = (*layout.coded, *layout.exact)
-      ...         moved = [Transfer("all-gather", devices, x.size * 4) for x in arrays]
+      ...         sizes = [x.size * x.dtype.itemsize for x in arrays]
+      ...         moved = [Transfer("all-gather", devices, size) for size in sizes]
       ...         return Stages((Sent(send, tuple(moved)),)) + local(add)
       >>> train = pj.make_train_step(
       ...     lambda w, batch: ((w - batch) ** 2).mean(),

@@ -200,11 +200,13 @@ def test_fail_under(function, complaint, capsys):
 
 def test_only_the_collectives_along_an_axis_count(capsys):
     """XLA sums a gradient over hosts and inside them in one collective."""
-    assert inspect("own_fsdp", "--fail-under", "0.9", "--axis", "fsdp", "host") == 1
+    assert inspect("own_fsdp", "--fail-under", "0.9", "--axis", "fsdp+host") == 1
     said = "at least one collective along host+fsdp: 0.00, less than 0.9\n"
     assert capsys.readouterr().err.endswith(said)
     assert inspect("sharded", "--fail-under", "0", "--axis", "host") == 0
-    assert inspect("own_fsdp", "--axis", "tp") == 2
+    assert inspect("own_fsdp", "--axis", "host") == 2
+    assert "`--axis` must come with `--fail-under`" in capsys.readouterr().err
+    assert inspect("own_fsdp", "--fail-under", "0", "--axis", "tp") == 2
     assert re.search(
         r"`--axis` must name the mesh axes along .*got tp, and they run along .*host",
         capsys.readouterr().err,

@@ -30,7 +30,7 @@ def words_on_convergence(factor=1.0):
         _show.count_near(found, name, settings)
         for name in ("K=2, predicted", "K=2, plain")
     )
-    yield f"in {default} cases; with a plain delay, {plain} do"
+    yield f"in {default} cases; a plain delay does so in {plain}"
 
 
 words_on_large_rates = functools.partial(words_on_convergence, 2.0)
