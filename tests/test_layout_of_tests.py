@@ -94,7 +94,7 @@ def test_imports_are_found_in_all_their_forms():
 
 
 def test_no_package_imports_private_modules_of_another():
-    """What two packages need is public, or a module of its own."""
+    """Code that two packages need is public, or is a module of its own."""
     found = set()
     for module in modules():
         package = module.removeprefix("pipejax/").split("/")[0]

@@ -45,7 +45,7 @@ DOCUMENTED = 1.88
 
 
 class Contender(NamedTuple):
-    """What is trained, and on which devices."""
+    """An optimizer, a width, and the devices that train with them."""
 
     optimizer: str
     width: int

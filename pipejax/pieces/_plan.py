@@ -113,8 +113,7 @@ class _Planner:
             run = functools.partial(on_elements, equation)
             made = self._add(level, numbers, run, scalars)
             return self._uniform(level, made, equation.outvars)
-        barrier = equation.primitive.name == "optimization_barrier"
-        if is_elementwise(equation, splits) and not barrier:
+        if is_elementwise(equation, splits):
             reads = numbers
         else:
             reads = tuple(map(self.made, reads))
@@ -186,11 +185,9 @@ def _is_uniform(equation: Any) -> bool:
 def _keeps_equal(equation: Any) -> bool:
     """Returns whether an operation makes equal elements from equal elements.
 
-    It then does to numbers what it does to arrays of one shape. A barrier has operands
-    of several shapes, and some bitcasts change the shape.
+    It then does to numbers what it does to arrays of one shape. Some bitcasts change
+    the shape.
     """
-    if equation.primitive.name == "optimization_barrier":
-        return False
     operands = [var.aval.shape for var in equation.invars if var.aval.ndim]
     shapes = {*operands, *(var.aval.shape for var in equation.outvars)}
     return acts_elementwise(equation) and len(shapes) == 1

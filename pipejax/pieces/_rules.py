@@ -33,7 +33,7 @@ abs add add_any cbrt ceil clamp div exp exp2 expm1 floor integer_pow log log1p m
 mul neg nextafter pow reduce_precision rem round rsqrt sign sqrt square sub
 and bitcast_convert_type clz eq ge gt is_finite le lt ne not or population_count
 select_n shift_left shift_right_arithmetic shift_right_logical xor
-convert_element_type copy copy_p optimization_barrier
+convert_element_type copy copy_p
 acos acosh asin asinh atan atan2 atanh cos cosh digamma erf erf_inv erfc lgamma logistic
 sin sinh tan tanh
 """
@@ -158,6 +158,8 @@ def rule_of(equation: Any, splits: Sequence[Split], devices: Devices) -> Rule:
     name = equation.primitive.name
     if is_elementwise(equation, splits):
         return _elementwise(equation, splits, devices)
+    if name == "optimization_barrier":
+        return Rule(_barrier, tuple(splits))
     if name == "broadcast_in_dim":
         return _broadcast(equation, splits[0], devices)
     if name in ("reduce_sum", "reduce_and", "reduce_or"):
@@ -185,8 +187,6 @@ def _elementwise(equation: Any, splits: Sequence[Split], devices: Devices) -> Ru
         own = [fitted(*each) for each in zip(values, splits, ndims, strict=True)]
         return on_elements(equation, *own)
 
-    if equation.primitive.name == "optimization_barrier":
-        return Rule(_barrier, tuple(splits))
     return Rule(run, (split,) * len(equation.outvars))
 
 

@@ -1,4 +1,4 @@
-"""What the program of a step asks of the devices inside a group."""
+"""Functions with which the program of a step works inside a group of devices."""
 
 import contextlib
 from collections.abc import Callable, Iterator

@@ -108,17 +108,16 @@ def _checked_weight(weight: Any) -> jax.Array | None:
     """Returns the weight in float32, after a check that it is a real scalar."""
     if weight is None:
         return None
-    real = jnp.issubdtype(jnp.result_type(weight), jnp.floating) or jnp.issubdtype(
-        jnp.result_type(weight), jnp.integer
-    )
+    dtype = jnp.result_type(weight)
+    floating = jnp.issubdtype(dtype, jnp.floating)
+    real = floating or jnp.issubdtype(dtype, jnp.integer)
     if jnp.shape(weight) != () or not real:
         raise ValueError(
             "`loss_fn` must return a weight that is a real scalar, the number of tokens"
-            f" or examples in the loss; got {jnp.result_type(weight).name} of shape"
+            f" or examples in the loss; got {dtype.name} of shape"
             f" {jnp.shape(weight)}. Sum it: `pj.Aux(weight=weights.sum())`."
         )
-    dtype = jnp.result_type(weight)
-    if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).nmant < 23:
+    if floating and jnp.finfo(dtype).nmant < 23:
         raise ValueError(
             "`loss_fn` must return a weight of float32, float64 or an integer dtype,"
             f" because a count is rounded in others; got {dtype.name}. If"

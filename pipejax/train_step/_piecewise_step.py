@@ -64,7 +64,7 @@ from pipejax.message import (
     summands,
 )
 from pipejax.pieces import Coarse, NotElementwiseError, Program, on_pieces, stages_of
-from pipejax.shards import UNSHARDED, Shards, as_on_shards, constrained
+from pipejax.shards import UNSHARDED, Shards, as_on_shards
 
 from ._ahead import Needs, coarse_specs, coasted
 from ._local_step import LocalStep
@@ -326,7 +326,7 @@ class PiecewiseStep(LocalStep):
         params = jax.tree.map(
             lambda c, a, b: c + (a - b), gathered, moved.params, still.params
         )
-        return moved._replace(params=constrained(params, shards.params))
+        return moved._replace(params=params)
 
     def in_pieces(
         self, state: SharedState, specs: Any, *, predicts: bool
