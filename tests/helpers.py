@@ -1,6 +1,7 @@
 """Provides a small regression with real curvature, which the tests share."""
 
 import contextlib
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +42,18 @@ OPTIMIZERS = {
         optax.clip_by_global_norm(0.3), optax.adamw(1e-2, weight_decay=0.1)
     ),
 }
+
+
+def held(name, m):
+    """Returns an optimizer that clips as at the gradient m, whatever its gradient."""
+    if name != "clip+adamw":
+        return OPTIMIZERS[name]
+    factor = jnp.minimum(1, 0.3 / optax.tree.norm(m))
+    return optax.chain(optax.scale(factor), optax.adamw(1e-2, weight_decay=0.1))
+
+
+# Linear optimizers predict by own gradients in either case.
+HELD = {name: functools.partial(held, name) for name in ("adamw", "clip+adamw")}
 
 
 def trajectory(train, params, data, *, drain=True):

@@ -8,8 +8,10 @@ and u is an Optax update. The sum over workers is taken in rank order.
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.flatten_util import ravel_pytree
 
 
 def split(batch, parts):
@@ -35,6 +37,46 @@ def _compiled(loss_fn, tx):
     return jax.jit(jax.grad(loss_fn)), jax.jit(update)
 
 
+def linearized(held, w, opt_state, m, own):
+    """Returns `w + U(m; s) + P (own - m)`, for each of several gradients in flight.
+
+    U is the change by one update after another, and P the diagonal of its Jacobian. No
+    element of P is above ten times the length of U over that of m, array by array.
+    """
+    return _linearized(held, len(own))(w, opt_state, m, own)
+
+
+@functools.cache
+def _linearized(held, count):
+    def change(tx, w, opt_state, gradients):
+        at, total = w, jax.tree.map(jnp.zeros_like, w)
+        for g in gradients:
+            u, opt_state = tx.update(g, opt_state, at)
+            at, total = optax.apply_updates(at, u), jax.tree.map(jnp.add, total, u)
+        return total
+
+    @jax.jit
+    def run(w, opt_state, m, own):
+        tx, (flat, tree) = held(m), ravel_pytree(m)
+
+        def of_vectors(*vectors):
+            return ravel_pytree(change(tx, w, opt_state, map(tree, vectors)))[0]
+
+        total = v = tree(of_vectors(*[flat] * count))
+        for place, gradient in enumerate(own):
+            jacobian = jax.jacfwd(of_vectors, place)(*[flat] * count)
+
+            def moved(v, p, g, a, u):
+                most = 10 * jnp.linalg.norm(u) / jnp.linalg.norm(a)
+                return v + jnp.clip(p, -most, most) * (g - a)
+
+            slope = tree(jnp.diag(jacobian))
+            v = jax.tree.map(moved, v, slope, gradient, m, total)
+        return jax.tree.map(jnp.add, w, v)
+
+    return run
+
+
 def pipe_sgd(
     loss_fn,
     tx,
@@ -45,7 +87,8 @@ def pipe_sgd(
     width,
     warmup_steps=0,
     drain,
-    predict=False,
+    predict=None,
+    held=None,
     feedback=0.0,
 ):
     """
@@ -60,8 +103,12 @@ def pipe_sgd(
       width: The width K.
       warmup_steps: The number of D-Sync steps before the pipeline starts.
       drain: Whether to apply the gradients in flight at the end.
-      predict: Whether each worker takes its gradient at the parameters to which its own
-        gradients in flight would lead.
+      predict: Where each worker takes its gradient. `None`: at the parameters. "own":
+        at those to which its own gradients in flight would lead. "linearized": at those
+        to which the mean that was applied last would lead, with the own gradients to
+        first order (see `linearized`).
+      held: For "linearized", the optimizer as a function of the mean at which it is
+        expanded; the norms of a clip are those of this mean.
       feedback: The factor by which a worker's deviation from the last applied mean is
         added to its oldest gradient in flight.
 
@@ -71,13 +118,15 @@ def pipe_sgd(
     grad, update = _compiled(loss_fn, tx)
     opt_state = tx.init(params)
     w, history, in_flight = params, [], []
-    deviations = None
+    deviations = last = None
     for t, batch in enumerate(batches):
         fresh = []
         for i, share in enumerate(split(batch, workers)):
-            at, state = w, opt_state
-            for age, each in enumerate(in_flight if predict else []):
-                own = each[i]
+            at, state, own_in_flight = w, opt_state, [each[i] for each in in_flight]
+            if predict == "linearized" and last is not None and in_flight:
+                at = linearized(held, w, opt_state, last, own_in_flight)
+                own_in_flight = []
+            for age, own in enumerate(own_in_flight if predict else []):
                 if deviations and not age:
                     own = jax.tree.map(
                         lambda g, e: g + np.float32(feedback) * e, own, deviations[i]
@@ -87,7 +136,8 @@ def pipe_sgd(
         in_flight.append(fresh)
         if t < warmup_steps or len(in_flight) == width:
             due = in_flight.pop(0)
-            w, opt_state = update(mean(due), opt_state, w)
+            last = mean(due)
+            w, opt_state = update(last, opt_state, w)
             if t >= warmup_steps:
                 deviations = [
                     jax.tree.map(lambda g, m: g - m, own, mean(due)) for own in due

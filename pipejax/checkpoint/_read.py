@@ -34,7 +34,6 @@ class Saved(NamedTuple):
       meta: What `save` has written about the state.
       spread: How the state was spread over devices.
       same_spread: Whether the train step spreads its states in the same way.
-      same_copies: Whether it also spreads coarse copies in the same way.
     """
 
     arrays: dict[str, jax.Array]
@@ -43,7 +42,6 @@ class Saved(NamedTuple):
     meta: dict[str, Any]
     spread: Spread
     same_spread: bool
-    same_copies: bool
 
 
 def read_step(
@@ -72,10 +70,8 @@ def read_step(
     before, now = Spread(**meta["spread"]), Spread.now(train, like)
     same = before.same_as(now, train)
     target = like if same else shapes_on(train, like, before)
-    target = _with_saved_copies(target, meta["leaves"])
-    same_copies = same and target.coarse == like.coarse
     _check_same_form(manager, meta["leaves"], target)
-    shapes = _shapes(train, target, own=same, own_copies=same_copies)
+    shapes = _shapes(train, target, own=same)
     written = {name: shape for name, shape in shapes.items() if shape.size}
     arrays = attempt(lambda: _arrays(path, written))
     if isinstance(arrays, Fault):
@@ -83,19 +79,7 @@ def read_step(
     if fault := agreed(_fault(_wrong(checksums(arrays), meta["checksums"]))):
         return fault
     every = {k: arrays[k] if v.size else empty(v) for k, v in shapes.items()}
-    return Saved(every, target, extras, meta, before, same, same_copies)
-
-
-def _with_saved_copies(target: PipelineState, saved: dict[str, Any]) -> PipelineState:
-    """Returns a form in which coarse copies have the shape that was saved.
-
-    The shape depends on the devices. On others, the copies are made anew.
-    """
-    if target.coarse is None or "coarse.codes" not in saved:
-        return target
-    shape, dtype = saved["coarse.codes"]
-    codes = jax.ShapeDtypeStruct(tuple(shape), dtype)
-    return target._replace(coarse=target.coarse._replace(codes=codes))
+    return Saved(every, target, extras, meta, before, same)
 
 
 def _arrays(path: Any, shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
@@ -165,14 +149,13 @@ def _said(form: Form | None) -> str:
 
 
 def _shapes(
-    train: TrainStep, target: PipelineState, *, own: bool, own_copies: bool
+    train: TrainStep, target: PipelineState, *, own: bool
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shape, dtype and sharding of each array to restore, by name.
 
     Each device or group has its own part of the arrays in flight and of the states of
     codecs. If `own`, it receives its own part. Otherwise it receives the parts of all,
-    for `reshard` to redistribute. Unless `own_copies`, every device receives all coarse
-    copies.
+    for `reshard` to redistribute.
     """
     written = functools.partial(jax.tree.map, encoded)
     target = target._replace(calls=None)
@@ -187,10 +170,6 @@ def _shapes(
     shardings = state_shardings(shared, train.mesh, train.axis_name).with_in_flight(
         in_flight._replace(codec_states=states), None
     )
-    if not own_copies:
-        whole = NamedSharding(train.mesh, P())
-        coarse = jax.tree.map(lambda _: whole, target.coarse)
-        shardings = shardings._replace(coarse=coarse)
 
     def placed(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> Any:
         # JAX replicates arrays without elements.

@@ -111,8 +111,6 @@ def restore(
     saved = whole(manager, step, lambda n: read_step(manager, train, form_like, n))
     before, now = saved.spread, Spread.now(train, form_like)
     state = _rebuilt(saved.arrays, saved.form, saved.meta)
-    if not saved.same_copies and state.coarse is not None:
-        state = train.with_new_copies(state)
     if not saved.same_spread:
         state = reshard(train, state, before)
         if before.kept is not None:

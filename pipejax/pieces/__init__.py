@@ -5,13 +5,11 @@ of the optimizer's state. Optax optimizers are functions of whole arrays. `on_pi
 turns their update into a program for pieces, and refuses updates that need more.
 """
 
-from ._affine import not_affine as not_affine
-from ._coarse import Coarse as Coarse
-from ._coarse import CoarseForm as CoarseForm
 from ._plan import on_pieces as on_pieces
 from ._program import Program as Program
 from ._rules import Devices as Devices
 from ._rules import NotElementwiseError as NotElementwiseError
 from ._rules import Split as Split
+from ._rules import acts_elementwise as acts_elementwise
 from ._rules import whole as whole
 from ._stages import stages_of as stages_of

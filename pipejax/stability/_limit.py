@@ -227,7 +227,7 @@ def _loops(
     """Returns all loops that must be stable, after a check of the arguments."""
     update, width = linear_update(tx), check_width(width)
     check_flag("weight_prediction", weight_prediction)
-    feedback = check_feedback(deviation_feedback, weight_prediction)
+    feedback = check_feedback(deviation_feedback, "own" if weight_prediction else False)
     if not weight_prediction:
         return [loop(update, width)]
     apart = [deviations(update, width, feedback)] if width > 1 else []

@@ -5,7 +5,7 @@ Each error message names the argument, the rule, the value and the remedy.
 
 import math
 import operator
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -43,13 +43,31 @@ def check_flag(name: str, value: bool) -> bool:
     return value
 
 
-def check_feedback(share: float, weight_prediction: bool) -> float:
+def check_prediction(rule: Any) -> Literal["linearized", "own", False]:
+    """Returns the rule of prediction, of which `True` is the default.
+
+    Raises:
+      ValueError: If there is no such rule.
+    """
+    if rule is False:
+        return False
+    if rule is True or rule == "linearized":
+        return "linearized"
+    if rule == "own":
+        return "own"
+    raise ValueError(
+        "`weight_prediction` must be 'linearized', 'own' or False, got"
+        f" {rule!r}. 'linearized' predicts with the last mean gradient and the own one,"
+        " 'own' with the own gradient alone, and False takes a plain delay."
+    )
+
+
+def check_feedback(share: float, rule: Literal["linearized", "own", False]) -> float:
     """Returns `share` as a float, or raises a `ValueError` if it is not in [0, 1).
 
     Args:
       share: The argument `deviation_feedback`.
-      weight_prediction: Whether weight prediction is on. If it is off, `share` must
-        be 0.
+      rule: The rule of prediction. Unless it is `"own"`, `share` must be 0.
     """
     real = isinstance(share, int | float) and not isinstance(share, bool)
     if not real or not 0 <= share < 1:
@@ -57,10 +75,11 @@ def check_feedback(share: float, weight_prediction: bool) -> float:
             f"`deviation_feedback` must be a number from 0 to below 1, got {share!r}."
             " 0.5 is the best at width 2."
         )
-    if share and not weight_prediction:
+    if share and rule != "own":
         raise ValueError(
-            "`deviation_feedback` must be 0 with weight_prediction=False, which"
-            f" predicts nothing that it could mend; got {share!r}."
+            "`deviation_feedback` must be 0 unless devices predict by their own"
+            f" gradients alone; got {share!r} with weight_prediction={rule!r}. Choose"
+            " weight_prediction='own'."
         )
     return float(share)
 
@@ -178,7 +197,7 @@ def check_sharded_optimizer(
     schedule: Schedule,
     mesh: Mesh,
     axis_name: AxisName,
-    deviation_feedback: float,
+    rule: Literal["linearized", "own", False],
     executor: str,
 ) -> None:
     """Raises a `ValueError` unless the settings allow a sharded optimizer.
@@ -187,7 +206,7 @@ def check_sharded_optimizer(
       schedule: The algorithms that sum messages.
       mesh: The mesh of the train step.
       axis_name: Axis or axes of the data.
-      deviation_feedback: The argument of this name.
+      rule: The rule of prediction.
       executor: The argument of this name.
     """
     platform = mesh.devices.flat[0].platform
@@ -197,10 +216,11 @@ def check_sharded_optimizer(
             f" accelerators, whose pieces of the optimizer stay on them; got 'host' on"
             f" {platform}."
         )
-    if deviation_feedback:
+    if rule == "own":
         raise ValueError(
-            "`deviation_feedback` must be 0 with shard_optimizer=True, where no device"
-            f" has a whole mean gradient; got {deviation_feedback}."
+            "`weight_prediction` must be 'linearized' or False with"
+            " shard_optimizer=True, where no device has the optimizer state by which to"
+            " apply its own gradients; got 'own'."
         )
     devices = math.prod(mesh.shape[name] for name in axes(axis_name))
     for all_reduce in schedule.phases:

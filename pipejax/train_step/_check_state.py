@@ -143,6 +143,25 @@ def check_pending(
             )
 
 
+def check_mean(state: Any, wanted: bool | None) -> None:
+    """Raises a `ValueError` unless a state has what weight prediction needs.
+
+    Args:
+      state: The state.
+      wanted: Whether it must have the mean gradient that was applied last. `None` if it
+        may have one.
+    """
+    kept = state.mean is not None
+    if wanted is None or wanted == kept:
+        return
+    raise ValueError(
+        f"`state` must {'' if wanted else 'not '}have the mean gradient that was"
+        " applied last, by which this train step"
+        f" {'predicts' if wanted else 'does not predict'}; got one"
+        f" {'with' if kept else 'without'} it. {_GO_ON}"
+    )
+
+
 def check_room(message: Message, in_flight: InFlight) -> None:
     """Raises a `ValueError` if `message` has other passengers than those in flight.
 

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 from pipejax.executors import StepConfig
 from pipejax.mesh import axes, inner_axes
 from pipejax.message import InFlight, Message, empty
+from pipejax.prediction import Mean
 from pipejax.shards import UNSHARDED, Shards, cut_axes, inner_specs
 
 from ._check_input import (
@@ -145,9 +146,16 @@ def planned(
         shards = dataclasses.replace(shards, cuts=cuts)
     like = _message_form(local_step, config, forms, batch, shards)
     local_step.check_pieces(forms.params, like, config.mesh)
+    count = config.width - 1
+    mean = _mean_form(local_step, config, forms.params, shards)
+    # Devices with pieces of the optimizer take its state for new until this is true.
+    known = local_step.shard_optimizer and given.opt_state is not None
 
     def whole(given: Given) -> SharedState:
         params, model_state, rng, opt_state = given
+        kept = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), mean)
+        if kept is not None:
+            kept = kept._replace(known=jnp.array(known))
         return SharedState(
             params=params,
             opt_state=tx.init(params) if opt_state is None else opt_state,
@@ -156,18 +164,18 @@ def planned(
             skipped=jnp.zeros((), jnp.int32),
             step=jnp.zeros((), jnp.int32),
             shards=shards,
+            mean=kept,
         )
 
     over_data = jax.eval_shape(whole, forms).over_data(config.axis_name)
 
     def local(given: Given) -> tuple[SharedState, InFlight]:
-        predicts = config.width > 1 and local_step.weight_prediction
-        state = local_step.in_pieces(whole(given), over_data, predicts=predicts)
+        state = local_step.in_pieces(whole(given), over_data, count)
         return state, empty(like, config.width, {}, feeds_back=feeds_back)
 
     out = over_data
     if local_step.shard_optimizer:
-        out = over_data._replace(gathered=P(), coarse=P())
+        out = over_data._replace(gathered=P(), slopes=P())
     make = config.on_mesh(local, P(), (out, P(config.axis_name)))
     state, in_flight = jax.eval_shape(make, forms)
     shardings = (
@@ -180,6 +188,19 @@ def planned(
         shardings,
     )
     return Plan(make, _specs_of(forms, shards), shapes)
+
+
+def _mean_form(
+    local_step: LocalStep, config: StepConfig, params: Any, shards: Shards
+) -> Mean | None:
+    """Returns the shapes of the mean gradient that states keep, or `None`."""
+
+    def local() -> Mean | None:
+        count = config.width - 1
+        return local_step.empty_mean(params, count, config.devices, shards)
+
+    # Inside the program of a step, because `tx` may use the axes of the data.
+    return jax.eval_shape(config.on_mesh(local, (), P()))
 
 
 def _specs_of(given: Given, shards: Shards) -> Given:

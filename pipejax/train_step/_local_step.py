@@ -1,7 +1,7 @@
 """Runs one device's part of a step, before and after the sum over devices.
 
 1. `compute` makes the message of this batch. The gradient is taken at the device's
-   prediction, or at the parameters as they are.
+   prediction (see `pipejax.prediction`), or at the parameters as they are.
 2. `update` applies the mean of the messages that are due.
 
 The exchange comes between them. If the width is above 1, it sums messages of an earlier
@@ -10,8 +10,9 @@ compute.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -31,17 +32,21 @@ from pipejax.message import (
     arrivals,
     averaging,
     mean,
+    mean_as,
 )
+from pipejax.prediction import Kind, Mean, Own, Update, kind_of, predicted
 from pipejax.shards import Shards, constrained
 
 from ._check_inner import warn_of_unused_axes
-from ._check_state import check_pending, check_room
+from ._check_state import check_mean, check_pending, check_room
 from ._feed import Batch
 from ._gradient import local_message
 from ._info import StepInfo
 from ._loss import Loss
-from ._state import Kept, SharedState
-from ._update import advanced, apply_reduced
+from ._state import Kept, SharedState, whole_params
+from ._update import advanced, apply_reduced, decided, select, stepped
+
+Rule = Literal["linearized", "own", False]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,7 +64,7 @@ class LocalStep:
     reduce_dtype: DTypeLike | None
     axis_name: AxisName
     platform: str
-    weight_prediction: bool
+    weight_prediction: Rule
     deviation_feedback: float
     skip_nonfinite: bool
 
@@ -77,18 +82,54 @@ class LocalStep:
           mesh: The mesh of the train step.
         """
 
-    def in_pieces(
-        self, state: SharedState, specs: Any, *, predicts: bool
-    ) -> SharedState:
+    def in_pieces(self, state: SharedState, specs: Any, count: int) -> SharedState:
         """Returns a whole state as this device keeps it.
 
         Args:
           state: A state with whole parameters and optimizer state.
           specs: The partition specs of its leaves over the axes of the data.
-          predicts: Whether gradients will be taken at predictions.
+          count: Number of gradients that will be in flight.
         """
-        del specs, predicts
+        del specs, count
         return state
+
+    @property
+    def optimizer(self) -> Update:
+        """Returns the update of the optimizer, as predictions take it."""
+        return functools.partial(stepped, self.tx)
+
+    def kind(self, params: Any, count: int, devices: int) -> Kind | None:
+        """Returns how the update depends on gradients, if this matters.
+
+        Args:
+          params: Shapes of the whole parameters.
+          count: Number of gradients in flight, K-1.
+          devices: Number of devices, or groups, that share the data.
+
+        Returns:
+          The kind, or `None` if nothing is predicted, or by own gradients alone.
+        """
+        if self.weight_prediction != "linearized" or not count or devices == 1:
+            return None
+        opt_state = jax.eval_shape(self.tx.init, params)
+        return kind_of(self.optimizer, params, opt_state, count)
+
+    def empty_mean(
+        self, params: Any, count: int, devices: int, shards: Shards
+    ) -> Mean | None:
+        """Returns the mean that predictions need before any is applied, or `None`.
+
+        Args:
+          params: The whole parameters, or their shapes.
+          count: Number of gradients in flight, K-1.
+          devices: Number of devices, or groups, that share the data.
+          shards: How the parameters are split.
+        """
+        del shards
+        kind = self.kind(params, count, devices)
+        if kind is None or kind.name == "linear":
+            return None
+        return Mean.empty(params, self.reduce_dtype)
 
     def compute(
         self, state: SharedState, in_flight: InFlight, batch: Batch
@@ -100,6 +141,7 @@ class LocalStep:
             state or the metrics, or if the loss function breaks its contract.
         """
         check_pending(state, in_flight, self.reduce_dtype)
+        check_mean(state, self._wants_mean(state, in_flight))
         rng, key = self._split_rng(state.rng)
         if state.shards:
             given = state.params, state.model_state, key, batch, state.shards
@@ -161,45 +203,83 @@ class LocalStep:
         return self._applied(state, reduced, after, devices=devices, alike=True)
 
     def point(self, state: SharedState, in_flight: InFlight) -> SharedState:
-        """Returns the state at whose parameters this device takes its gradient."""
-        return self.predicted(state, in_flight) if self.weight_prediction else state
-
-    def predicted(self, state: SharedState, in_flight: InFlight) -> SharedState:
-        """Returns this device's prediction: the state after its messages in flight.
-
-        Messages in flight are applied in their order. This device's own gradients stand
-        in for the means over devices, which have not arrived yet. The prediction is
-        used in this step only, and is not sent to other devices. The next step begins
-        from the true means again, so errors of the prediction do not add up. However, a
-        gradient that is taken far from where other devices take theirs differs more
-        from the mean, and so does the next prediction. `deviation_feedback` damps this.
-
-        If updates are linear and all devices have the same weight, the mean of the
-        predictions is exact. How far the predictions may lie apart depends on the
-        learning rate (`pj.stability`). `pj.corrections.extrapolate_updates` predicts
-        from the optimizer's momentum alone.
-        """
+        """Returns the state at which this device takes its gradient."""
+        if not self.weight_prediction or not in_flight.pending:
+            return state
         # Without the barrier, XLA computes what the prediction and the update have in
         # common only once, and keeps it beside the parameters and the optimizer state:
         # for a ResNet-18 on GPUs, one and a half copies of the parameters. The barrier
         # leaves out the step counter. With it, the all-reduce would wait for the
         # barrier.
-        held = lax.optimization_barrier((state.params, state.opt_state))
-        state = state._replace(params=held[0], opt_state=held[1])
-        return self.ahead(state, in_flight)
+        held = lax.optimization_barrier((state.params, state.opt_state, state.mean))
+        params, opt_state, mean = held
+        state = state._replace(params=params, opt_state=opt_state, mean=mean)
+        moved = self.ahead(state, in_flight)
+        if mean is None:
+            return moved
+        kind = self.kind(params, len(in_flight.pending), self._devices)
+        assert kind is not None  # because something needs the mean
+        own = self.own(params, in_flight)
+        params = predicted(kind, self.optimizer, params, opt_state, mean, own)
+        return moved._replace(params=constrained(params, state.shards.params))
 
     def ahead(self, state: SharedState, in_flight: InFlight) -> SharedState:
-        """Returns a state after this device's messages in flight, in their order."""
+        """Returns the state to which this device's own messages in flight lead.
+
+        They are applied in their order, in place of the means over devices. If updates
+        are linear and all devices have the same weight, the mean of these states over
+        devices is exact. How far they may lie apart depends on the learning rate
+        (`pj.stability`). `deviation_feedback` damps this.
+        """
+        state = state._replace(mean=None)
         queue = zip(self._expected(in_flight), arrivals(in_flight), strict=True)
         for own, arrived in queue:
+            reduced = Reduced.of(own, arrived)
+            if self.weight_prediction == "linearized" and self._devices > 1:
+                reduced = self._or_zeros(reduced)
             state, _ = self._applied(
-                state,
-                Reduced.of(own, arrived),
-                state.model_state,
-                devices=1,
-                alike=False,
+                state, reduced, state.model_state, devices=1, alike=False
             )
         return state
+
+    def _or_zeros(self, own: Reduced) -> Reduced:
+        """Returns a message with gradients of zero in place of what is not usable.
+
+        The mean in flight may be usable all the same, and moments move with it.
+        """
+        usable, _ = decided(own, skip_nonfinite=self.skip_nonfinite)
+        message, passengers = own.sum, own.sum.passengers
+        zeros = jax.tree.map(jnp.zeros_like, (message.gradients, message.changes))
+        found = select(usable, (message.gradients, message.changes), zeros)
+        if passengers.weighted:
+            weight = jnp.where(usable, passengers.weight, 1)
+            values = passengers.values.at[1].set(weight)
+            passengers = dataclasses.replace(passengers, values=values)
+        return own._replace(
+            sum=Message(*found, passengers, message.shards), finite=jnp.array(True)
+        )
+
+    def own(self, params: Any, in_flight: InFlight) -> list[Own]:
+        """Returns this device's gradients in flight, oldest first.
+
+        Args:
+          params: The whole parameters, or their shapes.
+          in_flight: This device's messages in flight.
+        """
+
+        def one(message: Message, arrived: jax.Array) -> Own:
+            real = Reduced.of(message, arrived)
+            usable, _ = decided(real, skip_nonfinite=self.skip_nonfinite)
+            gradients = mean_as(message.gradients, params, message, 1)
+            zeros = jax.tree.map(jnp.zeros_like, gradients)
+            return Own(
+                gradients=select(usable, gradients, zeros),
+                loss=mean(message.passengers.loss, message, 1),
+                real=arrived,
+                usable=usable,
+            )
+
+        return list(map(one, in_flight.pending, arrivals(in_flight)))
 
     def deviation(self, in_flight: InFlight, reduced: Reduced) -> Any:
         """Returns this device's gradients of the message that is due, minus the mean.
@@ -282,10 +362,11 @@ class LocalStep:
             its own message, in a prediction.
         """
 
-        def advance(message: Message) -> tuple[Any, Any]:
-            if message.gradients is None:  # the exchange has updated both
-                return state.params, state.opt_state
-            return advanced(self.tx, state.params, state.opt_state, message, devices)
+        def advance(message: Message) -> tuple[Any, Any, Any]:
+            learned = state.params, state.opt_state, state.mean
+            if message.gradients is None:  # the exchange has updated them
+                return learned
+            return advanced(self.tx, *learned, message, devices)
 
         # A collective in a branch would wait in vain for devices in the other branch.
         return apply_reduced(
@@ -298,6 +379,19 @@ class LocalStep:
             and (alike or not collective_axes(lambda: advance(reduced.sum))),
             skip_nonfinite=self.skip_nonfinite,
         )
+
+    def _wants_mean(self, state: SharedState, in_flight: InFlight) -> bool | None:
+        """Returns whether a state must have a mean; `None` if it may have one."""
+        count = len(in_flight.pending)
+        if not count:
+            return None
+        given = whole_params(state), count, self._devices, state.shards
+        return jax.eval_shape(lambda: self.empty_mean(*given)) is not None
+
+    @property
+    def _devices(self) -> int:
+        """Returns the number of devices, or groups, inside the program of a step."""
+        return lax.axis_size(self.axis_name)
 
     def _split_rng(self, rng: Any) -> tuple[Any, Any]:
         """Returns the key for the next step, and this device's key for this step."""

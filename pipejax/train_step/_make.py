@@ -19,6 +19,7 @@ from ._check_settings import (
     check_flag,
     check_floating,
     check_mesh,
+    check_prediction,
     check_sharded_optimizer,
     check_tx,
     check_width,
@@ -42,7 +43,7 @@ def make_train_step(
     axis_name: AxisName = "data",
     donate: bool = False,
     all_reduce: AllReduce | Schedule = psum(),
-    weight_prediction: bool = True,
+    weight_prediction: Literal["linearized", "own"] | bool = "linearized",
     deviation_feedback: float = 0.0,
     executor: Literal["auto", "fused", "host"] = "auto",
     skip_nonfinite: bool = True,
@@ -61,11 +62,11 @@ def make_train_step(
 
     $$w_t = w_{t-1} - u(g_{t-K}), g_t = 1/p \sum_i \nabla f_i(v_{i,t})$$
 
-    `v_{i,t}` is the prediction of device i: `w_t` after its own K-1 gradients in flight
-    have been applied (`weight_prediction`). The gradient is therefore taken close to
-    the parameters to which it will be applied. `width=1` is synchronous data-parallel
-    training. At `width=2`, the all-reduce of one step's gradients runs while the next
-    step computes. Larger widths only absorb jitter.
+    `v_{i,t}` is the prediction of device i: the parameters to which the K-1 gradients
+    in flight are expected to lead (`weight_prediction`). The gradient is therefore
+    taken close to the parameters to which it will be applied. `width=1` is synchronous
+    data-parallel training. At `width=2`, the all-reduce of one step's gradients runs
+    while the next step computes. Larger widths only absorb jitter.
 
     On a mesh with more axes than `axis_name`, the devices at one place along
     `axis_name` are a group, which takes the part of a single device. The devices of a
@@ -107,21 +108,32 @@ def make_train_step(
         `pj.collectives.two_shot(pj.codecs.int8())` sends about a quarter of the bytes.
         `pj.collectives.scheduled` changes the algorithm at given steps. Loss, metrics
         and model state travel uncompressed.
-      weight_prediction: Whether each device takes its gradient at its prediction: the
-        parameters after its own gradients in flight, which stand in for the means that
-        have not arrived yet. With an optimizer that is linear in its gradients,
-        training on a quadratic then takes the synchronous steps, for any noise, up to
-        the learning rate of `pj.stability.max_learning_rate`. On a single device, this
-        holds for any loss, optimizer and learning rate. Prediction leaves `tx` as it
-        is, costs `width - 1` updates per step, and sends nothing. `False` takes the
-        gradient at the parameters as they are, `v_{i,t} = w_t`, which is the recursion
-        of the paper. SGD with momentum then loses most of its stability.
+      weight_prediction: How a device predicts the parameters after the gradients in
+        flight, whose means it does not know yet. `"linearized"` expands the update U of
+        `tx` at the mean gradient m that was applied last, to first order in the
+        device's own gradient g. At width 2, with the state s of the optimizer,
+
+        $$v = w + U(m; s) + P (g - m), P = dU/dg$$
+
+        at m, element by element; sums over arrays, such as a norm, are held. The mean
+        of the predictions over devices is then right to first order for any optimizer.
+        At larger widths, U is the change by K-1 updates in turn, with a P for each
+        gradient. Where U is linear in the gradients, and on a single device, v is
+        `w + U(g; s)`. Where an update mixes elements, as that of Muon does, it is
+        `w + U((m + g) / 2; s)`. Otherwise, the state also keeps m. `"own"` is always
+        `w + U(g; s)`, and keeps no m. With an optimizer that is linear in its
+        gradients, training on a quadratic then takes the synchronous steps, for any
+        noise, up to the learning rate of `pj.stability.max_learning_rate`. `False`
+        takes the gradient at the parameters as they are, `v_{i,t} = w_t`, which is the
+        recursion of the paper. SGD with momentum then loses most of its stability.
+        Prediction leaves `tx` as it is, costs `width - 1` updates per step, and sends
+        nothing. `True` is the default.
       deviation_feedback: Share c, in [0, 1), of the deviation that weight prediction
         adds to the oldest gradient in flight. The deviation is this device's last
         reduced gradient minus its mean over devices. At width 2, c = 0.5 doubles the
         learning rate up to which devices stay together (`pj.stability`). It is meant
-        for SGD with momentum. It costs the memory of one gradient, and in flat
-        directions devices lie a little further apart.
+        for SGD with momentum, and needs `weight_prediction="own"`. It costs the memory
+        of one gradient, and in flat directions devices lie a little further apart.
       executor: `"fused"` runs a step as one program. `"host"` sums on a thread beside
         the compute. `"auto"` takes the executor that hides communication on these
         devices, and says which one and why in `train.executor`.
@@ -164,6 +176,7 @@ def make_train_step(
     axis_name = check_axis_name(axis_name)
     mesh = check_mesh(mesh, axis_name)
     sharded = check_flag("shard_optimizer", shard_optimizer)
+    rule = check_prediction(weight_prediction)
     work = (PiecewiseStep if sharded else LocalStep)(
         loss_fn=loss_fn,
         tx=check_tx(tx),
@@ -172,14 +185,13 @@ def make_train_step(
         reduce_dtype=check_floating("reduce_dtype", reduce_dtype),
         axis_name=axis_name,
         platform=mesh.devices.flat[0].platform,
-        weight_prediction=check_flag("weight_prediction", weight_prediction),
-        deviation_feedback=check_feedback(deviation_feedback, weight_prediction),
+        weight_prediction=rule,
+        deviation_feedback=check_feedback(deviation_feedback, rule),
         skip_nonfinite=check_flag("skip_nonfinite", skip_nonfinite),
     )
     schedule = check_all_reduce(all_reduce, axis_name)
     if shard_optimizer:
-        fed_back = work.deviation_feedback
-        check_sharded_optimizer(schedule, mesh, axis_name, fed_back, executor)
+        check_sharded_optimizer(schedule, mesh, axis_name, rule, executor)
     config = StepConfig(
         work=work,
         mesh=mesh,

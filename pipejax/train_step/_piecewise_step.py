@@ -16,17 +16,16 @@ $$w_t = w_{t-1} - u(g_{t-K})$$
 The update may need sums over whole gradients: whether all are finite, and the norm by
 which they are clipped. A small all-reduce between the two halves carries these sums.
 
-**Prediction.** A device cannot run the optimizer on its own gradient if other devices
-have the optimizer's state. In place of the parameters w, devices therefore gather the
-parameters c to which the optimizer would coast if the K-1 gradients in flight were
-zero. Let `U(g; s)` be the change of the parameters by K-1 updates from the optimizer
-state s. Then `c = w + U(0; s)`, and a device predicts
+**Prediction.** The rule of `pipejax.prediction` is that of the unsharded pipeline. A
+device cannot expand an update whose state other devices have. Their owners do it, once
+they have the new mean m: in place of the parameters w, devices gather
+`c = w + U(m; s) - P m`, and P in 8 bits beside it. A device then predicts `c + P g`
+with its own gradient g. If P depends on nothing that is split, devices find it
+themselves.
 
-$$v_i = c + U(g_i; s') - U(0; s')$$
-
-where s' is what the device knows of s. For an optimizer that is linear in gradients and
-state, such as SGD with momentum, this is `w + U(g_i; s)` for any s', because the part
-of the state cancels. The prediction is then that of the unsharded pipeline.
+Before any mean is known, `w + U(g; s)` needs the state s of all devices. It is then the
+one with which the optimizer begins, which every device can make. An optimizer that
+continues from a given state is expanded at m = 0 instead.
 
 References:
   Rajbhandari et al., ZeRO, 2020, https://arxiv.org/abs/1910.02054
@@ -39,8 +38,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 
 from pipejax.collectives import (
     AllReduce,
@@ -57,16 +58,16 @@ from pipejax.message import (
     InFlight,
     Message,
     Reduced,
+    arrivals,
     layout_of,
-    mean,
     message_of,
     on_shards_of,
     summands,
 )
-from pipejax.pieces import Coarse, NotElementwiseError, Program, on_pieces, stages_of
-from pipejax.shards import UNSHARDED, Shards, as_on_shards
+from pipejax.pieces import NotElementwiseError, Program, on_pieces, stages_of
+from pipejax.prediction import CODE, Kind, Mean, Slopes, anchored, changed, expanded
+from pipejax.shards import UNSHARDED, Shards, as_on_shards, constrained
 
-from ._ahead import Needs, coarse_specs, coasted
 from ._local_step import LocalStep
 from ._loss import is_floating
 from ._places import Places, exact_specs, spec_leaves, split_of
@@ -80,7 +81,10 @@ class _Between(NamedTuple):
     Attributes:
       params: Pieces of the parameters after the update.
       opt_state: Pieces of the optimizer state after the update.
+      mean: Pieces of the mean gradient that was applied last, or `None`.
       ahead: Pieces of the parameters to gather.
+      codes: Pieces of the slopes to gather, or `None`.
+      steepest: Bounds of the slopes, or `None`.
       finite: Whether all reduced gradients and changes are finite.
       changes: Sums of the changes of model state.
       passengers: Sums of loss, metrics and weight.
@@ -88,7 +92,10 @@ class _Between(NamedTuple):
 
     params: Any
     opt_state: Any
+    mean: Mean | None
     ahead: Any
+    codes: Any
+    steepest: Any
     finite: Any
     changes: Any
     passengers: Any
@@ -96,7 +103,13 @@ class _Between(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PiecewiseStep(LocalStep):
-    """A loss and an optimizer that is sharded over devices, inside `shard_map`."""
+    """A loss and an optimizer that is sharded over devices, inside `shard_map`.
+
+    Attributes:
+      slope_dtype: dtype in which devices gather slopes, of 8 bits or for tests more.
+    """
+
+    slope_dtype: DTypeLike = CODE
 
     @property
     def shard_optimizer(self) -> bool:
@@ -124,61 +137,64 @@ class PiecewiseStep(LocalStep):
         name, shards, whole = self.axis_name, message.shards, whole_params(state)
         places = self._places(whole, shards)
         with as_on_shards() if shards else contextlib.nullcontext():
-            program = self.program(whole, message, len(behind), places)
-        needs, sizes = Needs.of(self.tx, whole, places), places.devices.sizes
+            program = self.program(whole, message, state, len(behind), places)
+        sizes = places.devices.sizes
         halved, layout = on_shards_of(message, all_reduce), layout_of(message)
         if shards:
             halved, layout = halved.of_one_device(sizes), halved.shard(layout, sizes)
-        forms = self._gathered_forms(whole, places)
-        gather = halved
-        if state.coarse is not None:
-            sent = jax.ShapeDtypeStruct((needs.coarse.bytes,), jnp.uint8)
-            forms = [*forms, sent]
-            gather = Halved(all_reduce, (*shards.cuts, 0))
+        forms, gather = self._gathered_forms(whole, places), halved
+        if sends_slopes := _sends_slopes(state, len(behind)):
+            dtypes = map(self._slope_dtype, forms)
+            codes = [x.update(dtype=d) for x, d in zip(forms, dtypes, strict=True)]
+            forms = [*forms, *map(_bits_form, codes * len(behind))]
+            gather = Halved(all_reduce, shards.cuts * (1 + len(behind)))
 
         def enter(value: Any, states: Any) -> tuple[Any, Any]:
-            sums, (learned, flags, coarse) = value
-            given = learned, sums.coded, sums.exact, flags
-            return (program.run(0, jax.tree.leaves(given)), coarse), states
+            sums, rest = value
+            return program.run(0, jax.tree.leaves((sums, rest))), states
 
         def leave(value: Any, states: Any) -> tuple[Any, Any]:
-            values, coarse = value
-            found = program.result(values)
-            ahead = [*jax.tree.leaves(found.ahead)]
-            if coarse is not None:
-                ahead.append(needs.coarse.slice(needs.chosen(found.opt_state), coarse))
-            return (tuple(ahead), (found._replace(ahead=None), coarse)), states
-
-        def renew(value: Any, states: Any) -> tuple[Any, Any]:
-            gathered, (found, coarse) = value
-            if coarse is not None:
-                *gathered, sent = gathered
-                coarse = needs.coarse.renewed(coarse, sent)
-            return (tuple(gathered), found, coarse), states
+            found = program.result(value)
+            sent = *jax.tree.leaves(found.ahead), *jax.tree.leaves(found.codes)
+            sent = tuple(map(_bits, sent))
+            return (sent, found._replace(ahead=None, codes=None)), states
 
         def end(value: Any) -> Reduced:
-            gathered, found, coarse = value
-            gathered = jax.tree.unflatten(jax.tree.structure(state.params), gathered)
-            updated = found.params, found.opt_state, gathered, coarse
+            gathered, found = value
+            structure, count = jax.tree.structure(state.params), len(shards.cuts)
+            ahead, *codes = (
+                jax.tree.unflatten(structure, gathered[i : i + count])
+                for i in range(0, len(gathered), count)
+            )
+            slopes = state.slopes
+            if slopes is not None and sends_slopes:
+                sent = jax.tree.map(_of_bits, tuple(codes), slopes.codes)
+                slopes = Slopes(sent, found.steepest)
             return Reduced(
                 sum=Message(None, found.changes, found.passengers, shards),
                 arrived=arrived,
                 finite=found.finite,
-                updated=Learned(*updated, shards),
+                updated=Learned(
+                    params=found.params,
+                    opt_state=found.opt_state,
+                    gathered=ahead,
+                    mean=found.mean,
+                    slopes=slopes,
+                    shards=shards,
+                ),
             )
 
         stages = (
             on_first(halved.reduce_scatter(layout, name))
             + Stages((Local(enter),))
-            + on_first(stages_of(program, places.devices, silent=halved.silent))
+            + stages_of(program, places.devices, silent=halved.silent)
             + Stages((Local(leave),))
             + on_first(gather.all_gather(forms, name))
-            + Stages((Local(renew),))
         )
-        learned, flags = (state.params, state.opt_state), (arrived, [*behind])
-        start = summands(message), (learned, flags, state.coarse)
+        learned = state.params, state.opt_state, state.mean
+        start = summands(message), (learned, (arrived, [*behind]))
         if shards:
-            stages = on_own_shards(stages, *_specs(message, start, places))
+            stages = on_own_shards(stages, *_specs(message, start, forms, places))
         # The forward pass is a third of the compute and makes no gradients yet.
         early = 1 / 3 if self.microbatches == 1 else 0.5
         return Exchange(start, stages, end, early)
@@ -204,13 +220,19 @@ class PiecewiseStep(LocalStep):
         return learned._replace(gathered=jax.tree.unflatten(structure, gathered))
 
     def program(
-        self, params: Any, message: Message, behind: int, places: Places
+        self,
+        params: Any,
+        message: Message,
+        state: SharedState | Learned,
+        behind: int,
+        places: Places,
     ) -> Program:
         """Returns what a device does between the two halves of an exchange.
 
         Args:
           params: Shapes of the whole parameters.
           message: A message, or its shapes.
+          state: State before the update, or its shapes.
           behind: Number of messages that will be in flight after the update.
           places: Where the pieces lie.
 
@@ -218,25 +240,33 @@ class PiecewiseStep(LocalStep):
           NotElementwiseError: If the update needs more than pieces and sums.
         """
         sums, flag = layout_of(message).sums(), jax.ShapeDtypeStruct((), jnp.bool_)
+        mean, sends_slopes = state.mean, _sends_slopes(state, behind)
+        means = specs_of_means = None
+        if mean is not None:
+            whole = jax.tree.map(
+                lambda w, m: w.update(dtype=m.dtype), params, mean.gradients
+            )
+            scalars = jax.eval_shape(lambda x: x, mean)
+            means = scalars._replace(gradients=whole)
+            specs_of_means = _means(places.params)
         forms = (
-            (params, places.whole_opt_state),
-            sums.coded,
-            sums.exact,
-            (flag, [flag] * behind),
+            Summands(sums.coded, sums.exact),
+            ((params, places.whole_opt_state, means), (flag, [flag] * behind)),
         )
         specs = (
-            (places.params, places.opt_state),
-            places.params,
-            exact_specs(message),
-            (P(), [P()] * behind),
+            (places.params, exact_specs(message)),
+            (
+                (places.params, places.opt_state, specs_of_means),
+                (P(), [P()] * behind),
+            ),
         )
 
-        def between(learned: Any, coded: Any, exact: Any, flags: Any) -> _Between:
-            total = message_of(Summands(coded, exact), message)
-            total = total._replace(shards=UNSHARDED)
-            params, opt_state = learned
-            arrived, behind = flags
-            return self.between(params, opt_state, total, arrived, behind, places.data)
+        def between(sums: Any, rest: Any) -> _Between:
+            total = message_of(Summands(*sums), message)._replace(shards=UNSHARDED)
+            learned, (arrived, behind) = rest
+            return self.between(
+                learned, total, arrived, behind, places, sends_slopes=sends_slopes
+            )
 
         splits = list(map(split_of, spec_leaves(specs), jax.tree.leaves(forms)))
         return on_pieces(between, forms, splits, places.devices)
@@ -252,7 +282,7 @@ class PiecewiseStep(LocalStep):
         given = self.tx, params, message.shards, self.axis_name
         places = Places.of(*given, mesh.shape)
         try:
-            self.program(params, message, 1, places)
+            self.program(params, message, _NOTHING, 0, places)
         except NotElementwiseError as error:
             raise ValueError(
                 "`tx` must update each element from the gradient, the parameter and the"
@@ -264,74 +294,87 @@ class PiecewiseStep(LocalStep):
 
     def between(
         self,
-        params: Any,
-        opt_state: Any,
+        learned: tuple[Any, Any, Mean | None],
         total: Message,
         arrived: jax.Array,
         behind: Sequence[jax.Array],
-        devices: int,
+        places: Places,
+        *,
+        sends_slopes: bool,
     ) -> _Between:
         """Updates whole parameters and optimizer state by a summed message.
 
         Devices run this function on their pieces.
 
         Args:
-          params: Parameters before the update.
-          opt_state: Optimizer state before the update.
+          learned: Parameters, optimizer state and applied mean before the update.
           total: Sum of the messages of all devices.
           arrived: Whether the messages are real.
           behind: For each message that will be in flight after the update, whether it
             is real.
-          devices: Number of devices over which the messages were summed.
+          places: Where the pieces lie.
+          sends_slopes: Whether devices will need slopes.
         """
         reduced = Reduced.of(total, arrived)
         applied, _ = decided(reduced, skip_nonfinite=self.skip_nonfinite)
-        new = advanced(self.tx, params, opt_state, total, devices)
-        params, opt_state = select(applied, new, (params, opt_state))
-        ahead = params
-        if self.weight_prediction:
-            loss = mean(total.passengers.loss, total, devices)
-            ahead = coasted(self.tx, params, opt_state, loss, behind)
+        new = advanced(self.tx, *learned, total, places.data)
+        params, opt_state, mean = select(applied, new, learned)
+        ahead, slopes = params, None
+        kind = self.kind(params, len(behind), places.data)
+        if kind is not None and (sends_slopes or not self._needs_slopes(kind, places)):
+            given = kind, self.optimizer, params, opt_state, mean
+            ahead, slopes = anchored(*given, behind, self.slope_dtype)
         return _Between(
             params=params,
             opt_state=opt_state,
+            mean=mean,
             ahead=jax.tree.map(lambda x: x.astype(self.gathered_dtype(x)), ahead),
+            codes=None if slopes is None else slopes.codes,
+            steepest=None if slopes is None else slopes.steepest,
             finite=reduced.finite,
             changes=total.changes,
             passengers=total.passengers,
         )
 
     def point(self, state: SharedState, in_flight: InFlight) -> SharedState:
-        """Returns the state at whose parameters this device takes its gradient."""
+        """Returns the state at which this device takes its gradient."""
         gathered = jax.tree.map(
             lambda whole, own: whole.astype(own.dtype), state.gathered, state.params
         )
         if not self.weight_prediction or not in_flight.pending:
             return state._replace(params=gathered)
-        whole, shards = whole_params(state), state.shards
-        places = self._places(whole, shards)
-        needs = Needs.of(self.tx, whole, places)
-        known = state._replace(
-            params=gathered if needs.params else jax.tree.map(jnp.zeros_like, gathered),
-            opt_state=needs.known(state.opt_state, state.coarse, places, shards),
-            gathered=None,
-            coarse=None,
-        )
-        moved = self.ahead(known, in_flight)
-        zeros = tuple(
-            x._replace(gradients=jax.tree.map(jnp.zeros_like, x.gradients))
-            for x in in_flight.pending
-        )
-        still = self.ahead(known, in_flight._replace(pending=zeros))
-        params = jax.tree.map(
-            lambda c, a, b: c + (a - b), gathered, moved.params, still.params
-        )
-        return moved._replace(params=params)
+        if self._devices == 1:  # its pieces are whole
+            return super().point(state, in_flight)
+        whole, count = whole_params(state), len(in_flight.pending)
+        places = self._places(whole, state.shards)
+        kind = self.kind(whole, count, places.data)
+        assert kind is not None  # because something is predicted
+        # The model state after the messages in flight, and what is predicted if the
+        # optimizer begins with them.
+        new = self.tx.init(gathered)
+        begun = state._replace(params=gathered, opt_state=new, slopes=None)
+        moved = self.ahead(begun, in_flight)
+        if state.slopes is not None:
+            slopes = state.slopes.decoded()
+        elif state.mean is not None:
+            return moved._replace(params=gathered)
+        else:
+            known = self._known(state.opt_state, places)
+            slopes = self._own_slopes(kind, whole, known, in_flight)
+        params = gathered
+        for own, slope in zip(self.own(whole, in_flight), slopes, strict=True):
+            params = jax.tree.map(
+                lambda c, p, g: (c + p * g).astype(c.dtype),
+                params,
+                slope,
+                own.gradients,
+            )
+        if state.mean is not None:
+            params = select(state.mean.known, params, moved.params)
+        return moved._replace(params=constrained(params, state.shards.params))
 
-    def in_pieces(
-        self, state: SharedState, specs: Any, *, predicts: bool
-    ) -> SharedState:
-        """Returns the pieces of a whole state, and the copies that a device keeps."""
+    def in_pieces(self, state: SharedState, specs: Any, count: int) -> SharedState:
+        """Returns the pieces of a whole state, and what every device has whole."""
         places = self._places(state.params, state.shards)
         gathered = jax.tree.map(
             lambda x: x.astype(self.gathered_dtype(x)), state.params
@@ -339,27 +382,79 @@ class PiecewiseStep(LocalStep):
         pieces = jax.tree.map(
             lambda x, spec: places.devices.piece(x, split_of(spec, x)), state, specs
         )
-        coarse = None
-        if predicts:
-            coarse = self.copies(state.params, state.opt_state, state.shards)
-        return pieces._replace(gathered=gathered, coarse=coarse)
+        slopes = None
+        kind = self.kind(state.params, count, places.data)
+        if kind is not None and self._needs_slopes(kind, places):
+            codes = jax.tree.map(
+                lambda x: jnp.zeros(x.shape, self._slope_dtype(x)), state.params
+            )
+            steepest = jax.tree.map(lambda _: jnp.float32(0), state.params)
+            slopes = Slopes((codes,) * count, (steepest,) * count)
+        return pieces._replace(gathered=gathered, slopes=slopes)
 
-    def copies(self, params: Any, opt_state: Any, shards: Shards) -> Coarse | None:
-        """Returns the coarse copies that a prediction needs, or `None`.
+    def empty_mean(
+        self, params: Any, count: int, devices: int, shards: Shards
+    ) -> Mean | None:
+        """Returns the mean that predictions need before any is applied, or `None`.
 
-        Args:
-          params: The whole parameters, or their shapes.
-          opt_state: The whole optimizer state.
-          shards: How they are split.
+        It is not needed if devices find the slopes themselves.
         """
-        needs = Needs.of(self.tx, params, self._places(params, shards))
-        return needs.copied(opt_state, shards)
+        kind = self.kind(params, count, devices)
+        if kind is None:
+            return None
+        places = self._places(params, shards)
+        needed = kind.name != "linear" or self._needs_slopes(kind, places)
+        return Mean.empty(params, self.reduce_dtype) if needed else None
 
     def gathered_dtype(self, leaf: Any) -> Any:
         """Returns the dtype in which a parameter is gathered."""
         if self.compute_dtype is None or not is_floating(leaf):
             return leaf.dtype
         return jnp.dtype(self.compute_dtype)
+
+    def _slope_dtype(self, leaf: Any) -> Any:
+        """Returns the dtype in which the slopes of a parameter are gathered."""
+        return CODE if self.slope_dtype == CODE else leaf.dtype
+
+    def _needs_slopes(self, kind: Kind, places: Places) -> bool:
+        """Returns whether slopes depend on what is split over the data."""
+        if kind.name == "mixing":
+            return False
+        read = jax.tree.leaves(kind.opt_state)
+        cuts = zip(read, places.opt_state_cuts, strict=True)
+        split = any(used and cut is not None for used, cut in cuts)
+        return kind.name != "linear" or kind.params or split
+
+    def _own_slopes(
+        self, kind: Kind, params: Any, opt_state: Any, in_flight: InFlight
+    ) -> tuple[Any, ...]:
+        """Returns the slopes of an update whose slopes depend on nothing split.
+
+        Args:
+          kind: How the update depends on gradients, linear.
+          params: Shapes of the whole parameters.
+          opt_state: The optimizer state, with zeros in place of what is split.
+          in_flight: This device's messages in flight.
+        """
+        assert kind.name == "linear"
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)
+        count, real = len(in_flight.pending), arrivals(in_flight)
+        losses = [jnp.float32(0)] * count
+
+        def change(*gradients: Any) -> Any:
+            return changed(self.optimizer, zeros, opt_state, gradients, losses, real)
+
+        return expanded(change, [zeros] * count)[1]
+
+    def _known(self, opt_state: Any, places: Places) -> Any:
+        """Returns the whole optimizer state, with zeros in place of what is split."""
+        leaves, structure = jax.tree.flatten(places.whole_opt_state)
+        own, cuts = jax.tree.leaves(opt_state), places.opt_state_cuts
+        found = [
+            leaf if cut is None else jnp.zeros(form.shape, form.dtype)
+            for form, leaf, cut in zip(leaves, own, cuts, strict=True)
+        ]
+        return jax.tree.unflatten(structure, found)
 
     def _places(self, params: Any, shards: Shards) -> Places:
         """Returns where the pieces lie, inside the program of a step."""
@@ -375,24 +470,64 @@ class PiecewiseStep(LocalStep):
         return found
 
 
-def _specs(message: Message, start: Any, places: Places) -> tuple[Any, Any]:
+class _NoMean(NamedTuple):
+    """A state that needs no mean and no slopes."""
+
+    mean: None = None
+    slopes: None = None
+
+
+_NOTHING: Any = _NoMean()
+
+
+def _sends_slopes(state: Any, behind: int) -> bool:
+    """Returns whether devices gather slopes for this number of messages."""
+    return state.slopes is not None and len(state.slopes.codes) == behind
+
+
+def _bits(x: jax.Array) -> jax.Array:
+    """Returns 8-bit floats as integers, since backends may send floats as float32."""
+    return lax.bitcast_convert_type(x, jnp.uint8) if x.dtype == CODE else x
+
+
+def _bits_form(form: Any) -> Any:
+    """Returns the shape and dtype that `_bits` returns."""
+    return form.update(dtype=jnp.uint8) if form.dtype == CODE else form
+
+
+def _of_bits(x: jax.Array, like: jax.Array) -> jax.Array:
+    """Undoes `_bits`."""
+    return x if x.dtype == like.dtype else lax.bitcast_convert_type(x, like.dtype)
+
+
+def _means(specs: Any) -> Any:
+    """Returns the specs of a mean whose gradients are split by `specs`."""
+    whole: Any = P()
+    return Mean(specs, whole, whole)
+
+
+def _specs(
+    message: Message, start: Any, forms: Sequence[Any], places: Places
+) -> tuple[Any, Any]:
     """Returns how the values before and after an exchange are split over inner axes.
 
     Args:
       message: The message.
       start: The value before the exchange.
+      forms: Shapes and dtypes of the arrays that are gathered.
       places: Where the pieces lie.
     """
-    exact, shards = exact_specs(message), message.shards
+    exact = exact_specs(message)
     structure = jax.tree.structure((message.changes, message.passengers))
     changes, passengers = jax.tree.unflatten(structure, exact)
-    _, (learned, flags, coarse) = start
-    params = jax.tree.structure(learned[0])
-    inside = jax.tree.unflatten(params, places.params_inside), places.opt_state_inside
-    copies = None if coarse is None else coarse_specs(shards)
+    _, ((params, _, mean), flags) = start
+    times = len(forms) // len(places.params)
+    inside = jax.tree.unflatten(jax.tree.structure(params), places.params_inside)
+    means = None if mean is None else _means(inside)
+    learned = inside, places.opt_state_inside, means
     before = (
         Summands(places.params_inside, exact),
-        (inside, jax.tree.map(lambda _: P(), flags), copies),
+        (learned, jax.tree.map(lambda _: P(), flags)),
     )
-    found = _Between(*inside, None, P(), changes, passengers)
-    return before, (places.params_inside, found, copies)
+    found = _Between(*learned, None, None, P(), P(), changes, passengers)
+    return before, (places.params_inside * times, found)

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax.mesh import AxisName
 from pipejax.message import InFlight
-from pipejax.pieces import Coarse
+from pipejax.prediction import Mean, Slopes
 from pipejax.shards import UNSHARDED, Shards, constrained, cut_spec, optimizer_specs
 
 
@@ -36,10 +36,12 @@ class PipelineState(NamedTuple):
         finite, which that step then checks. Otherwise `None`.
       shards: How the devices of a group shard the arrays. It has no leaves.
       gathered: The whole parameters that every device has with a sharded optimizer, in
-        `compute_dtype`. With weight prediction these are the parameters to which the
-        optimizer would coast if all gradients in flight were zero. Otherwise `None`.
-      coarse: Coarse copies of the parts of the optimizer state that weight prediction
-        needs with a sharded optimizer, or `None`.
+        `compute_dtype`. With weight prediction, this is the part of every device's
+        prediction that does not depend on its own gradients. Otherwise `None`.
+      mean: The mean gradient that was applied last, if weight prediction needs it. It
+        is split as the parameters are.
+      slopes: By how much an update changes with its gradient, element by element, if
+        weight prediction needs it with a sharded optimizer. Otherwise `None`.
     """
 
     params: optax.Params
@@ -52,7 +54,8 @@ class PipelineState(NamedTuple):
     calls: Any
     shards: Shards = UNSHARDED
     gathered: Any = None
-    coarse: Coarse | None = None
+    mean: Mean | None = None
+    slopes: Slopes | None = None
 
 
 class SharedState(NamedTuple):
@@ -74,7 +77,8 @@ class SharedState(NamedTuple):
     step: jax.Array
     shards: Shards = UNSHARDED
     gathered: Any = None
-    coarse: Coarse | None = None
+    mean: Mean | None = None
+    slopes: Slopes | None = None
 
     @classmethod
     def of(cls, state: PipelineState) -> "SharedState":
@@ -102,7 +106,8 @@ class SharedState(NamedTuple):
             params=in_group,
             opt_state=opt_state,
             gathered=None if self.gathered is None else in_group,
-            coarse=None if self.coarse is None else Coarse(P(shards.inner), P()),
+            mean=_with_gradients(nothing.mean, in_group),
+            slopes=_with_codes(nothing.slopes, in_group),
         )
 
     def over_data(self, axis_name: AxisName) -> Any:
@@ -124,9 +129,7 @@ class SharedState(NamedTuple):
         """Returns what the exchange updates, with a sharded optimizer, or `None`."""
         if not self.shards.cuts:
             return None
-        return Learned(
-            self.params, self.opt_state, self.gathered, self.coarse, self.shards
-        )
+        return Learned(**{name: getattr(self, name) for name in Learned._fields})
 
     def with_learned(self, learned: Any) -> "SharedState":
         """Returns the state with what an exchange has updated, unless it is `None`."""
@@ -138,7 +141,8 @@ class SharedState(NamedTuple):
         """Returns the state without what the exchange updates."""
         if self.learned is None:
             return self
-        return self._replace(params=None, opt_state=None, gathered=None, coarse=None)
+        nothing: dict[str, Any] = dict.fromkeys(Learned._fields)
+        return self._replace(**nothing | {"shards": self.shards})
 
     def in_place(self) -> "SharedState":
         """Returns the state, whose arrays XLA must split as `specs` say.
@@ -155,14 +159,16 @@ class Learned(NamedTuple):
       params: Parameters, split over the axes of the data.
       opt_state: State of the Optax transformation, split in the same way.
       gathered: The whole parameters that every device has.
-      coarse: Coarse copies of parts of the optimizer state, or `None`.
+      mean: The mean gradient that was applied last, split in the same way, or `None`.
+      slopes: By how much an update changes with its gradient, or `None`.
       shards: How the arrays are split.
     """
 
     params: Any
     opt_state: Any
     gathered: Any
-    coarse: Coarse | None
+    mean: Mean | None
+    slopes: Slopes | None
     shards: Shards
 
     def over_data(self, axis_name: AxisName) -> "Learned":
@@ -174,11 +180,25 @@ class Learned(NamedTuple):
           axis_name: Axis or axes of the data.
         """
         specs = tuple(cut_spec(cut, axis_name) for cut in self.shards.cuts)
-        structure = jax.tree.structure(self.params)
-        return jax.tree.map(lambda _: P(), self)._replace(
-            params=jax.tree.unflatten(structure, specs),
+        split = jax.tree.unflatten(jax.tree.structure(self.params), specs)
+        nothing = jax.tree.map(lambda _: P(), self)
+        return nothing._replace(
+            params=split,
             opt_state=optimizer_specs(self.opt_state, self.params, specs),
+            mean=_with_gradients(nothing.mean, split),
         )
+
+
+def _with_gradients(mean: Any, specs: Any) -> Any:
+    """Returns the specs of a mean whose gradients are split by `specs`."""
+    return None if mean is None else mean._replace(gradients=specs)
+
+
+def _with_codes(slopes: Any, specs: Any) -> Any:
+    """Returns the specs of slopes that are split by `specs`."""
+    if slopes is None:
+        return None
+    return slopes._replace(codes=(specs,) * len(slopes.codes))
 
 
 def whole_params(state: Any) -> Any:

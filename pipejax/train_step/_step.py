@@ -19,7 +19,6 @@ from typing import Any, cast
 import jax
 import numpy as np
 import optax
-from jax.sharding import PartitionSpec as P
 
 from pipejax.collectives import Schedule, Transfer
 from pipejax.executors import Executor, StepConfig, choose
@@ -41,8 +40,6 @@ from ._gradient import empty_message
 from ._info import StepInfo
 from ._init import Given, initial, planned
 from ._local_step import LocalStep
-from ._piecewise_step import PiecewiseStep
-from ._shardings import state_shardings
 from ._state import PipelineState, SharedState, whole_params
 from ._transfers import transfers_of
 
@@ -338,27 +335,6 @@ class TrainStep:
             config = phase.config.at(phase.executor.reduction_mesh)
             states |= config.codec_states(like, abstract=abstract)
         return states
-
-    def with_new_copies(self, state: PipelineState) -> PipelineState:
-        """Makes again, for these devices, the coarse copies that a prediction needs.
-
-        Args:
-          state: A state of a train step with a sharded optimizer, whose copies are for
-            other devices.
-
-        Returns:
-          The state with the new copies.
-        """
-        work = cast(PiecewiseStep, self.local_step)
-
-        def local(params: Any, opt_state: Any) -> Any:
-            return work.copies(params, opt_state, state.shards)
-
-        program = self.config.on_mesh(local, (P(), P()), P())
-        shared = SharedState.of(state)
-        places = state_shardings(shared, self.mesh, self.axis_name).coarse
-        made = jax.jit(program, out_shardings=places)(state.params, state.opt_state)
-        return state._replace(coarse=made)
 
     def gradients_form(self, state: Any) -> Message:
         """Returns the shapes of a message that has only gradients.

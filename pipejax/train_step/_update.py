@@ -17,6 +17,7 @@ import optax
 from jax import lax
 
 from pipejax.message import Message, Reduced, mean, mean_as
+from pipejax.prediction import Mean
 
 from ._check_optimizer import check_kept_structure
 from ._info import StepInfo
@@ -28,7 +29,7 @@ def apply_reduced(
     state: SharedState,
     reduced: Reduced,
     after: Any,
-    advance: Callable[[Message], tuple[Any, Any]],
+    advance: Callable[[Message], tuple[Any, Any, Any]],
     *,
     devices: int,
     branches: bool,
@@ -41,8 +42,8 @@ def apply_reduced(
       reduced: The messages, summed over devices.
       after: Model state as this device's loss left it. Its non-floating leaves advance
         whether or not there is an update.
-      advance: Function from the summed message to parameters and optimizer state after
-        the update.
+      advance: Function from the summed message to parameters, optimizer state and
+        applied mean after the update.
       devices: Number of devices over which the messages were summed.
       branches: Whether to compute only what is used, in a branch.
       skip_nonfinite: Whether a message that is not finite is held back.
@@ -54,22 +55,23 @@ def apply_reduced(
     message = reduced.sum
 
     def update() -> Any:
-        params, opt_state = advance(message)
         changes = _mean_changes(message, state.model_state, devices)
-        return params, opt_state, moved(state.model_state, after, changes)
+        return *advance(message), moved(state.model_state, after, changes)
 
     def hold() -> Any:
         still = jax.tree.map(jnp.zeros_like, _floating(state.model_state))
-        return state.params, state.opt_state, moved(state.model_state, after, still)
+        learned = state.params, state.opt_state, state.mean
+        return *learned, moved(state.model_state, after, still)
 
     either = _branch if branches else selection
-    params, opt_state, model_state = either(applied, update, hold)
+    params, opt_state, mean, model_state = either(applied, update, hold)
     skipped = state.skipped + skips.astype(jnp.int32)
     info = _info(message, reduced.counts, devices)
     return (
         state._replace(
             params=params,
             opt_state=opt_state,
+            mean=mean,
             model_state=model_state,
             skipped=skipped,
         ).in_place(),
@@ -93,25 +95,31 @@ def advanced(
     tx: optax.GradientTransformation,
     params: Any,
     opt_state: Any,
+    applied: Mean | None,
     message: Message,
     devices: int,
-) -> tuple[Any, Any]:
+) -> tuple[Any, Any, Mean | None]:
     """Returns parameters and optimizer state after the update by a summed message.
 
     Args:
       tx: The optimizer.
       params: Parameters before the update.
       opt_state: Optimizer state before the update.
+      applied: The mean gradient of the update before, or `None` if none is kept.
       message: The messages, summed over devices.
       devices: Number of devices over which the messages were summed.
+
+    Returns:
+      Parameters, optimizer state and the mean gradient that was applied.
     """
     # The division is done here, where it fuses with the optimizer's arithmetic.
     # Elsewhere it would take one more pass over the gradients.
     gradients = mean_as(message.gradients, params, message, devices)
     loss = mean(message.passengers.loss, message, devices)
-    updates, new = updated(tx, gradients, opt_state, params, loss)
-    check_kept_structure(opt_state, new)
-    return optax.apply_updates(params, updates), new
+    updates, new = stepped(tx, gradients, opt_state, params, loss)
+    if applied is not None:
+        applied = applied.after(gradients, loss)
+    return optax.apply_updates(params, updates), new, applied
 
 
 def moved(model_state: Any, after: Any, changes: Any) -> Any:
@@ -129,6 +137,19 @@ def moved(model_state: Any, after: Any, changes: Any) -> Any:
         after,
         is_leaf=lambda d: d is None,
     )
+
+
+def stepped(
+    tx: optax.GradientTransformation,
+    gradients: Any,
+    opt_state: Any,
+    params: Any,
+    loss: jax.Array,
+) -> tuple[Any, Any]:
+    """Runs `tx.update`, and checks that the state keeps its structure."""
+    updates, new = updated(tx, gradients, opt_state, params, loss)
+    check_kept_structure(opt_state, new)
+    return updates, new
 
 
 def updated(

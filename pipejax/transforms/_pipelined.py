@@ -10,6 +10,7 @@ from jax.typing import DTypeLike
 from pipejax.collectives import AllReduce, psum
 from pipejax.mesh import AxisName
 from pipejax.message import InFlight
+from pipejax.prediction import Kind, Mean, Update, kind_of
 from pipejax.train_step import check_kept_structure, check_optimizer
 
 from ._pipelined_mean import pipelined_mean
@@ -23,11 +24,15 @@ class PipelinedState(NamedTuple):
         device has its own.
       calls: int32 scalar, the number of calls of `update`, at most `width - 1`.
       inner_state: The state of the optimizer, the same on all devices.
+      mean: The mean gradient that was applied last, if `pj.predicted_params` needs it:
+        the width is above 1 and the optimizer is not linear in its gradients. It is the
+        same on all devices.
     """
 
     in_flight: InFlight
     calls: jax.Array
     inner_state: optax.OptState
+    mean: Mean | None
 
 
 def pipelined(
@@ -81,7 +86,10 @@ def pipelined(
     def init_fn(params: optax.Params) -> PipelinedState:
         inner_state = tx.init(params)
         check_optimizer(inner_state, plain_delay=False)
-        return PipelinedState(mean.init(params), jnp.int32(0), inner_state)
+        kind = kind_in(tx, params, width - 1)
+        keeps = kind is not None and kind.name != "linear"
+        kept = Mean.empty(params, reduce_dtype) if keeps else None
+        return PipelinedState(mean.init(params), jnp.int32(0), inner_state, kept)
 
     def update_fn(
         updates: optax.Updates,
@@ -98,6 +106,46 @@ def pipelined(
             lambda n, h: jnp.where(arrived, n, h), new, held
         )
         calls = jnp.minimum(state.calls + 1, width - 1)
-        return updates, PipelinedState(in_flight, calls, inner_state)
+        kept = state.mean
+        if kept is not None:
+            after = kept.after(gradients, kept.loss)
+            kept = jax.tree.map(lambda n, h: jnp.where(arrived, n, h), after, kept)
+        return updates, PipelinedState(in_flight, calls, inner_state, kept)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def kind_in(
+    tx: optax.GradientTransformation, params: optax.Params, count: int
+) -> Kind | None:
+    """Returns how an optimizer's update depends on gradients, for a prediction.
+
+    Args:
+      tx: The optimizer.
+      params: The parameters, or their shapes.
+      count: Number of gradients in flight, K-1.
+
+    Returns:
+      The kind, or `None` if nothing is in flight, or if the update needs more than
+      gradients and parameters, so that it cannot be predicted.
+    """
+    if not count:
+        return None
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+    try:
+        opt_state = jax.eval_shape(tx.init, shapes)
+        return kind_of(update_of(tx), shapes, opt_state, count)
+    except TypeError as error:
+        if "required keyword-only argument" not in str(error):
+            raise
+        return None
+
+
+def update_of(tx: optax.GradientTransformation) -> Update:
+    """Returns the update of an optimizer as predictions take it, without a loss."""
+
+    def update(gradients: Any, opt_state: Any, params: Any, loss: Any) -> Any:
+        del loss
+        return tx.update(gradients, opt_state, params)
+
+    return update

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import optax
 
 from pipejax.message import InFlight, arrivals, mean_as
+from pipejax.prediction import Mean, Own, changed, predicted
 
-from ._pipelined import PipelinedState
+from ._pipelined import PipelinedState, kind_in, update_of
 
 
 def predicted_params(
@@ -17,22 +18,26 @@ def predicted_params(
     opt_state: optax.OptState,
     params: optax.Params,
 ) -> optax.Params:
-    """Returns the parameters to which this device's own gradients in flight would lead.
+    r"""Returns the parameters to which the gradients in flight are expected to lead.
 
-    With the parameters w, the width K of the pipeline, and `-u(g)` the update that `tx`
-    returns for a gradient g, device i predicts in step t:
+    Let w be the parameters, s the state of `tx`, `U(g; s)` the change of the parameters
+    by its update, m the mean gradient that was applied last, and `g_i` the gradient in
+    flight of device i. At width 2, the device predicts
 
-    $$v_{i,t} = w_t - u(g_{i,t-K+1}) - ... - u(g_{i,t-1})$$
+    $$v_i = w + U(m; s) + P (g_i - m), P = dU/dg$$
 
-    Each update starts from the state of `tx` that the update before it returned. Take
-    the gradient at the prediction, and apply it to the parameters as they are:
+    at m, element by element, as `pj.make_train_step` does by default. Its documentation
+    says what holds for other widths and for special optimizers. Take the gradient at
+    the prediction, and apply it to the parameters as they are:
 
         tx = pj.pipelined(optimizer, "data")
         ahead = pj.predicted_params(optimizer, opt_state, params)
         updates, opt_state = tx.update(jax.grad(loss)(ahead), opt_state, params)
 
-    `pj.make_train_step` does the same by default, and its documentation says what it is
-    good for. `pj.corrections.extrapolate_updates` predicts from the last update alone.
+    A chain that begins with `pj.pipelined_mean` keeps no m, and neither does `pipelined`
+    for an optimizer that is linear in its gradients. The prediction is then
+    `w + U(g_i; s)`, by one own gradient in flight after another.
+    `pj.corrections.extrapolate_updates` predicts from the last update alone.
 
     Args:
       tx: The optimizer that was given to `pj.pipelined`. For a chain that begins with
@@ -49,22 +54,36 @@ def predicted_params(
       TypeError: If `tx` needs more than gradients and parameters, such as the loss as
         `value`, which is not kept with gradients in flight.
     """
-    in_flight, state, arrived = _parts(opt_state)
-    for own, real in zip(in_flight.pending, arrived, strict=True):
-        gradients = mean_as(own.gradients, params, own, 1)
-        updates, new = tx.update(gradients, state, params)
-        new = optax.apply_updates(params, updates), new
-        params, state = jax.tree.map(
-            lambda n, o, real=real: jnp.where(real, n, o), new, (params, state)
+    in_flight, state, arrived, mean = _parts(opt_state)
+    pending = in_flight.pending
+    gradients = [mean_as(x.gradients, params, x, 1) for x in pending]
+    nothing = jnp.float32(0)
+    update = update_of(tx)
+    if mean is None:
+        losses = [nothing] * len(pending)
+        if not pending:
+            return params
+        change = changed(update, params, state, gradients, losses, arrived)
+        return optax.apply_updates(params, change)
+    kind = kind_in(tx, params, len(pending))
+    if kind is None or kind.name == "linear":
+        raise ValueError(
+            "`tx` must be the optimizer that pj.pipelined was given, which is not linear"
+            " in its gradients; got one that is, or that needs more than gradients."
         )
-    return params
+    usable = jnp.array(True)
+    own = [
+        Own(each, nothing, jnp.asarray(real), usable)
+        for each, real in zip(gradients, arrived, strict=True)
+    ]
+    return predicted(kind, update, params, state, mean, own)
 
 
-def _parts(opt_state: Any) -> tuple[InFlight, Any, Sequence[Any]]:
-    """Returns the pipeline, the optimizer's state, and which gradients to apply."""
+def _parts(opt_state: Any) -> tuple[InFlight, Any, Sequence[Any], Mean | None]:
+    """Returns the pipeline, the optimizer's state, what is real in it, and the mean."""
     if isinstance(opt_state, PipelinedState):
-        in_flight = opt_state.in_flight
-        return in_flight, opt_state.inner_state, arrivals(in_flight)
+        in_flight, mean = opt_state.in_flight, opt_state.mean
+        return in_flight, opt_state.inner_state, arrivals(in_flight), mean
     if (
         isinstance(opt_state, tuple)
         and len(opt_state) > 1
@@ -73,7 +92,7 @@ def _parts(opt_state: Any) -> tuple[InFlight, Any, Sequence[Any]]:
         in_flight, *rest = opt_state
         # The chain passes the zeros of the start to the optimizer, as is done here.
         every = [True] * len(in_flight.pending)
-        return in_flight, rest[0] if len(rest) == 1 else tuple(rest), every
+        return in_flight, rest[0] if len(rest) == 1 else tuple(rest), every, None
     raise ValueError(
         "`opt_state` must be the state of pj.pipelined(tx, ...), or of a chain that"
         f" begins with pj.pipelined_mean; got one of {jax.tree.structure(opt_state)}."

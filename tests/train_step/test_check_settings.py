@@ -89,9 +89,9 @@ def test_mesh_that_is_none(mesh):
         make(mesh=mesh)
 
 
-@pytest.mark.parametrize("value", ["own", 1, None])
-def test_weight_prediction_is_yes_or_no(value):
-    with refused("`weight_prediction` must be True or False"):
+@pytest.mark.parametrize("value", ["linear", 1, 0, None])
+def test_weight_prediction_is_a_rule(value):
+    with refused("`weight_prediction` must be 'linearized', 'own' or False, got"):
         make(weight_prediction=value)
 
 
@@ -101,6 +101,7 @@ def test_feedback_is_a_share(value):
         make(deviation_feedback=value)
 
 
-def test_feedback_needs_a_prediction():
-    with refused("must be 0 with weight_prediction=False"):
-        make(weight_prediction=False, deviation_feedback=0.5)
+@pytest.mark.parametrize("rule", ["linearized", False])
+def test_feedback_needs_predictions_by_own_gradients(rule):
+    with refused("`deviation_feedback` must be 0 unless devices predict by their own"):
+        make(weight_prediction=rule, deviation_feedback=0.5)

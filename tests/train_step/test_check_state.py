@@ -185,6 +185,8 @@ def test_state_of_a_train_step_that_does_not_count(counted):
 
 @pytest.mark.parametrize("shares", [(0.0, 0.5), (0.5, 0.0)])
 def test_a_state_goes_with_its_feedback(shares):
-    of, into = (make(deviation_feedback=share) for share in shares)
+    of, into = (
+        make(deviation_feedback=share, weight_prediction="own") for share in shares
+    )
     with refused(r"`state` must .*have a deviation to be fed"):
         into.step(of.init(init_params()), BATCH)

@@ -37,6 +37,7 @@ def test_the_first_state_by_hand(dtype, feedback):
         width=3,
         reduce_dtype=dtype,
         deviation_feedback=feedback,
+        weight_prediction="own",
     )
     params = {"w": np.ones((3, 2), np.float32), "b": np.float32(5)}
     model_state = {"mean": np.float32(4), "seen": np.int32(7)}

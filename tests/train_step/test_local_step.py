@@ -16,7 +16,14 @@ from pipejax.message import InFlight, Message, Passengers
 from pipejax.train_step._state import SharedState
 
 from ..grid import grid
-from ..helpers import OPTIMIZERS, assert_bits_equal, batches, init_params, loss_fn
+from ..helpers import (
+    HELD,
+    OPTIMIZERS,
+    assert_bits_equal,
+    batches,
+    init_params,
+    loss_fn,
+)
 from ..reference import pipe_sgd
 
 DEVICES, STEPS = 4, 9
@@ -47,17 +54,22 @@ def test_one_device_predicts_what_comes(width, name, executor):
     chex.assert_trees_all_close(ahead, synchronous, rtol=0, atol=1e-6)
 
 
-@grid(width=[2, 3], name=OPTIMIZERS, warmup_steps=[0, 3], feedback=[0.0, 0.5])
+@grid(width=[2, 3], name=OPTIMIZERS, warmup_steps=[0, 3], feedback=[0.0, 0.5, None])
 def test_recursion(width, name, warmup_steps, feedback):
-    """Compares with the recursion without pipejax; rounding is as in `test_step`."""
+    """Compares with the recursion without pipejax; rounding is as in `test_step`.
+
+    Without feedback, predictions are linearized.
+    """
     tx, data = OPTIMIZERS[name], batches(STEPS)
+    linearized = feedback is None
     got = drained(
         data,
         tx,
         mesh=pj.data_mesh(4),
         width=width,
         warmup_steps=warmup_steps,
-        deviation_feedback=feedback,
+        deviation_feedback=feedback or 0.0,
+        weight_prediction="linearized" if linearized else "own",
     )
     expected = pipe_sgd(
         loss_fn,
@@ -68,8 +80,9 @@ def test_recursion(width, name, warmup_steps, feedback):
         width=width,
         warmup_steps=warmup_steps,
         drain=True,
-        predict=True,
-        feedback=feedback,
+        predict="linearized" if linearized and name in HELD else "own",
+        held=HELD.get(name),
+        feedback=feedback or 0.0,
     )[-1]
     chex.assert_trees_all_close(got, expected, rtol=0, atol=4e-6)
 
@@ -94,7 +107,7 @@ def test_on_a_quadratic_it_takes_synchronous_steps(width, tx):
     assert np.abs(plain - synchronous).max() > 0.1
 
 
-@grid(1, width=[3, 2], feedback=[0.5, 0.0])
+@grid(1, width=[3, 2], feedback=[0.5, None])
 def test_executors_agree_to_the_bit(width, feedback):
     run = functools.partial(
         drained,
@@ -102,7 +115,8 @@ def test_executors_agree_to_the_bit(width, feedback):
         OPTIMIZERS["clip+adamw"],
         mesh=pj.data_mesh(4),
         width=width,
-        deviation_feedback=feedback,
+        deviation_feedback=feedback or 0.0,
+        weight_prediction="own" if feedback else "linearized",
     )
     assert_bits_equal(run(executor="fused"), run(executor="host"))
 
@@ -114,6 +128,7 @@ def test_deviations_sum_to_nothing_and_end_with_the_drain(executor):
         optax.adam(1e-2),
         mesh=pj.data_mesh(4),
         deviation_feedback=0.5,
+        weight_prediction="own",
         executor=executor,
     )
     state, kept = train.init(init_params()), []
@@ -141,6 +156,7 @@ def test_only_feedback_keeps_a_deviation():
             mesh=pj.data_mesh(2),
             width=width,
             deviation_feedback=feedback,
+            weight_prediction="own",
         )
         assert train.init(init_params()).in_flight.deviation is None
 
@@ -155,14 +171,19 @@ def test_replicas_stay_the_same_and_sends_no_more():
     for batch in data:
         state, _ = ahead.step(state, batch)
     assert len(set(pj.replica_digest(state).values())) == 1
-    assert ahead.transfers(state, data[0]) == plain.transfers(state, data[0])
+    found = ahead.transfers(state, data[0])
+    assert found == plain.transfers(plain.init(init_params()), data[0])
 
 
-@pytest.mark.parametrize("feedback", [0.0, 0.5])
+@pytest.mark.parametrize("feedback", [None, 0.0, 0.5])
 def test_a_gradient_that_is_not_finite_is_not_followed(feedback):
     """A device would otherwise compute at NaN, and send NaN from then on."""
     train = pj.make_train_step(
-        loss_fn, optax.adam(1e-2), mesh=pj.data_mesh(2), deviation_feedback=feedback
+        loss_fn,
+        optax.adam(1e-2),
+        mesh=pj.data_mesh(2),
+        deviation_feedback=feedback or 0.0,
+        weight_prediction="linearized" if feedback is None else "own",
     )
     state, data = train.init(init_params()), batches(8)
     data[2]["x"][0, 0] = np.nan
@@ -212,6 +233,7 @@ def test_a_prediction_by_hand(filled, wanted, weight):
         mesh=pj.data_mesh(1),
         width=3,
         deviation_feedback=0.25,
+        weight_prediction="own",
     )
     state = train.init(np.float32(10))
     passengers = Passengers.of(
@@ -227,7 +249,7 @@ def test_a_prediction_by_hand(filled, wanted, weight):
         codec_states={},
         deviation=jnp.float32([8]),
     )
-    found = train.local_step.predicted(SharedState.of(state), in_flight)
+    found = train.local_step.point(SharedState.of(state), in_flight)
     assert float(found.params) == wanted
 
 
@@ -245,7 +267,11 @@ def weighted(w, batch):
 def test_a_deviation_by_hand(weights, deviation):
     """Two devices have the gradients 1 and 5; then one of them is not finite."""
     train = pj.make_train_step(
-        weighted, optax.sgd(0.1), mesh=pj.data_mesh(2), deviation_feedback=0.5
+        weighted,
+        optax.sgd(0.1),
+        mesh=pj.data_mesh(2),
+        deviation_feedback=0.5,
+        weight_prediction="own",
     )
     batch = {"x": np.float32([1, 5]), "n": np.float32(weights)}
     state, found = train.init(np.float32(1), batch=batch), []

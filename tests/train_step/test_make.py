@@ -47,7 +47,7 @@ DEFAULTS = {
     "axis_name": ("data", "data"),
     "donate": False,
     "all_reduce": (collectives.psum(), collectives.psum()),
-    "weight_prediction": True,
+    "weight_prediction": "linearized",
     "deviation_feedback": 0.0,
     "executor": "auto",
     "skip_nonfinite": True,
@@ -69,7 +69,7 @@ def test_defaults():
         ("reduce_dtype", jnp.bfloat16),
         ("donate", True),
         ("weight_prediction", False),
-        ("deviation_feedback", 0.5),
+        ("weight_prediction", "own"),
         ("executor", "host"),
         ("skip_nonfinite", False),
     ],
@@ -77,6 +77,17 @@ def test_defaults():
 def test_an_argument_changes_one_setting(name, value):
     train = pj.make_train_step(loss_fn, TX, mesh=MESH, **{name: value})
     assert settings_of(train) == DEFAULTS | {name: value}
+
+
+def test_feedback_is_for_predictions_by_own_gradients():
+    both = {"deviation_feedback": 0.5, "weight_prediction": "own"}
+    train = pj.make_train_step(loss_fn, TX, mesh=MESH, **both)
+    assert settings_of(train) == DEFAULTS | both
+
+
+def test_true_is_the_default_rule():
+    train = pj.make_train_step(loss_fn, TX, mesh=MESH, weight_prediction=True)
+    assert settings_of(train) == DEFAULTS
 
 
 def test_the_last_algorithm_of_a_schedule_is_that_of_the_step():

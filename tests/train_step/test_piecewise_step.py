@@ -223,7 +223,7 @@ def test_a_switch_changes_nothing(switch, executor, width):
     wanted, losses = run(OPTIMIZERS[f"clip+{kind}"], **options)
     with switched(*SWITCHES[switch]):
         found, others = run(OPTIMIZERS[f"clip+{kind}"], **options)
-    for name in ("params", "opt_state", "model_state", "gathered", "coarse"):
+    for name in ("params", "opt_state", "model_state", "gathered", "mean", "slopes"):
         parts = (getattr(state, name) for state in (found, wanted))
         assert_bits_equal(*jax.device_get([*parts]))
     assert np.isfinite(losses[width - 1 :]).all()

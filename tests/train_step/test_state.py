@@ -33,7 +33,8 @@ def test_the_shared_part_leaves_out_two():
         "step": "t",
         "shards": UNSHARDED,
         "gathered": None,
-        "coarse": None,
+        "mean": None,
+        "slopes": None,
     }
 
 

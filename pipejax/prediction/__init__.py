@@ -1,0 +1,13 @@
+"""Predicts the parameters to which the gradients in flight will lead."""
+
+from ._expand import expanded as expanded
+from ._rule import Kind as Kind
+from ._rule import Mean as Mean
+from ._rule import Own as Own
+from ._rule import Update as Update
+from ._rule import anchored as anchored
+from ._rule import changed as changed
+from ._rule import kind_of as kind_of
+from ._rule import predicted as predicted
+from ._slopes import CODE as CODE
+from ._slopes import Slopes as Slopes

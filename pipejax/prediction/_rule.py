@@ -1,0 +1,353 @@
+r"""Predicts the parameters to which the gradients in flight will lead.
+
+Let w be the parameters, s the state of an optimizer, `U(g; s)` the change of the
+parameters by its update, and m the mean gradient that was applied last. The mean that
+is in flight is not known yet. A device knows two stand-ins: m, which is a step old, and
+its own gradient, which is noisy. The linearized prediction of a device is
+
+$$v = w + U(m; s) + P (g_{own} - m), P = \partial U / \partial g$$
+
+at m, element by element. Over devices, the mean of `g_own` is the mean in flight, so
+the mean of the predictions is right to first order for any optimizer, whereas that of
+`U(g_own; s)` is not: noise enlarges Adam's second moment, and shortens every step.
+
+For several gradients in flight, U is the change by K-1 updates in turn, and there is a
+P for each of them. In special cases the prediction is `w + U(g_own; s)`, and nothing
+needs m:
+
+- U is linear in the gradients. Both predictions are then the same.
+- There is only one device. Its gradient is the mean.
+
+If an update mixes elements, as the matrix products of Muon do, P does not describe it.
+The prediction is then `w + U(m + 0.5 (g_own - m); s)`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import DTypeLike
+
+from ._expand import expanded, reads, works_elementwise
+from ._slopes import Slopes, encoded
+
+Update = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
+"""From gradients, optimizer state, parameters and loss to updates and new state."""
+
+OWN_SHARE = 0.5  # of the own gradient, where an update mixes elements
+# No element may respond to its gradient this many times as strongly as its whole array
+# does to m. Adam's P grows without bound where the second moment is close to 0.
+STEEPEST = 10.0
+
+
+class Mean(NamedTuple):
+    """The mean gradient that was applied last.
+
+    Attributes:
+      gradients: The mean gradient, in a dtype of at most the size of the parameters'.
+      loss: float32, the mean loss of the same batches.
+      known: bool, whether an update has been applied at all. Until then, all are zero.
+    """
+
+    gradients: Any
+    loss: jax.Array
+    known: jax.Array
+
+    @classmethod
+    def empty(cls, params: Any, travels: DTypeLike | None) -> "Mean":
+        """Returns a mean before any update.
+
+        Args:
+          params: The whole parameters, or their shapes.
+          travels: dtype in which gradients travel. `None` stands for their own.
+        """
+
+        def zeros(leaf: Any) -> jax.Array:
+            dtype = jnp.dtype(travels or leaf.dtype)
+            smaller = dtype.itemsize < leaf.dtype.itemsize
+            return jnp.zeros(leaf.shape, dtype if smaller else leaf.dtype)
+
+        gradients = jax.tree.map(zeros, params)
+        return cls(gradients, jnp.zeros((), jnp.float32), jnp.array(False))
+
+    def after(self, gradients: Any, loss: jax.Array) -> "Mean":
+        """Returns the mean after an update.
+
+        Args:
+          gradients: The mean gradient by which the parameters were updated.
+          loss: The mean loss.
+        """
+        kept = like(gradients, self.gradients)
+        return Mean(kept, loss.astype(jnp.float32), jnp.array(True))
+
+
+class Own(NamedTuple):
+    """A device's own contribution to a mean in flight.
+
+    Attributes:
+      gradients: Its gradients, in the dtypes of the parameters.
+      loss: Its loss.
+      real: Whether there is a message at this place of the queue.
+      usable: Whether the gradients are finite and their weight is not 0.
+    """
+
+    gradients: Any
+    loss: jax.Array
+    real: jax.Array
+    usable: jax.Array
+
+
+class Kind(NamedTuple):
+    """How an optimizer's update depends on gradients.
+
+    Attributes:
+      name: `"linear"`, `"elementwise"` or `"mixing"`.
+      params: Whether P depends on the parameters.
+      opt_state: Pytree like the optimizer state, whether P depends on a leaf.
+    """
+
+    name: Literal["linear", "elementwise", "mixing"]
+    params: bool
+    opt_state: Any
+
+
+def kind_of(update: Update, params: Any, opt_state: Any, count: int) -> Kind:
+    """Returns how an optimizer's update depends on gradients.
+
+    Args:
+      update: The update.
+      params: Shapes of the parameters.
+      opt_state: Shapes of the optimizer state.
+      count: Number of gradients in flight, K-1.
+    """
+    losses = [jax.ShapeDtypeStruct((), jnp.float32)] * count
+    gradients = [params] * count
+
+    def change(gradients: Any, params: Any, opt_state: Any, losses: Any) -> Any:
+        return changed(update, params, opt_state, gradients, losses, [True] * count)
+
+    def slopes(gradients: Any, *rest: Any) -> Any:
+        return expanded(lambda *g: change(g, *rest), gradients)[1]
+
+    rest = params, opt_state, losses
+    if not works_elementwise(change, gradients, *rest):
+        return Kind("mixing", True, jax.tree.map(lambda _: True, opt_state))
+    found = reads(slopes, gradients, *rest)
+    jumps = reads(change, gradients, *rest).jumps[0]
+    bent = any(jax.tree.leaves((found.any[0], found.any[3], jumps)))
+    return Kind(
+        "elementwise" if bent else "linear",
+        any(jax.tree.leaves(found.any[1])),
+        found.any[2],
+    )
+
+
+def changed(
+    update: Update,
+    params: Any,
+    opt_state: Any,
+    gradients: Sequence[Any],
+    losses: Sequence[Any],
+    taken: Sequence[Any],
+) -> Any:
+    """Returns the change of the parameters by several updates in turn.
+
+    Args:
+      update: The update.
+      params: Parameters before the first update.
+      opt_state: Optimizer state before the first update.
+      gradients: The gradients of each update.
+      losses: The loss of each update, for optimizers that take it.
+      taken: Whether each update is made.
+    """
+    total = None
+    for gradient, loss, made in zip(gradients, losses, taken, strict=True):
+        updates, state = update(gradient, opt_state, params, loss)
+        moved = optax.apply_updates(params, updates)
+        sums = updates if total is None else jax.tree.map(jnp.add, total, updates)
+        before = jax.tree.map(jnp.zeros_like, updates) if total is None else total
+        total, params, opt_state = jax.tree.map(
+            lambda new, old, made=made: jnp.where(made, new, old),
+            (sums, moved, state),
+            (before, params, opt_state),
+        )
+    return total
+
+
+def predicted(
+    kind: Kind,
+    update: Update,
+    params: Any,
+    opt_state: Any,
+    mean: Mean,
+    own: Sequence[Own],
+) -> Any:
+    """Returns the parameters to which the gradients in flight will lead.
+
+    An own gradient that is not usable is taken to be zero, or m where elements mix.
+    Before any mean has been applied, the own gradient stands in for m.
+
+    Args:
+      kind: How the update depends on gradients: `"elementwise"` or `"mixing"`.
+      update: The update.
+      params: Parameters.
+      opt_state: Optimizer state.
+      mean: The mean gradient that was applied last.
+      own: This device's gradients in flight, oldest first.
+    """
+    known = mean.known
+    last = like(mean.gradients, params)
+    losses = [jnp.where(known, mean.loss, each.loss) for each in own]
+    taken = [each.real & (known | each.usable) for each in own]
+    means = [_either(known, last, each.gradients) for each in own]
+    if kind.name == "mixing":
+        blends = [
+            _either(each.usable, _blended(m, each.gradients), m)
+            for m, each in zip(means, own, strict=True)
+        ]
+        change = changed(update, params, opt_state, blends, losses, taken)
+        return _moved(params, _finite(change))
+
+    def change_by(*gradients: Any) -> Any:
+        return changed(update, params, opt_state, gradients, losses, taken)
+
+    found = expansion(change_by, means)
+    change = found.change
+    for each, m, slope in zip(own, means, found.slopes, strict=True):
+        own_or_0 = _either(each.usable, each.gradients, jax.tree.map(jnp.zeros_like, m))
+        change = jax.tree.map(
+            lambda u, p, g, a: u + p * (g - a), change, slope, own_or_0, m
+        )
+    return _moved(params, change)
+
+
+def anchored(
+    kind: Kind,
+    update: Update,
+    params: Any,
+    opt_state: Any,
+    mean: Mean | None,
+    behind: Sequence[jax.Array],
+    dtype: DTypeLike,
+) -> tuple[Any, Slopes | None]:
+    """Returns the part of a prediction that does not depend on a device.
+
+    The prediction is `c + P g_own` with `c = w + U(m; s) - P m`. With a sharded
+    optimizer, the owners of its state find c and P, and send both. Devices have P in 8
+    bits, and c is made with this P: its error is multiplied by `g_own - m` alone.
+
+    Args:
+      kind: How the update depends on gradients.
+      update: The update.
+      params: Parameters.
+      opt_state: Optimizer state.
+      mean: The mean gradient that was applied last. `None` if devices find P by
+        themselves; then m is 0.
+      behind: For each gradient in flight, whether it is real.
+      dtype: dtype of P, `CODE` or another.
+
+    Returns:
+      c, and P for each gradient in flight, or `None` if devices need no P.
+    """
+    known = jnp.array(True) if mean is None else mean.known
+    m = jax.tree.map(jnp.zeros_like, params)
+    m = m if mean is None else like(mean.gradients, params)
+    loss = jnp.float32(0) if mean is None else mean.loss
+    count, taken = len(behind), [real & known for real in behind]
+
+    def change_by(*gradients: Any) -> Any:
+        return changed(update, params, opt_state, gradients, [loss] * count, taken)
+
+    if mean is None or kind.name == "mixing":
+        return _moved(params, _finite(change_by(*[m] * count))), None
+    found = expansion(change_by, [m] * count, bounds=kind.name != "linear")
+    codes = tuple(
+        jax.tree.map(lambda p, b: encoded(p, b, dtype), slope, most)
+        for slope, most in zip(found.slopes, found.steepest, strict=True)
+    )
+    slopes = Slopes(codes, found.steepest)
+    change = found.change
+    for slope in slopes.decoded():
+        change = jax.tree.map(lambda u, p, a: u - p * a, change, slope, m)
+    return _moved(params, change), slopes
+
+
+class Expansion(NamedTuple):
+    """A change of the parameters to first order in the gradients.
+
+    Attributes:
+      change: `U(m; s)`, 0 where it is not finite.
+      slopes: For each gradient in flight the tree P, within bounds.
+      steepest: For each gradient in flight and each leaf the bound of P, float32.
+    """
+
+    change: Any
+    slopes: tuple[Any, ...]
+    steepest: tuple[Any, ...]
+
+
+def expansion(
+    change_by: Callable[..., Any], means: Sequence[Any], *, bounds: bool = True
+) -> Expansion:
+    """Expands a change of the parameters, with slopes that are finite and bounded.
+
+    The bound of P is `STEEPEST` times the length of `U(m; s)` over that of m, for each
+    array. Where P or U is not finite, P is 0: the prediction is that by m.
+
+    Args:
+      change_by: Function from the gradients of each update to the change.
+      means: The gradients at which it is expanded.
+      bounds: Whether slopes are kept within the bound.
+    """
+    value, slopes = expanded(change_by, means)
+    change = _finite(value)
+    steepest = tuple(jax.tree.map(_steepest, change, m) for m in means)
+
+    def one(slope: jax.Array, value: jax.Array, most: jax.Array) -> jax.Array:
+        bound = most.astype(slope.dtype)
+        within = jnp.clip(slope, -bound, bound) if bounds else slope
+        return jnp.where(jnp.isfinite(slope) & jnp.isfinite(value), within, 0)
+
+    found = tuple(
+        jax.tree.map(one, slope, value, most)
+        for slope, most in zip(slopes, steepest, strict=True)
+    )
+    return Expansion(change, found, steepest)
+
+
+def like(gradients: Any, params: Any) -> Any:
+    """Returns gradients in the dtypes of the parameters."""
+    return jax.tree.map(lambda g, w: g.astype(w.dtype), gradients, params)
+
+
+def _steepest(change: jax.Array, mean: jax.Array) -> jax.Array:
+    """Returns the bound of the slopes of an array; 0 if m is 0."""
+    bound = STEEPEST * _length(change) / _length(mean)
+    return jnp.where(jnp.isfinite(bound), bound, 0)
+
+
+def _length(x: jax.Array) -> jax.Array:
+    """Returns the Euclidean norm of all elements of an array, float32."""
+    return jnp.sqrt(jnp.sum(jnp.square(x.astype(jnp.float32))))
+
+
+def _blended(mean: Any, own: Any) -> Any:
+    """Returns m, moved towards the own gradient."""
+    return jax.tree.map(lambda m, g: m + OWN_SHARE * (g - m), mean, own)
+
+
+def _either(predicate: Any, new: Any, old: Any) -> Any:
+    """Returns the leaves of `new` if `predicate` is true, and those of `old` if not."""
+    return jax.tree.map(lambda n, o: jnp.where(predicate, n, o), new, old)
+
+
+def _finite(change: Any) -> Any:
+    """Returns a change with zeros in place of what is not finite."""
+    return jax.tree.map(lambda u: jnp.where(jnp.isfinite(u), u, 0), change)
+
+
+def _moved(params: Any, change: Any) -> Any:
+    """Returns the parameters after a change, in their own dtypes."""
+    return jax.tree.map(lambda w, u: (w + u).astype(w.dtype), params, change)

@@ -1,0 +1,63 @@
+r"""Slopes in 8 bits, which the owners of an optimizer's state send to all devices.
+
+A slope P within its bound b (see `_rule`) is sent as a number of four exponent bits and
+three of mantissa, whose largest stands for b. Its error is at most a sixteenth, over 14
+powers of two below b.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+CODE = jnp.float8_e4m3fn
+_LARGEST = float(jnp.finfo(CODE).max)
+
+
+class Slopes(NamedTuple):
+    """The slopes of all parameters, as every device keeps them.
+
+    Attributes:
+      codes: For each gradient in flight a tree like the parameters.
+      steepest: For each gradient in flight a tree of float32 scalars, the bounds.
+    """
+
+    codes: tuple[Any, ...]
+    steepest: tuple[Any, ...]
+
+    def decoded(self) -> tuple[Any, ...]:
+        """Returns the slopes for each gradient in flight."""
+        pairs = zip(self.codes, self.steepest, strict=True)
+        return tuple(jax.tree.map(decoded, *pair) for pair in pairs)
+
+
+def encoded(slope: jax.Array, steepest: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """Returns the code of slopes, which `decoded` undoes.
+
+    Args:
+      slope: Slopes of an array.
+      steepest: The bound of their size.
+      dtype: `CODE`, or a dtype that holds slopes as they are.
+
+    Examples:
+      >>> code = encoded(jnp.float32([1.0, -0.3, 5.0]), jnp.float32(2.0), CODE)
+      >>> decoded(code, jnp.float32(2.0)).tolist()
+      [1.0, -0.3035714328289032, 2.0]
+    """
+    if dtype != CODE:
+        return slope.astype(dtype)
+    share = jnp.where(steepest > 0, slope.astype(jnp.float32) / steepest, 0)
+    return (_LARGEST * jnp.clip(share, -1, 1)).astype(CODE)
+
+
+def decoded(code: jax.Array, steepest: jax.Array) -> jax.Array:
+    """Returns the slopes that a code stands for.
+
+    Args:
+      code: The code of an array.
+      steepest: The bound that `encoded` was given.
+    """
+    if code.dtype != CODE:
+        return code
+    return code.astype(jnp.float32) * (steepest / _LARGEST)
