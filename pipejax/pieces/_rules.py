@@ -33,7 +33,7 @@ abs add add_any cbrt ceil clamp div exp exp2 expm1 floor integer_pow log log1p m
 mul neg nextafter pow reduce_precision rem round rsqrt sign sqrt square sub
 and bitcast_convert_type clz eq ge gt is_finite le lt ne not or population_count
 select_n shift_left shift_right_arithmetic shift_right_logical xor
-convert_element_type copy copy_p
+convert_element_type copy copy_p stop_gradient
 acos acosh asin asinh atan atan2 atanh cos cosh digamma erf erf_inv erfc lgamma logistic
 sin sinh tan tanh
 """

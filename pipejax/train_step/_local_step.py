@@ -255,9 +255,11 @@ class LocalStep:
             weight = jnp.where(usable, passengers.weight, 1)
             values = passengers.values.at[1].set(weight)
             passengers = dataclasses.replace(passengers, values=values)
-        return own._replace(
-            sum=Message(*found, passengers, message.shards), finite=jnp.array(True)
+        gradients, changes = found
+        message = message._replace(
+            gradients=gradients, changes=changes, passengers=passengers
         )
+        return own._replace(sum=message, finite=jnp.array(True))
 
     def own(self, params: Any, in_flight: InFlight) -> list[Own]:
         """Returns this device's gradients in flight, oldest first.

@@ -34,8 +34,8 @@ def predicted_params(
         ahead = pj.predicted_params(optimizer, opt_state, params)
         updates, opt_state = tx.update(jax.grad(loss)(ahead), opt_state, params)
 
-    A chain that begins with `pj.pipelined_mean` keeps no m, and neither does `pipelined`
-    for an optimizer that is linear in its gradients. The prediction is then
+    A chain that begins with `pj.pipelined_mean` keeps no m, and neither does
+    `pipelined` for an optimizer that is linear in its gradients. The prediction is then
     `w + U(g_i; s)`, by one own gradient in flight after another.
     `pj.corrections.extrapolate_updates` predicts from the last update alone.
 
@@ -68,8 +68,9 @@ def predicted_params(
     kind = kind_in(tx, params, len(pending))
     if kind is None or kind.name == "linear":
         raise ValueError(
-            "`tx` must be the optimizer that pj.pipelined was given, which is not linear"
-            " in its gradients; got one that is, or that needs more than gradients."
+            "`tx` must be the optimizer that pj.pipelined was given, which is not"
+            " linear in its gradients; got one that is, or that needs more than"
+            " gradients."
         )
     usable = jnp.array(True)
     own = [
