@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pipejax.checksums import checksums
-from pipejax.mesh import axes, inner_axes
+from pipejax.mesh import axes
 from pipejax.reshard import Spread, shapes_on
 from pipejax.train_step import (
     PipelineState,
@@ -19,9 +19,11 @@ from pipejax.train_step import (
     state_shardings,
 )
 
-from ._fault import Fault, agreed, attempt
+from ._fault import DamagedError, Fault, agreed, attempt
 from ._leaves import Form, empty, encoded, form, named
 from ._meta import check_version, damage, read
+
+CODECS, COPIES = "in_flight.codec_states", "coarse"
 
 
 class Saved(NamedTuple):
@@ -29,21 +31,21 @@ class Saved(NamedTuple):
 
     Attributes:
       arrays: The arrays by name, as they were written.
-      form: The shapes and dtypes of the state that was saved.
+      form: The shapes and dtypes of the arrays, as a state.
       extras: The extras that `save` was given.
       meta: What `save` has written about the state.
-      spread: How the state was spread over devices.
-      same_spread: Whether the train step spreads its states in the same way.
-      same_copies: Whether it also spreads coarse copies in the same way.
+      devices: Number of devices, or groups, that shared the data. If the train step has
+        others, each device has the messages of all of them.
+      anew: The parts of a state that were not read, because the train step cannot use
+        them: `CODECS` or `COPIES`.
     """
 
     arrays: dict[str, jax.Array]
     form: PipelineState
     extras: dict[str, Any]
     meta: dict[str, Any]
-    spread: Spread
-    same_spread: bool
-    same_copies: bool
+    devices: int
+    anew: tuple[str, ...]
 
 
 def read_step(
@@ -70,12 +72,13 @@ def read_step(
         return fault
     _check_width(manager, meta, train)
     before, now = Spread(**meta["spread"]), Spread.now(train, like)
-    same = before.same_as(now, train)
-    target = like if same else shapes_on(train, like, before)
-    target = _with_saved_copies(target, meta["leaves"])
-    same_copies = same and target.coarse == like.coarse
-    _check_same_form(manager, meta["leaves"], target)
-    shapes = _shapes(train, target, own=same, own_copies=same_copies)
+    anew = _anew(before, now, train)
+    target = _without(anew, like)
+    if before.devices != now.devices:
+        target = shapes_on(train, target, before.devices)
+    saved = {k: v for k, v in meta["leaves"].items() if not part_of(k, anew)}
+    _check_same_form(manager, saved, target)
+    shapes = _shapes(train, target, own=before.devices == now.devices)
     written = {name: shape for name, shape in shapes.items() if shape.size}
     arrays = attempt(lambda: _arrays(path, written))
     if isinstance(arrays, Fault):
@@ -83,19 +86,33 @@ def read_step(
     if fault := agreed(_fault(_wrong(checksums(arrays), meta["checksums"]))):
         return fault
     every = {k: arrays[k] if v.size else empty(v) for k, v in shapes.items()}
-    return Saved(every, target, extras, meta, before, same, same_copies)
+    return Saved(every, target, extras, meta, before.devices, anew)
 
 
-def _with_saved_copies(target: PipelineState, saved: dict[str, Any]) -> PipelineState:
-    """Returns a form in which coarse copies have the shape that was saved.
+def _anew(before: Spread, now: Spread, train: TrainStep) -> tuple[str, ...]:
+    """Returns the parts of a state that differ between the devices of two spreads."""
+    codecs = () if before.same_codecs(now, train) else (CODECS,)
+    copies = () if before.same_shards(now) else (COPIES,)
+    return codecs + copies
 
-    The shape depends on the devices. On others, the copies are made anew.
+
+def _without(anew: tuple[str, ...], like: PipelineState) -> PipelineState:
+    """Returns a state without its parts `anew`."""
+    if COPIES in anew:
+        like = like._replace(coarse=None)
+    if CODECS in anew:
+        like = like._replace(in_flight=like.in_flight._replace(codec_states={}))
+    return like
+
+
+def part_of(name: str, parts: tuple[str, ...]) -> bool:
+    """Returns whether a leaf belongs to one of these parts of a state.
+
+    Examples:
+      >>> part_of("coarse.codes", ("coarse",)), part_of("coarser", ("coarse",))
+      (True, False)
     """
-    if target.coarse is None or "coarse.codes" not in saved:
-        return target
-    shape, dtype = saved["coarse.codes"]
-    codes = jax.ShapeDtypeStruct(tuple(shape), dtype)
-    return target._replace(coarse=target.coarse._replace(codes=codes))
+    return any(name == x or name.startswith((f"{x}.", f"{x}[")) for x in parts)
 
 
 def _arrays(path: Any, shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
@@ -103,8 +120,14 @@ def _arrays(path: Any, shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax
 
     At such a barrier, other processes would wait for one that fails.
     """
-    args = ocp.args.StandardRestore(shapes)
-    arrays = ocp.StandardCheckpointHandler().restore(path / "state", args=args)
+    args = ocp.args.PyTreeRestore(
+        item=shapes,
+        restore_args=ocp.checkpoint_utils.construct_restore_args(shapes),
+        partial_restore=True,
+    )
+    arrays = ocp.PyTreeCheckpointHandler().restore(path / "state", args=args)
+    if missing := [name for name in shapes if name not in arrays]:
+        raise DamagedError(f"{missing[0]} is missing")
     return jax.block_until_ready(arrays)
 
 
@@ -165,32 +188,25 @@ def _said(form: Form | None) -> str:
 
 
 def _shapes(
-    train: TrainStep, target: PipelineState, *, own: bool, own_copies: bool
+    train: TrainStep, target: PipelineState, *, own: bool
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shape, dtype and sharding of each array to restore, by name.
 
-    Each device or group has its own part of the arrays in flight and of the states of
-    codecs. If `own`, it receives its own part. Otherwise it receives the parts of all,
-    for `reshard` to redistribute. Unless `own_copies`, every device receives all coarse
-    copies.
+    Each device or group has its own part of the arrays in flight. If `own`, it receives
+    its own part. Otherwise it receives the parts of all, for `reshard` to redistribute.
     """
     written = functools.partial(jax.tree.map, encoded)
     target = target._replace(calls=None)
     shapes, shards = jax.eval_shape(written, target), target.shards
     data = axes(train.axis_name) if own else ()
     in_flight = in_flight_shardings(target.in_flight, shards, train.config, data)
-    kept_on = train.executor.reduction_mesh
-    inner = inner_axes(kept_on, train.axis_name) if shards else ()
-    kept = NamedSharding(kept_on, P((*data, *inner) or None))
-    states = jax.tree.map(lambda _: kept, target.in_flight.codec_states)
+    if states := target.in_flight.codec_states:
+        placed_states = train.codec_states(target, abstract=True)
+        states = jax.tree.map(lambda x: x.sharding, placed_states)
     shared = SharedState.of(target)
     shardings = state_shardings(shared, train.mesh, train.axis_name).with_in_flight(
         in_flight._replace(codec_states=states), None
     )
-    if not own_copies:
-        whole = NamedSharding(train.mesh, P())
-        coarse = jax.tree.map(lambda _: whole, target.coarse)
-        shardings = shardings._replace(coarse=coarse)
 
     def placed(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> Any:
         # JAX replicates arrays without elements.

@@ -8,12 +8,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from pipejax.mesh import without_mesh
-from pipejax.reshard import Spread, reshard
+from pipejax.reshard import reshard
 from pipejax.train_step import PipelineState, StepInfo, TrainStep
 
 from ._choose import whole
 from ._leaves import decoded, named, weakened
-from ._read import read_step
+from ._read import CODECS, COPIES, Saved, part_of, read_step
 
 _log = logging.getLogger(__name__)
 
@@ -53,14 +53,13 @@ def restore(
     - Then each gradient in flight is averaged over the old devices and applied (a
       drain). The next `width - 1` steps apply nothing, because the pipeline fills
       again.
-    - The residuals of error feedback are redistributed in equal shares, so that they
-      add the same to the mean gradient as they would have before.
-    - The PRNG keys and warm starts of codecs, and the deviations that
-      `deviation_feedback` keeps, begin anew.
+    - The states of codecs begin anew, so the residuals of error feedback start from
+      zero. A log record names the arrays that are not restored.
+    - The deviations that `deviation_feedback` keeps begin anew.
 
-    If the number of devices is the same but the axes of a hierarchical all-reduce have
-    other sizes, only the residuals, PRNG keys and warm starts of codecs change in this
-    way.
+    If the number of devices is the same, but inner axes or the axes of a hierarchical
+    all-reduce have other sizes, or parameters are split in another way, only the states
+    of codecs begin anew.
 
     Every leaf and the extras are checked against the checksums that `save` has written.
     If `step` is `None` and the latest checkpoint is damaged, `restore` takes the newest
@@ -109,28 +108,40 @@ def restore(
     form_like = _form(like)
     train.join()  # Orbax runs collectives, which must not meet those of the exchange.
     saved = whole(manager, step, lambda n: read_step(manager, train, form_like, n))
-    before, now = saved.spread, Spread.now(train, form_like)
+    before, now = saved.devices, train.config.devices
     state = _rebuilt(saved.arrays, saved.form, saved.meta)
-    if not saved.same_copies and state.coarse is not None:
-        state = train.with_new_copies(state)
-    if not saved.same_spread:
+    if COPIES in saved.anew and form_like.coarse is not None:
+        state = train.with_new_copies(state._replace(coarse=form_like.coarse))
+    if before != now:
         state = reshard(train, state, before)
-        if before.kept is not None:
-            _log.warning(
-                "checkpoint of other devices: residuals of codecs are redistributed,"
-                " and PRNG keys and warm starts of codecs begin anew"
-            )
+    if CODECS in saved.anew:
+        state = _with_new_codec_states(train, state, saved)
     infos: tuple[StepInfo, ...] = ()
-    moved = before.devices != now.devices and train.width > 1
+    moved = before != now and train.width > 1
     if moved:
         _log.warning(
             "checkpoint of %d devices restored on %d: gradients in flight are applied"
             " first",
-            before.devices,
-            now.devices,
+            before,
+            now,
         )
         state, infos = train.drain(state)
     return Restored(state, saved.extras, moved, infos)
+
+
+def _with_new_codec_states(
+    train: TrainStep, state: PipelineState, saved: Saved
+) -> PipelineState:
+    """Returns a state whose codecs begin anew, and logs which saved arrays are lost."""
+    if lost := [name for name in saved.meta["leaves"] if part_of(name, (CODECS,))]:
+        _log.warning(
+            "checkpoint of other devices, or of other shards of the model: residuals of"
+            " error feedback start from zero, and PRNG keys and warm starts of codecs"
+            " begin anew. Not restored: %s",
+            ", ".join(lost),
+        )
+    states = train.codec_states(state)
+    return state._replace(in_flight=state.in_flight._replace(codec_states=states))
 
 
 def _form(like: Any) -> PipelineState:
