@@ -20,6 +20,7 @@ class LockedManager(ocp.CheckpointManager):
 
     def __init__(self, *args: Any, lock: Lock | None, **kwargs: Any) -> None:
         self._lock, self.read_only = lock, kwargs["options"].read_only
+        self.closed = False
         super().__init__(*args, **kwargs)
 
     def close(self) -> None:
@@ -27,6 +28,7 @@ class LockedManager(ocp.CheckpointManager):
         try:
             super().close()
         finally:
+            self.closed = True
             if self._lock is not None:
                 self._lock.release()
 
@@ -59,9 +61,9 @@ def manager(
       its `close()` at the end, to wait for the last write.
 
     Raises:
-      ValueError: If `keep` is not an integer of at least 1, `folder` is a file, another
-        manager that saves in `folder` is open, or `read_only` is true and `folder` does
-        not exist.
+      ValueError: If `folder` names no folder or is a file, `keep` is not an integer of
+        at least 1, `read_only` is not a bool, another manager that saves in `folder` is
+        open, or `read_only` is true and `folder` does not exist.
       OSError: If nothing can be written to `folder`.
 
     Examples:
@@ -70,6 +72,8 @@ def manager(
       ...     print(checkpoints.latest_step())
       None
     """
+    if not isinstance(read_only, bool):
+        raise ValueError(f"`read_only` must be True or False, got {read_only!r}.")
     if keep is not None and not is_integer(keep, 1):
         raise ValueError(
             f"`keep` must be an integer of at least 1, got {keep!r}. None keeps all"
@@ -111,6 +115,21 @@ def _locked(place: str) -> Lock | None:
     return together(lock)
 
 
+def check_manager(manager: Any) -> None:
+    """Raises an error unless `manager` is a manager of checkpoints that is open."""
+    if not isinstance(manager, ocp.CheckpointManager):
+        raise ValueError(
+            "`manager` must be what pipejax.checkpoint.manager(folder) returned, got"
+            f" {type(manager).__name__}. Make a manager of the folder first."
+        )
+    if isinstance(manager, LockedManager) and manager.closed:
+        raise ValueError(
+            f"`manager` must be open, got the one of {manager.directory} after its"
+            " `close()`. Use it inside its `with` statement, or make another with"
+            " pipejax.checkpoint.manager(folder)."
+        )
+
+
 def is_read_only(manager: ocp.CheckpointManager) -> bool:
     """Returns whether a manager was made with `read_only=True`."""
     return isinstance(manager, LockedManager) and manager.read_only
@@ -131,13 +150,18 @@ def _absolute(folder: os.PathLike[str] | str) -> str:
     """Returns the absolute path of a folder; returns a URL unchanged.
 
     Raises:
-      ValueError: If there is a file at the path.
+      ValueError: If it names no folder, or if there is a file at the path.
 
     Examples:
       >>> _absolute("gs://bucket/run"), _absolute("/tmp/run")
       ('gs://bucket/run', '/tmp/run')
     """
-    name = os.fspath(folder)
+    name = os.fspath(folder) if isinstance(folder, str | os.PathLike) else None
+    if not isinstance(name, str) or not name:
+        raise ValueError(
+            f"`folder` must name a folder or a bucket, got {folder!r}. Pass a path such"
+            " as 'runs/first'; '.' stands for the working directory."
+        )
     if "://" in name:
         return name
     path = pathlib.Path(name).absolute()

@@ -19,11 +19,13 @@ from pipejax.train_step import (
     state_shardings,
 )
 
+from ._check_like import check_optimizer_of
 from ._fault import DamagedError, Fault, agreed, attempt
 from ._leaves import Form, empty, encoded, form, named
-from ._meta import check_version, damage, read
+from ._meta import check_version, damage, passengers_of, read
 
-CODECS, COPIES = "in_flight.codec_states", "coarse"
+# Parts of a state that are sometimes not read, but made anew.
+QUEUE, CODECS, COPIES = "in_flight.pending", "in_flight.codec_states", "coarse"
 
 
 class Saved(NamedTuple):
@@ -36,8 +38,9 @@ class Saved(NamedTuple):
       meta: What `save` has written about the state.
       devices: Number of devices, or groups, that shared the data. If the train step has
         others, each device has the messages of all of them.
-      anew: The parts of a state that were not read, because the train step cannot use
-        them: `CODECS` or `COPIES`.
+      anew: The parts of a state that were not read and must be made anew: `QUEUE` if
+        nothing was in flight, and `CODECS` or `COPIES` if the train step cannot use
+        those that were saved.
     """
 
     arrays: dict[str, jax.Array]
@@ -72,12 +75,15 @@ def read_step(
         return fault
     _check_width(manager, meta, train)
     before, now = Spread(**meta["spread"]), Spread.now(train, like)
-    anew = _anew(before, now, train)
+    anew = _anew(meta, before, now, train)
+    _check_same_passengers(manager, meta, like)
     target = _without(anew, like)
     if before.devices != now.devices:
         target = shapes_on(train, target, before.devices)
     saved = {k: v for k, v in meta["leaves"].items() if not part_of(k, anew)}
+    _check_same_kind(manager, saved, like)
     _check_same_form(manager, saved, target)
+    check_optimizer_of(train, like)
     shapes = _shapes(train, target, own=before.devices == now.devices)
     written = {name: shape for name, shape in shapes.items() if shape.size}
     arrays = attempt(lambda: _arrays(path, written))
@@ -89,20 +95,27 @@ def read_step(
     return Saved(every, target, extras, meta, before.devices, anew)
 
 
-def _anew(before: Spread, now: Spread, train: TrainStep) -> tuple[str, ...]:
-    """Returns the parts of a state that differ between the devices of two spreads."""
-    codecs = () if before.same_codecs(now, train) else (CODECS,)
-    copies = () if before.same_shards(now) else (COPIES,)
-    return codecs + copies
+def _anew(
+    meta: dict[str, Any], before: Spread, now: Spread, train: TrainStep
+) -> tuple[str, ...]:
+    """Returns the parts of a state that are not read."""
+    read = {
+        QUEUE: meta["in_flight"] != 0,
+        CODECS: before.same_codecs(now, train),
+        COPIES: before.same_shards(now),
+    }
+    return tuple(part for part, is_read in read.items() if not is_read)
 
 
 def _without(anew: tuple[str, ...], like: PipelineState) -> PipelineState:
     """Returns a state without its parts `anew`."""
-    if COPIES in anew:
-        like = like._replace(coarse=None)
+    in_flight = like.in_flight
+    if QUEUE in anew:
+        in_flight = in_flight._replace(pending=())
     if CODECS in anew:
-        like = like._replace(in_flight=like.in_flight._replace(codec_states={}))
-    return like
+        in_flight = in_flight._replace(codec_states={})
+    coarse = None if COPIES in anew else like.coarse
+    return like._replace(in_flight=in_flight, coarse=coarse)
 
 
 def part_of(name: str, parts: tuple[str, ...]) -> bool:
@@ -153,11 +166,45 @@ def _check_width(
         raise ValueError(
             f"`train` must be of width {meta['width']}, the width of the checkpoint in"
             f" {manager.directory}; got width {train.width}. To change the width,"
-            f" restore the checkpoint with a train step of width {meta['width']}, drain"
-            " it with `state, _ = train.drain(state)`, and call"
-            " `train.init(state.params, model_state=state.model_state, rng=state.rng,"
-            " opt_state=state.opt_state, batch=batch)` of the train step of width"
-            f" {train.width}."
+            f" restore the checkpoint with a train step of width {meta['width']}."
+            f" {_GO_ON}"
+        )
+
+
+_GO_ON = (
+    "Then drain it with `state, _ = train.drain(state)`, and call"
+    " `train.init(state.params, model_state=state.model_state, rng=state.rng,"
+    " opt_state=state.opt_state, batch=batch)` of the new train step."
+)
+
+
+def _check_same_passengers(
+    manager: ocp.CheckpointManager, meta: dict[str, Any], like: PipelineState
+) -> None:
+    """Raises an error if other values travel with the gradients in flight."""
+    saved, wanted = meta["passengers"], passengers_of(like)
+    if meta["in_flight"] and saved != wanted:
+        raise ValueError(
+            "`like` must be of the loss function that the checkpoint in"
+            f" {manager.directory} was saved with, because what it returned is in"
+            f" flight: {saved}; got {wanted}. If the loss function is the same, give"
+            " `batch=` to `train.init` or `train.abstract_state`. To change it, save a"
+            " state that was drained, `state, _ = train.drain(state)`, or restore the"
+            f" checkpoint with the old loss function. {_GO_ON}"
+        )
+
+
+def _check_same_kind(
+    manager: ocp.CheckpointManager, saved: dict[str, Any], like: PipelineState
+) -> None:
+    """Raises an error unless the optimizer was sharded as that of `like` is."""
+    was = any(part_of(name, ("gathered",)) for name in saved)
+    now = like.gathered is not None
+    if was != now:
+        raise ValueError(
+            f"`train` must have shard_optimizer={was}, as the train step that saved the"
+            f" checkpoint in {manager.directory}; got shard_optimizer={now}. To change"
+            f" it, restore the checkpoint with shard_optimizer={was}. {_GO_ON}"
         )
 
 

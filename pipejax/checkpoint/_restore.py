@@ -4,16 +4,25 @@ import logging
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from pipejax.mesh import without_mesh
+from pipejax.integers import is_integer
+from pipejax.mesh import axes, without_mesh
 from pipejax.reshard import reshard
-from pipejax.train_step import PipelineState, StepInfo, TrainStep
+from pipejax.train_step import (
+    PipelineState,
+    StepInfo,
+    TrainStep,
+    in_flight_shardings,
+)
 
+from ._check_like import form_of
 from ._choose import whole
 from ._leaves import decoded, named, weakened
-from ._read import CODECS, COPIES, Saved, part_of, read_step
+from ._manager import check_manager
+from ._read import CODECS, COPIES, QUEUE, Saved, part_of, read_step
 
 _log = logging.getLogger(__name__)
 
@@ -105,15 +114,19 @@ def restore(
       >>> float(restored.state.params), restored.extras, restored.drained
       (3.0, {'next_index': 640}, False)
     """
-    form_like = _form(like)
+    check_manager(manager)
+    _check_step(step)
+    wanted = form_of(like, train)
     train.join()  # Orbax runs collectives, which must not meet those of the exchange.
-    saved = whole(manager, step, lambda n: read_step(manager, train, form_like, n))
+    saved = whole(manager, step, lambda n: read_step(manager, train, wanted, n))
     before, now = saved.devices, train.config.devices
     state = _rebuilt(saved.arrays, saved.form, saved.meta)
-    if COPIES in saved.anew and form_like.coarse is not None:
-        state = train.with_new_copies(state._replace(coarse=form_like.coarse))
+    if COPIES in saved.anew and wanted.coarse is not None:
+        state = train.with_new_copies(state._replace(coarse=wanted.coarse))
     if before != now:
         state = reshard(train, state, before)
+    if QUEUE in saved.anew:
+        state = _with_empty_queue(train, state, wanted)
     if CODECS in saved.anew:
         state = _with_new_codec_states(train, state, saved)
     infos: tuple[StepInfo, ...] = ()
@@ -127,6 +140,30 @@ def restore(
         )
         state, infos = train.drain(state)
     return Restored(state, saved.extras, moved, infos)
+
+
+def _check_step(step: Any) -> None:
+    """Raises an error unless `step` is `None` or a whole number."""
+    if step is not None and not is_integer(step, 0):
+        raise ValueError(
+            f"`step` must be an integer of at least 0, or None, got {step!r}. None"
+            " restores the newest checkpoint."
+        )
+
+
+def _with_empty_queue(
+    train: TrainStep, state: PipelineState, wanted: PipelineState
+) -> PipelineState:
+    """Returns a state with nothing in flight, whose queue has the form of `wanted`."""
+    form = wanted.in_flight._replace(codec_states={})
+    data = axes(train.axis_name)
+    places = in_flight_shardings(form, state.shards, train.config, data).pending
+
+    def zeros() -> Any:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form.pending)
+
+    pending = jax.jit(zeros, out_shardings=places)()
+    return state._replace(in_flight=state.in_flight._replace(pending=pending))
 
 
 def _with_new_codec_states(
@@ -144,23 +181,13 @@ def _with_new_codec_states(
     return state._replace(in_flight=state.in_flight._replace(codec_states=states))
 
 
-def _form(like: Any) -> PipelineState:
-    """Returns the shapes and dtypes of `like`."""
-    if not isinstance(like, PipelineState):
-        raise ValueError(
-            "`like` must be a pj.PipelineState of the form to restore, got"
-            f" {type(like).__name__}. Pass `train.init(params, ...)` or"
-            " `train.abstract_state(params, ...)`."
-        )
-    return jax.eval_shape(lambda tree: tree, like)
-
-
 def _rebuilt(
     arrays: dict[str, jax.Array], target: PipelineState, meta: dict[str, Any]
 ) -> PipelineState:
     """Returns the state of the form `target` whose leaves are encoded in `arrays`."""
     shapes, calls = target._replace(calls=None), meta["calls"]
     leaves = {name: decoded(arrays[name], leaf) for name, leaf in named(shapes).items()}
-    leaves |= {name: weakened(leaves[name]) for name in meta["weak"]}
+    weak = (name for name in meta["weak"] if name in leaves)
+    leaves |= {name: weakened(leaves[name]) for name in weak}
     state = jax.tree.unflatten(jax.tree.structure(shapes), leaves.values())
     return state._replace(calls=None if calls is None else np.int32(calls))

@@ -240,6 +240,21 @@ def test_a_step_that_is_not_there(manager):
     assert int(restored.state.step) == 2
 
 
+@pytest.mark.parametrize("step", [2.0, "2", True, -1, np.float32(2), [2]])
+def test_a_step_is_a_number(manager, step):
+    train = train_step()
+    rule = r"`step` must be an integer of at least 0, or None, got .*\. None restores"
+    with pytest.raises(ValueError, match=rule):
+        checkpoint.restore(manager, train, init(train), step)
+
+
+@pytest.mark.parametrize("step", [2, np.int32(2), np.array(2), jax.numpy.int32(2)])
+def test_any_integer_is_a_step(manager, step):
+    train = train_step()
+    with pytest.raises(FileNotFoundError, match="`manager` must have a checkpoint"):
+        checkpoint.restore(manager, train, init(train), step)
+
+
 def residuals(state):
     return jax.tree.map(np.array, jax.tree.leaves(state.in_flight.codec_states))
 
