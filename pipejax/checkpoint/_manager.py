@@ -11,7 +11,7 @@ from etils import epath
 
 from pipejax.integers import is_integer
 
-from ._fault import together, writing_to
+from ._fault import together, while_files_vanish, writing_to
 from ._lock import Lock
 
 
@@ -22,6 +22,10 @@ class LockedManager(ocp.CheckpointManager):
         self._lock, self.read_only = lock, kwargs["options"].read_only
         self.closed = False
         super().__init__(*args, **kwargs)
+
+    def reload(self) -> None:
+        """Lists the folder again, even while another job deletes checkpoints in it."""
+        while_files_vanish(super().reload)
 
     def close(self) -> None:
         """Waits for a running save, and frees the folder for other jobs."""
@@ -85,21 +89,28 @@ def manager(
             f"`folder` must exist if `read_only` is true, got {place}. Give the folder"
             " of a run that has saved a checkpoint."
         )
-    return LockedManager(
-        place,
-        lock=None if read_only else _locked(place),
-        options=ocp.CheckpointManagerOptions(
-            max_to_keep=None if keep is None else operator.index(keep),
-            read_only=read_only,
-            # Processes that list the same network folder may see different files.
-            single_host_load_and_broadcast=True,
-        ),
-        item_handlers={
-            "state": ocp.StandardCheckpointHandler(),
-            "meta": ocp.JsonCheckpointHandler(),
-            "extras": ocp.JsonCheckpointHandler(),
-        },
-    )
+    lock = None if read_only else _locked(place)
+
+    def opened() -> ocp.CheckpointManager:
+        return LockedManager(
+            place,
+            lock=lock,
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=None if keep is None else operator.index(keep),
+                read_only=read_only,
+                # Processes that list the same network folder may see different files.
+                single_host_load_and_broadcast=True,
+                # Its barrier would wait for a process that cannot list the folder.
+                save_root_metadata=False,
+            ),
+            item_handlers={
+                "state": ocp.StandardCheckpointHandler(),
+                "meta": ocp.JsonCheckpointHandler(),
+                "extras": ocp.JsonCheckpointHandler(),
+            },
+        )
+
+    return while_files_vanish(opened)
 
 
 def _locked(place: str) -> Lock | None:

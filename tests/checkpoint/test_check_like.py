@@ -67,7 +67,7 @@ def test_a_state_of_another_train_step(manager, says):
 
 def test_what_is_no_train_step(manager):
     _, like = made()
-    with pytest.raises(ValueError, match="`train` must be the train step .* got funct"):
+    with pytest.raises(ValueError, match=r"`train` must be the train step .* got fun"):
         checkpoint.restore(manager, loss_fn, like)
 
 
@@ -93,8 +93,8 @@ def test_a_sharded_optimizer_stays_one(manager, was, devices):
     checkpoint.save(manager, started(shard_optimizer=was))
     train, like = made(devices=devices, shard_optimizer=not was)
     rule = (
-        rf"`train` must have shard_optimizer={was}, as the train step that saved .*; got"
-        rf" shard_optimizer={not was}\. To .* Then drain it with .* of the new train"
+        rf"`train` must have shard_optimizer={was}, as the train step that saved the .*"
+        rf"; got shard_optimizer={not was}\. To .* Then drain it with .* of the new tr"
     )
     with pytest.raises(ValueError, match=rule):
         checkpoint.restore(manager, train, like)

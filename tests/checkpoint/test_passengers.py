@@ -1,4 +1,4 @@
-"""Tests that values in flight are restored under the names that they were saved with."""
+"""Tests that values in flight are restored under their own names, or refused."""
 
 import re
 
@@ -100,7 +100,7 @@ def test_a_metric_of_another_name_is_refused_and_the_remedies_work(tmp_path):
 
 def test_metrics_without_a_batch_are_refused(tmp_path):
     train, params = made(METRIC)
-    with pytest.raises(ValueError, match="give `batch=` to `train.init`"):
+    with pytest.raises(ValueError, match=r"give `batch=` to `train\.init`"):
         restored(tmp_path, started(train, params), train, params, batch=None)
 
 
