@@ -57,7 +57,8 @@ def manager(
       keep: Number of checkpoints to keep, at least 1. Older ones are deleted. `None`
         keeps all.
       read_only: Whether the manager only restores. It then needs no lock, so that an
-        evaluation can read the checkpoints of a running job.
+        evaluation can read the checkpoints of a running job. The job may delete old
+        checkpoints meanwhile.
 
     Returns:
       An `orbax.checkpoint.CheckpointManager`, for `save` and `restore`. It writes

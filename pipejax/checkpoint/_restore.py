@@ -63,22 +63,27 @@ def restore(
       drain). The next `width - 1` steps apply nothing, because the pipeline fills
       again.
     - The states of codecs begin anew, so the residuals of error feedback start from
-      zero. A log record names the arrays that are not restored.
+      zero. A log record of level WARNING names the arrays that are not restored.
     - The deviations that `deviation_feedback` keeps begin anew.
 
     If the number of devices is the same, but inner axes or the axes of a hierarchical
     all-reduce have other sizes, or parameters are split in another way, only the states
     of codecs begin anew.
 
+    The loss function must return the same values, under the same names, as the one
+    whose gradients are in flight. If nothing was in flight when the state was saved, as
+    after `train.drain`, the loss function and `reduce_dtype` may be others.
+
     Every leaf and the extras are checked against the checksums that `save` has written.
     If `step` is `None` and the latest checkpoint is damaged, `restore` takes the newest
     one that is whole, and logs which steps are damaged and how. Process 0 renames the
     folders of these steps to `damaged-STEP`, so that they can be saved again; if the
-    manager is read-only, nothing is renamed. All
-    processes agree on the step before any of them returns.
+    manager is read-only, nothing is renamed. All processes agree on the step before any
+    of them returns.
 
     `restore` waits for a running save. It also finds checkpoints that another manager
-    has saved in the same folder.
+    has saved in the same folder. If the job that saves them deletes a checkpoint while
+    it is read, `restore` takes the next one.
 
     Args:
       manager: The manager that `pipejax.checkpoint.manager(folder)` has returned.
@@ -94,10 +99,14 @@ def restore(
 
     Raises:
       FileNotFoundError: If there is no checkpoint, or none of this step.
-      ValueError: If the checkpoint has another width than `train` or another form than
-        `like`, if an earlier version of pipejax has written it, if the checkpoint of
-        `step` is damaged, or if `step` is `None` and all checkpoints are damaged.
-      OSError: If a checkpoint cannot be read although it may be whole.
+      ValueError: If an argument is not what it must be, or `like` is not a state of
+        `train`; if the checkpoint has another width, optimizer or kind of optimizer
+        (sharded or not) than `train`, another form than `like`, or values of another
+        loss function in flight; if an earlier version of pipejax has written it; if the
+        checkpoint of `step` is damaged, or `step` is `None` and all checkpoints are
+        damaged.
+      OSError: If a checkpoint cannot be read although it may be whole, or if one after
+        the other is deleted while it is read.
 
     Examples:
       >>> import tempfile

@@ -115,6 +115,13 @@ def test_every_bit_comes_back_on_the_same_devices(
     assert any(x.any() for x in jax.tree.leaves(kept(state)))
     found = restored(tmp_path, state, train, given)
     assert_bits_equal(*jax.device_get((found, state)))
+    # The other executor can continue from it, too.
+    executor = {"fused": "host", "host": "fused"}[executor]
+    other, given = made(shape, codec, sharded=sharded, executor=executor)
+    with checkpoint.manager(tmp_path, read_only=True) as manager:
+        like = other.abstract_state(given)
+        again = checkpoint.restore(manager, other, like).state
+    assert_bits_equal(*jax.device_get((again, state)))
     assert_bits_equal(
         *jax.device_get([run(train, x, data[2:]) for x in (found, state)])
     )
