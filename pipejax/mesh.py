@@ -19,13 +19,6 @@ from jax.sharding import PartitionSpec as P
 AxisName = str | tuple[str, ...]
 
 
-class Rows(str):
-    """Name of a `jax.vmap` axis whose rows stand for the devices of a mesh axis.
-
-    One device can then run the collectives of several devices.
-    """
-
-
 def axes(axis_name: AxisName) -> tuple[str, ...]:
     """Returns the axis names as a tuple.
 

@@ -2,11 +2,13 @@
 
 import logging
 import operator
+import time
 from collections.abc import Callable
 
 import jax
 import orbax.checkpoint as ocp
 
+from ._deleted import is_deleted
 from ._fault import Fault, attempt
 from ._manager import is_read_only, steps
 from ._read import Saved
@@ -21,6 +23,9 @@ def whole(
 ) -> Saved:
     """Returns the contents of a whole checkpoint, the same one on all processes.
 
+    Another job may save in the folder, and delete old checkpoints, at the same time. If
+    a checkpoint is deleted while it is read, the next one is taken.
+
     Args:
       manager: The manager of the folder.
       step: The step of the checkpoint. `None` takes the newest that is whole, and moves
@@ -29,15 +34,54 @@ def whole(
 
     Raises:
       FileNotFoundError: If there is no checkpoint, or none of this step.
-      OSError: If a checkpoint cannot be read although it may be whole.
+      OSError: If a checkpoint cannot be read although it may be whole, or if one after
+        the other is deleted while it is read.
       ValueError: If the checkpoint of `step` is damaged, or all checkpoints are.
     """
+    gone: frozenset[int] = frozenset()
+    for tries in range(_TRIES):
+        time.sleep(_PAUSE * tries)
+        there = [number for number in steps(manager) if number not in gone]
+        if gone and not there and step is None:
+            continue  # the listing may not show the newest checkpoint yet
+        found = _first_whole(manager, there, step, read)
+        if isinstance(found, Saved):
+            return found
+        gone |= found
+    raise OSError(
+        f"the checkpoints in {manager.directory} were deleted while they were read,"
+        f" {_TRIES} times in a row. Let the job that saves there keep more of them:"
+        " pipejax.checkpoint.manager(folder, keep=...)."
+    )
+
+
+_TRIES = 10
+_PAUSE = 0.05  # s
+
+
+def _first_whole(
+    manager: ocp.CheckpointManager,
+    there: list[int],
+    step: int | None,
+    read: Callable[[int], Saved | Fault],
+) -> Saved | frozenset[int]:
+    """Returns the first candidate that is whole.
+
+    Instead of it, returns the steps that were deleted meanwhile, if another job deletes
+    checkpoints: then the candidates must be listed again.
+    """
     damaged: dict[int, str] = {}
-    for number in _candidates(manager, step):
+    for number in _candidates(manager, there, step):
         found = read(number)
         if isinstance(found, Saved):
             _move_aside(manager, damaged)
             return found
+        if step is None and max(steps(manager), default=-1) > max(there):
+            return (
+                frozenset()
+            )  # the job that saved a newer one may be deleting this one
+        if is_deleted(manager, number):
+            return frozenset([number])
         if not found.damaged:
             raise OSError(
                 f"the checkpoint of step {number} in {manager.directory} cannot be"
@@ -59,9 +103,10 @@ def whole(
     )
 
 
-def _candidates(manager: ocp.CheckpointManager, step: int | None) -> list[int]:
+def _candidates(
+    manager: ocp.CheckpointManager, there: list[int], step: int | None
+) -> list[int]:
     """Returns the steps to try: `step` alone, or all of them, the newest first."""
-    there = steps(manager)
     if not there:
         raise FileNotFoundError(
             f"`manager` must have a checkpoint, got none in {manager.directory}. Save"

@@ -1,6 +1,7 @@
 """Faults of checkpoints, on which all processes agree before any of them goes on."""
 
 import contextlib
+import errno
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
@@ -61,6 +62,28 @@ def together(action: Callable[[], T]) -> T:
     if fault := agreed(fault):
         raise (ValueError if fault.damaged else OSError)(fault.text) from cause
     return result
+
+
+def while_files_vanish(action: Callable[[], T]) -> T:
+    """Calls `action` again on all processes if it has missed a file on any.
+
+    Orbax lists a folder and then looks into what it has found there, which another job
+    may have deleted meanwhile.
+    """
+    for _ in range(_TRIES):
+        missed = None
+        try:
+            result = action()
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ESTALE):
+                raise
+            missed = Fault(False, str(error))
+        if agreed(missed) is None:
+            return result
+    return action()
+
+
+_TRIES = 10
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from etils import epath
 
 from pipejax.integers import is_integer
 
-from ._fault import together, writing_to
+from ._fault import together, while_files_vanish, writing_to
 from ._lock import Lock
 
 
@@ -20,13 +20,19 @@ class LockedManager(ocp.CheckpointManager):
 
     def __init__(self, *args: Any, lock: Lock | None, **kwargs: Any) -> None:
         self._lock, self.read_only = lock, kwargs["options"].read_only
+        self.closed = False
         super().__init__(*args, **kwargs)
+
+    def reload(self) -> None:
+        """Lists the folder again, even while another job deletes checkpoints in it."""
+        while_files_vanish(super().reload)
 
     def close(self) -> None:
         """Waits for a running save, and frees the folder for other jobs."""
         try:
             super().close()
         finally:
+            self.closed = True
             if self._lock is not None:
                 self._lock.release()
 
@@ -51,7 +57,8 @@ def manager(
       keep: Number of checkpoints to keep, at least 1. Older ones are deleted. `None`
         keeps all.
       read_only: Whether the manager only restores. It then needs no lock, so that an
-        evaluation can read the checkpoints of a running job.
+        evaluation can read the checkpoints of a running job. The job may delete old
+        checkpoints meanwhile.
 
     Returns:
       An `orbax.checkpoint.CheckpointManager`, for `save` and `restore`. It writes
@@ -59,9 +66,9 @@ def manager(
       its `close()` at the end, to wait for the last write.
 
     Raises:
-      ValueError: If `keep` is not an integer of at least 1, `folder` is a file, another
-        manager that saves in `folder` is open, or `read_only` is true and `folder` does
-        not exist.
+      ValueError: If `folder` names no folder or is a file, `keep` is not an integer of
+        at least 1, `read_only` is not a bool, another manager that saves in `folder` is
+        open, or `read_only` is true and `folder` does not exist.
       OSError: If nothing can be written to `folder`.
 
     Examples:
@@ -70,6 +77,8 @@ def manager(
       ...     print(checkpoints.latest_step())
       None
     """
+    if not isinstance(read_only, bool):
+        raise ValueError(f"`read_only` must be True or False, got {read_only!r}.")
     if keep is not None and not is_integer(keep, 1):
         raise ValueError(
             f"`keep` must be an integer of at least 1, got {keep!r}. None keeps all"
@@ -81,21 +90,28 @@ def manager(
             f"`folder` must exist if `read_only` is true, got {place}. Give the folder"
             " of a run that has saved a checkpoint."
         )
-    return LockedManager(
-        place,
-        lock=None if read_only else _locked(place),
-        options=ocp.CheckpointManagerOptions(
-            max_to_keep=None if keep is None else operator.index(keep),
-            read_only=read_only,
-            # Processes that list the same network folder may see different files.
-            single_host_load_and_broadcast=True,
-        ),
-        item_handlers={
-            "state": ocp.StandardCheckpointHandler(),
-            "meta": ocp.JsonCheckpointHandler(),
-            "extras": ocp.JsonCheckpointHandler(),
-        },
-    )
+    lock = None if read_only else _locked(place)
+
+    def opened() -> ocp.CheckpointManager:
+        return LockedManager(
+            place,
+            lock=lock,
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=None if keep is None else operator.index(keep),
+                read_only=read_only,
+                # Processes that list the same network folder may see different files.
+                single_host_load_and_broadcast=True,
+                # Its barrier would wait for a process that cannot list the folder.
+                save_root_metadata=False,
+            ),
+            item_handlers={
+                "state": ocp.StandardCheckpointHandler(),
+                "meta": ocp.JsonCheckpointHandler(),
+                "extras": ocp.JsonCheckpointHandler(),
+            },
+        )
+
+    return while_files_vanish(opened)
 
 
 def _locked(place: str) -> Lock | None:
@@ -109,6 +125,21 @@ def _locked(place: str) -> Lock | None:
             return Lock(pathlib.Path(place))
 
     return together(lock)
+
+
+def check_manager(manager: Any) -> None:
+    """Raises an error unless `manager` is a manager of checkpoints that is open."""
+    if not isinstance(manager, ocp.CheckpointManager):
+        raise ValueError(
+            "`manager` must be what pipejax.checkpoint.manager(folder) returned, got"
+            f" {type(manager).__name__}. Make a manager of the folder first."
+        )
+    if isinstance(manager, LockedManager) and manager.closed:
+        raise ValueError(
+            f"`manager` must be open, got the one of {manager.directory} after its"
+            " `close()`. Use it inside its `with` statement, or make another with"
+            " pipejax.checkpoint.manager(folder)."
+        )
 
 
 def is_read_only(manager: ocp.CheckpointManager) -> bool:
@@ -131,13 +162,18 @@ def _absolute(folder: os.PathLike[str] | str) -> str:
     """Returns the absolute path of a folder; returns a URL unchanged.
 
     Raises:
-      ValueError: If there is a file at the path.
+      ValueError: If it names no folder, or if there is a file at the path.
 
     Examples:
       >>> _absolute("gs://bucket/run"), _absolute("/tmp/run")
       ('gs://bucket/run', '/tmp/run')
     """
-    name = os.fspath(folder)
+    name = os.fspath(folder) if isinstance(folder, str | os.PathLike) else None
+    if not isinstance(name, str) or not name:
+        raise ValueError(
+            f"`folder` must name a folder or a bucket, got {folder!r}. Pass a path such"
+            " as 'runs/first'; '.' stands for the working directory."
+        )
     if "://" in name:
         return name
     path = pathlib.Path(name).absolute()

@@ -2,8 +2,9 @@
 
 Beside the arrays, a checkpoint has two JSON files:
 
-- `meta` has the step, the form of the state, the checksum of each array, the digest of
-  the extras, and a digest of all of this.
+- `meta` has the step, the form of the state, the number of messages in flight and the
+  names of their passengers, the checksum of each array, the digest of the extras, and a
+  digest of all of this.
 - `extras` has the extras that `save` was given.
 
 Every part is checked against another: the arrays, the extras and the number of the step
@@ -17,7 +18,7 @@ from typing import Any
 
 from etils import epath
 
-from pipejax.message import width_of
+from pipejax.message import count, width_of
 from pipejax.reshard import Spread
 from pipejax.train_step import PipelineState
 
@@ -28,6 +29,8 @@ _DIGEST = "digest"
 _FORMER = (  # the keys in earlier versions
     {"width", "devices"},
     {"width", "spread", "calls", "leaves", "weak"},
+    {"step", "width", "spread", "calls", "leaves", "weak"}
+    | {"checksums", "extras", "digest"},
 )
 
 
@@ -39,6 +42,8 @@ def meta_of(
     meta = {
         "step": step,
         "width": width_of(state.in_flight),
+        "in_flight": count(state.in_flight),
+        "passengers": passengers_of(state),
         "spread": Spread.of(state)._asdict(),
         "calls": None if state.calls is None else int(state.calls),
         "leaves": {name: form(leaf) for name, leaf in leaves.items()},
@@ -47,6 +52,11 @@ def meta_of(
         "extras": digest(extras),
     }
     return meta | {_DIGEST: digest(meta)}
+
+
+def passengers_of(state: PipelineState) -> list[str]:
+    """Returns the names of what travels with gradients; none if the width is 1."""
+    return [name for x in state.in_flight.pending[:1] for name in x.passengers.names]
 
 
 def read(path: epath.Path) -> tuple[dict[str, Any], dict[str, Any]]:

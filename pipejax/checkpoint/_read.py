@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pipejax.checksums import checksums
-from pipejax.mesh import axes, inner_axes
+from pipejax.mesh import axes
 from pipejax.reshard import Spread, shapes_on
 from pipejax.train_step import (
     PipelineState,
@@ -19,9 +19,14 @@ from pipejax.train_step import (
     state_shardings,
 )
 
-from ._fault import Fault, agreed, attempt
+from ._check_like import check_optimizer_of
+from ._fault import DamagedError, Fault, agreed, attempt
 from ._leaves import Form, empty, encoded, form, named
-from ._meta import check_version, damage, read
+from ._meta import check_version, damage, passengers_of, read
+
+# Parts of a state that are sometimes not read, but made anew.
+QUEUE, CODECS = "in_flight.pending", "in_flight.codec_states"
+MEAN, SLOPES = "mean", "slopes"
 
 
 class Saved(NamedTuple):
@@ -29,19 +34,23 @@ class Saved(NamedTuple):
 
     Attributes:
       arrays: The arrays by name, as they were written.
-      form: The shapes and dtypes of the state that was saved.
+      form: The shapes and dtypes of the arrays, as a state.
       extras: The extras that `save` was given.
       meta: What `save` has written about the state.
-      spread: How the state was spread over devices.
-      same_spread: Whether the train step spreads its states in the same way.
+      devices: Number of devices, or groups, that shared the data. If the train step has
+        others, each device has the messages of all of them.
+      anew: The parts of a state that were not read and must be made anew: `QUEUE` if
+        nothing was in flight, `MEAN` and `SLOPES` if only one of the train steps, on
+        several devices, predicts with them, and `CODECS` if the train step cannot use
+        those that were saved.
     """
 
     arrays: dict[str, jax.Array]
     form: PipelineState
     extras: dict[str, Any]
     meta: dict[str, Any]
-    spread: Spread
-    same_spread: bool
+    devices: int
+    anew: tuple[str, ...]
 
 
 def read_step(
@@ -68,10 +77,16 @@ def read_step(
         return fault
     _check_width(manager, meta, train)
     before, now = Spread(**meta["spread"]), Spread.now(train, like)
-    same = before.same_as(now, train)
-    target = like if same else shapes_on(train, like, before)
-    _check_same_form(manager, meta["leaves"], target)
-    shapes = _shapes(train, target, own=same)
+    anew = _anew(meta, before, now, train, like)
+    _check_same_passengers(manager, meta, like)
+    target = _without(anew, like)
+    if before.devices != now.devices:
+        target = shapes_on(train, target, before.devices)
+    saved = {k: v for k, v in meta["leaves"].items() if not part_of(k, anew)}
+    _check_same_kind(manager, saved, like)
+    _check_same_form(manager, saved, target)
+    check_optimizer_of(train, like)
+    shapes = _shapes(train, target, own=before.devices == now.devices)
     written = {name: shape for name, shape in shapes.items() if shape.size}
     arrays = attempt(lambda: _arrays(path, written))
     if isinstance(arrays, Fault):
@@ -79,7 +94,49 @@ def read_step(
     if fault := agreed(_fault(_wrong(checksums(arrays), meta["checksums"]))):
         return fault
     every = {k: arrays[k] if v.size else empty(v) for k, v in shapes.items()}
-    return Saved(every, target, extras, meta, before, same)
+    return Saved(every, target, extras, meta, before.devices, anew)
+
+
+def _anew(
+    meta: dict[str, Any],
+    before: Spread,
+    now: Spread,
+    train: TrainStep,
+    like: PipelineState,
+) -> tuple[str, ...]:
+    """Returns the parts of a state that are not read."""
+    has_mean = any(part_of(name, (MEAN,)) for name in meta["leaves"])
+    # A single device predicts without a mean.
+    same_mean = has_mean == (like.mean is not None) or before.devices == now.devices
+    read = {
+        QUEUE: meta["in_flight"] != 0,
+        CODECS: before.same_codecs(now, train),
+        MEAN: same_mean,
+        SLOPES: same_mean,
+    }
+    return tuple(part for part, is_read in read.items() if not is_read)
+
+
+def _without(anew: tuple[str, ...], like: PipelineState) -> PipelineState:
+    """Returns a state without its parts `anew`."""
+    in_flight = like.in_flight
+    if QUEUE in anew:
+        in_flight = in_flight._replace(pending=())
+    if CODECS in anew:
+        in_flight = in_flight._replace(codec_states={})
+    if MEAN in anew:
+        like = like._replace(mean=None, slopes=None)
+    return like._replace(in_flight=in_flight)
+
+
+def part_of(name: str, parts: tuple[str, ...]) -> bool:
+    """Returns whether a leaf belongs to one of these parts of a state.
+
+    Examples:
+      >>> part_of("mean.loss", ("mean",)), part_of("means", ("mean",))
+      (True, False)
+    """
+    return any(name == x or name.startswith((f"{x}.", f"{x}[")) for x in parts)
 
 
 def _arrays(path: Any, shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
@@ -87,8 +144,14 @@ def _arrays(path: Any, shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax
 
     At such a barrier, other processes would wait for one that fails.
     """
-    args = ocp.args.StandardRestore(shapes)
-    arrays = ocp.StandardCheckpointHandler().restore(path / "state", args=args)
+    args = ocp.args.PyTreeRestore(
+        item=shapes,
+        restore_args=ocp.checkpoint_utils.construct_restore_args(shapes),
+        partial_restore=True,
+    )
+    arrays = ocp.PyTreeCheckpointHandler().restore(path / "state", args=args)
+    if missing := [name for name in shapes if name not in arrays]:
+        raise DamagedError(f"{missing[0]} is missing")
     return jax.block_until_ready(arrays)
 
 
@@ -114,11 +177,45 @@ def _check_width(
         raise ValueError(
             f"`train` must be of width {meta['width']}, the width of the checkpoint in"
             f" {manager.directory}; got width {train.width}. To change the width,"
-            f" restore the checkpoint with a train step of width {meta['width']}, drain"
-            " it with `state, _ = train.drain(state)`, and call"
-            " `train.init(state.params, model_state=state.model_state, rng=state.rng,"
-            " opt_state=state.opt_state, batch=batch)` of the train step of width"
-            f" {train.width}."
+            f" restore the checkpoint with a train step of width {meta['width']}."
+            f" {_GO_ON}"
+        )
+
+
+_GO_ON = (
+    "Then drain it with `state, _ = train.drain(state)`, and call"
+    " `train.init(state.params, model_state=state.model_state, rng=state.rng,"
+    " opt_state=state.opt_state, batch=batch)` of the new train step."
+)
+
+
+def _check_same_passengers(
+    manager: ocp.CheckpointManager, meta: dict[str, Any], like: PipelineState
+) -> None:
+    """Raises an error if other values travel with the gradients in flight."""
+    saved, wanted = meta["passengers"], passengers_of(like)
+    if meta["in_flight"] and saved != wanted:
+        raise ValueError(
+            "`like` must be of the loss function that the checkpoint in"
+            f" {manager.directory} was saved with, because what it returned is in"
+            f" flight: {saved}; got {wanted}. If the loss function is the same, give"
+            " `batch=` to `train.init` or `train.abstract_state`. To change it, save a"
+            " state that was drained, `state, _ = train.drain(state)`, or restore the"
+            f" checkpoint with the old loss function. {_GO_ON}"
+        )
+
+
+def _check_same_kind(
+    manager: ocp.CheckpointManager, saved: dict[str, Any], like: PipelineState
+) -> None:
+    """Raises an error unless the optimizer was sharded as that of `like` is."""
+    was = any(part_of(name, ("gathered",)) for name in saved)
+    now = like.gathered is not None
+    if was != now:
+        raise ValueError(
+            f"`train` must have shard_optimizer={was}, as the train step that saved the"
+            f" checkpoint in {manager.directory}; got shard_optimizer={now}. To change"
+            f" it, restore the checkpoint with shard_optimizer={was}. {_GO_ON}"
         )
 
 
@@ -153,19 +250,17 @@ def _shapes(
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shape, dtype and sharding of each array to restore, by name.
 
-    Each device or group has its own part of the arrays in flight and of the states of
-    codecs. If `own`, it receives its own part. Otherwise it receives the parts of all,
-    for `reshard` to redistribute.
+    Each device or group has its own part of the arrays in flight. If `own`, it receives
+    its own part. Otherwise it receives the parts of all, for `reshard` to redistribute.
     """
     written = functools.partial(jax.tree.map, encoded)
     target = target._replace(calls=None)
     shapes, shards = jax.eval_shape(written, target), target.shards
     data = axes(train.axis_name) if own else ()
     in_flight = in_flight_shardings(target.in_flight, shards, train.config, data)
-    kept_on = train.executor.reduction_mesh
-    inner = inner_axes(kept_on, train.axis_name) if shards else ()
-    kept = NamedSharding(kept_on, P((*data, *inner) or None))
-    states = jax.tree.map(lambda _: kept, target.in_flight.codec_states)
+    if states := target.in_flight.codec_states:
+        placed_states = train.codec_states(target, abstract=True)
+        states = jax.tree.map(lambda x: x.sharding, placed_states)
     shared = SharedState.of(target)
     shardings = state_shardings(shared, train.mesh, train.axis_name).with_in_flight(
         in_flight._replace(codec_states=states), None

@@ -4,16 +4,27 @@ import logging
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from pipejax.mesh import without_mesh
-from pipejax.reshard import Spread, reshard
-from pipejax.train_step import PipelineState, StepInfo, TrainStep
+from pipejax.integers import is_integer
+from pipejax.mesh import axes, without_mesh
+from pipejax.reshard import reshard
+from pipejax.train_step import (
+    PipelineState,
+    SharedState,
+    StepInfo,
+    TrainStep,
+    in_flight_shardings,
+    state_shardings,
+)
 
+from ._check_like import form_of
 from ._choose import whole
 from ._leaves import decoded, named, weakened
-from ._read import read_step
+from ._manager import check_manager
+from ._read import CODECS, MEAN, QUEUE, Saved, part_of, read_step
 
 _log = logging.getLogger(__name__)
 
@@ -53,24 +64,28 @@ def restore(
     - Then each gradient in flight is averaged over the old devices and applied (a
       drain). The next `width - 1` steps apply nothing, because the pipeline fills
       again.
-    - The residuals of error feedback are redistributed in equal shares, so that they
-      add the same to the mean gradient as they would have before.
-    - The PRNG keys and warm starts of codecs, and the deviations that
-      `deviation_feedback` keeps, begin anew.
+    - The states of codecs begin anew, so the residuals of error feedback start from
+      zero. A log record of level WARNING names the arrays that are not restored.
+    - The deviations that `deviation_feedback` keeps begin anew.
 
-    If the number of devices is the same but the axes of a hierarchical all-reduce have
-    other sizes, only the residuals, PRNG keys and warm starts of codecs change in this
-    way.
+    If the number of devices is the same, but inner axes or the axes of a hierarchical
+    all-reduce have other sizes, or parameters are split in another way, only the states
+    of codecs begin anew.
+
+    The loss function must return the same values, under the same names, as the one
+    whose gradients are in flight. If nothing was in flight when the state was saved, as
+    after `train.drain`, the loss function and `reduce_dtype` may be others.
 
     Every leaf and the extras are checked against the checksums that `save` has written.
     If `step` is `None` and the latest checkpoint is damaged, `restore` takes the newest
     one that is whole, and logs which steps are damaged and how. Process 0 renames the
     folders of these steps to `damaged-STEP`, so that they can be saved again; if the
-    manager is read-only, nothing is renamed. All
-    processes agree on the step before any of them returns.
+    manager is read-only, nothing is renamed. All processes agree on the step before any
+    of them returns.
 
     `restore` waits for a running save. It also finds checkpoints that another manager
-    has saved in the same folder.
+    has saved in the same folder. If the job that saves them deletes a checkpoint while
+    it is read, `restore` takes the next one.
 
     Args:
       manager: The manager that `pipejax.checkpoint.manager(folder)` has returned.
@@ -86,10 +101,14 @@ def restore(
 
     Raises:
       FileNotFoundError: If there is no checkpoint, or none of this step.
-      ValueError: If the checkpoint has another width than `train` or another form than
-        `like`, if an earlier version of pipejax has written it, if the checkpoint of
-        `step` is damaged, or if `step` is `None` and all checkpoints are damaged.
-      OSError: If a checkpoint cannot be read although it may be whole.
+      ValueError: If an argument is not what it must be, or `like` is not a state of
+        `train`; if the checkpoint has another width, optimizer or kind of optimizer
+        (sharded or not) than `train`, another form than `like`, or values of another
+        loss function in flight; if an earlier version of pipejax has written it; if the
+        checkpoint of `step` is damaged, or `step` is `None` and all checkpoints are
+        damaged.
+      OSError: If a checkpoint cannot be read although it may be whole, or if one after
+        the other is deleted while it is read.
 
     Examples:
       >>> import tempfile
@@ -106,40 +125,89 @@ def restore(
       >>> float(restored.state.params), restored.extras, restored.drained
       (3.0, {'next_index': 640}, False)
     """
-    form_like = _form(like)
+    check_manager(manager)
+    _check_step(step)
+    wanted = form_of(like, train)
     train.join()  # Orbax runs collectives, which must not meet those of the exchange.
-    saved = whole(manager, step, lambda n: read_step(manager, train, form_like, n))
-    before, now = saved.spread, Spread.now(train, form_like)
+    saved = whole(manager, step, lambda n: read_step(manager, train, wanted, n))
+    before, now = saved.devices, train.config.devices
     state = _rebuilt(saved.arrays, saved.form, saved.meta)
-    if not saved.same_spread:
+    if MEAN in saved.anew:
+        state = _with_new_mean(train, state, wanted)
+    if before != now:
         state = reshard(train, state, before)
-        if before.kept is not None:
-            _log.warning(
-                "checkpoint of other devices: residuals of codecs are redistributed,"
-                " and PRNG keys and warm starts of codecs begin anew"
-            )
+    if QUEUE in saved.anew:
+        state = _with_empty_queue(train, state, wanted)
+    if CODECS in saved.anew:
+        state = _with_new_codec_states(train, state, saved)
     infos: tuple[StepInfo, ...] = ()
-    moved = before.devices != now.devices and train.width > 1
+    moved = before != now and train.width > 1
     if moved:
         _log.warning(
             "checkpoint of %d devices restored on %d: gradients in flight are applied"
             " first",
-            before.devices,
-            now.devices,
+            before,
+            now,
         )
         state, infos = train.drain(state)
     return Restored(state, saved.extras, moved, infos)
 
 
-def _form(like: Any) -> PipelineState:
-    """Returns the shapes and dtypes of `like`."""
-    if not isinstance(like, PipelineState):
+def _check_step(step: Any) -> None:
+    """Raises an error unless `step` is `None` or a whole number."""
+    if step is not None and not is_integer(step, 0):
         raise ValueError(
-            "`like` must be a pj.PipelineState of the form to restore, got"
-            f" {type(like).__name__}. Pass `train.init(params, ...)` or"
-            " `train.abstract_state(params, ...)`."
+            f"`step` must be an integer of at least 0, or None, got {step!r}. None"
+            " restores the newest checkpoint."
         )
-    return jax.eval_shape(lambda tree: tree, like)
+
+
+def _with_empty_queue(
+    train: TrainStep, state: PipelineState, wanted: PipelineState
+) -> PipelineState:
+    """Returns a state with nothing in flight, whose queue has the form of `wanted`."""
+    form = wanted.in_flight._replace(codec_states={})
+    data = axes(train.axis_name)
+    places = in_flight_shardings(form, state.shards, train.config, data).pending
+
+    def zeros() -> Any:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form.pending)
+
+    pending = jax.jit(zeros, out_shardings=places)()
+    return state._replace(in_flight=state.in_flight._replace(pending=pending))
+
+
+def _with_new_mean(
+    train: TrainStep, state: PipelineState, wanted: PipelineState
+) -> PipelineState:
+    """Returns a state without a known mean gradient, in the form of `wanted`."""
+    shared = state_shardings(SharedState.of(wanted), train.mesh, train.axis_name)
+    form = wanted.mean, wanted.slopes
+
+    def zeros() -> Any:
+        mean, slopes = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form)
+        if mean is not None:
+            # With a sharded optimizer, an unknown mean says that its state is new.
+            mean = mean._replace(known=jnp.array(bool(state.shards.cuts)))
+        return mean, slopes
+
+    made = jax.jit(zeros, out_shardings=(shared.mean, shared.slopes))()
+    return state._replace(mean=made[0], slopes=made[1])
+
+
+def _with_new_codec_states(
+    train: TrainStep, state: PipelineState, saved: Saved
+) -> PipelineState:
+    """Returns a state whose codecs begin anew, and logs which saved arrays are lost."""
+    if lost := [name for name in saved.meta["leaves"] if part_of(name, (CODECS,))]:
+        _log.warning(
+            "checkpoint of other devices, or of other shards of the model: residuals of"
+            " error feedback start from zero, and PRNG keys and warm starts of codecs"
+            " begin anew. Not restored: %s",
+            ", ".join(lost),
+        )
+    states = train.codec_states(state)
+    return state._replace(in_flight=state.in_flight._replace(codec_states=states))
 
 
 def _rebuilt(
@@ -148,6 +216,7 @@ def _rebuilt(
     """Returns the state of the form `target` whose leaves are encoded in `arrays`."""
     shapes, calls = target._replace(calls=None), meta["calls"]
     leaves = {name: decoded(arrays[name], leaf) for name, leaf in named(shapes).items()}
-    leaves |= {name: weakened(leaves[name]) for name in meta["weak"]}
+    weak = (name for name in meta["weak"] if name in leaves)
+    leaves |= {name: weakened(leaves[name]) for name in weak}
     state = jax.tree.unflatten(jax.tree.structure(shapes), leaves.values())
     return state._replace(calls=None if calls is None else np.int32(calls))

@@ -16,7 +16,7 @@ from pipejax.train_step import PipelineState
 from ._fault import together, writing_to
 from ._json_values import json_copy
 from ._leaves import encoded, named
-from ._manager import is_read_only, steps
+from ._manager import check_manager, is_read_only, steps
 from ._meta import digest, meta_of
 
 
@@ -46,10 +46,10 @@ def save(
 
     Raises:
       OSError: Before anything is written: if nothing can be written to the folder.
-      ValueError: Before anything is written: if `manager` is read-only; if `state` is
-        not a `pj.PipelineState`, is traced or donated, holds leaves that are not
-        `jax.Array`s of all processes, or is not of a later step; if JSON would change
-        `extras`; or if the step or the extras differ between processes.
+      ValueError: Before anything is written: if `manager` is closed or read-only; if
+        `state` is not a `pj.PipelineState`, is traced or donated, holds leaves that are
+        not `jax.Array`s of all processes, or is not of a later step; if JSON would
+        change `extras`; or if the step or the extras differ between processes.
       RuntimeError: If Orbax has not made the checkpoint.
 
     Examples:
@@ -67,6 +67,7 @@ def save(
       ...         print(manager.latest_step())
       1
     """
+    check_manager(manager)
     _check_state(state)
     extras = json_copy("extras", {} if extras is None else extras)
     step = int(jax.device_get(state.step))

@@ -20,7 +20,6 @@ from ._error_feedback import ErrorFeedbackState as ErrorFeedbackState
 from ._error_feedback import error_feedback as error_feedback
 from ._named import NAMES as NAMES
 from ._named import named as named
-from ._passing import passing as passing
 from ._power_sgd import power_sgd as power_sgd
 from ._quantize import quantize as quantize
 from ._rounding import stochastic as stochastic

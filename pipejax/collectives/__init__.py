@@ -29,8 +29,6 @@ from ._parameter_server import parameter_server as parameter_server
 from ._phases import Phase as Phase
 from ._phases import phases as phases
 from ._psum import psum as psum
-from ._residuals import owed as owed
-from ._residuals import owing as owing
 from ._ring import ring as ring
 from ._scheduled import Schedule as Schedule
 from ._scheduled import scheduled as scheduled

@@ -19,9 +19,7 @@ class AllReduce(abc.ABC):
     `Stages` that sum arrays of this layout. Most users do not call an algorithm
     themselves, but pass it to `make_train_step(all_reduce=...)`.
 
-    A subclass is a frozen dataclass that implements `__call__`. A codec or another
-    algorithm that it uses must be a field of the dataclass. When a checkpoint is
-    restored on another number of devices, residuals are found through these fields.
+    A subclass is a frozen dataclass that implements `__call__`.
 
     Examples:
       The four rows of `jax.vmap` stand for four devices:

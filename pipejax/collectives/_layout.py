@@ -157,15 +157,6 @@ class Layout(NamedTuple):
         coded, exact = tuple(map(form, self.coded)), tuple(map(form, self.exact))
         return self._replace(coded=coded, exact=exact)
 
-    def widened(self) -> "Layout":
-        """Returns the layout of the coded arrays alone, all in `working_dtype`.
-
-        The residuals of error feedback have this layout.
-        """
-        dtype = self.working_dtype
-        coded = tuple(jax.ShapeDtypeStruct(x.shape, dtype) for x in self.coded)
-        return self._replace(coded=coded, exact=())
-
 
 def _form(x: Any) -> jax.ShapeDtypeStruct:
     """Returns the shape and dtype of an array."""

@@ -5,10 +5,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from pipejax.mesh import AxisName, Rows, axis_size
+from pipejax.mesh import AxisName, axis_size
 
 from ._stages import Sent, Stages
 from ._wire import Transfer
@@ -35,7 +34,7 @@ def permute(axis_name: AxisName, pairs: Pairs, size: int) -> Sent:
 
     def send(value: Any) -> Any:
         beside, payload = value
-        return beside, _sent(payload, axis_name, pairs)
+        return beside, lax.ppermute(payload, axis_name, pairs)
 
     return Sent(send, (Transfer("collective-permute", axis_size(axis_name), size),))
 
@@ -52,21 +51,8 @@ def hand_over(axis_name: AxisName, pairs: Pairs, size: int) -> Stages:
     """
 
     def send(payload: jax.Array) -> jax.Array:
-        came = _sent(payload, axis_name, pairs)
+        came = lax.ppermute(payload, axis_name, pairs)
         return jnp.where(among(axis_name, (to for _, to in pairs)), came, payload)
 
     transfer = Transfer("collective-permute", axis_size(axis_name), size)
     return Stages((Sent(send, (transfer,)),))
-
-
-def _sent(payload: jax.Array, axis_name: AxisName, pairs: Pairs) -> jax.Array:
-    """Returns the payload that this device receives, or zeros."""
-    if not isinstance(axis_name, Rows):
-        return lax.ppermute(payload, axis_name, pairs)
-    # Under `jax.vmap`, `lax.ppermute` requires that every row sends.
-    sources = np.zeros(axis_size(axis_name), np.int32)
-    for source, to in pairs:
-        sources[to] = source
-    mine = jnp.asarray(sources)[lax.axis_index(axis_name)]
-    came = lax.all_gather(payload, axis_name)[mine]
-    return jnp.where(among(axis_name, (to for _, to in pairs)), came, 0)

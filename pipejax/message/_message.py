@@ -53,6 +53,15 @@ class Passengers:
         return cls(values, weight is not None, form)
 
     @property
+    def names(self) -> list[str]:
+        """Returns the name of each value: `loss`, `weight`, or the path of a metric."""
+        form = self.metrics_form
+        tree = jax.tree.unflatten(form, range(form.num_leaves))
+        paths = jax.tree_util.tree_leaves_with_path(tree)
+        metrics = [f"metrics{jax.tree_util.keystr(path)}" for path, _ in paths]
+        return ["loss", *(["weight"] if self.weighted else []), *metrics]
+
+    @property
     def loss(self) -> jax.Array:
         """Returns the loss, which is the first value."""
         return self.values[0]

@@ -9,60 +9,49 @@ from pipejax.mesh import axes
 from pipejax.message import InFlight, Message
 from pipejax.train_step import PipelineState, TrainStep, in_flight_shardings
 
-from ._residuals import handed_on, initial_states, sum_owed
-from ._spread import Spread
 
-
-def shapes_on(train: TrainStep, like: PipelineState, spread: Spread) -> PipelineState:
+def shapes_on(train: TrainStep, like: PipelineState, devices: int) -> PipelineState:
     """Returns the shapes that a state of `train` would have on other devices.
 
     Args:
       train: The train step.
       like: A state of `train`, or its shapes.
-      spread: The other devices.
+      devices: Number of the other devices, or groups, that share the data.
+
+    Returns:
+      The shapes, without those of codec states.
     """
     now = train.config.devices
 
     def resized(leaf: Any) -> jax.ShapeDtypeStruct:
-        size = leaf.shape[0] // now * spread.devices
+        size = leaf.shape[0] // now * devices
         return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype)
 
-    states: dict[str, Any] = {}
-    for all_reduce in train.schedule.phases:
-        states |= initial_states(all_reduce, train, like, spread)
-    in_flight = jax.tree.map(resized, like.in_flight._replace(codec_states={}))
-    return like._replace(in_flight=in_flight._replace(codec_states=states))
+    in_flight = like.in_flight._replace(codec_states={})
+    return like._replace(in_flight=jax.tree.map(resized, in_flight))
 
 
-def reshard(train: TrainStep, state: PipelineState, before: Spread) -> PipelineState:
+def reshard(train: TrainStep, state: PipelineState, before: int) -> PipelineState:
     """Moves a state to the devices of a train step.
 
     Args:
       train: The train step that continues from the state.
       state: A state whose `in_flight` has the parts of all old devices, replicated on
         each new device. Everything else is already a state of `train`.
-      before: The old devices.
+      before: Number of old devices.
 
     Returns:
-      The state on the devices of `train`. Replicated leaves are unchanged.
+      The state on the devices of `train`. Codec states and replicated leaves are
+      unchanged.
     """
-    states, in_flight = train.codec_states(state), state.in_flight
-    form, now = train.gradients_form(state), train.config.devices
-    weighted = any(message.weight is not None for message in in_flight.pending)
-    times = 1.0 if weighted else now / before.devices
-    for all_reduce in train.schedule.phases if before.kept is not None else ():
-        old = state.in_flight.codec_states
-        total = sum_owed(all_reduce, form, train, before, old)
-        states = handed_on(all_reduce, form, train, times, total, states)
+    states, now = state.in_flight.codec_states, train.config.devices
+    in_flight = state.in_flight._replace(codec_states={})
     data = axes(train.axis_name)
     own = in_flight_shardings(in_flight, state.shards, train.config, data)
 
     def spread(in_flight: InFlight) -> InFlight:
-        if before.devices == now:
-            return in_flight
-        return _shared_out(in_flight, before.devices, now)
+        return _shared_out(in_flight, before, now)
 
-    in_flight = in_flight._replace(codec_states={})
     in_flight = jax.jit(spread, out_shardings=own)(in_flight)
     return state._replace(in_flight=in_flight._replace(codec_states=states))
 

@@ -1,45 +1,46 @@
-"""The devices over which the messages and residuals of a state are spread."""
+"""The devices over which messages and codec states are spread."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import NamedSharding
 
-from pipejax.collectives import AllReduce
-from pipejax.mesh import AxisName, Rows, axes, inner_axes
+from pipejax.mesh import axes
 from pipejax.train_step import PipelineState, TrainStep
+
+Axes = list[list[Any]]
+"""Names and sizes of mesh axes with more than one device, in order."""
 
 
 class Spread(NamedTuple):
-    """The devices over which the leaves of `in_flight` are spread.
+    """The devices over which the leaves of `in_flight` are spread, as JSON holds them.
 
     Attributes:
       devices: Number of devices, or groups, that share the data.
-      kept: Sizes of the data's axes on the mesh that holds the codec states, by name
-        and in order, without axes of size 1. `None` if there are no codec states.
-      inner: Sizes of the inner axes of this mesh, along which each device has codec
-        states of its own shards, by name and without axes of size 1. Empty if there are
-        no codec states.
+      inner: The inner axes of the mesh, over which each group shards its model.
+      split: For each leaf of the parameters, the inner axes that split each of its
+        axes.
+      codecs: The axes over which codec states are spread, or `None` if there are none.
     """
 
     devices: int
-    kept: dict[str, int] | None
-    inner: dict[str, int] = {}  # noqa: RUF012 - never changed
+    inner: Axes
+    split: list[list[list[str]]]
+    codecs: Axes | None
 
     @classmethod
     def of(cls, state: PipelineState) -> "Spread":
-        """Returns the spread of a state that holds arrays, not only shapes."""
-        filled = state.in_flight.filled
-        states = [x for x in jax.tree.leaves(state.in_flight.codec_states) if x.size]
-        if not states:
-            return cls(filled.shape[0], None)
-        every, data = _split(states[0]), _split(filled)
-        inner = {name: size for name, size in every.items() if name not in data}
-        # Beside accelerators, the states of codecs lie on a mesh of CPUs.
-        inner = inner if state.shards else {}
-        kept = {name: size for name, size in every.items() if name not in inner}
-        return cls(filled.shape[0], kept, inner)
+        """Returns the spread of a state whose leaves in flight have shardings."""
+        shards, filled = state.shards, state.in_flight.filled
+        # Beside accelerators, codec states may lie on another mesh, one of CPUs.
+        kept = [x for x in jax.tree.leaves(state.in_flight.codec_states) if x.size]
+        return cls(
+            filled.shape[0],
+            _sizes(filled, shards.inner),
+            [[list(axes(entry or ())) for entry in spec] for spec in shards.params],
+            _sizes(kept[0], _along_first(kept[0])) if kept else None,
+        )
 
     @classmethod
     def now(cls, train: TrainStep, like: PipelineState) -> "Spread":
@@ -49,66 +50,43 @@ class Spread(NamedTuple):
           train: The train step.
           like: A state of `train`, or its shapes.
         """
-        devices = train.config.devices
-        if not jax.tree.leaves(like.in_flight.codec_states):
-            return cls(devices, None)
-        mesh = train.executor.reduction_mesh
-        inner = inner_axes(mesh, train.axis_name) if like.shards else ()
-        kept = _above_one(mesh, axes(train.axis_name))
-        return cls(devices, kept, _above_one(mesh, inner))
+        filled: Any = jax.ShapeDtypeStruct(
+            like.in_flight.filled.shape, "int32", sharding=train.config.data
+        )
+        states = train.codec_states(like, abstract=True)
+        in_flight = like.in_flight._replace(filled=filled, codec_states=states)
+        return cls.of(like._replace(in_flight=in_flight))
 
-    def same_as(self, other: "Spread", train: TrainStep) -> bool:
-        """Returns whether leaves have the same layout on both spreads.
+    def same_shards(self, other: "Spread") -> bool:
+        """Returns whether devices hold the same shards on both spreads."""
+        return self[:3] == other[:3]
 
-        Axis names do not matter if the all-reduce treats all axes as one.
+    def same_codecs(self, other: "Spread", train: TrainStep) -> bool:
+        """Returns whether codec states of one spread can be used on the other.
+
+        Axis names do not matter if the all-reduce treats all axes of the data as one.
+        If only one of the spreads has codec states, the codecs differ, which shows when
+        the states are compared.
 
         Args:
           other: The spread of the states that `train` makes.
           train: The train step whose all-reduces keep codec states.
-
-        Raises:
-          ValueError: If the codec states are those of other shards.
         """
-        if self.inner != other.inner:
-            raise ValueError(
-                f"`train` must have the inner axes {self.inner} of the checkpoint,"
-                " because its codecs keep states of the shards of every device; got"
-                f" {other.inner}. Restore it on a mesh with these axes, drain it, and"
-                " go on from `train.init(state.params, opt_state=state.opt_state)` of"
-                " the other train step, which loses what the codecs keep."
-            )
-        if self.devices != other.devices or None in (self.kept, other.kept):
-            return self == other
-        phases, name = train.schedule.phases, train.axis_name
-        return all(rows_of(x, name, self) == rows_of(x, name, other) for x in phases)
+        if None in (self.codecs, other.codecs) or not self.same_shards(other):
+            return self.same_shards(other)
+        if any(phase.axes is not None for phase in train.schedule.phases):
+            return self.codecs == other.codecs
+        places = (math.prod(n for _, n in x.codecs or ()) for x in (self, other))
+        return len({*places}) == 1
 
 
-def _split(leaf: jax.Array) -> dict[str, int]:
-    """Returns the sizes of the axes over which the first axis of a leaf is split."""
-    spec = leaf.sharding.spec  # type: ignore[attr-defined]
-    names = axes(spec[0]) if spec and spec[0] else ()
-    return _above_one(leaf.sharding.mesh, names)  # type: ignore[attr-defined]
+def _along_first(leaf: Any) -> tuple[str, ...]:
+    """Returns the mesh axes that split the first axis of an array."""
+    spec = leaf.sharding.spec if isinstance(leaf.sharding, NamedSharding) else ()
+    return axes(spec[0]) if spec and spec[0] else ()
 
 
-def _above_one(mesh: Mesh, names: tuple[str, ...]) -> dict[str, int]:
-    """Returns the sizes of the axes that have more than one device, by name."""
-    return {name: mesh.shape[name] for name in names if mesh.shape[name] > 1}
-
-
-def rows_of(
-    all_reduce: AllReduce, axis_name: AxisName, spread: Spread
-) -> tuple[AxisName, tuple[int, ...]]:
-    """Returns the `jax.vmap` axes that stand for the devices, and their sizes.
-
-    If the algorithm treats all axes as one, there is a single axis.
-    """
-    names, kept = tuple(map(Rows, axes(axis_name))), spread.kept or {}
-    if all_reduce.axes is None:
-        return names[0], (math.prod(kept.values()),)
-    if not kept.keys() <= set(names):
-        raise ValueError(
-            f"`train` must have the axes {tuple(kept)} of the checkpoint, because its"
-            f" all-reduce tells these axes apart; got {axis_name!r}. Give the axes of"
-            " the mesh the same names as in the checkpoint."
-        )
-    return names, tuple(kept.get(name, 1) for name in names)
+def _sizes(leaf: Any, names: tuple[str, ...]) -> Axes:
+    """Returns those of the named mesh axes that have more than one device."""
+    sizes = leaf.sharding.mesh.shape if names else {}
+    return [[name, sizes[name]] for name in names if sizes[name] > 1]

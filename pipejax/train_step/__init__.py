@@ -2,6 +2,7 @@
 
 from ._check_optimizer import check_kept_structure as check_kept_structure
 from ._check_optimizer import check_optimizer as check_optimizer
+from ._check_optimizer import opt_state_difference as opt_state_difference
 from ._check_settings import check_all_reduce as check_all_reduce
 from ._check_settings import check_axis_name as check_axis_name
 from ._check_settings import check_feedback as check_feedback

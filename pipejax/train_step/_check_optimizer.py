@@ -74,21 +74,34 @@ def check_optimizer(opt_state: Any, *, plain_delay: bool) -> None:
 
 
 def check_opt_state(tx: optax.GradientTransformation, params: Any, given: Any) -> None:
-    """Raises a `ValueError` unless `given` has the form of `tx.init(params)`.
-
-    The form is the structure of the pytree, and shape and dtype of its arrays.
-    """
-    wanted = jax.eval_shape(tx.init, params)
-    structures = map(jax.tree.structure, (wanted, given))
-    found = difference("opt_state", wanted, given) or ("opt_state", *structures)
-    name, rule, value = found
-    if rule == value:
+    """Raises a `ValueError` unless `given` has the form of `tx.init(params)`."""
+    found = opt_state_difference(tx, params, given)
+    if found is None:
         return
+    name, rule, value = found
     raise ValueError(
         "`opt_state` must be a state of this train step's `tx` for these `params`:"
         f" `{name}` {rule}; got {value} in its place. Make the train step with the"
         " optimizer that the state is of, or leave it out to begin with a new one."
     )
+
+
+def opt_state_difference(
+    tx: optax.GradientTransformation, params: Any, given: Any
+) -> tuple[str, Any, Any] | None:
+    """Returns where an optimizer state differs from `tx.init(params)`, or `None`.
+
+    The structure of the pytree must be the same, and shape and dtype of its arrays.
+
+    Returns:
+      A path, what `tx.init(params)` has there, and what `given` has.
+    """
+    wanted = jax.eval_shape(tx.init, params)
+    if found := difference("opt_state", wanted, given):
+        return found
+    rule: Any = jax.tree.structure(wanted)
+    value: Any = jax.tree.structure(given)
+    return None if rule == value else ("opt_state", rule, value)
 
 
 def check_kept_structure(before: Any, after: Any) -> None:

@@ -9,7 +9,7 @@ import jax
 from jax.core import Tracer
 from jax.typing import DTypeLike
 
-from pipejax.message import InFlight, Message, Passengers, width_of
+from pipejax.message import InFlight, Message, width_of
 
 from ._check_input import difference, is_array
 from ._gradient import empty_message
@@ -173,8 +173,8 @@ def check_room(message: Message, in_flight: InFlight) -> None:
     fresh, found = message.passengers, in_flight.pending[0].passengers
     if (fresh.weighted, fresh.metrics_form) == (found.weighted, found.metrics_form):
         return
-    names = _names(fresh)
-    if not _names(found):
+    names, there = fresh.names[1:], found.names[1:]
+    if not there:
         raise ValueError(
             "`batch` must be given to `train.init` when `loss_fn` returns metrics or a"
             f" weight, which travel with the gradients; got {names} for which the state"
@@ -182,18 +182,8 @@ def check_room(message: Message, in_flight: InFlight) -> None:
         )
     raise ValueError(
         f"`state` must have been made for what `loss_fn` returns, {names}; got one with"
-        f" {_names(found)} in flight. {_GO_ON}"
+        f" {there} in flight. {_GO_ON}"
     )
-
-
-def _names(passengers: Passengers) -> list[str]:
-    """Returns the names of the metrics, and `"weight"` if there is a weight."""
-    tree = jax.tree.unflatten(
-        passengers.metrics_form, range(passengers.metrics_form.num_leaves)
-    )
-    paths = jax.tree_util.tree_leaves_with_path(tree)
-    metrics = [f"metrics{jax.tree_util.keystr(path)}" for path, _ in paths]
-    return [*metrics, *(["weight"] if passengers.weighted else [])]
 
 
 _GO_ON = (

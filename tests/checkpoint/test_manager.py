@@ -18,6 +18,45 @@ def test_keep_is_positive(tmp_path, keep):
         checkpoint.manager(tmp_path, keep=keep)
 
 
+@pytest.mark.parametrize("folder", ["", None, 3, b"run", ["run"]])
+def test_a_folder_has_a_name(folder, tmp_path, monkeypatch):
+    """An empty name would stand for the working directory."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="`folder` must name a folder or a bucket"):
+        checkpoint.manager(folder)
+    assert entries(tmp_path) == []
+
+
+def test_read_only_is_a_bool(tmp_path):
+    with pytest.raises(ValueError, match="`read_only` must be True or False, got 'no'"):
+        checkpoint.manager(tmp_path, read_only="no")
+
+
+def test_a_manager_that_was_closed(tmp_path):
+    """Another manager may hold the lock of the folder now."""
+    train = train_step()
+    state = init(train)
+    with checkpoint.manager(tmp_path) as manager:
+        checkpoint.save(manager, state)
+    manager.close()
+    rule = r"`manager` must be open, got the one of .* after its `close\(\)`. Use it"
+    with pytest.raises(ValueError, match=rule):
+        checkpoint.save(manager, run(train, state, batches(1)))
+    with pytest.raises(ValueError, match=rule):
+        checkpoint.restore(manager, train, init(train))
+    assert entries(tmp_path) == ["0"]
+
+
+@pytest.mark.parametrize("manager", ["runs/first", None])
+def test_what_is_no_manager(manager):
+    train = train_step()
+    rule = r"`manager` must be what pipejax.checkpoint.manager\(folder\) returned, got"
+    with pytest.raises(ValueError, match=rule):
+        checkpoint.save(manager, init(train))
+    with pytest.raises(ValueError, match=rule):
+        checkpoint.restore(manager, train, init(train))
+
+
 @pytest.mark.parametrize(("keep", "stay"), [(np.int64(1), {2}), (None, {0, 1, 2})])
 def test_the_latest_stay(tmp_path, keep, stay):
     train, data = train_step(), batches(2)

@@ -27,6 +27,12 @@ def test_all_fall_back_to_the_same_step(group, tmp_path):
     assert entries(tmp_path) == ["0", "1", "damaged-2"]
 
 
+def test_all_take_the_next_step_if_one_is_deleted(group, tmp_path):
+    """Process 0 alone sees that the folder is gone, and both read the same step."""
+    assert group.ask("restored_beside_a_deletion", tmp_path) == [1, 1]
+    assert entries(tmp_path) == ["0", "1"]
+
+
 def test_a_second_job_is_refused_on_all(group, tmp_path):
     with checkpoint.manager(tmp_path):
         said = group.ask("opened", tmp_path)

@@ -26,7 +26,7 @@ def test_what_is_whole_is_returned(saved, train, like):
     found = read_step(saved, train, like, 1)
     assert isinstance(found, Saved)
     assert found.meta["step"] == int(found.arrays["step"]) == 1
-    assert found.same_spread
+    assert found.devices == 2
     assert found.extras == {}
 
 

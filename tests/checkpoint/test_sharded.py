@@ -8,12 +8,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
-from pipejax import checkpoint, codecs, collectives
-from pipejax.reshard import Spread, sum_owed
+from pipejax import checkpoint
 
 from ..helpers import assert_bits_equal, normal_batches
-
-FEEDBACK = collectives.two_shot(codecs.error_feedback(codecs.int8(8)))
 
 
 def loss_fn(params, batch):
@@ -90,35 +87,3 @@ def test_another_number_of_groups_drains(tmp_path, groups, inner):
     ):
         np.testing.assert_allclose(leaf, right, rtol=1e-5, atol=1e-7)
     other.step(found.state, batches(1)[0])
-
-
-def test_what_codecs_owe_moves_to_other_groups(tmp_path):
-    train, given = make(2, 2, all_reduce=FEEDBACK)
-    state = run(train, train.init(given), 3)
-    other, given = make(4, 2, all_reduce=FEEDBACK)
-
-    def owed(train, state):
-        sums = sum_owed(
-            FEEDBACK,
-            train.gradients_form(state),
-            train,
-            Spread.of(state),
-            state.in_flight.codec_states,
-        )
-        return [np.asarray(x) / train.config.devices for x in sums]
-
-    drained, _ = train.drain(state)
-    kept = owed(train, drained)
-    # The means do not change if what is owed to them moves to other groups.
-    found = restored(tmp_path, other, given, drained)
-    assert max(np.abs(x).max() for x in kept) > 1e-4, "nothing to hand on"
-    for leaf, wanted in zip(owed(other, found.state), kept, strict=True):
-        np.testing.assert_allclose(leaf, wanted, rtol=0, atol=1e-6)
-
-
-def test_codecs_of_other_shards_are_refused(tmp_path):
-    train, given = make(2, 2, all_reduce=FEEDBACK)
-    state = run(train, train.init(given), 2)
-    other, given = make(2, 4, all_reduce=FEEDBACK)
-    with pytest.raises(ValueError, match=r"must have the inner axes \{'fsdp': 2\}"):
-        restored(tmp_path, other, given, state)

@@ -53,7 +53,7 @@ OTHERS = each(
 
 
 @pytest.mark.parametrize("switch", OTHERS)
-def test_what_codecs_keep_is_handed_on(manager, switch):
+def test_codecs_begin_anew_on_other_devices(manager, switch):
     train, other = feedback(4, width=1), feedback(2, width=1)
     checkpoint.save(manager, run(train, init(train), batches(3)))
     like = jax.eval_shape(lambda: init(other))

@@ -4,20 +4,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
+import pipejax as pj
 from pipejax import codecs
 from pipejax.collectives import Layout, Summands, psum, run, tree, two_shot
 from pipejax.collectives._beside import Beside
-from pipejax.mesh import Rows
+from pipejax.mesh import on_mesh
 
 from ..helpers import assert_bits_equal
 
-DEVICES, DATA = 4, Rows("data")
+DEVICES, DATA = 4, "data"
 SHAPES = ((3, 5), (7,), (2, 4), (1,))
 
 
 def summands():
-    """Returns different arrays for each of the devices, which rows stand for."""
+    """Returns different arrays for each of the devices, as rows."""
     rng = np.random.default_rng(0)
     coded = tuple(rng.normal(size=(DEVICES, *x)).astype(np.float32) for x in SHAPES)
     return Summands(coded, (np.arange(DEVICES, dtype=np.float32).reshape(-1, 1),))
@@ -27,10 +29,12 @@ def summed(all_reduce, arrays):
     """Returns the sums, and the states of codecs after them."""
 
     def local(arrays):
-        layout = Layout.of(arrays)
-        return run(all_reduce(layout, DATA), arrays)
+        own = jax.tree.map(lambda x: x[0], arrays)
+        found = run(all_reduce(Layout.of(own), DATA), own)
+        return jax.tree.map(lambda x: x[None], found)
 
-    return jax.vmap(local, axis_name=DATA)(arrays)
+    mapped = on_mesh(local, pj.data_mesh(DEVICES), P(DATA), P(DATA))
+    return jax.jit(mapped)(arrays)
 
 
 def stages(all_reduce):

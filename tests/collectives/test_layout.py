@@ -60,10 +60,3 @@ def test_a_piece_of_a_vector_has_no_shapes_for_a_codec():
     layout = Layout.of_shapes(((2, 3), ()))
     assert layout.shapes == ((2, 3), ())
     assert layout._replace(whole=False).shapes is None
-
-
-def test_residuals_are_as_wide_as_the_sums():
-    """Residuals are kept for the coded arrays only, in the dtype of the sums."""
-    layout = Layout.of_shapes(((2, 3),), "bfloat16", exact=4)._replace(over="data")
-    wanted = Layout((jax.ShapeDtypeStruct((2, 3), "float32"),), over="data")
-    assert layout.widened() == wanted

@@ -1,4 +1,4 @@
-"""Tests permutes between devices, and between rows that stand for devices."""
+"""Tests permutes between devices."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import pipejax as pj
 from pipejax.collectives import Transfer
 from pipejax.collectives._permute import among, hand_over, permute
 from pipejax.collectives._stages import run
-from pipejax.mesh import Rows, on_mesh
+from pipejax.mesh import on_mesh
 
 DEVICES = 4
 PAIRS = [(3, 0), (0, 2)]  # nothing is sent to devices 1 and 3
@@ -28,37 +28,24 @@ def on_devices(function):
     return np.asarray(jax.jit(mapped)(PAYLOADS))
 
 
-def on_rows(function):
-    """Runs `function(axis, row)` under `vmap`, with a row for each payload."""
-    axis = Rows("data")
-    mapped = jax.vmap(lambda row: function(axis, row), axis_name=axis)
-    return np.asarray(jax.jit(mapped)(PAYLOADS))
-
-
-everywhere = pytest.mark.parametrize("on", [on_devices, on_rows])
-
-
-@everywhere
-def test_a_device_that_is_sent_nothing_gets_zeros(on):
+def test_a_device_that_is_sent_nothing_gets_zeros():
     def exchange(axis, row):
         beside, came = permute(axis, PAIRS, 8).run((2 * row, row))
         return jnp.stack([beside, came])
 
-    beside, came = np.moveaxis(on(exchange), 1, 0)
+    beside, came = np.moveaxis(on_devices(exchange), 1, 0)
     np.testing.assert_array_equal(beside, 2 * PAYLOADS)
     np.testing.assert_array_equal(came, [[40, 41], [0, 0], [10, 11], [0, 0]])
 
 
-@everywhere
-def test_a_device_that_is_handed_nothing_keeps_its_own(on):
-    got = on(lambda axis, row: run(hand_over(axis, PAIRS, 8), row, {})[0])
+def test_a_device_that_is_handed_nothing_keeps_its_own():
+    got = on_devices(lambda axis, row: run(hand_over(axis, PAIRS, 8), row, {})[0])
     np.testing.assert_array_equal(got, [[40, 41], [20, 21], [10, 11], [40, 41]])
 
 
-@everywhere
 @pytest.mark.parametrize("ranks", [[], [2], [0, 3]])
-def test_among(on, ranks):
-    got = on(lambda axis, row: among(axis, iter(ranks)))
+def test_among(ranks):
+    got = on_devices(lambda axis, row: among(axis, iter(ranks)))
     np.testing.assert_array_equal(got, [rank in ranks for rank in range(DEVICES)])
 
 

@@ -178,6 +178,31 @@ def saved_and_restored(folder):
     return {"extras": restored.extras, "calls": int(again.calls)}
 
 
+def restored_beside_a_deletion(folder):
+    """Returns the step that is restored if step 2 is deleted while it is read."""
+    from pipejax.checkpoint import _read
+
+    def read(path):
+        if path.name == "2" and jax.process_index() == 0 and path.exists():
+            path.rmtree()
+        return whole(path)
+
+    whole, _read.read = _read.read, read
+    train = fed_back(jax.device_count())
+    state = train.init(init_params())
+    try:
+        with checkpoint.manager(folder, keep=None) as manager:
+            for step in range(3):
+                checkpoint.save(manager, state, {"step": step})
+                state = run(train, 1, state, drained=False)
+                train.join()
+        with checkpoint.manager(folder, read_only=True) as manager:
+            found = checkpoint.restore(manager, train, jax.eval_shape(lambda: state))
+    finally:
+        _read.read = whole
+    return found.extras["step"]
+
+
 def restored_from_damage(folder):
     """Returns the step that is restored if step 2 is damaged for one process only."""
     from pipejax.checkpoint import _fault, _read
@@ -394,6 +419,7 @@ TASKS = {
     "opened": opened,
     "refused": refused,
     "restored_from_damage": restored_from_damage,
+    "restored_beside_a_deletion": restored_beside_a_deletion,
     "overlapping": overlapping,
     "inside": inside,
     "keyed": keyed,

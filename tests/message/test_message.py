@@ -21,12 +21,15 @@ def test_passengers_come_out_where_they_went_in():
     assert passengers.values.dtype == jnp.float32
     assert (passengers.loss, passengers.weight) == (2.5, 64)
     assert passengers.metrics == {"accuracy": 0.25, "norms": (3, 1.5)}
+    metrics = ["metrics['accuracy']", "metrics['norms'][0]", "metrics['norms'][1]"]
+    assert passengers.names == ["loss", "weight", *metrics]
 
 
 def test_passengers_without_a_weight():
     passengers = Passengers.of(jnp.float32(1), METRICS)
     np.testing.assert_array_equal(passengers.values, np.float32([1, 0.25, 3, 1.5]))
     assert passengers.weight is None
+    assert passengers.names[:2] == ["loss", "metrics['accuracy']"]
     assert passengers.metrics["norms"] == (3, 1.5)
 
 

@@ -2,45 +2,27 @@
 
 import functools
 
-import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax import codecs, collectives
-from pipejax.reshard import Spread, reshard, shapes_on
+from pipejax.reshard import reshard
 
 KEY = jax.random.key(0)
 SIGN = codecs.error_feedback(codecs.sign(8))
 ALL_REDUCES = {
     "two_shot": collectives.two_shot(SIGN),
-    "ring": collectives.ring(SIGN),
-    "halving_doubling": collectives.halving_doubling(SIGN),
-    "tree": collectives.tree(SIGN),
-    "parameter_server": collectives.parameter_server(SIGN),
-    "tree, power_sgd": collectives.tree(
-        codecs.error_feedback(codecs.power_sgd(1, KEY))
-    ),
     "psum, power_sgd": collectives.psum(
         codecs.error_feedback(codecs.power_sgd(1, KEY))
     ),
     "ring, stochastic": collectives.ring(
         codecs.error_feedback(codecs.stochastic(codecs.int4(8), KEY))
     ),
-    "scheduled": collectives.scheduled(
-        [collectives.ring(SIGN), collectives.two_shot(SIGN)], [2]
-    ),
-}
-HIERARCHICAL = {
-    "outer": collectives.hierarchical(outer=collectives.two_shot(SIGN)),
-    "both": collectives.hierarchical(
-        collectives.two_shot(SIGN), collectives.halving_doubling(SIGN)
-    ),
-    "inner": collectives.hierarchical(collectives.ring(SIGN)),
+    "hierarchical": collectives.hierarchical(outer=collectives.two_shot(SIGN)),
 }
 
 
@@ -78,18 +60,17 @@ def run(train, state, data):
 
 
 def moved(train, state):
-    """Returns the state as a checkpoint restores it, replicated where it was."""
-    before = Spread.of(state)
-    like = jax.eval_shape(lambda: train.init(params()))
-    shapes = shapes_on(train, like, before)
-    chex.assert_trees_all_equal_shapes_and_dtypes(shapes, state)
+    """Returns a state on the devices of `train`, as a checkpoint restores it."""
     everywhere = NamedSharding(train.mesh, P())
-    known = jax.device_put(jax.tree.map(np.asarray, state), everywhere)
-    return reshard(train, known, before)
+    known = jax.device_put(state._replace(in_flight={}), everywhere)
+    in_flight = jax.device_put(state.in_flight._replace(codec_states={}), everywhere)
+    return reshard(
+        train, known._replace(in_flight=in_flight), state.in_flight.filled.shape[0]
+    )
 
 
 @functools.cache
-def weighted(devices, codec=None):
+def weighted(devices):
     """Makes a train step whose examples have more weight on later devices."""
 
     def loss(params, batch):
@@ -97,10 +78,4 @@ def weighted(devices, codec=None):
         each = (batch["x"] @ params) * batch["n"]
         return each.sum() / weight, pj.Aux(weight=weight)
 
-    all_reduce = codec and collectives.two_shot(codec)
-    return pj.make_train_step(
-        loss,
-        optax.sgd(RATE),
-        mesh=pj.data_mesh(devices),
-        all_reduce=all_reduce or collectives.psum(),
-    )
+    return pj.make_train_step(loss, optax.sgd(RATE), mesh=pj.data_mesh(devices))

@@ -114,6 +114,11 @@ def test_state_of_other_metrics():
         make().step(state, BATCH)
     with refused(message.replace("{metrics}", r"\[.*'a'.*'b'.*\]")):
         make(lambda p, b: loss(p, b, "ab")).step(state, BATCH)
+    with refused(message.replace("{metrics}", r"\[\"metrics\['b'\]\"\]")):
+        make(lambda p, b: loss(p, b, "b")).step(state, BATCH)
+    with refused(message.replace("{metrics}", r"\['weight'\]")):
+        weighted = pj.Aux(weight=jnp.float32(2))
+        make(lambda p, b: (loss_fn(p, b), weighted)).step(state, BATCH)
     # A drain needs no metrics.
     make().drain(state)
 

@@ -1,0 +1,58 @@
+"""Checks that the form to restore is that of a state of the train step."""
+
+from typing import Any
+
+import jax
+
+from pipejax.mesh import inner_axes
+from pipejax.message import width_of
+from pipejax.train_step import PipelineState, TrainStep, opt_state_difference
+
+
+def form_of(like: Any, train: TrainStep) -> PipelineState:
+    """Returns the shapes and dtypes of `like`, which must be a state of `train`.
+
+    The optimizer state is not checked; see `check_optimizer_of`.
+
+    Raises:
+      ValueError: If `like` is no state, or that of a train step of another kind.
+    """
+    if not isinstance(train, TrainStep):
+        raise ValueError(
+            "`train` must be the train step that continues the run, got"
+            f" {type(train).__name__}. Pass what pj.make_train_step returned."
+        )
+    if not isinstance(like, PipelineState):
+        raise ValueError(
+            "`like` must be a pj.PipelineState of the form to restore, got"
+            f" {type(like).__name__}. {_PASS}"
+        )
+    inner = inner_axes(train.mesh, train.axis_name)
+    rules = {
+        "width": (train.width, width_of(like.in_flight)),
+        "devices": (train.config.devices, like.in_flight.filled.shape[0]),
+        "inner axes": (inner, like.shards.inner),
+        "shard_optimizer": (train.local_step.shard_optimizer, bool(like.shards.cuts)),
+    }
+    for name, (wanted, found) in rules.items():
+        if wanted != found:
+            raise ValueError(
+                f"`like` must be a state of `train`, with {name} {wanted}; got {name}"
+                f" {found}. {_PASS}"
+            )
+    return jax.eval_shape(lambda tree: tree, like)
+
+
+def check_optimizer_of(train: TrainStep, like: PipelineState) -> None:
+    """Raises a `ValueError` unless `like` has a state of the optimizer of `train`."""
+    found = opt_state_difference(train.local_step.tx, like.params, like.opt_state)
+    if found is not None:
+        name, rule, value = found
+        raise ValueError(
+            "`train` must have the optimizer that `like` and the checkpoint have states"
+            f" of: its own state has `{name}` {rule}; got {value} in its place. Make"
+            " the train step with the optimizer that the checkpoint was saved with."
+        )
+
+
+_PASS = "Pass `train.init(params, ...)` or `train.abstract_state(params, ...)`."
