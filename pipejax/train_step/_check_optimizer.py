@@ -6,7 +6,7 @@ The following optimizers do not:
 - optimizers whose gradients have another structure than their parameters
 - optimizers whose update needs more than the mean gradient, the parameters and the loss
 - optimizers whose own recursion breaks under a delay
-- optimizers whose state changes its structure
+- optimizers whose state changes its structure, its shapes or its dtypes
 """
 
 from typing import Any
@@ -15,6 +15,8 @@ import jax
 import optax.contrib
 
 from pipejax.message import InFlight
+
+from pipejax.structures import alike, containers, paths
 
 from ._check_input import difference
 
@@ -73,35 +75,43 @@ def check_optimizer(opt_state: Any, *, plain_delay: bool) -> None:
         )
 
 
-def check_opt_state(tx: optax.GradientTransformation, params: Any, given: Any) -> None:
+def check_opt_state(
+    tx: optax.GradientTransformation, params: Any, given: Any, name: str, remedy: str
+) -> None:
     """Raises a `ValueError` unless `given` has the form of `tx.init(params)`.
 
-    The form is the structure of the pytree, and shape and dtype of its arrays.
+    The form is made of the containers in the pytree, and of the paths, shapes and
+    dtypes of its arrays.
+
+    Args:
+      tx: The optimizer.
+      params: The whole parameters, or their shapes.
+      given: A state of the optimizer, or its shapes.
+      name: How the error message names the state.
+      remedy: What to do, as a sentence.
     """
     wanted = jax.eval_shape(tx.init, params)
-    structures = map(jax.tree.structure, (wanted, given))
-    found = difference("opt_state", wanted, given) or ("opt_state", *structures)
-    name, rule, value = found
-    if rule == value:
+    found = difference(name, wanted, given)
+    if found is None and alike(wanted, given):
         return
+    leaf, rule, value = found or (name, containers(wanted), containers(given))
     raise ValueError(
-        "`opt_state` must be a state of this train step's `tx` for these `params`:"
-        f" `{name}` {rule}; got {value} in its place. Make the train step with the"
-        " optimizer that the state is of, or leave it out to begin with a new one."
+        f"`{name}` must be a state of this train step's `tx` for these parameters:"
+        f" `{leaf}` {rule}; got {value} in its place. {remedy}"
     )
 
 
-def check_kept_structure(before: Any, after: Any) -> None:
-    """Raises a `ValueError` if an update changed the structure of the state.
+def check_kept_form(before: Any, after: Any) -> None:
+    """Raises a `ValueError` if an update changed the form of the state.
 
     Args:
       before: State of the optimizer before the update.
       after: State of the optimizer after the update.
 
     Raises:
-      ValueError: If the paths of the leaves differ.
+      ValueError: If the paths, shapes or dtypes of the leaves differ.
     """
-    was, now = _paths(before), _paths(after)
+    was, now = ({*map(jax.tree_util.keystr, paths(x))} for x in (before, after))
     if was != now:
         path = min(was ^ now)
         raise ValueError(
@@ -111,12 +121,14 @@ def check_kept_structure(before: Any, after: Any) -> None:
             " optax.snapshot in place of optax.monitor, which begins without its"
             " measurements."
         )
-
-
-def _paths(tree: Any) -> set[str]:
-    """Returns the path of every leaf."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path) for path, _ in leaves}
+    if found := difference("opt_state", before, after):
+        leaf, form, new = found
+        raise ValueError(
+            "`tx` must keep the shapes and dtypes of its state, which stays as it is"
+            f" where nothing has arrived: `{leaf}` is {form} before an update, got"
+            f" {new} after it. Let `tx.update` cast it back, or let `tx.init` begin with"
+            " this form."
+        )
 
 
 def _found(state: Any, kind: type) -> list[Any]:

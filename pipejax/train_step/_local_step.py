@@ -1,7 +1,8 @@
 """Runs one device's part of a step, before and after the sum over devices.
 
 1. `compute` makes the message of this batch. The gradient is taken at the device's
-   prediction, or at the parameters as they are.
+   prediction, or at the parameters as they are, and always at the model state to which
+   the device's changes in flight lead.
 2. `update` applies the mean of the messages that are due.
 
 The exchange comes between them. If the width is above 1, it sums messages of an earlier
@@ -40,6 +41,7 @@ from ._feed import Batch
 from ._gradient import local_message
 from ._info import StepInfo
 from ._loss import Loss
+from ._model_state import model_state_ahead
 from ._state import Kept, SharedState
 from ._update import advanced, apply_reduced
 
@@ -104,10 +106,13 @@ class LocalStep:
         if state.shards:
             given = state.params, state.model_state, key, batch, state.shards
             warn_of_unused_axes(self.loss_fn, *given)
-        at = self.point(state, in_flight)
-        message, after = self.message(
-            at.params, at.model_state, key, batch, state.shards
+        params = self.point(state, in_flight).params
+        skips, shards = self.skip_nonfinite, state.shards
+        model_state = model_state_ahead(
+            state.model_state, in_flight, shards, skip_nonfinite=skips
         )
+        room = in_flight.pending[0].changes if in_flight.pending else None
+        message, after = self.message(params, model_state, key, batch, shards, room)
         check_room(message, in_flight)
         return message, Kept(after, rng, state.step + 1)
 
@@ -231,6 +236,7 @@ class LocalStep:
         key: Any,
         batch: Batch,
         shards: Shards,
+        room: Any = None,
     ) -> tuple[Message, Any]:
         """Returns this device's message, and the model state as its loss left it."""
         return local_message(
@@ -244,6 +250,7 @@ class LocalStep:
             compute_dtype=self.compute_dtype,
             reduce_dtype=self.reduce_dtype,
             shards=shards,
+            room=room,
         )
 
     def _expected(self, in_flight: InFlight) -> tuple[Message, ...]:
@@ -300,8 +307,11 @@ class LocalStep:
         )
 
     def _split_rng(self, rng: Any) -> tuple[Any, Any]:
-        """Returns the key for the next step, and this device's key for this step."""
+        """Returns the keys for the next step, and this device's keys for this step."""
         if rng is None:
             return None, None
-        rng, key = jax.random.split(rng)
-        return rng, jax.random.fold_in(key, lax.axis_index(self.axis_name))
+        keys, structure = jax.tree.flatten(rng)
+        place, pairs = lax.axis_index(self.axis_name), map(jax.random.split, keys)
+        following, own = zip(*pairs, strict=True)
+        own = [jax.random.fold_in(key, place) for key in own]
+        return jax.tree.unflatten(structure, following), jax.tree.unflatten(structure, own)

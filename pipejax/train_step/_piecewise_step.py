@@ -164,7 +164,7 @@ class PiecewiseStep(LocalStep):
                 sum=Message(None, found.changes, found.passengers, shards),
                 arrived=arrived,
                 finite=found.finite,
-                updated=Learned(*updated, shards),
+                updated=Learned(*updated, state.shards),
             )
 
         stages = (

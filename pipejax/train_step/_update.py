@@ -8,6 +8,7 @@ Parameters and optimizer state stay as they are in two cases:
   communication. With `skip_nonfinite=False`, the message is applied.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -18,9 +19,9 @@ from jax import lax
 
 from pipejax.message import Message, Reduced, mean, mean_as
 
-from ._check_optimizer import check_kept_structure
+from ._check_optimizer import check_kept_form
 from ._info import StepInfo
-from ._loss import is_floating
+from ._model_state import mean_changes, moved, unmoved
 from ._state import SharedState
 
 
@@ -39,8 +40,8 @@ def apply_reduced(
     Args:
       state: State before the update.
       reduced: The messages, summed over devices.
-      after: Model state as this device's loss left it. Its non-floating leaves advance
-        whether or not there is an update.
+      after: Model state as this device's loss left it. Leaves that are not averaged
+        advance whether or not there is an update.
       advance: Function from the summed message to parameters and optimizer state after
         the update.
       devices: Number of devices over which the messages were summed.
@@ -55,12 +56,11 @@ def apply_reduced(
 
     def update() -> Any:
         params, opt_state = advance(message)
-        changes = _mean_changes(message, state.model_state, devices)
+        changes = mean_changes(message, state.model_state, devices)
         return params, opt_state, moved(state.model_state, after, changes)
 
     def hold() -> Any:
-        still = jax.tree.map(jnp.zeros_like, _floating(state.model_state))
-        return state.params, state.opt_state, moved(state.model_state, after, still)
+        return state.params, state.opt_state, unmoved(state.model_state, after)
 
     either = _branch if branches else selection
     params, opt_state, model_state = either(applied, update, hold)
@@ -110,25 +110,8 @@ def advanced(
     gradients = mean_as(message.gradients, params, message, devices)
     loss = mean(message.passengers.loss, message, devices)
     updates, new = updated(tx, gradients, opt_state, params, loss)
-    check_kept_structure(opt_state, new)
+    check_kept_form(opt_state, new)
     return optax.apply_updates(params, updates), new
-
-
-def moved(model_state: Any, after: Any, changes: Any) -> Any:
-    """Returns `model_state` with the mean `changes` added to its floating leaves.
-
-    Floating leaves obey the recursion of the parameters, `s[t] = s[t-1] + d[t-K]`,
-    where d is the mean of the changes over devices. Other leaves (counters, PRNG keys)
-    are the same on every device and need no reduction. They are taken from `after` at
-    once.
-    """
-    return jax.tree.map(
-        lambda d, s, a: a if d is None else s + d,
-        changes,
-        model_state,
-        after,
-        is_leaf=lambda d: d is None,
-    )
 
 
 def updated(
@@ -149,19 +132,22 @@ def updated(
     except TypeError as error:
         if "unexpected keyword argument 'value'" in str(error):
             return tx.update(gradients, opt_state, params)
-        if "required keyword-only argument" not in str(error):
+        if not re.search(r"required (keyword-only|positional) argument", str(error)):
             raise
-        raise ValueError(
-            "`tx` must need nothing but gradients, parameters and the loss, because a"
-            f" line search would exchange gradients again in every trial; {error}."
-            " Choose an optimizer without a line search, such as optax.adamw."
-        ) from error
+        raise _needs_more(str(error)) from error
+    except KeyError as error:
+        raise _needs_more(f"KeyError: {error}") from error
 
 
-def _mean_changes(message: Message, model_state: Any, devices: int) -> Any:
-    """Returns the mean changes over devices, whatever the weights of the devices."""
-    unweighted = Message(message.gradients)
-    return mean_as(message.changes, _floating(model_state), unweighted, devices)
+def _needs_more(what: str) -> ValueError:
+    """Returns the error for an optimizer that needs an argument that it is not given."""
+    return ValueError(
+        "`tx` must need nothing but gradients, state, parameters and the loss as"
+        f" `value`; got an update that ends with {what}. A line search or a Hessian"
+        " would exchange gradients again in every step: choose an optimizer without"
+        " one, such as optax.adamw. Bind other arguments in a transformation of your"
+        " own."
+    )
 
 
 def _info(message: Message, arrived: jax.Array, devices: int) -> StepInfo:
@@ -186,11 +172,6 @@ def _info(message: Message, arrived: jax.Array, devices: int) -> StepInfo:
         applied=arrived,
         skipped=arrived,
     )
-
-
-def _floating(model_state: Any) -> Any:
-    """Returns the floating leaves, with `None` in place of other leaves."""
-    return jax.tree.map(lambda x: x if is_floating(x) else None, model_state)
 
 
 def _branch(
