@@ -24,20 +24,32 @@ def fault_of(leaf: Any) -> str | None:
     return f"a {type(leaf).__name__}"
 
 
-def check_arrays(name: str, tree: Any, remedy: str) -> None:
+def check_arrays(name: str, tree: Any) -> None:
     """Raises a `ValueError` for the first leaf that is no array of numbers.
 
     Args:
       name: The name of the argument.
       tree: The argument, a pytree.
-      remedy: What to do about such a leaf, as a sentence.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if fault := fault_of(leaf):
-            raise ValueError(
-                f"`{name}` must hold arrays of numbers, got"
-                f" `{name}{jax.tree_util.keystr(path)}`, {fault}. {remedy}"
-            )
+            raise no_array(name, path, fault)
+
+
+def no_array(name: str, path: Any, fault: str) -> ValueError:
+    """Returns the error for a leaf that is no array of numbers.
+
+    Args:
+      name: The name of the argument.
+      path: The path of the leaf in the argument.
+      fault: What the leaf is.
+    """
+    return ValueError(
+        f"`{name}` must hold arrays of numbers, got"
+        f" `{name}{jax.tree_util.keystr(path)}`, {fault}. Leave it out, or convert it:"
+        " categories to integers, a masked array to `x.filled(0)` and a mask of its"
+        " own. `train.batch` converts the arrays of other libraries."
+    )
 
 
 def check_keys(rng: Any) -> None:

@@ -57,7 +57,7 @@ def check_params(params: Any) -> None:
 def _not_trainable(leaf: Any) -> str | None:
     """Says why a leaf has no update and what to do, or returns `None` if it has one."""
     if is_key(leaf):
-        return "a PRNG key. Give it to `train.init` as `rng`, or keep it in `model_state`."
+        return "a PRNG key. Give it to `train.init` as `rng` or in `model_state`."
     dtype = jnp.result_type(leaf)
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return (
@@ -129,7 +129,7 @@ def check_keywords(loss_fn: Callable[..., Any], **given: Any) -> None:
 
 def check_batch(batch: Any, devices: int, microbatches: int) -> None:
     """Raises a `ValueError` unless `batch` divides among devices and microbatches."""
-    check_arrays("batch", batch, "Let `train.batch(part)` convert it, or leave it out.")
+    check_arrays("batch", batch)
     size, parts = common_length(batch), devices * microbatches
     if size is None:
         raise ValueError(

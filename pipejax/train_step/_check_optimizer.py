@@ -15,7 +15,6 @@ import jax
 import optax.contrib
 
 from pipejax.message import InFlight
-
 from pipejax.structures import alike, containers, paths
 
 from ._check_input import difference
@@ -126,7 +125,7 @@ def check_kept_form(before: Any, after: Any) -> None:
         raise ValueError(
             "`tx` must keep the shapes and dtypes of its state, which stays as it is"
             f" where nothing has arrived: `{leaf}` is {form} before an update, got"
-            f" {new} after it. Let `tx.update` cast it back, or let `tx.init` begin with"
+            f" {new} after it. Let `tx.update` cast it back, or `tx.init` begin with"
             " this form."
         )
 

@@ -208,10 +208,11 @@ def _check_changes(message: Message, in_flight: Message) -> None:
     if missing:
         leaf = min(map(jax.tree_util.keystr, missing))
         raise ValueError(
-            "`state` must have been made for the model state that `loss_fn` changes; got"
-            f" one of a loss that returns `model_state{leaf}` unchanged. Drain it with"
-            " the train step that made it, then go on from `train.init(state.params,"
-            " model_state=state.model_state, opt_state=state.opt_state, batch=batch)`."
+            "`state` must have been made for the model state that `loss_fn` changes,"
+            f" got one of a loss that returns `model_state{leaf}` unchanged. Drain it"
+            " with the train step that made it, then go on from"
+            " `train.init(state.params, opt_state=state.opt_state,"
+            " model_state=state.model_state, batch=batch)`."
         )
 
 

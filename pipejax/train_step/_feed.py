@@ -16,7 +16,7 @@ from pipejax.executors import StepConfig
 from pipejax.keys import as_numbers, is_key
 from pipejax.mesh import AxisName, axes, inner_axes
 
-from ._check_arrays import fault_of
+from ._check_arrays import fault_of, no_array
 from ._check_input import common_length, named_shapes
 from ._check_settings import check_count
 
@@ -81,7 +81,8 @@ def global_batch(local: Any, data: NamedSharding) -> Any:
         raise ValueError(
             "`local` must hold arrays with one common leading axis, the examples of"
             f" this process, a positive multiple of its {shares} shares of a batch; got"
-            f" shapes {named_shapes('local', local)}. Drop the remainder."
+            f" shapes {named_shapes('local', local)}. Drop the remainder, make arrays of"
+            " lists, and keep what is no example in `model_state`."
         )
     make = functools.partial(jax.make_array_from_process_local_data, data)
     return jax.tree.map(functools.partial(as_numbers, make), local)
@@ -93,31 +94,24 @@ def _own_copy(path: Any, leaf: Any) -> Any:
     Raises:
       ValueError: If the leaf is no array of numbers, or is a global array already.
     """
-    name = f"local{jax.tree_util.keystr(path)}"
     if isinstance(leaf, jax.Array):  # cannot be written into
         if isinstance(leaf, jax.core.Tracer) or leaf.is_fully_addressable:
             return leaf if is_key(leaf) else np.asarray(leaf)
         raise ValueError(
             "`local` must be this process's part of a batch, got the global array"
-            f" `{name}`. Give a global batch to `train.step` as it is."
+            f" `local{jax.tree_util.keystr(path)}`. Give a global batch to `train.step`"
+            " as it is."
         )
+    cause = None
     try:
+        # A copy of a masked array would lose the mask.
         found = leaf if isinstance(leaf, np.ma.MaskedArray) else np.array(leaf)
         fault = fault_of(found)
     except Exception as error:  # whatever the `__array__` of another library raises
-        raise ValueError(_no_array(name, f"a {type(leaf).__name__}: {error}")) from error
+        cause, fault = error, f"a {type(leaf).__name__}: {error}"
     if fault:
-        raise ValueError(_no_array(name, fault))
+        raise no_array("local", path, fault) from cause
     return found
-
-
-def _no_array(name: str, fault: str) -> str:
-    """Returns the message for a leaf of a batch that is no array of numbers."""
-    return (
-        f"`local` must hold arrays of numbers, got `{name}`, {fault}. Leave it out, or"
-        " convert it to numbers: categories to integers, a masked array to"
-        " `x.filled(0)` and a mask of its own."
-    )
 
 
 @functools.partial(

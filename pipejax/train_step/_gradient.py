@@ -31,7 +31,13 @@ from pipejax.shards import UNSHARDED, Shards, constrained
 
 from ._feed import Batch
 from ._loss import Loss, Returned, Unchanged, full_form
-from ._model_state import averaged, changes_of, every_change, with_changes
+from ._model_state import (
+    averaged,
+    changes_of,
+    every_change,
+    warn_of_zeros,
+    with_changes,
+)
 from ._part import Part, part_of, together
 
 
@@ -107,6 +113,7 @@ def local_message(
         )
         part = together(total, each)
     changes = changes_of(after, model_state, unchanged.leaves, room)
+    warn_of_zeros(changes, model_state, unchanged.leaves)
     message = in_place(
         Message(
             gradients=travelling(part.gradients, reduce_dtype),

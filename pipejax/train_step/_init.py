@@ -92,7 +92,7 @@ def initial(
     if plan.shapes[0].shards:
         check_same_in_groups(arrays, config)
     made = jax.jit(plan.make, out_shardings=shardings)(Given(**arrays))
-    # On CPUs, `arrays` may share the memory of NumPy arrays that the caller writes into.
+    # On CPUs, `arrays` may share the memory of NumPy arrays, which may be written into.
     return jax.block_until_ready(made)
 
 
@@ -117,7 +117,7 @@ def planned(
       ValueError: If `train.init` must not be given one of the arguments.
     """
     check_params(given.params)
-    check_arrays("model_state", given.model_state, "Keep it in the loss function.")
+    check_arrays("model_state", given.model_state)
     check_keys(given.rng)
     check_keywords(local_step.loss_fn, model_state=given.model_state, rng=given.rng)
     found = {

@@ -11,6 +11,7 @@ compute.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -311,7 +312,8 @@ class LocalStep:
         if rng is None:
             return None, None
         keys, structure = jax.tree.flatten(rng)
-        place, pairs = lax.axis_index(self.axis_name), map(jax.random.split, keys)
-        following, own = zip(*pairs, strict=True)
-        own = [jax.random.fold_in(key, place) for key in own]
-        return jax.tree.unflatten(structure, following), jax.tree.unflatten(structure, own)
+        pairs = [jax.random.split(key) for key in keys]
+        place, following = lax.axis_index(self.axis_name), [key for key, _ in pairs]
+        own = [jax.random.fold_in(key, place) for _, key in pairs]
+        unflatten = functools.partial(jax.tree.unflatten, structure)
+        return unflatten(following), unflatten(own)

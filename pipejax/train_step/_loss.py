@@ -1,7 +1,6 @@
 """Brings the user's loss function into one form, and checks what it returns."""
 
 import dataclasses
-import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -181,8 +180,8 @@ def _check_metrics(metrics: Any) -> None:
 def _check_model_state(after: Any, before: Any) -> None:
     """Raises a `ValueError` if the loss changed structure or shapes of the state."""
     got, given = (jax.tree.map(jnp.shape, tree) for tree in (after, before))
-    leaves = jax.tree.leaves(after), jax.tree.leaves(before)
-    if not alike(after, before) or operator.ne(*(list(map(jnp.shape, x)) for x in leaves)):
+    shapes, wanted = (list(map(jnp.shape, jax.tree.leaves(x))) for x in (after, before))
+    if not alike(after, before) or shapes != wanted:
         raise ValueError(
             "`loss_fn` must return the model state in the structure and shapes that"
             f" `train.init` was given: {given}, got {got}. Return `loss,"

@@ -23,6 +23,7 @@ There are three kinds of leaves:
 """
 
 import dataclasses
+import warnings
 from typing import Any
 
 import jax
@@ -161,6 +162,31 @@ def with_changes(shards: Shards, model_state: Any, changes: Any) -> Shards:
         if path in there
     )
     return dataclasses.replace(shards, changes=specs)
+
+
+def warn_of_zeros(changes: Any, before: Any, unchanged: tuple[bool, ...]) -> None:
+    """Warns of changes that are always zero, but travel because the queue has room.
+
+    Must be called while a step is traced, and so warns once for each program.
+
+    Args:
+      changes: The changes that travel.
+      before: Model state as it was given to the loss function.
+      unchanged: For each leaf, whether the loss function returned the same object.
+    """
+    sent, leaves = paths(changes), jax.tree_util.tree_leaves_with_path(before)
+    pairs = zip(leaves, unchanged, strict=True)
+    still = [leaf for leaf, same in pairs if same and leaf[0] in sent]
+    if still:
+        size = sum(leaf.size * leaf.dtype.itemsize for _, leaf in still)
+        more = f" and {len(still) - 1} more leaves" if len(still) > 1 else ""
+        warnings.warn(
+            f"`loss_fn` returns `model_state{jax.tree_util.keystr(still[0][0])}`{more}"
+            f" unchanged: {size} bytes, which are sent in every step all the same,"
+            " because `train.init` was not given a batch that shows it. Call"
+            " `train.init(params, ..., batch=batch)`.",
+            stacklevel=2,
+        )
 
 
 def _check_averaged(path: Any, leaf: Any, *, same: bool) -> None:

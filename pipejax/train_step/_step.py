@@ -338,6 +338,7 @@ class TrainStep:
           are any, both are compiled to find them. The collectives of the exchange
           follow.
         """
+        self._check(state)
         own, batch = SharedState.of(state), laid_out(plain_batch(batch), self.config)
         return transfers_of(self.config, own, state.in_flight, batch)
 

@@ -8,6 +8,7 @@ Parameters and optimizer state stay as they are in two cases:
   communication. With `skip_nonfinite=False`, the message is applied.
 """
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -127,12 +128,16 @@ def updated(
       ValueError: If the optimizer needs more, such as the function `value_fn` with
         which a line search computes the loss again.
     """
+    run = functools.partial(tx.update, gradients, opt_state, params)
     try:
-        return tx.update(gradients, opt_state, params, value=loss)
+        try:
+            return run(value=loss)
+        except TypeError as error:
+            if "unexpected keyword argument 'value'" not in str(error):
+                raise
+            return run()
     except TypeError as error:
-        if "unexpected keyword argument 'value'" in str(error):
-            return tx.update(gradients, opt_state, params)
-        if not re.search(r"required (keyword-only|positional) argument", str(error)):
+        if not re.search("required (keyword-only|positional) arg", str(error)):
             raise
         raise _needs_more(str(error)) from error
     except KeyError as error:
@@ -140,7 +145,7 @@ def updated(
 
 
 def _needs_more(what: str) -> ValueError:
-    """Returns the error for an optimizer that needs an argument that it is not given."""
+    """Returns the error for an optimizer that needs more than it is given."""
     return ValueError(
         "`tx` must need nothing but gradients, state, parameters and the loss as"
         f" `value`; got an update that ends with {what}. A line search or a Hessian"

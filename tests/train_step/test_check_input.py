@@ -126,7 +126,7 @@ def test_batch_without_a_common_axis(batch):
     train = make()
     message = (
         r"`batch` must hold arrays with one common leading axis, the examples; got"
-        r" shapes .* close over it in the loss function"
+        r" shapes .* Keep what changes from step to step in `model_state`"
     )
     with refused(message):
         train.step(train.init(init_params()), batch)

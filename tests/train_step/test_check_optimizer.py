@@ -80,9 +80,9 @@ def test_an_optimizer_state_of_something_else():
             r"`opt_state\[0\]\.mu\['bias'\]` float32\[7\]; got bfloat16\[7\]",
             half.init(params),
         ),
-        (r"`opt_state` PyTreeDef\(.*; got PyTreeDef\(\[", list(TX.init(params))),
+        (r"`opt_state` tuple\[Scale.*; got list\[", list(TX.init(params))),
     ]
-    rule = r"`opt_state` must be a state of this train step's `tx` for these `params`: "
+    rule = r"`opt_state` must be a state of this train step's `tx` for these .*: "
     for message, opt_state in given:
         with refused(rule + message + r".* in its place\. Make the train step with"):
             make().init(params, opt_state=opt_state)
