@@ -4,6 +4,7 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -73,6 +74,8 @@ def read_step(
     same = before.same_as(now, train)
     target = like if same else shapes_on(train, like, before)
     target = _with_saved_copies(target, meta["leaves"])
+    if not train.counted:  # `init` may have set the counter for the first step alone
+        target = target._replace(calls=_saved_counter(meta["leaves"]))
     same_copies = same and target.coarse == like.coarse
     _check_same_form(manager, meta["leaves"], target)
     shapes = _shapes(train, target, own=same, own_copies=same_copies)
@@ -96,6 +99,11 @@ def _with_saved_copies(target: PipelineState, saved: dict[str, Any]) -> Pipeline
     shape, dtype = saved["coarse.codes"]
     codes = jax.ShapeDtypeStruct(tuple(shape), dtype)
     return target._replace(coarse=target.coarse._replace(codes=codes))
+
+
+def _saved_counter(saved: dict[str, Any]) -> jax.ShapeDtypeStruct | None:
+    """Returns the form of the counter of calls that was saved, or `None`."""
+    return jax.ShapeDtypeStruct((), jnp.int32) if "calls" in saved else None
 
 
 def _arrays(path: Any, shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:

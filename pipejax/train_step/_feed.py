@@ -81,8 +81,8 @@ def global_batch(local: Any, data: NamedSharding) -> Any:
         raise ValueError(
             "`local` must hold arrays with one common leading axis, the examples of"
             f" this process, a positive multiple of its {shares} shares of a batch; got"
-            f" shapes {named_shapes('local', local)}. Drop the remainder, make arrays of"
-            " lists, and keep what is no example in `model_state`."
+            f" shapes {named_shapes('local', local)}. Drop the remainder, make arrays"
+            " of lists, and keep what is no example in `model_state`."
         )
     make = functools.partial(jax.make_array_from_process_local_data, data)
     return jax.tree.map(functools.partial(as_numbers, make), local)
