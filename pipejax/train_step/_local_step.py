@@ -312,7 +312,7 @@ class LocalStep:
         if rng is None:
             return None, None
         keys, structure = jax.tree.flatten(rng)
-        pairs = [jax.random.split(key) for key in keys]
+        pairs = [tuple(jax.random.split(key)) for key in keys]
         place, following = lax.axis_index(self.axis_name), [key for key, _ in pairs]
         own = [jax.random.fold_in(key, place) for _, key in pairs]
         unflatten = functools.partial(jax.tree.unflatten, structure)

@@ -10,7 +10,7 @@ import optax
 
 import pipejax as pj
 
-from ..helpers import init_params, loss_fn
+from ..helpers import batches, init_params, loss_fn
 
 
 class Setting:

@@ -92,7 +92,7 @@ RNGS = {
     "several keys": (jax.random.split(jax.random.key(0), 3), r"`rng`, key<fry>\[3\]"),
     "streams": (
         nnx.Rngs(0),
-        r"`rng.*count.*`, uint32\[\] in .* nnx.Rngs\(rng",
+        r"`rng.*count.*`, uint32\[\] in .*nnx.Rngs\(rng",
     ),
     "a name": ({"dropout": "key"}, r"`rng\['dropout'\]`, a str in"),
     "a number": (1.0, "`rng`, a float in"),

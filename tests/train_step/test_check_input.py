@@ -55,7 +55,10 @@ NOT_TRAINABLE = {
         jnp.ones(2, jnp.float8_e4m3fn),
         "of dtype float8_e4m3fn, in which small updates are lost. Keep it in float32",
     ),
-    "float4": (jnp.ones(2, jnp.float4_e2m1fn), "in which small updates are lost"),
+    "float4": (
+        jnp.ones(2, jnp.float4_e2m1fn),
+        "of dtype float4_e2m1fn, in which small updates are lost",
+    ),
     "key": (
         jax.random.key(0),
         "of dtype key<fry>, a PRNG key. Give it to `train.init` as `rng` or in",

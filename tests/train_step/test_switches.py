@@ -98,7 +98,7 @@ def test_inside_set_mesh_of_another_mesh(sharded):
         )
         data = [{"x": x["x"][:, :4], "y": x["y"]} for x in batches(2)]
         state = train.init(params, batch=data[0])
-        assert train.transfers(state, data[0])
+        assert sharded or train.transfers(state, data[0])
         for batch in data:
             state, _ = train.step(state, train.batch(batch))
         return train.drain(state)[0].params
@@ -106,8 +106,6 @@ def test_inside_set_mesh_of_another_mesh(sharded):
     wanted = run()
     other = jax.make_mesh((2,), ("other",), devices=jax.devices()[4:6])
     with jax.set_mesh(other):
-        assert_bits_equal(run(), wanted)
-    with other:
         assert_bits_equal(run(), wanted)
 
 
