@@ -46,7 +46,7 @@ def local_message(
     params: Any,
     model_state: Any,
     batch: Batch,
-    rng: jax.Array | None,
+    rng: Any,
     *,
     axis_name: AxisName,
     microbatches: int = 1,
@@ -63,8 +63,9 @@ def local_message(
       model_state: Model state, passed to `loss_fn` as a keyword unless it is `None`.
       batch: Arrays with a leading axis of B examples, where B is a multiple of
         `microbatches`.
-      rng: Key of this device for this step, passed to `loss_fn` as a keyword unless it
-        is `None`. Several microbatches get a key each, split from this key.
+      rng: Key of this device for this step, or a pytree of keys, passed to `loss_fn` as
+        a keyword unless it is `None`. Several microbatches get keys of their own, split
+        from these.
       axis_name: Axes of the surrounding `shard_map` that share the batch.
       microbatches: Number of parts of the batch, whose gradients are taken one after
         another.

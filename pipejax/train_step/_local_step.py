@@ -37,6 +37,7 @@ from pipejax.message import (
 from pipejax.shards import Shards, constrained
 
 from ._check_inner import warn_of_unused_axes
+from ._check_input import check_keywords
 from ._check_state import check_pending, check_room
 from ._feed import Batch
 from ._gradient import local_message
@@ -103,10 +104,12 @@ class LocalStep:
             state or the metrics, or if the loss function breaks its contract.
         """
         check_pending(state, in_flight, self.reduce_dtype)
+        given = {"model_state": state.model_state, "rng": state.rng}
+        check_keywords(self.loss_fn, **given)
         rng, key = self._split_rng(state.rng)
         if state.shards:
-            given = state.params, state.model_state, key, batch, state.shards
-            warn_of_unused_axes(self.loss_fn, *given)
+            args = state.params, state.model_state, key, batch, state.shards
+            warn_of_unused_axes(self.loss_fn, *args)
         params = self.point(state, in_flight).params
         skips, shards = self.skip_nonfinite, state.shards
         model_state = model_state_ahead(

@@ -56,6 +56,8 @@ def model_state_ahead(
       skip_nonfinite: Whether a message that is not finite will be held back.
     """
     for own, arrived in zip(in_flight.pending, arrivals(in_flight), strict=True):
+        if not jax.tree.leaves(own.changes):
+            continue  # whether the gradients are finite does not matter then
         reduced = Reduced.of(own, arrived)
         applied = reduced.usable if skip_nonfinite else reduced.counts
         changes = mean_changes(own, model_state, 1)

@@ -248,3 +248,14 @@ def test_a_state_of_other_axes():
         groups.step(every.init(init_params()), BATCH)
     with refused(message.format("", "'fsdp',")):
         every.drain(groups.init(init_params()))
+
+
+def test_a_state_without_what_the_loss_takes():
+    def loss(params, batch, *, model_state):
+        return loss_fn(params, batch), pj.Aux(model_state=model_state)
+
+    with refused(r"`model_state` must be given to `train.init`, because `loss_fn`"):
+        make(loss).step(make().init(init_params()), BATCH)
+    state = make(loss).init(init_params(), model_state=jnp.int32(0))
+    with refused(r"`loss_fn` must take the keyword `model_state`, which `train.init`"):
+        make().step(state, BATCH)
