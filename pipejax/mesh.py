@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh
@@ -133,10 +134,19 @@ def without_mesh() -> Iterator[None]:
     """Leaves the mesh that the caller has set with `jax.set_mesh`, as a context.
 
     Under a mesh that is set, JAX raises an error for a computation on arrays of another
-    mesh.
+    mesh. While tracing, the mesh stays set.
     """
+    if jax.sharding.get_abstract_mesh().empty or is_traced():
+        yield
+        return
     with jax.set_mesh(Mesh(np.empty((), object), ())):
         yield
+
+
+def is_traced() -> bool:
+    """Returns whether this runs inside a transformation, such as `jax.eval_shape`."""
+    with jax.transfer_guard("allow"):
+        return isinstance(jnp.zeros(()), jax.core.Tracer)
 
 
 def inner_axes(mesh: Mesh, axis_name: AxisName) -> tuple[str, ...]:

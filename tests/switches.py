@@ -12,6 +12,7 @@ SWITCHES = {
     "leaks": ("jax_check_tracer_leaks", True),
     "checks": ("jax_enable_checks", True),
     "guard": ("jax_transfer_guard", "disallow"),
+    "key reuse": ("jax_debug_key_reuse", True),
     "matmul": ("jax_default_matmul_precision", "highest"),
 }
 

@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pipejax.keys import is_key
+
 Form = tuple[tuple[int, ...], str]
 """The shape of a leaf and the name of its dtype."""
 
@@ -59,7 +61,7 @@ def form(leaf: Any) -> Form:
 
 def encoded(leaf: Any) -> Any:
     """Returns `leaf` in a dtype that Orbax can write."""
-    if _is_key(leaf):
+    if is_key(leaf):
         return jax.random.key_data(leaf)
     return leaf.astype(jnp.int8) if _is_narrow(leaf) else leaf
 
@@ -71,7 +73,7 @@ def decoded(array: jax.Array, like: Any) -> jax.Array:
       array: The result of `encoded`.
       like: An array or a `jax.ShapeDtypeStruct` of the dtype of the leaf.
     """
-    if _is_key(like):
+    if is_key(like):
         return jax.random.wrap_key_data(array, impl=_implementation(like))
     return array.astype(like.dtype) if _is_narrow(like) else array
 
@@ -102,10 +104,6 @@ def empty(shape: jax.ShapeDtypeStruct) -> jax.Array:
     return jax.make_array_from_callback(
         shape.shape, shape.sharding, lambda index: nothing[index]
     )
-
-
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _is_narrow(leaf: Any) -> bool:

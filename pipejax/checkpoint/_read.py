@@ -4,6 +4,7 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -80,6 +81,8 @@ def read_step(
     anew = _anew(meta, before, now, train, like)
     _check_same_passengers(manager, meta, like)
     target = _without(anew, like)
+    if not train.counted:  # `init` may have set the counter for the first step alone
+        target = target._replace(calls=_saved_counter(meta["leaves"]))
     if before.devices != now.devices:
         target = shapes_on(train, target, before.devices)
     saved = {k: v for k, v in meta["leaves"].items() if not part_of(k, anew)}
@@ -137,6 +140,11 @@ def part_of(name: str, parts: tuple[str, ...]) -> bool:
       (True, False)
     """
     return any(name == x or name.startswith((f"{x}.", f"{x}[")) for x in parts)
+
+
+def _saved_counter(saved: dict[str, Any]) -> jax.ShapeDtypeStruct | None:
+    """Returns the form of the counter of calls that was saved, or `None`."""
+    return jax.ShapeDtypeStruct((), jnp.int32) if "calls" in saved else None
 
 
 def _arrays(path: Any, shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:

@@ -7,6 +7,7 @@ import numpy as np
 from jax import lax
 
 from pipejax.collectives import Stages
+from pipejax.keys import as_numbers
 
 
 def weave(
@@ -49,7 +50,7 @@ def weave(
         if i < len(stages.stages):
             payload = stages.stages[i](payload)
         values = piece(values)
-        payload, values = lax.optimization_barrier((payload, values))
+        payload, values = as_numbers(lax.optimization_barrier, (payload, values))
     value, after = stages.finish(payload)
     return value, after, result(values)
 

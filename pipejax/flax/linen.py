@@ -42,7 +42,7 @@ def init(
     train: pj.TrainStep,
     train_state: TrainState,
     *,
-    rng: jax.Array | None = None,
+    rng: Any = None,
     batch: Any = None,
     collections: Sequence[str] = ("batch_stats",),
 ) -> pj.PipelineState:
@@ -56,8 +56,8 @@ def init(
         `train_state`, `train_state.tx`.
       train_state: Its `params`, `opt_state` and `step` are copied, and so are the
         fields that `collections` names. No other field may contain arrays.
-      rng: Same as in `train.init`: a key from which each device gets its own key in
-        every step.
+      rng: Same as in `train.init`: a key, or a pytree of keys such as a dict, from
+        which each device gets its own keys in every step.
       batch: Same as in `train.init`: one batch, needed if the loss returns metrics or a
         weight and the width is above 1.
       collections: Names of the fields that hold variable collections. The loss receives

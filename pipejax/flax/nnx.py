@@ -36,10 +36,11 @@ def split(
     and changes them in place. `flax.nnx.split` differs in that it splits only the
     model, and leaves the loss as it is.
 
-    If the loss or the model draws random numbers, pass `rng` to `train.init`. From the
-    key that a device gets for a step, the pure loss makes `rngs = nnx.Rngs(key)`. Each
-    kind of random stream in the model (such as "dropout") starts from one draw of
-    `rngs`, in alphabetical order of their names, and then the loss receives `rngs`. The
+    If the loss or the model draws random numbers, pass `rng` to `train.init`, a key or
+    a dict of keys. From the key that a device gets for a step, the pure loss makes
+    `rngs = nnx.Rngs(key)`, or `nnx.Rngs(**keys)` from a dict. Each kind of random
+    stream in the model (such as "dropout") starts from one draw of its name from
+    `rngs`, in alphabetical order of the names, and then the loss receives `rngs`. The
     streams in the model state do not change.
 
     Args:
@@ -82,13 +83,13 @@ def split(
     takes_rngs = "rngs" in inspect.signature(loss_fn).parameters
 
     def pure_loss_fn(
-        params: Any, batch: Any, *, model_state: Any, rng: jax.Array | None = None
+        params: Any, batch: Any, *, model_state: Any, rng: Any = None
     ) -> tuple[jax.Array, pj.Aux]:
         model = nnx.merge(graph, params, model_state)
         streams = _arrays(model, nnx.RngState)
         given = {}
         if rng is not None:
-            rngs = nnx.Rngs(rng)
+            rngs = _rngs(rng)
             nnx.reseed(model, policy="match_shape", **_stream_keys(model, rngs))
             given = {"rngs": rngs} if takes_rngs else {}
         elif takes_rngs:
@@ -181,7 +182,25 @@ def _stream_keys(model: nnx.Module, rngs: nnx.Rngs) -> dict[str, Any]:
     """Returns a new key for each name of a random stream in the model."""
     nodes = (node for _, node in nnx.iter_graph(model))
     names = {node.tag for node in nodes if isinstance(node, nnx.RngStream)}
-    return {name: rngs() for name in sorted(names)}
+    if missing := sorted(names - {*rngs}) if "default" not in rngs else []:
+        raise ValueError(
+            "`rng` must have a key for each kind of random stream in the model, or one"
+            f" named 'default'; got none for {missing}. Pass a single key, or add"
+            f" `{missing[0]!r}: jax.random.key(0)`."
+        )
+    return {name: rngs[name]() for name in sorted(names)}
+
+
+def _rngs(rng: Any) -> nnx.Rngs:
+    """Returns the streams of a step, from its key or from a dict of keys by name."""
+    if isinstance(rng, dict):
+        return nnx.Rngs(**rng)
+    if isinstance(rng, jax.Array):
+        return nnx.Rngs(rng)
+    raise ValueError(
+        "`rng` must be a PRNG key or a dict of keys by the names of random streams, got"
+        f" a {type(rng).__name__}. Pass `jax.random.key(0)`."
+    )
 
 
 def _changed(after: Tree, before: Tree) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.typing import DTypeLike
 
 from pipejax.shards import UNSHARDED, Shards, constrained
@@ -85,8 +86,9 @@ class Message(NamedTuple):
 
     Attributes:
       gradients: Pytree like the parameters.
-      changes: Pytree like the model state, with what the step added to each floating
-        leaf, and `None` in place of other leaves. Changes are not weighted.
+      changes: Pytree like the model state, with what the step added to each leaf that
+        it changed, and `None` in place of leaves that are not sent: those that the loss
+        function returned unchanged, and counters and keys. Changes are not weighted.
       passengers: `Passengers` with loss, weight and metrics, or `None` outside a train
         step.
       shards: How a group of devices shards gradients and changes.
@@ -139,11 +141,20 @@ def mean(total: jax.Array, message: Message, devices: int) -> jax.Array:
 def travelling(tree: Any, dtype: DTypeLike | None) -> Any:
     """Casts arrays to the dtype in which they travel, and makes scalars vectors.
 
+    Complex numbers travel as pairs of real numbers, along an axis at the end.
+
     Args:
       tree: Pytree of arrays.
       dtype: Floating dtype, or `None` to keep the dtype of each array.
     """
-    return jax.tree.map(lambda x: jnp.atleast_1d(x).astype(dtype or x.dtype), tree)
+
+    def one(x: jax.Array) -> jax.Array:
+        x = jnp.atleast_1d(x)
+        if jnp.iscomplexobj(x):
+            x = jnp.stack([x.real, x.imag], axis=-1)
+        return x.astype(dtype or x.dtype)
+
+    return jax.tree.map(one, tree)
 
 
 def mean_as(sums: Any, like: Any, message: Message, devices: int) -> Any:
@@ -160,6 +171,10 @@ def mean_as(sums: Any, like: Any, message: Message, devices: int) -> Any:
     """
 
     def one(total: jax.Array, y: Any) -> jax.Array:
+        if jnp.issubdtype(y.dtype, jnp.complexfloating):
+            part = jax.ShapeDtypeStruct(y.shape, jnp.finfo(y.dtype).dtype)
+            pair = total[..., 0], total[..., 1]
+            return lax.complex(*(one(each, part) for each in pair))
         total = total.reshape(y.shape)
         wide = total.astype(jnp.promote_types(total.dtype, y.dtype))
         return mean(wide, message, devices).astype(y.dtype)

@@ -9,6 +9,8 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
+from pipejax.keys import as_numbers
+
 
 def constrained(tree: Any, specs: Any) -> Any:
     """Returns arrays that XLA must split over inner axes as `specs` say.
@@ -22,11 +24,15 @@ def constrained(tree: Any, specs: Any) -> Any:
     """
     if specs == ():
         return tree
-    leaves, structure = jax.tree.flatten(tree)
     wanted = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, P))
-    pairs = zip(leaves, wanted, strict=True)
-    found = [lax.with_sharding_constraint(*pair) for pair in pairs]
-    return jax.tree.unflatten(structure, found)
+
+    def split(tree: Any) -> Any:
+        leaves, structure = jax.tree.flatten(tree)
+        pairs = zip(leaves, wanted, strict=True)
+        found = [lax.with_sharding_constraint(*pair) for pair in pairs]
+        return jax.tree.unflatten(structure, found)
+
+    return as_numbers(split, tree)
 
 
 def group_axes() -> tuple[AbstractMesh, tuple[str, ...]]:

@@ -21,7 +21,7 @@ class Shards:
     Attributes:
       params: A spec for each leaf of the parameters.
       model_state: A spec for each leaf of the model state.
-      changes: A spec for each floating leaf of the model state.
+      changes: A spec for each change of model state in a message. Empty in a state.
       cuts: With a sharded optimizer, for each leaf of the parameters the axis along
         which it is split over the axes of the data, or `None` if it is not. Empty
         without a sharded optimizer.

@@ -1,6 +1,6 @@
 """The train step: its state, its recursion, the update and the drain."""
 
-from ._check_optimizer import check_kept_structure as check_kept_structure
+from ._check_optimizer import check_kept_form as check_kept_form
 from ._check_optimizer import check_optimizer as check_optimizer
 from ._check_optimizer import opt_state_difference as opt_state_difference
 from ._check_settings import check_all_reduce as check_all_reduce

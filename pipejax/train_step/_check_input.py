@@ -12,7 +12,13 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import Mesh
 
+from pipejax.keys import is_key
 from pipejax.mesh import is_attached
+
+from ._check_arrays import check_arrays, fault_of
+
+_OVERWRITTEN = "_overwrite_with_gradient"
+"""The collection in which Flax keeps what `TrainState.apply_gradients` overwrites."""
 
 
 def check_params(params: Any) -> None:
@@ -25,21 +31,48 @@ def check_params(params: Any) -> None:
         raise ValueError("`params` must hold at least one array, got none.")
     for path, leaf in leaves:
         name = f"params{jax.tree_util.keystr(path)}"
-        dtype = getattr(leaf, "dtype", type(leaf) if _is_number(leaf) else None)
-        if dtype is None:
+        if fault := fault_of(leaf):
             raise ValueError(
-                f"`params` must be floating arrays, got `{name}`, a"
-                f" {type(leaf).__name__}. Keep what is no array in the loss function."
-                " With Equinox: `params, static = eqx.partition(model,"
-                " eqx.is_inexact_array)`, and `eqx.combine(params, static)` in the"
-                " loss."
+                f"`params` must be floating arrays, got `{name}`, {fault}. Keep what is"
+                " no array in the loss function. With Equinox: `params, static ="
+                " eqx.partition(model, eqx.is_inexact_array)`, and"
+                " `eqx.combine(params, static)` in the loss."
             )
-        if not jnp.issubdtype(dtype, jnp.floating):
+        if _OVERWRITTEN in (getattr(key, "key", None) for key in path):
             raise ValueError(
-                f"`params` must be floating arrays, got `{name}` of dtype"
-                f" {jnp.dtype(dtype).name}, which has no gradient. Keep it in"
-                " `model_state`."
+                f"`params` must not hold the collection `{_OVERWRITTEN}` of Flax, whose"
+                f" gradients are its next values and which no optimizer must see; got"
+                f" `{name}`. Give it to `train.init` as `model_state`, and return its"
+                " gradient: `grads = jax.grad(loss, argnums=1)(params, model_state)`,"
+                " `pj.Aux(model_state=grads)`."
             )
+        if remedy := _not_trainable(leaf):
+            dtype = jnp.result_type(leaf).name if not is_key(leaf) else leaf.dtype
+            raise ValueError(
+                f"`params` must be floating arrays, got `{name}` of dtype {dtype},"
+                f" {remedy}"
+            )
+
+
+def _not_trainable(leaf: Any) -> str | None:
+    """Says why a leaf has no update and what to do, or returns `None` if it has one."""
+    if is_key(leaf):
+        return "a PRNG key. Give it to `train.init` as `rng` or in `model_state`."
+    dtype = jnp.result_type(leaf)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return (
+            "whose gradient most optimizers get wrong. Split it into two real leaves,"
+            " its real and its imaginary part, and join them in the loss function:"
+            " `jax.lax.complex(real, imag)`."
+        )
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return "which has no gradient. Keep it in `model_state`."
+    if jnp.finfo(dtype).bits < 16:
+        return (
+            "in which small updates are lost. Keep it in float32 or bfloat16, and cast"
+            " it in the loss function."
+        )
+    return None
 
 
 def check_attached(mesh: Mesh, params: Any) -> None:
@@ -55,11 +88,6 @@ def check_attached(mesh: Mesh, params: Any) -> None:
             " be compiled for. Take the shapes of the state alone:"
             " `train.abstract_state(params)`."
         )
-
-
-def _is_number(leaf: Any) -> bool:
-    """Returns whether `leaf` is a Python number."""
-    return isinstance(leaf, bool | int | float | complex)
 
 
 def is_array(leaf: Any) -> bool:
@@ -101,12 +129,14 @@ def check_keywords(loss_fn: Callable[..., Any], **given: Any) -> None:
 
 def check_batch(batch: Any, devices: int, microbatches: int) -> None:
     """Raises a `ValueError` unless `batch` divides among devices and microbatches."""
+    check_arrays("batch", batch)
     size, parts = common_length(batch), devices * microbatches
     if size is None:
         raise ValueError(
             "`batch` must hold arrays with one common leading axis, the examples; got"
-            f" shapes {named_shapes('batch', batch)}. Broadcast what is shared over the"
-            " batch, or close over it in the loss function."
+            f" shapes {named_shapes('batch', batch)}. Make arrays of lists, and"
+            " broadcast what is shared over the batch. Keep what changes from step to"
+            " step in `model_state`, and constants in the loss function."
         )
     if not size or size % parts:
         raise ValueError(
@@ -123,12 +153,18 @@ def common_length(tree: Any) -> int | None:
     return next(iter(lengths))[0] if len(lengths) == 1 and () not in lengths else None
 
 
-def named_shapes(name: str, tree: Any) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of every array, by its path in the argument `name`."""
-    return {
+def named_shapes(name: str, tree: Any) -> str:
+    """Returns the shapes of the first arrays as text, by their paths in an argument."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    shapes = {
         f"{name}{jax.tree_util.keystr(path)}": jnp.shape(leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        for path, leaf in leaves[:_SHOWN]
     }
+    more = len(leaves) - len(shapes)
+    return f"{shapes}" + (f" and {more} more" if more else "")
+
+
+_SHOWN = 8
 
 
 def difference(name: str, wanted: Any, given: Any) -> tuple[str, str, str] | None:

@@ -6,7 +6,7 @@ The following optimizers do not:
 - optimizers whose gradients have another structure than their parameters
 - optimizers whose update needs more than the mean gradient, the parameters and the loss
 - optimizers whose own recursion breaks under a delay
-- optimizers whose state changes its structure
+- optimizers whose state changes its structure, its shapes or its dtypes
 """
 
 from typing import Any
@@ -15,6 +15,7 @@ import jax
 import optax.contrib
 
 from pipejax.message import InFlight
+from pipejax.structures import alike, containers, paths
 
 from ._check_input import difference
 
@@ -73,48 +74,64 @@ def check_optimizer(opt_state: Any, *, plain_delay: bool) -> None:
         )
 
 
-def check_opt_state(tx: optax.GradientTransformation, params: Any, given: Any) -> None:
-    """Raises a `ValueError` unless `given` has the form of `tx.init(params)`."""
-    found = opt_state_difference(tx, params, given)
+def check_opt_state(
+    tx: optax.GradientTransformation, params: Any, given: Any, name: str, remedy: str
+) -> None:
+    """Raises a `ValueError` unless `given` has the form of `tx.init(params)`.
+
+    Args:
+      tx: The optimizer.
+      params: The whole parameters, or their shapes.
+      given: A state of the optimizer, or its shapes.
+      name: How the error message names the state.
+      remedy: What to do, as a sentence.
+    """
+    found = opt_state_difference(tx, params, given, name)
     if found is None:
         return
-    name, rule, value = found
+    leaf, rule, value = found
     raise ValueError(
-        "`opt_state` must be a state of this train step's `tx` for these `params`:"
-        f" `{name}` {rule}; got {value} in its place. Make the train step with the"
-        " optimizer that the state is of, or leave it out to begin with a new one."
+        f"`{name}` must be a state of this train step's `tx` for these parameters:"
+        f" `{leaf}` {rule}; got {value} in its place. {remedy}"
     )
 
 
 def opt_state_difference(
-    tx: optax.GradientTransformation, params: Any, given: Any
+    tx: optax.GradientTransformation, params: Any, given: Any, name: str = "opt_state"
 ) -> tuple[str, Any, Any] | None:
     """Returns where an optimizer state differs from `tx.init(params)`, or `None`.
 
-    The structure of the pytree must be the same, and shape and dtype of its arrays.
+    The containers in the pytree must be the same, and the paths, shapes and dtypes of
+    its arrays.
+
+    Args:
+      tx: The optimizer.
+      params: The whole parameters, or their shapes.
+      given: A state of the optimizer, or its shapes.
+      name: The name of the state, with which paths begin.
 
     Returns:
       A path, what `tx.init(params)` has there, and what `given` has.
     """
     wanted = jax.eval_shape(tx.init, params)
-    if found := difference("opt_state", wanted, given):
+    if found := difference(name, wanted, given):
         return found
-    rule: Any = jax.tree.structure(wanted)
-    value: Any = jax.tree.structure(given)
-    return None if rule == value else ("opt_state", rule, value)
+    if alike(wanted, given):
+        return None
+    return name, containers(wanted), containers(given)
 
 
-def check_kept_structure(before: Any, after: Any) -> None:
-    """Raises a `ValueError` if an update changed the structure of the state.
+def check_kept_form(before: Any, after: Any) -> None:
+    """Raises a `ValueError` if an update changed the form of the state.
 
     Args:
       before: State of the optimizer before the update.
       after: State of the optimizer after the update.
 
     Raises:
-      ValueError: If the paths of the leaves differ.
+      ValueError: If the paths, shapes or dtypes of the leaves differ.
     """
-    was, now = _paths(before), _paths(after)
+    was, now = ({*map(jax.tree_util.keystr, paths(x))} for x in (before, after))
     if was != now:
         path = min(was ^ now)
         raise ValueError(
@@ -124,12 +141,14 @@ def check_kept_structure(before: Any, after: Any) -> None:
             " optax.snapshot in place of optax.monitor, which begins without its"
             " measurements."
         )
-
-
-def _paths(tree: Any) -> set[str]:
-    """Returns the path of every leaf."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path) for path, _ in leaves}
+    if found := difference("opt_state", before, after):
+        leaf, form, new = found
+        raise ValueError(
+            "`tx` must keep the shapes and dtypes of its state, which stays as it is"
+            f" where nothing has arrived: `{leaf}` is {form} before an update, got"
+            f" {new} after it. Let `tx.update` cast it back, or `tx.init` begin with"
+            " this form."
+        )
 
 
 def _found(state: Any, kind: type) -> list[Any]:

@@ -6,12 +6,15 @@ Each error message names the rule, the value and the remedy.
 from typing import Any
 
 import jax
+import optax
 from jax.core import Tracer
 from jax.typing import DTypeLike
 
 from pipejax.message import InFlight, Message, width_of
+from pipejax.structures import paths
 
 from ._check_input import difference, is_array
+from ._check_optimizer import check_opt_state
 from ._gradient import empty_message
 from ._state import PipelineState, whole_params
 
@@ -63,6 +66,32 @@ def check_state(state: Any, devices: set[Any], *, counted: bool) -> None:
             f"`state` must be of this mesh, on devices {_ids(devices)}; got one on"
             f" devices {_ids(step.sharding.device_set)}. {_GO_ON}"
         )
+
+
+def check_kind(state: PipelineState, inner: tuple[str, ...], *, sharded: bool) -> None:
+    """Raises a `ValueError` unless the state is split as those of the train step.
+
+    Args:
+      state: The state.
+      inner: The inner axes of the mesh of the train step.
+      sharded: Whether the train step has a sharded optimizer.
+    """
+    split = state.gathered is not None
+    if split != sharded:
+        raise ValueError(
+            f"`state` must be of a train step with shard_optimizer={sharded}, as this"
+            f" one; got one of a train step with shard_optimizer={split}. {_GO_ON}"
+        )
+    if state.shards.inner != inner:
+        raise ValueError(
+            f"`state` must be of a mesh with the inner axes {inner}, as this train"
+            f" step; got one of a mesh with {state.shards.inner}. {_GO_ON}"
+        )
+
+
+def check_optimizer_of(state: PipelineState, tx: optax.GradientTransformation) -> None:
+    """Raises a `ValueError` unless the state holds a state of the optimizer `tx`."""
+    check_opt_state(tx, whole_params(state), state.opt_state, "state.opt_state", _GO_ON)
 
 
 def _is_deleted(leaf: Any) -> bool:
@@ -128,12 +157,17 @@ def check_pending(
     wanted = jax.eval_shape(
         lambda: empty_message(whole_params(state), state.model_state, reduce_dtype)
     )
-    for name in ("gradients", "changes"):
+    oldest = in_flight.pending[0]
+    # Leaves that the loss function returns unchanged have no change in flight.
+    sent = paths(oldest.changes)
+    changes = jax.tree_util.tree_map_with_path(
+        lambda path, x: x if path in sent else None, wanted.changes
+    )
+    for name, tree in (("gradients", wanted.gradients), ("changes", changes)):
         of_all = jax.tree.map(
-            lambda x: x.update(shape=(devices * x.shape[0], *x.shape[1:])),
-            getattr(wanted, name),
+            lambda x: x.update(shape=(devices * x.shape[0], *x.shape[1:])), tree
         )
-        found = difference(name, of_all, getattr(in_flight.pending[0], name))
+        found = difference(name, of_all, getattr(oldest, name))
         if found:
             leaf, expected, there = found
             raise ValueError(
@@ -163,13 +197,14 @@ def check_mean(state: Any, wanted: bool | None) -> None:
 
 
 def check_room(message: Message, in_flight: InFlight) -> None:
-    """Raises a `ValueError` if `message` has other passengers than those in flight.
+    """Raises a `ValueError` if the queue in flight has no room for `message`.
 
     The passengers must agree in the structure of the metrics, and in whether there is a
-    weight.
+    weight. The queue must have a place for each change of model state.
     """
     if not in_flight.pending:
         return
+    _check_changes(message, in_flight.pending[0])
     fresh, found = message.passengers, in_flight.pending[0].passengers
     if (fresh.weighted, fresh.metrics_form) == (found.weighted, found.metrics_form):
         return
@@ -184,6 +219,20 @@ def check_room(message: Message, in_flight: InFlight) -> None:
         f"`state` must have been made for what `loss_fn` returns, {names}; got one with"
         f" {there} in flight. {_GO_ON}"
     )
+
+
+def _check_changes(message: Message, in_flight: Message) -> None:
+    """Raises a `ValueError` if `message` changes model state that is not in flight."""
+    missing = paths(message.changes) - paths(in_flight.changes)
+    if missing:
+        leaf = min(map(jax.tree_util.keystr, missing))
+        raise ValueError(
+            "`state` must have been made for the model state that `loss_fn` changes,"
+            f" got one of a loss that returns `model_state{leaf}` unchanged. Drain it"
+            " with the train step that made it, then go on from"
+            " `train.init(state.params, opt_state=state.opt_state,"
+            " model_state=state.model_state, batch=batch)`."
+        )
 
 
 _GO_ON = (

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -12,8 +13,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pipejax.executors import StepConfig
+from pipejax.keys import as_numbers, is_key
 from pipejax.mesh import AxisName, axes, inner_axes
 
+from ._check_arrays import fault_of, no_array
 from ._check_input import common_length, named_shapes
 from ._check_settings import check_count
 
@@ -39,8 +42,27 @@ def data_sharding(config: StepConfig, axis_name: AxisName | None) -> NamedShardi
     return NamedSharding(config.mesh, P(names if len(names) > 1 else names[0]))
 
 
+def plain_batch(batch: Any) -> Any:
+    """Returns a batch in which every mapping that JAX takes for a leaf is a dict.
+
+    A tokenizer returns such a mapping, a `collections.UserDict`.
+
+    Examples:
+      >>> import collections
+      >>> plain_batch([collections.UserDict({"a": collections.UserDict({"b": 1})})])
+      [{'a': {'b': 1}}]
+    """
+
+    def one(leaf: Any) -> Any:
+        return plain_batch(dict(leaf)) if isinstance(leaf, Mapping) else leaf
+
+    return jax.tree.map(one, batch)
+
+
 def global_batch(local: Any, data: NamedSharding) -> Any:
     """Makes the global batch of which this process has the part `local`.
+
+    The batch shares no memory with `local`, which may be written again.
 
     Args:
       local: Pytree of arrays, whose leading axis is this process's part of the batch.
@@ -53,16 +75,43 @@ def global_batch(local: Any, data: NamedSharding) -> Any:
     every = math.prod(data.mesh.shape[name] for name in axes(data.spec[0]))
     indices = data.addressable_devices_indices_map((every,)).values()
     shares = len({index[0].start for index in indices if index is not None})
+    local = jax.tree_util.tree_map_with_path(_own_copy, plain_batch(local))
     length = common_length(local)
     if not length or length % shares:
         raise ValueError(
             "`local` must hold arrays with one common leading axis, the examples of"
             f" this process, a positive multiple of its {shares} shares of a batch; got"
-            f" shapes {named_shapes('local', local)}. Drop the remainder."
+            f" shapes {named_shapes('local', local)}. Drop the remainder, make arrays"
+            " of lists, and keep what is no example in `model_state`."
         )
-    return jax.tree.map(
-        lambda x: jax.make_array_from_process_local_data(data, np.asarray(x)), local
-    )
+    make = functools.partial(jax.make_array_from_process_local_data, data)
+    return jax.tree.map(functools.partial(as_numbers, make), local)
+
+
+def _own_copy(path: Any, leaf: Any) -> Any:
+    """Returns a leaf of a batch as an array whose memory nobody writes into.
+
+    Raises:
+      ValueError: If the leaf is no array of numbers, or is a global array already.
+    """
+    if isinstance(leaf, jax.Array):  # cannot be written into
+        if isinstance(leaf, jax.core.Tracer) or leaf.is_fully_addressable:
+            return leaf if is_key(leaf) else np.asarray(leaf)
+        raise ValueError(
+            "`local` must be this process's part of a batch, got the global array"
+            f" `local{jax.tree_util.keystr(path)}`. Give a global batch to `train.step`"
+            " as it is."
+        )
+    cause = None
+    try:
+        # A copy of a masked array would lose the mask.
+        found = leaf if isinstance(leaf, np.ma.MaskedArray) else np.array(leaf)
+        fault = fault_of(found)
+    except Exception as error:  # whatever the `__array__` of another library raises
+        cause, fault = error, f"a {type(leaf).__name__}: {error}"
+    if fault:
+        raise no_array("local", path, fault) from cause
+    return found
 
 
 @functools.partial(

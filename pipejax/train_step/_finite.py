@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from ._loss import full_form, is_floating
+from ._loss import full_form
+from ._model_state import averaged
 from ._state import PipelineState
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def non_finite(model_state: Any) -> list[bool]:
     """Returns for each leaf whether it holds an infinity or NaN; false for tracers."""
 
     def bad(leaf: Any) -> bool:
-        if isinstance(leaf, jax.core.Tracer) or not is_floating(leaf):
+        if isinstance(leaf, jax.core.Tracer) or not averaged(leaf):
             return False
         if leaf.sharding.is_fully_replicated:
             return not np.isfinite(leaf.addressable_data(0)).all()

@@ -30,7 +30,14 @@ from pipejax.message import Message, Passengers, in_place, travelling
 from pipejax.shards import UNSHARDED, Shards, constrained
 
 from ._feed import Batch
-from ._loss import Loss, Returned, Unchanged, full_form, is_floating
+from ._loss import Loss, Returned, Unchanged, full_form
+from ._model_state import (
+    averaged,
+    changes_of,
+    every_change,
+    warn_of_zeros,
+    with_changes,
+)
 from ._part import Part, part_of, together
 
 
@@ -39,13 +46,14 @@ def local_message(
     params: Any,
     model_state: Any,
     batch: Batch,
-    rng: jax.Array | None,
+    rng: Any,
     *,
     axis_name: AxisName,
     microbatches: int = 1,
     compute_dtype: DTypeLike | None = None,
     reduce_dtype: DTypeLike | None = None,
     shards: Shards = UNSHARDED,
+    room: Any = None,
 ) -> tuple[Message, Any]:
     """Runs the loss and its gradient over this device's share of the batch.
 
@@ -55,8 +63,9 @@ def local_message(
       model_state: Model state, passed to `loss_fn` as a keyword unless it is `None`.
       batch: Arrays with a leading axis of B examples, where B is a multiple of
         `microbatches`.
-      rng: Key of this device for this step, passed to `loss_fn` as a keyword unless it
-        is `None`. Several microbatches get a key each, split from this key.
+      rng: Key of this device for this step, or a pytree of keys, passed to `loss_fn` as
+        a keyword unless it is `None`. Several microbatches get keys of their own, split
+        from these.
       axis_name: Axes of the surrounding `shard_map` that share the batch.
       microbatches: Number of parts of the batch, whose gradients are taken one after
         another.
@@ -65,6 +74,8 @@ def local_message(
       reduce_dtype: dtype in which gradients and changes travel. `None` keeps their own
         dtypes.
       shards: How a group of devices shards parameters and model state.
+      room: The changes of model state for which the queue has room. `None` without a
+        queue.
 
     Returns:
       The message to reduce, and the model state as this device leaves it.
@@ -95,19 +106,21 @@ def local_message(
         parts = jax.tree.map(lambda x: _in_parts(x, microbatches), arrays)
         # Without this, each microbatch may lie on a single device of the group.
         parts = constrained(parts, tuple(P(None, *spec) for spec in batch.specs))
-        keys = None if rng is None else jax.random.split(rng, microbatches)
+        keys = jax.tree.map(lambda key: jax.random.split(key, microbatches), rng)
         zeros = jax.tree.map(jnp.zeros_like, params)
         zeros = constrained(zeros, shards.params)
         (total, after), (each, unchanged) = lax.scan(
             add, (zeros, model_state), (parts, keys)
         )
         part = together(total, each)
+    changes = changes_of(after, model_state, unchanged.leaves, room)
+    warn_of_zeros(changes, model_state, unchanged.leaves)
     message = in_place(
         Message(
             gradients=travelling(part.gradients, reduce_dtype),
-            changes=travelling(_changes(after, model_state, unchanged), reduce_dtype),
+            changes=travelling(changes, reduce_dtype),
             passengers=Passengers.of(part.loss, part.metrics, part.weight),
-            shards=shards,
+            shards=with_changes(shards, model_state, changes),
         )
     )
     _check_range(message)
@@ -120,16 +133,14 @@ def empty_message(
     reduce_dtype: DTypeLike | None,
     shards: Shards = UNSHARDED,
 ) -> Message:
-    """Makes a message of zeros, whose only passenger is the loss."""
+    """Makes a message of zeros with all changes, whose only passenger is the loss."""
     gradients = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)
-    changes = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype) if is_floating(x) else None, model_state
-    )
+    changes = every_change(model_state)
     return Message(
         gradients=travelling(gradients, reduce_dtype),
         changes=travelling(changes, reduce_dtype),
         passengers=Passengers.of(jnp.zeros(()), None),
-        shards=shards,
+        shards=with_changes(shards, model_state, changes),
     )
 
 
@@ -141,33 +152,16 @@ def _in_parts(x: jax.Array, count: int) -> jax.Array:
 def _model_state(returned: Returned, before: Any) -> Any:
     """Returns the model state after a microbatch.
 
-    If the weight of the microbatch is 0, floating leaves stay as they were before.
+    If the weight of the microbatch is 0, averaged leaves stay as they were before.
     """
     if returned.weight is None:
         return returned.model_state
     empty = returned.weight == 0
     return jax.tree.map(
-        lambda a, b: jnp.where(empty, b, a) if is_floating(b) else a,
+        lambda a, b: jnp.where(empty, b, a) if averaged(b) else a,
         returned.model_state,
         before,
     )
-
-
-def _changes(after: Any, before: Any, unchanged: Unchanged) -> Any:
-    """Returns the change of each floating leaf, and `None` in place of other leaves.
-
-    The change of a leaf that the loss returns unchanged is set to zeros. Such a leaf
-    may hold an infinity, and the difference `inf - inf` would be NaN.
-    """
-    leaves, structure = jax.tree.flatten(before)
-
-    def change(a: Any, b: Any, same: bool) -> Any:
-        if not is_floating(b):
-            return None
-        return jnp.zeros_like(b) if same else a - b
-
-    triples = zip(jax.tree.leaves(after), leaves, unchanged.leaves, strict=True)
-    return jax.tree.unflatten(structure, [change(*triple) for triple in triples])
 
 
 def _check_range(message: Message) -> None:

@@ -9,11 +9,13 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from pipejax.executors import StepConfig
-from pipejax.mesh import axes, inner_axes
+from pipejax.mesh import axes, inner_axes, is_traced
 from pipejax.message import InFlight, Message, empty
 from pipejax.prediction import Mean
 from pipejax.shards import UNSHARDED, Shards, cut_axes, inner_specs
+from pipejax.structures import restructured
 
+from ._check_arrays import check_arrays, check_keys
 from ._check_input import (
     check_attached,
     check_batch,
@@ -24,8 +26,7 @@ from ._check_optimizer import check_opt_state, check_optimizer
 from ._feed import Batch, laid_out
 from ._gradient import empty_message
 from ._local_step import LocalStep
-from ._loss import is_floating
-from ._replicate import check_same_in_groups, is_traced, placed
+from ._replicate import check_same_in_groups, placed
 from ._shardings import in_flight_shardings, state_shardings
 from ._state import SharedState
 
@@ -36,7 +37,7 @@ class Given(NamedTuple):
     Attributes:
       params: Parameters.
       model_state: Model state, or `None`.
-      rng: PRNG key, or `None`.
+      rng: PRNG keys, or `None`.
       opt_state: Optimizer state, or `None` for a new one.
     """
 
@@ -91,7 +92,9 @@ def initial(
     arrays = placed(given._asdict(), plan.specs._asdict(), config.mesh)
     if plan.shapes[0].shards:
         check_same_in_groups(arrays, config)
-    return jax.jit(plan.make, out_shardings=shardings)(Given(**arrays))
+    made = jax.jit(plan.make, out_shardings=shardings)(Given(**arrays))
+    # On CPUs, `arrays` may share the memory of NumPy arrays, which may be written into.
+    return jax.block_until_ready(made)
 
 
 def planned(
@@ -115,6 +118,8 @@ def planned(
       ValueError: If `train.init` must not be given one of the arguments.
     """
     check_params(given.params)
+    check_arrays("model_state", given.model_state)
+    check_keys(given.rng)
     check_keywords(local_step.loss_fn, model_state=given.model_state, rng=given.rng)
     found = {
         name: inner_specs(
@@ -133,14 +138,11 @@ def planned(
         plain_delay=config.width > 1 and not local_step.weight_prediction,
     )
     if given.opt_state is not None:
-        check_opt_state(tx, given.params, given.opt_state)
+        check_opt_state(tx, given.params, given.opt_state, "opt_state", _OTHER_TX)
     forms, shards = jax.eval_shape(lambda given: given, given), UNSHARDED
     if inner_axes(config.mesh, config.axis_name):
-        specs = found["model_state"]
-        pairs = zip(jax.tree.leaves(forms.model_state), specs, strict=True)
-        changes = tuple(spec for leaf, spec in pairs if is_floating(leaf))
         inner = inner_axes(config.mesh, config.axis_name)
-        shards = Shards(found["params"], specs, changes, inner=inner)
+        shards = Shards(found["params"], found["model_state"], inner=inner)
     if local_step.shard_optimizer:
         cuts = cut_axes(forms.params, found["params"], config.devices)
         shards = dataclasses.replace(shards, cuts=cuts)
@@ -158,7 +160,9 @@ def planned(
             kept = kept._replace(known=jnp.array(known))
         return SharedState(
             params=params,
-            opt_state=tx.init(params) if opt_state is None else opt_state,
+            opt_state=tx.init(params)
+            if opt_state is None
+            else restructured(opt_state, new),
             model_state=model_state,
             rng=rng,
             skipped=jnp.zeros((), jnp.int32),
@@ -203,6 +207,12 @@ def _mean_form(
     return jax.eval_shape(config.on_mesh(local, (), P()))
 
 
+_OTHER_TX = (
+    "Make the train step with the optimizer that the state is of, or leave it out to"
+    " begin with a new one."
+)
+
+
 def _specs_of(given: Given, shards: Shards) -> Given:
     """Returns the partition specs of the given arrays, over inner axes."""
     nothing: Any = None
@@ -216,7 +226,8 @@ def _message_form(
 ) -> Message:
     """Returns the shapes of the message of one device or group.
 
-    Without a `batch`, the loss is taken to be the only passenger.
+    Without a `batch`, the loss is taken to be the only passenger, and every leaf of the
+    model state that can be averaged to change.
     """
     params, model_state, rng, _ = given
     if batch is None:

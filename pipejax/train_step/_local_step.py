@@ -1,7 +1,8 @@
 """Runs one device's part of a step, before and after the sum over devices.
 
 1. `compute` makes the message of this batch. The gradient is taken at the device's
-   prediction (see `pipejax.prediction`), or at the parameters as they are.
+   prediction (see `pipejax.prediction`), or at the parameters as they are, and always
+   at the model state to which the device's changes in flight lead.
 2. `update` applies the mean of the messages that are due.
 
 The exchange comes between them. If the width is above 1, it sums messages of an earlier
@@ -38,11 +39,13 @@ from pipejax.prediction import Kind, Mean, Own, Update, kind_of, predicted
 from pipejax.shards import Shards, constrained
 
 from ._check_inner import warn_of_unused_axes
+from ._check_input import check_keywords
 from ._check_state import check_mean, check_pending, check_room
 from ._feed import Batch
 from ._gradient import local_message
 from ._info import StepInfo
 from ._loss import Loss
+from ._model_state import model_state_ahead
 from ._state import Kept, SharedState, whole_params
 from ._update import advanced, apply_reduced, decided, select, stepped
 
@@ -142,14 +145,19 @@ class LocalStep:
         """
         check_pending(state, in_flight, self.reduce_dtype)
         check_mean(state, self._wants_mean(state, in_flight))
+        given = {"model_state": state.model_state, "rng": state.rng}
+        check_keywords(self.loss_fn, **given)
         rng, key = self._split_rng(state.rng)
         if state.shards:
-            given = state.params, state.model_state, key, batch, state.shards
-            warn_of_unused_axes(self.loss_fn, *given)
-        at = self.point(state, in_flight)
-        message, after = self.message(
-            at.params, at.model_state, key, batch, state.shards
+            args = state.params, state.model_state, key, batch, state.shards
+            warn_of_unused_axes(self.loss_fn, *args)
+        params = self.point(state, in_flight).params
+        skips, shards = self.skip_nonfinite, state.shards
+        model_state = model_state_ahead(
+            state.model_state, in_flight, shards, skip_nonfinite=skips
         )
+        room = in_flight.pending[0].changes if in_flight.pending else None
+        message, after = self.message(params, model_state, key, batch, shards, room)
         check_room(message, in_flight)
         return message, Kept(after, rng, state.step + 1)
 
@@ -313,6 +321,7 @@ class LocalStep:
         key: Any,
         batch: Batch,
         shards: Shards,
+        room: Any = None,
     ) -> tuple[Message, Any]:
         """Returns this device's message, and the model state as its loss left it."""
         return local_message(
@@ -326,6 +335,7 @@ class LocalStep:
             compute_dtype=self.compute_dtype,
             reduce_dtype=self.reduce_dtype,
             shards=shards,
+            room=room,
         )
 
     def _expected(self, in_flight: InFlight) -> tuple[Message, ...]:
@@ -396,8 +406,12 @@ class LocalStep:
         return lax.axis_size(self.axis_name)
 
     def _split_rng(self, rng: Any) -> tuple[Any, Any]:
-        """Returns the key for the next step, and this device's key for this step."""
+        """Returns the keys for the next step, and this device's keys for this step."""
         if rng is None:
             return None, None
-        rng, key = jax.random.split(rng)
-        return rng, jax.random.fold_in(key, lax.axis_index(self.axis_name))
+        keys, structure = jax.tree.flatten(rng)
+        pairs = [tuple(jax.random.split(key)) for key in keys]
+        place, following = lax.axis_index(self.axis_name), [key for key, _ in pairs]
+        own = [jax.random.fold_in(key, place) for _, key in pairs]
+        unflatten = functools.partial(jax.tree.unflatten, structure)
+        return unflatten(following), unflatten(own)

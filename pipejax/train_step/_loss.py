@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from pipejax.structures import alike, restructured
+
 from ._state import Aux
 
 Loss = Callable[..., Any]
@@ -63,8 +65,10 @@ def full_form(loss_fn: Loss, compute_dtype: DTypeLike | None) -> Loss:
         _check_metrics(aux.metrics)
         _check_model_state(aux.model_state, model_state)
         metrics = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), aux.metrics)
-        after = jax.tree.map(_in_dtype_of, aux.model_state, model_state)
-        pairs = zip(*map(jax.tree.leaves, (aux.model_state, model_state)), strict=True)
+        _check_casts(aux.model_state, model_state)
+        returned = restructured(aux.model_state, model_state)
+        after = jax.tree.map(_in_dtype_of, returned, model_state)
+        pairs = zip(*map(jax.tree.leaves, (returned, model_state)), strict=True)
         unchanged = Unchanged(tuple(a is b for a, b in pairs))
         return jnp.asarray(loss), Returned(
             metrics, after, _checked_weight(aux.weight), unchanged
@@ -176,7 +180,8 @@ def _check_metrics(metrics: Any) -> None:
 def _check_model_state(after: Any, before: Any) -> None:
     """Raises a `ValueError` if the loss changed structure or shapes of the state."""
     got, given = (jax.tree.map(jnp.shape, tree) for tree in (after, before))
-    if str(got) != str(given) or _structure(after) != _structure(before):
+    shapes, wanted = (list(map(jnp.shape, jax.tree.leaves(x))) for x in (after, before))
+    if not alike(after, before) or shapes != wanted:
         raise ValueError(
             "`loss_fn` must return the model state in the structure and shapes that"
             f" `train.init` was given: {given}, got {got}. Return `loss,"
@@ -184,6 +189,17 @@ def _check_model_state(after: Any, before: Any) -> None:
         )
 
 
-def _structure(tree: Any) -> str:
-    """Returns the structure of a pytree as text."""
-    return str(jax.tree.structure(tree))
+def _check_casts(after: Any, before: Any) -> None:
+    """Raises a `ValueError` if a leaf would lose its imaginary part or its fraction."""
+    leaves = jax.tree_util.tree_leaves_with_path(after)
+    for (path, a), b in zip(leaves, jax.tree.leaves(before), strict=True):
+        got, given = jnp.result_type(a), jnp.result_type(b)
+        for kind in (jnp.complexfloating, jnp.inexact):
+            if jnp.issubdtype(got, kind) and not jnp.issubdtype(given, kind):
+                name = f"model_state{jax.tree_util.keystr(path)}"
+                raise ValueError(
+                    "`loss_fn` must return model state of the kind that `train.init`"
+                    f" was given: `{name}` is {given.name}, got {got.name}. Give"
+                    f" `train.init` an array of dtype {got.name}, or cast it in the"
+                    " loss function."
+                )

@@ -180,7 +180,7 @@ class PiecewiseStep(LocalStep):
                     gathered=ahead,
                     mean=found.mean,
                     slopes=slopes,
-                    shards=shards,
+                    shards=state.shards,
                 ),
             )
 

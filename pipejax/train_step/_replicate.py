@@ -13,7 +13,10 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax.checksums import sums
 from pipejax.executors import StepConfig
+from pipejax.keys import is_key
+from pipejax.mesh import is_traced
 from pipejax.shards import group_axes, on_shards
+from pipejax.structures import containers
 
 
 def placed(given: dict[str, Any], specs: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
@@ -81,7 +84,7 @@ def check_same_in_groups(placed: dict[str, Any], config: StepConfig) -> None:
 
 def _placed(leaf: Any, sharding: NamedSharding) -> jax.Array:
     """Returns an array or a typed PRNG key in the given sharding."""
-    if _is_key(leaf):
+    if is_key(leaf):
         # `jax.device_put` does not take keys to the devices of other processes.
         data = jax.device_put(jax.random.key_data(leaf), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
@@ -92,7 +95,7 @@ def _check_same(given: dict[str, Any]) -> None:
     """Raises a `ValueError` if a process has another structure or another array."""
     leaves = jax.tree_util.tree_leaves_with_path(given)
     names = [f"{path[0].key}{jax.tree_util.keystr(path[1:])}" for path, _ in leaves]
-    if differing := _processes_that_differ(_digest(repr(jax.tree.structure(given)))):
+    if differing := _processes_that_differ(_digest(containers(given), *names)):
         raise ValueError(
             "`train.init` must be given the same structure of arrays on every process;"
             f" got other structures on processes {differing} than on process 0. Here"
@@ -118,7 +121,7 @@ def _processes_that_differ(value: np.ndarray) -> list[int]:
 
 def _content(leaf: Any) -> tuple[Any, ...]:
     """Returns the parts by which `_digest` tells arrays, or typed keys, apart."""
-    if _is_key(leaf):
+    if is_key(leaf):
         return str(jax.random.key_impl(leaf)), *_content(jax.random.key_data(leaf))
     if isinstance(leaf, jax.Array) and not leaf.sharding.is_fully_replicated:
         # A sharded array is one array of all processes. None of them may have all of
@@ -134,16 +137,3 @@ def _digest(*parts: str | bytes) -> np.ndarray:
     for part in parts:
         digest.update(part.encode() if isinstance(part, str) else part)
     return np.frombuffer(digest.digest(), np.uint8)
-
-
-def is_traced() -> bool:
-    """Returns whether this runs inside a transformation, such as `jax.eval_shape`."""
-    with jax.transfer_guard("allow"):
-        return isinstance(jnp.zeros(()), jax.core.Tracer)
-
-
-def _is_key(leaf: Any) -> bool:
-    """Returns whether `leaf` is an array of typed PRNG keys."""
-    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(
-        leaf.dtype, jax.dtypes.prng_key
-    )

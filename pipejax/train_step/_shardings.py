@@ -40,7 +40,7 @@ def in_flight_shardings(
 
     Args:
       in_flight: The pipeline of all groups, or its shapes.
-      shards: How a group shards parameters and model state.
+      shards: How a group shards parameters.
       config: The step.
       data: The axes of the data, over which every group has its own arrays. If there
         are none, every group has the arrays of all groups.
@@ -59,7 +59,7 @@ def in_flight_shardings(
     def of_message(message: Message) -> Message:
         return message._replace(
             gradients=lying(message.gradients, shards.params),
-            changes=lying(message.changes, shards.changes),
+            changes=lying(message.changes, message.shards.changes),
             passengers=lying(message.passengers, ()),
         )
 

@@ -27,7 +27,8 @@ class PipelineState(NamedTuple):
         statistics. `None` if the model has no such state.
       in_flight: Messages that are computed but not yet applied: gradients with their
         passengers and changes of model state.
-      rng: PRNG key from which each step splits its own. `None` if there is no key.
+      rng: PRNG key from which each step splits its own, or a pytree of keys. `None` if
+        there is no key.
       skipped: int32, the number of updates skipped so far because a reduced gradient or
         change of model state was not finite.
       step: int32, the number of calls of `train.step` so far.
@@ -48,7 +49,7 @@ class PipelineState(NamedTuple):
     opt_state: optax.OptState
     model_state: Any
     in_flight: InFlight
-    rng: jax.Array | None
+    rng: Any
     skipped: jax.Array
     step: jax.Array
     calls: Any
@@ -72,7 +73,7 @@ class SharedState(NamedTuple):
     params: optax.Params
     opt_state: optax.OptState
     model_state: Any
-    rng: jax.Array | None
+    rng: Any
     skipped: jax.Array
     step: jax.Array
     shards: Shards = UNSHARDED
@@ -228,7 +229,7 @@ class Kept(NamedTuple):
     """
 
     model_state: Any
-    rng: jax.Array | None
+    rng: Any
     step: jax.Array
 
 
@@ -243,7 +244,8 @@ class Aux(NamedTuple):
     Attributes:
       metrics: Pytree of real scalars, averaged over microbatches and devices.
       model_state: Model state after this batch, in the structure and shapes that
-        `train.init` was given.
+        `train.init` was given. Leaves that are returned unchanged, as the same objects,
+        are not sent. Each microbatch moves the model state once.
       weight: Nonnegative scalar W, the number of tokens or examples over which the loss
         is a mean. It must not depend on the parameters, since no gradient is taken
         through it. A part of weight 0 contributes nothing. `None` gives all parts the

@@ -22,18 +22,26 @@ import optax
 
 from pipejax.collectives import Schedule, Transfer
 from pipejax.executors import Executor, StepConfig, choose
-from pipejax.mesh import AxisName
+from pipejax.mesh import AxisName, inner_axes, without_mesh
 from pipejax.message import Message, at_width_1
 from pipejax.shards import Shards
+from pipejax.structures import form_of
 
 from ._check_input import check_batch
-from ._check_state import check_in_flight, check_pending, check_state
+from ._check_state import (
+    check_in_flight,
+    check_kind,
+    check_optimizer_of,
+    check_pending,
+    check_state,
+)
 from ._feed import (
     check_global,
     data_sharding,
     global_batch,
     laid_out,
     least_of_all_processes,
+    plain_batch,
 )
 from ._finite import check_model_state, non_finite
 from ._gradient import empty_message
@@ -63,13 +71,16 @@ class TrainStep:
     schedule: Schedule
     warmup_steps: int
     executor_name: str
+    # Forms of parameters and optimizer states that fit the optimizer.
+    _known_forms: set[Any] = dataclasses.field(default_factory=set)
 
+    @without_mesh()
     def init(
         self,
         params: optax.Params,
         *,
         model_state: Any = None,
-        rng: jax.Array | None = None,
+        rng: Any = None,
         opt_state: optax.OptState | None = None,
         batch: Any = None,
     ) -> PipelineState:
@@ -79,14 +90,15 @@ class TrainStep:
           params: Pytree of floating arrays. On a mesh with inner axes, each keeps the
             `NamedSharding` that it comes with. All groups must have the same arrays.
           model_state: Passed to `loss_fn` as a keyword, and updated by what `loss_fn`
-            returns. Changes of floating leaves are averaged over devices. Other leaves
-            must not depend on the data.
-          rng: PRNG key. In every step, `loss_fn` gets a key as a keyword, another one
-            on each device.
+            returns. Changes of floating and complex leaves are averaged over devices.
+            Other leaves must not depend on the data.
+          rng: PRNG key, or a pytree of keys, such as a dict. In every step, `loss_fn`
+            gets the same pytree of new keys as a keyword, other ones on each device.
           opt_state: State of the optimizer to continue from. `None` makes a new one.
           batch: One batch, as arrays or `jax.ShapeDtypeStruct`s. It shows what travels
-            with the gradients, and is needed only if `loss_fn` returns metrics or a
-            weight and `width` is above 1.
+            with the gradients if `width` is above 1. It is needed if `loss_fn` returns
+            metrics or a weight. Without it, leaves of the model state that `loss_fn`
+            returns unchanged travel too, as zeros, with a warning.
 
         Returns:
           A `PipelineState`. It holds copies, so that `params` are never donated.
@@ -103,19 +115,20 @@ class TrainStep:
             self.local_step,
             self.config,
             Given(params, model_state, rng, opt_state),
-            batch,
+            plain_batch(batch),
             feeds_back=self.feeds_back,
         )
         in_flight = in_flight._replace(codec_states=self.codec_states(state))
         counted = self.counted or any(non_finite(state.model_state))
         return state.with_in_flight(in_flight, np.int32(0) if counted else None)
 
+    @without_mesh()
     def abstract_state(
         self,
         params: optax.Params,
         *,
         model_state: Any = None,
-        rng: jax.Array | None = None,
+        rng: Any = None,
         opt_state: optax.OptState | None = None,
         batch: Any = None,
     ) -> PipelineState:
@@ -129,7 +142,7 @@ class TrainStep:
           params: Parameters, as arrays or shapes (`jax.ShapeDtypeStruct`). Those that
             have a sharding keep it.
           model_state: As for `init`, or shapes.
-          rng: As for `init`, or its shape.
+          rng: As for `init`, or shapes.
           opt_state: As for `init`, or shapes.
           batch: As for `init`.
 
@@ -148,14 +161,14 @@ class TrainStep:
           ((3,), dtype('float32'))
         """
         given = Given(params, model_state, rng, opt_state)
-        plan = planned(
-            self.local_step, self.config, given, batch, feeds_back=self.feeds_back
-        )
+        batch, fed = plain_batch(batch), self.feeds_back
+        plan = planned(self.local_step, self.config, given, batch, feeds_back=fed)
         state, in_flight = plan.shapes
         states = self.codec_states(state, abstract=True)
         calls = np.int32(0) if self.counted else None
         return state.with_in_flight(in_flight._replace(codec_states=states), calls)
 
+    @without_mesh()
     def step(self, state: PipelineState, batch: Any) -> tuple[PipelineState, StepInfo]:
         """Computes the gradient of this batch, and applies that of K-1 steps ago.
 
@@ -174,6 +187,7 @@ class TrainStep:
             mesh, or if the loss function breaks its contract.
         """
         self._check(state)
+        batch = plain_batch(batch)
         check_global(batch, self.mesh)
         check_batch(batch, self.config.devices, self.local_step.microbatches)
         check_model_state(self, state, batch)
@@ -194,6 +208,7 @@ class TrainStep:
             own, in_flight, info = now.executor.step(own, in_flight, given)
         return own.with_in_flight(in_flight, calls), info
 
+    @without_mesh()
     def batch(self, local: Any, *, axis_name: AxisName | None = None) -> Any:
         """Makes the global batch of which this process has the part `local`.
 
@@ -203,7 +218,7 @@ class TrainStep:
 
         Args:
           local: Pytree of arrays, such as NumPy arrays, whose leading axis is this
-            process's part of the batch.
+            process's part of the batch. They are copied.
           axis_name: Mesh axes over which the batch is split: those of the train step,
             followed by inner axes over which each group splits its share, as in
             `("host", "fsdp")`. `None` stands for the axes of the train step alone.
@@ -226,6 +241,7 @@ class TrainStep:
         """
         return global_batch(local, data_sharding(self.config, axis_name))
 
+    @without_mesh()
     def fewest_batches(self, own: int) -> int:
         """Returns the least number of batches that any process has.
 
@@ -254,6 +270,7 @@ class TrainStep:
         for phase in self.phases:
             phase.executor.join()
 
+    @without_mesh()
     def drain(self, state: PipelineState) -> tuple[PipelineState, tuple[StepInfo, ...]]:
         """Reduces and applies, in order, every gradient in flight.
 
@@ -280,6 +297,7 @@ class TrainStep:
         own, in_flight, infos = executor.drain(SharedState.of(state), state.in_flight)
         return own.with_in_flight(in_flight, state.calls), infos
 
+    @without_mesh()
     def lower(self, state: PipelineState, batch: Any) -> jax.stages.Lowered:
         """Lowers the program in which a step computes, without running it.
 
@@ -298,10 +316,12 @@ class TrainStep:
           ValueError: As in `step`.
         """
         self._check(state)
+        batch = plain_batch(batch)
         check_batch(batch, self.config.devices, self.local_step.microbatches)
         own = SharedState.of(state)
         return self.executor.lower(own, state.in_flight, laid_out(batch, self.config))
 
+    @without_mesh()
     def transfers(self, state: PipelineState, batch: Any) -> tuple[Transfer, ...]:
         """Lists what one step sends, collective by collective, without running it.
 
@@ -315,7 +335,8 @@ class TrainStep:
           are any, both are compiled to find them. The collectives of the exchange
           follow.
         """
-        own, batch = SharedState.of(state), laid_out(batch, self.config)
+        self._check(state)
+        own, batch = SharedState.of(state), laid_out(plain_batch(batch), self.config)
         return transfers_of(self.config, own, state.in_flight, batch)
 
     def codec_states(self, state: Any, *, abstract: bool = False) -> Any:
@@ -407,8 +428,14 @@ class TrainStep:
     def _check(self, state: PipelineState) -> None:
         """Raises a `ValueError` unless the state is one of this train step."""
         check_state(state, self.config.data.device_set, counted=self.counted)
+        inner = inner_axes(self.mesh, self.axis_name)
+        check_kind(state, inner, sharded=self.local_step.shard_optimizer)
         devices, fed = self.config.devices, self.feeds_back
         check_in_flight(state.in_flight, self.width, devices, feeds_back=fed)
+        form = form_of((state.params, state.opt_state))
+        if form not in self._known_forms:
+            check_optimizer_of(state, self.local_step.tx)
+            self._known_forms.add(form)
 
     def _counted_on(self, calls: Any) -> Any:
         """Returns the number of calls after a step, or `None` if it is not needed."""

@@ -8,6 +8,8 @@ Parameters and optimizer state stay as they are in two cases:
   communication. With `skip_nonfinite=False`, the message is applied.
 """
 
+import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,9 +21,9 @@ from jax import lax
 from pipejax.message import Message, Reduced, mean, mean_as
 from pipejax.prediction import Mean
 
-from ._check_optimizer import check_kept_structure
+from ._check_optimizer import check_kept_form
 from ._info import StepInfo
-from ._loss import is_floating
+from ._model_state import mean_changes, moved, unmoved
 from ._state import SharedState
 
 
@@ -40,8 +42,8 @@ def apply_reduced(
     Args:
       state: State before the update.
       reduced: The messages, summed over devices.
-      after: Model state as this device's loss left it. Its non-floating leaves advance
-        whether or not there is an update.
+      after: Model state as this device's loss left it. Leaves that are not averaged
+        advance whether or not there is an update.
       advance: Function from the summed message to parameters, optimizer state and
         applied mean after the update.
       devices: Number of devices over which the messages were summed.
@@ -55,13 +57,12 @@ def apply_reduced(
     message = reduced.sum
 
     def update() -> Any:
-        changes = _mean_changes(message, state.model_state, devices)
+        changes = mean_changes(message, state.model_state, devices)
         return *advance(message), moved(state.model_state, after, changes)
 
     def hold() -> Any:
-        still = jax.tree.map(jnp.zeros_like, _floating(state.model_state))
         learned = state.params, state.opt_state, state.mean
-        return *learned, moved(state.model_state, after, still)
+        return *learned, unmoved(state.model_state, after)
 
     either = _branch if branches else selection
     params, opt_state, mean, model_state = either(applied, update, hold)
@@ -122,23 +123,6 @@ def advanced(
     return optax.apply_updates(params, updates), new, applied
 
 
-def moved(model_state: Any, after: Any, changes: Any) -> Any:
-    """Returns `model_state` with the mean `changes` added to its floating leaves.
-
-    Floating leaves obey the recursion of the parameters, `s[t] = s[t-1] + d[t-K]`,
-    where d is the mean of the changes over devices. Other leaves (counters, PRNG keys)
-    are the same on every device and need no reduction. They are taken from `after` at
-    once.
-    """
-    return jax.tree.map(
-        lambda d, s, a: a if d is None else s + d,
-        changes,
-        model_state,
-        after,
-        is_leaf=lambda d: d is None,
-    )
-
-
 def stepped(
     tx: optax.GradientTransformation,
     gradients: Any,
@@ -146,9 +130,9 @@ def stepped(
     params: Any,
     loss: jax.Array,
 ) -> tuple[Any, Any]:
-    """Runs `tx.update`, and checks that the state keeps its structure."""
+    """Runs `tx.update`, and checks that the state keeps its form."""
     updates, new = updated(tx, gradients, opt_state, params, loss)
-    check_kept_structure(opt_state, new)
+    check_kept_form(opt_state, new)
     return updates, new
 
 
@@ -165,24 +149,31 @@ def updated(
       ValueError: If the optimizer needs more, such as the function `value_fn` with
         which a line search computes the loss again.
     """
+    run = functools.partial(tx.update, gradients, opt_state, params)
     try:
-        return tx.update(gradients, opt_state, params, value=loss)
+        try:
+            return run(value=loss)
+        except TypeError as error:
+            if "unexpected keyword argument 'value'" not in str(error):
+                raise
+            return run()
     except TypeError as error:
-        if "unexpected keyword argument 'value'" in str(error):
-            return tx.update(gradients, opt_state, params)
-        if "required keyword-only argument" not in str(error):
+        if not re.search("required (keyword-only|positional) arg", str(error)):
             raise
-        raise ValueError(
-            "`tx` must need nothing but gradients, parameters and the loss, because a"
-            f" line search would exchange gradients again in every trial; {error}."
-            " Choose an optimizer without a line search, such as optax.adamw."
-        ) from error
+        raise _needs_more(str(error)) from error
+    except KeyError as error:
+        raise _needs_more(f"KeyError: {error}") from error
 
 
-def _mean_changes(message: Message, model_state: Any, devices: int) -> Any:
-    """Returns the mean changes over devices, whatever the weights of the devices."""
-    unweighted = Message(message.gradients)
-    return mean_as(message.changes, _floating(model_state), unweighted, devices)
+def _needs_more(what: str) -> ValueError:
+    """Returns the error for an optimizer that needs more than it is given."""
+    return ValueError(
+        "`tx` must need nothing but gradients, state, parameters and the loss as"
+        f" `value`; got an update that ends with {what}. A line search or a Hessian"
+        " would exchange gradients again in every step: choose an optimizer without"
+        " one, such as optax.adamw. Bind other arguments in a transformation of your"
+        " own."
+    )
 
 
 def _info(message: Message, arrived: jax.Array, devices: int) -> StepInfo:
@@ -207,11 +198,6 @@ def _info(message: Message, arrived: jax.Array, devices: int) -> StepInfo:
         applied=arrived,
         skipped=arrived,
     )
-
-
-def _floating(model_state: Any) -> Any:
-    """Returns the floating leaves, with `None` in place of other leaves."""
-    return jax.tree.map(lambda x: x if is_floating(x) else None, model_state)
 
 
 def _branch(

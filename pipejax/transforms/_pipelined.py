@@ -11,7 +11,7 @@ from pipejax.collectives import AllReduce, psum
 from pipejax.mesh import AxisName
 from pipejax.message import InFlight
 from pipejax.prediction import Kind, Mean, Update, kind_of
-from pipejax.train_step import check_kept_structure, check_optimizer
+from pipejax.train_step import check_kept_form, check_optimizer
 
 from ._pipelined_mean import pipelined_mean
 
@@ -100,7 +100,7 @@ def pipelined(
         arrived = state.calls >= width - 1
         gradients, in_flight = mean.update(updates, state.in_flight, params)
         new = tx.update(gradients, state.inner_state, params, **extra_args)
-        check_kept_structure(state.inner_state, new[1])
+        check_kept_form(state.inner_state, new[1])
         held = optax.tree.zeros_like(new[0]), state.inner_state
         updates, inner_state = jax.tree.map(
             lambda n, h: jnp.where(arrived, n, h), new, held

@@ -15,7 +15,7 @@ from pipejax import checkpoint
 
 from ..grid import grid
 from ..helpers import batches, init_params, loss_fn
-from . import own_collectives, pieces, sharded
+from . import own_collectives, pieces, sharded, stateful
 from .group import Group
 from .worker import (
     WITH_CODECS,
@@ -179,6 +179,17 @@ def test_random_keys(ask, kind):
     state = run(train, 3, train.init(init_params(), rng=key), drained=False)
     assert first["again"] == bits(state.params)
     assert first["params"] == bits(run(train, 3, state).params)
+
+
+def test_static_objects_and_complex_model_state(ask):
+    """Processes compare structures without static objects, which differ there."""
+    first, second = ask("stateful")
+    assert first == second
+    assert first["sent"] == ["last", "wave"]
+    train, state = stateful.make(pj.data_mesh(2))
+    state = run(train, 5, state)
+    assert first["params"] == bits(state.params.params)
+    assert first["model_state"] == bits(state.model_state)
 
 
 @pytest.mark.parametrize("name", ["out", "rng", "structure"])

@@ -27,6 +27,7 @@ from pipejax import checkpoint, codecs, collectives
 
 from ..helpers import batches, init_params, loss_fn
 from . import own_collectives, pieces, sharded
+from . import stateful as stateful_model
 
 
 def main(rank, processes, port, devices):
@@ -324,6 +325,18 @@ def keyed(kind):
     return {"params": bits(run(train, 3, state).params), "again": bits(again.params)}
 
 
+def stateful():
+    """Trains a model with static objects, complex model state and several keys."""
+    train, state = stateful_model.make(pj.data_mesh())
+    state = run(train, 5, state)
+    sent = state.in_flight.pending[0].changes
+    return {
+        "sent": sorted(name for name, x in sent.items() if x is not None),
+        "params": bits(state.params.params),
+        "model_state": bits(state.model_state),
+    }
+
+
 def differing(name):
     """Returns the error of `init` for arguments that differ between processes."""
     rank, given = jax.process_index(), {"params": init_params()}
@@ -410,6 +423,7 @@ def sleeps():
 
 TASKS = {
     "rank": jax.process_index,
+    "stateful": stateful,
     "exact": exact,
     "fed": fed,
     "coded": coded,

@@ -199,6 +199,51 @@ def test_with_a_key_every_device_and_step_draws_its_own():
     assert len(set(pj.replica_digest(state).values())) == 1
 
 
+def test_streams_have_the_keys_of_their_names():
+    """A stream without a key draws from the default key, as in `nnx.Rngs`."""
+    key, other = jax.random.key(3), jax.random.key(4)
+    single = draws(key)[0]
+    np.testing.assert_array_equal(draws({"default": key})[0], single)
+    named = draws({"a": key, "b": other})[0]
+    assert not np.isin(named, single).any()
+    np.testing.assert_array_equal(named, draws({"b": other, "a": key})[0])
+    message = r"`rng` must have a key for each .* got none for \['b'\]. .* add `'b'"
+    with pytest.raises(ValueError, match=message):
+        draws({"a": key})
+    with pytest.raises(ValueError, match="`rng` must be a PRNG key or a dict of keys"):
+        draws([key])
+
+
+def test_frozen_variables_are_not_sent():
+    """Of an adapted model, only the adapter and the changing statistics travel."""
+
+    class Adapted(nnx.Module):
+        def __init__(self, *, rngs):
+            self.base = nnx.Linear(8, 8, rngs=rngs)
+            self.adapter = nnx.LoRA(8, 2, 8, rngs=rngs)
+            self.norm = nnx.BatchNorm(8, rngs=rngs)
+            self.dropout = nnx.Dropout(0.1, rngs=rngs)
+
+        def __call__(self, x):
+            return self.dropout(self.norm(self.base(x) + self.adapter(x)))
+
+    loss, params, model_state = pj.flax.nnx.split(
+        Adapted(rngs=nnx.Rngs(0)),
+        lambda model, batch: jnp.mean(model(batch) ** 2),
+        wrt=nnx.LoRAParam,
+    )
+    train, batch = pj.make_train_step(loss, TX, mesh=pj.data_mesh(2)), np.ones((4, 8))
+    state = train.init(
+        params, model_state=model_state, rng=jax.random.key(0), batch=batch
+    )
+    for _ in range(2):
+        state, _ = train.step(state, batch)
+        leaves = jax.tree_util.tree_leaves_with_path(state.in_flight.pending[0].changes)
+        sent = {jax.tree_util.keystr(path) for path, _ in leaves}
+        assert sent == {"['norm']['mean']", "['norm']['var']"}
+    assert_bits_equal(state.model_state["base"], model_state["base"])
+
+
 def test_random_numbers_need_a_key():
     message = r"`rng` must be given to `train.init`, because `loss_fn` {}.*; got None\."
     with pytest.raises(ValueError, match=message.format("draws from the random strea")):

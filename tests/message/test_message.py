@@ -88,3 +88,29 @@ def test_a_mean_may_have_a_sum_beyond_its_dtype():
     assert_bits_equal(mean_as(sums, like, Message(sums), 3), wanted)
     one = Passengers.of(jnp.float32(1), None, jnp.float32(3))
     assert_bits_equal(mean_as(sums, like, Message(sums, None, one), 8), wanted)
+
+
+def test_complex_numbers_travel_as_pairs():
+    tree = {
+        "a": jnp.complex64([1 + 2j, 3 - 4j]),
+        "b": jnp.complex64(5j),
+        "c": jnp.ones(1),
+    }
+    sent = travelling(tree, jnp.bfloat16)
+    assert {name: x.shape for name, x in sent.items()} == {
+        "a": (2, 2),
+        "b": (1, 2),
+        "c": (1,),
+    }
+    assert {x.dtype.name for x in sent.values()} == {"bfloat16"}
+    sums = jax.tree.map(lambda x: 4 * x, sent)
+    found = mean_as(sums, tree, Message(None), 4)
+    assert_bits_equal(found, tree)
+
+
+def test_complex_numbers_of_128_bits():
+    with x64():
+        tree = jnp.complex128(1 / 3 + 2j / 3)
+        sent = travelling(tree, None)
+        assert (sent.shape, sent.dtype) == ((1, 2), np.dtype("float64"))
+        assert_bits_equal(mean_as(2 * sent, tree, Message(None), 2), tree)

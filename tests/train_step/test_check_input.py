@@ -44,6 +44,48 @@ def test_other_parameters_without_a_real_gradient(dtype):
         make().init({"w": np.ones(3, dtype)})
 
 
+NOT_TRAINABLE = {
+    "complex64": (
+        np.ones(2, np.complex64),
+        "of dtype complex64, whose gradient .* Split it into two real leaves, its real"
+        r" and its imaginary part, .* `jax.lax.complex\(real, imag\)`",
+    ),
+    "a Python complex": (1j, "of dtype complex64, .* two real leaves"),
+    "float8": (
+        jnp.ones(2, jnp.float8_e4m3fn),
+        "of dtype float8_e4m3fn, in which small updates are lost. Keep it in float32",
+    ),
+    "float4": (
+        jnp.ones(2, jnp.float4_e2m1fn),
+        "of dtype float4_e2m1fn, in which small updates are lost",
+    ),
+    "key": (
+        jax.random.key(0),
+        "of dtype key<fry>, a PRNG key. Give it to `train.init` as `rng` or in",
+    ),
+    "masked": (np.ma.masked_array(np.ones(2)), "a masked array, whose mask"),
+    "strings": (np.array(["a"]), "an array of dtype <U1. Keep what is no array"),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_TRAINABLE)
+def test_parameters_without_an_update(kind):
+    leaf, said = NOT_TRAINABLE[kind]
+    with refused(rf"`params` must be floating arrays, got `params\['w'\]`,? {said}"):
+        make().init({"w": leaf})
+
+
+def test_what_flax_overwrites_with_its_gradient():
+    params = {"params": init_params(), "_overwrite_with_gradient": {"scale": 1.0}}
+    message = (
+        r"`params` must not hold the collection `_overwrite_with_gradient` of Flax, .*"
+        r" got `params\['_overwrite_with_gradient'\]\['scale'\]`. Give it to"
+        r" `train.init` as `model_state`, and return its gradient"
+    )
+    with refused(message):
+        make().init(params)
+
+
 @pytest.mark.parametrize("params", [{}, None, []])
 def test_no_parameters(params):
     with refused("`params` must hold at least one array, got none"):
@@ -123,10 +165,11 @@ def test_batch_that_does_not_divide(size, microbatches, call):
     ],
 )
 def test_batch_without_a_common_axis(batch):
+    """Parameters of a teacher, which change, must not become constants."""
     train = make()
     message = (
         r"`batch` must hold arrays with one common leading axis, the examples; got"
-        r" shapes .* close over it in the loss function"
+        r" shapes .* Keep what changes from step to step in `model_state`"
     )
     with refused(message):
         train.step(train.init(init_params()), batch)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import Mesh
 
@@ -195,3 +196,73 @@ def test_a_state_goes_with_its_feedback(shares):
     )
     with refused(r"`state` must .*have a deviation to be fed"):
         into.step(of.init(init_params()), BATCH)
+
+
+OTHERS = {
+    "sgd": optax.sgd(0.1),
+    "momentum": optax.sgd(0.1, momentum=0.9),
+    "adam": optax.adam(1e-2),
+    "half": optax.adam(1e-2, mu_dtype=jnp.bfloat16),
+    "clip": optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2)),
+    "rmsprop": optax.rmsprop(1e-2),
+    "schedule": optax.adam(optax.linear_schedule(0.1, 0.0, 10)),
+}
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_state_of_another_optimizer(sharded):
+    """Each of them refuses the states of all others before anything is traced."""
+    steps = {name: make(tx=tx, shard_optimizer=sharded) for name, tx in OTHERS.items()}
+    states = {name: train.init(init_params()) for name, train in steps.items()}
+    message = (
+        r"`state.opt_state` must be a state of this train step's `tx` for these"
+        r" parameters: `state.opt_state.*`.*; got .* in its place. Drain it with"
+    )
+    for name, train in steps.items():
+        for other, state in states.items():
+            if other == name:
+                continue
+            for call in (train.step, train.lower, train.transfers):
+                with refused(message):
+                    call(state, BATCH)
+            with refused(message):
+                train.drain(state)
+
+
+def test_a_state_of_the_other_kind():
+    whole, split = make(), make(shard_optimizer=True)
+    states = [train.init(init_params()) for train in (whole, split)]
+    for train, state, kinds in (
+        (whole, states[1], ("False", "True")),
+        (split, states[0], ("True", "False")),
+    ):
+        message = (
+            r"`state` must be of a train step with shard_optimizer={}, as this one; got"
+            r" one of a train step with shard_optimizer={}. Drain it with the"
+        )
+        for call in (train.drain, lambda s, train=train: train.step(s, BATCH)):
+            with refused(message.format(*kinds)):
+                call(state)
+
+
+def test_a_state_of_other_axes():
+    """The devices are the same, but in groups."""
+    mesh = pj.data_mesh(4, axis_name=("host", "fsdp"), hosts=2)
+    groups = make(mesh=mesh, axis_name="host")
+    every = make(mesh=mesh, axis_name=("host", "fsdp"))
+    message = r"`state` must be of a mesh with the inner axes \({}\), as .* with \({}\)"
+    with refused(message.format("'fsdp',", "")):
+        groups.step(every.init(init_params()), BATCH)
+    with refused(message.format("", "'fsdp',")):
+        every.drain(groups.init(init_params()))
+
+
+def test_a_state_without_what_the_loss_takes():
+    def loss(params, batch, *, model_state):
+        return loss_fn(params, batch), pj.Aux(model_state=model_state)
+
+    with refused(r"`model_state` must be given to `train.init`, because `loss_fn`"):
+        make(loss).step(make().init(init_params()), BATCH)
+    state = make(loss).init(init_params(), model_state=jnp.int32(0))
+    with refused(r"`loss_fn` must take the keyword `model_state`, which `train.init`"):
+        make().step(state, BATCH)

@@ -1,11 +1,15 @@
 """Tests that each process passes its own part of a batch."""
 
+import collections
+import types
+
+import jax
 import numpy as np
 import pytest
 
 import pipejax as pj
 
-from ..helpers import assert_bits_equal
+from ..helpers import assert_bits_equal, init_params, loss_fn
 from .refusals import BATCH, make, refused
 
 
@@ -44,3 +48,88 @@ def test_devices_that_share_no_data_need_no_share_of_their_own():
     np.testing.assert_array_equal(made, part)
     shares = {tuple(np.asarray(x.data)) for x in made.addressable_shards}
     assert shares == {(0, 1, 2), (3, 4, 5)}
+
+
+MAPPINGS = {
+    "a tokenizer's": collections.UserDict,
+    "read-only": types.MappingProxyType,
+    "a chain": collections.ChainMap,
+}
+
+
+@pytest.mark.parametrize("kind", MAPPINGS)
+def test_any_mapping_is_a_batch(kind):
+    """JAX takes such a mapping for a leaf, whose length is its number of keys."""
+    of, train = MAPPINGS[kind], make()
+    nested = of({"x": BATCH["x"], "more": of({"y": BATCH["y"]})})
+
+    def loss(params, batch):
+        assert type(batch) is type(batch["more"]) is dict
+        return loss_fn(params, {"x": batch["x"], "y": batch["more"]["y"]})
+
+    assert_bits_equal(train.batch(nested), {"x": BATCH["x"], "more": {"y": BATCH["y"]}})
+    own = make(loss)
+    state, wanted = own.init(init_params(), batch=nested), train.init(init_params())
+    assert own.transfers(state, nested) == train.transfers(wanted, BATCH)
+    for _ in range(2):
+        state, _ = own.step(state, nested)
+        wanted, _ = train.step(wanted, BATCH)
+    assert_bits_equal(state.params, wanted.params)
+
+
+def test_a_registered_mapping_stays_what_it_is():
+    batch = collections.OrderedDict(x=BATCH["x"], y=BATCH["y"])
+    assert type(make().batch(batch)) is collections.OrderedDict
+
+
+def aligned(shape):
+    """Returns an array whose memory JAX would share on a CPU."""
+    raw = np.zeros(4 * int(np.prod(shape)) + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + 4 * int(np.prod(shape))].view(np.float32).reshape(shape)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_batch_shares_no_memory(devices):
+    buffer = aligned((16, 64))
+    buffer[:] = 1
+    train = make(devices=devices)
+    batch = train.batch({"x": buffer, "flat": buffer.reshape(-1)[:16]})
+    buffer[:] = 2
+    assert_bits_equal(batch["x"], np.ones((16, 64), np.float32))
+    assert_bits_equal(batch["flat"], np.ones(16, np.float32))
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_state_shares_no_memory(sharded):
+    """Neither does the first state share the caller's arrays, nor does it wait."""
+    params, model_state = aligned((64, 64)), aligned((64, 64))
+    params[:] = model_state[:] = 1
+
+    def loss(params, batch, *, model_state):
+        return params["w"].mean() * batch.mean(), pj.Aux(model_state=model_state)
+
+    train = make(loss, devices=2, shard_optimizer=sharded)
+    batch = np.ones(2, np.float32)
+    state = train.init({"w": params}, model_state=model_state, batch=batch)
+    params[:] = model_state[:] = 2
+    for leaf in (state.params["w"], state.model_state):
+        assert_bits_equal(leaf, np.ones((64, 64), np.float32))
+
+
+def test_a_step_does_not_write_into_numpy_arrays():
+    """A donated state may be one of NumPy arrays."""
+    train = make(donate=True)
+    state, _ = train.step(train.init(init_params()), BATCH)
+    state = jax.tree.map(np.array, jax.device_get(state))
+    before = jax.tree.map(np.array, state)
+    for _ in range(2):
+        jax.block_until_ready(train.step(state, BATCH))
+    assert_bits_equal(state, before)
+
+
+def test_keys_of_the_examples():
+    keys = jax.random.split(jax.random.key(0), 16)
+    found = make().batch({"keys": keys})["keys"]
+    assert found.dtype == keys.dtype
+    assert_bits_equal(*map(jax.random.key_data, (found, keys)))

@@ -206,7 +206,8 @@ def test_an_empty_message_has_the_form_of_a_full_one(dtype):
     model_state = {"mean": jnp.float32(2), "seen": jnp.int32(3)}
 
     def loss(params, batch, *, model_state):
-        return params["b"] * batch.mean(), pj.Aux(model_state=model_state)
+        new = model_state | {"mean": model_state["mean"] + 1}
+        return params["b"] * batch.mean(), pj.Aux(model_state=new)
 
     empty = empty_message(params, model_state, dtype)
     full, _ = local_message(

@@ -107,3 +107,36 @@ def test_donation_spares_the_users_parameters():
         assert_bits_equal(jax.tree.map(np.asarray, given), init_params())
         assert state.params["out"].is_deleted()
         assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(after))
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("executor", ["fused", "host"])
+def test_several_keys_are_the_keys_that_each_would_be(executor, microbatches):
+    """The loss gets the pytree of `init`, and each key in it moves as a single one."""
+    keys = {"a": jax.random.key(3), "b": [jax.random.PRNGKey(4)]}
+
+    def drawn(rng):
+        return sum(jax.random.normal(key) for key in jax.tree.leaves(rng))
+
+    def loss(params, batch, *, rng):
+        return params["w"] * batch.mean(), pj.Aux(metrics=drawn(rng))
+
+    def metrics(rng):
+        train = pj.make_train_step(
+            loss,
+            optax.sgd(0.1),
+            mesh=pj.data_mesh(DEVICES),
+            executor=executor,
+            microbatches=microbatches,
+        )
+        batch, found = np.ones(4, np.float32), []
+        state = train.init({"w": np.float32(1)}, rng=rng, batch=batch)
+        for _ in range(3):
+            state, info = train.step(state, batch)
+            found.append(info)
+        _, infos = train.drain(state)
+        return np.array([float(x.metrics) for x in (*found, *infos)][1:])
+
+    # float32 rounding of a sum of two numbers below 4, averaged over four parts
+    wanted = metrics(keys["a"]) + metrics(keys["b"][0])
+    np.testing.assert_allclose(metrics(keys), wanted, rtol=0, atol=4 * 4 * 2**-24)

@@ -79,6 +79,36 @@ def test_inside_set_mesh_with_explicit_axes(executor, mesh):
         assert_bits_equal(trained(own, executor=executor), wanted)
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+def test_inside_set_mesh_of_another_mesh(sharded):
+    """The mesh that is set has neither the axes nor the devices of the step."""
+    mesh = pj.data_mesh(4, axis_name=("host", "fsdp"), hosts=2)
+
+    def run():
+        train = pj.make_train_step(
+            loss_fn,
+            optax.adam(0.1),
+            mesh=mesh,
+            axis_name="host",
+            shard_optimizer=sharded,
+        )
+        params = init_params()
+        params["hidden"] = jax.device_put(
+            params["hidden"][:4], NamedSharding(mesh, P("fsdp"))
+        )
+        data = [{"x": x["x"][:, :4], "y": x["y"]} for x in batches(2)]
+        state = train.init(params, batch=data[0])
+        assert sharded or train.transfers(state, data[0])
+        for batch in data:
+            state, _ = train.step(state, train.batch(batch))
+        return train.drain(state)[0].params
+
+    wanted = run()
+    other = jax.make_mesh((2,), ("other",), devices=jax.devices()[4:6])
+    with jax.set_mesh(other):
+        assert_bits_equal(run(), wanted)
+
+
 def test_what_explicit_axes_are_good_for():
     """A state on an Explicit mesh can be computed with inside `jax.set_mesh`."""
     mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])

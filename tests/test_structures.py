@@ -1,0 +1,52 @@
+"""Tests that structures are compared without static data."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from pipejax.structures import alike, containers, form_of, restructured
+
+
+@jax.tree_util.register_pytree_node_class
+class Model:
+    """Has a static function."""
+
+    def __init__(self, w, act):
+        self.w, self.act = w, act
+
+    def tree_flatten(self):
+        return (self.w,), self.act
+
+    @classmethod
+    def tree_unflatten(cls, act, children):
+        return cls(*children, act)
+
+
+def test_static_data_does_not_count():
+    one, two = (Model(jnp.ones(2), lambda x: x) for _ in range(2))
+    assert jax.tree.structure(one) != jax.tree.structure(two)
+    assert alike(one, two)
+    assert containers(one) == "Model[*]"
+    assert "0x" in str(jax.tree.structure(one))  # the text has an address
+    found = restructured(two, one)
+    assert found.act is one.act
+    assert found.w is two.w
+
+
+def test_containers_and_paths_count():
+    tx = optax.adam(0.1)
+    state = tx.init({"w": np.ones(2)})
+    assert not alike(state, list(state))
+    assert not alike(state, tx.init({"v": np.ones(2)}))
+    assert not alike((), ((),))
+    assert not alike({"a": None}, {"a": 1})
+    assert not alike((optax.EmptyState(),), ((),))
+
+
+def test_a_form_is_a_key():
+    forms = {form_of({"a": np.float32(1)}), form_of({"a": jnp.float32(2)})}
+    assert len(forms) == 1
+    assert form_of({"a": np.ones(1)}) not in forms
+    assert form_of({"b": np.float32(1)}) not in forms
+    assert form_of(jax.random.key(0)) == form_of(jax.random.key(1))
