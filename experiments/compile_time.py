@@ -116,7 +116,7 @@ def steps(
         "by hand, predicted": lambda: predicted.lower(*args, params, batch),
         "K=1": ours(1),
         "K=2, plain": ours(2, weight_prediction=False),
-        "K=2, predicted": ours(2),
+        "K=2, predicted": ours(2, weight_prediction="own"),
     }
 
 

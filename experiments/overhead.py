@@ -96,7 +96,7 @@ def main(config: Config) -> dict[str, Any]:
 STEPS: dict[str, dict[str, Any]] = {
     "width 1": {"width": 1},
     "width 2, plain": {"weight_prediction": False},
-    "width 2, predicted": {},
+    "width 2, predicted": {"weight_prediction": "own"},
 }
 TWINS = {
     "width 1": "by hand, checked",

@@ -30,7 +30,9 @@ WAYS = {
     "width 2 plain": Way(
         _twins.width_2_plain, {"width": 2, "weight_prediction": False}
     ),
-    "width 2 predicted": Way(_twins.width_2_predicted, {"width": 2}),
+    "width 2 predicted": Way(
+        _twins.width_2_predicted, {"width": 2, "weight_prediction": "own"}
+    ),
 }
 
 

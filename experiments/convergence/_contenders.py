@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Literal
 
 import optax
 
@@ -47,7 +48,7 @@ class Method:
 
     width: int
     """The width of the pipeline."""
-    weight_prediction: bool = False
+    weight_prediction: Literal["linearized", "own"] | bool = False
     """The argument `weight_prediction` of `pj.make_train_step`."""
     deviation_feedback: float = 0.0
     """The argument `deviation_feedback` of `pj.make_train_step`."""
@@ -76,7 +77,7 @@ def methods_of(width: int) -> dict[str, Method]:
     """Returns the methods that are compared at every width, without `K=...`."""
     return {
         ", plain": Method(width),
-        ", predicted": Method(width, weight_prediction=True),
+        ", predicted": Method(width, weight_prediction="own"),
         ", last update": Method(
             width,
             after=lambda _: corrections.extrapolate_updates(width - 1),
@@ -91,7 +92,7 @@ def methods_of(width: int) -> dict[str, Method]:
 METHODS = {
     "K=1": Method(1),
     **{f"K=2{name}": method for name, method in methods_of(2).items()},
-    "K=2, fed back": Method(2, weight_prediction=True, deviation_feedback=0.5),
+    "K=2, fed back": Method(2, weight_prediction="own", deviation_feedback=0.5),
     "K=2, average": Method(2, before=corrections.average_gradients(2)),
     "K=2, scaled": Method(2, after=lambda _: corrections.scale_by_staleness(2)),
     "K=2, DC-ASGD": Method(2, before=corrections.delay_compensation(2)),

@@ -30,7 +30,7 @@ from ..convergence._tasks import TASKS, make_task
 from ..convergence._train import train
 
 SHARDED = "K=2, sharded"
-METHOD = Method(2, weight_prediction=True, shard_optimizer=True)
+METHOD = Method(2, weight_prediction="linearized", shard_optimizer=True)
 BESIDE = ("K=2, plain", "K=2, predicted", SHARDED)
 
 
