@@ -188,7 +188,7 @@ def share(runs: list[Run], method: str) -> float:
     limit = pj.stability.max_curvature(
         LINEAR[runs[0]["optimizer"]],
         how.width,
-        weight_prediction=how.weight_prediction,
+        weight_prediction=bool(how.weight_prediction),
     )
     return typical(runs) / limit
 

@@ -51,8 +51,8 @@ INT8 = collectives.two_shot(codecs.int8())
 STEPS: dict[str, dict[str, Any]] = {
     "D-Sync": {"width": 1},
     "K=2, plain": {"width": 2, "weight_prediction": False},
-    "K=2": {"width": 2},
-    "K=2, int8": {"width": 2, "all_reduce": INT8},
+    "K=2": {"width": 2, "weight_prediction": "own"},
+    "K=2, int8": {"width": 2, "weight_prediction": "own", "all_reduce": INT8},
     "K=2, ZeRO-1": {"width": 2, "shard_optimizer": True},
 }
 

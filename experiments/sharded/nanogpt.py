@@ -12,10 +12,11 @@ The learning rate rises for 100 steps to 1e-3 and falls as a cosine to 1e-4. Ada
 b2 = 0.99 and decays matrices by 0.1. Muon takes the matrices of the layers at a rate of
 up to 2e-2, and AdamW the rest. The norm of the gradient is clipped to 1.
 
-On one device, a step of K=2 predicts exactly what synchronous training does, so it ends
-at the same loss. Four hosts are four CPU devices of one process, which differ from four
-machines in time alone. Two hosts with two devices each shard the model between these,
-and predict by the mean of six sequences where a host with one device has three.
+Devices predict by their own gradients. On one device, a step of K=2 then predicts
+exactly what synchronous training does, so it ends at the same loss. Four hosts are four
+CPU devices of one process, which differ from four machines in time alone. Two hosts
+with two devices each shard the model between these, and predict by the mean of six
+sequences where a host with one device has three.
 
 Command: python -m experiments.sharded.nanogpt --text FILE, with a copy of
 tinyshakespeare's input.txt; runs that the result already has are kept
@@ -168,6 +169,7 @@ def trained(
         mesh=mesh,
         axis_name="host",
         width=width,
+        weight_prediction="own",
     )
     state, rng = train.init(params), np.random.default_rng(seed)
     for _ in range(steps):

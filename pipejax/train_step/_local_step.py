@@ -151,7 +151,7 @@ class LocalStep:
         if state.shards:
             args = state.params, state.model_state, key, batch, state.shards
             warn_of_unused_axes(self.loss_fn, *args)
-        params = self.point(state, in_flight).params
+        params = self.point(state, in_flight)
         skips, shards = self.skip_nonfinite, state.shards
         model_state = model_state_ahead(
             state.model_state, in_flight, shards, skip_nonfinite=skips
@@ -210,10 +210,10 @@ class LocalStep:
         devices = lax.axis_size(self.axis_name)
         return self._applied(state, reduced, after, devices=devices, alike=True)
 
-    def point(self, state: SharedState, in_flight: InFlight) -> SharedState:
-        """Returns the state at which this device takes its gradient."""
+    def point(self, state: SharedState, in_flight: InFlight) -> Any:
+        """Returns the parameters at which this device takes its gradient."""
         if not self.weight_prediction or not in_flight.pending:
-            return state
+            return state.params
         # Without the barrier, XLA computes what the prediction and the update have in
         # common only once, and keeps it beside the parameters and the optimizer state:
         # for a ResNet-18 on GPUs, one and a half copies of the parameters. The barrier
@@ -221,21 +221,20 @@ class LocalStep:
         # barrier.
         held = lax.optimization_barrier((state.params, state.opt_state, state.mean))
         params, opt_state, mean = held
-        state = state._replace(params=params, opt_state=opt_state, mean=mean)
-        moved = self.ahead(state, in_flight)
         if mean is None:
-            return moved
+            held_state = state._replace(params=params, opt_state=opt_state)
+            return self.ahead(held_state, in_flight)
         kind = self.kind(params, len(in_flight.pending), self._devices)
         assert kind is not None  # because something needs the mean
         own = self.own(params, in_flight)
-        params = predicted(kind, self.optimizer, params, opt_state, mean, own)
-        return moved._replace(params=constrained(params, state.shards.params))
+        found = predicted(kind, self.optimizer, params, opt_state, mean, own)
+        return constrained(found, state.shards.params)
 
-    def ahead(self, state: SharedState, in_flight: InFlight) -> SharedState:
-        """Returns the state to which this device's own messages in flight lead.
+    def ahead(self, state: SharedState, in_flight: InFlight) -> Any:
+        """Returns the parameters to which this device's own messages in flight lead.
 
         They are applied in their order, in place of the means over devices. If updates
-        are linear and all devices have the same weight, the mean of these states over
+        are linear and all devices have the same weight, the mean of the results over
         devices is exact. How far they may lie apart depends on the learning rate
         (`pj.stability`). `deviation_feedback` damps this.
         """
@@ -248,7 +247,7 @@ class LocalStep:
             state, _ = self._applied(
                 state, reduced, state.model_state, devices=1, alike=False
             )
-        return state
+        return state.params
 
     def _or_zeros(self, own: Reduced) -> Reduced:
         """Returns a message with gradients of zero in place of what is not usable.
@@ -256,16 +255,14 @@ class LocalStep:
         The mean in flight may be usable all the same, and moments move with it.
         """
         usable, _ = decided(own, skip_nonfinite=self.skip_nonfinite)
-        message, passengers = own.sum, own.sum.passengers
-        zeros = jax.tree.map(jnp.zeros_like, (message.gradients, message.changes))
-        found = select(usable, (message.gradients, message.changes), zeros)
+        gradients, passengers = own.sum.gradients, own.sum.passengers
+        zeros = jax.tree.map(jnp.zeros_like, gradients)
         if passengers.weighted:
             weight = jnp.where(usable, passengers.weight, 1)
             values = passengers.values.at[1].set(weight)
             passengers = dataclasses.replace(passengers, values=values)
-        gradients, changes = found
-        message = message._replace(
-            gradients=gradients, changes=changes, passengers=passengers
+        message = own.sum._replace(
+            gradients=select(usable, gradients, zeros), passengers=passengers
         )
         return own._replace(sum=message, finite=jnp.array(True))
 

@@ -336,42 +336,32 @@ class PiecewiseStep(LocalStep):
             passengers=total.passengers,
         )
 
-    def point(self, state: SharedState, in_flight: InFlight) -> SharedState:
-        """Returns the state at which this device takes its gradient."""
+    def point(self, state: SharedState, in_flight: InFlight) -> Any:
+        """Returns the parameters at which this device takes its gradient."""
         gathered = jax.tree.map(
             lambda whole, own: whole.astype(own.dtype), state.gathered, state.params
         )
         if not self.weight_prediction or not in_flight.pending:
-            return state._replace(params=gathered)
+            return gathered
         if self._devices == 1:  # its pieces are whole
             return super().point(state, in_flight)
-        whole, count = whole_params(state), len(in_flight.pending)
-        places = self._places(whole, state.shards)
-        kind = self.kind(whole, count, places.data)
-        assert kind is not None  # because something is predicted
-        # The model state after the messages in flight, and what is predicted if the
-        # optimizer begins with them.
-        new = self.tx.init(gathered)
-        begun = state._replace(params=gathered, opt_state=new, slopes=None)
-        moved = self.ahead(begun, in_flight)
-        if state.slopes is not None:
-            slopes = state.slopes.decoded()
-        elif state.mean is not None:
-            return moved._replace(params=gathered)
-        else:
-            known = self._known(state.opt_state, places)
-            slopes = self._own_slopes(kind, whole, known, in_flight)
+        if state.mean is not None and state.slopes is None:
+            return gathered
+        whole = whole_params(state)
+        own, slopes = self.own(whole, in_flight), self._slopes(state, in_flight)
         params = gathered
-        for own, slope in zip(self.own(whole, in_flight), slopes, strict=True):
+        for each, slope in zip(own, slopes, strict=True):
             params = jax.tree.map(
                 lambda c, p, g: (c + p * g).astype(c.dtype),
                 params,
                 slope,
-                own.gradients,
+                each.gradients,
             )
         if state.mean is not None:
-            params = select(state.mean.known, params, moved.params)
-        return moved._replace(params=constrained(params, state.shards.params))
+            new = self.tx.init(gathered)
+            begun = state._replace(params=gathered, opt_state=new, slopes=None)
+            params = select(state.mean.known, params, self.ahead(begun, in_flight))
+        return constrained(params, state.shards.params)
 
     def in_pieces(self, state: SharedState, specs: Any, count: int) -> SharedState:
         """Returns the pieces of a whole state, and what every device has whole."""
@@ -425,24 +415,21 @@ class PiecewiseStep(LocalStep):
         split = any(used and cut is not None for used, cut in cuts)
         return kind.name != "linear" or kind.params or split
 
-    def _own_slopes(
-        self, kind: Kind, params: Any, opt_state: Any, in_flight: InFlight
-    ) -> tuple[Any, ...]:
-        """Returns the slopes of an update whose slopes depend on nothing split.
+    def _slopes(self, state: SharedState, in_flight: InFlight) -> tuple[Any, ...]:
+        """Returns the slopes of the update, for each gradient in flight.
 
-        Args:
-          kind: How the update depends on gradients, linear.
-          params: Shapes of the whole parameters.
-          opt_state: The optimizer state, with zeros in place of what is split.
-          in_flight: This device's messages in flight.
+        A state without slopes is one whose slopes depend on nothing that is split.
         """
-        assert kind.name == "linear"
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)
+        if state.slopes is not None:
+            return state.slopes.decoded()
+        whole = whole_params(state)
+        known = self._known(state.opt_state, self._places(whole, state.shards))
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), whole)
         count, real = len(in_flight.pending), arrivals(in_flight)
         losses = [jnp.float32(0)] * count
 
         def change(*gradients: Any) -> Any:
-            return changed(self.optimizer, zeros, opt_state, gradients, losses, real)
+            return changed(self.optimizer, zeros, known, gradients, losses, real)
 
         return expanded(change, [zeros] * count)[1]
 

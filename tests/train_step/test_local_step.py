@@ -250,7 +250,7 @@ def test_a_prediction_by_hand(filled, wanted, weight):
         deviation=jnp.float32([8]),
     )
     found = train.local_step.point(SharedState.of(state), in_flight)
-    assert float(found.params) == wanted
+    assert float(found) == wanted
 
 
 def weighted(w, batch):
