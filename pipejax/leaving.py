@@ -3,8 +3,10 @@
 At its exit, JAX waits until all processes of the job have come to theirs, for minutes.
 After Ctrl-C, a process may wait there for another one that waits for it: in a
 collective that only one of them has begun, or in a checkpoint that only one of them
-saves. `hurry_after_interrupts` bounds this time in two places:
+saves. `hurry_after_interrupts` does three things about it:
 
+- A `KeyboardInterrupt` that Python drops is raised again. Python drops exceptions of
+  callbacks, such as the one that JAX has in every garbage collection.
 - A program that a `KeyboardInterrupt` ends exits within `LIMIT` seconds.
 - Python raises a `KeyboardInterrupt` only when its main thread returns from a call into
   C++, which may wait for another process. After `STUCK` seconds, the process exits.
@@ -48,6 +50,8 @@ HURRY = 1.0
 The others wait for this process until `LIMIT`, so that there is time for `_say_goodbye`
 even if they were interrupted two seconds earlier.
 """
+_AGAIN = 0.05
+"""Seconds until a `KeyboardInterrupt` that was dropped is raised again."""
 _GOODBYE = 2.0
 """Seconds that a process waits for the others to say that they leave, too."""
 
@@ -88,11 +92,29 @@ def within(seconds: float, work: Callable[[], Any]) -> bool:
 
 def hurry_after_interrupts() -> None:
     """Has this program exit in bounded time after Ctrl-C."""
+    _raise_again()
     _hurry_at_the_end()
     main = threading.current_thread() is threading.main_thread()
     # A program with a handler of its own decides for itself what Ctrl-C does.
     if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         _hurry_in_calls()
+
+
+def _raise_again() -> None:
+    """Has Python raise a `KeyboardInterrupt` again that it would otherwise drop."""
+    before, main = sys.unraisablehook, threading.main_thread().ident or 0
+
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            # At once, it would be raised in this hook, and dropped again.
+            again = signal.pthread_kill, (main, signal.SIGINT)
+            timer = threading.Timer(_AGAIN, *again)
+            timer.daemon = True
+            timer.start()
+        else:
+            before(unraisable)
+
+    sys.unraisablehook = hook
 
 
 def _hurry_at_the_end() -> None:
