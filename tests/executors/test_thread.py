@@ -104,6 +104,22 @@ def test_all_train_steps_share_the_thread():
     assert order == [*2 * ["first"], *2 * ["second"], "first", *2 * ["second"]]
 
 
+def test_an_error_stays_with_its_own_train_step():
+    broken, sound = of("broken", []), of("sound", order := [])
+
+    def fail(*args):
+        raise ValueError("no route to host")
+
+    broken.__dict__["_reduce"] = fail
+    config, batch = sound.config, batch_of(1)
+    with pytest.raises(ValueError, match="no route to host"):
+        broken.step(*start(config), batch)
+    state, queue, _ = sound.step(*start(config), batch)
+    sound.drain(state, queue)
+    _thread.join()
+    assert order == 2 * ["sound"]
+
+
 def test_a_fused_step_takes_its_turn(monkeypatch):
     """It starts after what was submitted before, and later work waits until it ends."""
     where = "pipejax.executors._fused.spans_cpu_processes"
