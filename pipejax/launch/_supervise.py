@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 
 from ._guard import PERIOD, die_with_parent
 
-_AGAIN = 3.0
-"""Seconds after which a signal is sent once more."""
+_AGAIN = 1.0
+"""Seconds after which a signal that a process has dropped is sent again."""
 _TAIL = 20
 """The number of last lines that are kept of each process, to be shown again."""
 
@@ -63,7 +63,8 @@ def supervise(starts: Sequence[Start], grace: float, received: Sequence[int]) ->
     - When a process fails, the others have `grace` seconds to end by themselves. Then
       they are sent SIGTERM, and after `grace` seconds more they are killed.
     - When a signal asks this process to end, it is sent to all processes at once, and
-      once more to those that have missed it. They are killed after `grace` seconds.
+      again to one that says that it has dropped it. They are killed after `grace`
+      seconds.
     - A process that is stopped, for example by SIGSTOP, for `grace` seconds is killed,
       since it would never fail by itself.
 
@@ -87,7 +88,7 @@ def supervise(starts: Sequence[Start], grace: float, received: Sequence[int]) ->
         ]
         first = _first_failure(children, received, grace)
         if received:
-            _tell(children, received[0], grace)
+            _tell(children, [lines for _, lines in shown], received[0], grace)
         elif not _wait(children, grace):
             _send(children, signal.SIGTERM)
             _wait(children, grace)
@@ -195,20 +196,26 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _tell(
-    children: Sequence["subprocess.Popen[str]"], number: int, grace: float
+    children: Sequence["subprocess.Popen[str]"],
+    said: Sequence[deque[str]],
+    number: int,
+    grace: float,
 ) -> None:
-    """Sends a signal to all processes, and waits for their end.
+    """Sends a signal to all processes, and waits for their end, up to `grace` seconds.
 
-    A program may miss Ctrl-C: Python drops a KeyboardInterrupt that is raised in a
-    callback, such as the one that JAX has in every garbage collection. When others have
-    failed by the signal, the signal is therefore sent once more.
+    Python drops a KeyboardInterrupt that is raised in a callback, such as the one that
+    JAX has in every garbage collection, and prints so. The signal is then sent again.
     """
     _send(children, number)
-    first = min(grace, _AGAIN)
-    if not _wait(children, first):
-        if any(map(_code, children)):
-            _send(children, number)
-        _wait(children, grace - first)
+    until = time.monotonic() + grace
+    while not _wait(children, min(_AGAIN, until - time.monotonic())):
+        if time.monotonic() > until:
+            return
+        for child, lines in zip(children, said, strict=True):
+            text = "".join(list(lines))
+            if "Exception ignored in" in text and "\nKeyboardInterrupt" in text:
+                lines.clear()
+                _send([child], number)
 
 
 def _wait(children: Sequence["subprocess.Popen[str]"], seconds: float) -> bool:
