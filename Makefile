@@ -73,7 +73,7 @@ quick-other: .venv-other/ready-test
 # What each part of `make test-all` runs. Passed parts are remembered by Python and by the
 # contents of the checkout, so a broken-off run goes on and a changed one begins anew.
 PARTS ?= step exchange executors theory schedules timing launch experiments
-step := pipejax tests/*.py tests/checkpoint tests/flax tests/message tests/pieces tests/reshard tests/shards tests/train_step tests/transforms
+step := pipejax tests/*.py tests/checkpoint tests/flax tests/message tests/pieces tests/prediction tests/reshard tests/shards tests/train_step tests/transforms
 exchange := tests/codecs tests/collectives
 executors := tests/executors
 theory := tests/corrections tests/problems tests/stability

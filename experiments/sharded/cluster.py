@@ -17,7 +17,6 @@ Result: experiments/results/sharded_cluster.json
 
 import dataclasses
 import functools
-import os
 import pathlib
 import statistics
 from typing import Any
@@ -164,8 +163,6 @@ def main(config: Config) -> None:
 
 def measure(config: Config) -> None:
     """Times every method together with other hosts; the first host answers."""
-    # Each of two programs, which compute and exchange, waits on both devices.
-    os.environ["NPROC"] = str(2 * DEVICES)
     jax.config.update("jax_num_cpu_devices", DEVICES)
     rank = member.join()
     batch = tokens(config, rank)

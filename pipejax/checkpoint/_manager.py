@@ -1,18 +1,23 @@
 """Makes the Orbax manager of a run's checkpoints, and lists their steps."""
 
+import logging
 import operator
 import os
 import pathlib
+from types import TracebackType
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
+from pipejax import leaving
 from pipejax.integers import is_integer
 
 from ._fault import together, while_files_vanish, writing_to
 from ._lock import Lock
+
+_log = logging.getLogger("pipejax")
 
 
 class LockedManager(ocp.CheckpointManager):
@@ -26,6 +31,23 @@ class LockedManager(ocp.CheckpointManager):
     def reload(self) -> None:
         """Lists the folder again, even while another job deletes checkpoints in it."""
         while_files_vanish(super().reload)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Closes the manager. After Ctrl-C, a save may be left unfinished.
+
+        It may wait for processes that were interrupted before they began it. What it
+        has written is then no checkpoint, as after SIGKILL.
+        """
+        interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
+        if not interrupted or jax.process_count() == 1:
+            self.close()
+        elif not leaving.within(leaving.HURRY, self.close):
+            _log.error("interrupted: leaving without the checkpoint under way")
 
     def close(self) -> None:
         """Waits for a running save, and frees the folder for other jobs."""

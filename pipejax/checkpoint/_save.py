@@ -10,6 +10,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from pipejax.checksums import checksums
+from pipejax.executors import join
 from pipejax.mesh import without_mesh
 from pipejax.train_step import PipelineState
 
@@ -33,7 +34,7 @@ def save(
     before it remain.
 
     If there are several processes, all of them must call `save` at the same step, with
-    the same extras, and after `train.join()`.
+    the same extras. `save` first waits for the reductions under way.
 
     Args:
       manager: The manager that `pipejax.checkpoint.manager(folder)` has returned.
@@ -72,6 +73,7 @@ def save(
     extras = json_copy("extras", {} if extras is None else extras)
     step = int(jax.device_get(state.step))
     # The caller has asked for the transfer of the state to the host.
+    join()  # Orbax has collectives of its own.
     with without_mesh(), jax.transfer_guard("allow"):
         _check_same_everywhere(step, extras)
         _check_later(manager, step)

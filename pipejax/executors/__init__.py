@@ -19,3 +19,4 @@ from ._own_collectives import constrained_axes as constrained_axes
 from ._own_collectives import own_transfers as own_transfers
 from ._reduce import make_reduce as make_reduce
 from ._reduce import make_update as make_update
+from ._thread import join as join

@@ -69,14 +69,6 @@ class Auto:
         """Returns the lowered program in which a step computes."""
         return self._now.lower(state, in_flight, batch)
 
-    def join(self) -> None:
-        """Waits until none of the executor's collectives is under way."""
-        self._now.join()
-
     def _fuse(self, error: OwnCollectiveError) -> None:
-        """Changes to the fused executor, after the reductions that are under way.
-
-        The fused executor starts the reductions of all messages in flight anew.
-        """
-        self._now.join()
+        """Changes to the fused executor, which reduces all messages in flight anew."""
         self._now = Fused(self._config, error.reason)

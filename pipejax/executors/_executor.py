@@ -67,7 +67,3 @@ class Executor(Protocol):
           batch: The global batch, or its shapes.
         """
         ...
-
-    def join(self) -> None:
-        """Waits until none of the executor's collectives is under way."""
-        ...

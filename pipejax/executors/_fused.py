@@ -33,6 +33,8 @@ from pipejax.message import (
 
 from ._config import StepConfig
 from ._options import Options, options_for
+from ._own_collectives import spans_cpu_processes
+from ._thread import join, submit
 from ._weave import weave
 
 
@@ -60,7 +62,8 @@ class Fused:
         traced = isinstance(state.step, jax.core.Tracer)
         leaving, staying = _parted(in_flight)
         program = self._programs[traced]
-        state, entering, info = program(state, leaving, staying, batch)
+        given = state, leaving, staying, batch
+        state, entering, info = self._launched(program, *given)
         pending = (*staying, *entering.pending)
         return state, entering._replace(pending=pending), info
 
@@ -70,14 +73,11 @@ class Fused:
         The program returns an info for each place in the queue.
         """
         self._wait_for(state)
-        return self._drain(state, in_flight)
+        return self._launched(self._drain, state, in_flight)
 
     def lower(self, state: Any, in_flight: Any, batch: Any) -> jax.stages.Lowered:
         """Returns the lowered program of a step."""
         return self._programs[False].lower(state, *_parted(in_flight), batch)
-
-    def join(self) -> None:
-        """Returns at once, because the devices run the executor's programs in order."""
 
     @property
     def reduction_mesh(self) -> Mesh:
@@ -173,6 +173,21 @@ class Fused:
             state, info = work.update(state, None, reduced)
             infos.append(info)
         return state, emptied(in_flight, states), tuple(infos)
+
+    def _launched(self, program: jax.stages.Wrapped, state: Any, *rest: Any) -> Any:
+        """Dispatches a program, on CPUs of several processes in the common order.
+
+        Its collectives come after those that were submitted to the communication thread
+        before, and those that are submitted later wait until it has ended. The program
+        stays on the caller's thread, whose settings of JAX it is compiled with.
+        """
+        traced = isinstance(state.step, jax.core.Tracer)
+        if traced or not spans_cpu_processes(self.config.mesh):
+            return program(state, *rest)
+        join()
+        *results, info = program(state, *rest)
+        submit(jax.block_until_ready, info)  # which no program overwrites
+        return *results, info
 
     def _wait_for(self, state: Any) -> None:
         """Waits for the step that made `state`, if two steps must not run at once."""

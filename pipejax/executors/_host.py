@@ -14,6 +14,11 @@ state holds only the messages, which no program overwrites, and not the reductio
 state comes from elsewhere, such as a checkpoint, its reductions are started when it is
 stepped.
 
+All train steps of a process share the thread. A reduction also waits for the program
+that the caller has dispatched last, and so for all programs that the caller has
+dispatched before it, among them fused steps and an evaluation. The order in which
+collectives are launched is therefore the order in which the caller asks for them.
+
 Reference:
   Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619
 """
@@ -36,7 +41,7 @@ from pipejax.message import InFlight, Message, Reduced, emptied
 from ._config import StepConfig
 from ._own_collectives import OwnCollectiveError, check_no_own, spans_cpu_processes
 from ._reduce import Reduce, make_reduce, make_spread, make_update, reduction_mesh
-from ._thread import CommunicationThread
+from ._thread import join, submit
 
 
 class Begun(NamedTuple):
@@ -68,9 +73,6 @@ class Host:
     config: StepConfig
     reason: str
     name: str = "host"
-    _thread: CommunicationThread = dataclasses.field(
-        default_factory=CommunicationThread
-    )
     # Reductions that have been started and whose sums are not used yet, oldest first.
     _begun: list[Begun] = dataclasses.field(default_factory=list)
     # Programs found to have no collective of their own, with their arguments' form.
@@ -89,7 +91,7 @@ class Host:
         fresh, left = self._compute(state, _bare(in_flight), batch)
         pending = (*in_flight.pending, fresh)
         # All but the last were started by earlier steps, if this executor ran them.
-        first, *others = self._reductions(state, in_flight, pending)
+        first, *others = self._reductions(state, in_flight, pending, fresh)
         total, states = self._result(first)
         learned, total = total.updated, total._replace(updated=None)
         before = states, learned
@@ -107,13 +109,14 @@ class Host:
         """
         _check_concrete(state)
         self._raise_failures()
+        empty = self._emptied(_bare(in_flight))
         # All sums are there before the first program overwrites a donated state.
-        begun = self._reductions(state, in_flight, in_flight.pending)
+        begun = self._reductions(state, in_flight, in_flight.pending, empty)
         sums = [self._result(reduction) for reduction in begun]
         states, infos = sums[-1][1] if sums else in_flight.codec_states, []
         learned = sums[-1][0].updated if sums else state.learned
         if sums and learned is not None:
-            learned = self._thread.submit(self._spread, learned).result()
+            learned = submit(self._spread, learned).result()
         rest = state.without_learned()
         for age, (total, _) in enumerate(sums):
             total = total._replace(updated=None)
@@ -121,8 +124,8 @@ class Host:
             rest, info = self._apply[age](rest, total, in_flight.filled)
             infos.append(info)
         self._begun.clear()
-        self.join()
-        empty = self._emptied(_bare(in_flight))._replace(codec_states=states)
+        join()
+        empty = empty._replace(codec_states=states)
         return rest.with_learned(learned), empty, tuple(infos)
 
     def lower(self, state: Any, in_flight: Any, batch: Any) -> jax.stages.Lowered:
@@ -131,10 +134,6 @@ class Host:
         It has no collective of the exchange.
         """
         return self._compute.lower(state, _bare(in_flight), batch)
-
-    def join(self) -> None:
-        """Waits for all reductions under way. Their messages stay in flight."""
-        self._thread.join()
 
     @functools.cached_property
     def reduction_mesh(self) -> Mesh:
@@ -147,12 +146,22 @@ class Host:
         return {}
 
     def _reductions(
-        self, state: Any, in_flight: InFlight, pending: tuple[Message, ...]
+        self,
+        state: Any,
+        in_flight: InFlight,
+        pending: tuple[Message, ...],
+        dispatched: Any,
     ) -> list[Begun]:
         """Returns the reductions of all messages, in order, and starts missing ones.
 
         A reduction that was started before is used if it sums the same arrays from the
         same codec states and pieces, and if all reductions before it are used.
+
+        Args:
+          state: The state of the step or drain.
+          in_flight: Its queue.
+          pending: The messages to sum.
+          dispatched: The result of the program that the caller has dispatched last.
         """
         known, found = list(self._begun), list[Begun]()
         before = in_flight.codec_states, state.learned
@@ -165,12 +174,19 @@ class Host:
                 known = []
                 last = found[-1].sum if found else None
                 given = before if last is None else None
-                begun = self._begin(message, given, last, in_flight.filled, age)
+                filled = in_flight.filled
+                begun = self._begin(message, given, last, filled, age, dispatched)
                 found.append(begun)
         return found
 
     def _begin(
-        self, message: Message, before: Any, last: Any, filled: jax.Array, age: int
+        self,
+        message: Message,
+        before: Any,
+        last: Any,
+        filled: jax.Array,
+        age: int,
+        dispatched: Any,
     ) -> Begun:
         """Hands a reduction to the thread, which runs it after all earlier ones.
 
@@ -180,13 +196,17 @@ class Host:
           last: The future of the reduction before it, or `None` if it is the first.
           filled: The number of real messages in the queue that the executor was given.
           age: The place of the message in the queue. 0 is the oldest.
+          dispatched: The result of the program that the caller has dispatched last.
         """
         least = self.config.width - 1 - age
+        # A program that sums its own arguments waits for them anyway.
+        awaited = None if dispatched is message else dispatched
         # `with jax.enable_x64()` acts on the caller's thread alone. If the setting were
         # not passed on, the other thread would sum float64 in float32.
         x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
 
         def reduce() -> tuple[Reduced, Any]:
+            jax.block_until_ready(awaited)
             if last is None:
                 states, learned = before
             else:
@@ -203,7 +223,7 @@ class Host:
             real = stateless or least == 0 or _first(filled) >= least
             return total, after if real else states
 
-        return Begun(message, before, self._thread.submit(reduce))
+        return Begun(message, before, submit(reduce))
 
     def _check_no_own(self, program: Any, *args: Any) -> None:
         """Checks that a program has no collective between processes of its own.

@@ -1,20 +1,25 @@
-"""The communication thread, which runs functions one at a time beside the compute.
+"""The communication thread of this process, which runs functions one at a time.
 
-Collectives must be launched in the same order in every process, so only this thread may
-launch them. It cannot be stopped while it waits for other processes. A program that is
+All processes must launch their collectives in the same order. A process has a single
+channel to the others, however many train steps it runs, and so it has a single
+communication thread. Work of all train steps runs in the order in which it was
+submitted, beside the compute. Nothing else changes this order: a train step that is
+dropped leaves its work in the queue.
+
+The thread cannot be stopped while it waits for other processes. A program that is
 interrupted meanwhile exits without it.
 """
 
 import atexit
-import functools
 import logging
 import os
 import queue
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
+
+from pipejax import leaving
 
 _log = logging.getLogger(__name__)
 
@@ -24,14 +29,14 @@ GRACE = 5.0  # seconds that a program waits at its exit for reductions under way
 class CommunicationThread:
     """Runs functions on a thread, in the order in which they are submitted.
 
-    The thread starts with the first function.
+    The thread starts with the first function, and ends with the program.
     """
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._process = os.getpid()
-        self._leave: Callable[[], None] | None = None
+        self._process = 0  # the one in which the thread was started
+        self._starting = threading.Lock()
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """Runs a function after all functions that were submitted before.
@@ -46,22 +51,15 @@ class CommunicationThread:
         Raises:
           RuntimeError: In a process that was forked from the one with the thread.
         """
+        with self._starting:
+            if self._thread is None:
+                self._start()
         if os.getpid() != self._process:
             raise RuntimeError(
                 "a train step with executor='host' must run in the process that made"
                 " it, and this one was forked from it: threads do not survive a fork."
                 " Start processes with the method 'spawn', and make a train step there."
             )
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=_serve,
-                args=(self._work,),
-                name="pipejax-communication",
-                daemon=True,
-            )
-            self._thread.start()
-            self._leave = functools.partial(_leave, self._thread, self._work)
-            atexit.register(self._leave)
         future: Future[Any] = Future()
         self._work.put((future, function, args))
         return future
@@ -71,15 +69,14 @@ class CommunicationThread:
         if self._thread is not None:
             self.submit(lambda: None).result()
 
-    def __deepcopy__(self, memo: Any) -> "CommunicationThread":
-        """Returns another thread, which has not started."""
-        del memo
-        return CommunicationThread()
-
-    def __del__(self) -> None:
-        self._work.put(None)
-        if self._leave is not None:
-            atexit.unregister(self._leave)
+    def _start(self) -> None:
+        """Starts the thread, and has the program wait for it at its exit."""
+        self._process = os.getpid()
+        self._thread = threading.Thread(
+            target=_serve, args=(self._work,), name="pipejax-communication", daemon=True
+        )
+        self._thread.start()
+        atexit.register(_leave, self._thread, self._work)
 
 
 def _serve(work: "queue.SimpleQueue[Any]") -> None:
@@ -97,20 +94,23 @@ def _serve(work: "queue.SimpleQueue[Any]") -> None:
 def _leave(thread: threading.Thread, work: "queue.SimpleQueue[Any]") -> None:
     """Waits for the thread at the exit of the program, but no longer than `GRACE`.
 
-    If the thread still waits for other processes then, the program exits without it.
-    The exit status is 130 after a `KeyboardInterrupt`, or else 1. Without this
-    function, JAX would wait for the other processes, for minutes, and then for the
-    collective, for ever.
+    If the thread still waits for other processes then, the program leaves the job and
+    exits without it. Without this function, JAX would wait for the other processes, for
+    minutes, and then for the collective, for ever.
     """
     work.put(None)
-    thread.join(GRACE)
+    seconds = leaving.HURRY if leaving.interrupted() else GRACE
+    thread.join(seconds)
     if thread.is_alive():
         _log.error(
             "a reduction still waits for other processes %s s after this one ended;"
             " leaving without it",
-            GRACE,
+            seconds,
         )
-        sys.stdout.flush()
-        sys.stderr.flush()
-        interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
-        os._exit(130 if interrupted else 1)
+        leaving.leave()
+
+
+_THREAD = CommunicationThread()
+"""The thread of this process: the one thing that all train steps share."""
+
+submit, join = _THREAD.submit, _THREAD.join

@@ -9,9 +9,12 @@ from typing import Any
 
 import jax
 
+from pipejax import leaving, threads
+
 from . import _record, _roll_call, _secret
 from ._detect import detect
 from ._place import Place, check_address
+from ._proxy import check_proxy
 from ._watchdog import HEARTBEAT, check_heartbeat
 
 _log = logging.getLogger("pipejax")
@@ -41,8 +44,10 @@ def initialize(
        versions of Python, pipejax, JAX, jaxlib, Flax, Optax, NumPy and Orbax, the same
        settings of JAX, flags of XLA and `config`, and the same source of every module
        imported so far that is not an installed package.
-    3. Call `jax.distributed.initialize`.
-    4. Check that each process has as many devices as the others.
+    3. Set the variable `NPROC`, if XLA would otherwise have too few threads for the CPU
+       devices of this process.
+    4. Call `jax.distributed.initialize`.
+    5. Check that each process has as many devices as the others.
 
     Args:
       coordinator: The address `host:port` at which process 0 waits for the others. If
@@ -68,7 +73,8 @@ def initialize(
     Raises:
       ValueError: If only some of `coordinator`, `processes` and `rank` are given, if
         `pj.launch.detect` raises it, if the coordinator's address or `bind` is not
-        `host:port`, or if `timeout` or `heartbeat` is out of range.
+        `host:port`, if `timeout` or `heartbeat` is out of range, or if a variable such
+        as `http_proxy` would lead JAX to look for the coordinator behind a proxy.
       RollCallError: If a process does not come, comes twice or differs from the others.
         Every process raises it, with a line for each reason.
 
@@ -92,6 +98,8 @@ def initialize(
     if place is None:
         _log.info("no launcher found: this process runs alone")
         return None
+    check_proxy(place.coordinator, os.environ)
+    leaving.hurry_after_interrupts()
     said = "this is process %d of %d, according to %s"
     _log.info(said, place.rank, place.processes, place.launcher)
     bind = bind or os.environ.get(_BIND) or place.coordinator
@@ -99,6 +107,7 @@ def initialize(
     mine = _record.of_this_process(place, config or {})
     secret = _secret.secret_of()
     hosts = _roll_call.call(place, mine, bind=bind, timeout=timeout, secret=secret)
+    threads.set_enough()
     # One process alone joins too: the runtime then notices a signal to end.
     jax.distributed.initialize(
         place.coordinator,

@@ -5,6 +5,8 @@ import os
 import pathlib
 from collections.abc import Mapping
 
+from pipejax.threads import configured_devices, needed
+
 from ._place import check_address
 
 LAUNCHED = "PIPEJAX_LAUNCHED"
@@ -117,11 +119,12 @@ def environment(job: Job, local: int, gpus: int) -> dict[str, str]:
 def cpu_environment(count: int) -> dict[str, str]:
     """Returns environment variables that suit a process with `count` CPU cores.
 
-    They take effect only if they are set before the process starts.
+    Most of them take effect only if they are set before the process starts.
     """
     return {
-        # The number of XLA's threads: one computes while another waits for a socket.
-        "NPROC": str(max(2, count)),
+        # The number of XLA's threads, for the devices that the environment asks for. If
+        # the program asks for more, `initialize` sets the variable again.
+        "NPROC": str(max(needed(configured_devices()), count)),
         "OMP_NUM_THREADS": str(count),
         # Huge pages for large arrays: faults of small pages cost more than a codec.
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",

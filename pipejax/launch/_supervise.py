@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 
 from ._guard import PERIOD, die_with_parent
 
+_AGAIN = 1.0
+"""Seconds after which a signal that a process has dropped is sent again."""
 _TAIL = 20
 """The number of last lines that are kept of each process, to be shown again."""
 
@@ -60,8 +62,9 @@ def supervise(starts: Sequence[Start], grace: float, received: Sequence[int]) ->
 
     - When a process fails, the others have `grace` seconds to end by themselves. Then
       they are sent SIGTERM, and after `grace` seconds more they are killed.
-    - When a signal asks this process to end, it is sent to all processes at once. They
-      are killed after `grace` seconds.
+    - When a signal asks this process to end, it is sent to all processes at once, and
+      again to one that says that it has dropped it. They are killed after `grace`
+      seconds.
     - A process that is stopped, for example by SIGSTOP, for `grace` seconds is killed,
       since it would never fail by itself.
 
@@ -84,11 +87,11 @@ def supervise(starts: Sequence[Start], grace: float, received: Sequence[int]) ->
             for start, child in zip(starts, children, strict=True)
         ]
         first = _first_failure(children, received, grace)
-        for number in received[:1] or (None, signal.SIGTERM):
-            if number is not None:
-                _send(children, number)
-            if _wait(children, grace):
-                break
+        if received:
+            _tell(children, [lines for _, lines in shown], received[0], grace)
+        elif not _wait(children, grace):
+            _send(children, signal.SIGTERM)
+            _wait(children, grace)
     finally:
         _send(children, signal.SIGKILL)
         codes = [child.wait() for child in children]
@@ -190,6 +193,29 @@ def _is_stopped(pid: int) -> bool:
     except OSError:  # the process has ended
         return False
     return said.rpartition(")")[2].split()[0] == "T"
+
+
+def _tell(
+    children: Sequence["subprocess.Popen[str]"],
+    said: Sequence[deque[str]],
+    number: int,
+    grace: float,
+) -> None:
+    """Sends a signal to all processes, and waits for their end, up to `grace` seconds.
+
+    Python drops a KeyboardInterrupt that is raised in a callback, such as the one that
+    JAX has in every garbage collection, and prints so. The signal is then sent again.
+    """
+    _send(children, number)
+    until = time.monotonic() + grace
+    while not _wait(children, min(_AGAIN, until - time.monotonic())):
+        if time.monotonic() > until:
+            return
+        for child, lines in zip(children, said, strict=True):
+            text = "".join(list(lines))
+            if "Exception ignored in" in text and "\nKeyboardInterrupt" in text:
+                lines.clear()
+                _send([child], number)
 
 
 def _wait(children: Sequence["subprocess.Popen[str]"], seconds: float) -> bool:

@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from pipejax.collectives import phases, psum
+from pipejax.executors import join
 from pipejax.mesh import on_mesh
 
 from ._stopwatch import Case, Program, check_several
@@ -82,6 +83,7 @@ def profile(mesh: Mesh, cases: Mapping[str, Case], rounds: int) -> dict[str, Pro
       ValueError: If `mesh` has a single device, which exchanges nothing.
     """
     check_several(mesh)
+    join()  # No train step may reduce meanwhile.
     barrier = Program(mesh, Case(psum(), 1))
     chains = {
         name: (_Chain(mesh, case), _Chain(mesh, case._replace(elements=1)))

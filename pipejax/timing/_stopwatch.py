@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pipejax.collectives import AllReduce, Layout, Stages, Summands, psum, run
+from pipejax.executors import join
 from pipejax.mesh import on_mesh
 
 from ._leaves import square_leaves
@@ -77,6 +78,7 @@ def in_turn(
     Returns:
       The seconds of each program by name, one for each round, at the slowest process.
     """
+    join()  # No train step may reduce meanwhile.
     barrier = Program(mesh, Case(psum(), 1))
     barrier()  # compiles it
     for program in programs.values():

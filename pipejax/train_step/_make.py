@@ -9,6 +9,7 @@ from jax.typing import DTypeLike
 from pipejax.collectives import AllReduce, Schedule, psum
 from pipejax.executors import StepConfig
 from pipejax.mesh import AxisName
+from pipejax.threads import check_threads
 
 from ._check_settings import (
     check_all_reduce,
@@ -175,6 +176,7 @@ def make_train_step(
     """
     axis_name = check_axis_name(axis_name)
     mesh = check_mesh(mesh, axis_name)
+    check_threads(mesh)
     sharded = check_flag("shard_optimizer", shard_optimizer)
     rule = check_prediction(weight_prediction)
     work = (PiecewiseStep if sharded else LocalStep)(

@@ -21,7 +21,7 @@ import numpy as np
 import optax
 
 from pipejax.collectives import Schedule, Transfer
-from pipejax.executors import Executor, StepConfig, choose
+from pipejax.executors import Executor, StepConfig, choose, join
 from pipejax.mesh import AxisName, inner_axes, without_mesh
 from pipejax.message import Message, at_width_1
 from pipejax.shards import Shards
@@ -264,11 +264,11 @@ class TrainStep:
     def join(self) -> None:
         """Waits until no reduction is under way; gradients in flight stay in flight.
 
-        On CPUs of several processes, call this method before any other collective, such
-        as those of a checkpoint or of an evaluation.
+        The method waits for the reductions of all train steps of this process. On CPUs
+        of several processes, call it before any collective that this library does not
+        launch, such as those of an evaluation.
         """
-        for phase in self.phases:
-            phase.executor.join()
+        join()
 
     @without_mesh()
     def drain(self, state: PipelineState) -> tuple[PipelineState, tuple[StepInfo, ...]]:
@@ -447,9 +447,4 @@ class TrainStep:
         """Returns the train step of the phase that follows `calls` calls."""
         if not self.schedule.boundaries:
             return self
-        number = self.schedule.phase(int(calls))
-        if int(calls) in self.schedule.boundaries:
-            # Only one thread may launch collectives, so the executor of the phase
-            # before must finish. The next executor sums the messages in flight again.
-            self.phases[number - 1].executor.join()
-        return self.phases[number]
+        return self.phases[self.schedule.phase(int(calls))]

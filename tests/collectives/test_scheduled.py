@@ -9,6 +9,7 @@ import pytest
 
 import pipejax as pj
 from pipejax import codecs, collectives
+from pipejax.executors._thread import submit
 
 from ..grid import grid
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn
@@ -118,12 +119,11 @@ def test_not_inside_a_traced_program():
 @pytest.mark.parametrize(
     "wait", [lambda train: train.join(), lambda t: t.init(init_params())]
 )
-def test_waiting_is_for_the_thread_of_any_phase(wait):
+def test_waiting_is_for_the_thread_of_all_phases(wait):
     train = make(BOTH, executor="host")
     state, _ = train.step(train.init(init_params()), batches(1)[0])
-    now = train.phases[0].executor
-    (begun,) = now._begun
-    late = now._thread.submit(time.sleep, 0.2)
+    (begun,) = train.phases[0].executor._begun
+    late = submit(time.sleep, 0.2)
     wait(train)
     assert begun.sum.done()
     assert late.done()

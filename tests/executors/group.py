@@ -6,12 +6,15 @@ Each process takes several seconds to join and to import JAX, and a task often l
 
 import contextlib
 import json
+import os
 import pathlib
 import selectors
 import subprocess
 import sys
 import tempfile
 import time
+
+from pipejax.threads import needed
 
 from ..launch.helpers import free_port
 
@@ -44,6 +47,8 @@ class Group:
                 [sys.executable, "-m", "tests.executors.worker"]
                 + [str(number) for number in (rank, processes, port, devices)],
                 cwd=ROOT,
+                # As few threads as a user has on a host with few cores.
+                env={**os.environ, "NPROC": str(needed(devices))},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

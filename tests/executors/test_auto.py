@@ -1,6 +1,6 @@
 """Tests that "auto" moves to one program if loss or optimizer has a collective."""
 
-from concurrent.futures import Future
+import time
 
 import pytest
 
@@ -16,8 +16,9 @@ REASON = "`loss_fn` or `tx` has a collective between processes, all-reduce ("
 @pytest.fixture
 def between_processes(monkeypatch):
     """Makes every collective count as one between processes."""
-    where = "pipejax.executors._host.spans_cpu_processes"
-    monkeypatch.setattr(where, lambda mesh: True)
+    for module in ("_host", "_fused"):
+        where = f"pipejax.executors.{module}.spans_cpu_processes"
+        monkeypatch.setattr(where, lambda mesh: True)
     monkeypatch.setattr(CollectiveGroups, "crosses_processes", True)
 
 
@@ -64,48 +65,20 @@ def test_a_drain_has_the_collectives_of_the_update_alone(own, name):
     assert auto.name == name
 
 
-class Job(Future):
-    """A future whose function runs when its result is asked for."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def result(self):
-        if not self.done():
-            self.set_result(self.function())
-        return super().result()
-
-
-class Late:
-    """A communication thread that runs a job only when its result is asked for."""
-
-    def __init__(self):
-        self.jobs = []
-
-    def submit(self, function):
-        self.jobs.append(Job(function))
-        return self.jobs[-1]
-
-    def join(self):
-        for job in self.jobs:
-            job.result()
-
-
 @pytest.mark.usefixtures("between_processes")
 def test_no_reduction_is_under_way_when_the_executor_changes():
-    """Only one thread may launch collectives, so no reduction may be running."""
+    """The program has a collective, which must not meet those of the thread."""
     work = Appending("update")
     config = config_of(work)
     auto = Auto(config, "two processes")
-    host = auto._now.__dict__
-    host["_thread"], reduce = Late(), auto._now._reduce
+    reduce = auto._now._reduce
 
     def recorded(*args):
+        time.sleep(0.2)
         work.traced.append("reduced")
         return reduce(*args)
 
-    host["_reduce"] = recorded  # cached_property stores it here
+    auto._now.__dict__["_reduce"] = recorded  # cached_property stores it here
     auto.step(*start(config), batch_of(1))
     # One of the two reductions is waited for; the other one is started for the next
     # step.

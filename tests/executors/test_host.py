@@ -151,7 +151,7 @@ def test_failure_surfaces_in_drain(failing):
     state = train.init(init_params())
     for batch in batches(2):
         state, _ = train.step(state, batch)
-    train.executor._thread.join()
+    train.join()
     break_reduction(train, {failing})
     train.executor._begun.clear()
     with pytest.raises(UnpluggedError):
@@ -236,7 +236,7 @@ def test_join_waits_and_changes_nothing():
     state = train.init(init_params())
     for batch in batches(3):
         state, _ = train.step(state, batch)
-    train.executor.join()
+    train.join()
     assert len(train.executor._begun) == 2
     assert all(reduction.sum.done() for reduction in train.executor._begun)
     assert_bits_equal(
@@ -256,7 +256,7 @@ def test_nothing_of_the_past_is_kept_alive(codec):
     for _ in range(2):
         for batch in batches(6):
             state, info = train.step(state, batch)
-        train.executor.join()
+        train.join()
         jax.block_until_ready((state, info))
         gc.collect()
         counts.append(len(jax.live_arrays()))

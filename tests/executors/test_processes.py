@@ -15,7 +15,7 @@ from pipejax import checkpoint
 
 from ..grid import grid
 from ..helpers import batches, init_params, loss_fn
-from . import own_collectives, pieces, sharded, stateful
+from . import mixed, own_collectives, pieces, sharded, stateful
 from .group import Group
 from .worker import (
     WITH_CODECS,
@@ -202,6 +202,38 @@ def test_what_differs_between_processes_is_refused(ask, name):
     for said in ask("differing", name):
         assert said.startswith(message)
         assert "on processes [1] than on process 0" in said
+
+
+MIXTURES = {
+    "sweep": (2, ("host", "host", "pipelined")),
+    "kinds": (2, ("host", "fused", "sharded optimizer")),
+    "wide": (2, ("wide", "synchronous", "host")),
+    "four": (4, ("host", "fused", "sharded optimizer", "pipelined")),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "count"),
+    [
+        ("sweep", 0, 40),
+        ("kinds", 1, 40),
+        *(pytest.param(x, seed, 100, marks=FULL) for x in MIXTURES for seed in (2, 3)),
+    ],
+)
+def test_several_train_steps_in_one_program(ask, name, seed, count):
+    """Their sums do not meet, whatever the order of steps, drains and beginnings."""
+    processes, kinds = MIXTURES[name]
+    errors = ask("mixed", seed, count, *kinds, processes=processes)
+    assert max(errors) < mixed.TOLERANCE
+
+
+@FULL  # the processes of this group compile programs for two devices
+@pytest.mark.parametrize("seed", [0, 1])
+def test_several_train_steps_of_sharded_models_in_one_program(seed):
+    kinds = ("sharded", "host", "both", "fused")
+    with contextlib.closing(Group(2, devices=2)) as group:
+        errors = group.ask("mixed", seed, 60, *kinds)
+    assert max(errors) < mixed.TOLERANCE
 
 
 @FULL

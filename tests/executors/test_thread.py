@@ -1,7 +1,5 @@
 """Tests the jobs of the communication thread: their order, errors and end."""
 
-import atexit
-import copy
 import gc
 import os
 import subprocess
@@ -12,7 +10,11 @@ import weakref
 
 import pytest
 
+from pipejax.executors import Fused, _thread
+from pipejax.executors._host import Host
 from pipejax.executors._thread import CommunicationThread, _leave
+
+from .digits import Appending, batch_of, config_of, start
 
 
 def test_runs_jobs_in_order_on_a_thread_of_its_own():
@@ -70,14 +72,73 @@ def test_keeps_no_job_alive_while_it_waits_for_the_next():
     assert alive() is None
 
 
-def test_the_thread_ends_with_its_owner():
-    owner = CommunicationThread()
-    owner.submit(int).result()
-    thread = owner._thread
-    del owner
+def of(name, order):
+    """Returns a host executor that appends its name to `order` when it reduces."""
+    host = Host(config_of(Appending()), "asked for")
+    reduce = host._reduce
+
+    def recorded(*args):
+        order.append(name)
+        return reduce(*args)
+
+    host.__dict__["_reduce"] = recorded  # cached_property stores it here
+    return host
+
+
+def test_all_train_steps_share_the_thread():
+    """Reductions run as they were submitted, also those of a step that was dropped."""
+    order = []
+    first, second = of("first", order), of("second", order)
+    batch, config = batch_of(1), first.config
+    state, queue, _ = first.step(*start(config), batch)
+    second.step(*start(config), batch)
+    _thread.join()
+    hold = threading.Event()
+    _thread.submit(hold.wait)
+    threading.Timer(0.2, hold.set).start()
+    first.step(state, queue, batch)
+    second.step(*start(config), batch)
+    del first
     gc.collect()
-    thread.join(60)
-    assert not thread.is_alive()
+    _thread.join()
+    assert order == [*2 * ["first"], *2 * ["second"], "first", *2 * ["second"]]
+
+
+def test_an_error_stays_with_its_own_train_step():
+    broken, sound = of("broken", []), of("sound", order := [])
+
+    def fail(*args):
+        raise ValueError("no route to host")
+
+    broken.__dict__["_reduce"] = fail
+    config, batch = sound.config, batch_of(1)
+    with pytest.raises(ValueError, match="no route to host"):
+        broken.step(*start(config), batch)
+    state, queue, _ = sound.step(*start(config), batch)
+    sound.drain(state, queue)
+    _thread.join()
+    assert order == 2 * ["sound"]
+
+
+def test_a_fused_step_takes_its_turn(monkeypatch):
+    """It starts after what was submitted before, and later work waits until it ends."""
+    where = "pipejax.executors._fused.spans_cpu_processes"
+    monkeypatch.setattr(where, lambda mesh: True)
+    order, config = [], config_of(Appending())
+    fused = Fused(config, "asked for")
+    programs = fused._programs[False]
+
+    def launched(*args):
+        order.append("launched")
+        return programs(*args)
+
+    fused.__dict__["_programs"] = {False: launched}
+    _thread.submit(time.sleep, 0.2)
+    _thread.submit(order.append, "before")
+    *_, info = fused.step(*start(config), batch_of(1))
+    _thread.submit(lambda: order.append(info.is_ready()))
+    _thread.join()
+    assert order == ["before", "launched", True]
 
 
 @pytest.fixture
@@ -93,6 +154,7 @@ def test_a_program_leaves_without_a_job_that_does_not_end(
     exits, monkeypatch, caplog, last, code
 ):
     monkeypatch.setattr("pipejax.executors._thread.GRACE", 0.05)
+    monkeypatch.setattr("pipejax.leaving.HURRY", 0.05)
     monkeypatch.setattr(sys, "last_value", last, raising=False)
     owner, gate = CommunicationThread(), threading.Event()
     owner.submit(gate.wait)
@@ -108,28 +170,6 @@ def test_a_program_waits_for_a_job_that_ends(exits):
     owner.submit(done.append, 1)
     _leave(owner._thread, owner._work)
     assert (done, exits) == ([1], [])
-
-
-def test_a_dropped_thread_leaves_no_callback(monkeypatch):
-    """A program may make many train steps, each with a thread."""
-    registered, unregistered = [], []
-    monkeypatch.setattr(atexit, "register", registered.append)
-    monkeypatch.setattr(atexit, "unregister", unregistered.append)
-    owner = CommunicationThread()
-    assert owner.submit(int, "7").result() == 7
-    (callback,) = registered
-    assert callback not in unregistered
-    del owner
-    gc.collect()
-    assert callback in unregistered  # beside those of earlier tests' threads
-
-
-def test_a_copy_is_another_thread():
-    owner = CommunicationThread()
-    owner.submit(int, "7").result()
-    other = copy.deepcopy(owner)
-    assert other._thread is None
-    assert other.submit(int, "8").result() == 8
 
 
 FORKS = """

@@ -26,7 +26,7 @@ import pipejax as pj
 from pipejax import checkpoint, codecs, collectives
 
 from ..helpers import batches, init_params, loss_fn
-from . import own_collectives, pieces, sharded
+from . import mixed, own_collectives, pieces, sharded
 from . import stateful as stateful_model
 
 
@@ -142,7 +142,7 @@ def saved(folder):
     """Takes four steps, then saves a checkpoint."""
     train = fed_back(jax.device_count())
     state = run(train, 4, drained=False)
-    train.executor.join()
+    train.join()
     with checkpoint.manager(folder) as manager:
         checkpoint.save(manager, state)
 
@@ -171,7 +171,7 @@ def saved_and_restored(folder):
         loss_fn, optax.adamw(1e-2), mesh=pj.data_mesh(), warmup_steps=2
     )
     state = run(train, 3, drained=False)
-    train.executor.join()
+    train.join()
     with checkpoint.manager(folder / "warm") as manager:
         checkpoint.save(manager, state)
         again = checkpoint.restore(manager, train, train.init(init_params())).state
@@ -246,7 +246,7 @@ def refused(folder):
     rank, said = jax.process_index(), []
     train = fed_back(jax.device_count())
     state = train.init(init_params())
-    train.executor.join()
+    train.join()
     alone = state._replace(skipped=jax.numpy.int32(rank))
     with checkpoint.manager(folder) as manager:
         for each, extras in ((state, {"position": rank}), (alone, {}), (state, {})):
@@ -376,7 +376,7 @@ def own_collective(name, width):
         said = None
     except ValueError as error:
         said = str(error)
-    host.executor.join()
+    host.join()
     return {
         "executor": train.executor.name,
         "reason": train.executor.reason,
@@ -445,6 +445,7 @@ TASKS = {
     "sleeps": sleeps,
     "sharded": sharded.saved_and_continued,
     "pieces": pieces.saved_and_continued,
+    "mixed": mixed.mixed,
 }
 
 if __name__ == "__main__":

@@ -46,7 +46,6 @@ def main(folder):
         for number, batch in [*enumerate(batches(STEPS, size=12))][begun:]:
             watchdog.step(number)
             if multihost_utils.reached_preemption_sync_point(number):
-                train.join()  # Orbax has collectives of its own
                 checkpoint.save(manager, state)
                 sys.exit()
             mine = jax.tree.map(lambda x: np.split(x, processes)[rank], batch)

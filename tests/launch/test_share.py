@@ -27,13 +27,15 @@ def test_gpus_are_shared_out():
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 6), (2, 3), (4, 1), (6, 1), (9, 1)])
-def test_cores_are_shared_out(monkeypatch, count, size):
+@pytest.mark.parametrize(("devices", "threads"), [(1, 2), (2, 6)])
+def test_cores_are_shared_out(monkeypatch, count, size, devices, threads):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(10, 16)))
+    monkeypatch.setattr(_share, "configured_devices", lambda: devices)
     shares = [_share.cores(local, count) for local in range(count)]
     assert all(len(share) == size for share in shares)
     assert len(set().union(*shares)) == min(6, size * count)
     variables = _share.environment(_share.Job(count, 1, 0, "host:1"), 0, gpus=0)
-    assert variables["NPROC"] == str(max(2, size))
+    assert variables["NPROC"] == str(max(threads, size))
 
 
 @pytest.mark.parametrize("counts", [(0, 1, 0), (1, 0, 0), (1, 2, 2), (1, 2, -1)])

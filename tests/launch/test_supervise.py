@@ -1,5 +1,7 @@
 """Tests how supervised processes end, and that none is left behind."""
 
+import signal
+
 import pytest
 
 from .test_guard import run
@@ -79,3 +81,36 @@ def test_a_signal_is_passed_on_and_told(tmp_path):
         told(1, "signal.SIG_IGN", 0.2)
     """)
     assert (code, out) == (0, "None 0 15\nNone -9 15\n"), errors
+
+
+def test_ctrl_c_is_sent_again_to_a_process_that_drops_it():
+    """Python drops exceptions of finalizers, and goes on."""
+    code, out, errors = run("""
+        dropping = (
+            "import signal, time\\n"
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\\n"
+            "class Dropping:\\n"
+            "    def __del__(self):\\n"
+            "        print('begun', flush=True)\\n"
+            "        time.sleep(600)\\n"
+            "Dropping()\\n"
+            "print('goes on', flush=True)\\n"
+            "time.sleep(600)\\n"
+        )
+        received = []
+        supervised = _supervise._first_failure
+
+        def told(*args):
+            time.sleep(2)
+            received.append(signal.SIGINT)
+            return supervised(*args)
+
+        _supervise._first_failure = told
+        start = _supervise.Start("0", [sys.executable, "-c", dropping], os.environ)
+        ended = _supervise.supervise([start], 60.0, received)
+        print(ended.code, ended.told)
+    """)
+    assert code == 0, errors
+    lines = out.splitlines()
+    assert lines[-1] == f"{-signal.SIGINT} {signal.SIGINT}"
+    assert lines.index("[0] begun") < lines.index("[0] goes on")

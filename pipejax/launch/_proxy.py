@@ -1,0 +1,54 @@
+"""Checks that no proxy stands between this process and the coordinator.
+
+gRPC, by which JAX's runtime connects to the coordinator, obeys variables that many
+clusters set for downloads. The roll call does not. Without this check, the roll call
+would pass, and JAX would then abort all processes after its timeout.
+"""
+
+import ipaddress
+from collections.abc import Mapping
+
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+"""The variables that gRPC reads. The first one that is set decides."""
+_EXCEPTIONS = ("no_grpc_proxy", "no_proxy")
+"""The variables with hosts that gRPC reaches directly. The first one that is set
+decides."""
+
+
+def check_proxy(coordinator: str, environ: Mapping[str, str]) -> None:
+    """Raises a ValueError if gRPC would look for the coordinator behind a proxy.
+
+    Args:
+      coordinator: The address `host:port` of the coordinator.
+      environ: The environment variables of the process.
+    """
+    proxy = next((name for name in _PROXIES if name in environ), None)
+    # gRPC connects directly if the first variable is no URL of this scheme.
+    if proxy is None or not environ[proxy].lower().startswith("http://"):
+        return
+    host = coordinator.rpartition(":")[0].strip("[]")
+    direct = next((name for name in _EXCEPTIONS if name in environ), _EXCEPTIONS[-1])
+    given = environ.get(direct, "")
+    if any(_covers(each.strip(), host) for each in given.split(",")):
+        return
+    added = ",".join(filter(None, (given, host)))
+    raise ValueError(
+        f"`{proxy}` must not be set for the coordinator {coordinator}, because JAX's"
+        " runtime would look for the coordinator behind that proxy, and abort all"
+        f" processes after its timeout; {direct}={given!r} does not cover the"
+        f" coordinator. Set {direct}={added} in the environment of every process, or"
+        f" unset {proxy}."
+    )
+
+
+def _covers(entry: str, host: str) -> bool:
+    """Returns whether an entry names the host, as gRPC reads it.
+
+    An entry is the end of a host's name or address, or a subnet. It has no wildcards.
+    """
+    if not entry:
+        return False
+    try:
+        return ipaddress.ip_address(host) in ipaddress.ip_network(entry, strict=False)
+    except ValueError:  # one of them is a name or a part of an address
+        return host.lower().endswith(entry.lower())

@@ -1,0 +1,107 @@
+"""The threads with which XLA:CPU runs the programs of a process.
+
+XLA:CPU has one pool of threads for all devices of a process. A program holds a thread
+on each of its devices while it waits for other devices or processes. If all threads are
+held by programs that wait for each other, in this process and in others, no process
+goes on. There must be a thread for everything that can wait at once, which on D devices
+of a process is
+
+- a program on all D devices. XLA runs only one of them at a time.
+- the sums of the communication thread. It launches one at a time, which is again such a
+  program, or for a sharded model D programs on a single device each.
+- the launch of the next program on all D devices. Each device waits with a thread of
+  its own until it has fewer than 32 programs in flight.
+
+That is 3 D. A single device launches its programs on the caller's thread. It waits for
+nothing but the sum, which leaves one thread to compute.
+
+The pool has as many threads as the variable `NPROC` says, or else as the process has
+cores, but at least one for each device. XLA reads the variable when JAX first asks for
+a device.
+"""
+
+import logging
+import os
+import pathlib
+import re
+
+import jax
+from jax.sharding import Mesh
+
+_log = logging.getLogger("pipejax")
+
+_POOL = "tf_XLAEigen"
+"""The name of the threads of XLA:CPU's pool."""
+_MOST = 256
+"""The most threads of this name that XLA starts. Its other pool has no limit."""
+
+
+def needed(devices: int) -> int:
+    """Returns the number of threads for a process of a job with these CPU devices.
+
+    Args:
+      devices: The number of CPU devices of the process.
+    """
+    return 2 if devices == 1 else 3 * devices
+
+
+def configured_devices() -> int:
+    """Returns the number of CPU devices that JAX will have, before it has any."""
+    count = int(jax.config.jax_num_cpu_devices)  # type: ignore[attr-defined]
+    flags = os.environ.get("XLA_FLAGS", "")
+    flag = re.findall(r"--xla_force_host_platform_device_count=(\d+)", flags)
+    return count if count >= 0 else int(flag[-1]) if flag else 1
+
+
+def set_enough() -> None:
+    """Sets `NPROC` so that XLA:CPU starts enough threads. Call it before the backend.
+
+    A larger value stays.
+    """
+    least, given = needed(configured_devices()), os.environ.get("NPROC", "")
+    own = int(given) if given.isdecimal() else len(os.sched_getaffinity(0))
+    if own < least:
+        os.environ["NPROC"] = str(least)
+        said = "NPROC is set to %d, because %d threads would not do for %d CPU devices"
+        _log.info(said, least, own, configured_devices())
+
+
+def check_threads(mesh: Mesh) -> None:
+    """Raises a `ValueError` if XLA:CPU has too few threads for train steps on a mesh.
+
+    Args:
+      mesh: The devices of a train step. They have enough threads unless they are CPUs
+        of several processes, of which this one has several.
+    """
+    if not mesh.is_multi_process or mesh.devices.flat[0].platform != "cpu":
+        return
+    devices, there = len(mesh.local_devices), running()
+    least = min(needed(devices), _MOST)
+    if devices > 1 and there is not None and there < least:
+        raise ValueError(
+            f"`mesh` must lie on processes with at least {least} threads of XLA where"
+            f" {devices} CPU devices of each are used, or they may wait for each other"
+            f" for ever; this process has {there}. Call pj.launch.initialize() in place"
+            f" of jax.distributed.initialize(), or set NPROC={least} in the environment"
+            " before JAX is asked for a device."
+        )
+
+
+def running() -> int | None:
+    """Returns the number of threads in XLA:CPU's pool, or `None` if it is unknown.
+
+    The threads themselves are counted, because `NPROC` may have been set too late.
+    """
+    tasks = pathlib.Path("/proc/self/task")
+    if not tasks.is_dir():
+        return None
+    names = [_name(task) for task in tasks.iterdir()]
+    return names.count(_POOL)
+
+
+def _name(task: pathlib.Path) -> str:
+    """Returns the name of a thread of this process, or nothing if it has ended."""
+    try:
+        return (task / "comm").read_text().strip()
+    except OSError:
+        return ""

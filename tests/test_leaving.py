@@ -1,0 +1,138 @@
+"""Tests that a program leaves in bounded time after Ctrl-C."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from pipejax import leaving
+
+# What a program waits for does not depend on JAX. Each start takes two seconds.
+WITHOUT_JAX = pytest.mark.one_python
+
+PROGRAM = """
+import hashlib, signal, sys, threading, time
+from pipejax import leaving
+
+leaving.LIMIT = leaving.STUCK = 0.2
+signal.signal(signal.SIGINT, signal.default_int_handler)
+name = sys.argv[1]
+if name == "own":
+    signal.signal(signal.SIGINT, lambda *_: None)
+leaving.hurry_after_interrupts()
+if name == "later":
+    signal.signal(signal.SIGINT, lambda *_: None)
+
+
+def in_a_call(iterations):
+    # The timer's thread runs inside of the call, which does not look at signals.
+    threading.Timer(0.3, print, ["begun"], {"flush": True}).start()
+    hashlib.pbkdf2_hmac("sha256", b"", b"", iterations)
+
+
+class Dropping:
+    def __del__(self):
+        print("begun", flush=True)
+        time.sleep(600)
+
+
+if name == "dropped":
+    dropping = Dropping()
+    del dropping  # prints and drops what is raised meanwhile
+    time.sleep(600)
+elif name == "raised":
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    print("begun", flush=True)
+    time.sleep(600)
+elif name == "stuck":
+    in_a_call(10**9)
+else:
+    in_a_call(3 * 10**6)
+    print("ended", flush=True)
+"""
+
+
+def interrupted(name):
+    """Runs the program, sends it Ctrl-C, and returns its output and exit status."""
+    command = [sys.executable, "-c", PROGRAM, name]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as program:
+        while program.stdout.readline() != "begun\n":  # after what JAX says
+            assert program.poll() is None
+        program.send_signal(signal.SIGINT)
+        try:
+            return program.communicate(timeout=60)[0], program.returncode
+        finally:
+            program.kill()
+
+
+@WITHOUT_JAX
+def test_an_interrupted_program_waits_for_no_thread():
+    """Python would wait for the thread for ten minutes."""
+    out, code = interrupted("raised")
+    assert "KeyboardInterrupt" in out
+    assert code == 130
+
+
+@WITHOUT_JAX
+def test_an_interrupt_that_python_drops_is_raised_again():
+    """It was raised in a callback, as in the one of JAX in a garbage collection."""
+    out, code = interrupted("dropped")
+    assert "in Dropping" not in out
+    assert "KeyboardInterrupt" in out
+    assert code == -signal.SIGINT
+
+
+@WITHOUT_JAX
+def test_a_process_that_is_stuck_in_a_call_leaves():
+    """Python would raise the KeyboardInterrupt in some minutes."""
+    out, code = interrupted("stuck")
+    assert "still in the same call 0.2 s after Ctrl-C" in out
+    assert code == 130
+
+
+@WITHOUT_JAX
+@pytest.mark.parametrize("name", ["own", pytest.param("later", marks=pytest.mark.full)])
+def test_a_handler_of_the_program_decides_what_ctrl_c_does(name):
+    out, code = interrupted(name)
+    assert (out, code) == ("ended\n", 0)
+
+
+def test_work_is_waited_for_only_so_long(caplog):
+    gate = threading.Event()
+    assert not leaving.within(0.05, gate.wait)
+    gate.set()
+    assert leaving.within(60, lambda: None)
+
+    def fail():
+        raise OSError("no route to host")
+
+    assert leaving.within(60, fail)
+    assert "while this process was leaving: no route to host" in caplog.text
+
+
+def test_only_a_keyboard_interrupt_ends_a_program_in_a_hurry(monkeypatch):
+    """`hurry_after_interrupts` would also replace the handler of SIGINT."""
+    shown, timers = [], []
+    monkeypatch.setattr(sys, "excepthook", lambda *error: shown.append(error))
+    monkeypatch.setattr(threading.Timer, "start", lambda x: timers.append(x))
+    leaving._hurry_at_the_end()
+    for error in (ValueError("w"), KeyboardInterrupt()):
+        sys.excepthook(type(error), error, None)
+        assert shown[-1][1] is error
+    (timer,) = timers
+    assert timer.daemon
+    assert (timer.interval, timer.args) == (leaving.LIMIT, [130])
+
+
+@pytest.mark.parametrize(("last", "code"), [(None, 1), (KeyboardInterrupt(), 130)])
+def test_the_exit_status(monkeypatch, last, code):
+    codes = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(sys, "last_value", last, raising=False)
+    leaving.leave()
+    assert codes == [code]
