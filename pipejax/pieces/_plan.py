@@ -57,7 +57,7 @@ def _of(closed: Any, splits: Sequence[Split], devices: Devices, tree: Any) -> Pr
     planner = _Planner(devices)
     inputs = tuple(object() for _ in closed.jaxpr.invars)
     for name, split in zip(inputs, splits, strict=True):
-        planner.known[name] = split, 0
+        planner.known[name] = devices.divides(split), 0
     names = dict(zip(closed.jaxpr.invars, inputs, strict=True))
     found: dict[Any, Any] = {}  # names of the traced function to names of the program
     for each in inlined(closed, names):
@@ -126,13 +126,13 @@ class _Planner:
         else:
             rule = rule_of(equation, splits, self.devices)
         results = self._add(level, reads, rule.run, rule.splits)
-        if rule.finish is None:
+        if rule.total is None:
             return results
-        finish = rule.finish
+        form, finish = rule.total
         if level + 1 == len(self.levels):
             self.levels.append(Level())
         self.levels[level].sums += results
-        self.levels[level].dtypes.append(rule.dtype)
+        self.levels[level].forms.append(form)
         return self._add(level + 1, results, lambda x: [finish(x)], rule.splits)
 
     def made(self, name: Any) -> Any:

@@ -144,13 +144,15 @@ def planned(
         cuts = cut_axes(forms.params, found["params"], config.devices)
         shards = dataclasses.replace(shards, cuts=cuts)
     like = _message_form(local_step, config, forms, batch, shards)
-    local_step.check_pieces(forms.params, like, config.mesh)
+    shards = local_step.placed(forms.params, like, config.mesh)
+    like = like._replace(shards=shards)
 
     def whole(given: Given) -> SharedState:
         params, model_state, rng, opt_state = given
+        opt_state = tx.init(params) if opt_state is None else opt_state
         return SharedState(
             params=params,
-            opt_state=tx.init(params) if opt_state is None else opt_state,
+            opt_state=jax.tree.map(jnp.asarray, opt_state),  # may be Python numbers
             model_state=model_state,
             rng=rng,
             skipped=jnp.zeros((), jnp.int32),
@@ -185,6 +187,7 @@ def planned(
 def _specs_of(given: Given, shards: Shards) -> Given:
     """Returns the partition specs of the given arrays, over inner axes."""
     nothing: Any = None
+    shards = dataclasses.replace(shards, opt_state=())  # there may be no state yet
     state = SharedState(**given._asdict(), skipped=nothing, step=nothing, shards=shards)
     specs = state.specs()
     return Given(*(getattr(specs, name) for name in Given._fields))

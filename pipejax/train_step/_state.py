@@ -1,15 +1,23 @@
 """Defines what a train step carries from one step to the next."""
 
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import optax
 from jax.sharding import PartitionSpec as P
 
-from pipejax.mesh import AxisName
+from pipejax.mesh import AxisName, axes
 from pipejax.message import InFlight
 from pipejax.pieces import Coarse
-from pipejax.shards import UNSHARDED, Shards, constrained, cut_spec, optimizer_specs
+from pipejax.shards import (
+    UNSHARDED,
+    Shards,
+    constrained,
+    cut_spec,
+    optimizer_specs,
+    over,
+)
 
 
 class PipelineState(NamedTuple):
@@ -97,6 +105,8 @@ class SharedState(NamedTuple):
         if self.params is None:  # see `without_learned`
             return nothing
         opt_state = optimizer_specs(self.opt_state, self.params, shards.params)
+        if shards.opt_state:
+            opt_state = specs_over(shards.opt_state, self.opt_state, shards.inner)
         in_group = jax.tree.unflatten(jax.tree.structure(self.params), shards.params)
         return nothing._replace(
             params=in_group,
@@ -177,8 +187,22 @@ class Learned(NamedTuple):
         structure = jax.tree.structure(self.params)
         return jax.tree.map(lambda _: P(), self)._replace(
             params=jax.tree.unflatten(structure, specs),
-            opt_state=optimizer_specs(self.opt_state, self.params, specs),
+            opt_state=specs_over(
+                self.shards.opt_state, self.opt_state, axes(axis_name)
+            ),
         )
+
+
+def specs_over(specs: Sequence[P], tree: Any, names: Collection[str]) -> Any:
+    """Returns the parts over some axes of the specs of a pytree, as a pytree like it.
+
+    Args:
+      specs: A spec for each leaf.
+      tree: The pytree.
+      names: The names of the axes.
+    """
+    parts = [over(spec, names) for spec in specs]
+    return jax.tree.unflatten(jax.tree.structure(tree), parts)
 
 
 def whole_params(state: Any) -> Any:
