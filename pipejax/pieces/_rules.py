@@ -33,9 +33,9 @@ Split = tuple[tuple[str, ...], ...]
 # arithmetic, comparisons and bits, copies and conversions, and other functions.
 _NAMES = """
 abs add add_any cbrt ceil clamp div exp exp2 expm1 floor integer_pow log log1p log2 max
-min mul mulhi neg nextafter one_minus_square pow reduce_precision rem round rsqrt sign
+min mul neg nextafter one_minus_square pow reduce_precision rem round rsqrt sign
 sqrt square sub
-and bitcast_convert_type clz eq eq_to ge gt is_finite le le_to lt lt_to ne not or
+and bitcast_convert_type clz eq ge gt is_finite le lt ne not or
 population_count select_n shift_left shift_right_arithmetic shift_right_logical xor
 complex conj convert_element_type copy imag real stop_gradient
 acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cos cosh digamma erf
