@@ -12,10 +12,10 @@ from pipejax import codecs, timing
 
 from ._candidates import USUAL, candidates
 from ._cluster import extrapolated, written
-from ._command import add_command
+from ._command import add_command, new_file
 from ._model import Model, given
-from ._units import count
-from ._usage import UsageError, in_one_line
+from ._units import ROUNDS, check, count
+from ._usage import in_one_line
 
 EXAMPLE = "srun pipejax calibrate --out cluster.json"
 
@@ -40,6 +40,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "--out",
+        type=new_file,
         metavar="FILE",
         help="write the cluster to this file as JSON, for `pipejax plan`",
     )
@@ -78,8 +79,7 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs `pipejax calibrate`, and returns its exit status."""
     least = 2 if args.model else 1
-    if args.rounds < least:
-        raise UsageError(f"`--rounds` must be at least {least}, got {args.rounds}")
+    check("rounds", args.rounds, least, ROUNDS)
     sizes = [count("sizes", text) for text in args.sizes]
     with in_one_line(ValueError, pj.launch.RollCallError):
         pj.launch.initialize()

@@ -250,14 +250,17 @@ def test_plot(folder):
         (["gone/steps.py:step"], "there is no file 'gone/steps.py'"),
         (["cli_programs:gone"], "'cli_programs' has no function 'gone'"),
         (["cli_programs:number"], "'cli_programs' has no function 'number'"),
-        (["cli_programs:alone"], "or (jitted function, *args); got function"),
+        (["cli_programs:alone"], "or a program that is lowered or compiled; got fun"),
         (["cli_programs:not_jitted"], "got (function, ShapeDtypeStruct, Shape"),
         (["cli_programs:stateless"], "got (TrainStep, ShapeDtypeStruct)"),
         (["cli_programs:lopsided"], "`batch` must divide among devices"),
-        (["cli_programs:step", "--fail-under", "1.1"], "between 0 and 1, got 1.1"),
-        (["cli_programs:step", "--fail-under", "nan"], "between 0 and 1, got nan"),
+        (["cli_programs:step", "--fail-under", "1.1"], "must be at most 1, got 1.1"),
+        (["cli_programs:step", "--fail-under", "nan"], "must be at least 0, got nan"),
         (["cli_programs:step", "--target", "abacus"], "`target` must be"),
-        (["cli_programs:step", "--json", "gone/report.json"], "No such file"),
+        (
+            ["cli_programs:step", "--json", "gone/report.json"],
+            "--json: must be the name",
+        ),
     ],
 )
 def test_bad_input_is_one_line(arguments, complaint, capsys):
