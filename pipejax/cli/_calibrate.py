@@ -14,8 +14,8 @@ from ._candidates import USUAL, candidates
 from ._cluster import extrapolated, written
 from ._command import add_command, new_file
 from ._model import Model, given
-from ._units import ROUNDS, check, count
-from ._usage import in_one_line
+from ._units import ROUNDS, VECTOR, check, count
+from ._usage import enough_memory, in_one_line
 
 EXAMPLE = "srun pipejax calibrate --out cluster.json"
 
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs `pipejax calibrate`, and returns its exit status."""
     least = 2 if args.model else 1
     check("rounds", args.rounds, least, ROUNDS)
-    sizes = [count("sizes", text) for text in args.sizes]
+    sizes = [count("sizes", text, VECTOR) for text in args.sizes]
     with in_one_line(ValueError, pj.launch.RollCallError):
         pj.launch.initialize()
         # JAX joins before codecs are made: some hold a key, an array on a device.
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         program = given(args.model, mesh)
         times = pj.overlap.measure(*program, rounds=args.rounds, steps=1)
         model = Model.of(program, times)
-    with in_one_line(ValueError):
+    with in_one_line(ValueError), enough_memory("sizes"):
         fit = timing.calibrate(mesh, chosen, sizes, rounds=args.rounds)
     if jax.process_index() == 0:
         trust = timing.trust(fit)

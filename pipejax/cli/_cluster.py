@@ -126,10 +126,10 @@ def read(path: str, elements: int) -> Known:
             text = file.read(_MOST + 1)
     except OSError as error:
         raise UsageError(
-            f"{path:.80} cannot be read: {error.strerror}. {_WAY}"
+            f"{path:.200} cannot be read: {error.strerror}. {_WAY}"
         ) from error
     except ValueError as error:  # bytes that are no text, or a name that is none
-        raise UsageError(f"{path!r:.80} must be JSON: {error}. {_WAY}") from error
+        raise UsageError(f"{path!r:.200} must be JSON: {error}. {_WAY}") from error
     try:
         if len(text) > _MOST:
             raise ValueError(f"it has more than {_MOST:,} characters")

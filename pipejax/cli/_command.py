@@ -31,9 +31,9 @@ def new_file(text: str) -> str:
     path = pathlib.Path(text)
     try:
         possible = bool(text) and not path.is_dir() and path.parent.is_dir()
-    except (OSError, ValueError):  # no name of a file at all
+    except (OSError, ValueError):  # the name is too long, for example
         possible = False
-    if not possible:
+    if not possible or "\0" in text:
         raise argparse.ArgumentTypeError(
             f"must be the name of a file in a folder that exists, got {text!r:.80}"
         )

@@ -13,8 +13,8 @@ from pipejax import codecs, collectives, timing
 
 from ._candidates import candidates
 from ._command import add_command, new_file
-from ._units import ROUNDS, bits, check, count
-from ._usage import UsageError, in_one_line
+from ._units import ROUNDS, VECTOR, bits, check, count
+from ._usage import UsageError, enough_memory, in_one_line
 
 NONE = "none"
 """The name that stands for an all-reduce without a codec."""
@@ -91,7 +91,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs `pipejax profile-allreduce`, and returns its exit status."""
-    elements = count("elements", args.elements)
+    elements = count("elements", args.elements, VECTOR)
     rate = None if args.bandwidth is None else bits("bandwidth", args.bandwidth)
     check("rounds", args.rounds, 1, ROUNDS)
     with in_one_line(ValueError, pj.launch.RollCallError):
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         name: timing.Case(getattr(collectives, algorithm)(codec), elements)
         for name, (algorithm, codec) in chosen.items()
     }
-    with in_one_line(ValueError):
+    with in_one_line(ValueError), enough_memory("elements"):
         profiles = timing.profile(mesh, cases, args.rounds)
     if jax.process_index() == 0:
         limits = {

@@ -10,21 +10,24 @@ _RATES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _NUMBER = r"(\d{1,40}(?:\.\d{1,40})?|\.\d{1,40})"
 MOST = 10**13
 """The largest count."""
+VECTOR = 2**32
+"""The largest number of elements of a vector that is measured."""
 COMPUTE_MS = 1e-6, 10**12
 """The range of the milliseconds that a step computes."""
 ROUNDS = 10_000
 """The largest number of rounds of a measurement."""
 
 
-def count(option: str, text: str) -> int:
+def count(option: str, text: str, most: int = MOST) -> int:
     """Reads a count, such as `300M`, `1.3B`, `70k` or `4194304`.
 
     Args:
       option: The name of the option, for the error message.
       text: The text to read.
+      most: The largest count.
 
     Returns:
-      The count, from 1 to `MOST`.
+      The count, from 1 to `most`.
 
     Raises:
       UsageError: If `text` is anything else, such as 0 or a fraction.
@@ -35,10 +38,10 @@ def count(option: str, text: str) -> int:
     """
     found = re.fullmatch(_NUMBER + r"([kmbgt]?)", text.replace("_", "").lower())
     number = Fraction(found[1]) * _COUNTS[found[2]] if found else Fraction(0)
-    if not 1 <= number <= MOST or number.denominator != 1:
+    if not 1 <= number <= most or number.denominator != 1:
         raise UsageError(
             f"`--{option}` must be a whole number above 0, or one with k, M, B or T,"
-            f" such as 300M, and at most 10T; got {text!r:.40}"
+            f" such as 300M, and at most {most:,}; got {text!r:.40}"
         )
     return int(number)
 
