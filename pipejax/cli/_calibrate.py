@@ -12,10 +12,10 @@ from pipejax import codecs, timing
 
 from ._candidates import USUAL, candidates
 from ._cluster import extrapolated, written
-from ._command import add_command
+from ._command import add_command, new_file
 from ._model import Model, given
-from ._units import count
-from ._usage import UsageError, in_one_line
+from ._units import ROUNDS, VECTOR, check, count
+from ._usage import enough_memory, in_one_line
 
 EXAMPLE = "srun pipejax calibrate --out cluster.json"
 
@@ -40,6 +40,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "--out",
+        type=new_file,
         metavar="FILE",
         help="write the cluster to this file as JSON, for `pipejax plan`",
     )
@@ -78,9 +79,8 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs `pipejax calibrate`, and returns its exit status."""
     least = 2 if args.model else 1
-    if args.rounds < least:
-        raise UsageError(f"`--rounds` must be at least {least}, got {args.rounds}")
-    sizes = [count("sizes", text) for text in args.sizes]
+    check("rounds", args.rounds, least, ROUNDS)
+    sizes = [count("sizes", text, VECTOR) for text in args.sizes]
     with in_one_line(ValueError, pj.launch.RollCallError):
         pj.launch.initialize()
         # JAX joins before codecs are made: some hold a key, an array on a device.
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         program = given(args.model, mesh)
         times = pj.overlap.measure(*program, rounds=args.rounds, steps=1)
         model = Model.of(program, times)
-    with in_one_line(ValueError):
+    with in_one_line(ValueError), enough_memory("sizes"):
         fit = timing.calibrate(mesh, chosen, sizes, rounds=args.rounds)
     if jax.process_index() == 0:
         trust = timing.trust(fit)

@@ -3,17 +3,22 @@
 import argparse
 import dataclasses
 import json
-import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pipejax import timing
+from pipejax.integers import is_integer
 
-from ._units import bits
+from ._units import bits, check
 from ._usage import UsageError, in_one_line
 
 _NEEDED = ("hosts", "bandwidth")
 _OPTIONAL = ("devices", "device", "latency_us")
+_MOST = 10_000_000  # characters of a file
+_WAY = (
+    "Give a file that `pipejax calibrate --out` has written, or leave it out and give"
+    " --hosts and --bandwidth"
+)
 
 
 class Known(NamedTuple):
@@ -116,12 +121,21 @@ def read(path: str, elements: int) -> Known:
       UsageError: If there is no such file, or it is not a calibration. The message
         names the field that is wrong.
     """
-    with in_one_line(OSError):
-        text = pathlib.Path(path).read_text()
     try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(_MOST + 1)
+    except OSError as error:
+        raise UsageError(
+            f"{path:.200} cannot be read: {error.strerror}. {_WAY}"
+        ) from error
+    except ValueError as error:  # bytes that are no text, or a name that is none
+        raise UsageError(f"{path!r:.200} must be JSON: {error}. {_WAY}") from error
+    try:
+        if len(text) > _MOST:
+            raise ValueError(f"it has more than {_MOST:,} characters")
         record = json.loads(text)
-    except ValueError as error:
-        raise UsageError(f"{path} must be JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} must be JSON: {error}. {_WAY}") from error
     try:
         return _of(record, elements)
     except ValueError as error:
@@ -156,7 +170,9 @@ def _of(record: Any, elements: int) -> Known:
     fit = record["fit"]
     kinds = {"trusted": bool, "verdict": str, "largest": int | None}
     for name, kind in kinds.items():
-        if not isinstance(fit, Mapping) or not isinstance(fit.get(name, ...), kind):
+        value = fit.get(name, ...) if isinstance(fit, Mapping) else ...
+        count = name != "largest" or value is None or is_integer(value, 1)
+        if not isinstance(value, kind) or not count:
             raise ValueError(
                 "`fit` must have `trusted`, true or false, `verdict`, a text, and"
                 f" `largest`, a number of elements or null; got {fit!r:.200}."
@@ -174,6 +190,8 @@ def _assumed(args: argparse.Namespace) -> Known:
             " `pipejax calibrate --out` wrote"
         )
     device = args.device or "cpu"
+    if args.latency_us is not None:
+        check("latency-us", args.latency_us, 0, 10**12)
     with in_one_line(ValueError):
         cluster = timing.assumed(
             args.hosts,

@@ -1,8 +1,43 @@
-"""The parser of one command of the command line."""
+"""The parsers of the command line, and the names of files to write."""
 
 import argparse
+import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
+
+from ._usage import UsageError
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, as all errors of the command line are."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises a `UsageError`."""
+        raise UsageError(f"{message:.400}; see `{self.prog} --help`")
+
+
+def new_file(text: str) -> str:
+    """Returns the name of a file that can be made; as `type=` of an argument.
+
+    What a command has measured for minutes is then not lost in its last line.
+
+    Args:
+      text: The name.
+
+    Raises:
+      argparse.ArgumentTypeError: If the name is empty or that of a folder, or there is
+        no folder for the file.
+    """
+    path = pathlib.Path(text)
+    try:
+        possible = bool(text) and not path.is_dir() and path.parent.is_dir()
+    except (OSError, ValueError):  # the name is too long, for example
+        possible = False
+    if not possible or "\0" in text:
+        raise argparse.ArgumentTypeError(
+            f"must be the name of a file in a folder that exists, got {text!r:.80}"
+        )
+    return text
 
 
 def add_command(

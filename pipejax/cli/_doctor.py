@@ -3,7 +3,6 @@
 
 import argparse
 import json
-import math
 import pathlib
 import platform
 from typing import Any
@@ -20,11 +19,11 @@ from pipejax.executors import Fused
 from pipejax.launch import Place
 
 from ._candidates import USUAL, candidates
-from ._command import add_command
+from ._command import add_command, new_file
 from ._diagnosis import Advice, Diagnosis, Overlap
 from ._doctor_picture import picture
 from ._model import Model, Program, given
-from ._units import count
+from ._units import COMPUTE_MS, ROUNDS, check, count
 from ._usage import UsageError, in_one_line
 
 EXAMPLE = "srun pipejax doctor --parameters 300M --compute-ms 250"
@@ -80,10 +79,16 @@ def add(commands: Any) -> None:
         help="how often everything is measured; medians count; 3 by default",
     )
     parser.add_argument(
-        "--json", metavar="FILE", help="write all findings to this file"
+        "--json",
+        type=new_file,
+        metavar="FILE",
+        help="write all findings to this file",
     )
     parser.add_argument(
-        "--plot", metavar="PNG", help="draw measured and predicted times into this file"
+        "--plot",
+        type=new_file,
+        metavar="PNG",
+        help="draw measured and predicted times into this file",
     )
 
 
@@ -135,8 +140,7 @@ def _described(args: argparse.Namespace) -> Model | None:
     Raises:
       UsageError: If an option is wrong, or options do not go together.
     """
-    if args.rounds < 2:
-        raise UsageError(f"`--rounds` must be at least 2, got {args.rounds}")
+    check("rounds", args.rounds, 2, ROUNDS)
     numbers = args.parameters, args.compute_ms
     if numbers == (None, None):
         return None
@@ -145,8 +149,7 @@ def _described(args: argparse.Namespace) -> Model | None:
             "`--parameters` and `--compute-ms` must be given together, and without"
             f" `--model`; got {args.parameters}, {args.compute_ms} and {args.model}"
         )
-    if not 0 < args.compute_ms < math.inf:
-        raise UsageError(f"`--compute-ms` must be above 0, got {args.compute_ms}")
+    check("compute-ms", args.compute_ms, *COMPUTE_MS)
     return Model(count("parameters", args.parameters), args.compute_ms)
 
 

@@ -21,10 +21,14 @@ from pipejax.overlap import (
     topology,
 )
 
-from ._command import add_command
+from ._command import add_command, new_file
 from ._model import Program, flags
 from ._program import load, types
+from ._units import check
 from ._usage import UsageError, in_one_line
+
+# Programs that need no arguments.
+_COMPLETE = jax.stages.Lowered, jax.stages.Compiled, str
 
 _ALONE = """\
 hint: one device has nothing to send. JAX_NUM_CPU_DEVICES=8 in the environment makes
@@ -53,7 +57,8 @@ def add(commands: Any) -> None:
         metavar="MODULE:FUNCTION",
         help="a module that can be imported from here, or a .py file, and a function in"
         " it; the function takes a mesh and returns (train, state, batch) or (jitted"
-        " function, *args), whose arrays may be jax.ShapeDtypeStructs",
+        " function, *args), whose arrays may be jax.ShapeDtypeStructs, or a program"
+        " that is lowered or compiled",
     )
     parser.add_argument(
         "--target",
@@ -82,16 +87,24 @@ def add(commands: Any) -> None:
         " and exit with status 1 if those of a kind move over 1 %% more bytes",
     )
     parser.add_argument(
-        "--plot", metavar="PNG", help="draw the schedules into this file"
+        "--plot",
+        type=new_file,
+        metavar="PNG",
+        help="draw the schedules into this file",
     )
-    parser.add_argument("--json", metavar="FILE", help="write all numbers to this file")
+    parser.add_argument(
+        "--json",
+        type=new_file,
+        metavar="FILE",
+        help="write all numbers to this file",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs `pipejax inspect`, and returns its exit status."""
     least = args.fail_under
-    if least is not None and not 0 <= least <= 1:
-        raise UsageError(f"`--fail-under` must be between 0 and 1, got {least}")
+    if least is not None:
+        check("fail-under", least, 0, 1)
     if args.axis and least is None:
         raise UsageError(f"`--axis` must come with `--fail-under`; got {args.axis}")
     if args.target:
@@ -101,6 +114,8 @@ def run(args: argparse.Namespace) -> int:
     with in_one_line(ImportError, ValueError):
         devices = topology(args.target) if args.target else jax.devices()
     returned = function(pj.data_mesh(devices=devices))
+    if isinstance(returned, _COMPLETE):
+        returned = (returned,)
     programs, setting = _programs(args.program, returned)
     kind = f"{len(devices)} x {devices[0].device_kind}"
     setting = {"target": f"{args.target or 'here'}, {kind}", **setting}
@@ -162,11 +177,13 @@ def _programs(
     """
     parts = returned if isinstance(returned, tuple) and returned else (None,)
     if not isinstance(parts[0], pj.TrainStep):
-        if callable(parts[0]) and hasattr(parts[0], "lower"):
+        jitted = callable(parts[0]) and hasattr(parts[0], "lower")
+        if jitted or isinstance(parts[0], _COMPLETE):
             return {"program": parts}, {}
         raise UsageError(
-            f"{name} must return (train, state, batch) with a pj.TrainStep, or (jitted"
-            f" function, *args); got {types(returned)}"
+            f"{name} must return (train, state, batch) with a pj.TrainStep, (jitted"
+            " function, *args), or a program that is lowered or compiled; got"
+            f" {types(returned)}"
         )
     if len(parts) != 3 or not isinstance(parts[1], pj.PipelineState):
         raise UsageError(
@@ -201,9 +218,15 @@ def _to_plan(returned: Any) -> list[str]:
 
 
 def _inspected(program: Any, *args: Any) -> Report:
-    """Compiles and inspects a program; an error of pipejax's is a `UsageError`."""
+    """Compiles and inspects a program.
+
+    Errors of pipejax and of XLA are `UsageError`s.
+    """
     try:
         return inspect(program, *args)
+    except jax.errors.JaxRuntimeError as error:
+        first = str(error).splitlines()[0]
+        raise UsageError(f"XLA cannot compile the program: {first:.300}") from error
     except ValueError as error:
         # Errors of pipejax begin with the wrong argument; others need their traceback.
         if not str(error).startswith("`"):

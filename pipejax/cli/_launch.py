@@ -14,6 +14,7 @@ from pipejax import launch
 from pipejax.launch import _guard, _recipes, _secret, _share, _supervise
 
 from ._command import add_command
+from ._units import check
 from ._usage import UsageError, in_one_line
 
 EXAMPLE = "pipejax launch --processes 4 -- python train.py"
@@ -106,17 +107,16 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs `pipejax launch`, and returns its exit status."""
-    for name, least in (
-        ("processes", 1),
-        ("hosts", 1),
-        ("max_restarts", 0),
-        ("grace", 0),
-        ("gpus", 0),
+    for name, least, most in (
+        ("processes", 1, 4096),
+        ("hosts", 1, 10**6),
+        ("host", 0, 10**6),
+        ("max_restarts", 0, 10**6),
+        ("grace", 0, 10**6),
+        ("gpus", 0, 4096),
     ):
-        value = getattr(args, name)
-        if value is not None and not value >= least:
-            option = name.replace("_", "-")
-            raise UsageError(f"`--{option}` must be at least {least}, got {value}")
+        if (value := getattr(args, name)) is not None:
+            check(name.replace("_", "-"), value, least, most)
     if args.recipe:
         return _print(args)
     if shutil.which(args.program[0]) is None:

@@ -10,6 +10,7 @@ import jax
 import pipejax as pj
 
 from . import _calibrate, _doctor, _inspect, _launch, _plan, _profile
+from ._command import Parser
 from ._usage import UsageError
 
 _COMMANDS = (_doctor, _inspect, _launch, _calibrate, _plan, _profile)
@@ -26,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       nobody reads the output to its end, and 2 if the user has to correct something.
       `pipejax launch` returns the exit status of the first process that fails.
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         "pipejax",
         description=pj.__doc__,
         epilog="\n".join(
@@ -48,8 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, title="commands", metavar="COMMAND")
     for command in _COMMANDS:
         command.add(commands)
-    args = parser.parse_args(argv)
     try:
+        args = parser.parse_args(argv)
         code = args.command(args)
         sys.stdout.flush()
         return code

@@ -16,10 +16,10 @@ from pipejax.overlap import amount
 
 from . import _cluster
 from ._candidates import candidates, feeds_back
-from ._command import add_command
+from ._command import add_command, new_file
 from ._rows import GAIN, chosen, d_sync, exact, lines, number
 from ._snippet import snippet
-from ._units import count
+from ._units import COMPUTE_MS, MOST, check, count
 from ._usage import UsageError, in_one_line
 
 EXAMPLE = "pipejax plan cluster.json --parameters 300M --compute-ms 250"
@@ -101,10 +101,14 @@ def add(commands: Any) -> None:
         " in one bucket",
     )
     parser.add_argument(
-        "--out", metavar="FILE", help="write all ways to this file as JSON"
+        "--out",
+        type=new_file,
+        metavar="FILE",
+        help="write all ways to this file as JSON",
     )
     parser.add_argument(
         "--plot",
+        type=new_file,
         metavar="PNG",
         help="draw the efficiency on up to 4,096 hosts into this file",
     )
@@ -113,11 +117,10 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs `pipejax plan`, and returns its exit status."""
     elements = count("parameters", args.parameters)
-    for name in ("compute_ms", "batch", "top"):
-        value = getattr(args, name)
-        if value is not None and not 0 < value < math.inf:
-            option = name.replace("_", "-")
-            raise UsageError(f"`--{option}` must be above 0, got {value}")
+    check("compute-ms", args.compute_ms, *COMPUTE_MS)
+    check("top", args.top, 1, 10**6)
+    if args.batch is not None:
+        check("batch", args.batch, 1, MOST)
     cluster, notes = _cluster.known(args, elements)
     if args.sharded:
         notes = [*notes, _inside(cluster, elements)]
@@ -127,7 +130,8 @@ def run(args: argparse.Namespace) -> int:
     jax.config.update("jax_platforms", "cpu")
     with in_one_line(ValueError):
         known = candidates(cluster.codecs)
-    ranked = timing.plan(cluster, elements, compute, known, one_core=args.one_core)
+    with in_one_line(ValueError):
+        ranked = timing.plan(cluster, elements, compute, known, one_core=args.one_core)
     if args.shard_optimizer:
         devices = cluster.hosts * cluster.devices
         ranked = timing.shard_optimizer(ranked, compute, devices)

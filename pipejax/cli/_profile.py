@@ -12,9 +12,9 @@ import pipejax as pj
 from pipejax import codecs, collectives, timing
 
 from ._candidates import candidates
-from ._command import add_command
-from ._units import bits, count
-from ._usage import UsageError, in_one_line
+from ._command import add_command, new_file
+from ._units import ROUNDS, VECTOR, bits, check, count
+from ._usage import UsageError, enough_memory, in_one_line
 
 NONE = "none"
 """The name that stands for an all-reduce without a codec."""
@@ -76,19 +76,24 @@ def add(commands: Any) -> None:
         " that the bytes take on the wire",
     )
     parser.add_argument(
-        "--out", metavar="FILE", help="write the seconds to this file as JSON"
+        "--out",
+        type=new_file,
+        metavar="FILE",
+        help="write the seconds to this file as JSON",
     )
     parser.add_argument(
-        "--plot", metavar="PNG", help="draw stacked bars of the parts into this file"
+        "--plot",
+        type=new_file,
+        metavar="PNG",
+        help="draw stacked bars of the parts into this file",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs `pipejax profile-allreduce`, and returns its exit status."""
-    elements = count("elements", args.elements)
+    elements = count("elements", args.elements, VECTOR)
     rate = None if args.bandwidth is None else bits("bandwidth", args.bandwidth)
-    if args.rounds < 1:
-        raise UsageError(f"`--rounds` must be above 0, got {args.rounds}")
+    check("rounds", args.rounds, 1, ROUNDS)
     with in_one_line(ValueError, pj.launch.RollCallError):
         pj.launch.initialize()
         # JAX joins before codecs are made: some hold a key, an array on a device.
@@ -104,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         name: timing.Case(getattr(collectives, algorithm)(codec), elements)
         for name, (algorithm, codec) in chosen.items()
     }
-    with in_one_line(ValueError):
+    with in_one_line(ValueError), enough_memory("elements"):
         profiles = timing.profile(mesh, cases, args.rounds)
     if jax.process_index() == 0:
         limits = {

@@ -17,14 +17,16 @@ def load(name: str) -> Callable[[Any], Any]:
         path of a `.py` file; then a colon and the name of a function in it.
 
     Raises:
-      UsageError: If `name` has another form, or there is no such file, module or
-        function.
+      UsageError: If `name` has another form, there is no such file, module or
+        function, or the file is not Python.
     """
     where, _, attribute = name.rpartition(":")
     if not where or not attribute:
         raise UsageError(f"the program must be MODULE:FUNCTION, got {name!r}")
     file = pathlib.Path(where)
     is_file = file.suffix == ".py"
+    if where.startswith(".") and not is_file:
+        raise UsageError(f"the module must be named from its root, got {where!r}")
     if is_file and not file.is_file():
         raise UsageError(f"there is no file {where!r}")
     folder = str(file.resolve().parent if is_file else pathlib.Path.cwd())
@@ -32,6 +34,8 @@ def load(name: str) -> Callable[[Any], Any]:
         sys.path.insert(0, folder)
     try:
         module = importlib.import_module(file.stem if is_file else where)
+    except SyntaxError as error:
+        raise UsageError(f"{where!r} must be Python: {error}") from error
     except ModuleNotFoundError as error:
         if not f"{where}.".startswith(f"{error.name}."):
             raise  # the module itself imports one that is missing

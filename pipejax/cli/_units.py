@@ -1,23 +1,33 @@
-"""Numbers with units, as the command line takes them."""
+"""Numbers and their units, as the command line takes them."""
 
 import re
+from fractions import Fraction
 
 from ._usage import UsageError
 
 _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
-_RATES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-_NUMBER = r"(\d+(?:\.\d+)?|\.\d+)"
+_RATES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_NUMBER = r"(\d{1,40}(?:\.\d{1,40})?|\.\d{1,40})"
+MOST = 10**13
+"""The largest count."""
+VECTOR = 2**32
+"""The largest number of elements of a vector that is measured."""
+COMPUTE_MS = 1e-6, 10**12
+"""The range of the milliseconds that a step computes."""
+ROUNDS = 10_000
+"""The largest number of rounds of a measurement."""
 
 
-def count(option: str, text: str) -> int:
+def count(option: str, text: str, most: int = MOST) -> int:
     """Reads a count, such as `300M`, `1.3B`, `70k` or `4194304`.
 
     Args:
       option: The name of the option, for the error message.
       text: The text to read.
+      most: The largest count.
 
     Returns:
-      The count, at least 1.
+      The count, from 1 to `most`.
 
     Raises:
       UsageError: If `text` is anything else, such as 0 or a fraction.
@@ -27,15 +37,13 @@ def count(option: str, text: str) -> int:
       1300000000
     """
     found = re.fullmatch(_NUMBER + r"([kmbgt]?)", text.replace("_", "").lower())
-    number = float(found[1]) * _COUNTS[found[2]] if found else 0.0
-    # Decimals such as 1.3 are rounded in binary, so 1.3 * 10^9 is only almost whole.
-    whole = round(number)
-    if whole < 1 or abs(number - whole) > 1e-9 * number:
+    number = Fraction(found[1]) * _COUNTS[found[2]] if found else Fraction(0)
+    if not 1 <= number <= most or number.denominator != 1:
         raise UsageError(
             f"`--{option}` must be a whole number above 0, or one with k, M, B or T,"
-            f" such as 300M; got {text!r}"
+            f" such as 300M, and at most {most:,}; got {text!r:.40}"
         )
-    return whole
+    return int(number)
 
 
 def bits(option: str, text: str) -> float:
@@ -46,7 +54,7 @@ def bits(option: str, text: str) -> float:
       text: The text to read.
 
     Returns:
-      The rate in bits per second, above 0.
+      The rate in bits per second, from 1 to 10^18.
 
     Raises:
       UsageError: If `text` is anything else. A bare number or `GB/s` is refused,
@@ -57,10 +65,28 @@ def bits(option: str, text: str) -> float:
       2500000000.0
     """
     found = re.fullmatch(_NUMBER + r"([kmgt]?)bit(?:/s|ps)?", text.lower())
-    rate = float(found[1]) * _RATES[found[2]] if found else 0.0
-    if not rate > 0:
+    rate = Fraction(found[1]) * _RATES[found[2]] if found else Fraction(0)
+    if not 1 <= rate <= 10**18:
         raise UsageError(
             f"`--{option}` must be a number above 0 with bit, kbit, mbit, gbit or tbit"
-            f" a second, such as 10gbit; got {text!r}. A byte has 8 bits"
+            " a second, such as 10gbit, from 1bit to 1000000tbit; got"
+            f" {text!r:.40}. A byte has 8 bits"
         )
-    return rate
+    return float(rate)
+
+
+def check(option: str, value: float, least: float, most: float) -> None:
+    """Raises a `UsageError` unless a number lies in a range.
+
+    Args:
+      option: The name of the option, without the dashes.
+      value: The number. NaN lies in no range.
+      least: The least number of the range.
+      most: The largest number of the range.
+
+    Examples:
+      >>> check("rounds", 3, 1, 100)
+    """
+    if not least <= value <= most:
+        limit = f"at most {most:,}" if value > most else f"at least {least:,}"
+        raise UsageError(f"`--{option}` must be {limit}, got {value!s:.40}")

@@ -25,10 +25,12 @@ Reference:
   Vogels et al. 2019, https://arxiv.org/abs/1905.13727
 """
 
+import collections
 import dataclasses
 import itertools
 import math
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -97,12 +99,14 @@ class PowerSGD(Linear):
 
     def round_sizes(self, n: int) -> tuple[int, ...]:
         """Returns the size of all `P`, and the size of all `Q` and other leaves."""
-        self._forms(n)
-        matrices = self._matrices()
-        rest = n - sum(rows * columns for rows, columns in matrices)
+        # A plan is for up to ten million leaves, of which most have the same shape.
+        shapes = collections.Counter(self._shapes())
+        self._check_total(n, shapes)
+        matrices = [(*_sides(s), k) for s, k in shapes.items() if self._is_coded(s)]
+        rest = n - sum(rows * columns * k for rows, columns, k in matrices)
         return (
-            self.rank * sum(rows for rows, _ in matrices),
-            self.rank * sum(columns for _, columns in matrices) + rest,
+            self.rank * sum(rows * k for rows, _, k in matrices),
+            self.rank * sum(columns * k for _, columns, k in matrices) + rest,
         )
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
@@ -219,14 +223,22 @@ class PowerSGD(Linear):
         self, n: int, dtype: DTypeLike = jnp.float32
     ) -> list[jax.ShapeDtypeStruct]:
         """Returns the shapes and dtypes of the leaves of a vector of `n` elements."""
-        forms = [jax.ShapeDtypeStruct(x or (1,), dtype) for x in self._shapes()]
-        if (total := sum(map(math.prod, self._shapes()))) != n:
+        self._check_total(n, collections.Counter(self._shapes()))
+        return [jax.ShapeDtypeStruct(x or (1,), dtype) for x in self._shapes()]
+
+    def _check_total(self, n: int, shapes: Mapping[tuple[int, ...], int]) -> None:
+        """Raises a `ValueError` unless the leaves have `n` elements.
+
+        Args:
+          n: The number of elements of a vector.
+          shapes: How many leaves there are of each shape.
+        """
+        if (total := sum(math.prod(x) * k for x, k in shapes.items())) != n:
             raise ValueError(
                 f"`power_sgd` must be given whole leaves, {total} elements; got a"
                 f" vector of {n}. Choose an algorithm that does not cut vectors:"
                 " pj.collectives.psum, tree or parameter_server."
             )
-        return forms
 
     def _shapes(self) -> Shapes:
         """Returns the shapes of the leaves, or raises a `ValueError` if not known."""

@@ -28,6 +28,7 @@ from ._layout import Layout, Summands
 from ._no_communication import NoCommunication
 from ._psum import MIB, Psum
 from ._scatter_gather import ScatterGather
+from ._scheduled import Phase
 from ._stages import Local, Stages, States, local, on_first
 from ._two_shot import two_shot
 
@@ -38,7 +39,7 @@ class Halved(AllReduce):
 
     Attributes:
       all_reduce: The algorithm whose first half sums: `psum()` or an algorithm that has
-        halves, with its codec.
+        halves, with its codec, or a phase of a schedule with either.
       cuts: How each coded array is cut.
       sets: The places of the coded arrays that a codec encodes together. `None` stands
         for all of them.
@@ -91,6 +92,9 @@ class Halved(AllReduce):
             for places in sets
         ]
         parts.append(self._whole(Layout((), (*whole, *layout.exact)), axis_name))
+        scatter = side_by_side(parts)
+        if isinstance(self.all_reduce, Phase):
+            scatter = self.all_reduce.named(scatter)
 
         def begin(arrays: Summands) -> list[Any]:
             exact = (*_chosen(arrays.coded, left), *arrays.exact)
@@ -105,7 +109,7 @@ class Halved(AllReduce):
             coded = tuple(x for _, x in in_order)
             return Summands(coded, tuple(exact[len(left) :]))
 
-        return local(begin) + side_by_side(parts) + local(finish)
+        return local(begin) + scatter + local(finish)
 
     def all_gather(self, forms: Sequence[Any], axis_name: AxisName) -> Stages:
         """Returns one stage that makes whole arrays from the pieces of all devices.
@@ -137,17 +141,23 @@ class Halved(AllReduce):
     @property
     def silent(self) -> bool:
         """Returns whether nothing is sent: devices take their own arrays for sums."""
-        return isinstance(self.all_reduce, NoCommunication)
+        return isinstance(self._sums_by, NoCommunication)
+
+    @property
+    def _sums_by(self) -> AllReduce:
+        """Returns the algorithm that sums, which may be that of a phase."""
+        phase = self.all_reduce
+        return phase.all_reduce if isinstance(phase, Phase) else phase
 
     @property
     def _native(self) -> bool:
         """Returns whether the backend's own collectives send every array alone."""
-        return isinstance(self.all_reduce, Psum) and self.all_reduce.scatters
+        return isinstance(self._sums_by, Psum) and self._sums_by.scatters
 
     def _whole(self, layout: Layout, axis_name: AxisName) -> Stages:
         """Returns the stages that sum arrays as a whole."""
-        if isinstance(self.all_reduce, Psum | NoCommunication):
-            return self.all_reduce(layout, axis_name)
+        if isinstance(self._sums_by, Psum | NoCommunication):
+            return self._sums_by(layout, axis_name)
         return Psum(None, MIB)(layout, axis_name)
 
     def _scattered(self, layout: Layout, cuts: Cuts, axis_name: AxisName) -> Stages:
@@ -156,7 +166,7 @@ class Halved(AllReduce):
             return own_pieces(cuts, axis_name)
         if self._native:
             return scatter_arrays(layout, cuts, axis_name)
-        halves = self.all_reduce if isinstance(self.all_reduce, ScatterGather) else None
+        halves = self._sums_by if isinstance(self._sums_by, ScatterGather) else None
         return scatter_rows(halves or two_shot(), layout, cuts, axis_name)
 
 
@@ -167,6 +177,8 @@ def has_halves(all_reduce: AllReduce, devices: int) -> bool:
       all_reduce: The algorithm.
       devices: Number of devices.
     """
+    if isinstance(all_reduce, Phase):
+        return has_halves(all_reduce.all_reduce, devices)
     if isinstance(all_reduce, NoCommunication):
         return True
     if isinstance(all_reduce, Psum):

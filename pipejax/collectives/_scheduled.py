@@ -62,7 +62,15 @@ class Phase(AllReduce):
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
         """Returns the stages of the wrapped algorithm, with prefixed state names."""
-        return renamed(self.all_reduce(layout, axis_name), f"phase {self.number} ")
+        return self.named(self.all_reduce(layout, axis_name))
+
+    def named(self, stages: Stages) -> Stages:
+        """Returns stages with the number of this phase in the names of their states.
+
+        Args:
+          stages: Stages of the wrapped algorithm.
+        """
+        return renamed(stages, f"phase {self.number} ")
 
     def on(self, mesh: Mesh) -> "Phase":
         """Returns this phase with the variant of its algorithm that suits `mesh`."""

@@ -58,7 +58,8 @@ def inspect(
       ValueError: If `program` is none of these, is text that is not HLO, has no
         schedule, or is compiled for another number of devices than `mesh` has; if
         `args` or `compiler_options` are not left out where they must be;
-        or if an instruction that may be a collective is not understood.
+        if the arguments of a `jax.pmap` have another first axis; if XLA fails in a
+        known way; or if an instruction that may be a collective is not understood.
 
     Examples:
       A program on one device has FLOPs and no collectives:
@@ -130,7 +131,39 @@ def _compiled(program: Any, args: tuple[Any, ...], options: Any) -> Any:
             )
         if options is None:
             options = getattr(program, "compiler_options", None)
-        program = program.lower(*args)
+        program = _lowered(program, args)
     if isinstance(program, jax.stages.Lowered):
-        return program.compile(compiler_options=options or None)
+        return _of_xla(program, options)
     return program
+
+
+def _lowered(program: Any, args: tuple[Any, ...]) -> Any:
+    """Lowers a program; says what to do if the arguments do not fit a `jax.pmap`."""
+    try:
+        return program.lower(*args)
+    except (IndexError, KeyError, ValueError) as error:
+        if not getattr(program.lower, "__qualname__", "").startswith("pmap"):
+            raise
+        shapes = [getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(args)]
+        raise ValueError(
+            "`args` must have a first axis with an element for each device of a"
+            " jax.pmap, which is compiled for the devices of this machine, of which"
+            f" there are {jax.local_device_count()}; got shapes {shapes!r:.200}. For"
+            " other devices, make the program with"
+            " jax.jit(jax.shard_map(function, mesh=mesh, ...))."
+        ) from error
+
+
+def _of_xla(lowered: jax.stages.Lowered, options: Any) -> jax.stages.Compiled:
+    """Compiles a lowered program; names the flag that helps against a known failure."""
+    try:
+        return lowered.compile(compiler_options=options or None)
+    except jax.errors.JaxRuntimeError as error:
+        if "tile sizes" not in str(error):
+            raise
+        raise ValueError(
+            "`program` must be one that XLA can compile; got"
+            f" {str(error).splitlines()[0][:200]}. XLA fails at a matmul that it gives"
+            " to Triton. Set XLA_FLAGS=--xla_gpu_enable_triton_gemm=false in the"
+            " environment."
+        ) from error

@@ -13,6 +13,7 @@ schedules.
 import contextlib
 import importlib
 import importlib.util
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ from pipejax.gpus import GPUS, target_config
 
 TPUS = ("v5e", "v5p", "v6e", "tpu7x")
 INSTALL = "pip install 'pipejax[aot]'"
+MOST = 100_000
+"""The largest number of chips of a target. More take minutes to describe."""
 
 
 def topology(target: str) -> list[Any]:
@@ -51,9 +54,12 @@ def topology(target: str) -> list[Any]:
       ImportError: If the compiler for the target is not installed. The extra
         `pipejax[aot]` has the compilers for GPU and TPU.
     """
-    form = r"(tpu:)?(?:([1-9]\d*)x)?([a-z]\w*):(\d+(?:x\d+)*)"
+    form = r"(tpu:)?(?:([1-9]\d{0,9})x)?([a-z]\w*):(\d{1,10}(?:x\d{1,10})*)"
     match = re.fullmatch(form, target)
     tpu, slices, kind, shape = match.groups() if match else ("", None, "", "")
+    numbers = [int(n) for n in shape.split("x") if shape] + [int(slices or 1)]
+    if math.prod(n or 1 for n in numbers) > MOST:
+        raise _no_such(target, f"there may be at most {MOST:,} devices")
     if kind in GPUS and not tpu:
         if slices:
             raise _no_such(target, "the first number of a GPU's shape is the slices")
@@ -70,7 +76,7 @@ def _no_such(target: str, why: str) -> ValueError:
         f"`target` must be a kind and a shape: {', '.join(GPUS)} with a shape such as"
         f" 'h100:1x8x8' (slices x hosts x GPUs per host), or {', '.join(TPUS)} with a"
         " shape such as 'tpu:v5e:2x4' (chips along each axis) or 'tpu:2xv5e:2x4' (two"
-        f" slices); got {target!r}: {why}."
+        f" slices); got {target!r:.60}: {why}."
     )
 
 

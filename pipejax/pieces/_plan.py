@@ -57,15 +57,8 @@ def _of(closed: Any, splits: Sequence[Split], devices: Devices, tree: Any) -> Pr
     planner = _Planner(devices)
     inputs = tuple(object() for _ in closed.jaxpr.invars)
     for name, split in zip(inputs, splits, strict=True):
-        planner.known[name] = split, 0
-    names = dict(zip(closed.jaxpr.invars, inputs, strict=True))
-    found: dict[Any, Any] = {}  # names of the traced function to names of the program
-    for each in inlined(closed, names):
-        reads = tuple(found.get(name, name) for name in each.reads)
-        results = planner.add(each, reads)
-        found.update(zip(each.writes, results, strict=True))
-    outs = (name_of(names, v) for v in closed.jaxpr.outvars)
-    results = tuple(planner.made(found.get(name, name)) for name in outs)
+        planner.known[name] = devices.divides(split), 0
+    results = tuple(map(planner.made, planner.inline(closed, inputs)))
     out_splits = tuple(planner.place(name)[0] for name in results)
     levels = tuple(planner.levels)
     handed = _handed(inputs, levels, results)
@@ -90,6 +83,22 @@ class _Planner:
         self.levels = [Level()]
         self.known: dict[Any, tuple[Split, int]] = {}
         self.uniform: dict[Any, tuple[Any, tuple[int, ...]]] = {}
+
+    def inline(self, closed: Any, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Adds all operations of a traced function, and returns its results.
+
+        Args:
+          closed: The function, as a closed jaxpr.
+          args: Names or constants of its arguments.
+        """
+        names = dict(zip(closed.jaxpr.invars, args, strict=True))
+        found: dict[Any, Any] = {}  # names of the traced function to names of `self`
+        for each in inlined(closed, names):
+            reads = tuple(found.get(name, name) for name in each.reads)
+            results = self.add(each, reads)
+            found.update(zip(each.writes, results, strict=True))
+        outs = (name_of(names, v) for v in closed.jaxpr.outvars)
+        return tuple(found.get(name, name) for name in outs)
 
     def place(self, name: Any) -> tuple[Split, int]:
         """Returns how an array or a constant is split, and the level that has it."""
@@ -122,18 +131,38 @@ class _Planner:
             results = tuple(whole(var.aval.ndim) for var in equation.outvars)
             return self._add(level, reads, runner(found), results)
         if equation.primitive.name == "cond":
-            rule = _condition(equation, splits, self.devices)
+            branches = _branches(equation, splits, self.devices)
+            if any(len(branch.levels) > 1 for branch in branches):
+                return self._all_branches(equation, reads)
+            rule = _condition(branches, self.devices)
         else:
             rule = rule_of(equation, splits, self.devices)
         results = self._add(level, reads, rule.run, rule.splits)
-        if rule.finish is None:
+        if rule.total is None:
             return results
-        finish = rule.finish
+        form, finish = rule.total
         if level + 1 == len(self.levels):
             self.levels.append(Level())
         self.levels[level].sums += results
-        self.levels[level].dtypes.append(rule.dtype)
+        self.levels[level].forms.append(form)
         return self._add(level + 1, results, lambda x: [finish(x)], rule.splits)
+
+    def _all_branches(self, equation: Any, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Adds all branches of a `lax.cond`, and a choice between their results.
+
+        This is for branches that sum over devices. Sums end levels, and there is no
+        level inside a branch.
+        """
+        which, *operands = reads
+        branches = equation.params["branches"]
+        cases = zip(*(self.inline(each, operands) for each in branches), strict=True)
+        chosen: list[Any] = []
+        for variable, names in zip(equation.outvars, cases, strict=True):
+            form = jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype)
+            index = jax.ShapeDtypeStruct((), jnp.int32)
+            select = jax.make_jaxpr(lax.select_n)(index, *[form] * len(names))
+            chosen += self.inline(select, (which, *names))
+        return tuple(chosen)
 
     def made(self, name: Any) -> Any:
         """Returns the name of a whole array, which is made if it is uniform."""
@@ -193,19 +222,23 @@ def _keeps_equal(equation: Any) -> bool:
     return acts_elementwise(equation) and len(shapes) == 1
 
 
-def _condition(equation: Any, splits: Sequence[Split], devices: Devices) -> Rule:
+def _branches(
+    equation: Any, splits: Sequence[Split], devices: Devices
+) -> list[Program]:
+    """Returns the branches of a `lax.cond` as programs for pieces."""
+    if is_split(splits[0]):
+        raise NotElementwiseError("cond on a split predicate")
+    return [
+        _of(branch, splits[1:], devices, jax.tree.structure(list(branch.out_avals)))
+        for branch in equation.params["branches"]
+    ]
+
+
+def _condition(branches: Sequence[Program], devices: Devices) -> Rule:
     """Returns the rule of a `lax.cond` whose branches work on pieces.
 
     The branches must not sum over devices, because a level has no communication.
     """
-    if is_split(splits[0]):
-        raise NotElementwiseError("cond on a split predicate")
-    branches = [
-        _of(branch, splits[1:], devices, jax.tree.structure(list(branch.out_avals)))
-        for branch in equation.params["branches"]
-    ]
-    if any(len(branch.levels) > 1 for branch in branches):
-        raise NotElementwiseError("a sum inside a cond")
     joint: list[Split] = []
     for found in zip(*(branch.splits for branch in branches), strict=True):
         kinds = {split for split in found if is_split(split)} or {found[0]}

@@ -1,8 +1,8 @@
 """A function of whole arrays, run on pieces of them.
 
 The function is traced at the shapes of the whole arrays. Every device then runs its
-equations on its pieces, by the rules of `_rules`. Where the function sums over all
-elements of an array, devices add the sums of their pieces. These sums divide the
+equations on its pieces, by the rules of `_rules`. Where the function sums over a split
+axis of an array, devices add the sums of their pieces. These sums divide the
 program into levels: a level runs without communication, and one small all-reduce
 follows each level but the last.
 
@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from pipejax.equations import value_of
 
@@ -40,11 +39,17 @@ class Operation(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Level:
-    """Operations that run without communication, and the sums that follow them."""
+    """Operations that run without communication, and the sums that follow them.
+
+    Attributes:
+      operations: The operations, in order.
+      sums: Names of the arrays that are then added over devices.
+      forms: Shapes and dtypes of these arrays.
+    """
 
     operations: list[Operation] = dataclasses.field(default_factory=list)
     sums: list[Any] = dataclasses.field(default_factory=list)
-    dtypes: list[Any] = dataclasses.field(default_factory=list)
+    forms: list[jax.ShapeDtypeStruct] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,8 +81,8 @@ class Program:
           value: The value before it.
 
         Returns:
-          What the level hands on: the numbers that are still to be summed over devices,
-          followed by the other arrays.
+          What the level hands on: the arrays that are still to be summed over devices,
+          followed by the others.
         """
         env = dict(zip(self.handed[level], value, strict=True))
         for operation in self.levels[level].operations:
@@ -85,13 +90,9 @@ class Program:
             env.update(zip(operation.writes, operation.run(*given), strict=True))
         return [env[name] for name in self.handed[level + 1]]
 
-    def sums(self, level: int) -> int:
-        """Returns how many numbers devices add after a level."""
-        return len(self.levels[level].sums)
-
-    def dtype(self, level: int) -> np.dtype:
-        """Returns a dtype that holds all numbers that devices add after a level."""
-        return np.result_type(*self.levels[level].dtypes)
+    def sums(self, level: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Returns shapes and dtypes of the arrays that devices add after a level."""
+        return tuple(self.levels[level].forms)
 
     def result(self, value: list[Any]) -> Any:
         """Returns the result of the function, from the value after the last level."""

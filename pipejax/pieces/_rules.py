@@ -4,9 +4,12 @@ An array may be split over mesh axes, so that every device has a piece of it. Th
 say how an operation on whole arrays is done on pieces:
 
 - An elementwise operation is done on the pieces. Of operands that every device has
-  whole, it uses the piece that belongs to the others.
-- A sum over all elements, or whether all or any of them are true, is found on each
-  piece, and then added over devices.
+  whole, it uses the piece that belongs to the others. An operand of length 1 along an
+  axis belongs to every piece.
+- An operation that moves no element to another piece, such as a broadcast or a sum
+  along an axis that is not split, is done on the pieces, too.
+- A sum, a maximum or a minimum over a split axis, or whether all or any elements are
+  true, is found on each piece, and then found from the results of all devices.
 
 There is no rule for any other operation, such as a matmul, which needs elements of
 several pieces.
@@ -27,21 +30,40 @@ Split = tuple[tuple[str, ...], ...]
 """For each axis of an array, the mesh axes over which it is split."""
 
 # The names of operations whose result at a place depends on the operands at this place:
-# arithmetic, comparisons and bits, copies, and other functions.
+# arithmetic, comparisons and bits, copies and conversions, and other functions.
 _NAMES = """
-abs add add_any cbrt ceil clamp div exp exp2 expm1 floor integer_pow log log1p max min
-mul neg nextafter pow reduce_precision rem round rsqrt sign sqrt square sub
-and bitcast_convert_type clz eq ge gt is_finite le lt ne not or population_count
-select_n shift_left shift_right_arithmetic shift_right_logical xor
-convert_element_type copy copy_p stop_gradient
-acos acosh asin asinh atan atan2 atanh cos cosh digamma erf erf_inv erfc lgamma logistic
-sin sinh tan tanh
+abs add add_any cbrt ceil clamp div exp exp2 expm1 floor integer_pow log log1p log2 max
+min mul neg nextafter one_minus_square pow reduce_precision rem round rsqrt sign
+sqrt square sub
+and bitcast_convert_type clz eq ge gt is_finite le lt ne not or
+population_count select_n shift_left shift_right_arithmetic shift_right_logical xor
+complex conj convert_element_type copy imag real stop_gradient
+acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cos cosh digamma erf
+erf_inv erfc igamma igamma_grad_a igammac lgamma logistic polygamma
+regularized_incomplete_beta sin sinh tan tanh zeta
 """
 _ELEMENTWISE = frozenset(_NAMES.split())
+
+# Reductions, which are done on pieces along axes that are not split.
+_REDUCTIONS = frozenset(
+    f"reduce_{name}" for name in ("and", "max", "min", "or", "prod", "sum", "xor")
+)
 
 
 class NotElementwiseError(ValueError):
     """An update has an operation that needs elements of several pieces."""
+
+
+class Total(NamedTuple):
+    """How a result follows from a sum over devices.
+
+    Attributes:
+      form: Shape and dtype of the sum.
+      finish: Function from the sum to the result.
+    """
+
+    form: jax.ShapeDtypeStruct
+    finish: Callable[[jax.Array], jax.Array]
 
 
 class Rule(NamedTuple):
@@ -50,15 +72,13 @@ class Rule(NamedTuple):
     Attributes:
       run: Function from the operands on this device to the results on this device.
       splits: How each result is split.
-      finish: If it is not `None`, the result of `run` is a number that must be added
-        over devices, and this function turns the sum into the result.
-      dtype: The dtype of this number.
+      total: If it is not `None`, the result of `run` is this device's part of a sum
+        over devices, from which the result of the operation follows.
     """
 
     run: Callable[..., Sequence[Any]]
     splits: tuple[Split, ...]
-    finish: Callable[[jax.Array], jax.Array] | None = None
-    dtype: np.dtype | None = None
+    total: Total | None = None
 
 
 class Devices(NamedTuple):
@@ -93,11 +113,15 @@ class Devices(NamedTuple):
                 x = lax.dynamic_slice_in_dim(x, start, length, axis)
         return x
 
+    def divides(self, split: Split) -> Split:
+        """Returns a split without mesh axes of one device, which divide nothing."""
+        return tuple(tuple(n for n in names if self.sizes[n] > 1) for names in split)
+
     def once(self, x: jax.Array, split: Split) -> jax.Array:
-        """Returns a number on one of the devices that have the same piece, 0 on others.
+        """Returns an array on one of the devices that have the same piece, 0 on others.
 
         Args:
-          x: A number that belongs to this device's piece of an array.
+          x: An array that belongs to this device's piece of another array.
           split: How the array is split.
         """
         used = {name for names in split for name in names}
@@ -156,38 +180,64 @@ def rule_of(equation: Any, splits: Sequence[Split], devices: Devices) -> Rule:
       NotElementwiseError: If there is no rule.
     """
     name = equation.primitive.name
+    if name == "bitcast_convert_type":
+        return _bitcast(equation, splits[0])
     if is_elementwise(equation, splits):
         return _elementwise(equation, splits, devices)
     if name == "optimization_barrier":
         return Rule(_barrier, tuple(splits))
     if name == "broadcast_in_dim":
         return _broadcast(equation, splits[0], devices)
-    if name in ("reduce_sum", "reduce_and", "reduce_or"):
+    if name in ("reshape", "squeeze"):
+        return _reshape(equation, splits[0], devices)
+    if name in _REDUCTIONS:
         return _reduction(equation, splits[0], devices)
     raise NotElementwiseError(name)
 
 
 def _elementwise(equation: Any, splits: Sequence[Split], devices: Devices) -> Rule:
     """Returns the rule of an operation that works element by element."""
-    found = {split for split in splits if is_split(split)}
-    if len(found) > 1:
-        raise NotElementwiseError(f"{equation.primitive.name} of arrays split apart")
-    (split,) = found
+    whole_shape = equation.outvars[0].aval.shape
+    split = _joint(equation.primitive.name, splits, len(whole_shape))
+    shape = devices.shape(whole_shape, split)
+    forms = [var.aval.shape for var in equation.invars]
 
-    shape = devices.shape(equation.outvars[0].aval.shape, split)
-    ndims = [var.aval.ndim for var in equation.invars]
-
-    def fitted(x: Any, had: Split, ndim: int) -> Any:
-        if is_split(had) or not ndim:
+    def fitted(x: Any, had: Split, form: tuple[int, ...]) -> Any:
+        if not form:
             return x
-        # A number stands for an array whose elements are all the same.
-        return devices.piece(x, split) if jnp.ndim(x) else jnp.broadcast_to(x, shape)
+        if not jnp.ndim(x):  # a number stands for an array of equal elements
+            return jnp.broadcast_to(x, shape)
+        triples = zip(split, had, form, strict=True)
+        more = tuple(() if own or n == 1 else names for names, own, n in triples)
+        return devices.piece(x, more)
 
     def run(*values: Any) -> Sequence[Any]:
-        own = [fitted(*each) for each in zip(values, splits, ndims, strict=True)]
+        own = [fitted(*each) for each in zip(values, splits, forms, strict=True)]
         return on_elements(equation, *own)
 
     return Rule(run, (split,) * len(equation.outvars))
+
+
+def _joint(name: str, splits: Sequence[Split], ndim: int) -> Split:
+    """Returns the split of an elementwise result, which has those of all operands.
+
+    Args:
+      name: The name of the operation.
+      splits: How the operands are split. Some may be numbers.
+      ndim: The number of axes of the result.
+
+    Raises:
+      NotElementwiseError: If a device does not have the elements of the operands that
+        belong together.
+    """
+    joint: list[tuple[str, ...]] = []
+    for axis in range(ndim):
+        kinds = {split[axis] for split in splits if split} - {()} or {()}
+        joint += kinds if len(kinds) == 1 else ()
+    used = [name for names in joint for name in names]
+    if len(joint) < ndim or len({*used}) < len(used):
+        raise NotElementwiseError(f"{name} of arrays split apart")
+    return tuple(joint)
 
 
 def _barrier(*values: Any) -> Sequence[Any]:
@@ -197,12 +247,10 @@ def _barrier(*values: Any) -> Sequence[Any]:
 
 def _broadcast(equation: Any, split: Split, devices: Devices) -> Rule:
     """Returns the rule of a broadcast, which keeps the axes that are split."""
-    params, (operand, *_) = equation.params, equation.invars
+    params = equation.params
     out = list(whole(len(params["shape"])))
-    for axis, to in enumerate(params["broadcast_dimensions"]):
-        if split[axis] and operand.aval.shape[axis] != params["shape"][to]:
-            raise NotElementwiseError("broadcast_in_dim along a split axis")
-        out[to] = split[axis]
+    for names, to in zip(split, params["broadcast_dimensions"], strict=True):
+        out[to] = names
     shape = devices.shape(params["shape"], tuple(out))
 
     def run(x: Any) -> Sequence[Any]:
@@ -211,33 +259,105 @@ def _broadcast(equation: Any, split: Split, devices: Devices) -> Rule:
     return Rule(run, (tuple(out),))
 
 
+def _reshape(equation: Any, split: Split, devices: Devices) -> Rule:
+    """Returns the rule of a reshape that only adds or removes axes of length 1."""
+    old, new = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+    kept = [names for n, names in zip(old, split, strict=True) if n != 1]
+    if [n for n in old if n != 1] != [n for n in new if n != 1]:
+        raise NotElementwiseError(equation.primitive.name)
+    left = iter(kept)
+    out = tuple(() if n == 1 else next(left) for n in new)
+    shape = devices.shape(new, out)
+    return Rule(lambda x: [x.reshape(shape)], (out,))
+
+
+def _bitcast(equation: Any, split: Split) -> Rule:
+    """Returns the rule of a bitcast, which may add or remove a last axis."""
+    added = equation.outvars[0].aval.ndim - len(split)
+    if added < 0 and split[-1]:
+        raise NotElementwiseError("bitcast_convert_type of a split axis")
+    out = (*split, ()) if added > 0 else split[: len(split) + added]
+    return Rule(lambda x: on_elements(equation, x), (out,))
+
+
 def _reduction(equation: Any, split: Split, devices: Devices) -> Rule:
-    """Returns the rule of a reduction, which is added over devices if it must be."""
+    """Returns the rule of a reduction, which ends in a sum over devices if it must."""
     name, axes = equation.primitive.name, equation.params["axes"]
     left = tuple(names for axis, names in enumerate(split) if axis not in axes)
-    reductions: dict[str, Any]
-    reductions = {"reduce_sum": jnp.sum, "reduce_and": jnp.all, "reduce_or": jnp.any}
-    reduce = reductions[name]
-    (result,) = equation.outvars
-    dtype = result.aval.dtype
     if not any(split[axis] for axis in axes):
-        return Rule(lambda x: [reduce(x, axis=axes).astype(dtype)], (left,))
-    if left:
-        raise NotElementwiseError(f"{name} along some axes of a split array")
-    if name == "reduce_sum" and not jnp.issubdtype(dtype, jnp.floating):
-        raise NotElementwiseError(f"{name} of {dtype.name}")
-    wide = working_dtype(dtype)
+        return Rule(lambda x: on_elements(equation, x), (left,))
+    if any(left):
+        raise NotElementwiseError(f"{name} of an array that is split along more axes")
+    form = equation.outvars[0].aval
+    if name == "reduce_sum":
+        return _summed(equation, split, devices, _wide(form.dtype))
+    if name in ("reduce_and", "reduce_or") and form.dtype == jnp.bool_:
+        return _counted(equation, split, devices)
+    if name in ("reduce_max", "reduce_min"):
+        return _side_by_side(equation, split, devices)
+    raise NotElementwiseError(f"{name} of {form.dtype.name}")
+
+
+def _summed(equation: Any, split: Split, devices: Devices, wide: Any) -> Rule:
+    """Returns the rule of a sum, to which each device adds that of its piece."""
+    (result,), axes = equation.outvars, equation.params["axes"]
+    form = result.aval
 
     def run(x: Any) -> Sequence[Any]:
-        if name == "reduce_sum":
-            own = jnp.sum(x.astype(wide))
-        else:  # how many pieces have an element that is false, or true
-            own = (~jnp.all(x) if name == "reduce_and" else jnp.any(x)).astype(wide)
+        return [devices.once(jnp.sum(x.astype(wide), axes), split)]
+
+    sent = jax.ShapeDtypeStruct(form.shape, wide)
+    total = Total(sent, lambda x: x.astype(form.dtype))
+    return Rule(run, (whole(form.ndim),), total)
+
+
+def _counted(equation: Any, split: Split, devices: Devices) -> Rule:
+    """Returns the rule of whether all or any elements are true.
+
+    Devices count the pieces that have an element that is false, or true.
+    """
+    form, every = equation.outvars[0].aval, equation.primitive.name == "reduce_and"
+
+    def run(x: Any) -> Sequence[Any]:
+        (found,) = on_elements(equation, x)
+        own = (~found if every else found).astype(jnp.float32)
         return [devices.once(own, split)]
 
-    finish = {
-        "reduce_sum": lambda total: total.astype(dtype),
-        "reduce_and": lambda total: total == 0,
-        "reduce_or": lambda total: total > 0,
-    }[name]
-    return Rule(run, (left,), finish, wide)
+    sent = jax.ShapeDtypeStruct(form.shape, np.dtype("float32"))
+    finish = (lambda n: n == 0) if every else (lambda n: n > 0)
+    return Rule(run, (whole(form.ndim),), Total(sent, finish))
+
+
+def _side_by_side(equation: Any, split: Split, devices: Devices) -> Rule:
+    """Returns the rule of a maximum or minimum, to which devices send one of their own.
+
+    Each device adds its own to zeros in the places of the others, so that all of them
+    arrive in the sum. Unlike an all-reduce by maximum, this keeps every NaN.
+    """
+    form, wide = equation.outvars[0].aval, _wide(equation.outvars[0].aval.dtype)
+    sent = jax.ShapeDtypeStruct((devices.count(devices.names), *form.shape), wide)
+
+    def run(x: Any) -> Sequence[Any]:
+        (own,) = on_elements(equation, x)
+        zeros = jnp.zeros(sent.shape, sent.dtype)
+        return [zeros.at[lax.axis_index(devices.names)].set(own.astype(wide))]
+
+    def finish(all_devices: jax.Array) -> jax.Array:
+        every = all_devices.astype(form.dtype)
+        return every.max(0) if equation.primitive.name == "reduce_max" else every.min(0)
+
+    return Rule(run, (whole(form.ndim),), Total(sent, finish))
+
+
+def _wide(dtype: Any) -> Any:
+    """Returns the dtype in which numbers of a dtype are added over devices.
+
+    Raises:
+      NotElementwiseError: If they are complex.
+    """
+    if jnp.issubdtype(dtype, jnp.floating):
+        return working_dtype(dtype)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        raise NotElementwiseError(f"a reduction of {dtype.name}")
+    narrow = dtype == jnp.bool_ or dtype.itemsize < 4
+    return np.dtype("int32") if narrow else np.dtype(dtype)

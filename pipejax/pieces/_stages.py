@@ -14,7 +14,7 @@ from ._rules import Devices
 def stages_of(program: Program, devices: Devices, *, silent: bool = False) -> Stages:
     """Returns the stages of a program after its first level.
 
-    One all-reduce of a few numbers comes before each other level. The value before the
+    One all-reduce of each dtype comes before each other level. The value before the
     first stage is what `program.run(0, ...)` returned, and after the last stage it is
     what `program.result` takes.
 
@@ -31,22 +31,36 @@ def stages_of(program: Program, devices: Devices, *, silent: bool = False) -> St
 
 def _level(program: Program, level: int, devices: Devices, *, silent: bool) -> Stages:
     """Returns the sum before a level, and the level."""
-    names, count = devices.names, program.sums(level - 1)
-    dtype = program.dtype(level - 1)
+    names, forms = devices.names, program.sums(level - 1)
+    dtypes = sorted({form.dtype for form in forms}, key=lambda dtype: dtype.name)
 
     def pack(value: Any, states: Any) -> tuple[Any, Any]:
-        return (jnp.stack([x.astype(dtype) for x in value[:count]]), value), states
+        own = value[: len(forms)]
+        packed = [
+            jnp.concatenate([x.reshape(-1) for x in own if x.dtype == dtype])
+            for dtype in dtypes
+        ]
+        return (packed, value), states
 
     def send(value: Any) -> Any:
-        return lax.psum(value[0], names), value[1]
+        return [lax.psum(x, names) for x in value[0]], value[1]
 
     def run(value: Any, states: Any) -> tuple[Any, Any]:
-        total, before = value
-        sums = [total[i].astype(x.dtype) for i, x in enumerate(before[:count])]
-        return program.run(level, [*sums, *before[count:]]), states
+        totals, before = value
+        left, sums = dict(zip(dtypes, totals, strict=True)), []
+        for form in forms:
+            own, left[form.dtype] = jnp.split(left[form.dtype], [form.size])
+            sums.append(own.reshape(form.shape))
+        return program.run(level, [*sums, *before[len(forms) :]]), states
 
     if silent:
         return Stages((Local(pack), Local(run)))
-    size = dtype.itemsize * count
-    sent = Sent(send, (Transfer("all-reduce", devices.count(names), size),))
-    return Stages((Local(pack, encodes=True), sent, Local(run)))
+    transfers = tuple(
+        Transfer(
+            "all-reduce",
+            devices.count(names),
+            dtype.itemsize * sum(form.size for form in forms if form.dtype == dtype),
+        )
+        for dtype in dtypes
+    )
+    return Stages((Local(pack, encodes=True), Sent(send, transfers), Local(run)))

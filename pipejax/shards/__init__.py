@@ -21,6 +21,7 @@ from ._specs import cut_axes as cut_axes
 from ._specs import cut_spec as cut_spec
 from ._specs import of_all_groups as of_all_groups
 from ._specs import optimizer_specs as optimizer_specs
+from ._specs import over as over
 from ._specs import shard_form as shard_form
 from ._specs import split_axes as split_axes
 from ._specs import together as together

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax.mesh import AxisName, axes, inner_axes
 
-from ._specs import axes_along
+from ._specs import axes_along, over
 
 
 def inner_specs(
@@ -23,8 +23,8 @@ def inner_specs(
         single device, is split over no axis.
       mesh: The mesh of the train step.
       axis_name: Axis or axes of the data.
-      gathers: Whether leaves may be split over the axes of the data alone. They then
-        count as split over no axis.
+      gathers: Whether leaves may be split over the axes of the data too, which then
+        count as not split over them.
 
     Raises:
       ValueError: If a leaf is split over an axis of the data, or over anything that is
@@ -38,22 +38,17 @@ def inner_specs(
         traced = isinstance(leaf, jax.core.Tracer)
         if traced or sharding is None or sharding.is_fully_replicated:
             return P()
-        if gathers and _is_over_data(sharding, axis_name):
-            return P()
+        if gathers and isinstance(sharding, NamedSharding):
+            others = {*sharding.mesh.axis_names} - {*axes(axis_name)}
+            sharding = NamedSharding(sharding.mesh, over(sharding.spec, others))
+            if sharding.is_fully_replicated:
+                return P()
         leaf_name = f"{name}{jax.tree_util.keystr(path)}"
         _check_spec(leaf_name, sharding, mesh, inner, axis_name)
         _check_divides(leaf_name, leaf.shape, sharding.spec, mesh)
-        return _above_one(sharding.spec, mesh)
+        return over(sharding.spec, {n for n in mesh.shape if mesh.shape[n] > 1})
 
     return tuple(spec(path, leaf) for path, leaf in leaves)
-
-
-def _is_over_data(sharding: Any, axis_name: AxisName) -> bool:
-    """Returns whether an array is split over axes of the data and no others."""
-    if not isinstance(sharding, NamedSharding):
-        return False
-    used = {axis for entry in sharding.spec for axis in axes_along(entry)}
-    return used <= set(axes(axis_name))
 
 
 def _check_spec(
@@ -101,11 +96,3 @@ def _check_divides(name: str, shape: tuple[int, ...], spec: P, mesh: Mesh) -> No
                 f" {axis} of shape {shape} for {parts} devices. Pad it, or shard"
                 " another axis."
             )
-
-
-def _above_one(spec: P, mesh: Mesh) -> P:
-    """Returns a spec without axes of size 1 and without what follows the last axis."""
-    found = [tuple(n for n in axes_along(e) if mesh.shape[n] > 1) for e in spec]
-    while found and not found[-1]:
-        found.pop()
-    return P(*(entry[0] if len(entry) == 1 else entry or None for entry in found))

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -33,6 +34,7 @@ class Shards:
     changes: tuple[P, ...] = ()
     cuts: tuple[int | None, ...] = ()
     inner: tuple[str, ...] = ()
+    opt_state: tuple[P, ...] = ()
 
     def __bool__(self) -> bool:
         """Returns whether there are specs, as on every mesh with inner axes."""
@@ -169,6 +171,25 @@ def together(inside: P, over_data: P) -> P:
     """
     pairs = itertools.zip_longest(inside, over_data)
     return P(*(a if a is not None else b for a, b in pairs))
+
+
+def over(spec: P, names: Collection[str]) -> P:
+    """Returns the part of a spec over some axes, without entries that follow the last.
+
+    Args:
+      spec: The spec.
+      names: The names of these axes.
+
+    Examples:
+      >>> over(P("fsdp", "host"), {"host"}) == P(None, "host")
+      True
+      >>> over(P("fsdp", "host"), {"fsdp"}) == P("fsdp")
+      True
+    """
+    found = [tuple(n for n in axes_along(entry) if n in names) for entry in spec]
+    while found and not found[-1]:
+        found.pop()
+    return P(*(entry[0] if len(entry) == 1 else entry or None for entry in found))
 
 
 def of_all_groups(spec: P, axis_name: AxisName) -> P:

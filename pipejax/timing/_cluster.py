@@ -7,10 +7,14 @@ decoding payloads, and launching a collective.
 
 import dataclasses
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from pipejax.integers import is_integer
+
+MOST = 10**9
+"""The largest number of hosts, and of devices of a host."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +123,7 @@ class Shares:
             if not (_is_number(share) and 0 < share <= 1):
                 raise ValueError(
                     f"`{name}` must be a share of the bandwidth, above 0 and at most"
-                    f" 1; got {share!r}. Use 1 for a link whose two directions are"
+                    f" 1; got {share!r:.40}. Use 1 for a link whose two directions are"
                     " independent."
                 )
 
@@ -147,7 +151,7 @@ class Cluster:
       codecs: The speeds of codecs, under names that the caller chooses.
 
     Raises:
-      ValueError: If a count is not a whole number of at least 1, a time or a speed is
+      ValueError: If a count is not a whole number from 1 to 10^9, a time or a speed is
         out of range, or `inner` is `None` with several devices per host.
 
     Examples:
@@ -201,10 +205,11 @@ class Cluster:
 
 
 def _check_count(argument: str, value: Any) -> None:
-    """Raises a ValueError unless the value is an integer of at least 1."""
-    if not is_integer(value, 1):
+    """Raises a ValueError unless the value is an integer from 1 to `MOST`."""
+    if not is_integer(value, 1) or value > MOST:
         raise ValueError(
-            f"`{argument}` must be a whole number of at least 1, got {value!r}."
+            f"`{argument}` must be a whole number of at least 1 and at most {MOST:,},"
+            f" got {value!r:.40}."
         )
 
 
@@ -212,8 +217,8 @@ def check_seconds(argument: str, value: Any) -> None:
     """Raises a ValueError unless the value is a finite time of at least 0 seconds."""
     if not (_is_number(value) and 0 <= value < math.inf):
         raise ValueError(
-            f"`{argument}` must be at least 0 seconds and finite; got {value!r}. Write"
-            " 50 microseconds as 50e-6."
+            f"`{argument}` must be at least 0 seconds and finite; got {value!r:.40}."
+            " Write 50 microseconds as 50e-6."
         )
 
 
@@ -221,11 +226,13 @@ def _check_speed(argument: str, value: Any) -> None:
     """Raises a ValueError unless the value is above 0. Infinity is a valid speed."""
     if not (_is_number(value) and value > 0):
         raise ValueError(
-            f"`{argument}` must be above 0 bytes per second; got {value!r}. Write 1"
+            f"`{argument}` must be above 0 bytes per second; got {value!r:.40}. Write 1"
             " Gbit/s as 125e6, or give math.inf for work that takes no time."
         )
 
 
 def _is_number(value: Any) -> bool:
-    """Returns whether the value is an int or a float, and not a bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Returns whether the value is a float or an int that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isinstance(value, float) or abs(value) <= sys.float_info.max

@@ -73,7 +73,8 @@ def plan(
 
     Raises:
       ValueError: If a codec has no speed in `cluster.codecs`, `leaves` do not have
-        `elements` elements in all, or a width or a number of buckets is below 1.
+        `elements` elements in all, a width or a number of buckets is below 1, or a
+        time is not finite.
 
     Examples:
       A gradient of 16 MB on four hosts, with links of 1 Gbit/s and 0.25 s of compute:
@@ -102,6 +103,12 @@ def plan(
     for way in ways:
         exchange = way.exchange(cluster, elements, known[way.codec])
         step = way.step(compute, exchange, one_core=one_core)
+        if not math.isfinite(step):
+            raise ValueError(
+                "`cluster` must have times, speeds and shares with which every step"
+                f" takes a finite time; got {step} s for {way}. Correct what is too"
+                f" slow: {cluster!r:.500}"
+            )
         found.append(Choice(way, exchange, step, compute.total, d_sync, beside))
     dropped = {
         name: 1 - Piece.of(elements, 1, codec).payload / (FLOAT32 * elements)

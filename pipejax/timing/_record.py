@@ -88,7 +88,8 @@ def _made(kind: type[T], record: Any, where: str, **parts: Read) -> T:
     unknown = [name for name in record if name not in names]
     if unknown:
         raise ValueError(
-            f"`{where}` must have no fields but {', '.join(names)}; got {unknown}."
+            f"`{where}` must have no fields but {', '.join(names)}; got"
+            f" {unknown!r:.80}."
         )
     missing = [
         field.name
@@ -98,7 +99,7 @@ def _made(kind: type[T], record: Any, where: str, **parts: Read) -> T:
     ]
     if missing:
         raise ValueError(
-            f"`{where}` must have {' and '.join(missing)}, got {sorted(record)}."
+            f"`{where}` must have {' and '.join(missing)}, got {sorted(record)!r:.200}."
         )
     values = {}
     for name, value in record.items():
@@ -116,4 +117,4 @@ def _made(kind: type[T], record: Any, where: str, **parts: Read) -> T:
 def _check_object(record: Any, where: str, what: str) -> None:
     """Raises a ValueError unless the record at the path `where` is a mapping."""
     if not isinstance(record, Mapping):
-        raise ValueError(f"`{where}` must be an object {what}, got {record!r}.")
+        raise ValueError(f"`{where}` must be an object {what}, got {record!r:.80}.")

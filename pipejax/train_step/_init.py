@@ -147,7 +147,8 @@ def planned(
         cuts = cut_axes(forms.params, found["params"], config.devices)
         shards = dataclasses.replace(shards, cuts=cuts)
     like = _message_form(local_step, config, forms, batch, shards)
-    local_step.check_pieces(forms.params, like, config.mesh)
+    shards = local_step.placed(forms.params, like, config.mesh)
+    like = like._replace(shards=shards)
     count = config.width - 1
     mean = _mean_form(local_step, config, forms.params, shards)
     # Devices with pieces of the optimizer take its state for new until this is true.
@@ -158,11 +159,12 @@ def planned(
         kept = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), mean)
         if kept is not None:
             kept = kept._replace(known=jnp.array(known))
+        opt_state = (
+            tx.init(params) if opt_state is None else restructured(opt_state, new)
+        )
         return SharedState(
             params=params,
-            opt_state=tx.init(params)
-            if opt_state is None
-            else restructured(opt_state, new),
+            opt_state=jax.tree.map(jnp.asarray, opt_state),  # may be Python numbers
             model_state=model_state,
             rng=rng,
             skipped=jnp.zeros((), jnp.int32),
@@ -216,6 +218,7 @@ _OTHER_TX = (
 def _specs_of(given: Given, shards: Shards) -> Given:
     """Returns the partition specs of the given arrays, over inner axes."""
     nothing: Any = None
+    shards = dataclasses.replace(shards, opt_state=())  # there may be no state yet
     state = SharedState(**given._asdict(), skipped=nothing, step=nothing, shards=shards)
     specs = state.specs()
     return Given(*(getattr(specs, name) for name in Given._fields))

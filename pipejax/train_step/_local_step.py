@@ -76,14 +76,16 @@ class LocalStep:
         """Returns whether each device keeps only pieces of the optimizer."""
         return False
 
-    def check_pieces(self, params: Any, message: Message, mesh: Mesh) -> None:
-        """Raises a `ValueError` unless devices can update their pieces by themselves.
+    def placed(self, params: Any, message: Message, mesh: Mesh) -> Shards:
+        """Returns how all arrays of a state are split.
 
         Args:
           params: Shapes of the whole parameters.
-          message: A message, or its shapes.
+          message: A message, or its shapes. It says how the parameters are split.
           mesh: The mesh of the train step.
         """
+        del params, mesh
+        return message.shards
 
     def in_pieces(self, state: SharedState, specs: Any, count: int) -> SharedState:
         """Returns a whole state as this device keeps it.

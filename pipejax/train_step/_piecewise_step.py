@@ -70,7 +70,7 @@ from pipejax.shards import UNSHARDED, Shards, as_on_shards, constrained
 
 from ._local_step import LocalStep
 from ._loss import is_floating
-from ._places import Places, exact_specs, spec_leaves, split_of
+from ._places import Places, check_places, exact_specs, spec_leaves, split_of
 from ._state import Learned, SharedState, whole_params
 from ._update import advanced, decided, select
 
@@ -138,6 +138,7 @@ class PiecewiseStep(LocalStep):
         places = self._places(whole, shards)
         with as_on_shards() if shards else contextlib.nullcontext():
             program = self.program(whole, message, state, len(behind), places)
+            check_places(_after(program, places), places)
         sizes = places.devices.sizes
         halved, layout = on_shards_of(message, all_reduce), layout_of(message)
         if shards:
@@ -268,29 +269,43 @@ class PiecewiseStep(LocalStep):
                 learned, total, arrived, behind, places, sends_slopes=sends_slopes
             )
 
-        splits = list(map(split_of, spec_leaves(specs), jax.tree.leaves(forms)))
+        pairs = zip(spec_leaves(specs), jax.tree.leaves(forms), strict=True)
+        splits = [split_of(spec, len(form.shape)) for spec, form in pairs]
         return on_pieces(between, forms, splits, places.devices)
 
-    def check_pieces(self, params: Any, message: Message, mesh: Mesh) -> None:
-        """Raises a `ValueError` unless devices can update their pieces by themselves.
+    def placed(self, params: Any, message: Message, mesh: Mesh) -> Shards:
+        """Returns how all arrays of a state are split.
+
+        An array of the optimizer state is split as the values that an update writes
+        into it, which follows from the splits of gradients, parameters and state. Each
+        array that is found to be split may split others, so the update is planned
+        until nothing changes.
 
         Args:
           params: Shapes of the whole parameters.
-          message: A message, or its shapes.
+          message: A message, or its shapes. It says how the parameters are split.
           mesh: The mesh of the train step.
+
+        Raises:
+          ValueError: If devices cannot update their pieces by themselves.
         """
-        given = self.tx, params, message.shards, self.axis_name
-        places = Places.of(*given, mesh.shape)
-        try:
-            self.program(params, message, _NOTHING, 0, places)
-        except NotElementwiseError as error:
-            raise ValueError(
-                "`tx` must update each element from the gradient, the parameter and the"
-                " state at its place, and from sums over all elements of an array,"
-                " because with shard_optimizer=True every device has only a piece of"
-                f" each array; got an operation `{error}`. Choose an optimizer such as"
-                " optax.adamw, or leave out shard_optimizer."
-            ) from error
+        shards = message.shards
+        while True:
+            places = Places.of(self.tx, params, shards, self.axis_name, mesh.shape)
+            try:
+                program = self.program(params, message, _NOTHING, 0, places)
+                after = _after(program, places)
+            except NotElementwiseError as error:
+                raise ValueError(
+                    "`tx` must update each element from the gradient, the parameter and"
+                    " the state at its place, and from sums or maxima over axes of an"
+                    " array, because with shard_optimizer=True every device has only a"
+                    f" piece of each array; got an operation `{error}`. Choose an"
+                    " optimizer such as optax.adamw, or leave out shard_optimizer."
+                ) from error
+            shards = dataclasses.replace(shards, opt_state=after)
+            if after == tuple(spec_leaves(places.opt_state)):
+                return shards
 
     def between(
         self,
@@ -370,7 +385,9 @@ class PiecewiseStep(LocalStep):
             lambda x: x.astype(self.gathered_dtype(x)), state.params
         )
         pieces = jax.tree.map(
-            lambda x, spec: places.devices.piece(x, split_of(spec, x)), state, specs
+            lambda x, spec: places.devices.piece(x, split_of(spec, x.ndim)),
+            state,
+            specs,
         )
         slopes = None
         kind = self.kind(state.params, count, places.data)
@@ -491,6 +508,28 @@ def _means(specs: Any) -> Any:
     """Returns the specs of a mean whose gradients are split by `specs`."""
     whole: Any = P()
     return Mean(specs, whole, whole)
+
+
+def _after(program: Program, places: Places) -> tuple[P, ...]:
+    """Returns how an update leaves the optimizer state, as a spec for each leaf.
+
+    Args:
+      program: The update, which returns a `_Between`.
+      places: Where the pieces lie before it.
+
+    Raises:
+      NotElementwiseError: If the update would split a parameter further.
+    """
+    at = jax.tree.unflatten(program.tree, range(program.tree.num_leaves))
+    params = jax.tree_util.tree_leaves_with_path(at.params)
+    for (path, place), spec in zip(params, places.params, strict=True):
+        if places.kept(spec, program.splits[place]) != spec:
+            raise NotElementwiseError(
+                f"update of params{jax.tree_util.keystr(path)} by arrays split apart"
+            )
+    before, leaves = spec_leaves(places.opt_state), jax.tree.leaves(at.opt_state)
+    pairs = zip(before, leaves, strict=True)
+    return tuple(places.kept(spec, program.splits[place]) for spec, place in pairs)
 
 
 def _specs(

@@ -1,15 +1,23 @@
 """Defines what a train step carries from one step to the next."""
 
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import optax
 from jax.sharding import PartitionSpec as P
 
-from pipejax.mesh import AxisName
+from pipejax.mesh import AxisName, axes
 from pipejax.message import InFlight
 from pipejax.prediction import Mean, Slopes
-from pipejax.shards import UNSHARDED, Shards, constrained, cut_spec, optimizer_specs
+from pipejax.shards import (
+    UNSHARDED,
+    Shards,
+    constrained,
+    cut_spec,
+    optimizer_specs,
+    over,
+)
 
 
 class PipelineState(NamedTuple):
@@ -102,6 +110,8 @@ class SharedState(NamedTuple):
         if self.params is None:  # see `without_learned`
             return nothing
         opt_state = optimizer_specs(self.opt_state, self.params, shards.params)
+        if shards.opt_state:
+            opt_state = specs_over(shards.opt_state, self.opt_state, shards.inner)
         in_group = jax.tree.unflatten(jax.tree.structure(self.params), shards.params)
         return nothing._replace(
             params=in_group,
@@ -182,10 +192,10 @@ class Learned(NamedTuple):
         """
         specs = tuple(cut_spec(cut, axis_name) for cut in self.shards.cuts)
         split = jax.tree.unflatten(jax.tree.structure(self.params), specs)
-        nothing = jax.tree.map(lambda _: P(), self)
+        nothing, names = jax.tree.map(lambda _: P(), self), axes(axis_name)
         return nothing._replace(
             params=split,
-            opt_state=optimizer_specs(self.opt_state, self.params, specs),
+            opt_state=specs_over(self.shards.opt_state, self.opt_state, names),
             mean=_with_gradients(nothing.mean, split),
         )
 
@@ -200,6 +210,18 @@ def _with_codes(slopes: Any, specs: Any) -> Any:
     if slopes is None:
         return None
     return slopes._replace(codes=(specs,) * len(slopes.codes))
+
+
+def specs_over(specs: Sequence[P], tree: Any, names: Collection[str]) -> Any:
+    """Returns the parts over some axes of the specs of a pytree, as a pytree like it.
+
+    Args:
+      specs: A spec for each leaf.
+      tree: The pytree.
+      names: The names of the axes.
+    """
+    parts = [over(spec, names) for spec in specs]
+    return jax.tree.unflatten(jax.tree.structure(tree), parts)
 
 
 def whole_params(state: Any) -> Any:

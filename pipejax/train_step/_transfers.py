@@ -32,9 +32,10 @@ def transfers_of(
         arrived, behind = has_arrived(in_flight), arrivals(advanced(in_flight))
         exchange = config.work.exchange(state, message, arrived, behind, config.sums_by)
         found[:] = exchange.stages.transfers
+        reduced = Reduced.of(message, arrived)
         if state.shards.cuts:  # the exchange updates the optimizer
-            message = message._replace(gradients=None)
-        return message, config.work.update(state, kept, Reduced.of(message, arrived))
+            reduced = Reduced(message._replace(gradients=None), arrived, arrived)
+        return message, config.work.update(state, kept, reduced)
 
     split = P(config.axis_name)
     specs = (state.over_data(config.axis_name), split, split), (split, P())

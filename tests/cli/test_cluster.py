@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 
 import pytest
 
@@ -102,6 +103,11 @@ def test_what_speaks_against_a_calibration_is_said(tmp_path, capsys):
     assert capsys.readouterr().out.startswith(f"{verdict}\n\n  1  width 2, ")
 
 
+def changed(**fields):
+    """Returns a calibration with other fields of its cluster."""
+    return {"cluster": {**timing.as_json(CLUSTER), **fields}}
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -114,6 +120,21 @@ def test_what_speaks_against_a_calibration_is_said(tmp_path, capsys):
             '{"cluster": {"hosts": 2, "link": {"latency": 0, "bandwidth": -1}}}',
             "bad.json: In `cluster.link`: `bandwidth` must be above 0 bytes per second",
         ),
+        ("", "bad.json must be JSON: Expecting value"),
+        (b"\xff\x00", "bad.json' must be JSON: 'utf-8' codec can't decode byte 0xff"),
+        ("[" * 100_000, "bad.json must be JSON: maximum recursion depth exceeded"),
+        (" " * 10_000_001, "bad.json must be JSON: it has more than 10,000,000 char"),
+        ("[" + "9" * 5000 + "]", "bad.json must be JSON: Exceeds the limit"),
+        (changed(hosts=None), "`hosts` must be a whole number of at least 1 and at mo"),
+        (changed(devices=None), "`devices` must be a whole number of at least 1 and"),
+        (changed(devices=10**400), "at most 1,000,000,000, got 1000000000"),
+        (changed(reduction=10**400), "`reduction` must be above 0 bytes per second"),
+        (changed(reduction=math.nan), "`reduction` must be above 0 bytes per second"),
+        (changed(synchronisation=1e308), "takes a finite time; got "),
+        (changed(synchronisation=10**400), "must be at least 0 seconds and finite"),
+        (changed(shares={"pair": 1e-320}), "takes a finite time; got "),
+        (changed(shares={"pair": -0.0}), "`pair` must be a share of the bandwidth"),
+        ({"fit": {**FIT, "largest": -5}}, "cluster.json: `fit` must have `trusted`"),
         ({"fit": []}, "cluster.json: `fit` must have `trusted`, true or false"),
         ({"fit": {**FIT, "trusted": 1}}, "cluster.json: `fit` must have `trusted`"),
         ({"fit": {**FIT, "largest": "2"}}, "cluster.json: `fit` must have `trusted`"),
@@ -124,9 +145,18 @@ def test_bad_files(tmp_path, capsys, text, says):
     if isinstance(text, dict):
         path = written(tmp_path, **text)
     elif text is not None:
-        (tmp_path / "bad.json").write_text(text)
+        content = text if isinstance(text, bytes) else text.encode()
+        (tmp_path / "bad.json").write_bytes(content)
     assert plan(path) == 2
-    assert says in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+
+
+@pytest.mark.parametrize("path", [".", "a\0b", 5000 * "x"])
+def test_what_is_no_file(path, capsys):
+    assert plan(path) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Give a file that `pipejax calibrate --out` has written" in line
 
 
 def test_all_that_calibration_writes_is_documented():

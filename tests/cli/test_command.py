@@ -2,7 +2,10 @@
 
 import argparse
 
-from pipejax.cli._command import add_command
+import pytest
+
+from pipejax.cli import main
+from pipejax.cli._command import add_command, new_file
 
 
 def test_a_command_has_its_texts_and_its_function():
@@ -22,3 +25,32 @@ def test_a_command_has_its_texts_and_its_function():
     page = command.format_help()
     assert "Measure it\nagain." in page
     assert page.endswith("example:\n  pipejax measure --rounds 3\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "the following arguments are required: COMMAND; see `pipejax --help`"),
+        (
+            ["plan", "--top", "x"],
+            "argument --top: invalid int value: 'x'; see `",
+        ),
+        (["plan", "--top", "9" * 9999], "argument --top: invalid int value: '9999"),
+        (["plan", "--out", ""], "argument --out: must be the name of a file in a fold"),
+        (["inspect", "a:b", "--json", "/"], "argument --json: must be the name of a"),
+    ],
+)
+def test_wrong_arguments_are_one_line(words, says, capsys):
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"pipejax: {says}")
+    assert len(line) < 500
+
+
+def test_files_that_can_be_made(tmp_path):
+    name = str(tmp_path / "new.json")
+    assert new_file(name) == name
+    says = r"^must be the name of a file in a folder that exists, got "
+    for wrong in ("", str(tmp_path), f"{tmp_path}/gone/new.json", "a\0b", 5000 * "x"):
+        with pytest.raises(argparse.ArgumentTypeError, match=says):
+            new_file(wrong)

@@ -78,7 +78,7 @@ def test_one_device(tmp_path, capsys, monkeypatch):
         ),
         (
             ["--parameters", "3M", "--compute-ms", "nan"],
-            "`--compute-ms` must be above 0, got nan",
+            "`--compute-ms` must be at least 1e-06, got nan",
         ),
         (["--codecs", "zip"], "zip"),
     ],

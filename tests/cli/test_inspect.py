@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 
+import jax
 import pytest
 
 from pipejax.cli import main
@@ -68,6 +69,26 @@ PROGRAMS = """
 
     def alone(mesh):
         return step
+
+
+    def lowered(mesh):
+        return jax.jit(lambda x: x @ x.T).lower(X)
+
+
+    def lowered_in_a_tuple(mesh):
+        return (lowered(mesh),)
+
+
+    def compiled(mesh):
+        return lowered(mesh).compile()
+
+
+    def text(mesh):
+        return compiled(mesh).as_text()
+
+
+    def too_long(mesh):
+        return jax.pmap(lambda x: x @ x.T), jax.ShapeDtypeStruct((16, 4, 4), "float32")
 
 
     def not_jitted(mesh):
@@ -250,14 +271,18 @@ def test_plot(folder):
         (["gone/steps.py:step"], "there is no file 'gone/steps.py'"),
         (["cli_programs:gone"], "'cli_programs' has no function 'gone'"),
         (["cli_programs:number"], "'cli_programs' has no function 'number'"),
-        (["cli_programs:alone"], "or (jitted function, *args); got function"),
+        (["cli_programs:alone"], "or a program that is lowered or compiled; got fun"),
         (["cli_programs:not_jitted"], "got (function, ShapeDtypeStruct, Shape"),
         (["cli_programs:stateless"], "got (TrainStep, ShapeDtypeStruct)"),
+        (["cli_programs:too_long"], "`args` must have a first axis with an element fo"),
         (["cli_programs:lopsided"], "`batch` must divide among devices"),
-        (["cli_programs:step", "--fail-under", "1.1"], "between 0 and 1, got 1.1"),
-        (["cli_programs:step", "--fail-under", "nan"], "between 0 and 1, got nan"),
+        (["cli_programs:step", "--fail-under", "1.1"], "must be at most 1, got 1.1"),
+        (["cli_programs:step", "--fail-under", "nan"], "must be at least 0, got nan"),
         (["cli_programs:step", "--target", "abacus"], "`target` must be"),
-        (["cli_programs:step", "--json", "gone/report.json"], "No such file"),
+        (
+            ["cli_programs:step", "--json", "gone/report.json"],
+            "--json: must be the name",
+        ),
     ],
 )
 def test_bad_input_is_one_line(arguments, complaint, capsys):
@@ -265,6 +290,33 @@ def test_bad_input_is_one_line(arguments, complaint, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("pipejax: ")
     assert complaint in line
+
+
+@pytest.mark.parametrize("name", ["lowered", "lowered_in_a_tuple", "compiled", "text"])
+def test_programs_that_need_no_arguments(name, capsys):
+    assert inspect(name) == 0
+    assert "program: covered " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (
+            "INTERNAL: number of output tile sizes, 1, must be 2\nmore",
+            "`program` must be one that XLA can compile; got INTERNAL: number of output"
+            " tile sizes, 1, must be 2. XLA fails at a matmul that it gives to Triton."
+            " Set XLA_FLAGS=--xla_gpu_enable_triton_gemm=false in the environment.",
+        ),
+        ("INTERNAL: other\nmore", "XLA cannot compile the program: INTERNAL: other"),
+    ],
+)
+def test_where_xla_fails(error, says, capsys, monkeypatch):
+    def compile(self, *args, **kwargs):
+        raise jax.errors.JaxRuntimeError(error)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compile)
+    assert inspect("lowered") == 2
+    assert capsys.readouterr().err == f"pipejax: {says}\n"
 
 
 def test_missing_wheels_are_one_line(capsys, monkeypatch):

@@ -171,8 +171,8 @@ def test_codecs_beside_the_model_cost_compute(file, capsys):
     ("change", "says"),
     [
         ({"parameters": "0"}, "pipejax: `--parameters` must be a whole number above 0"),
-        ({"compute": "-1"}, "pipejax: `--compute-ms` must be above 0, got -1.0"),
-        ({"compute": "nan"}, "pipejax: `--compute-ms` must be above 0, got nan"),
+        ({"compute": "-1"}, "pipejax: `--compute-ms` must be at least 1e-06, got -1.0"),
+        ({"compute": "nan"}, "pipejax: `--compute-ms` must be at least 1e-06, got nan"),
     ],
 )
 def test_bad_numbers(file, capsys, change, says):
@@ -190,10 +190,10 @@ def test_bad_numbers(file, capsys, change, says):
         (["--hosts", "4", "--bandwidth", "10"], "`--bandwidth` must be a number above"),
         (
             [*GIVEN, "--latency-us", "-1"],
-            "`latency` must be at least 0 seconds and finite",
+            "`--latency-us` must be at least 0, got -1.0",
         ),
-        ([*GIVEN, "--batch", "0"], "`--batch` must be above 0, got 0"),
-        ([*GIVEN, "--top", "0"], "`--top` must be above 0, got 0"),
+        ([*GIVEN, "--batch", "0"], "`--batch` must be at least 1, got 0"),
+        ([*GIVEN, "--top", "0"], "`--top` must be at least 1, got 0"),
         ([*GIVEN, "--row", "0"], "`--row` must be one of the rows 1 to "),
     ],
 )

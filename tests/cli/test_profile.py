@@ -48,7 +48,7 @@ def test_a_picture(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--rounds", "0"], "pipejax: `--rounds` must be above 0, got 0"),
+        (["--rounds", "0"], "pipejax: `--rounds` must be at least 1, got 0"),
         (
             ["--bandwidth", "8e6"],
             "pipejax: `--bandwidth` must be a number above 0 with",

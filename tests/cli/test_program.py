@@ -16,6 +16,9 @@ def folder(tmp_path, monkeypatch):
     inside.mkdir()
     (inside / "program_inside.py").write_text("def f(): return 'inside'\n")
     (inside / "program_broken.py").write_text("import program_package.gone\n")
+    (tmp_path / "program_open.py").write_text("def f(:\n")
+    (tmp_path / "program_bytes.py").write_bytes(b"\x00\xff")
+    (tmp_path / "program_folder.py").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
@@ -56,6 +59,12 @@ def test_a_folder_is_put_before_all_others_once(folder):
         ("program_gone:f", "there is no module 'program_gone', neither in this folder"),
         ("program_package.gone:f", "there is no module 'program_package.gone'"),
         ("program_here:g", "'program_here' has no function 'g'"),
+        ("program_open.py:f", r"'program_open.py' must be Python: .*, line 1\)"),
+        ("program_open:f", "'program_open' must be Python: invalid syntax"),
+        ("program_bytes.py:f", "'program_bytes.py' must be Python: "),
+        ("program_folder.py:f", "there is no file 'program_folder.py'"),
+        ("..:f", r"the module must be named from its root, got '\.\.'"),
+        (".program_here:f", "the module must be named from its root, got"),
         ("program_here:number", "'program_here' has no function 'number'"),
     ],
 )

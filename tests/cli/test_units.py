@@ -1,8 +1,10 @@
 """Tests that numbers with units are read as they are meant, or refused."""
 
+import math
+
 import pytest
 
-from pipejax.cli._units import bits, count
+from pipejax.cli._units import bits, check, count
 from pipejax.cli._usage import UsageError
 
 
@@ -17,6 +19,7 @@ from pipejax.cli._usage import UsageError
         ("2.7g", 2_700_000_000),
         ("1.001b", 1_001_000_000),
         ("1t", 10**12),
+        ("9_999_999_999_999", 9_999_999_999_999),
     ],
 )
 def test_counts(text, number):
@@ -24,7 +27,11 @@ def test_counts(text, number):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0", "-1", "1.5", "0.0001k", "1e6", "nan", "M", "3 M", "3MB", "1/2"]
+    "text",
+    [
+        *("", "0", "-1", "1.5", "0.0001k", "1e6", "nan", "M", "3 M", "3MB", "1/2"),
+        *("10.1t", "9" * 30, "1" + 400 * "0", "0." + 400 * "0" + "1t"),
+    ],
 )
 def test_what_is_no_count(text):
     with pytest.raises(UsageError, match="`--parameters` must be a whole number above"):
@@ -48,8 +55,39 @@ def test_rates(text, rate):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "10", "500e6", "0gbit", "-1gbit", "10GB/s", "10gb", "nanbit", "1 gbit"]
+    "text",
+    [
+        *("", "10", "500e6", "0gbit", "-1gbit", "10GB/s", "10gb", "nanbit", "1 gbit"),
+        *("0.9bit", "1000001tbit", "1" + 400 * "0" + "bit", "." + 400 * "0" + "1gbit"),
+    ],
 )
 def test_what_may_be_bytes_is_refused(text):
     with pytest.raises(UsageError, match="`--bandwidth` must be a number above 0 with"):
         bits("bandwidth", text)
+
+
+def test_a_count_has_a_limit_of_its_own():
+    assert count("elements", "8k", 8000) == 8000
+    with pytest.raises(UsageError, match="and at most 8,000; got '9k'"):
+        count("elements", "9k", 8000)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (1.5, None),
+        (0, "`--rounds` must be at least 1, got 0"),
+        (-0.0, "`--rounds` must be at least 1, got -0.0"),
+        (5e-324, "`--rounds` must be at least 1, got 5e-324"),
+        (math.nan, "`--rounds` must be at least 1, got nan"),
+        (math.inf, "`--rounds` must be at most 1,000, got inf"),
+        (10**400, f"`--rounds` must be at most 1,000, got 1{39 * '0'}"),
+    ],
+)
+def test_ranges(value, says):
+    if says is None:
+        check("rounds", value, 1, 1000)
+        return
+    with pytest.raises(UsageError) as raised:
+        check("rounds", value, 1, 1000)
+    assert str(raised.value) == says

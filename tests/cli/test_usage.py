@@ -1,9 +1,10 @@
 """Tests which exceptions end the program with a single line instead of a traceback."""
 
+import jax
 import pytest
 
 from pipejax.cli import _plan, main
-from pipejax.cli._usage import UsageError, in_one_line
+from pipejax.cli._usage import UsageError, enough_memory, in_one_line
 
 
 def test_a_message_is_kept_and_its_cause():
@@ -19,6 +20,25 @@ def test_other_exceptions_pass():
         raise KeyError("a mistake of ours")
     with in_one_line(ValueError):
         pass
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("40 TB"),
+        jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 40 TB"),
+    ],
+)
+def test_vectors_without_memory_are_named_by_their_option(error):
+    says = r"^`--sizes` must be vectors for which there is memory; got .*40 TB\. Choose"
+    with pytest.raises(UsageError, match=says), enough_memory("sizes"):
+        raise error
+
+
+def test_other_errors_of_xla_keep_their_traceback():
+    error = jax.errors.JaxRuntimeError("INTERNAL: another")
+    with pytest.raises(jax.errors.JaxRuntimeError), enough_memory("sizes"):
+        raise error
 
 
 def test_it_ends_the_program_with_2_and_no_traceback(monkeypatch, capsys):

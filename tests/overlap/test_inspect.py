@@ -191,3 +191,26 @@ def test_arguments_for_what_is_lowered_already(step):
 def test_options_for_what_is_compiled_already(step):
     with pytest.raises(ValueError, match="`compiler_options` must be left out"):
         inspect(step.lower(X).compile(), compiler_options={"a": 1})
+
+
+def test_a_pmap_of_another_number_of_devices():
+    """It is compiled for the devices of this machine, whatever the mesh is."""
+    step = jax.pmap(lambda x: x @ x.T)
+    says = (
+        r"^`args` must have a first axis .* of which there are 8; got shapes \[\(16, 4"
+    )
+    with pytest.raises(ValueError, match=says):
+        inspect(step, jax.ShapeDtypeStruct((16, 4, 4), "float32"))
+    with pytest.raises(ValueError, match=r"^`args` must have a first axis"):
+        inspect(step, jax.ShapeDtypeStruct((), "float32"))
+    assert inspect(step, jax.ShapeDtypeStruct((8, 4, 4), "float32")).flops
+
+
+def test_a_known_failure_of_xla_names_the_flag_that_helps(monkeypatch):
+    def compile(self, *args, **kwargs):
+        raise jax.errors.JaxRuntimeError("INTERNAL: number of output tile sizes")
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compile)
+    says = r"output tile sizes.*XLA_FLAGS=--xla_gpu_enable_triton_gemm=false"
+    with pytest.raises(ValueError, match=says):
+        inspect(jax.jit(lambda x: x @ x), jax.ShapeDtypeStruct((4, 4), "float32"))

@@ -87,3 +87,11 @@ def test_missing_wheels(target, missing, monkeypatch):
     install = r"pip install 'pipejax\[aot\]'"
     with pytest.raises(ImportError, match=rf"{missing} must be installed .* {install}"):
         pj.overlap.topology(target)
+
+
+@pytest.mark.parametrize(
+    "target", ["h100:1x9999999999x8", "h100:1x1x100001", "tpu:99999xv5e:2x2"]
+)
+def test_more_devices_than_can_be_described(target):
+    with pytest.raises(ValueError, match="there may be at most 100,000 devices"):
+        pj.overlap.topology(target)

@@ -193,3 +193,26 @@ def test_of_codecs_that_are_as_fast_the_one_that_drops_fewest_bits():
 def test_a_codec_whose_speed_is_not_known():
     with pytest.raises(ValueError, match="`codec` must be one of the cluster's codecs"):
         timing.plan(CLUSTER, N, Compute.of(0.1), {"sign": codecs.sign()})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"link": Link(0.0, 5e-324)},
+        {"shares": timing.Shares(shuffle=1e-320)},
+        {"synchronisation": 1e308},
+    ],
+)
+def test_times_that_are_not_finite_cannot_be_ranked(change):
+    cluster = dataclasses.replace(Cluster(4, Link(5e-5, 62.5e6)), **change)
+    with pytest.raises(ValueError, match=r"^`cluster` must have times, speeds and sh"):
+        timing.plan(cluster, 10**6, Compute.of(0.1))
+
+
+def test_a_trillion_elements_are_planned_for():
+    """Their leaves are counted by shape, and not one after another."""
+    codec = codecs.power_sgd(4, jax.random.key(0)).of(timing.square_leaves(10**10))
+    _, second = codec.round_sizes(10**10)
+    matrices, rest = divmod(10**10, 1024**2)
+    assert codec.size(10**10) == 4 * sum(codec.round_sizes(10**10))
+    assert second < 4 * 1024 * (matrices + 1) + rest

@@ -472,7 +472,7 @@ def test_an_optimizer_that_needs_whole_gradients_is_refused():
         mesh=pj.data_mesh(4),
         shard_optimizer=True,
     )
-    said = "`tx` must update each element from .* got an operation `reshape`"
+    said = "`tx` must update each element from .* got an operation `transpose`"
     with pytest.raises(ValueError, match=said):
         train.init(params())
 

@@ -3,11 +3,18 @@
 import jax
 import jax.numpy as jnp
 import optax
+import pytest
 from jax.sharding import PartitionSpec as P
 
 from pipejax.message import Message, Passengers
 from pipejax.shards import Shards
-from pipejax.train_step._places import Places, exact_specs, split_of
+from pipejax.train_step._places import (
+    Places,
+    check_places,
+    exact_specs,
+    spec_of,
+    split_of,
+)
 
 PARAMS = {"b": jnp.zeros(3), "w": jnp.zeros((8, 6))}
 
@@ -42,10 +49,32 @@ def test_groups_split_other_axes():
 
 
 def test_splits_name_every_axis():
-    form = jax.ShapeDtypeStruct((4, 2, 3), "float32")
-    assert split_of(P(), form) == ((), (), ())
-    assert split_of(P(None, "a"), form) == ((), ("a",), ())
-    assert split_of(P(("a", "b")), form) == (("a", "b"), (), ())
+    for spec, split in (
+        (P(), ((), (), ())),
+        (P(None, "a"), ((), ("a",), ())),
+        (P(("a", "b")), (("a", "b"), (), ())),
+    ):
+        assert split_of(spec, 3) == split
+        assert spec_of(split) == spec
+
+
+def test_a_result_that_lies_as_before_keeps_its_spec():
+    found = places(Shards(cuts=(None, 0)), {"data": 4})
+    assert found.kept(P("data"), (("data",), ())) == P("data")
+    assert found.kept(P(), ((), ("data",))) == P(None, "data")
+    alone = places(Shards(cuts=(None, 0)), {"data": 1})
+    assert alone.kept(P("data"), ((), ())) == P("data")
+
+
+def test_the_specs_of_a_state_come_first():
+    specs = (P(), P("data"), P("data"), P(), P(None, "data"))
+    shards = Shards(cuts=(None, 0), opt_state=specs)
+    found = places(shards, {"data": 4})
+    assert tuple(jax.tree.leaves(found.opt_state)) == specs
+    assert found.opt_state_cuts == (None, 0, 0, None, 1)
+    after = (P(), P(), *specs[2:])
+    with pytest.raises(ValueError, match=r"`opt_state\[0\].mu\['b'\]` split as"):
+        check_places(after, found)
 
 
 def test_passengers_are_whole():

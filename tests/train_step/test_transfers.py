@@ -55,6 +55,34 @@ def test_after_the_last_boundary_of_a_schedule():
     assert [x.kind for x in found] == ["collective-permute"] * 2 * (DEVICES - 1)
 
 
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_sharded_model_with_a_sharded_optimizer(width):
+    """The loss has a sum inside the group; the exchange has two halves between them."""
+    mesh = pj.data_mesh(4, axis_name=("host", "fsdp"), hosts=2)
+    train = pj.make_train_step(
+        lambda w, batch: jnp.mean((batch @ w) ** 2),
+        optax.adam(0.1),
+        mesh=mesh,
+        axis_name="host",
+        width=width,
+        shard_optimizer=True,
+        all_reduce=collectives.two_shot(),
+        weight_prediction=False,
+    )
+    columns = jax.sharding.NamedSharding(mesh, jax.P(None, "fsdp"))
+    params = jax.ShapeDtypeStruct((8, 4), jnp.float32, sharding=columns)
+    found = train.transfers(
+        train.abstract_state(params), jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    )
+    *inside, scatter, loss, finite, gather = found
+    assert {x.devices for x in inside} <= {2}
+    # A device has 16 of the 32 elements in its group, and gathers halves of them.
+    assert scatter == Transfer("all-to-all", 2, 64)
+    assert loss == Transfer("all-reduce", 2, 4)
+    assert finite == Transfer("all-reduce", 4, 4)
+    assert gather == Transfer("all-gather", 2, 32)
+
+
 def centred(params, batch):
     """Returns a loss that exchanges a mean of five features."""
     mean = lax.pmean(batch["x"].mean(0), "data")
