@@ -57,6 +57,16 @@ def form(leaf: Any) -> Form:
     return tuple(leaf.shape), leaf.dtype.name
 
 
+def part_of(name: str, parts: tuple[str, ...]) -> bool:
+    """Returns whether a leaf belongs to one of these parts of a state.
+
+    Examples:
+      >>> part_of("coarse.codes", ("coarse",)), part_of("coarser", ("coarse",))
+      (True, False)
+    """
+    return any(name == x or name.startswith((f"{x}.", f"{x}[")) for x in parts)
+
+
 def encoded(leaf: Any) -> Any:
     """Returns `leaf` in a dtype that Orbax can write."""
     if _is_key(leaf):
