@@ -76,10 +76,9 @@ def _first_whole(
         if isinstance(found, Saved):
             _move_aside(manager, damaged)
             return found
+        # The job that has saved a newer one may be deleting this one.
         if step is None and max(steps(manager), default=-1) > max(there):
-            return (
-                frozenset()
-            )  # the job that saved a newer one may be deleting this one
+            return frozenset()
         if is_deleted(manager, number):
             return frozenset([number])
         if not found.damaged:

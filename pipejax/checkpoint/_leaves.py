@@ -59,6 +59,16 @@ def form(leaf: Any) -> Form:
     return tuple(leaf.shape), leaf.dtype.name
 
 
+def part_of(name: str, parts: tuple[str, ...]) -> bool:
+    """Returns whether a leaf belongs to one of these parts of a state.
+
+    Examples:
+      >>> part_of("mean.loss", ("mean",)), part_of("means", ("mean",))
+      (True, False)
+    """
+    return any(name == x or name.startswith((f"{x}.", f"{x}[")) for x in parts)
+
+
 def encoded(leaf: Any) -> Any:
     """Returns `leaf` in a dtype that Orbax can write."""
     if is_key(leaf):

@@ -21,9 +21,15 @@ from pipejax.train_step import (
 )
 
 from ._check_like import check_optimizer_of
+from ._check_saved import (
+    check_form,
+    check_passengers,
+    check_sharded_optimizer,
+    check_width,
+)
 from ._fault import DamagedError, Fault, agreed, attempt
-from ._leaves import Form, empty, encoded, form, named
-from ._meta import check_version, damage, passengers_of, read
+from ._leaves import empty, encoded, named, part_of
+from ._meta import check_version, damage, read
 
 # Parts of a state that are sometimes not read, but made anew.
 QUEUE, CODECS = "in_flight.pending", "in_flight.codec_states"
@@ -76,18 +82,18 @@ def read_step(
     check_version(path, meta)
     if fault := agreed(_fault(damage(meta, extras, step))):
         return fault
-    _check_width(manager, meta, train)
+    check_width(path, meta, train)
+    check_passengers(path, meta, like)
+    check_sharded_optimizer(path, meta, like)
     before, now = Spread(**meta["spread"]), Spread.now(train, like)
     anew = _anew(meta, before, now, train, like)
-    _check_same_passengers(manager, meta, like)
     target = _without(anew, like)
     if not train.counted:  # `init` may have set the counter for the first step alone
         target = target._replace(calls=_saved_counter(meta["leaves"]))
     if before.devices != now.devices:
         target = shapes_on(train, target, before.devices)
     saved = {k: v for k, v in meta["leaves"].items() if not part_of(k, anew)}
-    _check_same_kind(manager, saved, like)
-    _check_same_form(manager, saved, target)
+    check_form(path, saved, target)
     check_optimizer_of(train, like)
     shapes = _shapes(train, target, own=before.devices == now.devices)
     written = {name: shape for name, shape in shapes.items() if shape.size}
@@ -132,16 +138,6 @@ def _without(anew: tuple[str, ...], like: PipelineState) -> PipelineState:
     return like._replace(in_flight=in_flight)
 
 
-def part_of(name: str, parts: tuple[str, ...]) -> bool:
-    """Returns whether a leaf belongs to one of these parts of a state.
-
-    Examples:
-      >>> part_of("mean.loss", ("mean",)), part_of("means", ("mean",))
-      (True, False)
-    """
-    return any(name == x or name.startswith((f"{x}.", f"{x}[")) for x in parts)
-
-
 def _saved_counter(saved: dict[str, Any]) -> jax.ShapeDtypeStruct | None:
     """Returns the form of the counter of calls that was saved, or `None`."""
     return jax.ShapeDtypeStruct((), jnp.int32) if "calls" in saved else None
@@ -176,81 +172,6 @@ def _wrong(found: dict[str, str], saved: dict[str, str]) -> str | None:
         f"{len(names)} of {len(found)} leaves are not what was saved, the first is"
         f" {names[0]}"
     )
-
-
-def _check_width(
-    manager: ocp.CheckpointManager, meta: dict[str, Any], train: TrainStep
-) -> None:
-    if meta["width"] != train.width:
-        raise ValueError(
-            f"`train` must be of width {meta['width']}, the width of the checkpoint in"
-            f" {manager.directory}; got width {train.width}. To change the width,"
-            f" restore the checkpoint with a train step of width {meta['width']}."
-            f" {_GO_ON}"
-        )
-
-
-_GO_ON = (
-    "Then drain it with `state, _ = train.drain(state)`, and call"
-    " `train.init(state.params, model_state=state.model_state, rng=state.rng,"
-    " opt_state=state.opt_state, batch=batch)` of the new train step."
-)
-
-
-def _check_same_passengers(
-    manager: ocp.CheckpointManager, meta: dict[str, Any], like: PipelineState
-) -> None:
-    """Raises an error if other values travel with the gradients in flight."""
-    saved, wanted = meta["passengers"], passengers_of(like)
-    if meta["in_flight"] and saved != wanted:
-        raise ValueError(
-            "`like` must be of the loss function that the checkpoint in"
-            f" {manager.directory} was saved with, because what it returned is in"
-            f" flight: {saved}; got {wanted}. If the loss function is the same, give"
-            " `batch=` to `train.init` or `train.abstract_state`. To change it, save a"
-            " state that was drained, `state, _ = train.drain(state)`, or restore the"
-            f" checkpoint with the old loss function. {_GO_ON}"
-        )
-
-
-def _check_same_kind(
-    manager: ocp.CheckpointManager, saved: dict[str, Any], like: PipelineState
-) -> None:
-    """Raises an error unless the optimizer was sharded as that of `like` is."""
-    was = any(part_of(name, ("gathered",)) for name in saved)
-    now = like.gathered is not None
-    if was != now:
-        raise ValueError(
-            f"`train` must have shard_optimizer={was}, as the train step that saved the"
-            f" checkpoint in {manager.directory}; got shard_optimizer={now}. To change"
-            f" it, restore the checkpoint with shard_optimizer={was}. {_GO_ON}"
-        )
-
-
-def _check_same_form(
-    manager: ocp.CheckpointManager, saved: dict[str, Any], target: PipelineState
-) -> None:
-    """Raises an error unless all leaves have the saved names, shapes and dtypes."""
-    wanted = {name: form(leaf) for name, leaf in named(target).items()}
-    there = {name: (tuple(shape), dtype) for name, (shape, dtype) in saved.items()}
-    names = [*wanted, *(name for name in there if name not in wanted)]
-    differing = [name for name in names if there.get(name) != wanted.get(name)]
-    if differing:
-        name = differing[0]
-        raise ValueError(
-            f"`like` must have the form of the checkpoint in {manager.directory}:"
-            f" {len(differing)} of {len(names)} leaves differ, the first is {name}:"
-            f" saved {_said(there.get(name))}, wanted {_said(wanted.get(name))}."
-            " Restore it with the model, optimizer and options that it was saved with."
-        )
-
-
-def _said(form: Form | None) -> str:
-    """Returns a leaf's form as JAX writes it, such as `float32[5,7]`."""
-    if form is None:
-        return "none"
-    shape, dtype = form
-    return f"{dtype}[{','.join(map(str, shape))}]"
 
 
 def _shapes(

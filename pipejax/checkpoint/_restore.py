@@ -22,9 +22,9 @@ from pipejax.train_step import (
 
 from ._check_like import form_of
 from ._choose import whole
-from ._leaves import decoded, named, weakened
+from ._leaves import decoded, named, part_of, weakened
 from ._manager import check_manager
-from ._read import CODECS, MEAN, QUEUE, Saved, part_of, read_step
+from ._read import CODECS, MEAN, QUEUE, Saved, read_step
 
 _log = logging.getLogger(__name__)
 

@@ -85,16 +85,3 @@ def test_a_train_step_with_another_optimizer(manager, saved, now, devices):
         checkpoint.restore(manager, train, like)
     with pytest.raises(ValueError, match=r"`like` must have the form of .*opt_state"):
         checkpoint.restore(manager, train, wanted)
-
-
-@pytest.mark.parametrize("was", [False, True])
-@pytest.mark.parametrize("devices", [4, 2])
-def test_a_sharded_optimizer_stays_one(manager, was, devices):
-    checkpoint.save(manager, started(shard_optimizer=was))
-    train, like = made(devices=devices, shard_optimizer=not was)
-    rule = (
-        rf"`train` must have shard_optimizer={was}, as the train step that saved the .*"
-        rf"; got shard_optimizer={not was}\. To .* Then drain it with .* of the new tr"
-    )
-    with pytest.raises(ValueError, match=rule):
-        checkpoint.restore(manager, train, like)

@@ -1,4 +1,4 @@
-"""Tests that values in flight are restored under their own names, or refused."""
+"""Tests which checkpoints a train step can continue: by loss function and kind."""
 
 import re
 
@@ -142,3 +142,15 @@ def test_nothing_is_in_flight_at_width_1(tmp_path):
     state = started(*made(OLD, width=1))
     found = restored(tmp_path, state, *made(METRIC, width=1))
     assert_bits_equal(*jax.device_get((found.params, state.params)))
+
+
+@pytest.mark.parametrize("was", [False, True])
+@pytest.mark.parametrize("devices", [4, 2])
+def test_a_sharded_optimizer_stays_one(tmp_path, was, devices):
+    state = started(*made(METRIC, 4, shard_optimizer=was))
+    rule = (
+        rf"`train` must have shard_optimizer={was}, as the train step that saved the .*"
+        rf"; got shard_optimizer={not was}\. To .* Then drain it with .* of the new tr"
+    )
+    with pytest.raises(ValueError, match=rule):
+        restored(tmp_path, state, *made(METRIC, devices, shard_optimizer=not was))

@@ -1,0 +1,84 @@
+"""Checks that a checkpoint can be continued by a train step, before it is read.
+
+Each error message names the checkpoint, the rule, the value and the remedy.
+"""
+
+from typing import Any
+
+from etils import epath
+
+from pipejax.train_step import PipelineState, TrainStep
+
+from ._leaves import Form, form, named, part_of
+from ._meta import passengers_of
+
+
+def check_width(path: epath.Path, meta: dict[str, Any], train: TrainStep) -> None:
+    """Raises an error unless the checkpoint has the width of `train`."""
+    if meta["width"] != train.width:
+        raise ValueError(
+            f"`train` must be of width {meta['width']}, the width of the checkpoint in"
+            f" {path}; got width {train.width}. To change the width, restore the"
+            f" checkpoint with a train step of width {meta['width']}. {_GO_ON}"
+        )
+
+
+_GO_ON = (
+    "Then drain it with `state, _ = train.drain(state)`, and call"
+    " `train.init(state.params, model_state=state.model_state, rng=state.rng,"
+    " opt_state=state.opt_state, batch=batch)` of the new train step."
+)
+
+
+def check_passengers(
+    path: epath.Path, meta: dict[str, Any], like: PipelineState
+) -> None:
+    """Raises an error if other values travel with the gradients in flight."""
+    saved, wanted = meta["passengers"], passengers_of(like)
+    if meta["in_flight"] and saved != wanted:
+        raise ValueError(
+            f"`like` must be of the loss function that the checkpoint in {path} was"
+            f" saved with, because what it returned is in flight: {saved}; got"
+            f" {wanted}. If the loss function is the same, give `batch=` to"
+            " `train.init` or `train.abstract_state`. To change it, save a state that"
+            " was drained, `state, _ = train.drain(state)`, or restore the checkpoint"
+            f" with the old loss function. {_GO_ON}"
+        )
+
+
+def check_sharded_optimizer(
+    path: epath.Path, meta: dict[str, Any], like: PipelineState
+) -> None:
+    """Raises an error unless the optimizer was sharded as that of `like` is."""
+    was = any(part_of(name, ("gathered",)) for name in meta["leaves"])
+    now = like.gathered is not None
+    if was != now:
+        raise ValueError(
+            f"`train` must have shard_optimizer={was}, as the train step that saved the"
+            f" checkpoint in {path}; got shard_optimizer={now}. To change it, restore"
+            f" the checkpoint with shard_optimizer={was}. {_GO_ON}"
+        )
+
+
+def check_form(path: epath.Path, saved: dict[str, Any], target: PipelineState) -> None:
+    """Raises an error unless all leaves have the saved names, shapes and dtypes."""
+    wanted = {name: form(leaf) for name, leaf in named(target).items()}
+    there = {name: (tuple(shape), dtype) for name, (shape, dtype) in saved.items()}
+    names = [*wanted, *(name for name in there if name not in wanted)]
+    differing = [name for name in names if there.get(name) != wanted.get(name)]
+    if differing:
+        name = differing[0]
+        raise ValueError(
+            f"`like` must have the form of the checkpoint in {path}: {len(differing)}"
+            f" of {len(names)} leaves differ, the first is {name}: saved"
+            f" {_said(there.get(name))}, wanted {_said(wanted.get(name))}. Restore it"
+            " with the model, optimizer and options that it was saved with."
+        )
+
+
+def _said(form: Form | None) -> str:
+    """Returns a leaf's form as JAX writes it, such as `float32[5,7]`."""
+    if form is None:
+        return "none"
+    shape, dtype = form
+    return f"{dtype}[{','.join(map(str, shape))}]"
