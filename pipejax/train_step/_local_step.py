@@ -44,7 +44,7 @@ from ._gradient import local_message
 from ._info import StepInfo
 from ._loss import Loss
 from ._model_state import model_state_ahead
-from ._state import Kept, SharedState
+from ._state import Kept, SharedState, whole_params
 from ._update import advanced, apply_reduced
 
 
@@ -108,7 +108,7 @@ class LocalStep:
         check_keywords(self.loss_fn, **given)
         rng, key = self._split_rng(state.rng)
         if state.shards:
-            args = state.params, state.model_state, key, batch, state.shards
+            args = whole_params(state), state.model_state, key, batch, state.shards
             warn_of_unused_axes(self.loss_fn, *args)
         params = self.point(state, in_flight).params
         skips, shards = self.skip_nonfinite, state.shards
