@@ -151,7 +151,7 @@ class LocalStep:
         check_keywords(self.loss_fn, **given)
         rng, key = self._split_rng(state.rng)
         if state.shards:
-            args = state.params, state.model_state, key, batch, state.shards
+            args = whole_params(state), state.model_state, key, batch, state.shards
             warn_of_unused_axes(self.loss_fn, *args)
         params = self.point(state, in_flight)
         skips, shards = self.skip_nonfinite, state.shards

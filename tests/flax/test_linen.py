@@ -13,6 +13,7 @@ from flax import linen as nn
 from flax import struct
 from flax.core import FrozenDict, freeze
 from flax.jax_utils import replicate, unreplicate
+from flax.linen import fp8_ops
 from flax.training.dynamic_scale import DynamicScale
 from flax.training.train_state import TrainState
 
@@ -330,3 +331,52 @@ def test_gradients_in_flight_are_not_lost():
     message = r"got 1 computed .* `state, _ = train.drain\(state\)`"
     with pytest.raises(ValueError, match=message):
         pj.flax.linen.update(before, state)
+
+
+OVERWRITTEN = "_overwrite_with_gradient"
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_scales_that_their_gradient_overwrites(width):
+    """As model state they are those of `TrainState.apply_gradients`."""
+    net = nn.Dense(8, dot_general_cls=fp8_ops.Fp8DirectDotGeneralOp)
+    batch = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32) * 5
+    variables, tx = net.init(jax.random.key(0), batch), optax.sgd(0.01)
+
+    def loss(variables, batch):
+        return jnp.mean((net.apply(variables, batch) - 1) ** 2)
+
+    def loss_fn(params, batch, *, model_state):
+        def of_both(params, scales):
+            return loss({"params": params, OVERWRITTEN: scales}, batch)
+
+        still = jax.lax.stop_gradient(params)
+        scales = jax.grad(of_both, argnums=1)(still, model_state)
+        return of_both(params, model_state), pj.Aux(model_state=scales)
+
+    by_hand = TrainState.create(apply_fn=net.apply, params=variables, tx=tx)
+    step = jax.jit(lambda s: s.apply_gradients(grads=jax.grad(loss)(s.params, batch)))
+    for _ in range(4):
+        by_hand = step(by_hand)
+
+    train = pj.make_train_step(loss_fn, tx, mesh=pj.data_mesh(1), width=width)
+    state = train.init(variables["params"], model_state=variables[OVERWRITTEN])
+    for _ in range(4):
+        state, _ = train.step(state, batch)
+    state, _ = train.drain(state)
+    for got, wanted in zip(
+        jax.tree.leaves((state.params, state.model_state)),
+        jax.tree.leaves((by_hand.params["params"], by_hand.params[OVERWRITTEN])),
+        strict=True,
+    ):
+        # At width 2 the scales are sums of their changes, each of a rounding of 2^-24.
+        np.testing.assert_allclose(got, wanted, rtol=4 * 2**-23)
+
+
+def test_scales_among_the_parameters_are_refused():
+    tx = optax.sgd(0.1)
+    params = {"params": {"w": jnp.ones(2)}, OVERWRITTEN: {"scale": jnp.ones(1)}}
+    train = pj.make_train_step(lambda p, b: 0.0, tx, mesh=pj.data_mesh(1))
+    state = TrainState.create(apply_fn=None, params=params, tx=tx)
+    with pytest.raises(ValueError, match=f"not hold the collection `{OVERWRITTEN}"):
+        pj.flax.linen.init(train, state)

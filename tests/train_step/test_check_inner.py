@@ -77,3 +77,20 @@ def test_nothing_is_said_without_inner_axes():
         mesh=pj.data_mesh(2),
     )
     train.step(train.init(jnp.float32(1)), np.zeros(4, np.float32))
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_train_step_with_a_sharded_optimizer_warns(width):
+    """The loss is read with the whole parameters, of which a device has pieces."""
+    mesh = pj.data_mesh(4, axis_name=("host", "fsdp"), hosts=2)
+    train = pj.make_train_step(
+        plain,
+        optax.adam(0.1),
+        mesh=mesh,
+        axis_name="host",
+        width=width,
+        shard_optimizer=True,
+    )
+    state = train.init({"w": jnp.ones((4, 4))})
+    with pytest.warns(UserWarning, match="nothing is split over the mesh axis 'fsdp'"):
+        train.step(state, np.ones((8, 4), np.float32))
