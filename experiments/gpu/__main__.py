@@ -15,7 +15,8 @@
 
 Every part runs in a process of its own, so that a failure harms no other part and each
 part finds the memory of the GPU free. The result file says which part failed and why,
-and which part was left out because the time was up.
+and which part was left out and why. What an earlier run has measured stays until it is
+measured again.
 
 Command: python -m experiments.gpu; with --parts codecs steps for some of the parts,
 while the others stay as they are
@@ -108,7 +109,8 @@ def main(config: Config) -> int:
     out = config.out or report.RESULTS / f"gpu_{name}.json"
     cells = {cell["part"]: cell for cell in report.kept(out)}
     for part, figures in found.items():
-        cells[part] = {"part": part, **report.origin(), **figures}
+        if "found" in figures or "found" not in cells.get(part, {}):
+            cells[part] = {"part": part, **report.origin(), **figures}
     report.save(out, seed=0, cells=list(cells.values()))
     return int(any("failed" in figures for figures in found.values()))
 

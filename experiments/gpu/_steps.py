@@ -15,6 +15,7 @@ MODELS = ("mlp", "cnn", "resnet18", "transformer", "transformer scan")
 STEPS: dict[str, dict[str, Any]] = {
     **overhead.STEPS,
     "width 2, sharded optimizer": {"weight_prediction": False, "shard_optimizer": True},
+    "width 2, sharded optimizer, predicted": {"shard_optimizer": True},
 }
 
 

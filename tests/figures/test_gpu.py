@@ -66,6 +66,19 @@ def words_on_codecs():
     yield f"{found('codecs')['copy']['gigabytes_per_second']:,.0f} GB/s"
 
 
+def rows_of_memory():
+    for step in (*STEPS, SHARDED):
+        cells = (
+            found(f"memory:{model}:{step}") for model in ("transformer", "resnet18")
+        )
+        pairs = (
+            f"{1e-6 * cell['allocator']['peak_bytes_in_use']:,.0f} |"
+            f" {1e-6 * cell['program']['live']:,.0f}"
+            for cell in cells
+        )
+        yield f"| {step} | " + " | ".join(pairs) + " |"
+
+
 def link():
     """Returns compute, exchange, step and the time of the bytes, in milliseconds."""
     figures = found("hosts:1gbit:psum")
@@ -108,6 +121,7 @@ def words_on_assumed_speeds():
         ("docs/speed.md", rows_of_codecs),
         ("docs/speed.md", words_on_codecs),
         ("docs/speed.md", rows_of_the_link),
+        ("docs/speed.md", rows_of_memory),
         ("docs/overlap.md", words_on_the_link),
         ("docs/timing.md", words_on_assumed_speeds),
     ],
