@@ -47,6 +47,7 @@ class Mean(NamedTuple):
 
     Attributes:
       gradients: The mean gradient, in a dtype of at most the size of the parameters'.
+        `None` if predictions with a sharded optimizer do not need it.
       loss: float32, the mean loss of the same batches.
       known: bool, whether an update has been applied at all. Until then, all are zero.
     """
@@ -79,7 +80,7 @@ class Mean(NamedTuple):
           gradients: The mean gradient by which the parameters were updated.
           loss: The mean loss.
         """
-        kept = like(gradients, self.gradients)
+        kept = None if self.gradients is None else like(gradients, self.gradients)
         return Mean(kept, loss.astype(jnp.float32), jnp.array(True))
 
 
@@ -228,7 +229,7 @@ def anchored(
     update: Update,
     params: Any,
     opt_state: Any,
-    mean: Mean | None,
+    mean: Mean,
     behind: Sequence[jax.Array],
     dtype: DTypeLike,
 ) -> tuple[Any, Slopes | None]:
@@ -243,24 +244,24 @@ def anchored(
       update: The update.
       params: Parameters.
       opt_state: Optimizer state.
-      mean: The mean gradient that was applied last. `None` if devices find P by
-        themselves; then m is 0.
+      mean: The mean gradient that was applied last. If it has no gradients, devices
+        find P by themselves, and m is 0.
       behind: For each gradient in flight, whether it is real.
       dtype: dtype of P, `CODE` or another.
 
     Returns:
       c, and P for each gradient in flight, or `None` if devices need no P.
     """
-    known = jnp.array(True) if mean is None else mean.known
-    m = jax.tree.map(jnp.zeros_like, params)
-    m = m if mean is None else like(mean.gradients, params)
-    loss = jnp.float32(0) if mean is None else mean.loss
-    count, taken = len(behind), [real & known for real in behind]
+    count, taken, m = len(behind), [*behind], jax.tree.map(jnp.zeros_like, params)
+    if mean.gradients is not None:
+        m = like(mean.gradients, params)
+        taken = [real & mean.known for real in behind]
 
     def change_by(*gradients: Any) -> Any:
-        return changed(update, params, opt_state, gradients, [loss] * count, taken)
+        losses = [mean.loss] * count
+        return changed(update, params, opt_state, gradients, losses, taken)
 
-    if mean is None or kind.name == "mixing":
+    if mean.gradients is None or kind.name == "mixing":
         return _moved(params, _finite(change_by(*[m] * count))), None
     found = expansion(change_by, [m] * count, bounds=kind.name != "linear")
     codes = tuple(

@@ -189,9 +189,9 @@ def check_mean(state: Any, wanted: bool | None) -> None:
     if wanted is None or wanted == kept:
         return
     raise ValueError(
-        f"`state` must {'' if wanted else 'not '}have the mean gradient that was"
-        " applied last, by which this train step"
-        f" {'predicts' if wanted else 'does not predict'}; got one"
+        "`state` must be of a train step with this `weight_prediction`, `tx` and"
+        f" number of devices, which {'keeps' if wanted else 'does not keep'} the mean"
+        " gradient that was applied last (`state.mean`); got one"
         f" {'with' if kept else 'without'} it. {_GO_ON}"
     )
 

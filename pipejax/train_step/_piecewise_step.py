@@ -244,12 +244,13 @@ class PiecewiseStep(LocalStep):
         mean, sends_slopes = state.mean, _sends_slopes(state, behind)
         means = specs_of_means = None
         if mean is not None:
-            whole = jax.tree.map(
-                lambda w, m: w.update(dtype=m.dtype), params, mean.gradients
-            )
-            scalars = jax.eval_shape(lambda x: x, mean)
-            means = scalars._replace(gradients=whole)
-            specs_of_means = _means(places.params)
+            means, specs_of_means = jax.eval_shape(lambda x: x, mean), _means(None)
+            if mean.gradients is not None:
+                whole = jax.tree.map(
+                    lambda w, m: w.update(dtype=m.dtype), params, mean.gradients
+                )
+                means = means._replace(gradients=whole)
+                specs_of_means = _means(places.params)
         forms = (
             Summands(sums.coded, sums.exact),
             ((params, places.whole_opt_state, means), (flag, [flag] * behind)),
@@ -336,7 +337,8 @@ class PiecewiseStep(LocalStep):
         params, opt_state, mean = select(applied, new, learned)
         ahead, slopes = params, None
         kind = self.kind(params, len(behind), places.data)
-        if kind is not None and (sends_slopes or not self._needs_slopes(kind, places)):
+        anchors = sends_slopes or (kind and not self._needs_slopes(kind, places))
+        if kind is not None and mean is not None and anchors:
             given = kind, self.optimizer, params, opt_state, mean
             ahead, slopes = anchored(*given, behind, self.slope_dtype)
         return _Between(
@@ -360,7 +362,9 @@ class PiecewiseStep(LocalStep):
             return gathered
         if self._devices == 1:  # its pieces are whole
             return super().point(state, in_flight)
-        if state.mean is not None and state.slopes is None:
+        assert state.mean is not None  # because something is predicted
+        needs_mean = state.mean.gradients is not None
+        if needs_mean and state.slopes is None:  # elements mix
             return gathered
         whole = whole_params(state)
         own, slopes = self.own(whole, in_flight), self._slopes(state, in_flight)
@@ -372,7 +376,7 @@ class PiecewiseStep(LocalStep):
                 slope,
                 each.gradients,
             )
-        if state.mean is not None:
+        if needs_mean:
             new = self.tx.init(gathered)
             begun = state._replace(params=gathered, opt_state=new, slopes=None)
             params = select(state.mean.known, params, self.ahead(begun, in_flight))
@@ -404,14 +408,16 @@ class PiecewiseStep(LocalStep):
     ) -> Mean | None:
         """Returns the mean that predictions need before any is applied, or `None`.
 
-        It is not needed if devices find the slopes themselves.
+        It has no gradients if devices find the slopes themselves.
         """
         kind = self.kind(params, count, devices)
         if kind is None:
             return None
         places = self._places(params, shards)
-        needed = kind.name != "linear" or self._needs_slopes(kind, places)
-        return Mean.empty(params, self.reduce_dtype) if needed else None
+        mean = Mean.empty(params, self.reduce_dtype)
+        if kind.name == "linear" and not self._needs_slopes(kind, places):
+            return mean._replace(gradients=None)
+        return mean
 
     def gathered_dtype(self, leaf: Any) -> Any:
         """Returns the dtype in which a parameter is gathered."""
@@ -549,7 +555,9 @@ def _specs(
     _, ((params, _, mean), flags) = start
     times = len(forms) // len(places.params)
     inside = jax.tree.unflatten(jax.tree.structure(params), places.params_inside)
-    means = None if mean is None else _means(inside)
+    means = None
+    if mean is not None:
+        means = _means(None if mean.gradients is None else inside)
     learned = inside, places.opt_state_inside, means
     before = (
         Summands(places.params_inside, exact),

@@ -202,7 +202,9 @@ class Learned(NamedTuple):
 
 def _with_gradients(mean: Any, specs: Any) -> Any:
     """Returns the specs of a mean whose gradients are split by `specs`."""
-    return None if mean is None else mean._replace(gradients=specs)
+    if mean is None or mean.gradients is None:
+        return mean
+    return mean._replace(gradients=specs)
 
 
 def _with_codes(slopes: Any, specs: Any) -> Any:

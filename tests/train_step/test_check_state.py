@@ -189,6 +189,24 @@ def test_state_of_a_train_step_that_does_not_count(counted):
             call(state)
 
 
+@pytest.mark.parametrize("tx", [optax.sgd(0.1, momentum=0.9), optax.adam(0.1)])
+@pytest.mark.parametrize("rules", [("linearized", False), (False, "linearized")])
+@pytest.mark.parametrize("sharded", [True, False])
+def test_a_state_goes_with_its_prediction(tx, rules, sharded):
+    """A plain delay would take predictions that were gathered for the parameters."""
+    of, into = (
+        make(tx=tx, weight_prediction=rule, shard_optimizer=sharded) for rule in rules
+    )
+    state = of.init(init_params())
+    if isinstance(state.opt_state[0], optax.TraceState) and not sharded:
+        into.step(state, BATCH)  # it predicts by own gradients, and keeps nothing
+        return
+    with refused(
+        r"`state` must be of a train step with this `weight_prediction`, `tx`"
+    ):
+        into.step(state, BATCH)
+
+
 @pytest.mark.parametrize("shares", [(0.0, 0.5), (0.5, 0.0)])
 def test_a_state_goes_with_its_feedback(shares):
     of, into = (
