@@ -12,7 +12,7 @@ compute.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -116,8 +116,25 @@ class LocalStep:
         """
         if self.weight_prediction != "linearized" or not count or devices == 1:
             return None
-        opt_state = jax.eval_shape(self.tx.init, params)
-        return kind_of(self.optimizer, params, opt_state, count)
+        leaves, structure = jax.tree.flatten(params)
+        forms = tuple((leaf.shape, jnp.dtype(leaf.dtype)) for leaf in leaves)
+        return self._kinds(structure, forms, count)
+
+    @functools.cached_property
+    def _kinds(self) -> Callable[[Any, tuple[Any, ...], int], Kind]:
+        """Returns the kinds of update by structure and forms of the parameters.
+
+        An update of many arrays takes seconds to trace, and several programs ask.
+        """
+
+        @functools.cache
+        def kind(structure: Any, forms: tuple[Any, ...], count: int) -> Kind:
+            leaves = [jax.ShapeDtypeStruct(*form) for form in forms]
+            params = jax.tree.unflatten(structure, leaves)
+            opt_state = jax.eval_shape(self.tx.init, params)
+            return kind_of(self.optimizer, params, opt_state, count)
+
+        return kind
 
     def empty_mean(
         self, params: Any, count: int, devices: int, shards: Shards
