@@ -132,9 +132,15 @@ def test_after_ctrl_c_a_save_is_not_waited_for(tmp_path, monkeypatch, caplog):
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_a_process_that_is_alone_finishes_its_save(tmp_path, error):
-    state = run(train_step(), 1, init(train_step()))
-    with pytest.raises(error), checkpoint.manager(tmp_path) as manager:
-        checkpoint.save(manager, state)
-        raise error
+    train = train_step()
+    state = run(train, init(train), batches(1))
+
+    def fail():
+        with checkpoint.manager(tmp_path) as manager:
+            checkpoint.save(manager, state)
+            raise error
+
+    with pytest.raises(error):
+        fail()
     with checkpoint.manager(tmp_path) as manager:
-        assert manager.latest_step() == 1
+        assert manager.latest_step() == int(state.step)
