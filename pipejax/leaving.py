@@ -61,13 +61,30 @@ def interrupted() -> bool:
     return isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
 
 
-def leave() -> None:
-    """Ends the process, whatever its threads wait for.
+def prepared() -> Callable[[], None]:
+    """Returns a function that ends the process, whatever its threads wait for.
 
-    The exit status is 130 after a `KeyboardInterrupt`, or else 1.
+    The function first tells JAX's runtime that the process leaves. The exit status is
+    130 after a `KeyboardInterrupt`, or else 1. A thread that bounds the time starts
+    now, because Python starts no threads at the end of a program.
     """
-    within(_GOODBYE, _say_goodbye)
-    _exit(130 if interrupted() else 1)
+    leaving = threading.Event()
+
+    def end() -> None:
+        _exit(130 if interrupted() else 1)
+
+    def bound() -> None:
+        leaving.wait()
+        time.sleep(_GOODBYE)
+        end()
+
+    def leave() -> None:
+        leaving.set()
+        _say_goodbye()
+        end()
+
+    threading.Thread(target=bound, name="pipejax-leaving", daemon=True).start()
+    return leave
 
 
 def within(seconds: float, work: Callable[[], Any]) -> bool:
@@ -173,8 +190,10 @@ def _hurry_in_calls() -> None:
 
 def _say_goodbye() -> None:
     """Waits until all processes of the job leave, and ends JAX's runtime here."""
-    if jax.distributed.is_initialized():
+    try:
         jax.distributed.shutdown()
+    except Exception as error:
+        _log.warning("an error while this process was leaving: %s", error)
 
 
 def _exit(status: int) -> None:

@@ -133,6 +133,16 @@ def test_only_a_keyboard_interrupt_ends_a_program_in_a_hurry(monkeypatch):
 def test_the_exit_status(monkeypatch, last, code):
     codes = []
     monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(threading.Thread, "start", lambda _: None)  # for the bound
     monkeypatch.setattr(sys, "last_value", last, raising=False)
-    leaving.leave()
+    leaving.prepared()()
     assert codes == [code]
+
+
+def test_the_others_are_waited_for_only_so_long(monkeypatch):
+    gate = threading.Event()
+    monkeypatch.setattr(leaving, "_GOODBYE", 0.05)
+    monkeypatch.setattr(leaving, "_say_goodbye", gate.wait)
+    monkeypatch.setattr(os, "_exit", lambda code: gate.set())
+    leaving.prepared()()
+    assert gate.is_set()

@@ -76,7 +76,7 @@ class CommunicationThread:
             target=_serve, args=(self._work,), name="pipejax-communication", daemon=True
         )
         self._thread.start()
-        atexit.register(_leave, self._thread, self._work)
+        atexit.register(_leave, self._thread, self._work, leaving.prepared())
 
 
 def _serve(work: "queue.SimpleQueue[Any]") -> None:
@@ -91,7 +91,11 @@ def _serve(work: "queue.SimpleQueue[Any]") -> None:
         del item, future, function, args
 
 
-def _leave(thread: threading.Thread, work: "queue.SimpleQueue[Any]") -> None:
+def _leave(
+    thread: threading.Thread,
+    work: "queue.SimpleQueue[Any]",
+    leave: Callable[[], None],
+) -> None:
     """Waits for the thread at the exit of the program, but no longer than `GRACE`.
 
     If the thread still waits for other processes then, the program leaves the job and
@@ -107,7 +111,7 @@ def _leave(thread: threading.Thread, work: "queue.SimpleQueue[Any]") -> None:
             " leaving without it",
             seconds,
         )
-        leaving.leave()
+        leave()
 
 
 _THREAD = CommunicationThread()

@@ -2,11 +2,12 @@
 
 import os
 import pathlib
+import threading
 
 import numpy as np
 import pytest
 
-from pipejax import checkpoint
+from pipejax import checkpoint, leaving
 
 from ..helpers import batches
 from .helpers import entries, init, run, train_step
@@ -151,3 +152,34 @@ def test_other_files_beside_are_left_alone(tmp_path):
         restored = checkpoint.restore(manager, train, init(train))
     assert int(restored.state.step) == 0
     assert before < {path.name for path in pathlib.Path(tmp_path).iterdir()}
+
+
+def test_after_ctrl_c_a_save_is_not_waited_for(tmp_path, monkeypatch, caplog):
+    """It may wait for processes that were interrupted before they began to save."""
+    gate, manager = threading.Event(), checkpoint.manager(tmp_path)
+    close = manager.close
+    monkeypatch.setattr(leaving, "HURRY", 0.05)
+    monkeypatch.setattr(manager, "close", gate.wait)
+    with monkeypatch.context() as patched:
+        patched.setattr("pipejax.checkpoint._manager.jax.process_count", lambda: 2)
+        with pytest.raises(KeyboardInterrupt), manager:
+            raise KeyboardInterrupt
+    assert "interrupted: leaving without the checkpoint under way" in caplog.text
+    gate.set()
+    close()
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_process_that_is_alone_finishes_its_save(tmp_path, error):
+    train = train_step()
+    state = run(train, init(train), batches(1))
+
+    def fail():
+        with checkpoint.manager(tmp_path) as manager:
+            checkpoint.save(manager, state)
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    with checkpoint.manager(tmp_path) as manager:
+        assert manager.latest_step() == int(state.step)

@@ -1,7 +1,6 @@
 """Tests the jobs of the communication thread: their order, errors and end."""
 
 import gc
-import os
 import subprocess
 import sys
 import threading
@@ -141,35 +140,29 @@ def test_a_fused_step_takes_its_turn(monkeypatch):
     assert order == ["before", "launched", True]
 
 
-@pytest.fixture
-def exits(monkeypatch):
-    """Collects the exit codes with which a program would have ended at once."""
-    codes = []
-    monkeypatch.setattr(os, "_exit", codes.append)
-    return codes
-
-
-@pytest.mark.parametrize(("last", "code"), [(None, 1), (KeyboardInterrupt(), 130)])
+@pytest.mark.parametrize(
+    ("last", "seconds"), [(None, "GRACE"), (KeyboardInterrupt(), "HURRY")]
+)
 def test_a_program_leaves_without_a_job_that_does_not_end(
-    exits, monkeypatch, caplog, last, code
+    monkeypatch, caplog, last, seconds
 ):
-    monkeypatch.setattr("pipejax.executors._thread.GRACE", 0.05)
-    monkeypatch.setattr("pipejax.leaving.HURRY", 0.05)
+    where = {"GRACE": "executors._thread.GRACE", "HURRY": "leaving.HURRY"}[seconds]
+    monkeypatch.setattr(f"pipejax.{where}", 0.05)
     monkeypatch.setattr(sys, "last_value", last, raising=False)
-    owner, gate = CommunicationThread(), threading.Event()
+    owner, gate, left = CommunicationThread(), threading.Event(), []
     owner.submit(gate.wait)
-    _leave(owner._thread, owner._work)
+    _leave(owner._thread, owner._work, lambda: left.append(True))
     gate.set()
-    assert exits == [code]
+    assert left == [True]
     assert "still waits for other processes 0.05 s after" in caplog.text
 
 
-def test_a_program_waits_for_a_job_that_ends(exits):
-    owner, done = CommunicationThread(), []
+def test_a_program_waits_for_a_job_that_ends():
+    owner, done, left = CommunicationThread(), [], []
     owner.submit(time.sleep, 0.05)
     owner.submit(done.append, 1)
-    _leave(owner._thread, owner._work)
-    assert (done, exits) == ([1], [])
+    _leave(owner._thread, owner._work, lambda: left.append(True))
+    assert (done, left) == ([1], [])
 
 
 FORKS = """
