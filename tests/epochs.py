@@ -1,16 +1,17 @@
 """
 Implements epochs of width 2 with weight prediction by hand. Each epoch ends drained.
 
-Worker i takes its gradient at the parameters to which its own gradient in flight would
-lead: `g_i[t] = grad f_i(w[t] - u(g_i[t-1]))`. The update u takes the mean g over
-workers: `w[t+1] = w[t] - u(g[t-1])`.
+Worker i takes its gradient at the parameters to which it expects the mean in flight to
+lead: by the mean that was applied last, and to first order by its own gradient (see
+`reference.linearized`); before any mean is applied, by its own gradient alone. The
+update u takes the mean g over workers: `w[t+1] = w[t] - u(g[t-1])`.
 """
 
 import jax
 import numpy as np
 import optax
 
-from .reference import mean
+from .reference import linearized, mean
 
 
 def by_hand(loss_fn, tx, params, epochs):
@@ -30,15 +31,28 @@ def by_hand(loss_fn, tx, params, epochs):
         return optax.apply_updates(w, u), opt_state
 
     grad = jax.jit(jax.value_and_grad(loss_fn))
-    w, opt_state = params, tx.init(params)
+
+    def held(m):
+        """Returns the optimizer, which has no sums over arrays."""
+        del m
+        return tx
+
+    def prediction(g):
+        if last is None:
+            return update(g, opt_state, w)[0]
+        return linearized(held, w, opt_state, last, [g])
+
+    w, opt_state, last = params, tx.init(params), None
     for batches in epochs:
         losses, in_flight = [], []
         for shares in batches:
-            ahead = [update(g, opt_state, w)[0] for g in in_flight] or [w] * len(shares)
+            ahead = [prediction(g) for g in in_flight] or [w] * len(shares)
             found = [grad(*each) for each in zip(ahead, shares, strict=True)]
             if in_flight:
-                w, opt_state = update(mean(in_flight), opt_state, w)
+                last = mean(in_flight)
+                w, opt_state = update(last, opt_state, w)
             losses.append(np.mean([loss for loss, _ in found]))
             in_flight = [g for _, g in found]
-        w, opt_state = update(mean(in_flight), opt_state, w)
+        last = mean(in_flight)
+        w, opt_state = update(last, opt_state, w)
         yield w, losses

@@ -28,7 +28,7 @@ from ._check_saved import (
     check_width,
 )
 from ._fault import DamagedError, Fault, agreed, attempt
-from ._leaves import empty, encoded, named, part_of
+from ._leaves import empty, encoded, form, named, part_of
 from ._meta import check_version, damage, read
 
 # Parts of a state that are sometimes not read, but made anew.
@@ -114,9 +114,10 @@ def _anew(
     like: PipelineState,
 ) -> tuple[str, ...]:
     """Returns the parts of a state that are not read."""
-    has_mean = any(part_of(name, (MEAN,)) for name in meta["leaves"])
-    # A single device predicts without a mean.
-    same_mean = has_mean == (like.mean is not None) or before.devices == now.devices
+    # A single device predicts without a mean. Where nothing is in flight, the dtype of
+    # messages may be another, and with it that of the mean.
+    other = before.devices != now.devices or meta["in_flight"] == 0
+    same_mean = not other or _same_mean(meta["leaves"], like)
     read = {
         QUEUE: meta["in_flight"] != 0,
         CODECS: before.same_codecs(now, train),
@@ -124,6 +125,14 @@ def _anew(
         SLOPES: same_mean,
     }
     return tuple(part for part, is_read in read.items() if not is_read)
+
+
+def _same_mean(saved: dict[str, Any], like: PipelineState) -> bool:
+    """Returns whether what a prediction keeps has the form that was saved."""
+    there = {name: (tuple(shape), dtype) for name, (shape, dtype) in saved.items()}
+    wanted = {name: form(leaf) for name, leaf in named(like).items()}
+    names = (name for name in there | wanted if part_of(name, (MEAN, SLOPES)))
+    return all(there.get(name) == wanted.get(name) for name in names)
 
 
 def _without(anew: tuple[str, ...], like: PipelineState) -> PipelineState:

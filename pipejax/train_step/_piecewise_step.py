@@ -361,7 +361,13 @@ class PiecewiseStep(LocalStep):
         if not self.weight_prediction or not in_flight.pending:
             return gathered
         if self._devices == 1:  # its pieces are whole
-            return super().point(state, in_flight)
+            # An argument that a program does not use is not donated to it.
+            params = jax.tree.map(
+                lambda whole, own: whole if whole.dtype == own.dtype else own,
+                state.gathered,
+                state.params,
+            )
+            return super().point(state._replace(params=params), in_flight)
         assert state.mean is not None  # because something is predicted
         needs_mean = state.mean.gradients is not None
         if needs_mean and state.slopes is None:  # elements mix

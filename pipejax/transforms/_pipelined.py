@@ -146,6 +146,8 @@ def update_of(tx: optax.GradientTransformation) -> Update:
 
     def update(gradients: Any, opt_state: Any, params: Any, loss: Any) -> Any:
         del loss
-        return tx.update(gradients, opt_state, params)
+        updates, new = tx.update(gradients, opt_state, params)
+        check_kept_form(opt_state, new)
+        return updates, new
 
     return update

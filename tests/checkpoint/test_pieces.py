@@ -57,12 +57,3 @@ def test_another_number_of_devices_drains(tmp_path, devices):
         assert leaf.shape == form.shape
         assert leaf.sharding.is_equivalent_to(form.sharding, leaf.ndim)
     other.step(found.state, other.batch(batches(1)[0]))
-
-
-def test_copies_for_other_devices_are_those_of_the_optimizer_state(tmp_path):
-    train, state = made("predicted", 4)
-    state, _ = train.drain(trained(train, state, 3))
-    other, _ = made("predicted", 2)
-    found = other.with_new_copies(other.init(state.params, opt_state=state.opt_state))
-    there = other.init(state.params, opt_state=state.opt_state).coarse
-    np.testing.assert_array_equal(found.coarse.codes, there.codes)

@@ -22,7 +22,11 @@ FULL = pytest.mark.full
 @grid(
     1,
     width=[1, 2, 3],
-    options=[{}, {"warmup_steps": 6}, {"deviation_feedback": 0.5}],
+    options=[
+        {},
+        {"warmup_steps": 6},
+        {"deviation_feedback": 0.5, "weight_prediction": "own"},
+    ],
 )
 def test_every_bit_comes_back(manager, width, options):
     data, train = batches(12), train_step(width=width, **options)
@@ -55,12 +59,14 @@ def test_every_bit_comes_back(manager, width, options):
     ],
 )
 def test_other_devices_drain_first(manager, caplog, before, now, feedback, width):
-    data, train = batches(6), train_step(before, width, deviation_feedback=feedback)
+    options = {"deviation_feedback": feedback}
+    options["weight_prediction"] = "own" if feedback else "linearized"
+    data, train = batches(6), train_step(before, width, **options)
     state = run(train, init(train), data)
     checkpoint.save(manager, state)
     manager.wait_until_finished()
     expected = host(train.drain(state)[0])
-    other = train_step(now, width, deviation_feedback=feedback)
+    other = train_step(now, width, **options)
     restored = checkpoint.restore(manager, other, init(other))
     assert restored.drained
     assert "gradients in flight are applied first" in caplog.text
@@ -103,7 +109,9 @@ def test_other_width_is_refused(manager):
 
 
 def test_other_feedback_is_refused(manager):
-    train, other = train_step(), train_step(deviation_feedback=0.5)
+    train, other = (
+        train_step(weight_prediction="own", deviation_feedback=x) for x in (0.0, 0.5)
+    )
     checkpoint.save(manager, run(train, init(train), batches(2)))
     manager.wait_until_finished()
     with pytest.raises(ValueError, match=r"first is in_flight.deviation.*options"):
@@ -285,5 +293,5 @@ def test_another_codec_is_refused(manager):
     train, other = feedback(4), train_step(4)
     checkpoint.save(manager, run(train, init(train), batches(2)))
     manager.wait_until_finished()
-    with pytest.raises(ValueError, match=r"of 21 leaves differ"):
+    with pytest.raises(ValueError, match=r"of 26 leaves differ"):
         checkpoint.restore(manager, other, init(other))

@@ -87,8 +87,9 @@ def params():
     } | {dtype: jnp.ones((2, 3), dtype) for dtype in FLOATING}
 
 
-FLOATING = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn")
+FLOATING = ("bfloat16", "float16")
 WHOLE = ("int2", "uint2", "bool", "int4", "uint4", "int8", "uint8", "int16", "uint32")
+TINY = ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn")
 
 
 def model_state():
@@ -102,7 +103,7 @@ def model_state():
             "other": jax.random.key(2, impl="rbg"),
         },
         "complex": jnp.ones(2, jnp.complex64),
-    } | {dtype: jnp.ones((2, 3), dtype) for dtype in WHOLE}
+    } | {dtype: jnp.ones((2, 3), dtype) for dtype in (*WHOLE, *TINY)}
 
 
 def loss_fn(params, batch):

@@ -47,7 +47,7 @@ PROGRAMS = """
 
 
     def fed_back(mesh):
-        return make(mesh, deviation_feedback=0.5)
+        return make(mesh, deviation_feedback=0.5, weight_prediction="own")
 
 
     def on_a_thread(mesh):

@@ -55,7 +55,13 @@ def deviation_growth(tx, width, curvatures, steps=4000, **how):
         return jnp.mean(0.5 * curvature * w**2 - push * w)
 
     train = pj.make_train_step(
-        loss_fn, tx, mesh=pj.data_mesh(2), width=width, executor="fused", **how
+        loss_fn,
+        tx,
+        mesh=pj.data_mesh(2),
+        width=width,
+        executor="fused",
+        weight_prediction="own",
+        **how,
     )
     pushes = jnp.zeros((steps, 2)).at[0].set(jnp.array([1.0, -1.0]))
 

@@ -36,7 +36,11 @@ def test_what_the_loss_leaves_alone_may_hold_anything(executor, width, microbatc
         microbatches=microbatches,
         executor=executor,
     )
-    state = train.init(init_params(), model_state={"mask": MASK, "mean": np.zeros(2)})
+    state = train.init(
+        init_params(),
+        model_state={"mask": MASK, "mean": np.zeros(2)},
+        batch=batches(1)[0],
+    )
     for batch in batches(3):
         state, _ = train.step(state, batch)
     state, _ = train.drain(state)
@@ -74,9 +78,10 @@ def test_a_later_infinity_is_skipped_and_counted():
 
 def test_only_the_first_step_looks():
     train = pj.make_train_step(masked, optax.sgd(0.1), mesh=pj.data_mesh(4))
-    state = train.init(init_params(), model_state={"mask": MASK, "mean": np.zeros(2)})
-    assert state.calls == 0
     (batch,) = batches(1)
+    model_state = {"mask": MASK, "mean": np.zeros(2)}
+    state = train.init(init_params(), model_state=model_state, batch=batch)
+    assert state.calls == 0
     state, _ = train.step(state, batch)
     assert state.calls is None
     jitted, _ = jax.jit(train.step)(state, batch)

@@ -43,7 +43,10 @@ def averaging(params, batch, *, model_state):
 
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_model_state_obeys_the_recursion(width):
-    """`s[t] = s[t-1] + mean d[t-K]` is exact for small integers over powers of two."""
+    """`s[t] = s[t-1] + mean d[t-K]` is exact for small integers over powers of two.
+
+    Each device computes at s plus its own changes in flight.
+    """
     rng = np.random.default_rng(0)
     data = rng.integers(0, 16, size=(6, 4 * DEVICES)).astype(np.float32)
     train = make(averaging, width=width, weight_prediction=False)
@@ -53,11 +56,13 @@ def test_model_state_obeys_the_recursion(width):
 
     s, in_flight, expected = np.float32(8), [], []
     for batch in data:
-        in_flight.append(mean([0.5 * s + 0.5 * x.mean() - s for x in split(batch, 4)]))
+        own = [s + sum(changes) for changes in zip(*in_flight, strict=True)] or [s] * 4
+        pairs = zip(own, split(batch, 4), strict=True)
+        in_flight.append([0.5 * a + 0.5 * x.mean() - a for a, x in pairs])
         if len(in_flight) == width:
-            s = s + in_flight.pop(0)
+            s = s + mean(in_flight.pop(0))
         expected.append(s)
-    expected.append(s + sum(in_flight))
+    expected.append(s + sum(map(mean, in_flight)))
     np.testing.assert_array_equal(np.stack(got), np.stack(expected))
 
 

@@ -427,7 +427,10 @@ def test_replicas_are_the_same():
     ("options", "said"),
     [
         ({"shard_optimizer": 1}, "`shard_optimizer` must be True or False, got 1"),
-        ({"deviation_feedback": 0.5}, "`deviation_feedback` must be 0 with shard_opt"),
+        (
+            {"weight_prediction": "own"},
+            "`weight_prediction` must be 'linearized' or False",
+        ),
         (
             {"all_reduce": collectives.tree()},
             "`all_reduce` must have two halves with shard_optimizer=True",

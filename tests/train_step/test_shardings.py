@@ -24,7 +24,7 @@ def test_every_array_has_a_sharding_of_its_mesh(inner):
     mesh = pj.data_mesh(2 * inner, axis_name=("host", "fsdp"), hosts=2)
     if inner == 1:
         mesh = pj.data_mesh(2, axis_name="host")
-    train = make(mesh, width=3, deviation_feedback=0.5)
+    train = make(mesh, width=3, deviation_feedback=0.5, weight_prediction="own")
     params = init_params()
     if inner == 2:
         place = NamedSharding(mesh, P("fsdp"))

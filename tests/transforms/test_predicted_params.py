@@ -57,7 +57,7 @@ def test_an_optimizer_that_counts_is_predicted_from_its_first_gradient_on():
     width, adamw = 3, optax.adamw(1e-2)
     inner = optax.conditionally_mask(adamw, lambda step: step >= width - 1)
     states = Loop(chained(width, inner), ahead=inner).run(width)
-    wanted = expected(width, adamw, weight_prediction=True)
+    wanted = expected(width, adamw, weight_prediction="own")
     got = [s.params for s in states[:STEPS]]
     chex.assert_trees_all_close(got, wanted[:STEPS], rtol=0, atol=1e-5)
 
@@ -66,7 +66,7 @@ def test_a_chain_of_several_is_given_as_one():
     parts = (optax.clip_by_global_norm(0.3), optax.sgd(0.1))
     tx = optax.chain(pj.pipelined_mean("data", width=2), *parts)
     states = Loop(tx, ahead=optax.chain(*parts)).run(2)
-    wanted = expected(2, optax.chain(*parts), weight_prediction=True)
+    wanted = expected(2, optax.chain(*parts), weight_prediction="own")
     got = [s.params for s in states[:STEPS]]
     chex.assert_trees_all_close(got, wanted[:STEPS], rtol=0, atol=1e-6)
 
