@@ -43,7 +43,7 @@ def encoded(slope: jax.Array, steepest: jax.Array, dtype: DTypeLike) -> jax.Arra
     Examples:
       >>> code = encoded(jnp.float32([1.0, -0.3, 5.0]), jnp.float32(2.0), CODE)
       >>> decoded(code, jnp.float32(2.0)).tolist()
-      [1.0, -0.3035714328289032, 2.0]
+      [1.0, -0.2857142984867096, 2.0]
     """
     if dtype != CODE:
         return slope.astype(dtype)

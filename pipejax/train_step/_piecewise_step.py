@@ -156,8 +156,7 @@ class PiecewiseStep(LocalStep):
 
         def leave(value: Any, states: Any) -> tuple[Any, Any]:
             found = program.result(value)
-            sent = *jax.tree.leaves(found.ahead), *jax.tree.leaves(found.codes)
-            sent = tuple(map(_bits, sent))
+            sent = tuple(map(_bits, _to_gather(program, found, places)))
             return (sent, found._replace(ahead=None, codes=None)), states
 
         def end(value: Any) -> Reduced:
@@ -499,6 +498,32 @@ _NOTHING: Any = _NoMean()
 def _sends_slopes(state: Any, behind: int) -> bool:
     """Returns whether devices gather slopes for this number of messages."""
     return state.slopes is not None and len(state.slopes.codes) == behind
+
+
+def _to_gather(program: Program, found: _Between, places: Places) -> list[jax.Array]:
+    """Returns this device's pieces of parameters and slopes, for all to gather.
+
+    What follows from numbers alone, such as the slopes of a frozen parameter, is whole
+    on every device.
+
+    Args:
+      program: The update, which returned `found`.
+      found: What an exchange has updated.
+      places: Where the pieces lie.
+    """
+    numbers = jax.tree.unflatten(program.tree, range(program.tree.num_leaves))
+    at = [*jax.tree.leaves(numbers.ahead), *jax.tree.leaves(numbers.codes)]
+    arrays = [*jax.tree.leaves(found.ahead), *jax.tree.leaves(found.codes)]
+    specs = places.params * (len(arrays) // len(places.params))
+
+    def piece(number: int, x: jax.Array, spec: P) -> jax.Array:
+        wanted = places.devices.divides(split_of(spec, x.ndim))
+        if program.splits[number] == wanted:
+            return x
+        assert not any(program.splits[number])
+        return places.devices.piece(x, wanted)
+
+    return list(map(piece, at, arrays, specs))
 
 
 def _bits(x: jax.Array) -> jax.Array:

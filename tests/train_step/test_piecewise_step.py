@@ -156,6 +156,9 @@ PREDICTED = OPTIMIZERS | {
     "normalize": optax.chain(optax.contrib.normalize(), optax.sgd(0.05)),
     "multi steps": optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation(),
     "products": products(),
+    "frozen": optax.chain(
+        optax.adam(1e-2), optax.freeze(dict.fromkeys(params(), False) | {"up": True})
+    ),
 }
 
 
