@@ -235,6 +235,7 @@ def test_several_train_steps_of_sharded_models_in_one_program(seed):
         assert group.ask("of_kinds", seed, 60, *kinds) == [[], []]
 
 
+@pytest.mark.one_python  # two processes work for 10 processor seconds
 def test_programs_drawn_at_random(ask, tmp_path):
     """Three programs of `test_mixed.py`, whose hosts have one device each."""
     for seed in mixed.QUICK[2]:
