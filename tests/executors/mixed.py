@@ -18,8 +18,9 @@ import jax
 import numpy as np
 
 from .group import Group
+from .losses import INPUTS, OUTPUTS
 from .programs import Program
-from .runs import EXAMPLES, HOSTS, INPUTS, OUTPUTS, Loop, Run
+from .runs import EXAMPLES, HOSTS, Loop, Run
 
 TOLERANCE = 1e-4
 """
@@ -49,6 +50,8 @@ class Play:
     """
     A program that runs, with the same training by hand beside it.
 
+    Each action is a method, which gets the number of a train step.
+
     Attributes:
       wrong: What differs, in words.
     """
@@ -61,19 +64,6 @@ class Play:
         self.runs, self.hands = ([None] * len(program.settings) for _ in range(2))
         for number in range(len(program.settings)):
             self.make(number, anew=False)
-
-    def do(self, action, number):
-        """Does one of the actions of a program, with the train step of a number."""
-        actions = {
-            "step": self.step,
-            "drain": self.drain,
-            "make anew": self.make_anew,
-            "evaluate": self.evaluate,
-        }
-        if action == "save and restore":
-            self.save_and_restore()
-        else:
-            actions[action](number)
 
     def make(self, number, *, anew):
         setting = self.program.settings[number]
@@ -107,8 +97,9 @@ class Play:
         wanted = np.square(errors).mean()
         self.compare(number, "evaluated loss", run.evaluate(parts), wanted)
 
-    def save_and_restore(self):
+    def save_and_restore(self, number):
         """Saves all states first, and then goes on with new train steps."""
+        del number  # of no train step alone
         kept = [(i, run) for i, run in enumerate(self.runs) if isinstance(run, Run)]
         for i, run in kept:
             run.save(self.folder / str(i))
@@ -180,8 +171,8 @@ def first_devices(each):
 def played(program, folder):
     """Runs a program, and returns what differs from the same training by hand."""
     play = Play(program, folder)
-    for action in program.actions:
-        play.do(*action)
+    for action, number in program.actions:
+        getattr(play, action)(number)
     play.end()
     return play.wrong
 

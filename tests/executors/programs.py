@@ -91,7 +91,8 @@ class Program:
       seed: Seed of parameters and batches.
       devices: The number of devices of each host.
       settings: How its train steps are made.
-      actions: Pairs of an action and the number of a train step, in order.
+      actions: Pairs of an action, a method of `mixed.Play`, and the number of a train
+        step, in order.
     """
 
     seed: int
@@ -115,7 +116,7 @@ class Program:
             settings.insert(0, Setting("host"))
         actions = drawn_actions(rng, rng.integers(8, 24), settings)
         if chance(rng, 0.5):
-            actions.insert(len(actions) // 2, ("save and restore", -1))
+            actions.insert(len(actions) // 2, ("save_and_restore", -1))
         return cls(seed, devices, tuple(settings), tuple(actions))
 
     @classmethod
@@ -142,7 +143,7 @@ def drawn_actions(rng, count, settings):
         elif found < 0.9:
             actions.append(("drain", number))
         elif found < 0.95:
-            actions.append(("make anew", number))
+            actions.append(("make_anew", number))
         else:
             actions.append(("evaluate", number))
     return actions
