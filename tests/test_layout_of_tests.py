@@ -26,6 +26,7 @@ TWINS = [
     "tests/reference.py",
     "tests/epochs.py",
     "tests/collectives/reference.py",
+    "tests/executors/by_hand.py",
     "tests/flax/twin.py",
     "tests/overlap/independent.py",
 ]

@@ -445,7 +445,8 @@ TASKS = {
     "sleeps": sleeps,
     "sharded": sharded.saved_and_continued,
     "pieces": pieces.saved_and_continued,
-    "mixed": mixed.mixed,
+    "drawn": mixed.drawn,
+    "of_kinds": mixed.of_kinds,
 }
 
 if __name__ == "__main__":
