@@ -163,7 +163,7 @@ PREDICTED = OPTIMIZERS | {
 
 
 @ONE_PYTHON
-@grid(1, name=PREDICTED, width=(2, 3), devices=(1, 2, 4), executor=("fused", "host"))
+@grid(1, name=PREDICTED, width=(2, 3), devices=(4, 2, 1), executor=("fused", "host"))
 def test_predictions_are_those_of_the_unsharded_pipeline(
     name, width, devices, executor
 ):
