@@ -80,8 +80,16 @@ class Mean(NamedTuple):
           gradients: The mean gradient by which the parameters were updated.
           loss: The mean loss.
         """
-        kept = None if self.gradients is None else like(gradients, self.gradients)
-        return Mean(kept, loss.astype(jnp.float32), jnp.array(True))
+        kept = self.gradients
+        if kept is not None:
+            # An optimizer may deal with NaN itself. P times NaN would be NaN.
+            kept = jax.tree.map(
+                lambda g, old: jnp.where(jnp.isfinite(g), g.astype(old.dtype), old),
+                gradients,
+                kept,
+            )
+        finite = jnp.where(jnp.isfinite(loss), loss.astype(jnp.float32), self.loss)
+        return Mean(kept, finite, jnp.array(True))
 
 
 class Own(NamedTuple):

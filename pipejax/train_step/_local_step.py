@@ -47,7 +47,7 @@ from ._info import StepInfo
 from ._loss import Loss
 from ._model_state import model_state_ahead
 from ._state import Kept, SharedState, whole_params
-from ._update import advanced, apply_reduced, decided, select, stepped
+from ._update import advanced, apply_reduced, select, stepped
 
 Rule = Literal["linearized", "own", False]
 
@@ -273,7 +273,7 @@ class LocalStep:
 
         The mean in flight may be usable all the same, and moments move with it.
         """
-        usable, _ = decided(own, skip_nonfinite=self.skip_nonfinite)
+        usable = own.usable
         gradients, passengers = own.sum.gradients, own.sum.passengers
         zeros = jax.tree.map(jnp.zeros_like, gradients)
         if passengers.weighted:
@@ -294,8 +294,8 @@ class LocalStep:
         """
 
         def one(message: Message, arrived: jax.Array) -> Own:
-            real = Reduced.of(message, arrived)
-            usable, _ = decided(real, skip_nonfinite=self.skip_nonfinite)
+            # Also where the optimizer is to deal with NaN: P times NaN is NaN.
+            usable = Reduced.of(message, arrived).usable
             gradients = mean_as(message.gradients, params, message, 1)
             zeros = jax.tree.map(jnp.zeros_like, gradients)
             return Own(

@@ -208,3 +208,12 @@ def test_a_mean_has_the_smaller_dtype():
     assert dtypes == {"w": jnp.float32, "half": jnp.bfloat16}
     kept = Mean.empty(params, None).after(params, jnp.float32(2))
     assert (kept.loss, kept.known) == (2, True)
+
+
+def test_a_mean_keeps_what_was_finite():
+    """With `skip_nonfinite=False`, an optimizer may be given NaN."""
+    mean = Mean(M, jnp.float32(2), YES)
+    bad = M | {"w": jnp.float32([np.nan, 5.0, np.inf])}
+    kept = mean.after(bad, jnp.float32(np.nan))
+    np.testing.assert_array_equal(kept.gradients["w"], [M["w"][0], 5.0, M["w"][2]])
+    assert kept.loss == 2
