@@ -1,8 +1,8 @@
 """Predicts the parameters to which the gradients in flight will lead."""
 
 from ._expand import expanded as expanded
+from ._mean import Mean as Mean
 from ._rule import Kind as Kind
-from ._rule import Mean as Mean
 from ._rule import Own as Own
 from ._rule import Update as Update
 from ._rule import anchored as anchored
@@ -11,3 +11,6 @@ from ._rule import kind_of as kind_of
 from ._rule import predicted as predicted
 from ._slopes import CODE as CODE
 from ._slopes import Slopes as Slopes
+from ._slopes import of_words as of_words
+from ._slopes import to_words as to_words
+from ._slopes import word_form as word_form

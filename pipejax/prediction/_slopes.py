@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.typing import DTypeLike
 
 CODE = jnp.float8_e4m3fn
@@ -61,3 +62,35 @@ def decoded(code: jax.Array, steepest: jax.Array) -> jax.Array:
     if code.dtype != CODE:
         return code
     return code.astype(jnp.float32) * (steepest / _LARGEST)
+
+
+def to_words(code: jax.Array) -> jax.Array:
+    """Returns 8-bit codes as integers, since backends may send floats as float32.
+
+    Other arrays stay as they are.
+
+    Args:
+      code: An array.
+    """
+    is_code = code.dtype == CODE
+    return lax.bitcast_convert_type(code, jnp.uint8) if is_code else code
+
+
+def word_form(form: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """Returns the shape and dtype that `to_words` returns.
+
+    Args:
+      form: The shape and dtype that `to_words` is given.
+    """
+    return form.update(dtype=jnp.uint8) if form.dtype == CODE else form
+
+
+def of_words(words: jax.Array, like: jax.Array) -> jax.Array:
+    """Undoes `to_words`.
+
+    Args:
+      words: What `to_words` returned.
+      like: An array of the dtype that it was given.
+    """
+    same = words.dtype == like.dtype
+    return words if same else lax.bitcast_convert_type(words, like.dtype)

@@ -38,7 +38,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
@@ -65,7 +64,18 @@ from pipejax.message import (
     summands,
 )
 from pipejax.pieces import NotElementwiseError, Program, on_pieces, stages_of
-from pipejax.prediction import CODE, Kind, Mean, Slopes, anchored, changed, expanded
+from pipejax.prediction import (
+    CODE,
+    Kind,
+    Mean,
+    Slopes,
+    anchored,
+    changed,
+    expanded,
+    of_words,
+    to_words,
+    word_form,
+)
 from pipejax.shards import UNSHARDED, Shards, as_on_shards, constrained
 
 from ._local_step import LocalStep
@@ -147,7 +157,7 @@ class PiecewiseStep(LocalStep):
         if sends_slopes := _sends_slopes(state, len(behind)):
             dtypes = map(self._slope_dtype, forms)
             codes = [x.update(dtype=d) for x, d in zip(forms, dtypes, strict=True)]
-            forms = [*forms, *map(_bits_form, codes * len(behind))]
+            forms = [*forms, *map(word_form, codes * len(behind))]
             gather = Halved(all_reduce, shards.cuts * (1 + len(behind)))
 
         def enter(value: Any, states: Any) -> tuple[Any, Any]:
@@ -156,7 +166,7 @@ class PiecewiseStep(LocalStep):
 
         def leave(value: Any, states: Any) -> tuple[Any, Any]:
             found = program.result(value)
-            sent = tuple(map(_bits, _to_gather(program, found, places)))
+            sent = tuple(map(to_words, _to_gather(program, found, places)))
             return (sent, found._replace(ahead=None, codes=None)), states
 
         def end(value: Any) -> Reduced:
@@ -168,7 +178,7 @@ class PiecewiseStep(LocalStep):
             )
             slopes = state.slopes
             if slopes is not None and sends_slopes:
-                sent = jax.tree.map(_of_bits, tuple(codes), slopes.codes)
+                sent = jax.tree.map(of_words, tuple(codes), slopes.codes)
                 slopes = Slopes(sent, found.steepest)
             return Reduced(
                 sum=Message(None, found.changes, found.passengers, shards),
@@ -524,21 +534,6 @@ def _to_gather(program: Program, found: _Between, places: Places) -> list[jax.Ar
         return places.devices.piece(x, wanted)
 
     return list(map(piece, at, arrays, specs))
-
-
-def _bits(x: jax.Array) -> jax.Array:
-    """Returns 8-bit floats as integers, since backends may send floats as float32."""
-    return lax.bitcast_convert_type(x, jnp.uint8) if x.dtype == CODE else x
-
-
-def _bits_form(form: Any) -> Any:
-    """Returns the shape and dtype that `_bits` returns."""
-    return form.update(dtype=jnp.uint8) if form.dtype == CODE else form
-
-
-def _of_bits(x: jax.Array, like: jax.Array) -> jax.Array:
-    """Undoes `_bits`."""
-    return x if x.dtype == like.dtype else lax.bitcast_convert_type(x, like.dtype)
 
 
 def _means(specs: Any) -> Any:

@@ -18,7 +18,7 @@ DECAY, SECOND, EPS = 0.9, 0.99, 1e-2
 
 
 class Message(NamedTuple):
-    """What a worker contributes to a step."""
+    """Holds what a worker contributes to a step."""
 
     weight: float
     gradients: dict
@@ -28,7 +28,7 @@ class Message(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a step says of the messages that it has applied."""
+    """Holds the report of a step on the message that it has applied."""
 
     arrived: bool
     loss: float = np.nan

@@ -339,7 +339,7 @@ OVERWRITTEN = "_overwrite_with_gradient"
 
 @pytest.mark.parametrize("width", [1, 2])
 def test_scales_that_their_gradient_overwrites(width):
-    """As model state they are those of `TrainState.apply_gradients`."""
+    """Compares scales in the model state with those of `TrainState.apply_gradients`."""
     net = nn.Dense(8, dot_general_cls=fp8_ops.Fp8DirectDotGeneralOp)
     batch = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32) * 5
     variables, tx = net.init(jax.random.key(0), batch), optax.sgd(0.01)

@@ -215,7 +215,7 @@ def test_streams_have_the_keys_of_their_names():
 
 
 def test_frozen_variables_are_not_sent():
-    """Of an adapted model, only the adapter and the changing statistics travel."""
+    """Only the adapter and the statistics that change travel, not the base model."""
 
     class Adapted(nnx.Module):
         def __init__(self, *, rngs):

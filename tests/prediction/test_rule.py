@@ -198,22 +198,3 @@ def test_the_part_of_all_devices_and_the_own_part_make_the_prediction(count):
         kind(tx, count), updating(tx), W, state, mean, [own(M), own(M)][:count]
     )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), coarse, at_m)
-
-
-def test_a_mean_has_the_smaller_dtype():
-    params = {"w": jnp.ones(2), "half": jnp.ones(2, jnp.bfloat16)}
-    dtypes = jax.tree.map(lambda x: x.dtype, Mean.empty(params, jnp.bfloat16).gradients)
-    assert dtypes == {"w": jnp.bfloat16, "half": jnp.bfloat16}
-    dtypes = jax.tree.map(lambda x: x.dtype, Mean.empty(params, None).gradients)
-    assert dtypes == {"w": jnp.float32, "half": jnp.bfloat16}
-    kept = Mean.empty(params, None).after(params, jnp.float32(2))
-    assert (kept.loss, kept.known) == (2, True)
-
-
-def test_a_mean_keeps_what_was_finite():
-    """With `skip_nonfinite=False`, an optimizer may be given NaN."""
-    mean = Mean(M, jnp.float32(2), YES)
-    bad = M | {"w": jnp.float32([np.nan, 5.0, np.inf])}
-    kept = mean.after(bad, jnp.float32(np.nan))
-    np.testing.assert_array_equal(kept.gradients["w"], [M["w"][0], 5.0, M["w"][2]])
-    assert kept.loss == 2

@@ -1,0 +1,57 @@
+"""The mean gradient that was applied last, from which devices predict."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+
+class Mean(NamedTuple):
+    """The mean gradient that was applied last.
+
+    Attributes:
+      gradients: The mean gradient, in a dtype of at most the size of the parameters'.
+        `None` if predictions with a sharded optimizer do not need it.
+      loss: float32, the mean loss of the same batches.
+      known: bool, whether an update has been applied at all. Until then, all are zero.
+    """
+
+    gradients: Any
+    loss: jax.Array
+    known: jax.Array
+
+    @classmethod
+    def empty(cls, params: Any, travels: DTypeLike | None) -> "Mean":
+        """Returns a mean before any update.
+
+        Args:
+          params: The whole parameters, or their shapes.
+          travels: dtype in which gradients travel. `None` stands for their own.
+        """
+
+        def zeros(leaf: Any) -> jax.Array:
+            dtype = jnp.dtype(travels or leaf.dtype)
+            smaller = dtype.itemsize < leaf.dtype.itemsize
+            return jnp.zeros(leaf.shape, dtype if smaller else leaf.dtype)
+
+        gradients = jax.tree.map(zeros, params)
+        return cls(gradients, jnp.zeros((), jnp.float32), jnp.array(False))
+
+    def after(self, gradients: Any, loss: jax.Array) -> "Mean":
+        """Returns the mean after an update.
+
+        Args:
+          gradients: The mean gradient by which the parameters were updated.
+          loss: The mean loss.
+        """
+        kept = self.gradients
+        if kept is not None:
+            # An optimizer may deal with NaN itself. P times NaN would be NaN.
+            kept = jax.tree.map(
+                lambda g, old: jnp.where(jnp.isfinite(g), g.astype(old.dtype), old),
+                gradients,
+                kept,
+            )
+        finite = jnp.where(jnp.isfinite(loss), loss.astype(jnp.float32), self.loss)
+        return Mean(kept, finite, jnp.array(True))
