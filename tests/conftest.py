@@ -15,6 +15,7 @@ import gc
 import os
 import tempfile
 import zlib
+from collections.abc import Iterator
 
 os.environ["NPROC"] = "16"
 # The processes that tests start need this too: the compilers for absent accelerators
@@ -52,6 +53,23 @@ hypothesis.settings.load_profile("ci")
 
 # Tracing makes many small objects. Collecting garbage less often saves time.
 gc.set_threshold(100_000, 20, 100)
+
+
+@pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """Fails a test that leaves another environment to the tests after it."""
+    before = _environment()
+    yield
+    after = _environment()
+    os.environ.update(before)
+    for name in after.keys() - before.keys():
+        del os.environ[name]
+    assert after == before
+
+
+def _environment() -> dict[str, str]:
+    """Returns the environment, without the variable in which pytest names the test."""
+    return {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

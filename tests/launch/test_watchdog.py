@@ -122,6 +122,7 @@ def test_a_limit_too_short_to_hear_anyone_or_longer_than_jax_waits(limit):
 
 def test_a_longer_heartbeat_allows_a_longer_limit(monkeypatch):
     given = {}
+    monkeypatch.setenv("NPROC", "64")  # enough threads, so that it stays
     monkeypatch.setattr(
         jax.distributed, "initialize", lambda *_, **options: given.update(options)
     )
