@@ -15,7 +15,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pipejax.mesh import on_mesh
+from pipejax._internal.mesh import on_mesh
 
 Loss = Callable[..., Any]
 

@@ -29,8 +29,8 @@ import tyro
 
 import pipejax as pj
 from pipejax import checkpoint
+from pipejax._internal.checksums import checksums
 from pipejax.checkpoint._leaves import named
-from pipejax.checksums import checksums
 
 from . import report
 

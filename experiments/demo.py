@@ -19,7 +19,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from pipejax.picture import new_figure
+from pipejax._internal.figures import new_figure
 
 from . import cluster, logs, report, time_to_accuracy, train
 

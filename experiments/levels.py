@@ -33,8 +33,8 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax import codecs, collectives
-from pipejax.mesh import on_mesh
-from pipejax.vectors import joined
+from pipejax._internal.mesh import on_mesh
+from pipejax._internal.ravel import joined
 
 from . import data, models, report, task
 

@@ -36,7 +36,7 @@ import jax
 import tyro
 from rich.table import Table
 
-from pipejax.picture import new_figure
+from pipejax._internal.figures import new_figure
 
 from . import cluster, report, speedup
 from .methods import Problem

@@ -26,7 +26,7 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax import codecs, collectives, timing
-from pipejax.picture import new_figure
+from pipejax._internal.figures import new_figure
 
 from . import cluster, report
 from .cluster import member

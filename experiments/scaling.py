@@ -35,7 +35,7 @@ import tyro
 
 import pipejax as pj
 from pipejax import codecs, timing
-from pipejax.picture import new_figure
+from pipejax._internal.figures import new_figure
 
 from . import cluster, methods, report, side_by_side
 from .cluster import member

@@ -36,7 +36,7 @@ import tyro
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.picture import new_figure
+from pipejax._internal.figures import new_figure
 
 from . import cluster, methods, report
 from .methods import Problem

@@ -38,7 +38,7 @@ import jax
 import numpy as np
 import tyro
 
-from pipejax.picture import new_figure
+from pipejax._internal.figures import new_figure
 
 from . import cluster, data, methods, report, task
 from .cluster import member

@@ -31,7 +31,7 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax import codecs, collectives
-from pipejax.mesh import AxisName, on_mesh
+from pipejax._internal.mesh import AxisName, on_mesh
 from pipejax.overlap import inspect, topology
 
 from . import exchange, report

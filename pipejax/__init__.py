@@ -15,10 +15,10 @@ from . import problems as problems
 from . import stability as stability
 from . import timing as timing
 from . import transforms as transforms
+from ._internal.mesh import data_mesh as data_mesh
+from ._internal.replicas import replica_digest as replica_digest
 from .executors import compiler_options as compiler_options
-from .mesh import data_mesh as data_mesh
 from .message import InFlight as InFlight
-from .replicas import replica_digest as replica_digest
 from .train_step import Aux as Aux
 from .train_step import PipelineState as PipelineState
 from .train_step import StepInfo as StepInfo

@@ -52,7 +52,7 @@ def modules():
 def test_a_test_is_named_after_its_module():
     assert place_of_test("pipejax/codecs/_cast.py") == "tests/codecs/test_cast.py"
     assert place_of_test("pipejax/flax/nnx.py") == "tests/flax/test_nnx.py"
-    assert place_of_test("pipejax/mesh.py") == "tests/test_mesh.py"
+    assert place_of_test("pipejax/_internal/mesh.py") == "tests/internal/test_mesh.py"
 
 
 def test_every_module_has_a_test_of_its_name():

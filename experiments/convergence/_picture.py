@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-from pipejax.picture import new_figure
+from pipejax._internal.figures import new_figure
 
 from ._runs import Run, of_seeds, pairs, tuned_rate
 

@@ -34,7 +34,7 @@ import tyro
 
 import pipejax as pj
 from experiments import learning, report
-from pipejax.picture import new_figure
+from pipejax._internal.figures import new_figure
 
 from ._change import change, spread
 from ._contenders import METHODS, OPTIMIZERS, Method, Optimizer

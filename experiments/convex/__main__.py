@@ -29,7 +29,7 @@ import tyro
 
 from experiments import report
 from pipejax import corrections, problems, stability
-from pipejax.picture import new_figure
+from pipejax._internal.figures import new_figure
 
 from . import _codecs, _random, _real, _regret, _smooth
 

@@ -25,7 +25,7 @@ import numpy as np
 import tyro
 
 from experiments import cluster, report
-from pipejax.picture import new_figure
+from pipejax._internal.figures import new_figure
 
 from .command import program
 from .printed import printed

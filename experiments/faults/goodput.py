@@ -37,7 +37,7 @@ import numpy as np
 import tyro
 
 from experiments import cluster, report
-from pipejax.picture import new_figure
+from pipejax._internal.figures import new_figure
 
 from .__main__ import digests
 from .command import launched, program

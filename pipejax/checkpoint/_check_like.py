@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from pipejax.mesh import inner_axes
+from pipejax._internal.mesh import inner_axes
 from pipejax.message import width_of
 from pipejax.train_step import PipelineState, TrainStep, opt_state_difference
 

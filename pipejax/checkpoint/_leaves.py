@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.keys import is_key
+from pipejax._internal.keys import is_key
 
 Form = tuple[tuple[int, ...], str]
 """The shape of a leaf and the name of its dtype."""

@@ -11,8 +11,8 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from pipejax import leaving
-from pipejax.integers import is_integer
+from pipejax._internal import leaving
+from pipejax._internal.integers import is_integer
 
 from ._fault import together, while_files_vanish, writing_to
 from ._lock import Lock

@@ -9,8 +9,8 @@ import orbax.checkpoint as ocp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax.checksums import checksums
-from pipejax.mesh import axes
+from pipejax._internal.checksums import checksums
+from pipejax._internal.mesh import axes
 from pipejax.reshard import Spread, shapes_on
 from pipejax.train_step import (
     PipelineState,

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from pipejax.integers import is_integer
-from pipejax.mesh import axes, without_mesh
+from pipejax._internal.integers import is_integer
+from pipejax._internal.mesh import axes, without_mesh
 from pipejax.reshard import reshard
 from pipejax.train_step import (
     PipelineState,

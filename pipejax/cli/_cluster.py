@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pipejax import timing
-from pipejax.integers import is_integer
+from pipejax._internal.integers import is_integer
 
 from ._units import bits, check
 from ._usage import UsageError, in_one_line

@@ -3,7 +3,7 @@
 import os
 import statistics
 
-from pipejax.picture import new_figure
+from pipejax._internal.figures import new_figure
 
 from ._diagnosis import Diagnosis
 

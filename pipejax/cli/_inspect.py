@@ -10,8 +10,8 @@ from typing import Any
 import jax
 
 import pipejax as pj
+from pipejax._internal.mesh import axes, inner_axes
 from pipejax.executors import Fused
-from pipejax.mesh import axes, inner_axes
 from pipejax.message import at_width_1
 from pipejax.overlap import (
     Report,

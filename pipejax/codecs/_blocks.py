@@ -33,8 +33,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pipejax.bits import from_words, pack, to_words, unpack
-from pipejax.integers import is_integer
+from pipejax._internal.bits import from_words, pack, to_words, unpack
+from pipejax._internal.integers import is_integer
 
 from ._codec import Codec
 from ._rounding import Rounding, to_integer

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from pipejax.bits import from_words, to_words
-from pipejax.ranges import headroom, is_narrow
-from pipejax.vectors import Shapes
+from pipejax._internal.bits import from_words, to_words
+from pipejax._internal.ranges import headroom, is_narrow
+from pipejax._internal.ravel import Shapes
 
 from ._codec import Codec
 from ._rounding import Rounding

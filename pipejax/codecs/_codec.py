@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from pipejax.vectors import Shapes
+from pipejax._internal.ravel import Shapes
 
 
 class Codec(abc.ABC):

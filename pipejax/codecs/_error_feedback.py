@@ -35,7 +35,7 @@ import optax
 from jax import lax
 from jax.typing import DTypeLike
 
-from pipejax.vectors import Shapes, joined
+from pipejax._internal.ravel import Shapes, joined
 
 from ._codec import Codec, Linear
 from ._sparse import RandomK

@@ -37,9 +37,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from pipejax.bits import from_words, to_words
-from pipejax.integers import is_integer
-from pipejax.vectors import Shapes, apart, joined
+from pipejax._internal.bits import from_words, to_words
+from pipejax._internal.integers import is_integer
+from pipejax._internal.ravel import Shapes, apart, joined
 
 from ._codec import Linear
 from ._rounding import check_key

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pipejax.bits import from_words, pack, poison, to_words, unpack
+from pipejax._internal.bits import from_words, pack, poison, to_words, unpack
 
 from ._rounding import Rounding, to_integer
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pipejax.bits import from_words, poison, to_words
-from pipejax.integers import is_integer
+from pipejax._internal.bits import from_words, poison, to_words
+from pipejax._internal.integers import is_integer
 
 from ._codec import Codec, Linear
 from ._rounding import check_key

@@ -5,7 +5,7 @@ import dataclasses
 
 from jax.sharding import Mesh
 
-from pipejax.mesh import AxisName, axes
+from pipejax._internal.mesh import AxisName, axes
 
 from ._layout import Layout
 from ._stages import Stages, States

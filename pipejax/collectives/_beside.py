@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipejax.mesh import AxisName
+from pipejax._internal.mesh import AxisName
 
 from ._all_reduce import AllReduce
 from ._layout import Layout, Summands

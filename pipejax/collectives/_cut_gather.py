@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pipejax.mesh import AxisName, axis_size
-from pipejax.vectors import joined
+from pipejax._internal.mesh import AxisName, axis_size
+from pipejax._internal.ravel import joined
 
 from ._cut_scatter import Cuts
 from ._groups import size

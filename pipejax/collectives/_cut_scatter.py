@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pipejax.mesh import AxisName, axis_size
-from pipejax.ranges import scaled_down, scaled_up
-from pipejax.vectors import apart, joined
+from pipejax._internal.mesh import AxisName, axis_size
+from pipejax._internal.ranges import scaled_down, scaled_up
+from pipejax._internal.ravel import apart, joined
 
 from ._groups import size
 from ._layout import Layout

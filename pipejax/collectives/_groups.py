@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pipejax.vectors import apart, joined
+from pipejax._internal.ravel import apart, joined
 
 
 class Groups(NamedTuple):

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from pipejax.mesh import AxisName, axis_size
+from pipejax._internal.mesh import AxisName, axis_size
 
 from ._all_reduce import AllReduce
 from ._beside import side_by_side

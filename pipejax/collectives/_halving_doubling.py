@@ -24,8 +24,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pipejax._internal.mesh import AxisName, axis_size
 from pipejax.codecs import Codec, check_codec
-from pipejax.mesh import AxisName, axis_size
 
 from ._permute import among, hand_over, permute
 from ._scatter_gather import ScatterGather

@@ -15,7 +15,7 @@ import dataclasses
 
 import jax
 
-from pipejax.mesh import AxisName, axes, axis_size
+from pipejax._internal.mesh import AxisName, axes, axis_size
 
 from ._all_reduce import AllReduce
 from ._layout import Layout, Summands

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from pipejax.mesh import AxisName
-from pipejax.ranges import sum_dtype
-from pipejax.vectors import Shapes, apart, joined, working_dtype
+from pipejax._internal.mesh import AxisName
+from pipejax._internal.ranges import sum_dtype
+from pipejax._internal.ravel import Shapes, apart, joined, working_dtype
 
 
 class Summands(NamedTuple):
@@ -136,7 +136,7 @@ class Layout(NamedTuple):
         """Undoes `vectors` on sums, and casts each to the dtype of its sum.
 
         A float16 array has a float32 sum, and all others keep their dtypes; see
-        `pipejax.ranges`.
+        `pipejax._internal.ranges`.
 
         Args:
           coded: At least `coded_size` elements. The rest is ignored.

@@ -1,6 +1,6 @@
 """An all-reduce that sends nothing."""
 
-from pipejax.mesh import AxisName
+from pipejax._internal.mesh import AxisName
 
 from ._all_reduce import AllReduce
 from ._layout import Layout

@@ -9,8 +9,8 @@ Reference: Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619
 import dataclasses
 from typing import Any
 
+from pipejax._internal.mesh import AxisName, axis_size
 from pipejax.codecs import Codec, check_codec
-from pipejax.mesh import AxisName, axis_size
 
 from ._all_reduce import AllReduce
 from ._layout import Layout, Summands

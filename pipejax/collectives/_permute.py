@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pipejax.mesh import AxisName, axis_size
+from pipejax._internal.mesh import AxisName, axis_size
 
 from ._stages import Sent, Stages
 from ._wire import Transfer

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
+from pipejax._internal.integers import is_integer
+from pipejax._internal.mesh import AxisName, axis_size
+from pipejax._internal.ranges import scaled_down, scaled_up
+from pipejax._internal.ravel import apart, joined
 from pipejax.codecs import Codec, Linear, check_codec
-from pipejax.integers import is_integer
-from pipejax.mesh import AxisName, axis_size
-from pipejax.ranges import scaled_down, scaled_up
-from pipejax.vectors import apart, joined
 
 from ._all_reduce import AllReduce
 from ._groups import Groups

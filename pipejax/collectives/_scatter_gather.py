@@ -10,8 +10,8 @@ that it encoded. All devices thus end with the same bits.
 import abc
 import dataclasses
 
+from pipejax._internal.mesh import AxisName, axis_size
 from pipejax.codecs import Codec
-from pipejax.mesh import AxisName, axis_size
 
 from ._all_reduce import AllReduce
 from ._layout import Layout

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from jax.sharding import Mesh
 
-from pipejax.mesh import AxisName
+from pipejax._internal.mesh import AxisName
 
 from ._all_reduce import AllReduce
 from ._layout import Layout

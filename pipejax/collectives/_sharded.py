@@ -19,7 +19,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec as P
 
-from pipejax.mesh import AxisName
+from pipejax._internal.mesh import AxisName
 from pipejax.shards import group_axes, on_shards, shard_form, split_axes
 
 from ._all_reduce import AllReduce

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pipejax.bits import from_words, to_words
+from pipejax._internal.bits import from_words, to_words
+from pipejax._internal.mesh import AxisName, axis_size
 from pipejax.codecs import Codec
-from pipejax.mesh import AxisName, axis_size
 
 from ._layout import Layout, Summands
 from ._stages import States

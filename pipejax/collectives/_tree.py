@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pipejax._internal.mesh import AxisName, axis_size
 from pipejax.codecs import Codec, check_codec
-from pipejax.mesh import AxisName, axis_size
 
 from ._all_reduce import AllReduce
 from ._layout import Layout

@@ -17,8 +17,8 @@ from typing import Any
 
 from jax import lax
 
+from pipejax._internal.mesh import AxisName, axis_size
 from pipejax.codecs import Codec, check_codec
-from pipejax.mesh import AxisName, axis_size
 
 from ._scatter_gather import ScatterGather
 from ._sites import Cut, Parts

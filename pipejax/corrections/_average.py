@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipejax.integers import is_integer
+from pipejax._internal.integers import is_integer
 
 
 class AverageGradientsState(NamedTuple):

@@ -11,8 +11,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from pipejax._internal.mesh import AxisName, axes, inner_axes, on_mesh
 from pipejax.collectives import Beside
-from pipejax.mesh import AxisName, axes, inner_axes, on_mesh
 from pipejax.message import Message, Reduced, on_shards_of, summed
 from pipejax.shards import UNSHARDED
 

@@ -10,8 +10,8 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from pipejax._internal.mesh import AxisName, axes, inner_axes, on_mesh
 from pipejax.collectives import AllReduce
-from pipejax.mesh import AxisName, axes, inner_axes, on_mesh
 from pipejax.message import Exchange, InFlight, Message, Reduced, codec_states
 
 

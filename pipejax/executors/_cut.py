@@ -13,7 +13,14 @@ from typing import Any
 
 import jax
 
-from pipejax.equations import Constant, Equation, inlined, name_of, runner, value_of
+from pipejax._internal.jaxpr import (
+    Constant,
+    Equation,
+    inlined,
+    name_of,
+    runner,
+    value_of,
+)
 
 from ._flops import flops_of
 from ._scan import Operation, scan_operation

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from pipejax._internal.mesh import axes
 from pipejax.collectives import Transfer
-from pipejax.mesh import axes
 
 
 class OwnCollectiveError(ValueError):

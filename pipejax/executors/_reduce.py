@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax.mesh import AxisName, axes
+from pipejax._internal.mesh import AxisName, axes
 from pipejax.message import Message, Reduced, averaging
 
 from ._by_place import groups_in_processes, reduce_by_place, sum_specs

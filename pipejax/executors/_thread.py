@@ -19,7 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from pipejax import leaving
+from pipejax._internal import leaving
 
 _log = logging.getLogger(__name__)
 

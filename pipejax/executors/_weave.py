@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from jax import lax
 
+from pipejax._internal.keys import as_numbers
 from pipejax.collectives import Stages
-from pipejax.keys import as_numbers
 
 
 def weave(

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from pipejax import leaving, threads
+from pipejax._internal import leaving, threads
 
 from . import _record, _roll_call, _secret
 from ._detect import detect

@@ -5,7 +5,7 @@ import os
 import pathlib
 from collections.abc import Mapping
 
-from pipejax.threads import configured_devices, needed
+from pipejax._internal.threads import configured_devices, needed
 
 from ._place import check_address
 

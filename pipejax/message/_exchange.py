@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from pipejax._internal.mesh import AxisName
 from pipejax.collectives import AllReduce, Stages, run
-from pipejax.mesh import AxisName
 
 from ._message import Message
 from ._reduce import Reduced, message_of, reduction, summands

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
+from pipejax._internal.ravel import working_dtype
 from pipejax.shards import UNSHARDED, Shards, constrained
-from pipejax.vectors import working_dtype
 
 
 @functools.partial(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from pipejax._internal.mesh import AxisName
 from pipejax.collectives import (
     AllReduce,
     Halved,
@@ -17,7 +18,6 @@ from pipejax.collectives import (
     Summands,
     run,
 )
-from pipejax.mesh import AxisName
 from pipejax.shards import group_axes, on_shards
 
 from ._message import Message

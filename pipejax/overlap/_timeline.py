@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from pipejax.picture import new_figure
+from pipejax._internal.figures import new_figure
 
 from ._report import Item, Report, amount
 

@@ -22,7 +22,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from pipejax.gpus import GPUS, target_config
+from pipejax._internal.gpus import GPUS, target_config
 
 TPUS = ("v5e", "v5p", "v6e", "tpu7x")
 INSTALL = "pip install 'pipejax[aot]'"

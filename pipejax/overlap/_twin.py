@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from pipejax.mesh import AxisName, axes
+from pipejax._internal.mesh import AxisName, axes
 
 from ._report import Report, amount
 

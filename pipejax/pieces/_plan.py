@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pipejax.equations import Constant, Equation, inlined, name_of, runner
+from pipejax._internal.jaxpr import Constant, Equation, inlined, name_of, runner
 
 from ._program import Level, Operation, Program
 from ._rules import (

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from pipejax.equations import value_of
+from pipejax._internal.jaxpr import value_of
 
 from ._rules import Split
 

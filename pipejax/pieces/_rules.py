@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pipejax.vectors import working_dtype
+from pipejax._internal.ravel import working_dtype
 
 Split = tuple[tuple[str, ...], ...]
 """For each axis of an array, the mesh axes over which it is split."""

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pipejax.equations import Constant, inlined, name_of, runner, value_of
+from pipejax._internal.jaxpr import Constant, inlined, name_of, runner, value_of
 from pipejax.pieces import acts_elementwise
 
 # Operations that keep the order of elements, if they keep their number.

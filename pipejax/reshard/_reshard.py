@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pipejax.mesh import axes
+from pipejax._internal.mesh import axes
 from pipejax.message import InFlight, Message
 from pipejax.train_step import PipelineState, TrainStep, in_flight_shardings
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import NamedSharding
 
-from pipejax.mesh import axes
+from pipejax._internal.mesh import axes
 from pipejax.train_step import PipelineState, TrainStep
 
 Axes = list[list[Any]]

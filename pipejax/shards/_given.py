@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax.mesh import AxisName, axes, inner_axes
+from pipejax._internal.mesh import AxisName, axes, inner_axes
 
 from ._specs import axes_along, over
 

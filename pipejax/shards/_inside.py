@@ -9,7 +9,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from pipejax.keys import as_numbers
+from pipejax._internal.keys import as_numbers
 
 
 def constrained(tree: Any, specs: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec as P
 
-from pipejax.mesh import AxisName, axes
+from pipejax._internal.mesh import AxisName, axes
 
 
 @jax.tree_util.register_static

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 import optax
 
-from pipejax.picture import new_figure
+from pipejax._internal.figures import new_figure
 
 from ._limit import max_learning_rate
 

@@ -31,7 +31,7 @@ therefore the number of passes that take the measured time. Accelerators may be 
 
 from typing import NamedTuple
 
-from pipejax.gpus import GPUS
+from pipejax._internal.gpus import GPUS
 
 from ._cluster import Cluster, CodecSpeed, Link, Shares
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from pipejax.integers import is_integer
+from pipejax._internal.integers import is_integer
 
 MOST = 10**9
 """The largest number of hosts, and of devices of a host."""

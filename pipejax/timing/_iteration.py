@@ -15,7 +15,7 @@ Reference: Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619
 import dataclasses
 import math
 
-from pipejax.integers import is_integer
+from pipejax._internal.integers import is_integer
 
 from ._cluster import Cluster, check_seconds
 from ._counts import FLOAT32

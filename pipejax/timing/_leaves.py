@@ -1,6 +1,6 @@
 """Assumed leaves of a gradient whose number of elements alone is known."""
 
-from pipejax.vectors import Shapes
+from pipejax._internal.ravel import Shapes
 
 SIDE = 1024
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pipejax.picture import new_figure
+from pipejax._internal.figures import new_figure
 
 from ._profile import Profile
 

@@ -21,8 +21,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from pipejax._internal.integers import is_integer
 from pipejax.codecs import Codec
-from pipejax.integers import is_integer
 
 from ._cluster import Cluster
 from ._counts import FLOAT32, Algorithm

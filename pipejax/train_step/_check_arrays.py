@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.keys import is_key
+from pipejax._internal.keys import is_key
 
 
 def fault_of(leaf: Any) -> str | None:

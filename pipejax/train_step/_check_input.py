@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import Mesh
 
-from pipejax.keys import is_key
-from pipejax.mesh import is_attached
+from pipejax._internal.keys import is_key
+from pipejax._internal.mesh import is_attached
 
 from ._check_arrays import check_arrays, fault_of
 

@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import optax.contrib
 
+from pipejax._internal.structures import alike, containers, paths
 from pipejax.message import InFlight
-from pipejax.structures import alike, containers, paths
 
 from ._check_input import difference
 

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh
 from jax.typing import DTypeLike
 
+from pipejax._internal.integers import is_integer
+from pipejax._internal.mesh import AxisName, axes, inner_axes, is_attached
 from pipejax.collectives import AllReduce, Schedule, has_halves
-from pipejax.integers import is_integer
-from pipejax.mesh import AxisName, axes, inner_axes, is_attached
 
 
 def check_width(width: int) -> int:

@@ -10,8 +10,8 @@ import optax
 from jax.core import Tracer
 from jax.typing import DTypeLike
 
+from pipejax._internal.structures import paths
 from pipejax.message import InFlight, Message, width_of
-from pipejax.structures import paths
 
 from ._check_input import difference, is_array
 from ._check_optimizer import check_opt_state

@@ -12,9 +12,9 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from pipejax._internal.keys import as_numbers, is_key
+from pipejax._internal.mesh import AxisName, axes, inner_axes
 from pipejax.executors import StepConfig
-from pipejax.keys import as_numbers, is_key
-from pipejax.mesh import AxisName, axes, inner_axes
 
 from ._check_arrays import fault_of, no_array
 from ._check_input import common_length, named_shapes

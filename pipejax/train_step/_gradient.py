@@ -25,7 +25,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from pipejax.mesh import AxisName
+from pipejax._internal.mesh import AxisName
 from pipejax.message import Message, Passengers, in_place, travelling
 from pipejax.shards import UNSHARDED, Shards, constrained
 

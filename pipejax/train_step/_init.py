@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from pipejax._internal.mesh import axes, inner_axes, is_traced
+from pipejax._internal.structures import restructured
 from pipejax.executors import StepConfig
-from pipejax.mesh import axes, inner_axes, is_traced
 from pipejax.message import InFlight, Message, empty
 from pipejax.prediction import Mean
 from pipejax.shards import UNSHARDED, Shards, cut_axes, inner_specs
-from pipejax.structures import restructured
 
 from ._check_arrays import check_arrays, check_keys
 from ._check_input import (

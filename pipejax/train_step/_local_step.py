@@ -22,9 +22,9 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
+from pipejax._internal.mesh import AxisName
 from pipejax.collectives import AllReduce
 from pipejax.executors import collective_axes
-from pipejax.mesh import AxisName
 from pipejax.message import (
     Exchange,
     InFlight,

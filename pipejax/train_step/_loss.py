@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from pipejax.structures import alike, restructured
+from pipejax._internal.structures import alike, restructured
 
 from ._state import Aux
 

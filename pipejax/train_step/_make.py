@@ -6,10 +6,10 @@ import optax
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
+from pipejax._internal.mesh import AxisName
+from pipejax._internal.threads import check_threads
 from pipejax.collectives import AllReduce, Schedule, psum
 from pipejax.executors import StepConfig
-from pipejax.mesh import AxisName
-from pipejax.threads import check_threads
 
 from ._check_settings import (
     check_all_reduce,

@@ -29,9 +29,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pipejax._internal.structures import paths
 from pipejax.message import InFlight, Message, Reduced, arrivals, mean_as
 from pipejax.shards import Shards, constrained
-from pipejax.structures import paths
 
 
 def averaged(leaf: Any) -> bool:

@@ -24,9 +24,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pipejax._internal.mesh import AxisName, axes
+from pipejax._internal.ravel import working_dtype
 from pipejax.executors import collective_axes
-from pipejax.mesh import AxisName, axes
-from pipejax.vectors import working_dtype
 
 from ._loss import Loss, Returned
 

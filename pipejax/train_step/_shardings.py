@@ -6,8 +6,8 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from pipejax._internal.mesh import AxisName
 from pipejax.executors import StepConfig
-from pipejax.mesh import AxisName
 from pipejax.message import InFlight, Message
 from pipejax.shards import Shards, of_all_groups, together
 

@@ -7,7 +7,7 @@ import jax
 import optax
 from jax.sharding import PartitionSpec as P
 
-from pipejax.mesh import AxisName, axes
+from pipejax._internal.mesh import AxisName, axes
 from pipejax.message import InFlight
 from pipejax.prediction import Mean, Slopes
 from pipejax.shards import (

@@ -20,12 +20,12 @@ import jax
 import numpy as np
 import optax
 
+from pipejax._internal.mesh import AxisName, inner_axes, without_mesh
+from pipejax._internal.structures import form_of
 from pipejax.collectives import Schedule, Transfer
 from pipejax.executors import Executor, StepConfig, choose, join
-from pipejax.mesh import AxisName, inner_axes, without_mesh
 from pipejax.message import Message, at_width_1
 from pipejax.shards import Shards
-from pipejax.structures import form_of
 
 from ._check_input import check_batch
 from ._check_state import (

@@ -5,9 +5,9 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec as P
 
+from pipejax._internal.mesh import inner_axes
 from pipejax.collectives import Transfer
 from pipejax.executors import StepConfig, own_transfers
-from pipejax.mesh import inner_axes
 from pipejax.message import InFlight, Reduced, advanced, arrivals, has_arrived
 
 from ._state import SharedState

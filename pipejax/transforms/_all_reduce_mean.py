@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import optax
 
+from pipejax._internal.mesh import AxisName
 from pipejax.codecs import Codec
 from pipejax.collectives import AllReduce, two_shot
-from pipejax.mesh import AxisName
 
 from ._pipelined_mean import pipelined_mean
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
+from pipejax._internal.mesh import AxisName
 from pipejax.collectives import AllReduce, psum
-from pipejax.mesh import AxisName
 from pipejax.message import InFlight
 from pipejax.prediction import Kind, Mean, Update, kind_of
 from pipejax.train_step import check_kept_form, check_optimizer

@@ -7,8 +7,8 @@ import optax
 from jax import lax
 from jax.typing import DTypeLike
 
+from pipejax._internal.mesh import AxisName, axes, axis_size
 from pipejax.collectives import AllReduce, psum
-from pipejax.mesh import AxisName, axes, axis_size
 from pipejax.message import (
     InFlight,
     Message,

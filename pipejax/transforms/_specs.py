@@ -5,7 +5,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec as P
 
-from pipejax.mesh import AxisName
+from pipejax._internal.mesh import AxisName
 from pipejax.message import InFlight
 
 from ._compress import CompressState

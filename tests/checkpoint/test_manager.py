@@ -7,7 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from pipejax import checkpoint, leaving
+from pipejax import checkpoint
+from pipejax._internal import leaving
 
 from ..helpers import batches
 from .helpers import entries, init, run, train_step

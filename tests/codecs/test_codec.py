@@ -10,8 +10,8 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax import collectives
+from pipejax._internal.mesh import on_mesh
 from pipejax.codecs import Codec
-from pipejax.mesh import on_mesh
 
 
 @dataclasses.dataclass(frozen=True)

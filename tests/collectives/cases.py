@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax import codecs, collectives
+from pipejax._internal.mesh import on_mesh
 from pipejax.collectives import Layout
-from pipejax.mesh import on_mesh
 
 from ..grid import covering
 from . import reference

@@ -13,9 +13,9 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
+from pipejax._internal.mesh import on_mesh
 from pipejax.codecs import Codec
 from pipejax.collectives import Layout
-from pipejax.mesh import on_mesh
 
 from .cases import summed
 

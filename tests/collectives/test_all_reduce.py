@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
-from pipejax.mesh import on_mesh
+from pipejax._internal.mesh import on_mesh
 
 from ..codecs import conformance
 from ..grid import grid

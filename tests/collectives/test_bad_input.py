@@ -10,8 +10,8 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax import codecs, collectives
+from pipejax._internal.mesh import on_mesh
 from pipejax.collectives import Layout
-from pipejax.mesh import on_mesh
 
 from ..helpers import batches, init_params, loss_fn
 from .cases import ALGORITHMS, KEY

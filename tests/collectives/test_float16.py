@@ -8,8 +8,8 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax import codecs, collectives
+from pipejax._internal.mesh import on_mesh
 from pipejax.collectives import Layout, Summands
-from pipejax.mesh import on_mesh
 
 from ..grid import grid
 from ..helpers import assert_bits_equal

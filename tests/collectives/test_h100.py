@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax import codecs
+from pipejax._internal.mesh import on_mesh
 from pipejax.collectives import hierarchical, two_shot
-from pipejax.mesh import on_mesh
 
 from ..grid import each as each_of
 from .cases import ALGORITHMS, CODECS, allowed, case, summed

@@ -7,10 +7,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
+from pipejax._internal.mesh import on_mesh
 from pipejax.collectives import Transfer
 from pipejax.collectives._permute import among, hand_over, permute
 from pipejax.collectives._stages import run
-from pipejax.mesh import on_mesh
 
 DEVICES = 4
 PAIRS = [(3, 0), (0, 2)]  # nothing is sent to devices 1 and 3

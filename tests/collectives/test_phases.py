@@ -8,9 +8,9 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax import codecs, collectives
+from pipejax._internal.mesh import on_mesh
 from pipejax.collectives import Layout, Summands, phases
 from pipejax.collectives._stages import local
-from pipejax.mesh import on_mesh
 
 INT8 = codecs.int8()
 LAYOUT = Layout.of_shapes(((1000,),))

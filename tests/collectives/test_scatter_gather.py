@@ -7,10 +7,10 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax import collectives
+from pipejax._internal.mesh import on_mesh
 from pipejax.collectives import Layout, Summands
 from pipejax.collectives._sites import Cut, Parts
 from pipejax.collectives._stages import local, run
-from pipejax.mesh import on_mesh
 
 HALVES = ["ring", "two_shot", "halving_doubling"]
 

@@ -7,8 +7,8 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax import codecs
+from pipejax._internal.mesh import on_mesh
 from pipejax.collectives import Layout, Sharded, Summands, psum, run, two_shot
-from pipejax.mesh import on_mesh
 
 from ..helpers import assert_bits_equal
 

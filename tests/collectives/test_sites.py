@@ -8,9 +8,9 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax import codecs, collectives
+from pipejax._internal.mesh import on_mesh
 from pipejax.collectives import Layout, Summands
 from pipejax.collectives._sites import Cut, Parts
-from pipejax.mesh import on_mesh
 
 from ..helpers import assert_bits_equal
 

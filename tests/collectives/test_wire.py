@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
-from pipejax.mesh import on_mesh
+from pipejax._internal.mesh import on_mesh
 
 from .cases import GRID, case, every, program, summed
 

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 
-from pipejax.threads import needed
+from pipejax._internal.threads import needed
 
 from ..launch.helpers import free_port
 

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax import codecs, collectives
-from pipejax.mesh import on_mesh
+from pipejax._internal.mesh import on_mesh
 from pipejax.message import averaging, codec_states
 
 from .example import message

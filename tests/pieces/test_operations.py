@@ -12,7 +12,7 @@ from jax import lax
 from jax.extend.core import primitives
 from jax.scipy import special
 
-from pipejax.equations import inlined
+from pipejax._internal.jaxpr import inlined
 from pipejax.pieces import Devices, NotElementwiseError, on_pieces, whole
 from pipejax.pieces._rules import _ELEMENTWISE
 

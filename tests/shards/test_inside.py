@@ -6,7 +6,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
-from pipejax.mesh import on_mesh
+from pipejax._internal.mesh import on_mesh
 from pipejax.shards import constrained, group_axes, on_shards
 
 

@@ -8,8 +8,8 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax import codecs, collectives, timing
+from pipejax._internal.mesh import on_mesh
 from pipejax.collectives import Layout
-from pipejax.mesh import on_mesh
 from pipejax.timing import FORMS, Counts
 from pipejax.timing._counts import Piece
 

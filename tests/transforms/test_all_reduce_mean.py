@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax import codecs, collectives, transforms
-from pipejax.mesh import on_mesh
+from pipejax._internal.mesh import on_mesh
 
 DEVICES = 4
 

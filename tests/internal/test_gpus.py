@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from pipejax.gpus import GPUS, target_config
+from pipejax._internal.gpus import GPUS, target_config
 
 # From the data sheets of the SXM modules: TFLOP/s of float32 without tensor cores, TB/s
 # of memory, and GB/s of all NVLinks together.

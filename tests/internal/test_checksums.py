@@ -8,7 +8,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
-from pipejax.checksums import checksums
+from pipejax._internal.checksums import checksums
 
 
 def by_hand(array):

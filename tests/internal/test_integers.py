@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipejax.integers import is_integer
+from pipejax._internal.integers import is_integer
 
 
 @pytest.mark.parametrize("value", [2, 10**30, np.int8(2), np.uint64(3), np.array(2)])

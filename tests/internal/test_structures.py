@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from pipejax.structures import alike, containers, form_of, restructured
+from pipejax._internal.structures import alike, containers, form_of, restructured
 
 
 @jax.tree_util.register_pytree_node_class

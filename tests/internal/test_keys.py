@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from pipejax.keys import as_numbers, is_key
+from pipejax._internal.keys import as_numbers, is_key
 
-from .switches import switched
+from ..switches import switched
 
 
 def test_what_is_a_key():

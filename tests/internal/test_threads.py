@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax import threads
+from pipejax._internal import threads
 
-from .launch.helpers import free_port
+from ..launch.helpers import free_port
 
 
 def test_the_threads_of_this_process_are_counted():

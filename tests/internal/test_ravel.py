@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipejax.vectors import apart, joined, working_dtype
+from pipejax._internal.ravel import apart, joined, working_dtype
 
-from .helpers import assert_bits_equal
+from ..helpers import assert_bits_equal
 
 RNG = np.random.default_rng(0)
 ARRAYS = {

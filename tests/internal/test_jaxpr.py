@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.equations import Constant, inlined, name_of, runner, value_of
+from pipejax._internal.jaxpr import Constant, inlined, name_of, runner, value_of
 
 OFFSET = np.arange(3, dtype=np.float32)
 

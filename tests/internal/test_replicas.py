@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 
-from .helpers import batches, init_params, loss_fn
+from ..helpers import batches, init_params, loss_fn
 
 DEVICES = 4
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .message import InFlight
+from pipejax.message import InFlight
 
 
 def replica_digest(tree: Any) -> dict[int, str]:

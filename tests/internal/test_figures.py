@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from pipejax.picture import new_figure
+from pipejax._internal.figures import new_figure
 
 
 def test_a_figure_has_the_settings_and_no_window(monkeypatch):

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from pipejax import leaving
+from pipejax._internal import leaving
 
 # What a program waits for does not depend on JAX. Each start takes two seconds.
 WITHOUT_JAX = pytest.mark.one_python

@@ -4,9 +4,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipejax.ranges import headroom, is_narrow, scaled_down, scaled_up, sum_dtype
+from pipejax._internal.ranges import (
+    headroom,
+    is_narrow,
+    scaled_down,
+    scaled_up,
+    sum_dtype,
+)
 
-from .helpers import assert_bits_equal
+from ..helpers import assert_bits_equal
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float8_e4m3fn", "float8_e5m2"])

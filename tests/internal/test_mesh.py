@@ -8,10 +8,10 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 import pipejax as pj
-from pipejax.mesh import is_attached, without_mesh
+from pipejax._internal.mesh import is_attached, without_mesh
 
-from .helpers import assert_bits_equal, batches, init_params, loss_fn
-from .overlap.test_topology import TPU
+from ..helpers import assert_bits_equal, batches, init_params, loss_fn
+from ..overlap.test_topology import TPU
 
 BOTH = ("host", "device")
 

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipejax.bits import from_words, pack, poison, to_words, unpack
+from pipejax._internal.bits import from_words, pack, poison, to_words, unpack
 
-from .helpers import assert_bits_equal, x64
+from ..helpers import assert_bits_equal, x64
 
 
 def pack_ref(codes, bits):
