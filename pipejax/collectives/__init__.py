@@ -16,6 +16,9 @@ A function such as `ring(codec)` returns an algorithm, which
 `scheduled` changes from one algorithm to another during a run.
 """
 
+from pipejax._internal.wire import Transfer as Transfer
+from pipejax._internal.wire import wire_bytes as wire_bytes
+
 from ._all_reduce import AllReduce as AllReduce
 from ._beside import Beside as Beside
 from ._halved import Halved as Halved
@@ -42,5 +45,3 @@ from ._stages import on_first as on_first
 from ._stages import run as run
 from ._tree import tree as tree
 from ._two_shot import two_shot as two_shot
-from ._wire import Transfer as Transfer
-from ._wire import wire_bytes as wire_bytes

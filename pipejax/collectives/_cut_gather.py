@@ -19,11 +19,11 @@ from jax import lax
 
 from pipejax._internal.mesh import AxisName, axis_size
 from pipejax._internal.ravel import joined
+from pipejax._internal.wire import Transfer
 
 from ._cut_scatter import Cuts
 from ._groups import size
 from ._stages import Local, Sent, Stages, States, local
-from ._wire import Transfer
 
 
 def gather_arrays(forms: Sequence[Any], cuts: Cuts, axis_name: AxisName) -> Stages:

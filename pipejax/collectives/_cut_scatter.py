@@ -17,13 +17,13 @@ from jax import lax
 from pipejax._internal.mesh import AxisName, axis_size
 from pipejax._internal.ranges import scaled_down, scaled_up
 from pipejax._internal.ravel import apart, joined
+from pipejax._internal.wire import Transfer
 
 from ._groups import size
 from ._layout import Layout
 from ._scatter_gather import ScatterGather
 from ._sites import Cut, Parts
 from ._stages import Local, Sent, Stages, States, local
-from ._wire import Transfer
 
 Cuts = tuple[int | None, ...]
 """For each array the axis along which it is cut, or `None` if it stays whole."""

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from pipejax._internal.mesh import AxisName, axis_size
+from pipejax._internal.wire import Transfer
 
 from ._stages import Sent, Stages
-from ._wire import Transfer
 
 Pairs = Sequence[tuple[int, int]]  # ranks of sender and receiver
 

@@ -15,6 +15,7 @@ from pipejax._internal.integers import is_integer
 from pipejax._internal.mesh import AxisName, axis_size
 from pipejax._internal.ranges import scaled_down, scaled_up
 from pipejax._internal.ravel import apart, joined
+from pipejax._internal.wire import Transfer
 from pipejax.codecs import Codec, Linear, check_codec
 
 from ._all_reduce import AllReduce
@@ -22,7 +23,6 @@ from ._groups import Groups
 from ._layout import Layout, Summands
 from ._sites import check_kept
 from ._stages import Local, Sent, Stages, States, local
-from ._wire import Transfer
 
 MIB = 1 << 20
 Add = Callable[[jax.Array], jax.Array]

@@ -20,7 +20,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ._wire import Transfer
+from pipejax._internal.wire import Transfer
 
 # States of the codecs between two sums, by the name of the site.
 States = dict[str, Any]

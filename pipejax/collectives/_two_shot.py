@@ -18,12 +18,12 @@ from typing import Any
 from jax import lax
 
 from pipejax._internal.mesh import AxisName, axis_size
+from pipejax._internal.wire import Transfer
 from pipejax.codecs import Codec, check_codec
 
 from ._scatter_gather import ScatterGather
 from ._sites import Cut, Parts
 from ._stages import Local, Sent, Stages, States
-from ._wire import Transfer
 
 
 @dataclasses.dataclass(frozen=True)

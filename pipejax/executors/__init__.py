@@ -14,9 +14,6 @@ from ._config import StepConfig as StepConfig
 from ._executor import Executor as Executor
 from ._fused import Fused as Fused
 from ._options import compiler_options as compiler_options
-from ._own_collectives import collective_axes as collective_axes
-from ._own_collectives import constrained_axes as constrained_axes
-from ._own_collectives import own_transfers as own_transfers
 from ._reduce import make_reduce as make_reduce
 from ._reduce import make_update as make_update
 from ._thread import join as join

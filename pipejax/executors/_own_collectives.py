@@ -9,14 +9,12 @@ Collectives inside a process cause no such problem. Neither do the collectives o
 accelerators, which are independent of those of the CPUs.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
-from pipejax._internal.mesh import axes
-from pipejax.collectives import Transfer
+from pipejax._internal.hlo import collective_groups
 
 
 class OwnCollectiveError(ValueError):
@@ -44,84 +42,6 @@ def spans_cpu_processes(mesh: Mesh) -> bool:
 
 def check_no_own(program: jax.stages.Compiled, mesh: Mesh) -> None:
     """Raises an `OwnCollectiveError` if a collective of `program` crosses processes."""
-    # Imported here because `overlap`, which measures train steps, imports this package.
-    from pipejax.overlap import collective_groups
-
     for found in collective_groups(program, mesh):
         if found.crosses_processes:
             raise OwnCollectiveError(found)
-
-
-def own_transfers(
-    program: Any, *args: Any, sharded: bool = False
-) -> tuple[Transfer, ...]:
-    """Returns what the collectives of a jitted program move, each as often as it runs.
-
-    The program is compiled only if it has collectives.
-
-    Args:
-      program: The jitted function.
-      *args: Its arguments, or their shapes.
-      sharded: Whether XLA may add collectives, because groups shard the model.
-
-    Returns:
-      A `Transfer` for each execution of a collective.
-    """
-    from pipejax.overlap import inspect
-
-    if not sharded and not collective_axes(program, *args):
-        return ()
-    return tuple(
-        Transfer(found.kind, found.group_size, int(found.bytes))
-        for found in inspect(program, *args).collectives
-        for _ in range(found.times)
-    )
-
-
-def collective_axes(function: Any, *args: Any) -> set[str]:
-    """Returns the names of the axes over which a function has collectives.
-
-    Args:
-      function: A function that JAX can trace.
-      *args: Its arguments, or their shapes.
-
-    Returns:
-      The names. `lax.axis_index` is not a collective, and adds no name.
-    """
-    equations = _equations(jax.make_jaxpr(function)(*args))
-    return {name for equation in equations for name in _axes_of(equation)}
-
-
-def constrained_axes(function: Any, *args: Any) -> set[str]:
-    """Returns the axes over which a function tells XLA to split arrays.
-
-    Args:
-      function: A function that JAX can trace.
-      *args: Its arguments, or their shapes.
-    """
-    found: set[str] = set()
-    for equation in _equations(jax.make_jaxpr(function)(*args)):
-        if equation.primitive.name == "sharding_constraint":
-            spec = getattr(equation.params["sharding"], "spec", ())
-            found.update(name for entry in spec if entry for name in axes(entry))
-        found.update(equation.params.get("manual_axes", ()))
-    return found
-
-
-def _axes_of(equation: Any) -> Iterator[str]:
-    """Yields the mesh axes over which an equation of a jaxpr communicates."""
-    names = equation.params.get("axes", equation.params.get("axis_name", ()))
-    names = (names,) if isinstance(names, str) else names or ()
-    if equation.primitive.name != "axis_index":
-        yield from (name for name in names if isinstance(name, str))
-
-
-def _equations(jaxpr: Any) -> Iterator[Any]:
-    """Yields the equations of a jaxpr, and of all jaxprs inside it."""
-    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        yield equation
-        for value in jax.tree.leaves(
-            tuple(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
-        ):
-            if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
-                yield from _equations(value)

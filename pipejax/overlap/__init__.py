@@ -10,17 +10,17 @@
 - `measure` times compute, communication and the whole step on the devices at hand.
 """
 
+from pipejax._internal.hlo import Collective as Collective
+from pipejax._internal.hlo import CollectiveGroups as CollectiveGroups
+from pipejax._internal.hlo import Memory as Memory
+from pipejax._internal.hlo import Report as Report
+from pipejax._internal.hlo import amount as amount
+from pipejax._internal.hlo import collective_groups as collective_groups
 from pipejax.collectives import NoCommunication as NoCommunication
 
-from ._collective_groups import CollectiveGroups as CollectiveGroups
-from ._collective_groups import collective_groups as collective_groups
 from ._inspect import inspect as inspect
 from ._measure import Measurement as Measurement
 from ._measure import measure as measure
-from ._memory import Memory as Memory
-from ._report import Collective as Collective
-from ._report import Report as Report
-from ._report import amount as amount
 from ._timeline import timeline as timeline
 from ._topology import topology as topology
 from ._twin import Inside as Inside

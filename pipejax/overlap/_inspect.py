@@ -5,11 +5,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from ._device_groups import MeshAxes
-from ._memory import Memory
-from ._parse import parse
-from ._reading import Reading
-from ._report import Report
+from pipejax._internal.hlo import Memory, MeshAxes, Reading, Report, parse
 
 
 def inspect(

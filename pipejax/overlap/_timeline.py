@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipejax._internal.figures import new_figure
-
-from ._report import Item, Report, amount
+from pipejax._internal.hlo import Item, Report, amount
 
 _MATMUL, _OTHER, _HIDDEN, _WAITS = "#3b6ea5", "#c3d3e4", "#4f9d69", "#c8403a"
 # Width of all hairs together, where the width of all FLOPs together is 1.

@@ -2,9 +2,8 @@
 
 from typing import NamedTuple
 
+from pipejax._internal.hlo import Report, amount
 from pipejax._internal.mesh import AxisName, axes
-
-from ._report import Report, amount
 
 # A pipelined step may send a few numbers more, such as whether all is finite.
 SCALARS = 1024.0

@@ -3,7 +3,7 @@
 import warnings
 from typing import Any
 
-from pipejax.executors import constrained_axes
+from pipejax._internal.traced_axes import constrained_axes
 from pipejax.shards import Shards, group_axes, split_axes
 
 from ._feed import Batch

@@ -23,8 +23,8 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from pipejax._internal.mesh import AxisName
+from pipejax._internal.traced_axes import collective_axes
 from pipejax.collectives import AllReduce
-from pipejax.executors import collective_axes
 from pipejax.message import (
     Exchange,
     InFlight,

@@ -26,7 +26,7 @@ from jax import lax
 
 from pipejax._internal.mesh import AxisName, axes
 from pipejax._internal.ravel import working_dtype
-from pipejax.executors import collective_axes
+from pipejax._internal.traced_axes import collective_axes
 
 from ._loss import Loss, Returned
 

@@ -5,9 +5,11 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec as P
 
+from pipejax._internal.hlo import Reading, parse
 from pipejax._internal.mesh import inner_axes
+from pipejax._internal.traced_axes import collective_axes
 from pipejax.collectives import Transfer
-from pipejax.executors import StepConfig, own_transfers
+from pipejax.executors import StepConfig
 from pipejax.message import InFlight, Reduced, advanced, arrivals, has_arrived
 
 from ._state import SharedState
@@ -43,5 +45,30 @@ def transfers_of(
     in_flight = in_flight._replace(codec_states={})
     args = state, in_flight, batch
     sharded = bool(inner_axes(config.mesh, config.axis_name))
-    own = own_transfers(jax.jit(without_exchange), *args, sharded=sharded)
+    own = _own_transfers(jax.jit(without_exchange), *args, sharded=sharded)
     return (*own, *found)
+
+
+def _own_transfers(
+    program: Any, *args: Any, sharded: bool = False
+) -> tuple[Transfer, ...]:
+    """Returns what the collectives of a jitted program move, each as often as it runs.
+
+    The program is compiled only if it has collectives.
+
+    Args:
+      program: The jitted function.
+      *args: Its arguments, or their shapes.
+      sharded: Whether XLA may add collectives, because groups shard the model.
+
+    Returns:
+      A `Transfer` for each execution of a collective.
+    """
+    if not sharded and not collective_axes(program, *args):
+        return ()
+    text = program.lower(*args).compile().as_text()
+    return tuple(
+        Transfer(found.kind, found.group_size, int(found.bytes))
+        for found in Reading(parse(text)).report().collectives
+        for _ in range(found.times)
+    )

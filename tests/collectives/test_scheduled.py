@@ -13,7 +13,7 @@ from pipejax.executors._thread import submit
 
 from ..grid import grid
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn
-from .test_wire import in_text
+from ..internal.test_wire import in_text
 
 BOUNDARY, STEPS = 3, 6
 CODED = collectives.two_shot(codecs.error_feedback(codecs.int4(8)))

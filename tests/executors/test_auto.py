@@ -4,9 +4,9 @@ import time
 
 import pytest
 
+from pipejax._internal.hlo._collective_groups import CollectiveGroups
 from pipejax.executors import Fused
 from pipejax.executors._auto import Auto
-from pipejax.overlap._collective_groups import CollectiveGroups
 
 from .digits import Appending, batch_of, config_of, number_of, start, written
 

@@ -1,4 +1,4 @@
-"""Tests which collectives are found in programs, and which of them are refused."""
+"""Tests which collectives of a program are refused."""
 
 import types
 from typing import NamedTuple
@@ -11,8 +11,6 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
-from pipejax.collectives import Transfer
-from pipejax.executors import collective_axes, own_transfers
 from pipejax.executors._own_collectives import (
     OwnCollectiveError,
     check_no_own,
@@ -34,69 +32,6 @@ def on_hosts(local):
 
 def summed(axis_name):
     return lambda x: lax.psum(x, axis_name)
-
-
-def looped(x):
-    return lax.scan(lambda x, _: (summed("host")(x), None), x, None, length=2)[0]
-
-
-def branching(x):
-    return lax.cond(x[0] > 0, lambda x: x, summed("device"), x)
-
-
-def until_it_is_large(x):
-    return lax.while_loop(lambda x: summed("host")(x).sum() < 9, lambda x: 2 * x, x)
-
-
-def in_rows(x):
-    return jax.vmap(summed("rows"), axis_name="rows")(x[None])[0]
-
-
-@pytest.mark.parametrize(
-    ("local", "axes"),
-    [
-        (lambda x: jnp.tanh(x).sum(axis=0) + x, set()),
-        (lambda x: x + lax.axis_index("host"), set()),
-        (in_rows, set()),
-        (summed("host"), {"host"}),
-        (summed(AXES), {"host", "device"}),
-        (lambda x: lax.pmax(x, "host") + lax.pmin(x, "device"), {"host", "device"}),
-        (lambda x: lax.ppermute(x, "device", [(0, 1)]), {"device"}),
-        (lambda x: lax.all_gather(x, "host").sum(axis=0), {"host"}),
-        (jax.grad(lambda x: summed("host")(x).sum()), {"host"}),
-        (jax.checkpoint(jax.jit(summed("host"))), {"host"}),
-        (looped, {"host"}),
-        (branching, {"device"}),
-        (until_it_is_large, {"host"}),
-    ],
-    ids=[
-        *("none", "index", "vmap", "psum", "both", "pmax and pmin", "ppermute"),
-        *("all_gather", "grad", "remat", "scan", "cond", "while"),
-    ],
-)
-def test_axes_of_collectives(local, axes):
-    """Neither an index along an axis nor an axis of `jax.vmap` exchanges anything."""
-    assert collective_axes(on_hosts(local), X) == axes
-
-
-def test_transfers_as_often_as_they_run():
-    """Five floats are 20 bytes; two floats in each of three iterations are 8 bytes."""
-
-    def local(x):
-        def exchange(_, pair):
-            return lax.pmax(pair, "device") + 1
-
-        total = lax.psum(x, "host")
-        return lax.fori_loop(0, 3, exchange, total[:2]).sum() + total
-
-    found = own_transfers(on_hosts(local), X)
-    small = Transfer("all-reduce", 2, 8)
-    assert sorted(found) == [small, small, small, Transfer("all-reduce", 2, 20)]
-
-
-def test_without_a_collective_nothing_is_compiled():
-    """The argument cannot be compiled, so compiling it would raise an error."""
-    assert own_transfers(lambda x: x + 1, X) == ()
 
 
 class Device(NamedTuple):

@@ -1,7 +1,7 @@
 """Provides small programs that are scheduled by hand."""
 
-from pipejax.overlap._flops import Counter
-from pipejax.overlap._parse import parse
+from pipejax._internal.hlo._flops import Counter
+from pipejax._internal.hlo._parse import parse
 
 DOT = "dot(%p, %p), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
 FLOPS = 2 * 8**3  # FLOPs of one DOT

@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax.overlap import inspect
 
-from . import program, test_schedule, test_slices, test_trips
+from ..internal.hlo import test_schedule, test_slices, test_trips
+from . import program
 
 X = jax.ShapeDtypeStruct((32, 16), jnp.float32)
 

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
+from pipejax._internal.hlo._report import Item
 from pipejax.overlap import inspect
-from pipejax.overlap._report import Item
 from pipejax.overlap._timeline import _HAIRS, _at, _edges, _lanes, timeline
 
 from . import HIDDEN, program

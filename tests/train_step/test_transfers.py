@@ -9,7 +9,9 @@ from jax import lax
 import pipejax as pj
 from pipejax import collectives
 from pipejax.collectives import Transfer
+from pipejax.train_step._transfers import _own_transfers
 
+from ..executors.test_own_collectives import X, on_hosts
 from ..helpers import batches, init_params, loss_fn
 
 DEVICES = 4
@@ -113,3 +115,23 @@ def test_collectives_of_the_optimizer_also_in_a_prediction(settings, updates):
     tx = optax.GradientTransformation(lambda params: optax.EmptyState(), averaging)
     tx = optax.chain(tx, optax.sgd(0.1))
     assert transfers(tx=tx, **settings) == sums(28) * updates + EXCHANGE
+
+
+def test_transfers_as_often_as_they_run():
+    """Five floats are 20 bytes; two floats in each of three iterations are 8 bytes."""
+
+    def local(x):
+        def exchange(_, pair):
+            return lax.pmax(pair, "device") + 1
+
+        total = lax.psum(x, "host")
+        return lax.fori_loop(0, 3, exchange, total[:2]).sum() + total
+
+    found = _own_transfers(on_hosts(local), X)
+    small = Transfer("all-reduce", 2, 8)
+    assert sorted(found) == [small, small, small, Transfer("all-reduce", 2, 20)]
+
+
+def test_without_a_collective_nothing_is_compiled():
+    """The argument cannot be compiled, so compiling it would raise an error."""
+    assert _own_transfers(lambda x: x + 1, X) == ()

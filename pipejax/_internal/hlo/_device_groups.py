@@ -7,7 +7,7 @@ import numpy as np
 
 from . import _slices
 from ._groups import groups_of
-from ._hlo import Instruction, Module, not_understood
+from ._module import Instruction, Module, not_understood
 
 
 def by_slice(devices: list[Any], module: Module) -> list[list[Any]]:

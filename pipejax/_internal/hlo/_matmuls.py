@@ -17,7 +17,7 @@ import functools
 import math
 import re
 
-from ._hlo import Instruction, Shape
+from ._module import Instruction, Shape
 
 DOTS = {"dot", "ragged-dot", "scaled-dot"}
 

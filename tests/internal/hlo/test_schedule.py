@@ -4,7 +4,7 @@ import pytest
 
 from pipejax.overlap import inspect
 
-from . import DOT, FLOPS, GROUPS, dots, program
+from ...overlap import DOT, FLOPS, GROUPS, dots, program
 
 AR = f"all-reduce(%x), {GROUPS}"
 START = f"%s = (f32[100]{{0}}, f32[100]{{0}}) all-reduce-start(%x), {GROUPS}"

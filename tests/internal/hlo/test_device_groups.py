@@ -9,11 +9,11 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
+from pipejax._internal.hlo._device_groups import MeshAxes, by_slice
+from pipejax._internal.hlo._parse import parse
 from pipejax.overlap import inspect
-from pipejax.overlap._device_groups import MeshAxes, by_slice
-from pipejax.overlap._parse import parse
 
-from .test_topology import TPU
+from ...overlap.test_topology import TPU
 
 NAMES = ("a", "b", "c")
 X = jax.ShapeDtypeStruct((8, 8), jnp.float32)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from . import _slices
 from ._collectives import COLLECTIVES, is_collective, kind_of
-from ._hlo import Computation, Instruction, Module, not_understood
+from ._module import Computation, Instruction, Module, not_understood
 
 # Other instructions that may be asynchronous. They are collectives only if the
 # computation that they call contains one.

@@ -2,10 +2,10 @@
 
 import pytest
 
-from pipejax.overlap._hlo import Shape, split
-from pipejax.overlap._parse import parse
+from pipejax._internal.hlo._module import Shape, split
+from pipejax._internal.hlo._parse import parse
 
-from . import program
+from ...overlap import program
 
 
 def instruction(line):

@@ -8,7 +8,7 @@ that the loop carries.
 
 import re
 
-from ._hlo import Computation, Instruction, Module
+from ._module import Computation, Instruction, Module
 
 
 def trip_count(loop: Instruction, home: Computation, module: Module) -> int | None:

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pipejax.overlap._hlo import Shape
-from pipejax.overlap._parse import parse
+from pipejax._internal.hlo._module import Shape
+from pipejax._internal.hlo._parse import parse
 
-from . import GROUPS, dots, program
+from ...overlap import GROUPS, dots, program
 
 ROOT = "ROOT %r = f32[100]{0} add(%x, %x)"
 

@@ -11,9 +11,9 @@ from jax.sharding import PartitionSpec as P
 import pipejax as pj
 from pipejax.overlap import collective_groups
 
-from . import GROUPS, dots, program
-from .independent import lines_of
-from .test_topology import GPU, TPU
+from ...overlap import GROUPS, dots, program
+from ...overlap.independent import lines_of
+from ...overlap.test_topology import GPU, TPU
 
 X = jax.ShapeDtypeStruct((8, 8), jnp.float32)
 

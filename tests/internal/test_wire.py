@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 import pipejax as pj
 from pipejax._internal.mesh import on_mesh
 
-from .cases import GRID, case, every, program, summed
+from ..collectives.cases import GRID, case, every, program, summed
 
 EACH = every(GRID)
 

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from pipejax.collectives._wire import wire_bytes
+from pipejax._internal.hlo._report import amount
+from pipejax._internal.wire import wire_bytes
 from pipejax.overlap import inspect
-from pipejax.overlap._report import amount
 
-from . import FLOPS, GROUPS, HIDDEN, dots, program
+from ...overlap import FLOPS, GROUPS, HIDDEN, dots, program
 
 
 @pytest.fixture

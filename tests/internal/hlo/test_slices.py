@@ -2,11 +2,11 @@
 
 import pytest
 
+from pipejax._internal.hlo._parse import parse
+from pipejax._internal.hlo._slices import groups_by_id
 from pipejax.overlap import inspect
-from pipejax.overlap._parse import parse
-from pipejax.overlap._slices import groups_by_id
 
-from . import dots, program
+from ...overlap import dots, program
 
 SEND = "%s = (f32[100], u32[], token[]) send(%x, %k), is_host_transfer=true"
 RECV = "%t = (f32[100], u32[], token[]) recv(%k), is_host_transfer=true"

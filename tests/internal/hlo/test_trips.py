@@ -2,7 +2,7 @@
 
 import pytest
 
-from . import DOT, FLOPS, work
+from ...overlap import DOT, FLOPS, work
 
 LOOP = """
     %cond (c: (s32[], f32[8,8])) -> pred[] {

@@ -10,8 +10,8 @@ import dataclasses
 import re
 
 from ._collectives import COLLECTIVES
-from ._hlo import Computation, Instruction, Module, not_understood
 from ._matmuls import DOTS, flops_of
+from ._module import Computation, Instruction, Module, not_understood
 from ._trips import trip_count
 
 # Instructions that run no kernel: they name memory, wait, or communicate.

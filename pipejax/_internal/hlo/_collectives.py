@@ -2,7 +2,7 @@
 
 from . import _slices
 from ._groups import groups_of
-from ._hlo import Computation, Instruction, Module, Shape
+from ._module import Computation, Instruction, Module, Shape
 
 # Opcodes of synchronous collectives. An asynchronous collective has two instructions,
 # `opcode-start` and `opcode-done`.

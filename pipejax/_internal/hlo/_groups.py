@@ -33,7 +33,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ._hlo import Instruction, Module, not_understood
+from ._module import Instruction, Module, not_understood
 
 Group = frozenset[int]
 

@@ -15,7 +15,15 @@ lines stand in the order in which the instructions run. Some parts of a line:
 
 import re
 
-from ._hlo import TOKEN, Computation, Instruction, Module, Shape, not_understood, split
+from ._module import (
+    TOKEN,
+    Computation,
+    Instruction,
+    Module,
+    Shape,
+    not_understood,
+    split,
+)
 
 _HEAD = re.compile(r"\s+(?P<root>ROOT )?%?(?P<name>[^\s=%]+) = ")
 _OPCODE = re.compile(r" ([a-z][a-z0-9-]*)\(")

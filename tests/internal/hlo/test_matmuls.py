@@ -7,7 +7,7 @@ from jax import lax
 
 from pipejax.overlap import inspect
 
-from . import FLOPS, work
+from ...overlap import FLOPS, work
 
 S = jax.ShapeDtypeStruct
 

@@ -4,7 +4,7 @@ import pytest
 
 from pipejax.overlap import inspect
 
-from . import DOT, FLOPS, GROUPS, HIDDEN, dots, program
+from ...overlap import DOT, FLOPS, GROUPS, HIDDEN, dots, program
 from .test_schedule import DONE, START, WRAPPED, loop, only, read
 
 

@@ -19,7 +19,7 @@ Frontend attributes of the two instructions describe the collective:
 import re
 
 from ._groups import Group, connected
-from ._hlo import Instruction
+from ._module import Instruction
 
 _KINDS = {
     "ALL_REDUCE": "all-reduce",

@@ -18,8 +18,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxlib import _hlo, _jax, xla_client
 
-from pipejax.overlap._groups import groups_of
-from pipejax.overlap._parse import parse
+from pipejax._internal.hlo._groups import groups_of
+from pipejax._internal.hlo._parse import parse
 
 DEVICES = 8
 TEXT = """HloModule one, replica_count={replicas}, num_partitions={partitions}

@@ -1,6 +1,6 @@
 """Tests the work of instructions and computations, and the parts not counted."""
 
-from . import DOT, FLOPS, dots, work
+from ...overlap import DOT, FLOPS, dots, work
 
 
 def test_dots_and_operations():

@@ -2,12 +2,12 @@
 
 import collections
 
-from pipejax.collectives import wire_bytes
+from pipejax._internal.wire import wire_bytes
 
 from ._collectives import group_size, handed_over, is_collective
 from ._device_groups import MeshAxes
 from ._flops import Counter, Work
-from ._hlo import Computation, Instruction, Module, not_understood
+from ._module import Computation, Instruction, Module, not_understood
 from ._report import Collective, Item, Report
 from ._schedule import Finder, Span
 

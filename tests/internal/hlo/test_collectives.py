@@ -2,16 +2,16 @@
 
 import pytest
 
-from pipejax.overlap._collectives import (
+from pipejax._internal.hlo._collectives import (
     COLLECTIVES,
     group_size,
     handed_over,
     is_collective,
     kind_of,
 )
-from pipejax.overlap._parse import parse
+from pipejax._internal.hlo._parse import parse
 
-from . import GROUPS, program
+from ...overlap import GROUPS, program
 
 
 def read(line):

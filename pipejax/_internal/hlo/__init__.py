@@ -1,0 +1,12 @@
+"""Reads the text of compiled programs: their collectives, and what runs beside them."""
+
+from ._collective_groups import CollectiveGroups as CollectiveGroups
+from ._collective_groups import collective_groups as collective_groups
+from ._device_groups import MeshAxes as MeshAxes
+from ._memory import Memory as Memory
+from ._parse import parse as parse
+from ._reading import Reading as Reading
+from ._report import Collective as Collective
+from ._report import Item as Item
+from ._report import Report as Report
+from ._report import amount as amount

@@ -1,0 +1,57 @@
+"""Finds the mesh axes over which a traced function communicates or splits arrays."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from .mesh import axes
+
+
+def collective_axes(function: Any, *args: Any) -> set[str]:
+    """Returns the names of the axes over which a function has collectives.
+
+    Args:
+      function: A function that JAX can trace.
+      *args: Its arguments, or their shapes.
+
+    Returns:
+      The names. `lax.axis_index` is not a collective, and adds no name.
+    """
+    equations = _equations(jax.make_jaxpr(function)(*args))
+    return {name for equation in equations for name in _axes_of(equation)}
+
+
+def constrained_axes(function: Any, *args: Any) -> set[str]:
+    """Returns the axes over which a function tells XLA to split arrays.
+
+    Args:
+      function: A function that JAX can trace.
+      *args: Its arguments, or their shapes.
+    """
+    found: set[str] = set()
+    for equation in _equations(jax.make_jaxpr(function)(*args)):
+        if equation.primitive.name == "sharding_constraint":
+            spec = getattr(equation.params["sharding"], "spec", ())
+            found.update(name for entry in spec if entry for name in axes(entry))
+        found.update(equation.params.get("manual_axes", ()))
+    return found
+
+
+def _axes_of(equation: Any) -> Iterator[str]:
+    """Yields the mesh axes over which an equation of a jaxpr communicates."""
+    names = equation.params.get("axes", equation.params.get("axis_name", ()))
+    names = (names,) if isinstance(names, str) else names or ()
+    if equation.primitive.name != "axis_index":
+        yield from (name for name in names if isinstance(name, str))
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    """Yields the equations of a jaxpr, and of all jaxprs inside it."""
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        yield equation
+        for value in jax.tree.leaves(
+            tuple(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
+        ):
+            if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+                yield from _equations(value)
