@@ -64,7 +64,7 @@ quick: .venv/ready-dev
 	XLA_FLAGS="$(BITS) $(QUICKLY) $(JAX_0_10)" .venv/bin/pytest -n 3
 
 # The folders that call JAX the most, with one case of each test.
-core := $(addprefix tests/,executors message train_step transforms)
+core := $(addprefix tests/,core/executors core/message train_step transforms)
 
 quick-other: .venv-other/ready-test
 	XLA_FLAGS="$(BITS) $(QUICKLY)" .venv-other/bin/pytest -n 3 --cases 1 \
@@ -73,9 +73,11 @@ quick-other: .venv-other/ready-test
 # What each part of `make test-all` runs. Passed parts are remembered by Python and by the
 # contents of the checkout, so a broken-off run goes on and a changed one begins anew.
 PARTS ?= step exchange executors theory schedules timing launch experiments
-step := pipejax tests/*.py tests/checkpoint tests/flax tests/message tests/pieces tests/prediction tests/reshard tests/shards tests/train_step tests/transforms
+step := pipejax tests/*.py tests/checkpoint tests/core/*.py \
+  $(addprefix tests/core/,checks message pieces prediction) \
+  tests/flax tests/internal tests/train_step tests/transforms
 exchange := tests/codecs tests/collectives
-executors := tests/executors
+executors := tests/core/executors
 theory := tests/corrections tests/problems tests/stability
 schedules := tests/overlap
 timing := tests/cli tests/timing

@@ -46,7 +46,7 @@ from rich.text import Text
 
 import pipejax as pj
 from pipejax import codecs, collectives
-from pipejax.message import at_width_1
+from pipejax._core.message import at_width_1
 from pipejax.overlap import Report, inspect, topology
 
 from . import by_hand, models, report, task, transformer

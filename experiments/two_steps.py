@@ -26,7 +26,7 @@ import pipejax as pj
 
 from . import methods, report
 from .cluster import member
-from .methods import Method, Problem
+from .methods import Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,7 @@ def measured(method: Any, batch: Any, steps: int) -> pj.overlap.Measurement:
     )
 
 
-def in_turn(both: dict[str, tuple[Method, Any]], steps: int) -> float:
+def in_turn(both: dict[str, tuple[Any, Any]], steps: int) -> float:
     """Returns the seconds of one step of each, taken in turn from full pipelines."""
     member.barrier()
     for method, batch in both.values():

@@ -15,10 +15,10 @@ from . import problems as problems
 from . import stability as stability
 from . import timing as timing
 from . import transforms as transforms
+from ._core.executors import compiler_options as compiler_options
+from ._core.message import InFlight as InFlight
+from ._core.replicas import replica_digest as replica_digest
 from ._internal.mesh import data_mesh as data_mesh
-from ._internal.replicas import replica_digest as replica_digest
-from .executors import compiler_options as compiler_options
-from .message import InFlight as InFlight
 from .train_step import Aux as Aux
 from .train_step import PipelineState as PipelineState
 from .train_step import StepInfo as StepInfo

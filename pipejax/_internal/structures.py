@@ -9,6 +9,7 @@ its text holds an address. The functions here leave static data out.
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 
 def containers(tree: Any) -> str:
@@ -67,3 +68,37 @@ def form_of(tree: Any) -> Any:
     # This runs in every step. `jnp.shape` and `jnp.result_type` take ten times as long.
     forms = ((getattr(x, "shape", ()), getattr(x, "dtype", type(x))) for x in leaves)
     return structure, tuple(forms)
+
+
+def difference(name: str, wanted: Any, given: Any) -> tuple[str, str, str] | None:
+    """Returns the first leaf at which two pytrees differ in dtype or shape, or `None`.
+
+    Args:
+      name: The name of the argument that is `given`.
+      wanted: The pytree with the right leaves.
+      given: The pytree to compare with it.
+
+    Returns:
+      The path of the leaf, its wanted form such as `float32[7, 3]`, and the given one.
+    """
+    forms, found = (_named_forms(name, tree) for tree in (wanted, given))
+    for path in forms | found:
+        if forms.get(path) != found.get(path):
+            return path, forms.get(path, "is none of it"), found.get(path, "nothing")
+    return None
+
+
+def _named_forms(name: str, tree: Any) -> dict[str, str]:
+    """Returns dtype and shape of every leaf on a device, by its path."""
+    return {
+        f"{name}{jax.tree_util.keystr(path)}": f"{_dtype(leaf)}{[*jnp.shape(leaf)]}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def _dtype(leaf: Any) -> Any:
+    """Returns the dtype of a leaf on a device, or the type of a leaf that has none."""
+    kind = getattr(leaf, "dtype", type(leaf))
+    if isinstance(kind, type) and not issubclass(kind, bool | int | float | complex):
+        return kind.__name__
+    return jax.dtypes.canonicalize_dtype(kind, allow_extended_dtype=True)

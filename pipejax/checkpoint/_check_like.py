@@ -4,9 +4,10 @@ from typing import Any
 
 import jax
 
+from pipejax._core.checks import opt_state_difference
+from pipejax._core.message import width_of
 from pipejax._internal.mesh import inner_axes
-from pipejax.message import width_of
-from pipejax.train_step import PipelineState, TrainStep, opt_state_difference
+from pipejax.train_step import PipelineState, TrainStep
 
 
 def form_of(like: Any, train: TrainStep) -> PipelineState:

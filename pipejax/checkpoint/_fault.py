@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from pipejax.executors import join
+from pipejax._core.executors import join
 
 T = TypeVar("T")
 _MOST = 1000  # bytes of a description

@@ -18,12 +18,12 @@ from typing import Any
 
 from etils import epath
 
-from pipejax.message import count, width_of
-from pipejax.reshard import Spread
+from pipejax._core.message import count, width_of
 from pipejax.train_step import PipelineState
 
 from ._fault import DamagedError
 from ._leaves import form, is_weak, named
+from ._spread import Spread
 
 _DIGEST = "digest"
 _FORMER = (  # the keys in earlier versions

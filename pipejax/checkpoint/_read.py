@@ -11,7 +11,6 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax._internal.checksums import checksums
 from pipejax._internal.mesh import axes
-from pipejax.reshard import Spread, shapes_on
 from pipejax.train_step import (
     PipelineState,
     SharedState,
@@ -30,6 +29,8 @@ from ._check_saved import (
 from ._fault import DamagedError, Fault, agreed, attempt
 from ._leaves import empty, encoded, form, named, part_of
 from ._meta import check_version, damage, read
+from ._reshard import shapes_on
+from ._spread import Spread
 
 # Parts of a state that are sometimes not read, but made anew.
 QUEUE, CODECS = "in_flight.pending", "in_flight.codec_states"

@@ -10,7 +10,6 @@ import orbax.checkpoint as ocp
 
 from pipejax._internal.integers import is_integer
 from pipejax._internal.mesh import axes, without_mesh
-from pipejax.reshard import reshard
 from pipejax.train_step import (
     PipelineState,
     SharedState,
@@ -25,6 +24,7 @@ from ._choose import whole
 from ._leaves import decoded, named, part_of, weakened
 from ._manager import check_manager
 from ._read import CODECS, MEAN, QUEUE, Saved, read_step
+from ._reshard import reshard
 
 _log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
+from pipejax._core.executors import join
 from pipejax._internal.checksums import checksums
 from pipejax._internal.mesh import without_mesh
-from pipejax.executors import join
 from pipejax.train_step import PipelineState
 
 from ._fault import together, writing_to

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 import pipejax as pj
 from pipejax import timing
-from pipejax.executors import Fused
+from pipejax._core.executors import Fused
 from pipejax.launch import Place
 
 from ._candidates import USUAL, candidates

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 
 import pipejax as pj
+from pipejax._core.executors import Fused
+from pipejax._core.message import at_width_1
 from pipejax._internal.mesh import axes, inner_axes
-from pipejax.executors import Fused
-from pipejax.message import at_width_1
 from pipejax.overlap import (
     Report,
     difference_inside,

@@ -20,7 +20,7 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 from pipejax._internal.mesh import AxisName
-from pipejax.shards import group_axes, on_shards, shard_form, split_axes
+from pipejax._internal.shards import group_axes, on_shards, shard_form, split_axes
 
 from ._all_reduce import AllReduce
 from ._beside import Beside

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipejax.train_step import check_width
+from pipejax._core.checks import check_width
 
 
 class DelayCompensationState(NamedTuple):

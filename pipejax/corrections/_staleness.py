@@ -2,7 +2,7 @@
 
 import optax
 
-from pipejax.train_step import check_width
+from pipejax._core.checks import check_width
 
 
 def scale_by_staleness(width: int) -> optax.GradientTransformation:

@@ -1,7 +1,7 @@
 """The check that no gradients are lost when a state is written back to a model."""
 
 from pipejax import PipelineState
-from pipejax.message import count
+from pipejax._core.message import count
 
 
 def check_drained(state: PipelineState) -> None:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental import multihost_utils
 
+from pipejax._core.executors import make_reduce, make_update
 from pipejax.collectives import NoCommunication
-from pipejax.executors import make_reduce, make_update
 from pipejax.train_step import PipelineState, SharedState, TrainStep
 
 

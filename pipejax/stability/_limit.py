@@ -24,7 +24,7 @@ from collections.abc import Callable
 import numpy as np
 import optax
 
-from pipejax.train_step import check_feedback, check_flag, check_width
+from pipejax._core.checks import check_feedback, check_flag, check_width
 
 from ._linear import linear_update
 from ._loop import Loop, deviations, loop

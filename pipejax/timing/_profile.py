@@ -18,9 +18,9 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from pipejax._core.executors import join
 from pipejax._internal.mesh import on_mesh
 from pipejax.collectives import phases, psum
-from pipejax.executors import join
 
 from ._stopwatch import Case, Program, check_several
 

@@ -10,9 +10,9 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from pipejax._core.executors import join
 from pipejax._internal.mesh import on_mesh
 from pipejax.collectives import AllReduce, Layout, Stages, Summands, psum, run
-from pipejax.executors import join
 
 from ._leaves import square_leaves
 

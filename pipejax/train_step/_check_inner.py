@@ -3,8 +3,8 @@
 import warnings
 from typing import Any
 
+from pipejax._internal.shards import Shards, group_axes, split_axes
 from pipejax._internal.traced_axes import constrained_axes
-from pipejax.shards import Shards, group_axes, split_axes
 
 from ._feed import Batch
 from ._loss import Loss, full_form

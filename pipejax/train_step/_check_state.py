@@ -10,11 +10,11 @@ import optax
 from jax.core import Tracer
 from jax.typing import DTypeLike
 
-from pipejax._internal.structures import paths
-from pipejax.message import InFlight, Message, width_of
+from pipejax._core.checks import check_opt_state
+from pipejax._core.message import InFlight, Message, width_of
+from pipejax._internal.structures import difference, paths
 
-from ._check_input import difference, is_array
-from ._check_optimizer import check_opt_state
+from ._check_input import is_array
 from ._gradient import empty_message
 from ._state import PipelineState, whole_params
 

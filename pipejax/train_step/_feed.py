@@ -12,13 +12,13 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from pipejax._core.checks import check_count
+from pipejax._core.executors import StepConfig
 from pipejax._internal.keys import as_numbers, is_key
 from pipejax._internal.mesh import AxisName, axes, inner_axes
-from pipejax.executors import StepConfig
 
 from ._check_arrays import fault_of, no_array
 from ._check_input import common_length, named_shapes
-from ._check_settings import check_count
 
 
 def data_sharding(config: StepConfig, axis_name: AxisName | None) -> NamedSharding:

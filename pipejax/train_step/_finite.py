@@ -3,22 +3,24 @@
 An infinity or NaN there would stay for the whole run.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from pipejax._core.executors import StepConfig
+
+from ._local_step import LocalStep
 from ._loss import full_form
 from ._model_state import averaged
 from ._state import PipelineState
 
-if TYPE_CHECKING:
-    from ._step import TrainStep
 
-
-def check_model_state(train: "TrainStep", state: PipelineState, batch: Any) -> None:
+def check_model_state(
+    config: StepConfig, local_step: LocalStep, state: PipelineState, batch: Any
+) -> None:
     """Raises a `ValueError` for a leaf that is not finite and that the loss changes.
 
     The model state obeys `s[t] = s[t-1] + d[t-K]`, where d is the mean change over
@@ -36,7 +38,7 @@ def check_model_state(train: "TrainStep", state: PipelineState, batch: Any) -> N
     bad = non_finite(state.model_state)
     if not any(bad):
         return
-    unchanged = _unchanged(train, state, batch)
+    unchanged = _unchanged(config, local_step, state, batch)
     paths = jax.tree_util.tree_leaves_with_path(state.model_state)
     for (path, _), infinite, same in zip(paths, bad, unchanged, strict=True):
         if infinite and not same:
@@ -62,15 +64,17 @@ def non_finite(model_state: Any) -> list[bool]:
     return [bad(leaf) for leaf in jax.tree.leaves(model_state)]
 
 
-def _unchanged(train: "TrainStep", state: PipelineState, batch: Any) -> Any:
+def _unchanged(
+    config: StepConfig, local_step: LocalStep, state: PipelineState, batch: Any
+) -> Any:
     """Returns for each leaf whether the loss returns it unchanged."""
-    loss_fn = full_form(train.local_step.loss_fn, train.local_step.compute_dtype)
-    own = P(train.axis_name)
+    loss_fn = full_form(local_step.loss_fn, local_step.compute_dtype)
+    own = P(config.axis_name)
 
     def local(params: Any, batch: Any, model_state: Any, rng: Any) -> Any:
         return loss_fn(params, batch, model_state, rng)[1].unchanged
 
     specs = (P(), own, P(), P())
-    local = train.config.on_mesh(local, specs, P())
+    local = config.on_mesh(local, specs, P())
     args = state.params, batch, state.model_state, state.rng
     return jax.eval_shape(local, *args).leaves

@@ -25,9 +25,9 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
+from pipejax._core.message import Message, Passengers, in_place, travelling
 from pipejax._internal.mesh import AxisName
-from pipejax.message import Message, Passengers, in_place, travelling
-from pipejax.shards import UNSHARDED, Shards, constrained
+from pipejax._internal.shards import UNSHARDED, Shards, constrained
 
 from ._feed import Batch
 from ._loss import Loss, Returned, Unchanged, full_form

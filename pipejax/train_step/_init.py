@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from pipejax._core.checks import check_opt_state, check_optimizer
+from pipejax._core.executors import StepConfig
+from pipejax._core.message import InFlight, Message, empty
+from pipejax._core.prediction import Mean
 from pipejax._internal.mesh import axes, inner_axes, is_traced
+from pipejax._internal.shards import UNSHARDED, Shards, cut_axes, inner_specs
 from pipejax._internal.structures import restructured
-from pipejax.executors import StepConfig
-from pipejax.message import InFlight, Message, empty
-from pipejax.prediction import Mean
-from pipejax.shards import UNSHARDED, Shards, cut_axes, inner_specs
 
 from ._check_arrays import check_arrays, check_keys
 from ._check_input import (
@@ -22,7 +23,6 @@ from ._check_input import (
     check_keywords,
     check_params,
 )
-from ._check_optimizer import check_opt_state, check_optimizer
 from ._feed import Batch, laid_out
 from ._gradient import empty_message
 from ._local_step import LocalStep

@@ -1,8 +1,8 @@
 """Runs one device's part of a step, before and after the sum over devices.
 
 1. `compute` makes the message of this batch. The gradient is taken at the device's
-   prediction (see `pipejax.prediction`), or at the parameters as they are, and always
-   at the model state to which the device's changes in flight lead.
+   prediction (see `_core.prediction`), or at the parameters as they are, and always at
+   the model state to which the device's changes in flight lead.
 2. `update` applies the mean of the messages that are due.
 
 The exchange comes between them. If the width is above 1, it sums messages of an earlier
@@ -22,10 +22,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from pipejax._internal.mesh import AxisName
-from pipejax._internal.traced_axes import collective_axes
-from pipejax.collectives import AllReduce
-from pipejax.message import (
+from pipejax._core.message import (
     Exchange,
     InFlight,
     Message,
@@ -35,8 +32,11 @@ from pipejax.message import (
     mean,
     mean_as,
 )
-from pipejax.prediction import Kind, Mean, Own, Update, kind_of, predicted
-from pipejax.shards import Shards, constrained
+from pipejax._core.prediction import Kind, Mean, Own, Update, kind_of, predicted
+from pipejax._internal.mesh import AxisName
+from pipejax._internal.shards import Shards, constrained
+from pipejax._internal.traced_axes import collective_axes
+from pipejax.collectives import AllReduce
 
 from ._check_inner import warn_of_unused_axes
 from ._check_input import check_keywords

@@ -6,12 +6,7 @@ import optax
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from pipejax._internal.mesh import AxisName
-from pipejax._internal.threads import check_threads
-from pipejax.collectives import AllReduce, Schedule, psum
-from pipejax.executors import StepConfig
-
-from ._check_settings import (
+from pipejax._core.checks import (
     check_all_reduce,
     check_axis_name,
     check_count,
@@ -25,6 +20,11 @@ from ._check_settings import (
     check_tx,
     check_width,
 )
+from pipejax._core.executors import StepConfig
+from pipejax._internal.mesh import AxisName
+from pipejax._internal.threads import check_threads
+from pipejax.collectives import AllReduce, Schedule, psum
+
 from ._local_step import LocalStep
 from ._loss import Loss
 from ._piecewise_step import PiecewiseStep

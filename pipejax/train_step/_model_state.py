@@ -29,9 +29,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pipejax._core.message import InFlight, Message, Reduced, arrivals, mean_as
+from pipejax._internal.shards import Shards, constrained
 from pipejax._internal.structures import paths
-from pipejax.message import InFlight, Message, Reduced, arrivals, mean_as
-from pipejax.shards import Shards, constrained
 
 
 def averaged(leaf: Any) -> bool:

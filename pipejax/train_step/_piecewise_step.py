@@ -16,7 +16,7 @@ $$w_t = w_{t-1} - u(g_{t-K})$$
 The update may need sums over whole gradients: whether all are finite, and the norm by
 which they are clipped. A small all-reduce between the two halves carries these sums.
 
-**Prediction.** The rule of `pipejax.prediction` is that of the unsharded pipeline. A
+**Prediction.** The rule of `_core.prediction` is that of the unsharded pipeline. A
 device cannot expand an update whose state other devices have. Their owners do it, once
 they have the new mean m: in place of the parameters w, devices gather
 `c = w + U(m; s) - P m`, and P in 8 bits beside it. A device then predicts `c + P g`
@@ -42,17 +42,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from pipejax.collectives import (
-    AllReduce,
-    Halved,
-    Local,
-    Stages,
-    Summands,
-    on_first,
-    on_own_shards,
-    run,
-)
-from pipejax.message import (
+from pipejax._core.message import (
     Exchange,
     InFlight,
     Message,
@@ -63,8 +53,8 @@ from pipejax.message import (
     on_shards_of,
     summands,
 )
-from pipejax.pieces import NotElementwiseError, Program, on_pieces, stages_of
-from pipejax.prediction import (
+from pipejax._core.pieces import NotElementwiseError, Program, on_pieces, stages_of
+from pipejax._core.prediction import (
     CODE,
     Kind,
     Mean,
@@ -76,7 +66,17 @@ from pipejax.prediction import (
     to_words,
     word_form,
 )
-from pipejax.shards import UNSHARDED, Shards, as_on_shards, constrained
+from pipejax._internal.shards import UNSHARDED, Shards, as_on_shards, constrained
+from pipejax.collectives import (
+    AllReduce,
+    Halved,
+    Local,
+    Stages,
+    Summands,
+    on_first,
+    on_own_shards,
+    run,
+)
 
 from ._local_step import LocalStep
 from ._loss import is_floating

@@ -7,10 +7,10 @@ import jax
 import optax
 from jax.sharding import PartitionSpec as P
 
+from pipejax._core.message import Message, summands
+from pipejax._core.pieces import Devices, Split
 from pipejax._internal.mesh import AxisName, axes
-from pipejax.message import Message, summands
-from pipejax.pieces import Devices, Split
-from pipejax.shards import (
+from pipejax._internal.shards import (
     Shards,
     cut_spec,
     optimizer_specs,

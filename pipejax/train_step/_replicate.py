@@ -11,12 +11,12 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from pipejax._core.executors import StepConfig
 from pipejax._internal.checksums import sums
 from pipejax._internal.keys import is_key
 from pipejax._internal.mesh import is_traced
+from pipejax._internal.shards import group_axes, on_shards
 from pipejax._internal.structures import containers
-from pipejax.executors import StepConfig
-from pipejax.shards import group_axes, on_shards
 
 
 def placed(given: dict[str, Any], specs: dict[str, Any], mesh: Mesh) -> dict[str, Any]:

@@ -6,10 +6,10 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from pipejax._core.executors import StepConfig
+from pipejax._core.message import InFlight, Message
 from pipejax._internal.mesh import AxisName
-from pipejax.executors import StepConfig
-from pipejax.message import InFlight, Message
-from pipejax.shards import Shards, of_all_groups, together
+from pipejax._internal.shards import Shards, of_all_groups, together
 
 from ._state import SharedState
 

@@ -7,10 +7,10 @@ import jax
 import optax
 from jax.sharding import PartitionSpec as P
 
+from pipejax._core.message import InFlight
+from pipejax._core.prediction import Mean, Slopes
 from pipejax._internal.mesh import AxisName, axes
-from pipejax.message import InFlight
-from pipejax.prediction import Mean, Slopes
-from pipejax.shards import (
+from pipejax._internal.shards import (
     UNSHARDED,
     Shards,
     constrained,

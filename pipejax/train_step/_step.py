@@ -20,12 +20,12 @@ import jax
 import numpy as np
 import optax
 
+from pipejax._core.executors import Executor, StepConfig, choose, join
+from pipejax._core.message import Message, at_width_1
 from pipejax._internal.mesh import AxisName, inner_axes, without_mesh
+from pipejax._internal.shards import Shards
 from pipejax._internal.structures import form_of
 from pipejax.collectives import Schedule, Transfer
-from pipejax.executors import Executor, StepConfig, choose, join
-from pipejax.message import Message, at_width_1
-from pipejax.shards import Shards
 
 from ._check_input import check_batch
 from ._check_state import (
@@ -190,7 +190,7 @@ class TrainStep:
         batch = plain_batch(batch)
         check_global(batch, self.mesh)
         check_batch(batch, self.config.devices, self.local_step.microbatches)
-        check_model_state(self, state, batch)
+        check_model_state(self.config, self.local_step, state, batch)
         own, in_flight = SharedState.of(state), state.in_flight
         given = laid_out(batch, self.config)
         now = self._phase(state.calls)

@@ -5,12 +5,12 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec as P
 
+from pipejax._core.executors import StepConfig
+from pipejax._core.message import InFlight, Reduced, advanced, arrivals, has_arrived
 from pipejax._internal.hlo import Reading, parse
 from pipejax._internal.mesh import inner_axes
 from pipejax._internal.traced_axes import collective_axes
 from pipejax.collectives import Transfer
-from pipejax.executors import StepConfig
-from pipejax.message import InFlight, Reduced, advanced, arrivals, has_arrived
 
 from ._state import SharedState
 

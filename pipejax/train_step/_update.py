@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from pipejax.message import Message, Reduced, mean, mean_as
-from pipejax.prediction import Mean
+from pipejax._core.checks import check_kept_form
+from pipejax._core.message import Message, Reduced, mean, mean_as
+from pipejax._core.prediction import Mean
 
-from ._check_optimizer import check_kept_form
 from ._info import StepInfo
 from ._model_state import mean_changes, moved, unmoved
 from ._state import SharedState

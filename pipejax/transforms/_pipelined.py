@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
+from pipejax._core.checks import check_kept_form, check_optimizer
+from pipejax._core.message import InFlight
+from pipejax._core.prediction import Kind, Mean, Update, kind_of
 from pipejax._internal.mesh import AxisName
 from pipejax.collectives import AllReduce, psum
-from pipejax.message import InFlight
-from pipejax.prediction import Kind, Mean, Update, kind_of
-from pipejax.train_step import check_kept_form, check_optimizer
 
 from ._pipelined_mean import pipelined_mean
 

@@ -7,9 +7,8 @@ import optax
 from jax import lax
 from jax.typing import DTypeLike
 
-from pipejax._internal.mesh import AxisName, axes, axis_size
-from pipejax.collectives import AllReduce, psum
-from pipejax.message import (
+from pipejax._core.checks import check_all_reduce, check_axis_name, check_width
+from pipejax._core.message import (
     InFlight,
     Message,
     Reduced,
@@ -22,7 +21,8 @@ from pipejax.message import (
     travelling,
     width_of,
 )
-from pipejax.train_step import check_all_reduce, check_axis_name, check_width
+from pipejax._internal.mesh import AxisName, axes, axis_size
+from pipejax.collectives import AllReduce, psum
 
 
 def pipelined_mean(

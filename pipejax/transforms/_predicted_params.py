@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipejax.message import InFlight, arrivals, mean_as
-from pipejax.prediction import Mean, Own, changed, predicted
+from pipejax._core.message import InFlight, arrivals, mean_as
+from pipejax._core.prediction import Mean, Own, changed, predicted
 
 from ._pipelined import PipelinedState, kind_in, update_of
 

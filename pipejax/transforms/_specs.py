@@ -5,8 +5,8 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec as P
 
+from pipejax._core.message import InFlight
 from pipejax._internal.mesh import AxisName
-from pipejax.message import InFlight
 
 from ._compress import CompressState
 

@@ -6,7 +6,7 @@ import pytest
 
 from pipejax import checkpoint
 
-from ..executors import pieces
+from ..core.executors import pieces
 from ..helpers import assert_bits_equal, batches
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from pipejax import checkpoint
 
-from ..executors.group import Group
+from ..core.executors.group import Group
 from .helpers import entries
 
 

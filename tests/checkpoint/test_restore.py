@@ -10,7 +10,7 @@ import pytest
 
 import pipejax as pj
 from pipejax import checkpoint
-from pipejax.message import count as count_in_flight
+from pipejax._core.message import count as count_in_flight
 
 from ..grid import grid
 from ..helpers import assert_bits_equal, batches, init_params

@@ -9,7 +9,7 @@ import pytest
 
 import pipejax as pj
 from pipejax import codecs, collectives
-from pipejax.executors._thread import submit
+from pipejax._core.executors._thread import submit
 
 from ..grid import grid
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn

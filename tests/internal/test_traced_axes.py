@@ -7,7 +7,7 @@ from jax import lax
 
 from pipejax._internal.traced_axes import collective_axes
 
-from ..executors.test_own_collectives import AXES, X, on_hosts, summed
+from ..core.executors.test_own_collectives import AXES, X, on_hosts, summed
 
 
 def looped(x):

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax._internal.mesh import on_mesh
-from pipejax.shards import Shards
+from pipejax._internal.shards import Shards
 from pipejax.train_step._check_inner import warn_of_unused_axes
 from pipejax.train_step._feed import Batch
 

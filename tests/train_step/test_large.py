@@ -6,7 +6,7 @@ import optax
 import pytest
 
 import pipejax as pj
-from pipejax.message import layout_of
+from pipejax._core.message import layout_of
 
 from ..collectives.cases import ALGORITHMS, CODECS, PAIRS
 

@@ -12,7 +12,7 @@ from jax import lax
 
 import pipejax as pj
 from pipejax import problems
-from pipejax.message import InFlight, Message, Passengers
+from pipejax._core.message import InFlight, Message, Passengers
 from pipejax.train_step._state import SharedState
 
 from ..grid import grid

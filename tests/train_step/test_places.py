@@ -6,8 +6,8 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from pipejax.message import Message, Passengers
-from pipejax.shards import Shards
+from pipejax._core.message import Message, Passengers
+from pipejax._internal.shards import Shards
 from pipejax.train_step._places import (
     Places,
     check_places,

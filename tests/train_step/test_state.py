@@ -4,7 +4,7 @@ import jax
 import optax
 
 import pipejax as pj
-from pipejax.shards import UNSHARDED
+from pipejax._internal.shards import UNSHARDED
 from pipejax.train_step._state import PipelineState, SharedState
 
 from ..helpers import init_params, loss_fn

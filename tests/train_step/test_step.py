@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
-from pipejax.message import count as count_in_flight
+from pipejax._core.message import count as count_in_flight
 
 from ..grid import grid
 from ..helpers import (

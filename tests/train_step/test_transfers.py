@@ -11,7 +11,7 @@ from pipejax import collectives
 from pipejax.collectives import Transfer
 from pipejax.train_step._transfers import _own_transfers
 
-from ..executors.test_own_collectives import X, on_hosts
+from ..core.executors.test_own_collectives import X, on_hosts
 from ..helpers import batches, init_params, loss_fn
 
 DEVICES = 4

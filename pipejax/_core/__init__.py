@@ -1,0 +1,1 @@
+"""What runs between `train.step` and a collective or the optimizer. Private."""

@@ -1,0 +1,138 @@
+"""Sums the messages of a sharded model on CPUs, beside the compute of its groups."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from pipejax._core.message import Message, Reduced, on_shards_of, summed
+from pipejax._internal.mesh import AxisName, axes, inner_axes, on_mesh
+from pipejax._internal.shards import UNSHARDED
+from pipejax.collectives import Beside
+
+from ._config import StepConfig
+
+
+def reduce_by_place(
+    config: StepConfig,
+) -> Callable[[Message, Any], tuple[Reduced, Any]]:
+    """Returns a function that sums the shards at each place in a group by themselves.
+
+    XLA's CPU client runs a program on several devices of a process only when all
+    earlier ones have ended. The compute of a sharded model is such a program, and would
+    wait for the reduction. The reduction therefore runs as one program for each place
+    in a group, each on a single device of every process. Every device does what it
+    does in `reduce_in_place`, so the bits are the same.
+    """
+    mesh, axis = config.mesh, config.axis_name
+    meshes, own = _by_place(mesh, axis), P(axis)
+
+    @functools.cache
+    def programs(sets: tuple[tuple[int, ...], ...]) -> list[Any]:
+        all_reduce = Beside(config.sums_by, sets)
+
+        def local(message: Message, before: Any) -> tuple[Reduced, Any]:
+            total, after = summed(message, before, all_reduce, axis)
+            return Reduced.of(total, jnp.array(True)), after
+
+        mapped = (on_mesh(local, x, (own, own), (P(), own)) for x in meshes)
+        return [jax.jit(each) for each in mapped]
+
+    def reduce(message: Message, states: Any) -> tuple[Reduced, Any]:
+        sharded = on_shards_of(message, config.sums_by)
+        given = message._replace(shards=UNSHARDED), states
+        calls = zip(programs(sharded.sets(mesh.shape)), meshes, strict=True)
+        # A call returns before its sum is there.
+        done = [program(*_on_place(given, place, own)) for program, place in calls]
+        totals, after = zip(*jax.block_until_ready(done), strict=True)
+        total = _together([x._replace(sum=_as(message, x.sum)) for x in totals], mesh)
+        # All devices of a group keep their codec states, or none of them does.
+        usable = all(bool(x.usable.addressable_data(0)) for x in totals)
+        if not usable:
+            return total, states
+        return total, jax.tree.map(_put_together, states, *after)
+
+    return reduce
+
+
+def groups_in_processes(mesh: Mesh, axis_name: AxisName) -> bool:
+    """Returns whether every process has a whole group of several CPU devices."""
+    if not mesh.is_multi_process or not inner_axes(mesh, axis_name):
+        return False
+    columns = np.stack([x.devices.flatten() for x in _by_place(mesh, axis_name)])
+    return all(len({d.process_index for d in group}) == 1 for group in columns.T)
+
+
+def _by_place(mesh: Mesh, axis_name: AxisName) -> list[Mesh]:
+    """Returns a mesh of the devices at each place in a group, one of each group."""
+    data = [mesh.axis_names.index(name) for name in axes(axis_name)]
+    rows = np.moveaxis(mesh.devices, data, range(len(data)))
+    columns = rows.reshape(*rows.shape[: len(data)], -1)
+    return [Mesh(columns[..., i], axes(axis_name)) for i in range(columns.shape[-1])]
+
+
+def _on_place(tree: Any, place: Mesh, spec: P) -> Any:
+    """Returns the parts of arrays on the devices of `place`, as arrays of their own."""
+
+    def one(array: jax.Array) -> jax.Array:
+        parts = {x.device: x.data for x in array.addressable_shards}
+        here = [parts[device] for device in place.local_devices]
+        shape = (place.size * here[0].shape[0], *here[0].shape[1:])
+        sharding = NamedSharding(place, spec)
+        return jax.make_array_from_single_device_arrays(shape, sharding, here)
+
+    return jax.tree.map(one, tree)
+
+
+def _as(message: Message, total: Message) -> Message:
+    """Returns the sum of a place as a part of the sum of a sharded message."""
+    return total._replace(shards=message.shards)
+
+
+def _together(totals: list[Reduced], mesh: Mesh) -> Reduced:
+    """Returns the sums of all places as one, which is finite if all of them are."""
+    first = totals[0]
+
+    def put(spec: P, *parts: jax.Array) -> jax.Array:
+        sharding = NamedSharding(mesh, spec)
+        shards = [shard.data for part in parts for shard in part.addressable_shards]
+        sizes = [math.prod(mesh.shape[x] for x in axes(e or ())) for e in spec]
+        sizes += [1] * (parts[0].ndim - len(sizes))
+        shape = tuple(n * k for n, k in zip(parts[0].shape, sizes, strict=True))
+        return jax.make_array_from_single_device_arrays(shape, sharding, shards)
+
+    finite = all(bool(x.finite.addressable_data(0)) for x in totals)
+    same = [x._replace(finite=_constant(x.finite, finite)) for x in totals]
+    return jax.tree.map(put, sum_specs(first), *same)
+
+
+def _constant(like: jax.Array, value: bool) -> jax.Array:
+    """Returns a scalar with the devices of `like`, without a collective."""
+    parts = [jax.device_put(value, x.device) for x in like.addressable_shards]
+    return jax.make_array_from_single_device_arrays((), like.sharding, parts)
+
+
+def _put_together(like: jax.Array, *parts: jax.Array) -> jax.Array:
+    """Undoes `_on_place` on codec states, which have the form of those before."""
+    shards = [shard.data for part in parts for shard in part.addressable_shards]
+    return jax.make_array_from_single_device_arrays(like.shape, like.sharding, shards)
+
+
+def sum_specs(total: Reduced) -> Reduced:
+    """Returns the partition spec of every array of a sum over inner axes."""
+    shards, whole = total.sum.shards, jax.tree.map(lambda _: P(), total)
+    if not shards:
+        return whole
+    form = total.sum
+    gradients, changes = map(jax.tree.structure, (form.gradients, form.changes))
+    specs = whole.sum._replace(
+        gradients=jax.tree.unflatten(gradients, shards.params),
+        changes=jax.tree.unflatten(changes, shards.changes),
+    )
+    return whole._replace(sum=specs)

@@ -1,0 +1,180 @@
+"""The step that an executor runs, as static configuration."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from pipejax._core.message import Exchange, InFlight, Message, Reduced, codec_states
+from pipejax._internal.mesh import AxisName, axes, inner_axes, on_mesh
+from pipejax.collectives import AllReduce
+
+
+class DeviceWork(Protocol):
+    """The work of one device in a step: compute, exchange and update."""
+
+    def compute(
+        self, state: Any, in_flight: InFlight, batch: Any
+    ) -> tuple[Message, Any]:
+        """Returns this device's message, and the values that `update` will need."""
+        ...
+
+    def exchange(
+        self,
+        state: Any,
+        message: Message,
+        arrived: jax.Array,
+        behind: Sequence[jax.Array],
+        all_reduce: AllReduce,
+    ) -> Exchange:
+        """Returns the exchange of a message.
+
+        Args:
+          state: The state before the update that the message leads to.
+          message: The message of this device.
+          arrived: Whether the message is real.
+          behind: For each message that will be in flight after the update, whether it
+            is real. Empty if the update is the last before a pipeline is empty.
+          all_reduce: The algorithm that sums messages.
+        """
+        ...
+
+    def spread(self, learned: Any, all_reduce: AllReduce) -> Any:
+        """Returns what the exchange updates, with gathered parameters as they are.
+
+        It is only called with a sharded optimizer.
+
+        Args:
+          learned: What the exchange updates.
+          all_reduce: The algorithm that sums messages.
+        """
+        ...
+
+    def update(self, state: Any, kept: Any, reduced: Reduced) -> Any:
+        """Returns the state after the reduced message is applied, and the info."""
+        ...
+
+    def deviation(self, in_flight: InFlight, reduced: Reduced) -> Any:
+        """Returns the gradients of the oldest message in flight, minus their mean.
+
+        Returns `None` if the step does not feed deviations back.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StepConfig:
+    """Configuration of a step: the work of each device, and the all-reduce in between.
+
+    Attributes:
+      work: The work of each device.
+      mesh: The devices.
+      axis_name: The mesh axis over which the data is split, or a tuple of such axes. If
+        the mesh has more axes, each group of devices shards a copy of the model over
+        them.
+      width: Pipeline width K, at least 1.
+      all_reduce: The algorithm that sums messages over devices.
+      donate: Whether a step may overwrite the state that it is given.
+    """
+
+    work: DeviceWork
+    mesh: Mesh
+    axis_name: AxisName
+    width: int
+    all_reduce: AllReduce
+    donate: bool
+
+    @functools.cached_property
+    def devices(self) -> int:
+        """Returns the number of devices, or groups, over which the data is split."""
+        return math.prod(self.mesh.shape[name] for name in axes(self.axis_name))
+
+    @functools.cached_property
+    def sums_by(self) -> AllReduce:
+        """Returns the variant of `all_reduce` that suits the mesh best."""
+        return self.all_reduce.on(self.mesh)
+
+    @functools.cached_property
+    def data(self) -> NamedSharding:
+        """Returns the sharding of a batch, which is split over `axis_name`."""
+        return NamedSharding(self.mesh, P(self.axis_name))
+
+    @property
+    def batches(self) -> NamedSharding | None:
+        """Returns the sharding that a program gives its batch, or `None` for its own.
+
+        On a mesh with inner axes, a batch may also be split over these.
+        """
+        return None if inner_axes(self.mesh, self.axis_name) else self.data
+
+    def at(self, mesh: Mesh) -> "StepConfig":
+        """Returns the same configuration on another mesh.
+
+        Args:
+          mesh: The other mesh.
+        """
+        return dataclasses.replace(self, mesh=mesh)
+
+    def on_mesh(self, local: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
+        """Returns `local` as a program that each device or group runs on its share.
+
+        Args:
+          local: Function of the shares of one device or group.
+          in_specs: Partition specs of the arguments.
+          out_specs: Partition specs of the results.
+        """
+        return on_mesh(local, self.mesh, in_specs, out_specs, self.axis_name)
+
+    def on_state(self, local: Callable[..., Any], rest: Any, results: Any) -> Any:
+        """Returns `local` as a program of a state and more arguments.
+
+        Args:
+          local: Function of the state of one device or group and of more arguments. The
+            first of its results is the next state.
+          rest: Partition specs of the arguments that follow the state.
+          results: Partition specs of the results that follow the next state.
+        """
+
+        @functools.wraps(local)
+        def program(state: Any, *args: Any) -> Any:
+            specs = state.over_data(self.axis_name)
+            mapped = self.on_mesh(local, (specs, *rest), (specs, *results))
+            return mapped(state, *args)
+
+        return program
+
+    def codec_states(self, like: Message, *, abstract: bool = False) -> Any:
+        """Returns the states of all devices' codecs before the first message.
+
+        Args:
+          like: The message of a device or group, or its shapes.
+          abstract: Whether to return shapes and shardings alone.
+
+        Returns:
+          The states on the mesh. Every device has its own.
+        """
+
+        def local() -> Any:
+            return codec_states(like, self.sums_by, self.axis_name)
+
+        program = self.on_mesh(local, (), P(self.axis_name))
+        # Devices that sum their own shards also have their own states.
+        inner = inner_axes(self.mesh, self.axis_name) if like.shards else ()
+        every = (*axes(self.axis_name), *inner)
+        own = P(every if len(every) > 1 else every[0])
+
+        def placed(shape: Any) -> Any:
+            # JAX replicates arrays without elements.
+            sharding = NamedSharding(self.mesh, own if shape.size else P())
+            return shape.update(sharding=sharding)
+
+        shapes = jax.tree.map(placed, jax.eval_shape(program))
+        if abstract or not jax.tree.leaves(shapes):
+            return shapes
+        shardings = jax.tree.map(lambda shape: shape.sharding, shapes)
+        return jax.jit(program, out_shardings=shardings)()

@@ -1,0 +1,152 @@
+r"""The delay of pipelined training: a queue of the last K-1 messages.
+
+Let `w` be the parameters and `u` the update of the optimizer. In the paper, device i
+computes the gradient `g_{i,t}` of its loss at `w_t`, and `g_t` is the mean over
+devices.
+
+- Width 1 is D-Sync, with an all-reduce followed by an update:
+
+  $$w_t = w_{t-1} - u(g_{t-1})$$
+
+- Width 2 is Pipe-SGD. The all-reduce of the previous step's gradients needs nothing of
+  this step, so it runs while this step computes:
+
+  $$w_t = w_{t-1} - u(g_{t-2})$$
+
+- Width K has a delay of K-1 steps, which absorbs jitter:
+
+  $$w_t = w_{t-1} - u(g_{t-K})$$
+
+A message that enters the queue at step t leaves it at step t + K - 1. The queue does
+not depend on which executor sums the message over devices, and when.
+
+Reference:
+  Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pipejax._internal.shards import constrained
+
+from ._message import Message, in_place
+
+
+class InFlight(NamedTuple):
+    """Messages that are computed but not yet applied. Each device has its own.
+
+    On a mesh of p devices, the arrays of all devices are concatenated along the first
+    axis of every leaf. The first axis is therefore p times as long as on one device.
+
+    Sums over devices are not part of the state. Only the executor knows which
+    reductions have started, and another executor starts them again.
+
+    Attributes:
+      pending: The last `width - 1` messages, oldest first.
+      filled: int32 of shape [1], the number of real messages, at most `width - 1`. They
+        are the newest. All older messages are the zeros of an empty queue.
+      codec_states: What the codecs of the all-reduce keep from one message to the next
+        (residuals, keys, warm starts), as it was before the oldest message was sent.
+        Empty if no codec has a state.
+      deviation: This device's gradients of the message before the oldest, minus their
+        mean over devices. `None` unless weight prediction feeds it back.
+    """
+
+    pending: tuple[Message, ...]
+    filled: jax.Array
+    codec_states: Any
+    deviation: Any
+
+
+def empty(
+    like: Message, width: int, codec_states: Any, *, feeds_back: bool = False
+) -> InFlight:
+    """Makes an empty queue for messages of a given form.
+
+    Args:
+      like: A message, or its shapes.
+      width: Pipeline width K, at least 1.
+      codec_states: States of the codecs before the first message.
+      feeds_back: Whether the queue keeps a deviation.
+
+    Returns:
+      A queue of `width - 1` messages of zeros, none of which counts as real.
+    """
+
+    def zeros(tree: Any) -> Any:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
+
+    return InFlight(
+        pending=tuple(zeros(like) for _ in range(width - 1)),
+        filled=jnp.zeros(1, jnp.int32),
+        codec_states=codec_states,
+        deviation=zeros(like.gradients) if feeds_back else None,
+    )
+
+
+def width_of(in_flight: InFlight) -> int:
+    """Returns the width K of the pipeline, one more than the length of the queue."""
+    return len(in_flight.pending) + 1
+
+
+def arrivals(in_flight: InFlight) -> list[jax.Array]:
+    """Returns for each message in the queue, oldest first, whether it is real."""
+    count = len(in_flight.pending)
+    return [in_flight.filled[0] >= count - age for age in range(count)]
+
+
+def has_arrived(in_flight: InFlight) -> jax.Array:
+    """Returns whether the message that leaves the queue at this step is real.
+
+    At width 1, this is always the case.
+    """
+    return in_flight.filled[0] == len(in_flight.pending)
+
+
+def count(in_flight: InFlight) -> int:
+    """Returns the number of messages in flight; waits until they are computed."""
+    filled = in_flight.filled
+    own = filled.addressable_data(0) if isinstance(filled, jax.Array) else filled
+    return int(jax.device_get(own)[0])
+
+
+def advanced(in_flight: InFlight) -> InFlight:
+    """Returns the queue whose count says that a fresh message has entered it."""
+    filled = jnp.minimum(in_flight.filled + 1, len(in_flight.pending))
+    return in_flight._replace(filled=filled)
+
+
+def shift(
+    in_flight: InFlight, fresh: Message, codec_states: Any, deviation: Any
+) -> InFlight:
+    """Takes the oldest message off the queue and puts `fresh` at its end.
+
+    Args:
+      in_flight: The queue.
+      fresh: The message of this step.
+      codec_states: States of the codecs after the oldest message.
+      deviation: Deviation of the oldest message, or `None`.
+    """
+    return advanced(in_flight)._replace(
+        pending=(*in_flight.pending, fresh)[1:],
+        codec_states=codec_states,
+        deviation=deviation,
+    )
+
+
+def at_width_1(in_flight: InFlight) -> InFlight:
+    """Returns the pipeline for a synchronous step: only counter and codec states."""
+    return in_flight._replace(pending=(), deviation=None)
+
+
+def emptied(in_flight: InFlight, codec_states: Any) -> InFlight:
+    """Returns the pipeline with nothing in flight, and with these codec states."""
+    zeros = jax.tree.map(jnp.zeros_like, in_flight._replace(codec_states={}))
+    pending, deviation = tuple(map(in_place, zeros.pending)), zeros.deviation
+    if pending and deviation is not None:
+        deviation = constrained(deviation, pending[0].shards.params)
+    return zeros._replace(
+        pending=pending, deviation=deviation, codec_states=codec_states
+    )

@@ -1,0 +1,258 @@
+r"""Expands a function of whole arrays to first order, element by element.
+
+Let f be a function of trees of arrays, whose result has the form of each of them, such
+as the update of an optimizer as a function of the gradients. Close to m,
+
+$$f(g) \approx f(m) + P (g - m), P_i = \partial f_i / \partial g_i$$
+
+P is the diagonal of the derivative. Sums over arrays, such as a norm by which gradients
+are clipped, are held at their values at m. If f mixes elements in other ways, as the
+matrix products of Muon do, the diagonal does not describe it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pipejax._core.pieces import acts_elementwise
+from pipejax._internal.jaxpr import Constant, inlined, name_of, runner, value_of
+
+# Operations that keep the order of elements, if they keep their number.
+_NAMES = "reshape squeeze expand_dims broadcast_in_dim reshard sharding_constraint"
+_SAME_ORDER = frozenset(_NAMES.split())
+_MIXED = -1  # in place of the number of a leaf: elements of several places
+# Operations whose result has no slope, apart from jumps.
+_JUMPS = "sign round floor ceil eq ne lt le gt ge is_finite"
+_FLAT = frozenset(_JUMPS.split())
+
+
+def expanded(
+    function: Callable[..., Any], points: Sequence[Any]
+) -> tuple[Any, tuple[Any, ...]]:
+    """Returns a function's value, and its derivatives element by element.
+
+    Args:
+      function: A function of `len(points)` trees, whose result has the form of each.
+      points: The trees m at which it is expanded.
+
+    Returns:
+      The value `f(m)`, and for each argument the tree P.
+    """
+    held, value = _held(function, points), function(*points)
+    slopes = []
+    for place, point in enumerate(points):
+
+        def at(x: Any, place: int = place) -> Any:
+            return held(*points[:place], x, *points[place + 1 :])
+
+        ones = jax.tree.map(jnp.ones_like, point)
+        slopes.append(jax.jvp(at, (point,), (ones,))[1])
+    return value, tuple(slopes)
+
+
+def works_elementwise(
+    function: Callable[..., Any], points: Sequence[Any], *others: Any
+) -> bool:
+    """Returns whether `expanded` describes a function of gradients.
+
+    Args:
+      function: A function of a list of trees and of other arguments, whose result has
+        the form of each of the trees.
+      points: The trees, or their shapes.
+      *others: The other arguments, or their shapes.
+    """
+    closed = jax.make_jaxpr(function)(points, *others)
+    leaves = [i for point in points for i in range(len(jax.tree.leaves(point)))]
+    rest = len(closed.jaxpr.invars) - len(leaves)
+    found = _origins(closed, [*leaves, *[None] * rest])
+    return all(o is None or o == i for i, o in enumerate(found))
+
+
+class Reads(NamedTuple):
+    """The arguments on which the results of a function depend.
+
+    Attributes:
+      any: Whether any result depends on a leaf; a tree for each argument.
+      jumps: Whether it does so by a function that is flat apart from jumps, such as a
+        sign, whose derivative does not show it; a tree for each argument.
+    """
+
+    any: Any
+    jumps: Any
+
+
+def reads(function: Callable[..., Any], *args: Any) -> Reads:
+    """Returns the arguments on which the results of a function depend.
+
+    Args:
+      function: A function that JAX can trace.
+      *args: Its arguments, or their shapes.
+
+    Examples:
+      >>> reads(lambda x, y, z: 2 * x + jnp.sign(y), 1.0, 1.0, 1.0)
+      Reads(any=(True, True, False), jumps=(False, True, False))
+    """
+    closed = jax.make_jaxpr(function)(*args)
+    count = range(len(closed.jaxpr.invars))
+    found = _joined_sets(_depends(closed, [frozenset([i]) for i in count]))
+    structure = jax.tree.structure(args)
+    return Reads(
+        jax.tree.unflatten(structure, [i in found for i in count]),
+        jax.tree.unflatten(structure, [_jump(i) in found for i in count]),
+    )
+
+
+def _held(function: Callable[..., Any], points: Sequence[Any]) -> Callable[..., Any]:
+    """Returns a function whose sums over arrays have no derivative."""
+    closed, shape = jax.make_jaxpr(function, return_shape=True)(*points)
+    run = _without_sums(closed)
+
+    def held(*args: Any) -> Any:
+        return jax.tree.unflatten(
+            jax.tree.structure(shape), run(*jax.tree.leaves(args))
+        )
+
+    return held
+
+
+def _without_sums(closed: Any) -> Callable[..., list[Any]]:
+    """Returns a traced program as a function whose sums have no derivative."""
+
+    def run(*args: Any) -> list[Any]:
+        names = dict(zip(closed.jaxpr.invars, (object() for _ in args), strict=True))
+        env = dict(zip(names.values(), args, strict=True))
+        for each in inlined(closed, names):
+            given: list[Any] = [value_of(env, name) for name in each.reads]
+            if each.equation.primitive.name == "cond":
+                index, *operands = given
+                branches = each.equation.params["branches"]
+                results = lax.switch(index, [*map(_without_sums, branches)], *operands)
+            else:
+                if _sums_up(each.equation):
+                    given = [*map(lax.stop_gradient, given)]
+                results = runner(each)(*given)
+            env.update(zip(each.writes, results, strict=True))
+        return [value_of(env, name_of(names, v)) for v in closed.jaxpr.outvars]
+
+    return run
+
+
+def _origins(closed: Any, given: Sequence[int | None]) -> list[int | None]:
+    """Returns the leaf on whose elements each result depends, place by place.
+
+    Args:
+      closed: The program.
+      given: The number of the leaf for each argument, `None` if it is none.
+
+    Returns:
+      The number of the leaf, `None` for what depends on no leaf or only on sums over
+      arrays, or `_MIXED`.
+    """
+    names = dict(zip(closed.jaxpr.invars, (object() for _ in given), strict=True))
+    known: dict[Any, int | None] = dict(zip(names.values(), given, strict=True))
+
+    def origin(name: Any) -> int | None:
+        return None if isinstance(name, Constant) else known[name]
+
+    for each in inlined(closed, names):
+        found = _origins_of(each.equation, [*map(origin, each.reads)])
+        for name, var, leaf in zip(
+            each.writes, each.equation.outvars, found, strict=True
+        ):
+            floats = jnp.issubdtype(var.aval.dtype, jnp.inexact)
+            known[name] = leaf if floats else None
+    return [origin(name_of(names, v)) for v in closed.jaxpr.outvars]
+
+
+def _origins_of(equation: Any, operands: list[int | None]) -> list[int | None]:
+    """Returns the leaf on whose elements each result of an equation depends."""
+    name, results = equation.primitive.name, equation.outvars
+    if name == "cond":
+        branches = (_origins(x, operands[1:]) for x in equation.params["branches"])
+        return [_joined(found) for found in zip(*branches, strict=True)]
+    if name == "optimization_barrier":
+        return operands
+    leaf = _joined(operands)
+    if leaf is None or _sums_up(equation):
+        return [None] * len(results)
+    sizes = [
+        var.aval.size
+        for var, o in zip(equation.invars, operands, strict=True)
+        if o is not None
+    ]
+    keeps = acts_elementwise(equation) or name in _SAME_ORDER
+    return [
+        leaf if keeps and {*sizes} == {var.aval.size} else _MIXED for var in results
+    ]
+
+
+def _joined(leaves: Sequence[int | None]) -> int | None:
+    """Returns the only leaf among several, `None` without any, or `_MIXED`."""
+    found = {leaf for leaf in leaves if leaf is not None}
+    return None if not found else found.pop() if len(found) == 1 else _MIXED
+
+
+def _sums_up(equation: Any) -> bool:
+    """Returns whether an equation sums over an array, or finds its largest element."""
+    name = equation.primitive.name
+    if name == "dot_general":
+        return not equation.outvars[0].aval.ndim
+    return name.startswith(("reduce_", "arg")) and name != "reduce_precision"
+
+
+def _depends(closed: Any, given: Sequence[frozenset[int]]) -> list[frozenset[int]]:
+    """Returns the arguments on which each result of a program depends, by number.
+
+    Args:
+      closed: The program.
+      given: What each of its arguments depends on.
+
+    Returns:
+      For each result the numbers of arguments. `_jump(i)` is among them if the result
+      depends on argument i by a jump.
+    """
+    names = dict(zip(closed.jaxpr.invars, (object() for _ in given), strict=True))
+    known: dict[Any, frozenset[int]] = dict(zip(names.values(), given, strict=True))
+
+    def depends(name: Any) -> frozenset[int]:
+        return frozenset() if isinstance(name, Constant) else known[name]
+
+    for each in inlined(closed, names):
+        operands = [*map(depends, each.reads)]
+        if each.equation.primitive.name == "cond":
+            first, *rest = operands
+            branches = (_depends(x, rest) for x in each.equation.params["branches"])
+            first |= {_jump(i) for i in first if i >= 0}
+            results = [first.union(*found) for found in zip(*branches, strict=True)]
+        elif each.equation.primitive.name == "optimization_barrier":
+            results = operands
+        else:
+            together = _joined_sets(operands)
+            if _is_flat(each.equation):
+                together |= {_jump(i) for i in together if i >= 0}
+            results = [together] * len(each.writes)
+        known.update(zip(each.writes, results, strict=True))
+    return [depends(name_of(names, v)) for v in closed.jaxpr.outvars]
+
+
+def _is_flat(equation: Any) -> bool:
+    """Returns whether an operation has no slope, apart from jumps."""
+    result = equation.outvars[0].aval.dtype
+    operands = (var.aval.dtype for var in equation.invars)
+    rounds = not jnp.issubdtype(result, jnp.inexact) and any(
+        jnp.issubdtype(dtype, jnp.inexact) for dtype in operands
+    )
+    return rounds or equation.primitive.name in _FLAT
+
+
+def _jump(argument: int) -> int:
+    """Returns the number that says that a result jumps in an argument."""
+    return -1 - argument
+
+
+def _joined_sets(sets: Sequence[frozenset[int]]) -> frozenset[int]:
+    """Returns the union of some sets."""
+    return frozenset[int]().union(*sets)

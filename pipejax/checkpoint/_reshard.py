@@ -1,0 +1,107 @@
+r"""Moves a train state from p devices to another number of devices, p'.
+
+Parameters and optimizer state are replicated and stay as they are. This module converts
+what differs between devices:
+
+- Messages in flight, and deviations. Each new device gets the mean over the old
+  devices, so that the mean over the new devices is the same.
+- Gradients, loss and metrics in flight, if the loss function returns weights W. The
+  mean gradient is then `sum(W g) / sum(W)`, and the sum of a batch's weights does not
+  depend on the number of devices. The new devices therefore get equal shares of the sum
+  over the old devices.
+
+During the conversion, every new device holds the messages of all old devices. The
+states of codecs are not moved. `Spread` says whether the new devices can use them.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pipejax._core.message import InFlight, Message
+from pipejax._internal.mesh import axes
+from pipejax.train_step import PipelineState, TrainStep, in_flight_shardings
+
+
+def shapes_on(train: TrainStep, like: PipelineState, devices: int) -> PipelineState:
+    """Returns the shapes that a state of `train` would have on other devices.
+
+    Args:
+      train: The train step.
+      like: A state of `train`, or its shapes.
+      devices: Number of the other devices, or groups, that share the data.
+
+    Returns:
+      The shapes, without those of codec states.
+    """
+    now = train.config.devices
+
+    def resized(leaf: Any) -> jax.ShapeDtypeStruct:
+        size = leaf.shape[0] // now * devices
+        return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype)
+
+    in_flight = like.in_flight._replace(codec_states={})
+    return like._replace(in_flight=jax.tree.map(resized, in_flight))
+
+
+def reshard(train: TrainStep, state: PipelineState, before: int) -> PipelineState:
+    """Moves a state to the devices of a train step.
+
+    Args:
+      train: The train step that continues from the state.
+      state: A state whose `in_flight` has the parts of all old devices, replicated on
+        each new device. Everything else is already a state of `train`.
+      before: Number of old devices.
+
+    Returns:
+      The state on the devices of `train`. Codec states and replicated leaves are
+      unchanged.
+    """
+    states, now = state.in_flight.codec_states, train.config.devices
+    in_flight = state.in_flight._replace(codec_states={})
+    data = axes(train.axis_name)
+    own = in_flight_shardings(in_flight, state.shards, train.config, data)
+
+    def spread(in_flight: InFlight) -> InFlight:
+        return _shared_out(in_flight, before, now)
+
+    in_flight = jax.jit(spread, out_shardings=own)(in_flight)
+    return state._replace(in_flight=in_flight._replace(codec_states=states))
+
+
+def _shared_out(in_flight: InFlight, before: int, now: int) -> InFlight:
+    """Returns what is in flight for another number of devices, equal on all of them.
+
+    Args:
+      in_flight: The parts of the old devices, without codec states.
+      before: Number of old devices.
+      now: Number of new devices.
+    """
+
+    def rows(leaf: jax.Array) -> jax.Array:
+        return leaf.reshape(before, leaf.shape[0] // before, *leaf.shape[1:])
+
+    def mean(leaf: jax.Array) -> jax.Array:
+        one = rows(leaf).mean(axis=0).astype(leaf.dtype)
+        return jnp.concatenate([one] * now)
+
+    def share(leaf: jax.Array) -> jax.Array:
+        one = (rows(leaf).sum(axis=0) / now).astype(leaf.dtype)
+        return jnp.concatenate([one] * now)
+
+    def shared_out(message: Message) -> Message:
+        by = mean if message.weight is None else share
+        return message._replace(
+            gradients=jax.tree.map(by, message.gradients),
+            changes=jax.tree.map(mean, message.changes),
+            passengers=jax.tree.map(by, message.passengers),
+        )
+
+    return in_flight._replace(
+        pending=tuple(map(shared_out, in_flight.pending)),
+        # This is the same on all devices. A mean is not used, because rounding could
+        # make an integer one too small.
+        filled=jnp.repeat(in_flight.filled[:1], now),
+        deviation=jax.tree.map(mean, in_flight.deviation),
+    )

@@ -1,0 +1,107 @@
+"""Tests the messages for bad arguments of `make_train_step`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pipejax as pj
+
+from ...train_step.refusals import make, refused
+
+
+@pytest.mark.parametrize("width", [0, -1, True, False, 2.0, 1.5, "2", None, [2]])
+def test_width(width):
+    message = r"`width` must be an integer of at least 1, got .* 1 is synchronous"
+    with refused(message):
+        make(width=width)
+    with refused(message):
+        pj.pipelined_mean("data", width=width)
+
+
+def test_widths_of_other_integer_types():
+    assert make(width=np.int64(3)).width == 3
+
+
+@pytest.mark.parametrize("steps", [-1, 1.0, True, "3"])
+def test_warmup_steps(steps):
+    with refused(r"`warmup_steps` must be an integer of at least 0, got "):
+        make(warmup_steps=steps)
+
+
+@pytest.mark.parametrize("parts", [0, -2, 2.0, True])
+def test_microbatches(parts):
+    with refused(r"`microbatches` must be an integer of at least 1, got "):
+        make(microbatches=parts)
+
+
+@pytest.mark.parametrize("name", ["compute_dtype", "reduce_dtype"])
+@pytest.mark.parametrize("dtype", [jnp.int8, "int32", bool, jnp.complex64])
+def test_dtypes(name, dtype):
+    with refused(rf"`{name}` must be a floating dtype or None, got .* jnp.bfloat16"):
+        make(**{name: dtype})
+
+
+@pytest.mark.parametrize("wrong", [None, "psum", 3])
+def test_all_reduce(wrong):
+    with refused(rf"`all_reduce` must be an algorithm .* got {wrong!r}"):
+        make(all_reduce=wrong)
+
+
+@pytest.mark.parametrize("tx", [optax.sgd, None, 0.1])
+def test_tx(tx):
+    with refused(r"`tx` must be an optax.GradientTransformation, .* optax.sgd\(0.1\)"):
+        make(tx=tx)
+
+
+@pytest.mark.parametrize(
+    "axis_name", [None, (), 0, ["data"], ("data", None), ("data", "data")]
+)
+def test_axis_name(axis_name):
+    message = "`axis_name` must be the name of a mesh axis, or a tuple of distinct"
+    with refused(message):
+        make(axis_name=axis_name)
+    with refused(message):
+        pj.pipelined_mean(axis_name)
+
+
+def test_mesh_without_the_axis():
+    mesh = jax.make_mesh((2,), ("batch",))
+    message = r"`mesh` must have the axis 'data', got the axes \('batch',\).*axis_name"
+    with refused(message):
+        make(mesh=mesh)
+    assert make(mesh=mesh, axis_name="batch").axis_name == "batch"
+
+
+def test_mesh_without_devices_of_a_process(monkeypatch):
+    """The program would run, and fail where the process reads the loss."""
+    monkeypatch.setattr(jax, "process_count", lambda: 3)
+    with refused("`mesh` must have devices of all 3 processes .* none of process 1, 2"):
+        make()
+    (absent,) = pj.overlap.topology("h100:1x1x1")
+    assert make(mesh=pj.data_mesh(devices=[absent])).width == 2
+
+
+@pytest.mark.parametrize("mesh", [None, 2, jax.devices])
+def test_mesh_that_is_none(mesh):
+    with refused(r"`mesh` must be a jax.sharding.Mesh, got \w+. Use pj.data_mesh\(\)"):
+        make(mesh=mesh)
+
+
+@pytest.mark.parametrize("value", ["linear", 1, 0, None])
+def test_weight_prediction_is_a_rule(value):
+    with refused("`weight_prediction` must be 'linearized', 'own' or False, got"):
+        make(weight_prediction=value)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.0, float("nan"), "half", True, None])
+def test_feedback_is_a_share(value):
+    with refused("`deviation_feedback` must be a number from"):
+        make(deviation_feedback=value)
+
+
+@pytest.mark.parametrize("rule", ["linearized", False])
+def test_feedback_needs_predictions_by_own_gradients(rule):
+    with refused("`deviation_feedback` must be 0 unless devices predict by their own"):
+        make(weight_prediction=rule, deviation_feedback=0.5)

@@ -1,0 +1,103 @@
+"""Tests that "auto" moves to one program if loss or optimizer has a collective."""
+
+import time
+
+import pytest
+
+from pipejax._core.executors import Fused
+from pipejax._core.executors._auto import Auto
+from pipejax._internal.hlo._collective_groups import CollectiveGroups
+
+from .digits import Appending, batch_of, config_of, number_of, start, written
+
+REASON = "`loss_fn` or `tx` has a collective between processes, all-reduce ("
+
+
+@pytest.fixture
+def between_processes(monkeypatch):
+    """Makes every collective count as one between processes."""
+    for module in ("_host", "_fused"):
+        where = f"pipejax._core.executors.{module}.spans_cpu_processes"
+        monkeypatch.setattr(where, lambda mesh: True)
+    monkeypatch.setattr(CollectiveGroups, "crosses_processes", True)
+
+
+def test_begins_as_the_host_executor():
+    config = config_of(Appending())
+    auto = Auto(config, "two processes")
+    assert (auto.name, auto.reason) == ("host", "two processes")
+    assert auto.compiler_options == {}
+    assert auto.reduction_mesh is config.mesh
+    text = auto.lower(*start(config), batch_of(1)).as_text()
+    assert "all_reduce" not in text
+
+
+@pytest.mark.usefixtures("between_processes")
+def test_stays_the_host_executor_without_such_a_collective():
+    config = config_of(Appending())
+    auto = Auto(config, "two processes")
+    assert written(auto, config, [1, 2, 3]) == [0, 1, 12, 123]
+    assert (auto.name, auto.reason) == ("host", "two processes")
+
+
+@pytest.mark.usefixtures("between_processes")
+@pytest.mark.parametrize("own", ["compute", "update"])
+def test_takes_the_step_anew_in_one_program(own):
+    """The step that finds the collective is taken once, although it starts twice."""
+    config = config_of(Appending(own))
+    auto = Auto(config, "two processes")
+    assert written(auto, config, [1, 2, 3]) == [0, 1, 12, 123]
+    assert auto.name == "fused"
+    assert auto.reason.startswith(REASON)
+
+
+@pytest.mark.usefixtures("between_processes")
+@pytest.mark.parametrize(("own", "name"), [("compute", "host"), ("update", "fused")])
+def test_a_drain_has_the_collectives_of_the_update_alone(own, name):
+    config = config_of(Appending(own), width=3)
+    fused, auto = Fused(config, "asked for"), Auto(config, "two processes")
+    state, queue = start(config)
+    for digit in (1, 2, 3):
+        state, queue, _ = fused.step(state, queue, batch_of(digit))
+    state, _, infos = auto.drain(state, queue)
+    assert number_of(state) == 123
+    assert list(map(bool, infos)) == [True, True]
+    assert auto.name == name
+
+
+@pytest.mark.usefixtures("between_processes")
+def test_no_reduction_is_under_way_when_the_executor_changes():
+    """The program has a collective, which must not meet those of the thread."""
+    work = Appending("update")
+    config = config_of(work)
+    auto = Auto(config, "two processes")
+    reduce = auto._now._reduce
+
+    def recorded(*args):
+        time.sleep(0.2)
+        work.traced.append("reduced")
+        return reduce(*args)
+
+    auto._now.__dict__["_reduce"] = recorded  # cached_property stores it here
+    auto.step(*start(config), batch_of(1))
+    # One of the two reductions is waited for; the other one is started for the next
+    # step.
+    assert work.traced.count("reduced") == 2
+    assert work.traced[-2:] == ["compute", "update"], "in one program"
+
+
+class UnpluggedError(Exception):
+    """Stands for the error of a broken network."""
+
+
+def test_any_other_error_is_the_callers():
+    config = config_of(Appending(), width=1)
+    auto = Auto(config, "two processes")
+
+    def broken(*args):
+        raise UnpluggedError
+
+    auto._now.__dict__["_reduce"] = broken  # cached_property stores it here
+    with pytest.raises(UnpluggedError):
+        auto.step(*start(config), batch_of(1))
+    assert auto.name == "host"

@@ -1,0 +1,63 @@
+"""Tests the reduction of shards, place by place, against the one on the whole mesh."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
+from pipejax import codecs
+from pipejax._core.executors._by_place import (
+    _by_place,
+    groups_in_processes,
+    reduce_by_place,
+)
+from pipejax._core.executors._reduce import reduce_in_place
+
+from ...helpers import assert_bits_equal
+from .shards import sharded
+
+
+@pytest.mark.parametrize("codec", [None, codecs.int8(8)])
+def test_by_place_equals_the_sum_in_place(codec):
+    config, message, states = sharded(codec)
+    by_place, in_place = reduce_by_place(config), reduce_in_place(config)
+    for _ in range(2):  # the second time with the residuals of the first
+        found, states_found = by_place(message, states)
+        wanted, states = in_place(message, states)
+        assert_bits_equal(*(jax.device_get(x) for x in (found, wanted)))
+        assert_bits_equal(*(jax.device_get(x) for x in (states_found, states)))
+        for leaf, other in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
+            assert leaf.sharding.is_equivalent_to(other.sharding, leaf.ndim)
+    gradient = found.sum.gradients["w"]
+    assert gradient.sharding.spec == P("fsdp")
+    if codec is None:
+        rows = np.asarray(message.gradients["w"]).reshape(2, 6, 5)
+        np.testing.assert_array_equal(gradient, rows[0] + rows[1])
+
+
+def test_by_place_an_infinity_at_one_place_keeps_the_states_of_all():
+    config, message, states = sharded(codecs.int8(8), bad=True)
+    found, after = reduce_by_place(config)(message, states)
+    assert not bool(found.finite)
+    assert after is states
+
+
+@pytest.mark.parametrize("names", [("data", "fsdp"), ("fsdp", "data")])
+def test_places_are_those_of_one_device_of_each_group(names):
+    extents = {"data": 4, "fsdp": 2}
+    devices = np.arange(8).reshape([extents[name] for name in names])
+    mesh = Mesh(np.array(jax.devices())[devices], names)
+    first, second = _by_place(mesh, "data")
+    along = devices if names[0] == "data" else devices.T
+    for place, column in zip((first, second), along.T, strict=True):
+        assert place.axis_names == ("data",)
+        assert [x.id for x in place.devices] == column.tolist()
+
+
+def test_a_process_has_its_groups_together():
+    """All devices of this process, which has no others to wait for."""
+    assert not groups_in_processes(pj.data_mesh(8), "data")
+    inner = pj.data_mesh(8, axis_name=("data", "fsdp"), hosts=2)
+    assert not groups_in_processes(inner, "data")

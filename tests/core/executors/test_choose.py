@@ -1,0 +1,33 @@
+import logging
+
+import optax
+import pytest
+
+import pipejax as pj
+
+from ...helpers import loss_fn
+
+
+def make(**options):
+    return pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2), **options)
+
+
+def test_one_process_on_cpu(caplog):
+    caplog.set_level(logging.INFO, logger="pipejax")
+    executor = make().executor
+    assert executor.name == "fused"
+    assert executor.reason == "one process on CPU, with no network to wait for"
+    assert f"executor fused: {executor.reason}" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["fused", "host"])
+def test_asked_for(name):
+    executor = make(executor=name).executor
+    assert (executor.name, executor.reason) == (name, "asked for")
+
+
+@pytest.mark.parametrize("name", ["gpu", "", None, 1])
+def test_no_such_executor(name):
+    message = rf"`executor` must be 'auto', 'fused' or 'host', got {name!r}"
+    with pytest.raises(ValueError, match=message):
+        make(executor=name)

@@ -1,0 +1,87 @@
+"""Tests how data and arrays are placed on meshes of several shapes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, Mesh
+
+import pipejax as pj
+from pipejax._core.executors import StepConfig
+from pipejax._core.message import Message
+from pipejax.collectives import AllReduce, Stages, psum
+
+HOSTS = ("host", "device")
+
+
+def replicated_model():
+    """Returns a mesh with four shares of the data, each on two devices."""
+    devices = np.array(jax.devices()).reshape(4, 2)
+    return Mesh(devices, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+
+def config_on(mesh, axis_name="data", all_reduce=None):
+    all_reduce = all_reduce or psum()
+    return StepConfig("work", mesh, axis_name, 2, all_reduce, donate=False)
+
+
+MESHES = {
+    "one axis": (lambda: pj.data_mesh(4), "data"),
+    "two axes": (lambda: pj.data_mesh(4, axis_name=HOSTS, hosts=2), HOSTS),
+    "an axis beside": (replicated_model, "data"),
+}
+
+
+class Numbered(AllReduce):
+    """An all-reduce whose state is each device's place along the axes of the data."""
+
+    def __call__(self, layout, axis_name):
+        del layout
+        return Stages((), (lambda: {"place": lax.axis_index(axis_name)[None]},))
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_four_devices_share_the_data(name):
+    """Device i has the i-th share of a batch and the i-th part of the codec states."""
+    make, axis_name = MESHES[name]
+    config = config_on(mesh := make(), axis_name, Numbered())
+    assert config.devices == 4
+    batch = jax.device_put(np.arange(8), config.data)
+    shares = {shard.device: shard.data.tolist() for shard in batch.addressable_shards}
+    rows = mesh.devices.reshape(4, -1)
+    assert shares == {
+        device: [2 * i, 2 * i + 1] for i, row in enumerate(rows) for device in row
+    }
+    like = Message({"w": jax.ShapeDtypeStruct((3,), jnp.float32)})
+    states = config.codec_states(like)
+    assert states["place"].tolist() == [0, 1, 2, 3]
+    assert states["place"].sharding.is_equivalent_to(config.data, 1)
+
+
+def test_states_of_an_all_reduce_that_keeps_nothing():
+    like = Message({"w": jax.ShapeDtypeStruct((3,), jnp.float32)})
+    assert config_on(pj.data_mesh(4)).codec_states(like) == {}
+
+
+def test_elsewhere_it_counts_the_devices_there():
+    """A configuration for another mesh does not use values found for the first."""
+    config = config_on(pj.data_mesh(4))
+    assert (config.devices, config.data.mesh) == (4, config.mesh)
+    there = config.at(other := pj.data_mesh(2))
+    assert (there.devices, there.data.mesh) == (2, other)
+    assert (there.work, there.width) == ("work", 2)
+    assert config.mesh.size == 4
+
+
+class Fitted(Numbered):
+    """An all-reduce that becomes another one on a mesh."""
+
+    def on(self, mesh):
+        return psum(together=mesh.size)
+
+
+def test_sums_by_what_the_all_reduce_is_on_this_mesh():
+    config = config_on(pj.data_mesh(4), all_reduce=Fitted())
+    assert config.sums_by == psum(together=4)
+    assert config.at(pj.data_mesh(2)).sums_by == psum(together=2)

@@ -1,0 +1,80 @@
+"""Tests the FLOPs of traced equations against their shapes."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from pipejax._core.executors._flops import flops_of
+
+
+def test_flops():
+    """Counts 2 x 4 x 12 x 12 FLOPs in a matmul, and those of a 3 x 3 convolution."""
+    (equation,) = jax.make_jaxpr(jnp.matmul)(*map(jnp.ones, [(4, 12), (12, 12)])).eqns
+    assert flops_of(equation) == 2 * 4 * 12 * 12
+
+    def convolve(x, k):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(
+            x, k, (1, 1), "VALID", (1, 1), (1, 1), numbers
+        )
+
+    shapes = map(jnp.ones, [(1, 5, 5, 2), (3, 3, 2, 7)])
+    (equation,) = jax.make_jaxpr(convolve)(*shapes).eqns
+    assert flops_of(equation) == 2 * (3 * 3 * 7) * (3 * 3 * 2)
+
+
+def flops(function, *shapes):
+    """Returns the FLOPs of all equations of a function, for arrays of these shapes."""
+    arrays = map(jnp.ones, shapes)
+    return sum(map(flops_of, jax.make_jaxpr(function)(*arrays).eqns))
+
+
+def test_a_batch_of_matmuls():
+    """Counts 3 products of a 4 x 5 by a 5 x 6 matrix."""
+    assert flops(jnp.matmul, (3, 4, 5), (3, 5, 6)) == 3 * (2 * 4 * 5 * 6)
+
+
+def test_a_convolution_of_each_channel_alone():
+    """Counts nine taps for each of 4 x 4 x 8 outputs, with one input channel each."""
+
+    def convolve(x, k):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(
+            x, k, (1, 1), "VALID", dimension_numbers=numbers, feature_group_count=4
+        )
+
+    assert flops(convolve, (1, 6, 6, 4), (3, 3, 1, 8)) == 2 * (4 * 4 * 8) * 9
+
+
+ONE = 2 * 4 * 4 * 4
+
+
+def once(x):
+    return jnp.tanh(x @ x)
+
+
+def times(count):
+    return lambda x: lax.fori_loop(0, count, lambda _, x: once(x), x)
+
+
+@pytest.mark.parametrize(
+    ("function", "matmuls"),
+    [
+        (jnp.tanh, 0),
+        (jax.jit(jax.jit(once)), 1),
+        (jax.checkpoint(once), 1),
+        (times(5), 5),
+        (lambda x: lax.fori_loop(0, 3, lambda _, x: times(2)(x), x), 6),
+        (lambda x: lax.cond(x[0, 0] > 0, times(3), once, x), 3),
+        (lambda x: lax.cond(x[0, 0] > 0, lambda x: x, lambda x: -x, x), 0),
+        (lambda x: lax.while_loop(lambda x: x[0, 0] < 9, once, x), 1),
+    ],
+    ids=[
+        *("none", "jit", "remat", "loop", "loop in a loop", "cond", "idle cond"),
+        "while",
+    ],
+)
+def test_functions_and_loops_inside(function, matmuls):
+    """A loop counts by its length if known, and a condition by its longer branch."""
+    assert flops(function, (4, 4)) == matmuls * ONE

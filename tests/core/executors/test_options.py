@@ -1,0 +1,145 @@
+"""Tests that options are tried on the compiler, and dropped if it refuses them."""
+
+import logging
+
+import jax
+import optax
+import pytest
+
+import pipejax as pj
+from pipejax._core.executors._options import (
+    GPU,
+    GPU_SYNCHRONOUS,
+    TPU_SPARSE_CORE,
+    TPU_V5E,
+    probe,
+)
+
+from ...helpers import batches, init_params, loss_fn
+from ...overlap.test_topology import GPU as NEEDS_GPU
+from ...overlap.test_topology import TPU as NEEDS_TPU
+
+
+def test_none_on_cpu():
+    train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2))
+    assert train.compiler_options == {}
+
+
+def test_a_refused_option_is_dropped_and_reported(caplog):
+    caplog.set_level(logging.WARNING, logger="pipejax")
+    wanted = {"xla_cpu_enable_fast_math": False, "xla_no_such_option": True}
+    options = probe(pj.data_mesh(1), wanted)
+    assert options.kept == {"xla_cpu_enable_fast_math": False}
+    assert "xla_no_such_option" in options.dropped["xla_no_such_option"]
+    assert "compiler option xla_no_such_option left out" in caplog.text
+
+
+def test_an_option_that_is_refused_beside_another(monkeypatch):
+    def refusal(mesh, options):
+        return "not both" if len(options) > 1 else None
+
+    monkeypatch.setattr("pipejax._core.executors._options._refusal", refusal)
+    options = probe(pj.data_mesh(1), {"one": 1, "other": 2})
+    assert options == ({"one": 1}, {"other": "not both"})
+
+
+def test_all_taken():
+    wanted = {"xla_cpu_enable_fast_math": False}
+    assert probe(pj.data_mesh(1), wanted) == (wanted, {})
+
+
+@pytest.mark.parametrize(
+    ("target", "width", "expected"),
+    [
+        pytest.param("h100:1x1x8", 2, GPU, marks=NEEDS_GPU),
+        pytest.param("h100:1x1x8", 1, GPU_SYNCHRONOUS, marks=NEEDS_GPU),
+        pytest.param("b200:1x1x8", 3, GPU, marks=NEEDS_GPU),
+        pytest.param("tpu:v5e:2x4", 1, TPU_V5E, marks=NEEDS_TPU),
+        pytest.param("tpu:v5p:2x2x2", 2, TPU_SPARSE_CORE, marks=NEEDS_TPU),
+        pytest.param("tpu:v6e:2x4", 2, TPU_SPARSE_CORE, marks=NEEDS_TPU),
+        pytest.param("tpu:tpu7x:2x2x1", 2, {}, marks=NEEDS_TPU),
+    ],
+)
+def test_by_backend_and_generation(target, width, expected):
+    mesh = pj.data_mesh(devices=pj.overlap.topology(target))
+    train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=mesh, width=width)
+    kept, dropped = train.executor.options
+    assert train.compiler_options == kept == {k: expected[k] for k in kept}
+    assert kept.keys() | dropped.keys() == expected.keys()
+    # JAX 0.10 has neither this option nor the kernels that it turns off.
+    assert dropped.keys() <= {"xla_gpu_experimental_use_collective_kernels"}
+    assert train.executor.name == "fused"
+    assert pj.compiler_options(mesh, width) == kept
+
+
+@NEEDS_GPU
+def test_a_synchronous_step_sends_its_first_gradients_early():
+    """XLA alone would merge all gradients here, 29 MB, into one all-reduce."""
+    mesh = pj.data_mesh(devices=pj.overlap.topology("h100:1x8x8"))
+    train = pj.make_train_step(wide_loss, optax.sgd(0.1), mesh=mesh, width=1)
+    params = {name: jax.ShapeDtypeStruct((1024, 1024), "float32") for name in "abcdefg"}
+    state = jax.eval_shape(train.init, params)
+    batch = jax.ShapeDtypeStruct((64 * mesh.size, 1024), "float32")
+    report = pj.overlap.inspect(train, state, batch)
+    assert len(report.collectives) == 4
+    # Seven matmuls of the forward pass, and 13 of the backward pass. The first
+    # all-reduce has two gradients, which four of the latter make: the last layer's
+    # gradient, its input's, and those of the layer before.
+    assert report.covered == pytest.approx(9 / 20)
+
+
+def test_a_step_inside_jit_takes_none():
+    """JAX takes compiler options only for whole programs, so the outer one decides."""
+    train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2))
+    train.executor.__dict__["options"] = probe(
+        train.mesh, {"xla_cpu_enable_fast_math": False}
+    )
+    state, (batch,) = train.init(init_params()), batches(1)
+    after, _ = jax.jit(train.step)(state, batch)
+    assert int(after.step) == 1
+    after, _ = train.step(state, batch)
+    assert int(after.step) == 1
+
+
+@NEEDS_GPU
+def test_pipelined_mean_in_a_loop_of_ones_own():
+    """The all-reduce overlaps all of the compute."""
+    mesh = pj.data_mesh(devices=pj.overlap.topology("h100:1x8x8"))
+    tx = optax.chain(pj.pipelined_mean("data"), optax.sgd(0.1))
+    data = jax.sharding.PartitionSpec("data")
+
+    def step(params, opt_state, batch):
+        updates, opt_state = tx.update(jax.grad(wide_loss)(params, batch), opt_state)
+        return optax.apply_updates(params, updates), opt_state
+
+    params = {name: jax.ShapeDtypeStruct((256, 256), "float32") for name in "abc"}
+    opt_state = jax.eval_shape(tx.init, params)
+    specs = pj.state_specs(opt_state)
+    replicated = jax.sharding.PartitionSpec()
+    mapped = jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=(replicated, specs, data),
+        out_specs=(replicated, specs),
+        check_vma=False,
+    )
+    whole = jax.tree.map(
+        lambda x, spec: jax.ShapeDtypeStruct(
+            (x.shape[0] * (mesh.size if spec == data else 1), *x.shape[1:]), x.dtype
+        ),
+        opt_state,
+        jax.tree.broadcast(specs, opt_state, is_leaf=lambda x: x is data),
+    )
+    batch = jax.ShapeDtypeStruct((64 * mesh.size, 256), "float32")
+    given = (params, whole, batch)
+    hidden = pj.overlap.inspect(
+        jax.jit(mapped), *given, compiler_options=pj.compiler_options(mesh)
+    )
+    assert [c.asynchronous for c in hidden.collectives] == [True]
+    assert hidden.covered == 1
+
+
+def wide_loss(params, batch):
+    for w in params.values():
+        batch = jax.numpy.tanh(batch @ w)
+    return (batch**2).mean()

@@ -1,0 +1,299 @@
+"""Tests several processes over Gloo, started as a user would start hosts."""
+
+import contextlib
+import signal
+import subprocess
+import time
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import pipejax as pj
+from pipejax import checkpoint
+
+from ...grid import grid
+from ...helpers import batches, init_params, loss_fn
+from . import mixed, own_collectives, pieces, sharded, stateful
+from .group import Group
+from .worker import (
+    WITH_CODECS,
+    bits,
+    coded_step,
+    fed_back,
+    in_rank_order,
+    noisy_loss,
+    run,
+)
+
+FULL = pytest.mark.full
+
+
+@pytest.fixture(scope="module")
+def ask():
+    """Returns a function that asks a shared group, and replaces a failed one."""
+    groups = {}
+
+    def asked(task, *arguments, processes=2):
+        if processes in groups and not groups[processes].alive:
+            groups.pop(processes).close()
+        if processes not in groups:
+            groups[processes] = Group(processes)
+        return groups[processes].ask(task, *arguments)
+
+    yield asked
+    for group in groups.values():
+        group.close()
+
+
+def test_each_process_gives_its_own_part_of_a_batch(ask):
+    first, second = ask("fed")
+    (whole,) = batches(1)
+    for found in (first, second):
+        assert found["shapes"] == [list(x.shape) for x in jax.tree.leaves(whole)]
+        assert found["own"]
+        for kind, said in zip(("ndarray", "ArrayImpl"), found["refusals"], strict=True):
+            assert "`batch` must be a global array on a mesh of several" in said
+            assert kind in said
+            assert "`train.step(state, train.batch(part))`" in said
+        assert found["fewest"] == 6
+
+
+@pytest.mark.one_python
+def test_interrupted_while_it_waits_for_the_other(tmp_path):
+    group, end = Group(2), time.monotonic() + 120
+    with contextlib.closing(group):
+        group.begin("interrupted", tmp_path)
+        while len(list(tmp_path.glob("waiting*"))) < 2:
+            assert group.alive, group.said(0) + group.said(1)
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        waiting = group.running[0]
+        with pytest.raises(subprocess.TimeoutExpired):
+            waiting.wait(2)  # the process is waiting
+        waiting.send_signal(signal.SIGINT)
+        assert waiting.wait(60) == 130
+        assert "KeyboardInterrupt" in group.said(0)
+        assert "leaving without it" in group.said(0)
+
+
+@pytest.mark.parametrize(
+    ("processes", "widths"),
+    [
+        (2, (3,)),
+        pytest.param(2, (1, 2), marks=FULL),
+        pytest.param(4, (1, 2, 3), marks=FULL),
+    ],
+)
+def test_same_bits_as_one_process(ask, processes, widths):
+    """The host executor is chosen with a reason, and all ranks agree at all widths."""
+    first, *others = ask("exact", *widths, processes=processes)
+    assert all(other == first for other in others)
+    assert first["executor"] == "host"
+    assert f"{processes} processes on CPU" in first["reason"]
+    for width in widths:
+        train = pj.make_train_step(
+            loss_fn,
+            optax.adamw(1e-2),
+            mesh=pj.data_mesh(processes),
+            width=width,
+            all_reduce=in_rank_order(processes),
+        )
+        state = train.init(init_params())
+        for batch in batches(6):
+            state, _ = train.step(state, batch)
+        assert bits(train.drain(state)[0].params) == first["params"][str(width)]
+
+
+@pytest.mark.one_python
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=FULL)])
+def test_same_bits_as_one_process_with_codecs(ask, processes):
+    """Each process keeps its devices' own residuals, keys and warm starts."""
+    first, *others = ask("coded", processes=processes)
+    assert all(other == first for other in others)
+    assert first.keys() == set(WITH_CODECS)
+    for name in WITH_CODECS:
+        train = coded_step(name, processes)
+        state = train.init(init_params())
+        for batch in batches(6):
+            state, _ = train.step(state, batch)
+        assert bits(train.drain(state)[0].params) == first[name]
+
+
+def test_checkpoint_of_two_processes_goes_on_in_one(ask, tmp_path):
+    assert ask("saved", tmp_path) == [None, None]
+    alone = tmp_path / "alone"
+    state = run(train := fed_back(2), 4, drained=False)
+    with checkpoint.manager(alone) as manager:
+        checkpoint.save(manager, state)
+    state = run(train, 4, state)
+    assert goes_on(tmp_path, 2) == goes_on(alone, 2) == bits(state.params)
+
+
+@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=FULL)])
+def test_checkpoint_of_one_process_goes_on_in_two(ask, tmp_path, devices):
+    """The new run has as many devices or twice as many, which get the residuals."""
+    with checkpoint.manager(tmp_path) as manager:
+        checkpoint.save(manager, run(fed_back(devices), 4, drained=False))
+    first, second = ask("restored", tmp_path)
+    assert first == second == goes_on(tmp_path, 2)
+
+
+def goes_on(folder, devices):
+    """Returns the parameters of the same run in this process."""
+    train = fed_back(devices)
+    with checkpoint.manager(folder) as manager:
+        state = checkpoint.restore(manager, train, train.init(init_params())).state
+    return bits(run(train, 4, state).params)
+
+
+@grid(1, name=["sync batch norm", "scalar", "optimizer"], width=[1, 2, 3])
+def test_a_collective_of_the_loss_or_the_optimizer(ask, name, width):
+    """The step runs in one program, and gives the bits of one process."""
+    first, second = ask("own_collective", name, width)
+    assert first == second
+    reason = "`loss_fn` or `tx` has a collective between processes, all-reduce (jit"
+    assert first["executor"] == "fused"
+    assert first["reason"].startswith(reason)
+    said = "`executor` must not be 'host' on CPUs of several processes where"
+    assert first["said"].startswith(f"{said} {reason}")
+    train, state = own_collectives.make(name, pj.data_mesh(2), width)
+    (batch,) = batches(1)
+    # In one process, short arrays do not travel together.
+    alone = [list(x) for x in train.transfers(state, batch)]
+    assert len(first["sent"]) < len(alone)
+    assert {kind for kind, _, _ in first["sent"]} == {kind for kind, _, _ in alone}
+    assert sum(x for *_, x in first["sent"]) == sum(x for *_, x in alone)
+    state = own_collectives.trained(train, state)
+    assert bits(state.params) == first["params"]
+    assert bits(state.model_state) == first["model_state"]
+
+
+@pytest.mark.parametrize("kind", [pytest.param("typed", marks=FULL), "raw"])
+def test_random_keys(ask, kind):
+    first, second = ask("keyed", kind)
+    assert first == second
+    train = pj.make_train_step(noisy_loss, optax.sgd(0.1), mesh=pj.data_mesh(2))
+    key = {"typed": jax.random.key, "raw": jax.random.PRNGKey}[kind](0)
+    state = run(train, 3, train.init(init_params(), rng=key), drained=False)
+    assert first["again"] == bits(state.params)
+    assert first["params"] == bits(run(train, 3, state).params)
+
+
+def test_static_objects_and_complex_model_state(ask):
+    """Processes compare structures without static objects, which differ there."""
+    first, second = ask("stateful")
+    assert first == second
+    assert first["sent"] == ["last", "wave"]
+    train, state = stateful.make(pj.data_mesh(2))
+    state = run(train, 5, state)
+    assert first["params"] == bits(state.params.params)
+    assert first["model_state"] == bits(state.model_state)
+
+
+@pytest.mark.parametrize("name", ["out", "rng", "structure"])
+def test_what_differs_between_processes_is_refused(ask, name):
+    message = {
+        "out": "`params['out']` must be the same on every process, because",
+        "rng": "`rng` must be the same on every process, because",
+        "structure": "`train.init` must be given the same structure of arrays on every",
+    }[name]
+    for said in ask("differing", name):
+        assert said.startswith(message)
+        assert "on processes [1] than on process 0" in said
+
+
+MIXTURES = {
+    "sweep": (2, ("host", "host", "pipelined")),
+    "kinds": (2, ("host", "fused", "sharded optimizer")),
+    "wide": (2, ("wide", "synchronous", "host")),
+    "four": (4, ("host", "fused", "sharded optimizer", "pipelined")),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "count"),
+    [
+        ("sweep", 0, 40),
+        ("kinds", 1, 40),
+        *(pytest.param(x, seed, 100, marks=FULL) for x in MIXTURES for seed in (2, 3)),
+    ],
+)
+def test_several_train_steps_in_one_program(ask, name, seed, count):
+    """Their sums do not meet, whatever the order of steps, drains and beginnings."""
+    processes, kinds = MIXTURES[name]
+    found = ask("of_kinds", seed, count, *kinds, processes=processes)
+    assert found == [[]] * processes
+
+
+@FULL  # the processes of this group compile programs for two devices
+@pytest.mark.parametrize("seed", [0, 1])
+def test_several_train_steps_of_sharded_models_in_one_program(seed):
+    kinds = ("sharded", "host", "both", "fused")
+    with contextlib.closing(Group(2, devices=2)) as group:
+        assert group.ask("of_kinds", seed, 60, *kinds) == [[], []]
+
+
+@pytest.mark.one_python  # two processes work for 10 processor seconds
+def test_programs_drawn_at_random(ask, tmp_path):
+    """Three programs of `test_mixed.py`, whose hosts have one device each."""
+    for seed in mixed.QUICK[2]:
+        with mixed.alone(seed):
+            assert ask("drawn", seed, tmp_path / str(seed)) == [[], []]
+
+
+@FULL
+def test_a_collective_inside_each_process():
+    """The collective runs beside the communication thread."""
+    with contextlib.closing(Group(2, devices=2)) as group:
+        first, second = group.ask("inside")
+    assert first == second
+    assert first["executor"] == "host"
+    for width in (2, 3):
+        mesh = pj.data_mesh(4, axis_name=("host", "device"), hosts=2)
+        train, state = own_collectives.make("inside", mesh, width)
+        params = own_collectives.trained(train, state, 100).params
+        for name, hexadecimal in first["params"][str(width)].items():
+            got = np.frombuffer(bytes.fromhex(hexadecimal), np.float32)
+            # Gloo adds in an order of its own, with an error of 2^-24 of order 1 in
+            # each of 100 steps.
+            wanted = params[name.strip("[']")].ravel()
+            np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
+
+
+@FULL
+@pytest.mark.parametrize("name", ["int8", "predicted", "one program"])
+def test_a_group_in_each_process_does_what_it_does_in_one(tmp_path, name):
+    """Runs continue from checkpoints bit for bit, and end with the same bits."""
+    with contextlib.closing(Group(2, devices=2)) as group:
+        first, second = group.ask("sharded", name, tmp_path / "two")
+    assert first == second
+    assert first["alike"]
+    assert first["executor"] == ("fused" if name == "one program" else "host")
+    here = sharded.saved_and_continued(name, tmp_path / "one")
+    assert here["alike"]
+    assert first["end"] == here["end"]
+
+
+@pytest.mark.one_python  # two processes compile a step for 10 processor seconds
+@pytest.mark.parametrize(
+    "name", ["predicted", *(pytest.param(x, marks=FULL) for x in ("plain", "int8"))]
+)
+def test_a_sharded_optimizer_does_what_it_does_in_one_process(ask, tmp_path, name):
+    """Runs continue from checkpoints bit for bit, and end with the same bits."""
+    first, second = ask("pieces", name, tmp_path / "two")
+    assert first == second
+    assert first["alike"]
+    assert first["executor"] == "host"
+    here = pieces.saved_and_continued(name, tmp_path / "one", devices=2)
+    assert here["alike"]
+    assert first["end"] == here["end"]
+
+
+@pytest.mark.one_python  # two processes work for 20 processor seconds
+@pytest.mark.parametrize("width", [pytest.param(2, marks=FULL), 3])
+def test_compute_and_reduction_run_at_once(ask, width):
+    for met in ask("overlapping", width):
+        # Five of them wait for a reduction, and five for a compute.
+        assert met == [True] * 10

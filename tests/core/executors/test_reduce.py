@@ -1,0 +1,128 @@
+"""Tests the reduction as its own program, on the mesh or on CPU devices beside it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
+from pipejax._core.executors import StepConfig, make_reduce
+from pipejax._core.executors._reduce import (
+    _one_cpu_a_process,
+    reduce_by_copy,
+    reduce_in_place,
+    reduction_mesh,
+)
+from pipejax._core.message import Message
+from pipejax.collectives import psum
+
+from .shards import sharded
+
+
+def config_on(mesh):
+    """Returns the part of a configuration that a reduction reads."""
+    return StepConfig(None, mesh, "data", 2, psum(), donate=False)
+
+
+def other_mesh():
+    """Returns a mesh of one CPU device other than the first four."""
+    return Mesh(np.array(jax.devices()[7:]), ("data",))
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_sums_over_devices_and_lays_the_sum_on_the_mesh(beside):
+    """Device i sends digit i of the sum."""
+    config = config_on(mesh := pj.data_mesh(4))
+    reduce = make_reduce(config, other_mesh() if beside else mesh)
+    placed = jax.device_put(np.float32([1, 10, 100, 1000]), config.data)
+    reduced, states = reduce(Message({"w": placed}), {})
+    total = reduced.sum.gradients["w"]
+    assert total.tolist() == [1111]
+    assert total.sharding.device_set == set(mesh.devices.flat)
+    assert (bool(reduced.arrived), bool(reduced.finite)) == (True, True)
+    assert states == {}
+
+
+def test_says_of_a_sum_that_it_is_not_finite():
+    config = config_on(pj.data_mesh(4))
+    placed = jax.device_put(np.float32([1, np.inf, 2, 3]), config.data)
+    reduced, _ = reduce_in_place(config)(Message({"w": placed}), {})
+    assert (bool(reduced.arrived), bool(reduced.finite)) == (True, False)
+
+
+def test_returns_when_the_sum_is_there(monkeypatch):
+    """A failure is then raised by the reduction, not where its result is read."""
+    config = config_on(pj.data_mesh(2))
+    placed = jax.device_put(np.float32([1, 10]), config.data)
+    wait, waited = jax.block_until_ready, []
+
+    def waiting(value):
+        waited.append(value)
+        return wait(value)
+
+    monkeypatch.setattr(jax, "block_until_ready", waiting)
+    reduced, _ = reduce_in_place(config)(Message({"w": placed}), {})
+    ((whole, _),) = waited
+    assert whole.sum.gradients["w"] is reduced.sum.gradients["w"]
+
+
+@pytest.mark.parametrize("names", [("data", "model"), ("model", "data")])
+def test_by_copy_of_parts_that_several_devices_have(names):
+    """Devices have copies of a part along an axis that does not share the data."""
+    extents = {"data": 4, "model": 2}
+    devices = np.array(jax.devices()).reshape([extents[name] for name in names])
+    config = config_on(mesh := Mesh(devices, names))
+    cpus = _one_cpu_a_process(mesh, "data")
+    placed = jax.device_put(jnp.arange(8.0), config.data)
+    total, _ = reduce_by_copy(config, cpus)(Message({"w": placed}), {})
+    np.testing.assert_array_equal(total.sum.gradients["w"], [12, 16])
+
+
+def test_bfloat16_by_copy():
+    rows = jnp.arange(8, dtype=jnp.bfloat16)
+    config = config_on(pj.data_mesh(4))
+    placed = jax.device_put(rows, config.data)
+    reduce = reduce_by_copy(config, other_mesh())
+    reduced, _ = reduce(Message({"w": placed}), {})
+    total = reduced.sum.gradients["w"]
+    assert total.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(np.asarray(total, np.float32), [12, 16])
+
+
+def test_a_mesh_of_cpus_sums_by_itself():
+    mesh = pj.data_mesh(4)
+    assert reduction_mesh(mesh, "data") is mesh
+
+
+def test_one_cpu_stands_for_all_devices_of_a_process():
+    """The first CPU device is used, with the axis names of the mesh."""
+    mesh = Mesh(np.array(jax.devices())[::-1].reshape(2, 4), ("model", "data"))
+    cpus = _one_cpu_a_process(mesh, "data")
+    assert dict(cpus.shape) == {"model": 1, "data": 1}
+    assert list(cpus.devices.flat) == jax.devices()[:1]
+
+
+def test_no_cpu_backend_beside_the_accelerators(monkeypatch):
+    def none(backend):
+        raise RuntimeError("Unknown backend cpu")
+
+    message = r"`executor='host'` must have JAX's CPU backend .* processes \[0\]"
+    mesh = pj.data_mesh(4)
+    monkeypatch.setattr(jax, "devices", none)
+    with pytest.raises(ValueError, match=message):
+        _one_cpu_a_process(mesh, "data")
+
+
+def test_by_copy_of_shards():
+    """Each process puts its shards together, and lays the sum on them again."""
+    config, message, _ = sharded()
+    cpus = Mesh(np.array(jax.devices()[7:]).reshape(1, 1), ("data", "fsdp"))
+    total, _ = reduce_by_copy(config, cpus)(message, {})
+    rows = np.asarray(message.gradients["w"]).reshape(2, 6, 5)
+    gradient = total.sum.gradients["w"]
+    np.testing.assert_array_equal(gradient, rows[0] + rows[1])
+    assert gradient.sharding.spec == P("fsdp")
+    assert gradient.sharding.device_set == set(config.mesh.devices.flat)
+    assert bool(total.finite)

@@ -1,0 +1,453 @@
+"""
+Runs one process of a group: `python -m tests.core.executors.worker RANK ...`.
+
+The process reads tasks from its standard input, each a line of JSON
+`[name, *arguments]`. It answers each task with a line of JSON: `{"result": ...}`, or
+`{"error": ...}` with a traceback. All other output of a task goes to standard error.
+"""
+
+import functools
+import itertools
+import json
+import os
+import pathlib
+import signal
+import sys
+import threading
+import time
+import traceback
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import pipejax as pj
+from pipejax import checkpoint, codecs, collectives
+
+from ...helpers import batches, init_params, loss_fn
+from . import mixed, own_collectives, pieces, sharded
+from . import stateful as stateful_model
+
+
+def main(rank, processes, port, devices):
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # also the output of C++
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", devices)
+    jax.distributed.initialize(f"127.0.0.1:{port}", processes, rank)
+    for line in sys.stdin:
+        name, *arguments = json.loads(line)
+        try:
+            answer = {"result": TASKS[name](*arguments)}
+        except Exception:
+            answer = {"error": traceback.format_exc()}
+        answers.write(json.dumps(answer) + "\n")
+
+
+def run(train, steps, state=None, *, drained=True):
+    """Returns the final state. Each process passes its share of every batch."""
+    state = train.init(init_params()) if state is None else state
+    rank, processes = jax.process_index(), jax.process_count()
+    for batch in batches(steps):
+        mine = jax.tree.map(lambda x: np.split(x, processes)[rank], batch)
+        state, _ = train.step(state, train.batch(mine))
+    return train.drain(state)[0] if drained else state
+
+
+def in_rank_order(processes):
+    """Returns an exact all-reduce: Gloo's order of adding more than two is its own."""
+    return collectives.psum() if processes == 2 else collectives.two_shot()
+
+
+def exact(*widths):
+    """Returns the executor's name, and the bits of the parameters at each width."""
+    out = {}
+    for width in map(int, widths):
+        train = pj.make_train_step(
+            loss_fn,
+            optax.adamw(1e-2),
+            mesh=pj.data_mesh(),
+            width=width,
+            all_reduce=in_rank_order(jax.process_count()),
+        )
+        out[str(width)] = bits(run(train, 6).params)
+    executor = train.executor
+    return {"executor": executor.name, "reason": executor.reason, "params": out}
+
+
+def fed():
+    """Makes a global batch of this process's part, and gives a step local arrays."""
+    train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh())
+    rank, (whole,) = jax.process_index(), batches(1)
+    mine = jax.tree.map(lambda x: np.split(x, jax.process_count())[rank], whole)
+    both = train.batch(mine)
+    state = train.init(init_params())
+    refusals = []
+    for wrong in (mine, jax.tree.map(jnp.asarray, mine)):
+        try:
+            train.step(state, wrong)
+        except ValueError as error:
+            refusals.append(str(error))
+    own = [np.asarray(x.addressable_data(0)) for x in jax.tree.leaves(both)]
+    return {
+        "shapes": [x.shape for x in jax.tree.leaves(both)],
+        "own": all(map(np.array_equal, own, jax.tree.leaves(mine))),
+        "refusals": refusals,
+        "fewest": train.fewest_batches(7 - rank),
+    }
+
+
+WITH_CODECS = ("two_shot", "ring", "low rank", "float16")
+
+
+@functools.cache
+def coded_step(name, devices):
+    """Returns a train step of width 2 that compresses, most with a codec state."""
+    key, reduce_dtype = jax.random.key(0), None
+    if name == "two_shot":
+        all_reduce = collectives.two_shot(codecs.error_feedback(codecs.int4(8)))
+    elif name == "ring":
+        all_reduce = collectives.ring(codecs.stochastic(codecs.int8(8), key))
+    elif name == "float16":
+        # Two summands have one order.
+        all_reduce = collectives.psum() if devices == 2 else collectives.tree()
+        reduce_dtype = jnp.float16
+    else:
+        whole = collectives.psum if devices == 2 else collectives.tree
+        all_reduce = whole(codecs.error_feedback(codecs.power_sgd(1, key)))
+    return pj.make_train_step(
+        loss_fn,
+        optax.adamw(1e-2),
+        mesh=pj.data_mesh(devices),
+        reduce_dtype=reduce_dtype,
+        all_reduce=all_reduce,
+    )
+
+
+def coded():
+    """Returns the bits of the parameters with each of the codecs."""
+    return {
+        name: bits(run(coded_step(name, jax.device_count()), 6).params)
+        for name in WITH_CODECS
+    }
+
+
+def fed_back(devices):
+    """Returns a train step whose state has residuals and gradients in flight."""
+    return coded_step("two_shot", devices)
+
+
+def saved(folder):
+    """Takes four steps, then saves a checkpoint."""
+    train = fed_back(jax.device_count())
+    state = run(train, 4, drained=False)
+    train.join()
+    with checkpoint.manager(folder) as manager:
+        checkpoint.save(manager, state)
+
+
+def restored(folder):
+    """Restores a checkpoint, takes four steps, and returns the parameters' bits."""
+    train = fed_back(jax.device_count())
+    with checkpoint.manager(folder) as manager:
+        state = checkpoint.restore(manager, train, train.init(init_params())).state
+    return bits(run(train, 4, state).params)
+
+
+def saved_and_restored(folder):
+    """Checks that every kind of leaf, and a run past its warm-up, are restored."""
+    from ...checkpoint import zoo  # Flax takes a second
+
+    folder, train = pathlib.Path(folder), zoo.train_step(jax.device_count())
+    state = zoo.filled_at_random(zoo.init(train))
+    with checkpoint.manager(folder / "zoo") as manager:
+        checkpoint.save(manager, state, {"position": 1})
+        like = jax.eval_shape(lambda: zoo.init(train))
+        restored = checkpoint.restore(manager, train, like)
+    zoo.assert_same(restored.state, state)
+
+    train = pj.make_train_step(
+        loss_fn, optax.adamw(1e-2), mesh=pj.data_mesh(), warmup_steps=2
+    )
+    state = run(train, 3, drained=False)
+    train.join()
+    with checkpoint.manager(folder / "warm") as manager:
+        checkpoint.save(manager, state)
+        again = checkpoint.restore(manager, train, train.init(init_params())).state
+    zoo.assert_same(again._replace(calls=None), state._replace(calls=None))
+    return {"extras": restored.extras, "calls": int(again.calls)}
+
+
+def restored_beside_a_deletion(folder):
+    """Returns the step that is restored if step 2 is deleted while it is read."""
+    from pipejax.checkpoint import _read
+
+    def read(path):
+        if path.name == "2" and jax.process_index() == 0 and path.exists():
+            path.rmtree()
+        return whole(path)
+
+    whole, _read.read = _read.read, read
+    train = fed_back(jax.device_count())
+    state = train.init(init_params())
+    try:
+        with checkpoint.manager(folder, keep=None) as manager:
+            for step in range(3):
+                checkpoint.save(manager, state, {"step": step})
+                state = run(train, 1, state, drained=False)
+                train.join()
+        with checkpoint.manager(folder, read_only=True) as manager:
+            found = checkpoint.restore(manager, train, jax.eval_shape(lambda: state))
+    finally:
+        _read.read = whole
+    return found.extras["step"]
+
+
+def restored_from_damage(folder):
+    """Returns the step that is restored if step 2 is damaged for one process only."""
+    from pipejax.checkpoint import _fault, _read
+
+    def arrays(path, shapes):
+        if path.name == "2" and jax.process_index() == 1:
+            raise _fault.DamagedError("params['w'] is lost")
+        return whole(path, shapes)
+
+    whole, _read._arrays = _read._arrays, arrays
+    train = fed_back(jax.device_count())
+    state = train.init(init_params())
+    try:
+        with checkpoint.manager(folder, keep=None) as manager:
+            for step in range(3):
+                checkpoint.save(manager, state, {"step": step})
+                state = run(train, 1, state, drained=False)
+                train.join()
+            found = checkpoint.restore(manager, train, jax.eval_shape(lambda: state))
+            again = checkpoint.restore(manager, train, jax.eval_shape(lambda: state))
+    finally:
+        _read._arrays = whole
+    assert int(found.state.step) == int(again.state.step) == found.extras["step"]
+    return int(found.state.step)
+
+
+def opened(folder):
+    """Returns what opening a folder for saving says, and then for reading."""
+    try:
+        checkpoint.manager(folder).close()
+        said = "opened"
+    except ValueError as error:
+        said = str(error)
+    checkpoint.manager(folder, read_only=True).close()
+    return said
+
+
+def refused(folder):
+    """Returns the errors of saves that would not hold for all, then of a good one."""
+    rank, said = jax.process_index(), []
+    train = fed_back(jax.device_count())
+    state = train.init(init_params())
+    train.join()
+    alone = state._replace(skipped=jax.numpy.int32(rank))
+    with checkpoint.manager(folder) as manager:
+        for each, extras in ((state, {"position": rank}), (alone, {}), (state, {})):
+            try:
+                checkpoint.save(manager, each, extras)
+                said.append("saved")
+            except ValueError as error:
+                said.append(str(error))
+    return said
+
+
+def bits(params):
+    return {
+        jax.tree_util.keystr(path): np.asarray(x).tobytes().hex()
+        for path, x in jax.tree_util.tree_leaves_with_path(params)
+    }
+
+
+def overlapping(width):
+    """Returns whether compute and reduction overlapped, each waiting for the other.
+
+    Compute t waits for the start of the reduction of message t-1, which waits for the
+    start of compute t. If they ran one after the other, the first one would wait in
+    vain.
+    """
+    width, steps, patience, met = int(width), 6, 60, []
+    computing, reducing = (
+        [threading.Event() for _ in range(steps + 1)] for _ in range(2)
+    )
+    computes, reductions = itertools.count(1), itertools.count(2 - width)
+
+    def wait(x):
+        number = next(computes)
+        computing[number].set()
+        if number > 1:
+            met.append(reducing[number - 1].wait(patience))
+        return x
+
+    def waiting_loss(params, batch):
+        loss = loss_fn(params, batch)
+        return loss + 0 * jax.pure_callback(wait, loss, jax.lax.stop_gradient(loss))
+
+    train = pj.make_train_step(
+        waiting_loss,
+        optax.sgd(0.1),
+        mesh=pj.data_mesh(),
+        width=width,
+        executor="host",
+    )
+    reduce = train.executor._reduce
+
+    def waiting_reduce(*args):
+        number = next(reductions)  # numbers up to 0 are the zeros of the start
+        if 0 < number < steps:
+            reducing[number].set()
+            met.append(computing[number + 1].wait(patience))
+        return reduce(*args)
+
+    # cached_property stores it here.
+    train.executor.__dict__["_reduce"] = waiting_reduce
+    run(train, steps)
+    return met
+
+
+def noisy_loss(params, batch, *, rng):
+    x = batch["x"] + jax.random.normal(rng, batch["x"].shape)
+    return loss_fn(params, {**batch, "x": x})
+
+
+def keyed(kind):
+    """Trains with a typed or a raw key, and passes the result to `init` again."""
+    train = pj.make_train_step(noisy_loss, optax.sgd(0.1), mesh=pj.data_mesh())
+    key = {"typed": jax.random.key, "raw": jax.random.PRNGKey}[kind](0)
+    state = run(train, 3, train.init(init_params(), rng=key), drained=False)
+    again = train.init(state.params, rng=state.rng)  # on all processes already
+    return {"params": bits(run(train, 3, state).params), "again": bits(again.params)}
+
+
+def stateful():
+    """Trains a model with static objects, complex model state and several keys."""
+    train, state = stateful_model.make(pj.data_mesh())
+    state = run(train, 5, state)
+    sent = state.in_flight.pending[0].changes
+    return {
+        "sent": sorted(name for name, x in sent.items() if x is not None),
+        "params": bits(state.params.params),
+        "model_state": bits(state.model_state),
+    }
+
+
+def differing(name):
+    """Returns the error of `init` for arguments that differ between processes."""
+    rank, given = jax.process_index(), {"params": init_params()}
+    if name == "rng":
+        given["rng"] = jax.random.key(rank)
+    elif name == "structure":
+        given["params"] |= {"more": np.ones(2, np.float32)} if rank else {}
+    else:
+        given["params"][name] = given["params"][name] + np.float32(rank)
+    loss = noisy_loss if name == "rng" else loss_fn
+    train = pj.make_train_step(loss, optax.sgd(0.1), mesh=pj.data_mesh())
+    try:
+        train.init(given.pop("params"), **given)
+    except ValueError as error:
+        return str(error)
+
+
+def inside():
+    """Trains a loss that exchanges inside each process, at widths 2 and 3."""
+    mesh, out = pj.data_mesh(axis_name=("host", "device")), {}
+    for width in (2, 3):
+        train, state = own_collectives.make("inside", mesh, width)
+        out[str(width)] = bits(own_collectives.trained(train, state, 100).params)
+    return {"executor": train.executor.name, "params": out}
+
+
+def own_collective(name, width):
+    """Returns the choice of "auto", its result, the error of "host" and transfers."""
+    train, state = own_collectives.make(name, pj.data_mesh(), int(width))
+    (batch,) = batches(1)
+    shapes = jax.eval_shape(lambda: batch)
+    sent = [tuple(x) for x in train.transfers(state, shapes)]
+    state = own_collectives.trained(train, state)
+    host, first = own_collectives.make(name, pj.data_mesh(), int(width), "host")
+    try:
+        own_collectives.trained(host, first)
+        said = None
+    except ValueError as error:
+        said = str(error)
+    host.join()
+    return {
+        "executor": train.executor.name,
+        "reason": train.executor.reason,
+        "said": said,
+        "sent": sent,
+        "params": bits(state.params),
+        "model_state": bits(state.model_state),
+    }
+
+
+def interrupted(folder):
+    """Rank 1 stops sending, and rank 0 waits for it until it is interrupted."""
+    # SIGINT is ignored if the tests run in the background of a shell. The process
+    # inherits this.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh())
+    state = run(train, 2)
+    rank = jax.process_index()
+    (pathlib.Path(folder) / f"waiting{rank}").touch()
+    if rank == 1:
+        time.sleep(600)
+    run(train, 2, state)
+
+
+def fails():
+    """Rank 1 raises an error; the others answer."""
+    if jax.process_index() == 1:
+        raise ValueError("none")
+
+
+def ends():
+    """Rank 1 ends without an answer."""
+    if jax.process_index() == 1:
+        sys.stderr.write("its last words\n")
+        sys.stderr.flush()
+        os._exit(7)
+
+
+def sleeps():
+    """Rank 1 does not answer."""
+    if jax.process_index() == 1:
+        time.sleep(600)
+
+
+TASKS = {
+    "rank": jax.process_index,
+    "stateful": stateful,
+    "exact": exact,
+    "fed": fed,
+    "coded": coded,
+    "saved": saved,
+    "restored": restored,
+    "saved_and_restored": saved_and_restored,
+    "opened": opened,
+    "refused": refused,
+    "restored_from_damage": restored_from_damage,
+    "restored_beside_a_deletion": restored_beside_a_deletion,
+    "overlapping": overlapping,
+    "inside": inside,
+    "keyed": keyed,
+    "differing": differing,
+    "own_collective": own_collective,
+    "interrupted": interrupted,
+    "fails": fails,
+    "ends": ends,
+    "sleeps": sleeps,
+    "sharded": sharded.saved_and_continued,
+    "pieces": pieces.saved_and_continued,
+    "drawn": mixed.drawn,
+    "of_kinds": mixed.of_kinds,
+}
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,73 @@
+"""Tests the queue of messages against a Python list."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipejax._core.message import (
+    Message,
+    arrivals,
+    at_width_1,
+    count,
+    emptied,
+    empty,
+    has_arrived,
+    shift,
+    width_of,
+)
+
+
+def message(value):
+    return Message({"w": jnp.full((2, 3), value), "b": jnp.full(1, value, jnp.int32)})
+
+
+def values(in_flight):
+    return [float(m.gradients["w"][0, 0]) for m in in_flight.pending]
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_a_message_leaves_width_minus_1_steps_after_it_entered(width):
+    """Step t takes the message of step t - (K-1); zeros at the start do not count."""
+    queue, twin = empty(message(0.0), width, {}), [0.0] * (width - 1)
+    for t in range(6):
+        assert values(queue) == twin
+        assert bool(has_arrived(queue)) == (t >= width - 1)
+        real = [t - age >= 0 for age in range(width - 1, 0, -1)]
+        assert [bool(x) for x in arrivals(queue)] == real
+        assert count(queue) == sum(real)
+        queue = shift(queue, message(t + 1.0), {}, None)
+        twin = [*twin, t + 1.0][1:]
+    assert width_of(queue) == width
+
+
+def test_an_empty_queue_has_the_form_of_the_messages():
+    like = jax.eval_shape(lambda: message(1.0))
+    queue = empty(like, 3, {"site": jnp.ones(2)}, feeds_back=True)
+    assert len(queue.pending) == 2
+    for tree in (*queue.pending, Message(queue.deviation)):
+        assert jax.tree.map(lambda x: (x.shape, x.dtype), tree) == jax.tree.map(
+            lambda x: (x.shape, x.dtype), like
+        )
+        assert not any(np.any(x) for x in jax.tree.leaves(tree))
+    assert empty(like, 3, {}).deviation is None
+    np.testing.assert_array_equal(queue.codec_states["site"], [1, 1])
+
+
+def test_after_a_drain_nothing_is_left_but_what_codecs_keep():
+    queue = empty(message(0.0), 2, {"site": jnp.ones(2)}, feeds_back=True)
+    queue = shift(queue, message(5.0), {"site": jnp.full(2, 7.0)}, {"w": jnp.ones(3)})
+    after = emptied(queue, {"site": jnp.full(2, 9.0)})
+    assert count(after) == 0
+    assert values(after) == [0]
+    np.testing.assert_array_equal(after.deviation["w"], np.zeros(3))
+    np.testing.assert_array_equal(after.codec_states["site"], [9, 9])
+
+
+def test_what_a_synchronous_step_is_given():
+    """The given queue is empty, has no deviation, and shares the codecs' states."""
+    queue = empty(message(0.0), 3, {"site": jnp.ones(2)}, feeds_back=True)
+    given = at_width_1(queue)
+    assert width_of(given) == 1
+    assert given.deviation is None
+    assert given.codec_states is queue.codec_states

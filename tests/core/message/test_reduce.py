@@ -1,0 +1,61 @@
+"""Tests the sum of messages over devices, and whether it may be applied."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipejax._core.message import (
+    Message,
+    Passengers,
+    Reduced,
+    layout_of,
+    message_of,
+    summands,
+)
+
+from .example import message
+
+DEVICES = 4
+
+
+def test_what_may_be_compressed_and_what_stays_exact():
+    """Gradients may be compressed, but changes and passengers stay exact."""
+    whole = message(weight=5)
+    arrays = summands(whole)
+    assert [x.shape for x in arrays.coded] == [(3,), (2, 3)]
+    assert [x.shape for x in arrays.exact] == [(2,), (3,)]
+    back = message_of(arrays, whole)
+    assert jax.tree.structure(back) == jax.tree.structure(whole)
+    assert back.gradients["w"] is arrays.coded[1]
+    assert back.weight == 5
+    layout = layout_of(jax.eval_shape(lambda: whole))
+    assert (layout.coded_size, layout.exact_size) == (9, 5)
+
+
+@pytest.mark.parametrize(
+    ("arrived", "weight", "bad"),
+    list(itertools.product([True, False], [None, 0, 3], [0.0, np.nan, np.inf])),
+)
+def test_counts_and_usable(arrived, weight, bad):
+    """A sum counts if it has examples, and is usable if it also is finite."""
+    found = Reduced.of(message(1.0, weight, bad), jnp.array(arrived))
+    counts = arrived and weight != 0
+    assert bool(found.counts) == counts
+    assert bool(found.finite) == np.isfinite(bad)
+    assert bool(found.usable) == (counts and np.isfinite(bad))
+    kept = found.settled({"e": jnp.ones(2)}, {"e": jnp.zeros(2)})
+    np.testing.assert_array_equal(kept["e"], [float(found.usable)] * 2)
+
+
+def test_finite_means_gradients_and_changes():
+    """A loss of NaN leaves a sum usable, and a change of NaN does not."""
+    whole, arrived = message(), jnp.array(True)
+    nan = jnp.float32(np.nan)
+    loss = whole._replace(passengers=Passengers.of(nan, {}))
+    assert Reduced.of(loss, arrived).finite
+    changes = whole._replace(changes={"mean": jnp.array([1, nan]), "count": None})
+    assert not Reduced.of(changes, arrived).finite
+    assert Reduced.of(Message({}), arrived).finite

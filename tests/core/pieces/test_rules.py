@@ -1,0 +1,102 @@
+"""Tests how single operations run on pieces, against the operations on whole arrays."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
+from pipejax._core.pieces import Devices, NotElementwiseError, whole
+from pipejax._core.pieces._rules import is_elementwise, rule_of
+
+DEVICES = Devices({"host": 2, "device": 2})
+ROWS = (("host", "device"), ())
+X = np.arange(24, dtype=np.float32).reshape(8, 3)
+
+
+def equation(function, *args):
+    """Returns the last equation of a traced function."""
+    return jax.make_jaxpr(function)(*args).jaxpr.eqns[-1]
+
+
+def on_pieces(function, splits, *args):
+    """Runs an operation of whole arrays on pieces, and returns its whole result."""
+    rule = rule_of(equation(function, *args), splits, DEVICES)
+
+    def local(*args):
+        own = [DEVICES.piece(x, s) for x, s in zip(args, splits, strict=True)]
+        (result,) = rule.run(*own)
+        if rule.total is not None:
+            result = rule.total.finish(jax.lax.psum(result, DEVICES.names))
+        return result
+
+    mapped = jax.shard_map(
+        local,
+        mesh=pj.data_mesh(4, axis_name=("host", "device"), hosts=2),
+        in_specs=P(),
+        out_specs=P(*(names or None for names in rule.splits[0])),
+        check_vma=False,
+    )
+    return jax.jit(mapped)(*args)
+
+
+@pytest.mark.parametrize(
+    ("function", "splits"),
+    [
+        (jax.lax.exp, [ROWS]),
+        (jax.lax.mul, [ROWS, ROWS]),
+        (jax.lax.mul, [ROWS, whole(2)]),
+        (lambda x: x.astype(jnp.bfloat16), [ROWS]),
+        (lambda x: x.sum(axis=1), [ROWS]),
+        (jnp.sum, [ROWS]),
+        (lambda x: jax.lax.broadcast_in_dim(x, (2, 8, 3), (1, 2)), [ROWS]),
+    ],
+)
+def test_results_are_those_of_whole_arrays(function, splits):
+    args = [X / 24] * len(splits)
+    wanted = jax.jit(function)(*args)
+    found = on_pieces(function, splits, *args)
+    np.testing.assert_allclose(
+        np.float32(found), np.float32(wanted), rtol=1e-6, strict=True
+    )
+
+
+@pytest.mark.parametrize("bad", [None, 0, 23])
+@pytest.mark.parametrize("reduce", [jnp.all, jnp.any])
+def test_whether_all_or_any(reduce, bad):
+    x = np.full(24, reduce is jnp.all)
+    if bad is not None:
+        x[bad] = not x[bad]
+    x = x.reshape(8, 3)
+    assert on_pieces(reduce, [ROWS], x) == reduce(x)
+
+
+def test_an_array_on_some_devices_counts_once():
+    """Devices along the second axis have the same piece."""
+    assert on_pieces(jnp.sum, [(("host",), ())], X) == X.sum()
+
+
+@pytest.mark.parametrize(
+    ("function", "splits", "said"),
+    [
+        (lambda x: x.T, [ROWS], "transpose"),
+        (jnp.prod, [ROWS], "reduce_prod"),
+        (jax.lax.add, [ROWS, ((), ("host",))], "add of arrays split apart"),
+    ],
+)
+def test_what_has_no_rule_is_named(function, splits, said):
+    with pytest.raises(NotElementwiseError, match=said):
+        rule_of(equation(function, *[X] * len(splits)), splits, DEVICES)
+
+
+def test_only_split_operands_make_an_operation_elementwise():
+    found = equation(jax.lax.add, X, X)
+    assert is_elementwise(found, [ROWS, whole(2)])
+    assert not is_elementwise(found, [whole(2), whole(2)])
+    assert not is_elementwise(equation(jnp.transpose, X), [ROWS])
+
+
+def test_shapes_of_pieces():
+    assert DEVICES.shape((8, 3), ROWS) == (2, 3)
+    assert DEVICES.count(("host", "device")) == 4

@@ -1,0 +1,35 @@
+"""Tests work that the devices of a group do on their own shards."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
+from pipejax._internal.mesh import on_mesh
+from pipejax._internal.shards import constrained, group_axes, on_shards
+
+
+def mesh():
+    return pj.data_mesh(4, axis_name=("host", "fsdp"), hosts=2)
+
+
+def test_work_on_the_own_shards():
+    """Each device of a group sees its part, and the inner axes of the program."""
+
+    def local(x):
+        _, inner = group_axes()
+        assert inner == ("fsdp",)
+        x = constrained({"x": x}, (P("fsdp"),))["x"]
+        own = on_shards(
+            lambda x: x + 10 * jax.lax.axis_index("fsdp"), P("fsdp"), P("fsdp")
+        )
+        return own(x)
+
+    program = jax.jit(on_mesh(local, mesh(), P("host"), P("host"), "host"))
+    assert program(np.zeros(8, np.int32)).tolist() == [0, 0, 10, 10] * 2
+
+
+def test_without_specs_arrays_stay_as_they_are():
+    tree = {"x": jnp.ones(3)}
+    assert constrained(tree, ()) is tree
