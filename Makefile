@@ -64,7 +64,7 @@ quick: .venv/ready-dev
 	XLA_FLAGS="$(BITS) $(QUICKLY) $(JAX_0_10)" .venv/bin/pytest -n 3
 
 # The folders that call JAX the most, with one case of each test.
-core := $(addprefix tests/,core/executors core/message train_step transforms)
+core := $(addprefix tests/,core/executors core/message core/step train_step transforms)
 
 quick-other: .venv-other/ready-test
 	XLA_FLAGS="$(BITS) $(QUICKLY)" .venv-other/bin/pytest -n 3 --cases 1 \
@@ -74,7 +74,7 @@ quick-other: .venv-other/ready-test
 # contents of the checkout, so a broken-off run goes on and a changed one begins anew.
 PARTS ?= step exchange executors theory schedules timing launch experiments
 step := pipejax tests/*.py tests/checkpoint tests/core/*.py \
-  $(addprefix tests/core/,checks message pieces prediction) \
+  $(addprefix tests/core/,checks message pieces prediction step) \
   tests/flax tests/internal tests/train_step tests/transforms
 exchange := tests/codecs tests/collectives
 executors := tests/core/executors

@@ -119,7 +119,7 @@ def measured(model: Model, step: str, mesh: Mesh) -> dict[str, Any]:
     unit = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(problem.params))
     found = inspect(train, state, problem.batch)
     # Messages that stay in flight are arguments only of a step that predicts.
-    held = () if train.local_step.weight_prediction else state.in_flight.pending[1:]
+    held = () if train.settings.weight_prediction else state.in_flight.pending[1:]
     ours = _live(found.memory) + _bytes(held) // mesh.size
     hand = _by_hand(step, problem, tx, mesh, train)
     against = None if hand is None else ours / hand

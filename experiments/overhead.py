@@ -38,8 +38,8 @@ from jax.sharding import PartitionSpec as P
 from rich.table import Table
 
 import pipejax as pj
+from pipejax._core.step import shared
 from pipejax.train_step._feed import laid_out
-from pipejax.train_step._state import SharedState
 
 from . import by_hand, models, report
 
@@ -193,7 +193,7 @@ def compiled(
     """
     state = train.init(params)
     program = train.lower(state, batch).compile()
-    own = SharedState.of(state), state.in_flight
+    own = shared(state), state.in_flight
     placed = laid_out(batch, train.config)
 
     def step(own: Any, leaving: Any, _: Any) -> Any:

@@ -87,3 +87,8 @@ def normal_batches(count, size, inputs, outputs):
         return rng.normal(size=(size, length)).astype(np.float32)
 
     return [{"x": normal(inputs), "y": normal(outputs)} for _ in range(count)]
+
+
+def with_trainable(state, **changes):
+    """Returns a state with other parameters, or another optimizer state."""
+    return state._replace(trainable=state.trainable._replace(**changes))

@@ -15,7 +15,7 @@ LAYERS = [
     "codecs",
     "collectives",
     *("_core.message", "_core.pieces", "_core.prediction"),
-    *("_core.checks", "_core.replicas", "_core.executors"),
+    *("_core.checks", "_core.replicas", "_core.step", "_core.executors"),
     "train_step",
     *("transforms", "corrections", "stability", "problems"),
     *("overlap", "timing", "launch"),

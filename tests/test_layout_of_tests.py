@@ -12,6 +12,10 @@ from .test_layers import ROOT, imported, modules
 # Modules that have nothing to test by themselves, with the reason.
 EXCEPTIONS: dict[str, str] = {
     "pipejax/_core/executors/_executor.py": "a Protocol without code",
+    "pipejax/_core/step/_batch.py": "a type without code",
+    "pipejax/_core/step/_step.py": "types without code",
+    "pipejax/_core/step/_zero1_point.py": "in tests/core/step/test_zero1.py",
+    "pipejax/_core/step/_zero1_update.py": "in tests/core/step/test_zero1.py",
     "pipejax/collectives/_no_communication.py": "in tests/overlap/test_measure.py",
 }
 

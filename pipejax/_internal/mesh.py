@@ -181,21 +181,44 @@ def on_mesh(
       axis_name: The axis or axes over which `local` runs. XLA splits arrays and compute
         over the others. `None` stands for all axes.
     """
-    # With `check_vma`, `jax.grad` would sum gradients over the mesh within the step.
-    # Without it, each device keeps its own gradient, and any loss function is accepted
-    # as it is.
-    mapped = jax.shard_map(
-        local,
-        mesh=mesh,
-        in_specs=in_specs,
-        out_specs=out_specs,
-        axis_names=set(mesh.axis_names if axis_name is None else axes(axis_name)),
-        check_vma=False,
-    )
+
+    def specs(*_: Any) -> tuple[Any, Any]:
+        return in_specs, out_specs
+
+    return on_mesh_by(specs, local, mesh, axis_name)
+
+
+def on_mesh_by(
+    specs: Callable[..., tuple[Any, Any]],
+    local: Callable[..., Any],
+    mesh: Mesh,
+    axis_name: AxisName | None = None,
+) -> Callable[..., Any]:
+    """Returns what `on_mesh` does, for specs that depend on the arguments.
+
+    Args:
+      specs: Function of the arguments that returns `in_specs` and `out_specs`.
+      local: As for `on_mesh`.
+      mesh: As for `on_mesh`.
+      axis_name: As for `on_mesh`.
+    """
     explicit = AxisType.Explicit in mesh.axis_types
+    names = set(mesh.axis_names if axis_name is None else axes(axis_name))
 
     @functools.wraps(local)  # profiles and reports show the name of `local`
     def on_own_mesh(*args: Any) -> Any:
+        in_specs, out_specs = specs(*args)
+        # With `check_vma`, `jax.grad` would sum gradients over the mesh within the
+        # step. Without it, each device keeps its own gradient, and any loss function is
+        # accepted as it is.
+        mapped = jax.shard_map(
+            local,
+            mesh=mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            axis_names=names,
+            check_vma=False,
+        )
         # The mesh that the caller has set may have axes of another type.
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             if explicit:  # `shard_map` then requires arrays laid out as in its specs

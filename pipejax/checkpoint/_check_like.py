@@ -33,7 +33,7 @@ def form_of(like: Any, train: TrainStep) -> PipelineState:
         "width": (train.width, width_of(like.in_flight)),
         "devices": (train.config.devices, like.in_flight.filled.shape[0]),
         "inner axes": (inner, like.shards.inner),
-        "shard_optimizer": (train.local_step.shard_optimizer, bool(like.shards.cuts)),
+        "shard_optimizer": (train.config.step.shards_optimizer, bool(like.shards.cuts)),
     }
     for name, (wanted, found) in rules.items():
         if wanted != found:
@@ -46,7 +46,7 @@ def form_of(like: Any, train: TrainStep) -> PipelineState:
 
 def check_optimizer_of(train: TrainStep, like: PipelineState) -> None:
     """Raises a `ValueError` unless `like` has a state of the optimizer of `train`."""
-    found = opt_state_difference(train.local_step.tx, like.params, like.opt_state)
+    found = opt_state_difference(train.settings.tx, like.params, like.opt_state)
     if found is not None:
         name, rule, value = found
         raise ValueError(

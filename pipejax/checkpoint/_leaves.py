@@ -1,6 +1,7 @@
 """Names the leaves of a state, and encodes them so that Orbax writes every bit.
 
-- The name of a leaf is its path in the pytree as JAX writes it. `params['a.b']` and
+- The name of a leaf is its path in the pytree as JAX writes it, without `trainable`.
+  `params['a.b']` and
   `params['a']['b']` are different names.
 - A typed PRNG key is written as the integers that it holds, and an integer of fewer
   than eight bits as int8. The shape and dtype of each leaf are written too, because two
@@ -37,6 +38,7 @@ def named(tree: Any) -> dict[str, Any]:
     leaves: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = jax.tree_util.keystr(path).removeprefix(".")
+        name = name.removeprefix("trainable.")
         if name in leaves:
             raise ValueError(
                 f"`state` must have leaves of different names, got two named {name}."

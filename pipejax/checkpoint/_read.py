@@ -9,11 +9,11 @@ import orbax.checkpoint as ocp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from pipejax._core.step import shared
 from pipejax._internal.checksums import checksums
 from pipejax._internal.mesh import axes
 from pipejax.train_step import (
     PipelineState,
-    SharedState,
     TrainStep,
     in_flight_shardings,
     state_shardings,
@@ -144,7 +144,7 @@ def _without(anew: tuple[str, ...], like: PipelineState) -> PipelineState:
     if CODECS in anew:
         in_flight = in_flight._replace(codec_states={})
     if MEAN in anew:
-        like = like._replace(mean=None, slopes=None)
+        like = like._replace(trainable=like.trainable._replace(mean=None, slopes=None))
     return like._replace(in_flight=in_flight)
 
 
@@ -200,10 +200,9 @@ def _shapes(
     if states := target.in_flight.codec_states:
         placed_states = train.codec_states(target, abstract=True)
         states = jax.tree.map(lambda x: x.sharding, placed_states)
-    shared = SharedState.of(target)
-    shardings = state_shardings(shared, train.mesh, train.axis_name).with_in_flight(
-        in_flight._replace(codec_states=states), None
-    )
+    shardings = state_shardings(shared(target), train.mesh, train.axis_name)
+    in_flight = in_flight._replace(codec_states=states)
+    shardings = shardings._replace(in_flight=in_flight)
 
     def placed(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> Any:
         # JAX replicates arrays without elements.

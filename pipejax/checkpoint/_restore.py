@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from pipejax._core.step import shared
 from pipejax._internal.integers import is_integer
 from pipejax._internal.mesh import axes, without_mesh
 from pipejax.train_step import (
     PipelineState,
-    SharedState,
     StepInfo,
     TrainStep,
     in_flight_shardings,
@@ -181,7 +181,7 @@ def _with_new_mean(
     train: TrainStep, state: PipelineState, wanted: PipelineState
 ) -> PipelineState:
     """Returns a state without a known mean gradient, in the form of `wanted`."""
-    shared = state_shardings(SharedState.of(wanted), train.mesh, train.axis_name)
+    shardings = state_shardings(shared(wanted), train.mesh, train.axis_name)
     form = wanted.mean, wanted.slopes
 
     def zeros() -> Any:
@@ -191,8 +191,9 @@ def _with_new_mean(
             mean = mean._replace(known=jnp.array(bool(state.shards.cuts)))
         return mean, slopes
 
-    made = jax.jit(zeros, out_shardings=(shared.mean, shared.slopes))()
-    return state._replace(mean=made[0], slopes=made[1])
+    made = jax.jit(zeros, out_shardings=(shardings.mean, shardings.slopes))()
+    trained = state.trainable._replace(mean=made[0], slopes=made[1])
+    return state._replace(trainable=trained)
 
 
 def _with_new_codec_states(

@@ -12,7 +12,7 @@ from jax.experimental import multihost_utils
 
 from pipejax._core.executors import make_reduce, make_update
 from pipejax.collectives import NoCommunication
-from pipejax.train_step import PipelineState, SharedState, TrainStep
+from pipejax.train_step import PipelineState, TrainStep
 
 
 class Measurement(NamedTuple):
@@ -188,12 +188,12 @@ def _communication(
     (message,) = like.in_flight.pending
     states, filled = state.in_flight.codec_states, state.in_flight.filled
     exchange: Callable[[], Any]
-    if (learned := SharedState.of(state).learned) is None:
+    if not train.config.step.shards_optimizer:
         reduce = make_reduce(train.config, train.executor.reduction_mesh)
         exchange = functools.partial(reduce, message, states)
     else:
         update = make_update(train.config, train.width - 1)
-        exchange = functools.partial(update, learned, message, states, filled)
+        exchange = functools.partial(update, state.trainable, message, states, filled)
 
     def run() -> float:
         start = time.perf_counter()

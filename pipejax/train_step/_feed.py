@@ -1,6 +1,5 @@
 """Makes global batches, of which each process gives its own part, and places them."""
 
-import dataclasses
 import functools
 import math
 from collections.abc import Mapping
@@ -12,13 +11,17 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.checks import check_count
+from pipejax._core.checks import (
+    check_count,
+    common_length,
+    fault_of,
+    named_shapes,
+    no_array,
+)
 from pipejax._core.executors import StepConfig
+from pipejax._core.step import Batch
 from pipejax._internal.keys import as_numbers, is_key
 from pipejax._internal.mesh import AxisName, axes, inner_axes
-
-from ._check_arrays import fault_of, no_array
-from ._check_input import common_length, named_shapes
 
 
 def data_sharding(config: StepConfig, axis_name: AxisName | None) -> NamedSharding:
@@ -112,23 +115,6 @@ def _own_copy(path: Any, leaf: Any) -> Any:
     if fault:
         raise no_array("local", path, fault) from cause
     return found
-
-
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["specs"]
-)
-@dataclasses.dataclass(frozen=True)
-class Batch:
-    """A batch that lies on the mesh, and how each group splits its share.
-
-    Attributes:
-      arrays: Pytree of arrays.
-      specs: A partition spec over inner axes for each array. Empty on a mesh without
-        inner axes, and for traced arrays, whose shardings are not known.
-    """
-
-    arrays: Any
-    specs: tuple[P, ...] = ()
 
 
 def laid_out(batch: Any, config: StepConfig) -> Batch:

@@ -11,16 +11,10 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.executors import StepConfig
-
-from ._local_step import LocalStep
-from ._loss import full_form
-from ._model_state import averaged
-from ._state import PipelineState
+from pipejax._core.step import PipelineState, averaged, full_form
 
 
-def check_model_state(
-    config: StepConfig, local_step: LocalStep, state: PipelineState, batch: Any
-) -> None:
+def check_model_state(config: StepConfig, state: PipelineState, batch: Any) -> None:
     """Raises a `ValueError` for a leaf that is not finite and that the loss changes.
 
     The model state obeys `s[t] = s[t-1] + d[t-K]`, where d is the mean change over
@@ -38,7 +32,7 @@ def check_model_state(
     bad = non_finite(state.model_state)
     if not any(bad):
         return
-    unchanged = _unchanged(config, local_step, state, batch)
+    unchanged = _unchanged(config, state, batch)
     paths = jax.tree_util.tree_leaves_with_path(state.model_state)
     for (path, _), infinite, same in zip(paths, bad, unchanged, strict=True):
         if infinite and not same:
@@ -64,11 +58,10 @@ def non_finite(model_state: Any) -> list[bool]:
     return [bad(leaf) for leaf in jax.tree.leaves(model_state)]
 
 
-def _unchanged(
-    config: StepConfig, local_step: LocalStep, state: PipelineState, batch: Any
-) -> Any:
+def _unchanged(config: StepConfig, state: PipelineState, batch: Any) -> Any:
     """Returns for each leaf whether the loss returns it unchanged."""
-    loss_fn = full_form(local_step.loss_fn, local_step.compute_dtype)
+    settings = config.step.settings
+    loss_fn = full_form(settings.loss_fn, settings.compute_dtype)
     own = P(config.axis_name)
 
     def local(params: Any, batch: Any, model_state: Any, rng: Any) -> Any:

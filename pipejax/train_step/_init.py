@@ -8,27 +8,34 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.checks import check_opt_state, check_optimizer
+from pipejax._core.checks import (
+    check_arrays,
+    check_attached,
+    check_batch,
+    check_keys,
+    check_keywords,
+    check_opt_state,
+    check_optimizer,
+    check_params,
+)
 from pipejax._core.executors import StepConfig
-from pipejax._core.message import InFlight, Message, empty
-from pipejax._core.prediction import Mean
+from pipejax._core.message import Message, empty
+from pipejax._core.step import (
+    Batch,
+    PipelineState,
+    Trainable,
+    empty_message,
+    inner_state_specs,
+    shared,
+    state_data_specs,
+)
 from pipejax._internal.mesh import axes, inner_axes, is_traced
 from pipejax._internal.shards import UNSHARDED, Shards, cut_axes, inner_specs
 from pipejax._internal.structures import restructured
 
-from ._check_arrays import check_arrays, check_keys
-from ._check_input import (
-    check_attached,
-    check_batch,
-    check_keywords,
-    check_params,
-)
-from ._feed import Batch, laid_out
-from ._gradient import empty_message
-from ._local_step import LocalStep
+from ._feed import laid_out
 from ._replicate import check_same_in_groups, placed
 from ._shardings import in_flight_shardings, state_shardings
-from ._state import SharedState
 
 
 class Given(NamedTuple):
@@ -51,31 +58,21 @@ class Plan(NamedTuple):
     """How a state is made from the arrays that `train.init` is given.
 
     Attributes:
-      make: Function from the given arrays to the state and the pipeline.
+      make: Function from the given arrays to the state.
       specs: Partition specs of the given arrays, over inner axes.
-      shapes: The state and the pipeline as `jax.ShapeDtypeStruct`s with shardings.
+      shapes: The state as `jax.ShapeDtypeStruct`s with shardings.
     """
 
-    make: Callable[[Given], tuple[SharedState, InFlight]]
+    make: Callable[[Given], PipelineState]
     specs: Given
-    shapes: tuple[SharedState, InFlight]
+    shapes: PipelineState
 
 
-def initial(
-    local_step: LocalStep,
-    config: StepConfig,
-    given: Given,
-    batch: Any,
-    *,
-    feeds_back: bool,
-) -> tuple[SharedState, InFlight]:
-    """Lays out the state, and a pipeline with nothing in flight.
+def initial(config: StepConfig, given: Given, batch: Any) -> PipelineState:
+    """Lays out the state, with nothing in flight and without codec states.
 
     On several processes, placing the arrays is a collective, so no other collective may
     be under way.
-
-    Returns:
-      The shared state, and the empty pipeline of all devices without codec states.
 
     Raises:
       ValueError: If `train.init` must not be given one of the arguments.
@@ -87,32 +84,23 @@ def initial(
             " traced array does not say how it is sharded; got a trace. For the shapes"
             " and shardings of the state, call `train.abstract_state(params, ...)`."
         )
-    plan = planned(local_step, config, given, batch, feeds_back=feeds_back)
+    plan = planned(config, given, batch)
     shardings = jax.tree.map(lambda shape: shape.sharding, plan.shapes)
     arrays = placed(given._asdict(), plan.specs._asdict(), config.mesh)
-    if plan.shapes[0].shards:
+    if plan.shapes.shards:
         check_same_in_groups(arrays, config)
     made = jax.jit(plan.make, out_shardings=shardings)(Given(**arrays))
     # On CPUs, `arrays` may share the memory of NumPy arrays, which may be written into.
     return jax.block_until_ready(made)
 
 
-def planned(
-    local_step: LocalStep,
-    config: StepConfig,
-    given: Given,
-    batch: Any,
-    *,
-    feeds_back: bool,
-) -> Plan:
+def planned(config: StepConfig, given: Given, batch: Any) -> Plan:
     """Checks what `train.init` is given, and returns how the state is made from it.
 
     Args:
-      local_step: What each device does in a step.
       config: The step.
       given: Arrays, or `jax.ShapeDtypeStruct`s with shardings.
       batch: One batch or its shapes, or `None`.
-      feeds_back: Whether the pipeline keeps a deviation.
 
     Raises:
       ValueError: If `train.init` must not be given one of the arguments.
@@ -120,126 +108,129 @@ def planned(
     check_params(given.params)
     check_arrays("model_state", given.model_state)
     check_keys(given.rng)
-    check_keywords(local_step.loss_fn, model_state=given.model_state, rng=given.rng)
-    found = {
-        name: inner_specs(
-            name,
-            tree,
-            config.mesh,
-            config.axis_name,
-            gathers=local_step.shard_optimizer,
+    loss_fn = config.step.settings.loss_fn
+    check_keywords(loss_fn, model_state=given.model_state, rng=given.rng)
+    forms = jax.eval_shape(lambda given: given, given)
+    shards = _given_shards(config, given, forms)
+    _check_optimizer(config, given)
+    like = _message_form(config, forms, batch, shards)
+    shards = config.step.layout(forms.params, like, config.mesh)
+    like = like._replace(shards=shards)
+    make = _maker(config, forms, like)
+    return Plan(make, _specs_of(forms, shards), _shapes(config, make, forms))
+
+
+def _check_optimizer(config: StepConfig, given: Given) -> None:
+    """Raises a `ValueError` if the optimizer or its given state cannot be used."""
+    settings, own = config.step.settings, given.opt_state
+    if own is None:
+        own = jax.eval_shape(settings.tx.init, given.params)
+    plain = config.width > 1 and not settings.weight_prediction
+    check_optimizer(own, plain_delay=plain)
+    if given.opt_state is not None:
+        remedy = (
+            "Make the train step with the optimizer that the state is of, or leave it"
+            " out to begin with a new one."
         )
+        check_opt_state(settings.tx, given.params, given.opt_state, "opt_state", remedy)
+
+
+def _given_shards(config: StepConfig, given: Given, forms: Given) -> Shards:
+    """Returns how the given arrays are split, before the optimizer's state is planned.
+
+    Raises:
+      ValueError: If an array is split over the axes of the data.
+    """
+    mesh, axis, gathers = config.mesh, config.axis_name, config.step.shards_optimizer
+    found = {
+        name: inner_specs(name, tree, mesh, axis, gathers=gathers)
         for name, tree in given._asdict().items()
     }
-    tx = local_step.tx
-    new = jax.eval_shape(tx.init, given.params)
-    check_optimizer(
-        new if given.opt_state is None else given.opt_state,
-        plain_delay=config.width > 1 and not local_step.weight_prediction,
-    )
-    if given.opt_state is not None:
-        check_opt_state(tx, given.params, given.opt_state, "opt_state", _OTHER_TX)
-    forms, shards = jax.eval_shape(lambda given: given, given), UNSHARDED
-    if inner_axes(config.mesh, config.axis_name):
-        inner = inner_axes(config.mesh, config.axis_name)
+    shards = UNSHARDED
+    if inner := inner_axes(mesh, axis):
         shards = Shards(found["params"], found["model_state"], inner=inner)
-    if local_step.shard_optimizer:
+    if gathers:
         cuts = cut_axes(forms.params, found["params"], config.devices)
         shards = dataclasses.replace(shards, cuts=cuts)
-    like = _message_form(local_step, config, forms, batch, shards)
-    shards = local_step.placed(forms.params, like, config.mesh)
-    like = like._replace(shards=shards)
-    count = config.width - 1
-    mean = _mean_form(local_step, config, forms.params, shards)
-    # Devices with pieces of the optimizer take its state for new until this is true.
-    known = local_step.shard_optimizer and given.opt_state is not None
+    return shards
 
-    def whole(given: Given) -> SharedState:
+
+def _maker(
+    config: StepConfig, forms: Given, like: Message
+) -> Callable[[Given], PipelineState]:
+    """Returns the function from the given arrays to the state.
+
+    Args:
+      config: The step.
+      forms: The shapes of the given arrays.
+      like: The message of one device or group, with the final shards.
+    """
+    step, own = config.step, P(config.axis_name)
+
+    def local(given: Given) -> PipelineState:
         params, model_state, rng, opt_state = given
-        kept = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), mean)
-        if kept is not None:
-            kept = kept._replace(known=jnp.array(known))
-        opt_state = (
-            tx.init(params) if opt_state is None else restructured(opt_state, new)
-        )
-        return SharedState(
-            params=params,
-            opt_state=jax.tree.map(jnp.asarray, opt_state),  # may be Python numbers
+        new, known = step.settings.tx.init(params), opt_state is not None
+        opt_state = restructured(opt_state, new) if known else new
+        opt_state = jax.tree.map(jnp.asarray, opt_state)  # may be Python numbers
+        length = config.width - 1
+        return PipelineState(
+            trainable=step.init(params, opt_state, known, like.shards, length),
             model_state=model_state,
+            in_flight=empty(like, config.width, {}, feeds_back=config.feeds_back),
             rng=rng,
             skipped=jnp.zeros((), jnp.int32),
             step=jnp.zeros((), jnp.int32),
-            shards=shards,
-            mean=kept,
+            calls=None,
         )
 
-    over_data = jax.eval_shape(whole, forms).over_data(config.axis_name)
+    # The structure of the state decides how its arrays are split.
+    form = jax.eval_shape(config.on_mesh(local, P(), P()), forms)
+    specs = state_data_specs(shared(form), config.axis_name)._replace(in_flight=own)
+    return config.on_mesh(local, P(), specs)
 
-    def local(given: Given) -> tuple[SharedState, InFlight]:
-        state = local_step.in_pieces(whole(given), over_data, count)
-        return state, empty(like, config.width, {}, feeds_back=feeds_back)
 
-    out = over_data
-    if local_step.shard_optimizer:
-        out = over_data._replace(gathered=P(), slopes=P())
-    make = config.on_mesh(local, P(), (out, P(config.axis_name)))
-    state, in_flight = jax.eval_shape(make, forms)
-    shardings = (
-        state_shardings(state, config.mesh, config.axis_name),
-        in_flight_shardings(in_flight, shards, config, axes(config.axis_name)),
+def _shapes(
+    config: StepConfig, make: Callable[[Given], PipelineState], forms: Given
+) -> PipelineState:
+    """Returns the shapes and shardings of the state that `make` makes."""
+    state = jax.eval_shape(make, forms)
+    in_flight, own = state.in_flight, axes(config.axis_name)
+    shardings = state_shardings(shared(state), config.mesh, config.axis_name)
+    shardings = shardings._replace(
+        in_flight=in_flight_shardings(in_flight, state.shards, config, own)
     )
-    shapes = jax.tree.map(
-        lambda shape, sharding: shape.update(sharding=sharding),
-        (state, in_flight),
-        shardings,
+    return jax.tree.map(
+        lambda shape, sharding: shape.update(sharding=sharding), state, shardings
     )
-    return Plan(make, _specs_of(forms, shards), shapes)
-
-
-def _mean_form(
-    local_step: LocalStep, config: StepConfig, params: Any, shards: Shards
-) -> Mean | None:
-    """Returns the shapes of the mean gradient that states keep, or `None`."""
-
-    def local() -> Mean | None:
-        count = config.width - 1
-        return local_step.empty_mean(params, count, config.devices, shards)
-
-    # Inside the program of a step, because `tx` may use the axes of the data.
-    return jax.eval_shape(config.on_mesh(local, (), P()))
-
-
-_OTHER_TX = (
-    "Make the train step with the optimizer that the state is of, or leave it out to"
-    " begin with a new one."
-)
 
 
 def _specs_of(given: Given, shards: Shards) -> Given:
     """Returns the partition specs of the given arrays, over inner axes."""
-    nothing: Any = None
+    params, model_state, rng, opt_state = given
     shards = dataclasses.replace(shards, opt_state=())  # there may be no state yet
-    state = SharedState(**given._asdict(), skipped=nothing, step=nothing, shards=shards)
-    specs = state.specs()
-    return Given(*(getattr(specs, name) for name in Given._fields))
+    trained = Trainable(params, opt_state, shards=shards)
+    nothing: Any = None
+    state = PipelineState(trained, model_state, *(nothing, rng, *(nothing,) * 3))
+    specs = inner_state_specs(state)
+    return Given(specs.params, specs.model_state, specs.rng, specs.opt_state)
 
 
 def _message_form(
-    local_step: LocalStep, config: StepConfig, given: Given, batch: Any, shards: Shards
+    config: StepConfig, given: Given, batch: Any, shards: Shards
 ) -> Message:
     """Returns the shapes of the message of one device or group.
 
     Without a `batch`, the loss is taken to be the only passenger, and every leaf of the
     model state that can be averaged to change.
     """
-    params, model_state, rng, _ = given
+    settings, (params, model_state, rng, _) = config.step.settings, given
     if batch is None:
-        dtype = local_step.reduce_dtype
+        dtype = settings.reduce_dtype
         return jax.eval_shape(lambda: empty_message(params, model_state, dtype, shards))
-    check_batch(batch, config.devices, local_step.microbatches)
+    check_batch(batch, config.devices, settings.microbatches)
 
     def local(params: Any, model_state: Any, rng: Any, batch: Batch) -> Message:
-        return local_step.message(params, model_state, rng, batch, shards)[0]
+        return config.step.message(params, model_state, rng, batch, shards)[0]
 
     local = config.on_mesh(local, (P(), P(), P(), P(config.axis_name)), P())
     return jax.eval_shape(local, params, model_state, rng, laid_out(batch, config))

@@ -21,13 +21,11 @@ from pipejax._core.checks import (
     check_width,
 )
 from pipejax._core.executors import StepConfig
+from pipejax._core.step import Loss, Settings, replicated_step, zero1_step
 from pipejax._internal.mesh import AxisName
 from pipejax._internal.threads import check_threads
 from pipejax.collectives import AllReduce, Schedule, psum
 
-from ._local_step import LocalStep
-from ._loss import Loss
-from ._piecewise_step import PiecewiseStep
 from ._step import TrainStep
 
 
@@ -179,25 +177,24 @@ def make_train_step(
     check_threads(mesh)
     sharded = check_flag("shard_optimizer", shard_optimizer)
     rule = check_prediction(weight_prediction)
-    work = (PiecewiseStep if sharded else LocalStep)(
+    settings = Settings(
         loss_fn=loss_fn,
         tx=check_tx(tx),
+        axis_name=axis_name,
+        branches=mesh.devices.flat[0].platform == "cpu",
         microbatches=check_count("microbatches", microbatches, 1),
         compute_dtype=check_floating("compute_dtype", compute_dtype),
         reduce_dtype=check_floating("reduce_dtype", reduce_dtype),
-        axis_name=axis_name,
-        platform=mesh.devices.flat[0].platform,
         weight_prediction=rule,
         deviation_feedback=check_feedback(deviation_feedback, rule),
         skip_nonfinite=check_flag("skip_nonfinite", skip_nonfinite),
     )
     schedule = check_all_reduce(all_reduce, axis_name)
-    if shard_optimizer:
+    if sharded:
         check_sharded_optimizer(schedule, mesh, axis_name, rule, executor)
     config = StepConfig(
-        work=work,
+        step=zero1_step(settings) if sharded else replicated_step(settings),
         mesh=mesh,
-        axis_name=axis_name,
         width=check_width(width),
         all_reduce=schedule.phases[-1],
         donate=donate,

@@ -8,23 +8,25 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax._core.executors import StepConfig
 from pipejax._core.message import InFlight, Message
+from pipejax._core.step import PipelineState, inner_state_specs, state_data_specs
 from pipejax._internal.mesh import AxisName
 from pipejax._internal.shards import Shards, of_all_groups, together
 
-from ._state import SharedState
 
-
-def state_shardings(state: SharedState, mesh: Mesh, axis_name: AxisName) -> SharedState:
+def state_shardings(
+    state: PipelineState, mesh: Mesh, axis_name: AxisName
+) -> PipelineState:
     """Returns the sharding of every array outside of the messages in flight.
 
     Args:
-      state: The state, or its shapes.
+      state: The state without messages in flight, or its shapes.
       mesh: The mesh of the train step.
       axis_name: Axis or axes of the data.
     """
-    inside, over_data = state.specs(), state.over_data(axis_name)
-    if over_data == P():
-        over_data = jax.tree.map(lambda _: P(), state)
+    inside, over_data = inner_state_specs(state), state_data_specs(state, axis_name)
+    if over_data.trainable == P():
+        every = jax.tree.map(lambda _: P(), state.trainable)
+        over_data = over_data._replace(trainable=every)
     return jax.tree.map(
         lambda leaf, *specs: _sharding(leaf, together(*specs), mesh),
         state,

@@ -7,34 +7,38 @@ One step has three parts:
    are summed over devices.
 3. The update applies the sum, unless it has not arrived or is not finite.
 
-`LocalStep` implements parts 1 and 3. The executor runs them, and the exchange of part
-2. A warm-up runs the same step at width 1 and leaves the pipeline empty. A drain sums
-and applies every message in flight, and computes none.
+A `Step` has a function for each part, which an executor runs. A warm-up runs the same
+step at width 1 and leaves the pipeline empty. A drain sums and applies every message in
+flight, and computes none.
 """
 
 import dataclasses
 import functools
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
 import optax
 
+from pipejax._core.checks import check_batch
 from pipejax._core.executors import Executor, StepConfig, choose, join
 from pipejax._core.message import Message, at_width_1
-from pipejax._internal.mesh import AxisName, inner_axes, without_mesh
-from pipejax._internal.shards import Shards
-from pipejax._internal.structures import form_of
-from pipejax.collectives import Schedule, Transfer
-
-from ._check_input import check_batch
-from ._check_state import (
+from pipejax._core.step import (
+    PipelineState,
+    Settings,
+    StepInfo,
     check_in_flight,
     check_kind,
     check_optimizer_of,
     check_pending,
     check_state,
+    empty_message,
 )
+from pipejax._internal.mesh import AxisName, inner_axes, without_mesh
+from pipejax._internal.shards import Shards
+from pipejax._internal.structures import form_of
+from pipejax.collectives import Schedule, Transfer
+
 from ._feed import (
     check_global,
     data_sharding,
@@ -44,11 +48,7 @@ from ._feed import (
     plain_batch,
 )
 from ._finite import check_model_state, non_finite
-from ._gradient import empty_message
-from ._info import StepInfo
 from ._init import Given, initial, planned
-from ._local_step import LocalStep
-from ._state import PipelineState, SharedState, whole_params
 from ._transfers import transfers_of
 
 
@@ -111,16 +111,12 @@ class TrainStep:
             traced, also on a mesh with inner axes.
         """
         self.join()  # Only one thread may launch collectives.
-        state, in_flight = initial(
-            self.local_step,
-            self.config,
-            Given(params, model_state, rng, opt_state),
-            plain_batch(batch),
-            feeds_back=self.feeds_back,
-        )
-        in_flight = in_flight._replace(codec_states=self.codec_states(state))
+        given = Given(params, model_state, rng, opt_state)
+        state = initial(self.config, given, plain_batch(batch))
+        in_flight = state.in_flight._replace(codec_states=self.codec_states(state))
         counted = self.counted or any(non_finite(state.model_state))
-        return state.with_in_flight(in_flight, np.int32(0) if counted else None)
+        calls = np.int32(0) if counted else None
+        return state._replace(in_flight=in_flight, calls=calls)
 
     @without_mesh()
     def abstract_state(
@@ -161,12 +157,11 @@ class TrainStep:
           ((3,), dtype('float32'))
         """
         given = Given(params, model_state, rng, opt_state)
-        batch, fed = plain_batch(batch), self.feeds_back
-        plan = planned(self.local_step, self.config, given, batch, feeds_back=fed)
-        state, in_flight = plan.shapes
+        state = planned(self.config, given, plain_batch(batch)).shapes
         states = self.codec_states(state, abstract=True)
+        in_flight = state.in_flight._replace(codec_states=states)
         calls = np.int32(0) if self.counted else None
-        return state.with_in_flight(in_flight._replace(codec_states=states), calls)
+        return state._replace(in_flight=in_flight, calls=calls)
 
     @without_mesh()
     def step(self, state: PipelineState, batch: Any) -> tuple[PipelineState, StepInfo]:
@@ -189,24 +184,22 @@ class TrainStep:
         self._check(state)
         batch = plain_batch(batch)
         check_global(batch, self.mesh)
-        check_batch(batch, self.config.devices, self.local_step.microbatches)
-        check_model_state(self.config, self.local_step, state, batch)
-        own, in_flight = SharedState.of(state), state.in_flight
-        given = laid_out(batch, self.config)
-        now = self._phase(state.calls)
-        calls = self._counted_on(state.calls)
-        if self.width > 1 and self.warmup_steps and calls <= self.warmup_steps:
-            # The synchronous twin runs, and the pipeline stays empty.
-            past, plain = at_width_1(in_flight), now.plain.executor
-            own, past, info = plain.step(own, past, given)
-            # Nothing is in flight before or after. The counter `filled` is replaced
-            # because the twin may have been given it to overwrite.
-            in_flight = in_flight._replace(
-                filled=past.filled, codec_states=past.codec_states
-            )
-        else:
-            own, in_flight, info = now.executor.step(own, in_flight, given)
-        return own.with_in_flight(in_flight, calls), info
+        check_batch(batch, self.config.devices, self.settings.microbatches)
+        check_model_state(self.config, state, batch)
+        given, now = laid_out(batch, self.config), self._phase(state.calls)
+        state = state._replace(calls=self._counted_on(state.calls))
+        if self.width == 1 or not self.warmup_steps or state.calls > self.warmup_steps:
+            return now.executor.step(state, given)
+        # The synchronous twin runs, and the pipeline stays empty. Its queue has no
+        # place, but the twin moves the codec states, and may overwrite the counter.
+        in_flight = state.in_flight
+        state = state._replace(in_flight=at_width_1(in_flight))
+        state, info = now.plain.executor.step(state, given)
+        past = state.in_flight
+        in_flight = in_flight._replace(
+            filled=past.filled, codec_states=past.codec_states
+        )
+        return state._replace(in_flight=in_flight), info
 
     @without_mesh()
     def batch(self, local: Any, *, axis_name: AxisName | None = None) -> Any:
@@ -290,12 +283,9 @@ class TrainStep:
           ValueError: If the state has another width or mesh.
         """
         self._check(state)
-        check_pending(
-            state, state.in_flight, self.local_step.reduce_dtype, self.config.devices
-        )
-        executor = self._phase(state.calls).executor
-        own, in_flight, infos = executor.drain(SharedState.of(state), state.in_flight)
-        return own.with_in_flight(in_flight, state.calls), infos
+        dtype, devices = self.settings.reduce_dtype, self.config.devices
+        check_pending(state, state.in_flight, dtype, devices)
+        return self._phase(state.calls).executor.drain(state)
 
     @without_mesh()
     def lower(self, state: PipelineState, batch: Any) -> jax.stages.Lowered:
@@ -317,9 +307,8 @@ class TrainStep:
         """
         self._check(state)
         batch = plain_batch(batch)
-        check_batch(batch, self.config.devices, self.local_step.microbatches)
-        own = SharedState.of(state)
-        return self.executor.lower(own, state.in_flight, laid_out(batch, self.config))
+        check_batch(batch, self.config.devices, self.settings.microbatches)
+        return self.executor.lower(state, laid_out(batch, self.config))
 
     @without_mesh()
     def transfers(self, state: PipelineState, batch: Any) -> tuple[Transfer, ...]:
@@ -336,10 +325,10 @@ class TrainStep:
           follow.
         """
         self._check(state)
-        own, batch = SharedState.of(state), laid_out(plain_batch(batch), self.config)
-        return transfers_of(self.config, own, state.in_flight, batch)
+        batch = laid_out(plain_batch(batch), self.config)
+        return transfers_of(self.config, state, batch)
 
-    def codec_states(self, state: Any, *, abstract: bool = False) -> Any:
+    def codec_states(self, state: PipelineState, *, abstract: bool = False) -> Any:
         """Returns the codec states before the first step, for all phases together.
 
         Args:
@@ -357,17 +346,16 @@ class TrainStep:
             states |= config.codec_states(like, abstract=abstract)
         return states
 
-    def gradients_form(self, state: Any) -> Message:
+    def gradients_form(self, state: PipelineState) -> Message:
         """Returns the shapes of a message that has only gradients.
 
         Args:
           state: State with the parameters and their shards, or its shapes.
         """
-        dtype, cuts = self.local_step.reduce_dtype, state.shards.cuts
-        shards = Shards(state.shards.params, cuts=cuts)
-        return jax.eval_shape(
-            lambda: empty_message(whole_params(state), None, dtype, shards)
-        )._replace(passengers=None)
+        dtype, whole = self.settings.reduce_dtype, state.trainable.whole_params
+        shards = Shards(state.shards.params, cuts=state.shards.cuts)
+        found = jax.eval_shape(lambda: empty_message(whole, None, dtype, shards))
+        return found._replace(passengers=None)
 
     @property
     def compiler_options(self) -> dict[str, Any]:
@@ -396,9 +384,9 @@ class TrainStep:
         return choose(self.executor_name, self.config)
 
     @property
-    def local_step(self) -> LocalStep:
-        """Returns what each device does in a step."""
-        return cast(LocalStep, self.config.work)
+    def settings(self) -> Settings:
+        """Returns what each device is told to do in a step."""
+        return self.config.step.settings
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
@@ -420,21 +408,16 @@ class TrainStep:
         """Returns whether the number of calls decides which program a step runs."""
         return self.warmup_steps > 0 or bool(self.schedule.boundaries)
 
-    @property
-    def feeds_back(self) -> bool:
-        """Returns whether the pipeline keeps deviations; at width 1 it has none."""
-        return self.width > 1 and self.local_step.deviation_feedback > 0
-
     def _check(self, state: PipelineState) -> None:
         """Raises a `ValueError` unless the state is one of this train step."""
         check_state(state, self.config.data.device_set, counted=self.counted)
         inner = inner_axes(self.mesh, self.axis_name)
-        check_kind(state, inner, sharded=self.local_step.shard_optimizer)
-        devices, fed = self.config.devices, self.feeds_back
+        check_kind(state, inner, sharded=self.config.step.shards_optimizer)
+        devices, fed = self.config.devices, self.config.feeds_back
         check_in_flight(state.in_flight, self.width, devices, feeds_back=fed)
         form = form_of((state.params, state.opt_state))
         if form not in self._known_forms:
-            check_optimizer_of(state, self.local_step.tx)
+            check_optimizer_of(state, self.settings.tx)
             self._known_forms.add(form)
 
     def _counted_on(self, calls: Any) -> Any:

@@ -6,17 +6,16 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.executors import StepConfig
-from pipejax._core.message import InFlight, Reduced, advanced, arrivals, has_arrived
+from pipejax._core.message import InFlight, Reduced, valid_in_step
+from pipejax._core.step import Batch, PipelineState, shared, state_data_specs
 from pipejax._internal.hlo import Reading, parse
 from pipejax._internal.mesh import inner_axes
 from pipejax._internal.traced_axes import collective_axes
 from pipejax.collectives import Transfer
 
-from ._state import SharedState
-
 
 def transfers_of(
-    config: StepConfig, state: SharedState, in_flight: InFlight, batch: Any
+    config: StepConfig, state: PipelineState, batch: Batch
 ) -> tuple[Transfer, ...]:
     """Lists every collective of a step, from shapes alone.
 
@@ -29,24 +28,23 @@ def transfers_of(
     """
     found: list[Transfer] = []
 
-    def local(state: SharedState, in_flight: InFlight, batch: Any) -> Any:
-        message, kept = config.work.compute(state, in_flight, batch)
-        arrived, behind = has_arrived(in_flight), arrivals(advanced(in_flight))
-        exchange = config.work.exchange(state, message, arrived, behind, config.sums_by)
+    def local(state: PipelineState, in_flight: InFlight, batch: Batch) -> Any:
+        message, computed = step.compute(state, in_flight, batch)
+        real = valid_in_step(in_flight.filled, config.width - 1)
+        exchange = step.exchange(state.trainable, message, real, config.sums_by)
         found[:] = exchange.stages.transfers
-        reduced = Reduced.of(message, arrived)
+        reduced = Reduced.of(message, real.message)
         if state.shards.cuts:  # the exchange updates the optimizer
-            reduced = Reduced(message._replace(gradients=None), arrived, arrived)
-        return message, config.work.update(state, kept, reduced)
+            reduced = reduced._replace(sum=message._replace(gradients=None))
+        return message, step.apply(state, computed, reduced)
 
-    split = P(config.axis_name)
-    specs = (state.over_data(config.axis_name), split, split), (split, P())
+    step, own, split = config.step, shared(state), P(config.axis_name)
+    specs = (state_data_specs(own, config.axis_name), split, split), (split, P())
     without_exchange = config.on_mesh(local, *specs)
-    in_flight = in_flight._replace(codec_states={})
-    args = state, in_flight, batch
+    args = own, state.in_flight._replace(codec_states={}), batch
     sharded = bool(inner_axes(config.mesh, config.axis_name))
-    own = _own_transfers(jax.jit(without_exchange), *args, sharded=sharded)
-    return (*own, *found)
+    others = _own_transfers(jax.jit(without_exchange), *args, sharded=sharded)
+    return (*others, *found)
 
 
 def _own_transfers(

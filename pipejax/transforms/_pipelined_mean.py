@@ -14,11 +14,11 @@ from pipejax._core.message import (
     Reduced,
     codec_states,
     empty,
-    has_arrived,
     mean_as,
     shift,
     summed,
     travelling,
+    valid_in_step,
     width_of,
 )
 from pipejax._internal.mesh import AxisName, axes, axis_size
@@ -99,7 +99,7 @@ def pipelined_mean(
         total, after = summed(due, state.codec_states, all_reduce, axis_name)
         if width > 1:
             total, fresh = _late(total, fresh)
-        found = Reduced.of(total, has_arrived(state))
+        found = Reduced.of(total, valid_in_step(state.filled, width - 1).message)
         after = found.settled(after, state.codec_states)
         mean = mean_as(total.gradients, updates, total, devices)
         return mean, shift(state, fresh, after, state.deviation)

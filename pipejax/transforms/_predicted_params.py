@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipejax._core.message import InFlight, arrivals, mean_as
+from pipejax._core.message import InFlight, mean_as, valid
 from pipejax._core.prediction import Mean, Own, changed, predicted
 
 from ._pipelined import PipelinedState, kind_in, update_of
@@ -84,7 +84,7 @@ def _parts(opt_state: Any) -> tuple[InFlight, Any, Sequence[Any], Mean | None]:
     """Returns the pipeline, the optimizer's state, what is real in it, and the mean."""
     if isinstance(opt_state, PipelinedState):
         in_flight, mean = opt_state.in_flight, opt_state.mean
-        return in_flight, opt_state.inner_state, arrivals(in_flight), mean
+        return in_flight, opt_state.inner_state, valid(in_flight), mean
     if (
         isinstance(opt_state, tuple)
         and len(opt_state) > 1

@@ -10,6 +10,7 @@ import pytest
 import pipejax as pj
 from pipejax import checkpoint
 
+from ..helpers import with_trainable
 from . import zoo
 
 
@@ -56,4 +57,4 @@ def test_a_weak_type_goes_on_as_it_would_have(manager):
     strong = jax.tree.map(lambda x: x.astype(x.dtype), state.params)
     expected = run(state).params["scale"]
     assert run(restored).params["scale"] == expected
-    assert run(state._replace(params=strong)).params["scale"] != expected
+    assert run(with_trainable(state, params=strong)).params["scale"] != expected

@@ -11,7 +11,7 @@ import pytest
 
 from pipejax import checkpoint
 
-from ..helpers import assert_bits_equal, batches
+from ..helpers import assert_bits_equal, batches, with_trainable
 from .helpers import entries, host, init, run, train_step
 
 
@@ -116,7 +116,7 @@ class Twins:
 
 
 def test_two_leaves_of_one_name(manager, states):
-    state = states[1]._replace(params=Twins(jnp.ones(2), jnp.zeros(2)))
+    state = with_trainable(states[1], params=Twins(jnp.ones(2), jnp.zeros(2)))
     refused(manager, state, r"`state` must have leaves of different names, .*\.child")
 
 

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 
-from ..helpers import batches, init_params, loss_fn
+from ..helpers import batches, init_params, loss_fn, with_trainable
 
 DEVICES = 4
 
@@ -101,7 +101,7 @@ def test_a_state_and_what_it_leaves_out():
     assert len(set(alone.values())) == 1
 
     shards = tampered(state.params["out"], 2, flip_one_bit)
-    worse = state._replace(params=state.params | {"out": shards})
+    worse = with_trainable(state, params=state.params | {"out": shards})
     assert len(set(pj.replica_digest(worse).values())) == 2
 
 

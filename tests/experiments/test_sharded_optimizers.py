@@ -13,6 +13,7 @@ import pytest
 import pipejax as pj
 from experiments.clients import _optimizers as clients
 from pipejax import collectives
+from pipejax._core.step import zero1_step
 
 STEPS = 100
 # They cannot be used, or not with a sharded optimizer; other tests say why.
@@ -43,8 +44,8 @@ def trained(client, *, exact=False, **options):
 
     train = pj.make_train_step(loss_fn, client.tx, mesh=pj.data_mesh(4), **options)
     if exact:  # slopes travel in the dtype of the parameters, and not in 8 bits
-        work = dataclasses.replace(train.config.work, slope_dtype=jnp.float32)
-        config = dataclasses.replace(train.config, work=work)
+        settings = dataclasses.replace(train.settings, slope_dtype=jnp.float32)
+        config = dataclasses.replace(train.config, step=zero1_step(settings))
         train = dataclasses.replace(train, config=config)
     state, batches = train.init(client.params), list(client.batches)
     for step in range(STEPS):

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import pipejax as pj
-from pipejax.train_step._state import SharedState
+from pipejax._core.step import shared
 
 from ..helpers import batches, init_params, loss_fn
 
@@ -25,7 +25,7 @@ def lowered(train, state, *batch):
     """Returns the StableHLO of the step, or that of the drain without a batch."""
     if batch:
         return train.lower(state, *batch).as_text()
-    return train.executor._drain.lower(SharedState.of(state), state.in_flight).as_text()
+    return train.executor._drain.lower(shared(state), state.in_flight).as_text()
 
 
 TOGETHER = pj.collectives.psum(together=1 << 20)

@@ -14,7 +14,7 @@ from ..helpers import assert_bits_equal, batches, init_params, loss_fn
 
 def settings_of(train):
     """Returns the settings of a train step by the names of the arguments."""
-    local = train.local_step
+    local = train.settings
     return {
         "loss_fn": local.loss_fn,
         "tx": local.tx,

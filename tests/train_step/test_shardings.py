@@ -8,7 +8,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
-from pipejax.train_step import SharedState, in_flight_shardings, state_shardings
+from pipejax._core.step import shared
+from pipejax.train_step import in_flight_shardings, state_shardings
 
 from ..helpers import init_params, loss_fn
 
@@ -30,7 +31,7 @@ def test_every_array_has_a_sharding_of_its_mesh(inner):
         place = NamedSharding(mesh, P("fsdp"))
         params |= {"out": jax.device_put(np.zeros((8, 3), np.float32), place)}
     state = train.abstract_state(params)
-    specs = state_shardings(SharedState.of(state), mesh, "host")
+    specs = state_shardings(shared(state), mesh, "host")
     in_flight = in_flight_shardings(
         state.in_flight, state.shards, train.config, ("host",)
     )
@@ -46,7 +47,7 @@ def test_every_array_has_a_sharding_of_its_mesh(inner):
     assert in_flight.deviation["out"].spec == own
     everywhere = in_flight_shardings(state.in_flight, state.shards, train.config, ())
     assert everywhere.pending[0].gradients["out"].spec in (split, P(None))
-    assert jax.tree.structure(specs) == jax.tree.structure(SharedState.of(state))
+    assert jax.tree.structure(specs) == jax.tree.structure(shared(state))
 
 
 def test_arrays_without_elements_are_replicated():

@@ -1,5 +1,16 @@
 """Checks of arguments that several public functions take."""
 
+from ._arrays import check_arrays as check_arrays
+from ._arrays import check_keys as check_keys
+from ._arrays import fault_of as fault_of
+from ._arrays import no_array as no_array
+from ._input import check_attached as check_attached
+from ._input import check_batch as check_batch
+from ._input import check_keywords as check_keywords
+from ._input import check_params as check_params
+from ._input import common_length as common_length
+from ._input import is_array as is_array
+from ._input import named_shapes as named_shapes
 from ._optimizer import check_kept_form as check_kept_form
 from ._optimizer import check_opt_state as check_opt_state
 from ._optimizer import check_optimizer as check_optimizer

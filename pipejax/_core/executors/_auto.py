@@ -11,6 +11,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from pipejax._core.step import Batch, PipelineState, StepInfo
+
 from ._config import StepConfig
 from ._executor import Executor
 from ._fused import Fused
@@ -49,25 +51,27 @@ class Auto:
         """Returns the mesh of the step, which consists of CPUs."""
         return self._now.reduction_mesh
 
-    def step(self, state: Any, in_flight: Any, batch: Any) -> tuple[Any, Any, Any]:
+    def step(
+        self, state: PipelineState, batch: Batch
+    ) -> tuple[PipelineState, StepInfo]:
         """Takes one step, if necessary after a change to `Fused`."""
         try:
-            return self._now.step(state, in_flight, batch)
+            return self._now.step(state, batch)
         except OwnCollectiveError as error:
             self._fuse(error)
-        return self._now.step(state, in_flight, batch)
+        return self._now.step(state, batch)
 
-    def drain(self, state: Any, in_flight: Any) -> tuple[Any, Any, Any]:
+    def drain(self, state: PipelineState) -> tuple[PipelineState, tuple[StepInfo, ...]]:
         """Applies everything in flight, if necessary after a change to `Fused`."""
         try:
-            return self._now.drain(state, in_flight)
+            return self._now.drain(state)
         except OwnCollectiveError as error:
             self._fuse(error)
-        return self._now.drain(state, in_flight)
+        return self._now.drain(state)
 
-    def lower(self, state: Any, in_flight: Any, batch: Any) -> jax.stages.Lowered:
+    def lower(self, state: PipelineState, batch: Batch) -> jax.stages.Lowered:
         """Returns the lowered program in which a step computes."""
-        return self._now.lower(state, in_flight, batch)
+        return self._now.lower(state, batch)
 
     def _fuse(self, error: OwnCollectiveError) -> None:
         """Changes to the fused executor, which reduces all messages in flight anew."""

@@ -3,68 +3,17 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import Exchange, InFlight, Message, Reduced, codec_states
-from pipejax._internal.mesh import AxisName, axes, inner_axes, on_mesh
+from pipejax._core.message import Message, codec_states
+from pipejax._core.step import PipelineState, Step, state_data_specs
+from pipejax._internal.mesh import AxisName, axes, inner_axes, on_mesh, on_mesh_by
 from pipejax.collectives import AllReduce
-
-
-class DeviceWork(Protocol):
-    """The work of one device in a step: compute, exchange and update."""
-
-    def compute(
-        self, state: Any, in_flight: InFlight, batch: Any
-    ) -> tuple[Message, Any]:
-        """Returns this device's message, and the values that `update` will need."""
-        ...
-
-    def exchange(
-        self,
-        state: Any,
-        message: Message,
-        arrived: jax.Array,
-        behind: Sequence[jax.Array],
-        all_reduce: AllReduce,
-    ) -> Exchange:
-        """Returns the exchange of a message.
-
-        Args:
-          state: The state before the update that the message leads to.
-          message: The message of this device.
-          arrived: Whether the message is real.
-          behind: For each message that will be in flight after the update, whether it
-            is real. Empty if the update is the last before a pipeline is empty.
-          all_reduce: The algorithm that sums messages.
-        """
-        ...
-
-    def spread(self, learned: Any, all_reduce: AllReduce) -> Any:
-        """Returns what the exchange updates, with gathered parameters as they are.
-
-        It is only called with a sharded optimizer.
-
-        Args:
-          learned: What the exchange updates.
-          all_reduce: The algorithm that sums messages.
-        """
-        ...
-
-    def update(self, state: Any, kept: Any, reduced: Reduced) -> Any:
-        """Returns the state after the reduced message is applied, and the info."""
-        ...
-
-    def deviation(self, in_flight: InFlight, reduced: Reduced) -> Any:
-        """Returns the gradients of the oldest message in flight, minus their mean.
-
-        Returns `None` if the step does not feed deviations back.
-        """
-        ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,27 +21,34 @@ class StepConfig:
     """Configuration of a step: the work of each device, and the all-reduce in between.
 
     Attributes:
-      work: The work of each device.
-      mesh: The devices.
-      axis_name: The mesh axis over which the data is split, or a tuple of such axes. If
-        the mesh has more axes, each group of devices shards a copy of the model over
-        them.
+      step: The work of each device.
+      mesh: The devices. If the mesh has more axes than those of the data, each group of
+        devices shards a copy of the model over them.
       width: Pipeline width K, at least 1.
       all_reduce: The algorithm that sums messages over devices.
       donate: Whether a step may overwrite the state that it is given.
     """
 
-    work: DeviceWork
+    step: Step
     mesh: Mesh
-    axis_name: AxisName
     width: int
     all_reduce: AllReduce
     donate: bool
+
+    @property
+    def axis_name(self) -> AxisName:
+        """Returns the mesh axis over which the data is split, or a tuple of axes."""
+        return self.step.settings.axis_name
 
     @functools.cached_property
     def devices(self) -> int:
         """Returns the number of devices, or groups, over which the data is split."""
         return math.prod(self.mesh.shape[name] for name in axes(self.axis_name))
+
+    @property
+    def feeds_back(self) -> bool:
+        """Returns whether the pipeline keeps deviations; at width 1 it has none."""
+        return self.width > 1 and self.step.settings.deviation_feedback > 0
 
     @functools.cached_property
     def sums_by(self) -> AllReduce:
@@ -140,13 +96,11 @@ class StepConfig:
           results: Partition specs of the results that follow the next state.
         """
 
-        @functools.wraps(local)
-        def program(state: Any, *args: Any) -> Any:
-            specs = state.over_data(self.axis_name)
-            mapped = self.on_mesh(local, (specs, *rest), (specs, *results))
-            return mapped(state, *args)
+        def specs(state: PipelineState, *_: Any) -> tuple[Any, Any]:
+            own = state_data_specs(state, self.axis_name)
+            return (own, *rest), (own, *results)
 
-        return program
+        return on_mesh_by(specs, local, self.mesh, self.axis_name)
 
     def codec_states(self, like: Message, *, abstract: bool = False) -> Any:
         """Returns the states of all devices' codecs before the first message.

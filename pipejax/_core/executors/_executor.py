@@ -5,6 +5,8 @@ from typing import Any, Protocol
 import jax
 from jax.sharding import Mesh
 
+from pipejax._core.step import Batch, PipelineState, StepInfo
+
 
 class Executor(Protocol):
     """Runs the steps of a `StepConfig`.
@@ -32,38 +34,33 @@ class Executor(Protocol):
         """Returns the devices that sum messages and hold the codec states."""
         ...
 
-    def step(self, state: Any, in_flight: Any, batch: Any) -> tuple[Any, Any, Any]:
-        """Takes one step.
+    def step(
+        self, state: PipelineState, batch: Batch
+    ) -> tuple[PipelineState, StepInfo]:
+        """Takes one step, and returns the next state and the info of the step.
 
         Args:
-          state: The shared part of the train state.
-          in_flight: The messages in flight.
+          state: The train state.
           batch: The global batch.
-
-        Returns:
-          The new state, the new messages in flight, and the info of the step.
         """
         ...
 
-    def drain(self, state: Any, in_flight: Any) -> tuple[Any, Any, Any]:
+    def drain(self, state: PipelineState) -> tuple[PipelineState, tuple[StepInfo, ...]]:
         """Applies all messages in flight, in order.
 
         Args:
-          state: The shared part of the train state.
-          in_flight: The messages in flight.
+          state: The train state.
 
         Returns:
-          The new state, a queue with nothing in flight, and an info for each place in
-          the queue.
+          The state with nothing in flight, and an info for each place in the queue.
         """
         ...
 
-    def lower(self, state: Any, in_flight: Any, batch: Any) -> jax.stages.Lowered:
+    def lower(self, state: PipelineState, batch: Batch) -> jax.stages.Lowered:
         """Returns the lowered program in which a step computes.
 
         Args:
-          state: The shared part of the train state, or its shapes.
-          in_flight: The messages in flight, or their shapes.
+          state: The train state, or its shapes.
           batch: The global batch, or its shapes.
         """
         ...

@@ -24,12 +24,13 @@ from jax.sharding import PartitionSpec as P
 from pipejax._core.message import (
     InFlight,
     Message,
-    advanced,
-    arrivals,
+    deviation,
     emptied,
-    has_arrived,
     shift,
+    valid_in_drain,
+    valid_in_step,
 )
+from pipejax._core.step import Batch, PipelineState, StepInfo, shared
 
 from ._config import StepConfig
 from ._options import Options, options_for
@@ -52,32 +53,36 @@ class Fused:
     reason: str
     name: str = "fused"
 
-    def step(self, state: Any, in_flight: Any, batch: Any) -> tuple[Any, Any, Any]:
+    def step(
+        self, state: PipelineState, batch: Batch
+    ) -> tuple[PipelineState, StepInfo]:
         """Takes one step: dispatches its program, and does not wait for it.
 
         If the mesh has several CPU devices in this process, the call first waits for
         the step before.
         """
-        self._wait_for(state)
-        traced = isinstance(state.step, jax.core.Tracer)
-        leaving, staying = _parted(in_flight)
-        program = self._programs[traced]
-        given = state, leaving, staying, batch
-        state, entering, info = self._launched(program, *given)
-        pending = (*staying, *entering.pending)
-        return state, entering._replace(pending=pending), info
+        self._begin(state)
+        leaving, staying = _parted(state.in_flight)
+        program = self._programs[_is_traced(state)]
+        own, entering, info = program(shared(state), leaving, staying, batch)
+        self._end(state, info)
+        in_flight = entering._replace(pending=(*staying, *entering.pending))
+        return own._replace(in_flight=in_flight, calls=state.calls), info
 
-    def drain(self, state: Any, in_flight: Any) -> tuple[Any, Any, Any]:
+    def drain(self, state: PipelineState) -> tuple[PipelineState, tuple[StepInfo, ...]]:
         """Reduces and applies everything in flight, in order, in one program.
 
         The program returns an info for each place in the queue.
         """
-        self._wait_for(state)
-        return self._launched(self._drain, state, in_flight)
+        self._begin(state)
+        own, in_flight, infos = self._drain(shared(state), state.in_flight)
+        self._end(state, infos)
+        return own._replace(in_flight=in_flight, calls=state.calls), infos
 
-    def lower(self, state: Any, in_flight: Any, batch: Any) -> jax.stages.Lowered:
+    def lower(self, state: PipelineState, batch: Batch) -> jax.stages.Lowered:
         """Returns the lowered program of a step."""
-        return self._programs[False].lower(state, *_parted(in_flight), batch)
+        in_flight = _parted(state.in_flight)
+        return self._programs[False].lower(shared(state), *in_flight, batch)
 
     @property
     def reduction_mesh(self) -> Mesh:
@@ -128,71 +133,87 @@ class Fused:
         """
         return (0, 1) if self.config.donate else ()
 
-    def _local_step(self, state: Any, leaving: Any, staying: Any, batch: Any) -> Any:
+    def _local_step(
+        self,
+        state: PipelineState,
+        leaving: InFlight,
+        staying: tuple[Message, ...],
+        batch: Batch,
+    ) -> tuple[PipelineState, InFlight, StepInfo]:
         """Runs one device's part of a step.
 
         The body is the recursion of the pipeline, from top to bottom.
         """
-        config, work = self.config, self.config.work
+        config, step, trained = self.config, self.config.step, state.trainable
         in_flight = leaving._replace(pending=(*leaving.pending, *staying))
-        before, arrived = in_flight.codec_states, has_arrived(in_flight)
-        behind, sums_by = arrivals(advanced(in_flight)), config.sums_by
+        before, sums_by = in_flight.codec_states, config.sums_by
+        real = valid_in_step(in_flight.filled, config.width - 1)
         if config.width == 1:
-            fresh, left = work.compute(state, in_flight, batch)
-            exchange = work.exchange(state, fresh, arrived, behind, sums_by)
+            fresh, computed = step.compute(state, in_flight, batch)
+            exchange = step.exchange(trained, fresh, real, sums_by)
             reduced, after = exchange.run(before)
         else:
-            oldest = in_flight.pending[0]
-            exchange = work.exchange(state, oldest, arrived, behind, sums_by)
-            value, after, (fresh, left) = weave(
+            exchange = step.exchange(trained, in_flight.pending[0], real, sums_by)
+            # The sum that is due needs nothing of the compute, which hides it.
+            value, after, (fresh, computed) = weave(
                 exchange.start,
                 before,
                 exchange.stages,
-                work.compute,
+                step.compute,
                 *(state, in_flight, batch),
                 early=exchange.early,
             )
             reduced = exchange.end(value)
             after = reduced.settled(after, before)
-        state, info = work.update(state, left, reduced)
-        deviation = work.deviation(in_flight, reduced)
-        queue = shift(in_flight, fresh, after, deviation)
+        state, info = step.apply(state, computed, reduced)
+        apart = deviation(in_flight, reduced, config.axis_name)
+        queue = shift(in_flight, fresh, after, apart)
+        # Messages that stay in the queue are not results, which would be copies.
         return state, queue._replace(pending=queue.pending[-1:]), info
 
-    def _local_drain(self, state: Any, in_flight: Any) -> Any:
+    def _local_drain(
+        self, state: PipelineState, in_flight: InFlight
+    ) -> tuple[PipelineState, InFlight, tuple[StepInfo, ...]]:
         """Runs one device's part of a drain.
 
         It applies the oldest message first, in the same order as steps would.
         """
-        work, states, infos = self.config.work, in_flight.codec_states, []
-        real = arrivals(in_flight)
+        step, states, infos = self.config.step, in_flight.codec_states, []
         for age, message in enumerate(in_flight.pending):
-            behind, sums_by = real[age + 1 :], self.config.sums_by
-            exchange = work.exchange(state, message, real[age], behind, sums_by)
+            real = valid_in_drain(in_flight, age)
+            exchange = step.exchange(
+                state.trainable, message, real, self.config.sums_by
+            )
             reduced, states = exchange.run(states)
-            state, info = work.update(state, None, reduced)
+            state, info = step.apply(state, None, reduced)
             infos.append(info)
         return state, emptied(in_flight, states), tuple(infos)
 
-    def _launched(self, program: jax.stages.Wrapped, state: Any, *rest: Any) -> Any:
-        """Dispatches a program, on CPUs of several processes in the common order.
+    def _begin(self, state: PipelineState) -> None:
+        """Waits until a program may be dispatched.
 
-        Its collectives come after those that were submitted to the communication thread
-        before, and those that are submitted later wait until it has ended. The program
-        stays on the caller's thread, whose settings of JAX it is compiled with.
+        On CPUs of several processes, its collectives come after those that were
+        submitted to the communication thread before.
         """
-        traced = isinstance(state.step, jax.core.Tracer)
-        if traced or not spans_cpu_processes(self.config.mesh):
-            return program(state, *rest)
-        join()
-        *results, info = program(state, *rest)
-        submit(jax.block_until_ready, info)  # which no program overwrites
-        return *results, info
-
-    def _wait_for(self, state: Any) -> None:
-        """Waits for the step that made `state`, if two steps must not run at once."""
-        if self._shares_threads and not isinstance(state.step, jax.core.Tracer):
+        if _is_traced(state):
+            return
+        if self._shares_threads:
             jax.block_until_ready(state.step)
+        if spans_cpu_processes(self.config.mesh):
+            join()
+
+    def _end(self, state: PipelineState, results: Any) -> None:
+        """Keeps collectives that are submitted later behind the program.
+
+        The program stays on the caller's thread, whose settings of JAX it is compiled
+        with.
+
+        Args:
+          state: The state that the program was given.
+          results: Results that no program overwrites.
+        """
+        if not _is_traced(state) and spans_cpu_processes(self.config.mesh):
+            submit(jax.block_until_ready, results)
 
     @functools.cached_property
     def _shares_threads(self) -> bool:
@@ -204,6 +225,11 @@ class Fused:
         """
         devices = self.config.mesh.local_devices
         return len(devices) > 1 and devices[0].platform == "cpu"
+
+
+def _is_traced(state: PipelineState) -> bool:
+    """Returns whether the step is part of a traced program."""
+    return isinstance(state.step, jax.core.Tracer)
 
 
 def _parted(in_flight: InFlight) -> tuple[InFlight, tuple[Message, ...]]:

@@ -32,15 +32,33 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import InFlight, Message, Reduced, emptied
+from pipejax._core.message import (
+    InFlight,
+    Message,
+    Reduced,
+    deviation,
+    emptied,
+    entered,
+    valid_in_step,
+)
+from pipejax._core.step import (
+    Batch,
+    Computed,
+    PipelineState,
+    StepInfo,
+    Trainable,
+    shared,
+    state_data_specs,
+    without_trainable,
+)
+from pipejax._internal.mesh import on_mesh_by
 
 from ._config import StepConfig
 from ._own_collectives import OwnCollectiveError, check_no_own, spans_cpu_processes
-from ._reduce import Reduce, make_reduce, make_spread, make_update, reduction_mesh
+from ._reduce import Reduce, make_gather, make_reduce, make_update, reduction_mesh
 from ._thread import join, submit
 
 
@@ -83,41 +101,50 @@ class Host:
         config = copy.deepcopy(self.config, memo)
         return Host(config, self.reason, self.name)
 
-    def step(self, state: Any, in_flight: Any, batch: Any) -> tuple[Any, Any, Any]:
+    def step(
+        self, state: PipelineState, batch: Batch
+    ) -> tuple[PipelineState, StepInfo]:
         """Takes one step, and waits for nothing but the sum that is due."""
         _check_concrete(state)
         self._raise_failures()
-        self._check_no_own(self._compute, state, _bare(in_flight), batch)
-        fresh, left = self._compute(state, _bare(in_flight), batch)
+        own, in_flight = shared(state), state.in_flight
+        sharded = self.config.step.shards_optimizer
+        self._check_no_own(self._compute, own, _bare(in_flight), batch)
+        fresh, computed = self._compute(own, _bare(in_flight), batch)
         pending = (*in_flight.pending, fresh)
         # All but the last were started by earlier steps, if this executor ran them.
-        first, *others = self._reductions(state, in_flight, pending, fresh)
+        first, *others = self._reductions(state, pending, fresh)
         total, states = self._result(first)
-        learned, total = total.updated, total._replace(updated=None)
-        before = states, learned
+        # With a sharded optimizer, the exchange on the thread has updated `trained`.
+        # The program of the update neither reads nor returns it.
+        trained, total = total.updated, total._replace(updated=None)
+        before = states, trained
         self._begun[:] = [x._replace(before=before) for x in others[:1]] + others[1:]
-        due, rest = _due(in_flight), state.without_learned()
-        self._check_no_own(self._update, rest, left, total, due)
-        rest, filled, deviation, info = self._update(rest, left, total, due)
-        queue = InFlight(pending[1:], filled, states, deviation)
-        return rest.with_learned(learned), queue, info
+        due, rest = _due(in_flight), without_trainable(own) if sharded else own
+        self._check_no_own(self._update, rest, computed, total, due)
+        rest, queue, info = self._update(rest, computed, total, due)
+        queue = queue._replace(pending=pending[1:], codec_states=states)
+        rest = rest if trained is None else rest._replace(trainable=trained)
+        return rest._replace(in_flight=queue, calls=state.calls), info
 
-    def drain(self, state: Any, in_flight: Any) -> tuple[Any, Any, Any]:
+    def drain(self, state: PipelineState) -> tuple[PipelineState, tuple[StepInfo, ...]]:
         """Waits for the sum of every message in flight, in order, and applies it.
 
         The thread is idle when the method returns.
         """
         _check_concrete(state)
         self._raise_failures()
+        own, in_flight = shared(state), state.in_flight
+        sharded = self.config.step.shards_optimizer
         empty = self._emptied(_bare(in_flight))
         # All sums are there before the first program overwrites a donated state.
-        begun = self._reductions(state, in_flight, in_flight.pending, empty)
+        begun = self._reductions(state, in_flight.pending, empty)
         sums = [self._result(reduction) for reduction in begun]
         states, infos = sums[-1][1] if sums else in_flight.codec_states, []
-        learned = sums[-1][0].updated if sums else state.learned
-        if sums and learned is not None:
-            learned = submit(self._spread, learned).result()
-        rest = state.without_learned()
+        trained = sums[-1][0].updated if sums else own.trainable
+        if sums and sharded:
+            trained = submit(self._gather, trained).result()
+        rest = without_trainable(own) if sharded else own
         for age, (total, _) in enumerate(sums):
             total = total._replace(updated=None)
             self._check_no_own(self._apply[age], rest, total, in_flight.filled)
@@ -125,15 +152,16 @@ class Host:
             infos.append(info)
         self._begun.clear()
         join()
+        rest = rest._replace(trainable=trained) if sharded else rest
         empty = empty._replace(codec_states=states)
-        return rest.with_learned(learned), empty, tuple(infos)
+        return rest._replace(in_flight=empty, calls=state.calls), tuple(infos)
 
-    def lower(self, state: Any, in_flight: Any, batch: Any) -> jax.stages.Lowered:
+    def lower(self, state: PipelineState, batch: Batch) -> jax.stages.Lowered:
         """Returns the lowered program that computes.
 
         It has no collective of the exchange.
         """
-        return self._compute.lower(state, _bare(in_flight), batch)
+        return self._compute.lower(shared(state), _bare(state.in_flight), batch)
 
     @functools.cached_property
     def reduction_mesh(self) -> Mesh:
@@ -146,11 +174,7 @@ class Host:
         return {}
 
     def _reductions(
-        self,
-        state: Any,
-        in_flight: InFlight,
-        pending: tuple[Message, ...],
-        dispatched: Any,
+        self, state: PipelineState, pending: tuple[Message, ...], dispatched: Any
     ) -> list[Begun]:
         """Returns the reductions of all messages, in order, and starts missing ones.
 
@@ -159,12 +183,13 @@ class Host:
 
         Args:
           state: The state of the step or drain.
-          in_flight: Its queue.
           pending: The messages to sum.
           dispatched: The result of the program that the caller has dispatched last.
         """
+        in_flight = state.in_flight
+        trained = state.trainable if self.config.step.shards_optimizer else None
         known, found = list(self._begun), list[Begun]()
-        before = in_flight.codec_states, state.learned
+        before = in_flight.codec_states, trained
         if known and not _identical(known[0].before, before):
             known = []
         for age, message in enumerate(pending):
@@ -208,16 +233,16 @@ class Host:
         def reduce() -> tuple[Reduced, Any]:
             jax.block_until_ready(awaited)
             if last is None:
-                states, learned = before
+                states, trained = before
             else:
                 reduced, states = last.result()
-                learned = reduced.updated
+                trained = reduced.updated
             with jax.enable_x64(x64):
-                if learned is None:
+                if trained is None:
                     total, after = self._reduce(message, states)
                 else:
                     update = self._reduce_and_update(age)
-                    total, after = update(learned, message, states, filled)
+                    total, after = update(trained, message, states, filled)
             stateless = not jax.tree.leaves(states)
             # The zeros of a pipeline that is not full must not change the codec states.
             real = stateless or least == 0 or _first(filled) >= least
@@ -274,38 +299,42 @@ class Host:
         return functools.cache(functools.partial(make_update, self.config))
 
     @functools.cached_property
-    def _spread(self) -> Callable[[Any], Any]:
+    def _gather(self) -> Callable[[Trainable], Trainable]:
         """Returns the program that gathers parameters as they are."""
-        return make_spread(self.config)
+        return make_gather(self.config)
 
     @functools.cached_property
     def _compute(self) -> jax.stages.Wrapped:
         """Returns the program that makes a message."""
-        compute, own = self.config.work.compute, P(self.config.axis_name)
+        compute, own = self.config.step.compute, P(self.config.axis_name)
 
-        @functools.wraps(compute)
-        def program(state: Any, in_flight: Any, batch: Any) -> Any:
-            specs = state.over_data(self.config.axis_name), own, own
-            mapped = self.config.on_mesh(compute, specs, (own, P()))
-            return mapped(state, in_flight, batch)
+        def specs(state: PipelineState, *_: Any) -> tuple[Any, Any]:
+            return (state_data_specs(state, self.config.axis_name), own, own), (
+                own,
+                P(),
+            )
 
-        return jax.jit(program, in_shardings=(None, None, self.config.batches))
+        mapped = on_mesh_by(specs, compute, self.config.mesh, self.config.axis_name)
+        return jax.jit(mapped, in_shardings=(None, None, self.config.batches))
 
     @functools.cached_property
     def _update(self) -> jax.stages.Wrapped:
         """Returns the program that applies the sum that is due, if it has arrived."""
-        own, last = P(self.config.axis_name), self.config.width - 1
+        own, config = P(self.config.axis_name), self.config
 
-        def local(state: Any, left: Any, total: Any, due: Any) -> Any:
-            work, filled = self.config.work, due.filled
-            total = total._replace(arrived=filled[0] == last)
-            state, info = work.update(state, left, total)
-            deviation = work.deviation(due, total)
-            return state, jnp.minimum(filled + 1, last), deviation, info
+        def update(
+            state: PipelineState, computed: Computed, total: Reduced, due: InFlight
+        ) -> tuple[PipelineState, InFlight, StepInfo]:
+            real = valid_in_step(due.filled, config.width - 1)
+            total = total._replace(arrived=real.message)
+            state, info = config.step.apply(state, computed, total)
+            apart = deviation(due, total, config.axis_name)
+            queue = InFlight((), entered(due.filled, config.width - 1), {}, apart)
+            return state, queue, info
 
-        specs = (P(), P(), P(), own), (P(), own, own, P())
-        mapped = self.config.on_mesh(local, *specs)
-        return jax.jit(mapped, donate_argnums=(0,) if self.config.donate else ())
+        specs = (P(), P(), P(), own), (P(), own, P())
+        mapped = config.on_mesh(update, *specs)
+        return jax.jit(mapped, donate_argnums=(0,) if config.donate else ())
 
     @functools.cached_property
     def _apply(self) -> list[jax.stages.Wrapped]:
@@ -314,14 +343,16 @@ class Host:
 
     def _applying(self, age: int) -> jax.stages.Wrapped:
         """Returns the program that applies the sum of the message at place `age`."""
-        work, own = self.config.work, P(self.config.axis_name)
+        own, config = P(self.config.axis_name), self.config
 
-        def local(state: Any, total: Any, filled: Any) -> Any:
-            arrived = filled[0] >= self.config.width - 1 - age
-            return work.update(state, None, total._replace(arrived=arrived))
+        def apply(
+            state: PipelineState, total: Reduced, filled: jax.Array
+        ) -> tuple[PipelineState, StepInfo]:
+            real = valid_in_step(filled, config.width - 1, age)
+            return config.step.apply(state, None, total._replace(arrived=real.message))
 
-        mapped = self.config.on_mesh(local, (P(), P(), own), P())
-        return jax.jit(mapped, donate_argnums=(0,) if self.config.donate else ())
+        mapped = config.on_mesh(apply, (P(), P(), own), P())
+        return jax.jit(mapped, donate_argnums=(0,) if config.donate else ())
 
     @functools.cached_property
     def _emptied(self) -> jax.stages.Wrapped:
@@ -355,7 +386,7 @@ def _first(filled: jax.Array) -> int:
     return int(jax.device_get(filled.addressable_data(0))[0])
 
 
-def _check_concrete(state: Any) -> None:
+def _check_concrete(state: PipelineState) -> None:
     """Raises an error if the step is being traced."""
     if isinstance(state.step, jax.core.Tracer):
         raise ValueError(

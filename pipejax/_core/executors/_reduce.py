@@ -9,8 +9,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import Message, Reduced, averaging
-from pipejax._internal.mesh import AxisName, axes
+from pipejax._core.message import Message, Reduced, averaging, valid_in_step
+from pipejax._core.step import Trainable, data_specs
+from pipejax._internal.mesh import AxisName, axes, on_mesh_by
 
 from ._by_place import groups_in_processes, reduce_by_place, sum_specs
 from ._config import StepConfig
@@ -74,65 +75,56 @@ def reduce_in_place(config: StepConfig) -> Reduce:
     return reduce
 
 
-def make_update(config: StepConfig, age: int) -> Callable[..., tuple[Reduced, Any]]:
+Update = Callable[[Trainable, Message, Any, jax.Array], tuple[Reduced, Any]]
+"""A function from what the exchange updates, the message, the codec states and the
+number of real messages in the queue to the reduced message and the codec states."""
+
+
+def make_update(config: StepConfig, age: int) -> Update:
     """Returns a function that exchanges a message and updates pieces in between.
+
+    It waits for the result.
 
     Args:
       config: The step, which has a sharded optimizer.
       age: The place of the message in the queue. 0 is the oldest.
-
-    Returns:
-      A function from what the exchange updates, the message, the codec states and the
-      number of real messages in the queue to the reduced message and the codec states
-      after it. It waits for the result.
     """
-    own, last = P(config.axis_name), config.width - 1
+    own, whole, axis = P(config.axis_name), P(), config.axis_name
 
-    def local(learned: Any, message: Message, before: Any, filled: jax.Array) -> Any:
-        # Until the message is applied, `age` messages more enter the queue, and one
-        # with the step that applies it.
-        then = jnp.minimum(filled[0] + age + 1, last)
-        behind = [then >= last - place for place in range(last)]
-        arrived = filled[0] >= last - age
-        exchange = config.work.exchange(
-            learned, message, arrived, behind, config.sums_by
-        )
+    def update(
+        trained: Trainable, message: Message, before: Any, filled: jax.Array
+    ) -> tuple[Reduced, Any]:
+        real = valid_in_step(filled, config.width - 1, age)
+        exchange = config.step.exchange(trained, message, real, config.sums_by)
         return exchange.run(before)
 
-    @jax.jit
-    def program(learned: Any, message: Message, before: Any, filled: jax.Array) -> Any:
-        specs = learned.over_data(config.axis_name)
-        whole: Any = P()
-        results = Reduced(whole, whole, whole, specs), own
-        mapped = config.on_mesh(local, (specs, own, own, own), results)
-        return mapped(learned, message, before, filled)
+    def specs(trained: Trainable, *_: Any) -> tuple[Any, Any]:
+        pieces: Any = data_specs(trained, axis)
+        reduced = Reduced(*(whole,) * 3, pieces)  # type: ignore[arg-type]
+        return (pieces, own, own, own), (reduced, own)
 
-    def update(*args: Any) -> Any:
-        return jax.block_until_ready(program(*args))
-
-    return update
+    program = jax.jit(on_mesh_by(specs, update, config.mesh, axis))
+    return lambda *args: jax.block_until_ready(program(*args))
 
 
-def make_spread(config: StepConfig) -> Callable[[Any], Any]:
+def make_gather(config: StepConfig) -> Callable[[Trainable], Trainable]:
     """Returns a function that gathers parameters as they are, and waits for them.
 
     Args:
       config: The step, which has a sharded optimizer.
     """
+    step, axis = config.step, config.axis_name
 
-    @jax.jit
-    def program(learned: Any) -> Any:
-        specs = learned.over_data(config.axis_name)
+    def gather(trained: Trainable) -> Trainable:
+        assert step.gather is not None
+        return step.gather(trained, config.sums_by)
 
-        def local(learned: Any) -> Any:
-            return config.work.spread(learned, config.sums_by)
+    def specs(trained: Trainable) -> tuple[Any, Any]:
+        pieces = data_specs(trained, axis)
+        return (pieces,), pieces
 
-        return config.on_mesh(local, (specs,), specs)(learned)
-
-    def spread(learned: Any) -> Any:
-        return jax.block_until_ready(program(learned))
-
-    return spread
+    program = jax.jit(on_mesh_by(specs, gather, config.mesh, axis))
+    return lambda trained: jax.block_until_ready(program(trained))
 
 
 def reduce_by_copy(config: StepConfig, cpus: Mesh) -> Reduce:

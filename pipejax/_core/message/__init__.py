@@ -1,16 +1,19 @@
 """Messages: what a device contributes to a step, their sum, and those in flight."""
 
+from ._deviation import deviation as deviation
 from ._exchange import Exchange as Exchange
 from ._exchange import averaging as averaging
 from ._in_flight import InFlight as InFlight
-from ._in_flight import advanced as advanced
-from ._in_flight import arrivals as arrivals
+from ._in_flight import Valid as Valid
 from ._in_flight import at_width_1 as at_width_1
 from ._in_flight import count as count
 from ._in_flight import emptied as emptied
 from ._in_flight import empty as empty
-from ._in_flight import has_arrived as has_arrived
+from ._in_flight import entered as entered
 from ._in_flight import shift as shift
+from ._in_flight import valid as valid
+from ._in_flight import valid_in_drain as valid_in_drain
+from ._in_flight import valid_in_step as valid_in_step
 from ._in_flight import width_of as width_of
 from ._message import Message as Message
 from ._message import Passengers as Passengers

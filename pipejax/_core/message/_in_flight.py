@@ -91,18 +91,64 @@ def width_of(in_flight: InFlight) -> int:
     return len(in_flight.pending) + 1
 
 
-def arrivals(in_flight: InFlight) -> list[jax.Array]:
-    """Returns for each message in the queue, oldest first, whether it is real."""
-    count = len(in_flight.pending)
-    return [in_flight.filled[0] >= count - age for age in range(count)]
+class Valid(NamedTuple):
+    """Which messages around an exchange are real, and not zeros of an empty queue.
 
-
-def has_arrived(in_flight: InFlight) -> jax.Array:
-    """Returns whether the message that leaves the queue at this step is real.
-
-    At width 1, this is always the case.
+    Attributes:
+      message: bool scalar, whether the message that is exchanged is real.
+      behind: For each message that will be in flight after the update, oldest first,
+        whether it is real.
     """
-    return in_flight.filled[0] == len(in_flight.pending)
+
+    message: jax.Array
+    behind: tuple[jax.Array, ...]
+
+
+def valid(in_flight: InFlight) -> tuple[jax.Array, ...]:
+    """Returns for each message in the queue, oldest first, whether it is real."""
+    return _valid(in_flight.filled[0], len(in_flight.pending))
+
+
+def valid_in_step(filled: jax.Array, length: int, age: int = 0) -> Valid:
+    """Returns what is real when a message is exchanged in a run of steps.
+
+    Each step puts a fresh message into the queue. At width 1, where the queue has no
+    place, the message of the step itself is exchanged.
+
+    Args:
+      filled: int32 of shape [1], the number of real messages now.
+      length: The length of the queue, K-1.
+      age: The place of the message in the queue now. 0 is the oldest.
+    """
+    then = entered(filled, length, age + 1)[0]
+    return Valid(filled[0] >= length - age, _valid(then, length))
+
+
+def entered(filled: jax.Array, length: int, count: int = 1) -> jax.Array:
+    """Returns the number of real messages after fresh ones have entered the queue.
+
+    Args:
+      filled: int32 of shape [1], the number of real messages before.
+      length: The length of the queue, K-1.
+      count: The number of fresh messages.
+    """
+    return jnp.minimum(filled + count, length)
+
+
+def valid_in_drain(in_flight: InFlight, age: int) -> Valid:
+    """Returns what is real when a message is exchanged in a drain.
+
+    Args:
+      in_flight: The queue before the drain.
+      age: The place of the message in it. 0 is the oldest.
+    """
+    now = valid(in_flight)
+    return Valid(now[age], now[age + 1 :])
+
+
+def _valid(filled: jax.Array, length: int) -> tuple[jax.Array, ...]:
+    """Returns for each place in a queue whether its message is real."""
+    return tuple(filled >= length - age for age in range(length))
 
 
 def count(in_flight: InFlight) -> int:
@@ -112,25 +158,20 @@ def count(in_flight: InFlight) -> int:
     return int(jax.device_get(own)[0])
 
 
-def advanced(in_flight: InFlight) -> InFlight:
-    """Returns the queue whose count says that a fresh message has entered it."""
-    filled = jnp.minimum(in_flight.filled + 1, len(in_flight.pending))
-    return in_flight._replace(filled=filled)
-
-
 def shift(
     in_flight: InFlight, fresh: Message, codec_states: Any, deviation: Any
 ) -> InFlight:
     """Takes the oldest message off the queue and puts `fresh` at its end.
 
     Args:
-      in_flight: The queue.
+      in_flight: The queue. Its last messages may be left out.
       fresh: The message of this step.
       codec_states: States of the codecs after the oldest message.
       deviation: Deviation of the oldest message, or `None`.
     """
-    return advanced(in_flight)._replace(
+    return InFlight(
         pending=(*in_flight.pending, fresh)[1:],
+        filled=entered(in_flight.filled, len(in_flight.pending)),
         codec_states=codec_states,
         deviation=deviation,
     )

@@ -7,8 +7,6 @@ every width. The number shows a message that is lost, applied twice or out of or
 a device that is left out.
 """
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,39 +17,20 @@ from jax.sharding import PartitionSpec as P
 import pipejax as pj
 from pipejax._core.executors import StepConfig
 from pipejax._core.message import Message, averaging, empty
+from pipejax._core.step import Computed, PipelineState, Settings, Step, Trainable
 from pipejax.collectives import psum
 
 DEVICES = 2
-
-
-class State(NamedTuple):
-    """The digits applied so far, as one number, and the number of steps so far."""
-
-    number: jax.Array
-    step: jax.Array
-
-    @property
-    def learned(self):
-        """The exchange updates nothing."""
-
-    def over_data(self, axis_name):
-        del axis_name
-        return P()
-
-    def with_learned(self, learned):
-        assert learned is None
-        return self
-
-    def without_learned(self):
-        return self
 
 
 class Appending:
     """
     Sends a device's part of a digit, and appends the reduced digit to the number.
 
+    The number is the only parameter of a state.
+
     Args:
-      own: "compute" or "update" gets a collective of its own. It takes the mean over
+      own: "compute" or "apply" gets a collective of its own. It takes the mean over
         devices, which changes no sum.
     """
 
@@ -59,39 +38,54 @@ class Appending:
         self.own = own
         self.traced = []
 
+    @property
+    def step(self):
+        """Returns the step as the executors take it."""
+        nothing = dict.fromkeys(("layout", "init", "message", "gather"))
+        return Step(
+            settings=Settings(None, None, "data"),
+            compute=self.compute,
+            exchange=self.exchange,
+            apply=self.apply,
+            **nothing,
+        )
+
     def compute(self, state, in_flight, batch):
         del in_flight
         self.traced.append("compute")
         part = lax.pmean(batch, "data") if self.own == "compute" else batch
-        return Message({"digit": part}), state.step + 1
+        return Message({"digit": part}), Computed(None, None, state.step + 1)
 
-    def exchange(self, state, message, arrived, behind, all_reduce):
-        del state, behind
-        return averaging(message, arrived, all_reduce, "data")
+    def exchange(self, trainable, message, valid, all_reduce):
+        del trainable
+        return averaging(message, valid.message, all_reduce, "data")
 
-    def update(self, state, kept, reduced):
-        self.traced.append("update")
+    def apply(self, state, computed, reduced):
+        self.traced.append("apply")
         digit = reduced.sum.gradients["digit"]
-        digit = lax.pmean(digit, "data") if self.own == "update" else digit
-        number = jnp.where(reduced.arrived, 10 * state.number + digit, state.number)
-        return State(number, state.step if kept is None else kept), reduced.arrived
-
-    def deviation(self, in_flight, reduced):
-        del in_flight, reduced
+        digit = lax.pmean(digit, "data") if self.own == "apply" else digit
+        before = state.params
+        number = jnp.where(reduced.arrived, 10 * before + digit, before)
+        state = state._replace(trainable=Trainable(number, ()))
+        step = state.step if computed is None else computed.step
+        return state._replace(step=step), reduced.arrived
 
 
 def config_of(work, *, width=2, devices=DEVICES, donate=False):
     """Returns the configuration of an executor that runs `work`."""
-    mesh = pj.data_mesh(devices)
-    return StepConfig(work, mesh, "data", width, psum(), donate)
+    return StepConfig(work.step, pj.data_mesh(devices), width, psum(), donate)
 
 
 def start(config):
-    """Returns the state before the first step, and an empty queue."""
+    """Returns the state before the first step, with an empty queue."""
     like = Message({"digit": jax.ShapeDtypeStruct((1,), jnp.float32)})
     make = config.on_mesh(lambda: empty(like, config.width, {}), (), P("data"))
-    state = State(jnp.zeros(1), jnp.int32(0))
-    return jax.device_put(state, NamedSharding(config.mesh, P())), jax.jit(make)()
+    zero = jnp.int32(0)
+    state = PipelineState(
+        Trainable(jnp.zeros(1), ()), None, None, None, zero, zero, None
+    )
+    state = jax.device_put(state, NamedSharding(config.mesh, P()))
+    return state._replace(in_flight=jax.jit(make)())
 
 
 def batch_of(digit, devices=DEVICES):
@@ -102,17 +96,17 @@ def batch_of(digit, devices=DEVICES):
 
 
 def number_of(state):
-    return int(state.number[0])
+    return int(state.params[0])
 
 
 def written(executor, config, digits, *, drained=True):
     """Returns the number after a step for each digit, and after a drain at the end."""
-    state, queue = start(config)
+    state = start(config)
     numbers = []
     for digit in digits:
-        state, queue, _ = executor.step(state, queue, batch_of(digit))
+        state, _ = executor.step(state, batch_of(digit))
         numbers.append(number_of(state))
     if drained:
-        state, _, _ = executor.drain(state, queue)
+        state, _ = executor.drain(state)
         numbers.append(number_of(state))
     return numbers

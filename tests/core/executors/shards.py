@@ -10,6 +10,7 @@ import pipejax as pj
 from pipejax import codecs
 from pipejax._core.executors import StepConfig
 from pipejax._core.message import Message
+from pipejax._core.step import Settings, replicated_step
 from pipejax._internal.shards import Shards
 from pipejax.collectives import psum, two_shot
 
@@ -19,7 +20,8 @@ def sharded(codec=None, bad=False):
     mesh = pj.data_mesh(4, axis_name=("data", "fsdp"), hosts=2)
     feedback = None if codec is None else codecs.error_feedback(codec)
     all_reduce = psum() if codec is None else two_shot(feedback)
-    config = StepConfig(None, mesh, "data", 2, all_reduce, donate=False)
+    step = replicated_step(Settings(None, None, "data"))
+    config = StepConfig(step, mesh, 2, all_reduce, donate=False)
     rng = np.random.default_rng(0)
     w, b = (rng.normal(size=n).astype(np.float32) for n in ((2 * 6, 5), (2 * 3,)))
     if bad:

@@ -28,7 +28,7 @@ def test_begins_as_the_host_executor():
     assert (auto.name, auto.reason) == ("host", "two processes")
     assert auto.compiler_options == {}
     assert auto.reduction_mesh is config.mesh
-    text = auto.lower(*start(config), batch_of(1)).as_text()
+    text = auto.lower(start(config), batch_of(1)).as_text()
     assert "all_reduce" not in text
 
 
@@ -41,7 +41,7 @@ def test_stays_the_host_executor_without_such_a_collective():
 
 
 @pytest.mark.usefixtures("between_processes")
-@pytest.mark.parametrize("own", ["compute", "update"])
+@pytest.mark.parametrize("own", ["compute", "apply"])
 def test_takes_the_step_anew_in_one_program(own):
     """The step that finds the collective is taken once, although it starts twice."""
     config = config_of(Appending(own))
@@ -52,14 +52,14 @@ def test_takes_the_step_anew_in_one_program(own):
 
 
 @pytest.mark.usefixtures("between_processes")
-@pytest.mark.parametrize(("own", "name"), [("compute", "host"), ("update", "fused")])
+@pytest.mark.parametrize(("own", "name"), [("compute", "host"), ("apply", "fused")])
 def test_a_drain_has_the_collectives_of_the_update_alone(own, name):
     config = config_of(Appending(own), width=3)
     fused, auto = Fused(config, "asked for"), Auto(config, "two processes")
-    state, queue = start(config)
+    state = start(config)
     for digit in (1, 2, 3):
-        state, queue, _ = fused.step(state, queue, batch_of(digit))
-    state, _, infos = auto.drain(state, queue)
+        state, _ = fused.step(state, batch_of(digit))
+    state, infos = auto.drain(state)
     assert number_of(state) == 123
     assert list(map(bool, infos)) == [True, True]
     assert auto.name == name
@@ -68,7 +68,7 @@ def test_a_drain_has_the_collectives_of_the_update_alone(own, name):
 @pytest.mark.usefixtures("between_processes")
 def test_no_reduction_is_under_way_when_the_executor_changes():
     """The program has a collective, which must not meet those of the thread."""
-    work = Appending("update")
+    work = Appending("apply")
     config = config_of(work)
     auto = Auto(config, "two processes")
     reduce = auto._now._reduce
@@ -79,11 +79,11 @@ def test_no_reduction_is_under_way_when_the_executor_changes():
         return reduce(*args)
 
     auto._now.__dict__["_reduce"] = recorded  # cached_property stores it here
-    auto.step(*start(config), batch_of(1))
+    auto.step(start(config), batch_of(1))
     # One of the two reductions is waited for; the other one is started for the next
     # step.
     assert work.traced.count("reduced") == 2
-    assert work.traced[-2:] == ["compute", "update"], "in one program"
+    assert work.traced[-2:] == ["compute", "apply"], "in one program"
 
 
 class UnpluggedError(Exception):
@@ -99,5 +99,5 @@ def test_any_other_error_is_the_callers():
 
     auto._now.__dict__["_reduce"] = broken  # cached_property stores it here
     with pytest.raises(UnpluggedError):
-        auto.step(*start(config), batch_of(1))
+        auto.step(start(config), batch_of(1))
     assert auto.name == "host"

@@ -10,6 +10,7 @@ from jax.sharding import AxisType, Mesh
 import pipejax as pj
 from pipejax._core.executors import StepConfig
 from pipejax._core.message import Message
+from pipejax._core.step import Settings, replicated_step
 from pipejax.collectives import AllReduce, Stages, psum
 
 HOSTS = ("host", "device")
@@ -23,7 +24,8 @@ def replicated_model():
 
 def config_on(mesh, axis_name="data", all_reduce=None):
     all_reduce = all_reduce or psum()
-    return StepConfig("work", mesh, axis_name, 2, all_reduce, donate=False)
+    step = replicated_step(Settings(None, None, axis_name))
+    return StepConfig(step, mesh, 2, all_reduce, donate=False)
 
 
 MESHES = {
@@ -70,7 +72,7 @@ def test_elsewhere_it_counts_the_devices_there():
     assert (config.devices, config.data.mesh) == (4, config.mesh)
     there = config.at(other := pj.data_mesh(2))
     assert (there.devices, there.data.mesh) == (2, other)
-    assert (there.work, there.width) == ("work", 2)
+    assert (there.step, there.width) == (config.step, 2)
     assert config.mesh.size == 4
 
 

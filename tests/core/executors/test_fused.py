@@ -19,28 +19,28 @@ def test_applies_every_message_once_in_order(width, numbers):
     work = Appending()
     config = config_of(work, width=width, devices=4)
     fused, found, arrived = Fused(config, "asked for"), [], []
-    state, queue = start(config)
+    state = start(config)
     for digit in (1, 2, 3, 4):
-        state, queue, info = fused.step(state, queue, batch_of(digit, 4))
+        state, info = fused.step(state, batch_of(digit, 4))
         found.append(number_of(state))
         arrived.append(bool(info))
     assert found == numbers
     assert arrived == [t >= width - 1 for t in range(4)]
-    assert count(queue) == width - 1
-    state, queue, infos = fused.drain(state, queue)
+    assert count(state.in_flight) == width - 1
+    state, infos = fused.drain(state)
     assert number_of(state) == 1234
     assert list(map(bool, infos)) == [True] * (width - 1)
-    assert count(queue) == 0
+    assert count(state.in_flight) == 0
     # One program serves all steps, and another one the drain, which computes no
     # gradient.
-    assert work.traced == ["compute", "update"] + ["update"] * (width - 1)
+    assert work.traced == ["compute", "apply"] + ["apply"] * (width - 1)
 
 
 @pytest.mark.parametrize("donate", [False, True])
 def test_may_overwrite_the_state_and_the_oldest_message_alone(donate):
     """Neither the messages that stay in the queue nor the batch are donated."""
     config = config_of(Appending(), width=3, donate=donate)
-    lowered = Fused(config, "asked for").lower(*start(config), batch_of(1))
+    lowered = Fused(config, "asked for").lower(start(config), batch_of(1))
     (state, leaving, staying, batch), _ = lowered.args_info
     assert donated(state) == donated(leaving) == {donate}
     assert donated(staying) == donated(batch) == {False}
@@ -53,10 +53,11 @@ def donated(tree):
 def test_hands_on_what_stays_without_a_copy():
     config = config_of(Appending(), width=4)
     fused = Fused(config, "asked for")
-    state, after = start(config)
+    state = start(config)
     for digit in (1, 2, 3):
-        before = after
-        state, after, _ = fused.step(state, before, batch_of(digit))
+        before = state.in_flight
+        state, _ = fused.step(state, batch_of(digit))
+    after = state.in_flight
     for old, new in zip(before.pending[1:], after.pending[:-1], strict=True):
         assert new.gradients["digit"] is old.gradients["digit"]
     newest = np.asarray(after.pending[-1].gradients["digit"])
@@ -77,15 +78,14 @@ def test_waits_for_the_step_before_on_several_cpu_devices(monkeypatch, devices, 
         return wait(value)
 
     monkeypatch.setattr(jax, "block_until_ready", waiting)
-    state, queue = start(config)
-    steps = []
+    state, steps = start(config), []
     for digit in (1, 2):
         steps.append(state.step)
-        state, queue, _ = fused.step(state, queue, batch_of(digit, devices))
+        state, _ = fused.step(state, batch_of(digit, devices))
     steps.append(state.step)
-    fused.drain(state, queue)
+    fused.drain(state)
     assert list(map(id, waited)) == (list(map(id, steps)) if waits else [])
     waited.clear()
-    after, _, _ = jax.jit(fused.step)(state, queue, batch_of(3, devices))
+    after, _ = jax.jit(fused.step)(state, batch_of(3, devices))
     assert number_of(after) == 12
     assert waited == []

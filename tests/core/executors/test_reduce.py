@@ -16,6 +16,7 @@ from pipejax._core.executors._reduce import (
     reduction_mesh,
 )
 from pipejax._core.message import Message
+from pipejax._core.step import Settings, replicated_step
 from pipejax.collectives import psum
 
 from .shards import sharded
@@ -23,7 +24,8 @@ from .shards import sharded
 
 def config_on(mesh):
     """Returns the part of a configuration that a reduction reads."""
-    return StepConfig(None, mesh, "data", 2, psum(), donate=False)
+    step = replicated_step(Settings(None, None, "data"))
+    return StepConfig(step, mesh, 2, psum(), donate=False)
 
 
 def other_mesh():

@@ -89,14 +89,14 @@ def test_all_train_steps_share_the_thread():
     order = []
     first, second = of("first", order), of("second", order)
     batch, config = batch_of(1), first.config
-    state, queue, _ = first.step(*start(config), batch)
-    second.step(*start(config), batch)
+    state, _ = first.step(start(config), batch)
+    second.step(start(config), batch)
     _thread.join()
     hold = threading.Event()
     _thread.submit(hold.wait)
     threading.Timer(0.2, hold.set).start()
-    first.step(state, queue, batch)
-    second.step(*start(config), batch)
+    first.step(state, batch)
+    second.step(start(config), batch)
     del first
     gc.collect()
     _thread.join()
@@ -112,9 +112,9 @@ def test_an_error_stays_with_its_own_train_step():
     broken.__dict__["_reduce"] = fail
     config, batch = sound.config, batch_of(1)
     with pytest.raises(ValueError, match="no route to host"):
-        broken.step(*start(config), batch)
-    state, queue, _ = sound.step(*start(config), batch)
-    sound.drain(state, queue)
+        broken.step(start(config), batch)
+    state, _ = sound.step(start(config), batch)
+    sound.drain(state)
     _thread.join()
     assert order == 2 * ["sound"]
 
@@ -134,7 +134,7 @@ def test_a_fused_step_takes_its_turn(monkeypatch):
     fused.__dict__["_programs"] = {False: launched}
     _thread.submit(time.sleep, 0.2)
     _thread.submit(order.append, "before")
-    *_, info = fused.step(*start(config), batch_of(1))
+    *_, info = fused.step(start(config), batch_of(1))
     _thread.submit(lambda: order.append(info.is_ready()))
     _thread.join()
     assert order == ["before", "launched", True]

@@ -7,13 +7,14 @@ import pytest
 
 from pipejax._core.message import (
     Message,
-    arrivals,
     at_width_1,
     count,
     emptied,
     empty,
-    has_arrived,
     shift,
+    valid,
+    valid_in_drain,
+    valid_in_step,
     width_of,
 )
 
@@ -26,15 +27,27 @@ def values(in_flight):
     return [float(m.gradients["w"][0, 0]) for m in in_flight.pending]
 
 
+def flags(found):
+    return list(map(bool, found))
+
+
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
 def test_a_message_leaves_width_minus_1_steps_after_it_entered(width):
     """Step t takes the message of step t - (K-1); zeros at the start do not count."""
     queue, twin = empty(message(0.0), width, {}), [0.0] * (width - 1)
     for t in range(6):
         assert values(queue) == twin
-        assert bool(has_arrived(queue)) == (t >= width - 1)
         real = [t - age >= 0 for age in range(width - 1, 0, -1)]
-        assert [bool(x) for x in arrivals(queue)] == real
+        assert flags(valid(queue)) == real
+        for age in range(max(1, width - 1)):
+            found = valid_in_step(queue.filled, width - 1, age)
+            assert bool(found.message) == (t + age >= width - 1)
+            later = [t + age + 1 - back >= 0 for back in range(width - 1, 0, -1)]
+            assert flags(found.behind) == later
+        for age in range(width - 1):
+            found = valid_in_drain(queue, age)
+            assert bool(found.message) == real[age]
+            assert flags(found.behind) == real[age + 1 :]
         assert count(queue) == sum(real)
         queue = shift(queue, message(t + 1.0), {}, None)
         twin = [*twin, t + 1.0][1:]

@@ -1,0 +1,40 @@
+"""The deviation of a device's gradients from their mean, which predictions may use."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pipejax._internal.mesh import AxisName
+from pipejax._internal.shards import constrained
+
+from ._in_flight import InFlight
+from ._message import mean
+from ._reduce import Reduced
+
+
+def deviation(in_flight: InFlight, reduced: Reduced, axis_name: AxisName) -> Any:
+    """Returns this device's gradients of the message that is due, minus the mean.
+
+    Args:
+      in_flight: This device's messages in flight, before the oldest is taken off.
+      reduced: The oldest messages, summed over devices.
+      axis_name: Axis or axes of the data.
+
+    Returns:
+      The deviation, which is zero if the reduced message is not usable. `None` unless
+      the queue keeps one.
+    """
+    if in_flight.deviation is None:
+        return None
+    own, total = in_flight.pending[0], reduced.sum
+    usable, devices = reduced.usable, lax.axis_size(axis_name)
+    found = jax.tree.map(
+        lambda o, t: jnp.where(
+            usable, mean(o, own, 1) - mean(t, total, devices), 0
+        ).astype(o.dtype),
+        own.gradients,
+        total.gradients,
+    )
+    return constrained(found, own.shards.params)

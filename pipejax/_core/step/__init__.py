@@ -1,0 +1,32 @@
+"""A step: what one device does, as pure functions over one state.
+
+`Step` says what these functions are. `replicated_step` and `zero1_step` make them.
+"""
+
+from ._batch import Batch as Batch
+from ._check_state import check_in_flight as check_in_flight
+from ._check_state import check_kind as check_kind
+from ._check_state import check_optimizer_of as check_optimizer_of
+from ._check_state import check_pending as check_pending
+from ._check_state import check_state as check_state
+from ._gradient import empty_message as empty_message
+from ._info import StepInfo as StepInfo
+from ._info import mean_info as mean_info
+from ._loss import Loss as Loss
+from ._loss import full_form as full_form
+from ._model_state import averaged as averaged
+from ._prediction import KindOf as KindOf
+from ._replicated import replicated_step as replicated_step
+from ._state import Aux as Aux
+from ._state import PipelineState as PipelineState
+from ._state import Trainable as Trainable
+from ._state import data_specs as data_specs
+from ._state import inner_state_specs as inner_state_specs
+from ._state import shared as shared
+from ._state import state_data_specs as state_data_specs
+from ._state import without_trainable as without_trainable
+from ._step import Computed as Computed
+from ._step import Rule as Rule
+from ._step import Settings as Settings
+from ._step import Step as Step
+from ._zero1 import zero1_step as zero1_step

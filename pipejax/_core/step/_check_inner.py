@@ -1,0 +1,47 @@
+"""Warns if the devices of a group all do the same work."""
+
+import warnings
+from typing import Any
+
+from pipejax._internal.shards import Shards, group_axes, split_axes
+from pipejax._internal.traced_axes import constrained_axes
+
+from ._batch import Batch
+from ._loss import Loss, full_form
+
+
+def warn_of_unused_axes(
+    loss_fn: Loss, params: Any, model_state: Any, rng: Any, batch: Batch, shards: Shards
+) -> None:
+    """Warns of inner axes along which all devices hold and compute the same.
+
+    Must be called while a step is traced, and so warns once for each program.
+
+    Args:
+      loss_fn: The loss function, which may split arrays by itself.
+      params: Parameters.
+      model_state: Model state.
+      rng: Key of the step.
+      batch: The share of a group.
+      shards: How a group shards parameters and model state.
+    """
+    if not batch.specs:
+        return  # It is not known how a traced batch is split.
+    mesh, inner = group_axes()
+    specs = (*shards.params, *shards.model_state, *batch.specs)
+    used = {name for spec in specs for name in split_axes(spec, mesh.shape)}
+    unused = {name for name in inner if mesh.shape[name] > 1} - used
+    if not unused:
+        return
+    full = full_form(loss_fn, None)
+    unused -= constrained_axes(full, params, batch.arrays, model_state, rng)
+    if unused:
+        names = ", ".join(map(repr, sorted(unused)))
+        warnings.warn(
+            f"nothing is split over the mesh axis {names}: neither parameters nor batch"
+            " are sharded over it, and `loss_fn` has no constraint that is, so that all"
+            " devices along it compute the same. Shard the parameters"
+            " (jax.device_put(params, NamedSharding(mesh, ...))), split the batch"
+            " (train.batch(part, axis_name=...)), or leave the axis out of the mesh.",
+            stacklevel=2,
+        )

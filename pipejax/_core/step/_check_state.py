@@ -1,0 +1,243 @@
+"""Checks the state that a step is given, and its messages in flight.
+
+Each error message names the rule, the value and the remedy.
+"""
+
+from typing import Any
+
+import jax
+import optax
+from jax.core import Tracer
+from jax.typing import DTypeLike
+
+from pipejax._core.checks import check_opt_state, is_array
+from pipejax._core.message import InFlight, Message, width_of
+from pipejax._internal.structures import difference, paths
+
+from ._gradient import empty_message
+from ._state import PipelineState
+
+
+def check_state(state: Any, devices: set[Any], *, counted: bool) -> None:
+    """Raises a `ValueError` unless `state` is a usable state on these devices.
+
+    A state that was donated is not usable, because its arrays are deleted.
+
+    Args:
+      state: The state that the user passed.
+      devices: The devices of the mesh.
+      counted: Whether the host must know the number of calls. If so, `state.calls` must
+        be there and must not be traced.
+    """
+    if not isinstance(state, PipelineState):
+        raise ValueError(
+            "`state` must be the pj.PipelineState that `train.init` returned, got"
+            f" {type(state).__name__}."
+        )
+    if counted and isinstance(state.calls, Tracer):
+        raise ValueError(
+            "`train.step` must not be traced in a run with `warmup_steps` or a schedule"
+            " of all-reduces: which program runs is decided between steps, got a traced"
+            " `state.calls`. Call it outside jit and scan, or warm up with"
+            " `train.plain` first."
+        )
+    if counted and state.calls is None:
+        raise ValueError(
+            "`state` must count its steps in a run with `warmup_steps` or a schedule of"
+            " all-reduces, got one of a train step without. Go on from `train.init("
+            "state.params, opt_state=state.opt_state)` of this train step, or drain"
+            " before with the one that made the state."
+        )
+    step = state.step
+    if not is_array(step):
+        return
+    if any(map(_is_deleted, jax.tree.leaves(state))):
+        paths = jax.tree_util.tree_leaves_with_path(state)
+        name = next(jax.tree_util.keystr(p) for p, leaf in paths if _is_deleted(leaf))
+        name = name.removeprefix(".").removeprefix("trainable.")
+        raise ValueError(
+            f"`state` must not have been donated, got one whose `{name}` is"
+            " deleted: a step made with donate=True has overwritten it. Go on from the"
+            " state which that step returned, or copy what you keep:"
+            " `jax.tree.map(jnp.copy, state)`."
+        )
+    if step.committed and step.sharding.device_set != devices:
+        raise ValueError(
+            f"`state` must be of this mesh, on devices {_ids(devices)}; got one on"
+            f" devices {_ids(step.sharding.device_set)}. {_GO_ON}"
+        )
+
+
+def check_kind(state: PipelineState, inner: tuple[str, ...], *, sharded: bool) -> None:
+    """Raises a `ValueError` unless the state is split as those of the train step.
+
+    Args:
+      state: The state.
+      inner: The inner axes of the mesh of the train step.
+      sharded: Whether the train step has a sharded optimizer.
+    """
+    split = state.gathered is not None
+    if split != sharded:
+        raise ValueError(
+            f"`state` must be of a train step with shard_optimizer={sharded}, as this"
+            f" one; got one of a train step with shard_optimizer={split}. {_GO_ON}"
+        )
+    if state.shards.inner != inner:
+        raise ValueError(
+            f"`state` must be of a mesh with the inner axes {inner}, as this train"
+            f" step; got one of a mesh with {state.shards.inner}. {_GO_ON}"
+        )
+
+
+def check_optimizer_of(state: PipelineState, tx: optax.GradientTransformation) -> None:
+    """Raises a `ValueError` unless the state holds a state of the optimizer `tx`."""
+    whole = state.trainable.whole_params
+    check_opt_state(tx, whole, state.opt_state, "state.opt_state", _GO_ON)
+
+
+def _is_deleted(leaf: Any) -> bool:
+    """Returns whether `leaf` is an array whose buffer is gone."""
+    # This runs for every leaf in every step. `isinstance(leaf, jax.Array)` takes three
+    # times as long.
+    is_deleted = getattr(leaf, "is_deleted", None)
+    return is_deleted is not None and not isinstance(leaf, Tracer) and is_deleted()
+
+
+def _ids(devices: Any) -> list[int]:
+    """Returns the ids of the devices, in ascending order."""
+    return sorted(device.id for device in devices)
+
+
+def check_in_flight(
+    in_flight: InFlight, width: int, devices: int, *, feeds_back: bool
+) -> None:
+    """Raises a `ValueError` unless the pipeline fits the train step.
+
+    Args:
+      in_flight: The pipeline of a state.
+      width: Width K of the train step.
+      devices: Number of devices of the train step.
+      feeds_back: Whether the train step feeds deviations back. The pipeline must have a
+        deviation if it does, and none otherwise.
+    """
+    found = width_of(in_flight)
+    if found != width:
+        raise ValueError(
+            f"`state` must be of width {width}, as this train step; got one of width"
+            f" {found}. {_GO_ON}"
+        )
+    parts = in_flight.filled.shape[0]
+    if parts != devices:
+        raise ValueError(
+            f"`state` must be of this mesh, with {devices} devices; got one of"
+            f" {parts} devices, which has as many gradients in flight. {_GO_ON}"
+        )
+    kept = in_flight.deviation is not None
+    if kept != feeds_back:
+        raise ValueError(
+            f"`state` must {'' if feeds_back else 'not '}have a deviation to be fed"
+            f" back, as this train step {'does' if feeds_back else 'does not'}; got one"
+            f" {'with' if kept else 'without'} it. {_GO_ON}"
+        )
+
+
+def check_pending(
+    state: PipelineState,
+    in_flight: InFlight,
+    reduce_dtype: DTypeLike | None,
+    devices: int = 1,
+) -> None:
+    """Raises a `ValueError` unless messages in flight fit parameters and model state.
+
+    Args:
+      state: A state with the parameters and the model state.
+      in_flight: The pipeline of one device, or the concatenated pipelines of several.
+      reduce_dtype: dtype in which gradients and changes travel. `None` stands for their
+        own dtypes.
+      devices: Number of devices whose pipelines `in_flight` holds.
+    """
+    if not in_flight.pending:
+        return
+    given = state.trainable.whole_params, state.model_state, reduce_dtype
+    wanted = jax.eval_shape(lambda: empty_message(*given))
+    oldest = in_flight.pending[0]
+    # Leaves that the loss function returns unchanged have no change in flight.
+    sent = paths(oldest.changes)
+    changes = jax.tree_util.tree_map_with_path(
+        lambda path, x: x if path in sent else None, wanted.changes
+    )
+    for name, tree in (("gradients", wanted.gradients), ("changes", changes)):
+        of_all = jax.tree.map(
+            lambda x: x.update(shape=(devices * x.shape[0], *x.shape[1:])), tree
+        )
+        found = difference(name, of_all, getattr(oldest, name))
+        if found:
+            leaf, expected, there = found
+            raise ValueError(
+                f"`state` must have {name} in flight of these parameters, this model"
+                f" state and this `reduce_dtype`: `{leaf}` {expected}; got {there} in"
+                f" its place. {_GO_ON}"
+            )
+
+
+def check_mean(state: PipelineState, wanted: bool) -> None:
+    """Raises a `ValueError` unless a state has what weight prediction needs.
+
+    Args:
+      state: The state.
+      wanted: Whether it must have the mean gradient that was applied last.
+    """
+    kept = state.mean is not None
+    if wanted == kept:
+        return
+    raise ValueError(
+        "`state` must be of a train step with this `weight_prediction`, `tx` and"
+        f" number of devices, which {'keeps' if wanted else 'does not keep'} the mean"
+        " gradient that was applied last (`state.mean`); got one"
+        f" {'with' if kept else 'without'} it. {_GO_ON}"
+    )
+
+
+def check_room(message: Message, in_flight: InFlight) -> None:
+    """Raises a `ValueError` if the queue in flight has no room for `message`.
+
+    The passengers must agree in the structure of the metrics, and in whether there is a
+    weight. The queue must have a place for each change of model state.
+    """
+    if not in_flight.pending:
+        return
+    _check_changes(message, in_flight.pending[0])
+    fresh, found = message.passengers, in_flight.pending[0].passengers
+    if (fresh.weighted, fresh.metrics_form) == (found.weighted, found.metrics_form):
+        return
+    names, there = fresh.names[1:], found.names[1:]
+    if not there:
+        raise ValueError(
+            "`batch` must be given to `train.init` when `loss_fn` returns metrics or a"
+            f" weight, which travel with the gradients; got {names} for which the state"
+            " has no room. Call `train.init(params, ..., batch=batch)`."
+        )
+    raise ValueError(
+        f"`state` must have been made for what `loss_fn` returns, {names}; got one with"
+        f" {there} in flight. {_GO_ON}"
+    )
+
+
+def _check_changes(message: Message, in_flight: Message) -> None:
+    """Raises a `ValueError` if `message` changes model state that is not in flight."""
+    missing = paths(message.changes) - paths(in_flight.changes)
+    if missing:
+        leaf = min(map(jax.tree_util.keystr, missing))
+        raise ValueError(
+            "`state` must have been made for the model state that `loss_fn` changes,"
+            f" got one of a loss that returns `model_state{leaf}` unchanged. Drain it"
+            " with the train step that made it, then go on from"
+            " `train.init(state.params, opt_state=state.opt_state,"
+            " model_state=state.model_state, batch=batch)`."
+        )
+
+
+_GO_ON = (
+    "Drain it with the train step that made it, then go on from"
+    " `train.init(state.params, opt_state=state.opt_state)`."
+)

@@ -1,0 +1,88 @@
+"""Makes the message of a batch, at the parameters that a device predicts."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+from jax import lax
+
+from pipejax._core.checks import check_keywords
+from pipejax._core.message import InFlight, Message
+from pipejax._core.prediction import Mean
+from pipejax._internal.shards import Shards
+
+from ._batch import Batch
+from ._check_inner import warn_of_unused_axes
+from ._check_state import check_mean, check_pending, check_room
+from ._gradient import local_message
+from ._model_state import model_state_ahead
+from ._state import PipelineState
+from ._step import Computed, Settings
+
+Point = Callable[[PipelineState, InFlight], optax.Params]
+"""From a state and this device's messages in flight to the parameters at which this
+device takes its gradient."""
+EmptyMean = Callable[[optax.Params, Shards, int], Mean | None]
+"""From the whole parameters, how they are split, and the number of gradients in flight
+to the mean that predictions need before any is applied."""
+
+
+def compute(
+    settings: Settings,
+    point: Point,
+    empty_mean: EmptyMean,
+    state: PipelineState,
+    in_flight: InFlight,
+    batch: Batch,
+) -> tuple[Message, Computed]:
+    """Returns this device's message, and what the update will need.
+
+    Args:
+      settings: The settings of the step.
+      point: Where this device takes its gradient.
+      empty_mean: The mean with which a state begins.
+      state: The state before the step.
+      in_flight: This device's messages in flight.
+      batch: This device's share of the batch.
+
+    Raises:
+      ValueError: If the messages in flight do not fit the parameters, the model state
+        or the metrics, or if the loss function breaks its contract.
+    """
+    shards, whole = state.shards, state.trainable.whole_params
+    check_pending(state, in_flight, settings.reduce_dtype)
+    if length := len(in_flight.pending):
+        wanted = jax.eval_shape(lambda: empty_mean(whole, shards, length))
+        check_mean(state, wanted is not None)
+    check_keywords(settings.loss_fn, model_state=state.model_state, rng=state.rng)
+    rng, key = _split(state.rng, lax.axis_index(settings.axis_name))
+    if shards:
+        args = whole, state.model_state, key, batch, shards
+        warn_of_unused_axes(settings.loss_fn, *args)
+    params = point(state, in_flight)
+    model_state = model_state_ahead(
+        state.model_state, in_flight, shards, skip_nonfinite=settings.skip_nonfinite
+    )
+    room = in_flight.pending[0].changes if in_flight.pending else None
+    message, after = local_message(
+        settings, params, model_state, key, batch, shards, room
+    )
+    check_room(message, in_flight)
+    return message, Computed(after, rng, state.step + 1)
+
+
+def _split(rng: Any, place: jax.Array) -> tuple[Any, Any]:
+    """Returns the keys for the next step, and this device's keys for this step.
+
+    Args:
+      rng: Keys, or `None`.
+      place: The device's place along the axes of the data.
+    """
+    if rng is None:
+        return None, None
+    keys, structure = jax.tree.flatten(rng)
+    pairs = [tuple(jax.random.split(key)) for key in keys]
+    following = [key for key, _ in pairs]
+    own = [jax.random.fold_in(key, place) for _, key in pairs]
+    return jax.tree.unflatten(structure, following), jax.tree.unflatten(structure, own)

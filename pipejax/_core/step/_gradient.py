@@ -1,0 +1,141 @@
+r"""Computes the gradient of one device, and makes the message that it sends.
+
+- Simple form of the loss: `loss_fn(params, batch)` returns a scalar.
+- Full form: `loss_fn(params, batch, *, model_state, rng)` returns `loss, Aux(...)`.
+- m microbatches: the gradient is the mean of `g_j`, the gradients of the microbatches,
+  which `lax.scan` computes one after another. Only the activations of one microbatch
+  are in memory at a time.
+
+  $$g = 1/m \sum_j g_j$$
+
+- Weights `W_j`: the message holds the weighted sum of the gradients. After the sum over
+  devices, it is divided by the sum of all weights, over microbatches and devices.
+
+  $$\sum_j W_j g_j$$
+
+- Mixed precision: the loss sees parameters and batch in `compute_dtype`. The gradient
+  is taken with respect to the master copy of the parameters, and has its dtype.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
+
+from pipejax._core.message import Message, Passengers, in_place, travelling
+from pipejax._internal.shards import UNSHARDED, Shards, constrained
+
+from ._batch import Batch
+from ._loss import full_form
+from ._model_state import changes_of, every_change, warn_of_zeros, with_changes
+from ._part import part_of, together
+from ._step import Settings
+
+
+def local_message(
+    settings: Settings,
+    params: optax.Params,
+    model_state: Any,
+    rng: Any,
+    batch: Batch,
+    shards: Shards = UNSHARDED,
+    room: Any = None,
+) -> tuple[Message, Any]:
+    """Runs the loss and its gradient over this device's share of the batch.
+
+    Args:
+      settings: The settings of the step.
+      params: Pytree of floating arrays.
+      model_state: Model state, passed to the loss as a keyword unless it is `None`.
+      rng: Key of this device for this step, or a pytree of keys, passed to the loss as
+        a keyword unless it is `None`. Several microbatches get keys of their own, split
+        from these.
+      batch: Arrays with a leading axis of B examples, where B is a multiple of
+        the number of microbatches.
+      shards: How a group of devices shards parameters and model state.
+      room: The changes of model state for which the queue has room. `None` without a
+        queue.
+
+    Returns:
+      The message to reduce, and the model state as this device leaves it.
+
+    Raises:
+      ValueError: If `loss_fn` breaks its contract.
+    """
+    full = full_form(settings.loss_fn, settings.compute_dtype)
+    part_of_batch = functools.partial(
+        part_of, full, params, axis_name=settings.axis_name, specs=shards.params
+    )
+    arrays, count = constrained(batch.arrays, batch.specs), settings.microbatches
+    if count == 1:
+        part, after, unchanged = part_of_batch(arrays, model_state, rng)
+    else:
+
+        def add(carry: Any, inputs: Any) -> Any:
+            total, before = carry
+            arrays, keys = inputs
+            part, after, unchanged = part_of_batch(arrays, before, keys)
+            total = jax.tree.map(jnp.add, total, part.gradients)
+            return (total, after), (part._replace(gradients=None), unchanged)
+
+        parts = jax.tree.map(lambda x: _in_parts(x, count), arrays)
+        # Without this, each microbatch may lie on a single device of the group.
+        parts = constrained(parts, tuple(P(None, *spec) for spec in batch.specs))
+        keys = jax.tree.map(lambda key: jax.random.split(key, count), rng)
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        zeros = constrained(zeros, shards.params)
+        (total, after), (each, unchanged) = lax.scan(
+            add, (zeros, model_state), (parts, keys)
+        )
+        part = together(total, each)
+    changes = changes_of(after, model_state, unchanged.leaves, room)
+    warn_of_zeros(changes, model_state, unchanged.leaves)
+    message = in_place(
+        Message(
+            gradients=travelling(part.gradients, settings.reduce_dtype),
+            changes=travelling(changes, settings.reduce_dtype),
+            passengers=Passengers.of(part.loss, part.metrics, part.weight),
+            shards=with_changes(shards, model_state, changes),
+        )
+    )
+    _check_range(message)
+    return message, after
+
+
+def empty_message(
+    params: Any,
+    model_state: Any,
+    reduce_dtype: DTypeLike | None,
+    shards: Shards = UNSHARDED,
+) -> Message:
+    """Makes a message of zeros with all changes, whose only passenger is the loss."""
+    gradients = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)
+    changes = every_change(model_state)
+    return Message(
+        gradients=travelling(gradients, reduce_dtype),
+        changes=travelling(changes, reduce_dtype),
+        passengers=Passengers.of(jnp.zeros(()), None),
+        shards=with_changes(shards, model_state, changes),
+    )
+
+
+def _in_parts(x: jax.Array, count: int) -> jax.Array:
+    """Cuts an array along its first axis into `count` equal parts."""
+    return x.reshape(count, x.shape[0] // count, *x.shape[1:])
+
+
+def _check_range(message: Message) -> None:
+    """Raises a `ValueError` if weighted gradients would travel as float16."""
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(message.gradients)}
+    if message.weight is not None and jnp.dtype(jnp.float16) in dtypes:
+        raise ValueError(
+            "`reduce_dtype` must not be float16 where `loss_fn` returns a weight, nor"
+            " None where parameters are float16: gradients travel multiplied by the"
+            " weight, and float16 ends at 65,504. Choose reduce_dtype=jnp.bfloat16 or"
+            " jnp.float32."
+        )

@@ -1,0 +1,168 @@
+"""Where the pieces of a sharded optimizer lie, as partition specs."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import optax
+from jax.sharding import PartitionSpec as P
+
+from pipejax._core.message import Message, summands
+from pipejax._core.pieces import Devices, Split
+from pipejax._internal.mesh import AxisName, axes
+from pipejax._internal.shards import (
+    Shards,
+    cut_spec,
+    optimizer_specs,
+    over,
+    shard_form,
+    together,
+)
+
+from ._state import specs_over
+
+
+class Places(NamedTuple):
+    """Where the pieces of parameters and optimizer state lie.
+
+    Attributes:
+      devices: The devices that have pieces: those along the axes of the data, and those
+        of each group.
+      data: Number of devices, or groups, along the axes of the data.
+      params: For each parameter, the spec over all axes.
+      params_inside: For each parameter, the spec over inner axes.
+      opt_state: Pytree like the optimizer state, of specs over all axes.
+      opt_state_inside: Pytree like the optimizer state, of specs over inner axes.
+      opt_state_cuts: For each leaf of the optimizer state, the axis along which it is
+        split over the data, or `None`.
+      whole_opt_state: Shapes of the whole optimizer state.
+    """
+
+    devices: Devices
+    data: int
+    params: tuple[P, ...]
+    params_inside: tuple[P, ...]
+    opt_state: Any
+    opt_state_inside: Any
+    opt_state_cuts: tuple[int | None, ...]
+    whole_opt_state: Any
+
+    @classmethod
+    def of(
+        cls,
+        tx: optax.GradientTransformation,
+        params: Any,
+        shards: Shards,
+        axis_name: AxisName,
+        sizes: Any,
+    ) -> "Places":
+        """Returns where the pieces lie.
+
+        Args:
+          tx: The optimizer.
+          params: Shapes of the whole parameters.
+          shards: How they are split. If they do not say it of the optimizer state, an
+            array at the path of a parameter of the same shape is split as this
+            parameter, and all others are whole.
+          axis_name: Axis or axes of the data.
+          sizes: The sizes of the axes of the mesh, by name.
+        """
+        names = (*axes(axis_name), *shards.inner)
+        devices = Devices({name: sizes[name] for name in names})
+        cuts = tuple(cut_spec(cut, axis_name) for cut in shards.cuts)
+        inside = shards.params or (P(),) * len(cuts)
+        split = tuple(map(together, inside, cuts))
+        whole = jax.eval_shape(tx.init, params)
+        specs = shards.opt_state or spec_leaves(optimizer_specs(whole, params, split))
+        data = (over(spec, axes(axis_name)) for spec in specs)
+        return cls(
+            devices=devices,
+            data=devices.count(axes(axis_name)),
+            params=split,
+            params_inside=inside,
+            opt_state=specs_over(specs, whole, names),
+            opt_state_inside=specs_over(specs, whole, shards.inner),
+            opt_state_cuts=tuple(len(x) - 1 if x != P() else None for x in data),
+            whole_opt_state=whole,
+        )
+
+    @classmethod
+    def here(
+        cls,
+        tx: optax.GradientTransformation,
+        params: optax.Params,
+        shards: Shards,
+        axis_name: AxisName,
+    ) -> "Places":
+        """Returns where the pieces lie, inside the program of a step."""
+        sizes = jax.sharding.get_abstract_mesh().shape
+        return cls.of(tx, params, shards, axis_name, sizes)
+
+    def piece(self, form: Any, spec: P) -> jax.ShapeDtypeStruct:
+        """Returns the shape and dtype of a device's piece of a whole array."""
+        return shard_form(form, spec, self.devices.sizes)
+
+    def kept(self, spec: P, split: Split) -> P:
+        """Returns the spec of a result in the place of an array with the spec `spec`.
+
+        It is `spec` unless pieces of the result lie elsewhere.
+
+        Args:
+          spec: How the array is split.
+          split: How the result is split.
+        """
+        same = self.devices.divides(split_of(spec, len(split))) == split
+        return spec if same else spec_of(split)
+
+
+def check_places(after: Sequence[P], places: Places) -> None:
+    """Raises a `ValueError` unless an update leaves the optimizer state as it lies.
+
+    Args:
+      after: How the update leaves it, as a spec for each leaf.
+      places: Where the pieces lie before it.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(places.whole_opt_state)
+    triples = zip(leaves, spec_leaves(places.opt_state), after, strict=True)
+    for (path, _), before, now in triples:
+        if before != now:
+            raise ValueError(
+                "`state` must be of a train step with this `tx`, which decides how the"
+                " arrays of its state are split with shard_optimizer=True; got"
+                f" `opt_state{jax.tree_util.keystr(path)}` split as {before}, and an"
+                f" update that leaves it as {now}. Drain it with the train step that"
+                " made it, then go on from `train.init(state.params,"
+                " opt_state=state.opt_state)`."
+            )
+
+
+def spec_of(split: Split) -> P:
+    """Undoes `split_of`: returns a split as a partition spec."""
+    return over(P(*split), {name for names in split for name in names})
+
+
+def split_of(spec: P, ndim: int) -> Split:
+    """Returns a partition spec as a split, which has an entry for every axis.
+
+    Args:
+      spec: The spec.
+      ndim: The number of axes of the array.
+    """
+    entries = [() if entry is None else axes(entry) for entry in spec]
+    return (*entries, *[()] * (ndim - len(entries)))
+
+
+def spec_leaves(tree: Any) -> list[P]:
+    """Returns the partition specs of a pytree."""
+    return jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, P))
+
+
+def exact_specs(message: Message) -> tuple[P, ...]:
+    """Returns how the arrays that travel exactly are split over inner axes.
+
+    Args:
+      message: A message, or its shapes.
+    """
+    changes = len(jax.tree.leaves(message.changes))
+    others = len(summands(message).exact) - changes
+    return (*(message.shards.changes or (P(),) * changes), *(P(),) * others)

@@ -1,0 +1,194 @@
+"""Finds where a device takes its gradient, if it has the whole optimizer.
+
+The rule itself is in `_core.prediction`. This module gives it what a state holds.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from pipejax._core.message import InFlight, Message, Reduced, mean, mean_as, valid
+from pipejax._core.prediction import Kind, Mean, Own, Update, kind_of, predicted
+from pipejax._internal.shards import Shards, constrained
+
+from ._state import PipelineState
+from ._step import Settings
+from ._update import applied, select, updated
+
+KindOf = Callable[[optax.Params, int, int], Kind | None]
+"""From shapes of the whole parameters, the number of gradients in flight, and that of
+devices to the kind of update. `None` if nothing is predicted, or by own gradients."""
+
+
+def kinds(settings: Settings) -> KindOf:
+    """Returns a function that says how the update depends on gradients.
+
+    An update of many arrays takes seconds to trace, and several programs ask. The
+    function remembers what it has found.
+
+    Args:
+      settings: The settings of the step.
+    """
+
+    @functools.cache
+    def found(structure: Any, forms: tuple[Any, ...], length: int) -> Kind:
+        leaves = [jax.ShapeDtypeStruct(*form) for form in forms]
+        params = jax.tree.unflatten(structure, leaves)
+        opt_state = jax.eval_shape(settings.tx.init, params)
+        return kind_of(update_of(settings), params, opt_state, length)
+
+    def kind(params: optax.Params, length: int, devices: int) -> Kind | None:
+        if settings.weight_prediction != "linearized" or not length or devices == 1:
+            return None
+        leaves, structure = jax.tree.flatten(params)
+        forms = tuple((leaf.shape, jnp.dtype(leaf.dtype)) for leaf in leaves)
+        return found(structure, forms, length)
+
+    return kind
+
+
+def update_of(settings: Settings) -> Update:
+    """Returns the update of the optimizer, as predictions take it."""
+    return functools.partial(updated, settings.tx)
+
+
+def empty_mean(
+    settings: Settings,
+    kind_of: KindOf,
+    params: optax.Params,
+    shards: Shards,
+    length: int,
+) -> Mean | None:
+    """Returns the mean that predictions need before any is applied, or `None`.
+
+    Args:
+      settings: The settings of the step.
+      kind_of: What `kinds` returned.
+      params: The whole parameters, or their shapes.
+      shards: How they are split.
+      length: Number of gradients in flight, K-1.
+    """
+    del shards
+    kind = kind_of(params, length, lax.axis_size(settings.axis_name))
+    if kind is None or kind.name == "linear":
+        return None
+    return Mean.empty(params, settings.reduce_dtype)
+
+
+def point(
+    settings: Settings, kind_of: KindOf, state: PipelineState, in_flight: InFlight
+) -> optax.Params:
+    """Returns the parameters at which this device takes its gradient.
+
+    Args:
+      settings: The settings of the step.
+      kind_of: What `kinds` returned.
+      state: The state, with the whole parameters.
+      in_flight: This device's messages in flight.
+    """
+    trained = state.trainable
+    if not settings.weight_prediction or not in_flight.pending:
+        return trained.params
+    # Without the barrier, XLA computes what the prediction and the update have in
+    # common only once, and keeps it beside the parameters and the optimizer state: for
+    # a ResNet-18 on GPUs, one and a half copies of the parameters. The barrier leaves
+    # out the step counter. With it, the all-reduce would wait for the barrier.
+    held = lax.optimization_barrier((trained.params, trained.opt_state, trained.mean))
+    params, opt_state, mean = held
+    if mean is None:
+        trained = trained._replace(params=params, opt_state=opt_state)
+        return by_own(settings, state._replace(trainable=trained), in_flight)
+    devices = lax.axis_size(settings.axis_name)
+    kind = kind_of(params, len(in_flight.pending), devices)
+    assert kind is not None  # because something needs the mean
+    own = own_gradients(params, in_flight)
+    found = predicted(kind, update_of(settings), params, opt_state, mean, own)
+    return constrained(found, trained.shards.params)
+
+
+def by_own(
+    settings: Settings, state: PipelineState, in_flight: InFlight
+) -> optax.Params:
+    """Returns the parameters to which this device's own messages in flight lead.
+
+    They are applied in their order, in place of the means over devices. If updates are
+    linear and all devices have the same weight, the mean of the results over devices is
+    exact. How far they may lie apart depends on the learning rate (`pj.stability`).
+    `deviation_feedback` damps this.
+
+    Args:
+      settings: The settings of the step.
+      state: The state, with the whole parameters and optimizer state.
+      in_flight: This device's messages in flight.
+    """
+    state = state._replace(trainable=state.trainable._replace(mean=None))
+    several = lax.axis_size(settings.axis_name) > 1
+    messages = _expected(settings.deviation_feedback, in_flight)
+    for own, real in zip(messages, valid(in_flight), strict=True):
+        reduced = Reduced.of(own, real)
+        if settings.weight_prediction == "linearized" and several:
+            reduced = _or_zeros(reduced)
+        state, _ = applied(
+            settings, state, state.model_state, reduced, devices=1, alike=False
+        )
+    return state.params
+
+
+def own_gradients(params: optax.Params, in_flight: InFlight) -> list[Own]:
+    """Returns this device's gradients in flight, oldest first.
+
+    Args:
+      params: The whole parameters, or their shapes.
+      in_flight: This device's messages in flight.
+    """
+
+    def one(message: Message, real: jax.Array) -> Own:
+        # Also where the optimizer is to deal with NaN: P times NaN is NaN.
+        usable = Reduced.of(message, real).usable
+        gradients = mean_as(message.gradients, params, message, 1)
+        zeros = jax.tree.map(jnp.zeros_like, gradients)
+        loss = mean(message.passengers.loss, message, 1)
+        return Own(select(usable, gradients, zeros), loss, real, usable)
+
+    return list(map(one, in_flight.pending, valid(in_flight)))
+
+
+def _or_zeros(own: Reduced) -> Reduced:
+    """Returns a message with zeros in place of gradients that are not usable.
+
+    The mean in flight may be usable all the same, and moments move with it.
+    """
+    usable = own.usable
+    gradients, passengers = own.sum.gradients, own.sum.passengers
+    zeros = jax.tree.map(jnp.zeros_like, gradients)
+    if passengers.weighted:
+        weight = jnp.where(usable, passengers.weight, 1)
+        values = passengers.values.at[1].set(weight)
+        passengers = dataclasses.replace(passengers, values=values)
+    message = own.sum._replace(
+        gradients=select(usable, gradients, zeros), passengers=passengers
+    )
+    return own._replace(sum=message, finite=jnp.array(True))
+
+
+def _expected(feedback: float, in_flight: InFlight) -> tuple[Message, ...]:
+    """Returns the messages in flight, the oldest with a part of the deviation."""
+    if in_flight.deviation is None:
+        return in_flight.pending
+    oldest, *newer = in_flight.pending
+    weight = oldest.weight
+
+    def add(own: jax.Array, deviation: jax.Array) -> jax.Array:
+        factor: float | jax.Array = feedback
+        if weight is not None:  # gradients in flight are multiplied by it
+            factor *= weight.astype(own.dtype)
+        return own + factor * deviation
+
+    gradients = jax.tree.map(add, oldest.gradients, in_flight.deviation)
+    return oldest._replace(gradients=gradients), *newer

@@ -1,0 +1,123 @@
+r"""Defines a step as a value: what one device does, as pure functions.
+
+A step of width K is made of four functions, which an executor calls in this order:
+
+1. `compute` makes the message of this batch, at the parameters that the device
+   predicts.
+2. `exchange` sums the messages of K-1 steps ago over devices. If K is above 1, it needs
+   nothing of `compute`, so it runs beside it.
+3. `apply` applies the mean of the messages that are due.
+
+`init` makes what the other three begin with. All of them run inside `jax.shard_map`
+over the axes of the data, on the arrays of one device or group.
+
+`replicated_step` and `zero1_step` make a `Step`. They differ in what a device keeps of
+the optimizer, and in what the exchange does.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import optax
+from jax.sharding import Mesh
+from jax.typing import DTypeLike
+
+from pipejax._core.message import Exchange, InFlight, Message, Reduced, Valid
+from pipejax._core.prediction import CODE
+from pipejax._internal.mesh import AxisName
+from pipejax._internal.shards import Shards
+from pipejax.collectives import AllReduce
+
+from ._batch import Batch
+from ._info import StepInfo
+from ._loss import Loss
+from ._state import PipelineState, Trainable
+
+Rule = Literal["linearized", "own", False]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Settings:
+    """What a device does in a step, as the arguments of `make_train_step` say it.
+
+    Attributes:
+      loss_fn: The loss function.
+      tx: The optimizer.
+      axis_name: Mesh axis of the data, or a tuple of axes.
+      branches: Whether an update that is not applied is not computed either. This suits
+        CPUs. Accelerators select from both results, without waiting for the host.
+      microbatches: Number of parts of a device's batch.
+      compute_dtype: dtype of the forward and the backward pass, or `None`.
+      reduce_dtype: dtype in which gradients travel, or `None`.
+      weight_prediction: The rule of prediction, or `False`.
+      deviation_feedback: Share of the deviation that predictions use.
+      skip_nonfinite: Whether updates that are not finite are skipped.
+      slope_dtype: dtype in which devices gather slopes with a sharded optimizer. It has
+        8 bits; tests use more.
+    """
+
+    loss_fn: Loss
+    tx: optax.GradientTransformation
+    axis_name: AxisName
+    branches: bool = True
+    microbatches: int = 1
+    compute_dtype: DTypeLike | None = None
+    reduce_dtype: DTypeLike | None = None
+    weight_prediction: Rule = "linearized"
+    deviation_feedback: float = 0.0
+    skip_nonfinite: bool = True
+    slope_dtype: DTypeLike = CODE
+
+
+class Computed(NamedTuple):
+    """The values that `compute` leaves for the update of the same step.
+
+    Attributes:
+      model_state: Model state as this device's loss left it.
+      rng: Key for the next step.
+      step: Number of calls of `train.step`, this call included.
+    """
+
+    model_state: Any
+    rng: Any
+    step: jax.Array
+
+
+class Step(NamedTuple):
+    """The work of one device or group in a step.
+
+    Attributes:
+      settings: The settings that it follows.
+      layout: `(params, message, mesh) -> Shards` says how the arrays of a state are
+        split, from shapes alone. The message says how the parameters are.
+      init: `(params, opt_state, known, shards, length) -> Trainable` makes what is
+        trained as this device keeps it, for queues of `length` messages. `known` says
+        whether the optimizer's state was given.
+      message: `(params, model_state, rng, batch, shards, room)` returns the message of
+        a batch, and the model state as the loss left it.
+      compute: `(state, in_flight, batch) -> Message, Computed`.
+      exchange: `(trainable, message, valid, all_reduce) -> Exchange` sums a message
+        over devices. With a sharded optimizer, it updates `trainable` on the way.
+      gather: `(trainable, all_reduce) -> Trainable` gathers the parameters as they are,
+        with nothing in flight. `None` where every device has all of them.
+      apply: `(state, computed, reduced) -> state, StepInfo`. A drain has computed
+        nothing and gives `None`.
+    """
+
+    settings: Settings
+    layout: Callable[[optax.Params, Message, Mesh], Shards]
+    init: Callable[[optax.Params, optax.OptState, bool, Shards, int], Trainable]
+    message: Callable[..., tuple[Message, Any]]
+    compute: Callable[[PipelineState, InFlight, Batch], tuple[Message, Computed]]
+    exchange: Callable[[Trainable, Message, Valid, AllReduce], Exchange]
+    gather: Callable[[Trainable, AllReduce], Trainable] | None
+    apply: Callable[
+        [PipelineState, Computed | None, Reduced], tuple[PipelineState, StepInfo]
+    ]
+
+    @property
+    def shards_optimizer(self) -> bool:
+        """Returns whether each device keeps only pieces of the optimizer."""
+        return self.gather is not None

@@ -1,0 +1,230 @@
+"""Applies a reduced message, or holds it back.
+
+Parameters and optimizer state stay as they are in two cases:
+
+- Nothing has arrived (at the start of the pipeline), or all weights are 0.
+- A reduced gradient or change of model state is not finite. This is also counted. Every
+  replica decides from the same reduced message, so that the decision costs no
+  communication. With `skip_nonfinite=False`, the message is applied.
+"""
+
+import functools
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from pipejax._core.checks import check_kept_form
+from pipejax._core.message import Message, Reduced, mean, mean_as
+from pipejax._core.prediction import Mean
+from pipejax._internal.traced_axes import collective_axes
+
+from ._info import StepInfo
+from ._model_state import mean_changes, moved, unmoved
+from ._state import PipelineState, in_place
+from ._step import Computed, Settings
+
+
+def apply(
+    settings: Settings,
+    state: PipelineState,
+    computed: Computed | None,
+    reduced: Reduced,
+) -> tuple[PipelineState, StepInfo]:
+    """Applies the mean that is due, if it has arrived and is finite.
+
+    Args:
+      settings: The settings of the step.
+      state: State before the update.
+      computed: What `compute` left. `None` in a drain, which computes nothing.
+      reduced: The messages that are due, summed over devices.
+
+    Returns:
+      The state after the update, and what the step reports.
+    """
+    after = state.model_state
+    if computed is not None:
+        after = computed.model_state
+        state = state._replace(rng=computed.rng, step=computed.step)
+    if reduced.updated is not None:
+        state = state._replace(trainable=reduced.updated)
+    devices = lax.axis_size(settings.axis_name)
+    return applied(settings, state, after, reduced, devices=devices, alike=True)
+
+
+def applied(
+    settings: Settings,
+    state: PipelineState,
+    after: Any,
+    reduced: Reduced,
+    *,
+    devices: int,
+    alike: bool,
+) -> tuple[PipelineState, StepInfo]:
+    """Applies the mean of one step's messages, if there is one to apply.
+
+    Args:
+      settings: The settings of the step.
+      state: State before the update.
+      after: Model state as this device's loss left it. Leaves that are not averaged
+        advance whether or not there is an update.
+      reduced: The messages, summed over devices.
+      devices: Number of devices over which the messages were summed.
+      alike: Whether all devices apply the same sum. Otherwise, each device applies its
+        own message, in a prediction.
+
+    Returns:
+      The state after the update, and what to report.
+    """
+    applies, skips = decided(reduced, skip_nonfinite=settings.skip_nonfinite)
+    message, trained = reduced.sum, state.trainable
+    learned = trained.params, trained.opt_state, trained.mean
+
+    def advance() -> tuple[optax.Params, optax.OptState, Mean | None]:
+        if message.gradients is None:  # the exchange has updated them
+            return learned
+        return advanced(settings.tx, *learned, message, devices)
+
+    def update() -> Any:
+        changes = mean_changes(message, state.model_state, devices)
+        return *advance(), moved(state.model_state, after, changes)
+
+    def hold() -> Any:
+        return *learned, unmoved(state.model_state, after)
+
+    # A branch compiles the update by itself, as in a step by hand, with the same bits.
+    # But a collective in it would wait in vain for devices in the other branch.
+    if settings.branches and (alike or not collective_axes(advance)):
+        found = lax.cond(applies, update, hold)
+    else:
+        found = select(applies, update(), hold())
+    params, opt_state, mean, model_state = found
+    skipped = state.skipped + skips.astype(jnp.int32)
+    info = _info(message, reduced.counts, devices)
+    state = state._replace(
+        trainable=trained._replace(params=params, opt_state=opt_state, mean=mean),
+        model_state=model_state,
+        skipped=skipped,
+    )
+    return in_place(state), info._replace(applied=applies, skipped=skipped)
+
+
+def decided(reduced: Reduced, *, skip_nonfinite: bool) -> tuple[jax.Array, jax.Array]:
+    """Returns whether a reduced message is applied, and whether it is skipped.
+
+    Args:
+      reduced: The messages, summed over devices.
+      skip_nonfinite: Whether a message that is not finite is held back.
+    """
+    counts = reduced.counts
+    skips = counts & ~reduced.finite if skip_nonfinite else jnp.zeros((), jnp.bool_)
+    return counts & ~skips, skips
+
+
+def advanced(
+    tx: optax.GradientTransformation,
+    params: Any,
+    opt_state: Any,
+    applied: Mean | None,
+    message: Message,
+    devices: int,
+) -> tuple[Any, Any, Mean | None]:
+    """Returns parameters and optimizer state after the update by a summed message.
+
+    Args:
+      tx: The optimizer.
+      params: Parameters before the update.
+      opt_state: Optimizer state before the update.
+      applied: The mean gradient of the update before, or `None` if none is kept.
+      message: The messages, summed over devices.
+      devices: Number of devices over which the messages were summed.
+
+    Returns:
+      Parameters, optimizer state and the mean gradient that was applied.
+    """
+    # The division is done here, where it fuses with the optimizer's arithmetic.
+    # Elsewhere it would take one more pass over the gradients.
+    gradients = mean_as(message.gradients, params, message, devices)
+    loss = mean(message.passengers.loss, message, devices)
+    updates, new = updated(tx, gradients, opt_state, params, loss)
+    if applied is not None:
+        applied = applied.after(gradients, loss)
+    return optax.apply_updates(params, updates), new, applied
+
+
+def updated(
+    tx: optax.GradientTransformation,
+    gradients: optax.Updates,
+    opt_state: optax.OptState,
+    params: optax.Params,
+    loss: jax.Array,
+) -> tuple[optax.Updates, optax.OptState]:
+    """Runs `tx.update`, with the loss as `value` if the optimizer takes this argument.
+
+    The loss and the gradients are those of the same batch.
+    `optax.contrib.reduce_on_plateau` and `optax.polyak_sgd` read `value`, and wrappers
+    hand it on.
+
+    Raises:
+      ValueError: If the optimizer needs more, such as the function `value_fn` with
+        which a line search computes the loss again, or if the state changes its form.
+    """
+    run: Any = functools.partial(tx.update, gradients, opt_state, params)
+    try:
+        try:
+            updates, new = run(value=loss)
+        except TypeError as error:
+            if "unexpected keyword argument 'value'" not in str(error):
+                raise
+            updates, new = run()
+    except TypeError as error:
+        if not re.search("required (keyword-only|positional) arg", str(error)):
+            raise
+        raise _needs_more(str(error)) from error
+    except KeyError as error:
+        raise _needs_more(f"KeyError: {error}") from error
+    check_kept_form(opt_state, new)
+    return updates, new
+
+
+def _needs_more(what: str) -> ValueError:
+    """Returns the error for an optimizer that needs more than it is given."""
+    return ValueError(
+        "`tx` must need nothing but gradients, state, parameters and the loss as"
+        f" `value`; got an update that ends with {what}. A line search or a Hessian"
+        " would exchange gradients again in every step: choose an optimizer without"
+        " one, such as optax.adamw. Bind other arguments in a transformation of your"
+        " own."
+    )
+
+
+def _info(message: Message, arrived: jax.Array, devices: int) -> StepInfo:
+    """Returns what to report of a message.
+
+    `applied` and `skipped` are placeholders that the caller replaces.
+    """
+    passengers = message.passengers
+    # Under `jax_debug_nans`, JAX raises an error at any NaN, even if the NaN only says
+    # that nothing has arrived.
+    nothing = 0.0 if jax.debug_nans.value else jnp.nan
+    loss, metrics = jax.tree.map(
+        lambda x: jnp.where(arrived, mean(x, message, devices), nothing),
+        (passengers.loss, passengers.metrics),
+    )
+    weight = jnp.float32(1) if message.weight is None else message.weight
+    return StepInfo(
+        loss=loss,
+        metrics=metrics,
+        weight=jnp.where(arrived, weight, 0),
+        arrived=arrived,
+        applied=arrived,
+        skipped=arrived,
+    )
+
+
+def select(predicate: jax.Array, new: Any, old: Any) -> Any:
+    """Returns the leaves of `new` if `predicate` is true, and those of `old` if not."""
+    return jax.tree.map(lambda n, o: jnp.where(predicate, n, o), new, old)

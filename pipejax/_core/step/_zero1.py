@@ -1,0 +1,335 @@
+r"""Makes a step whose optimizer is sharded over devices (ZeRO-1).
+
+An all-reduce is a reduce-scatter and an all-gather. With a sharded optimizer, the
+update runs between the two:
+
+1. The reduce-scatter leaves each device with its piece of the mean gradient.
+2. The device updates its pieces of parameters and optimizer state.
+3. The all-gather gives every device the new parameters.
+
+The exchange sends the bytes of an all-reduce, while each device keeps and computes only
+its share of the optimizer. At width K, all of the exchange needs nothing of the step
+that it runs beside, and the recursion is that of the unsharded pipeline:
+
+$$w_t = w_{t-1} - u(g_{t-K})$$
+
+The update may need sums over whole gradients: whether all are finite, and the norm by
+which they are clipped. A small all-reduce between the two halves carries these sums.
+
+References:
+  Rajbhandari et al., ZeRO, 2020, https://arxiv.org/abs/1910.02054
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from pipejax._core.message import (
+    Exchange,
+    Message,
+    Reduced,
+    Valid,
+    layout_of,
+    on_shards_of,
+    summands,
+)
+from pipejax._core.pieces import NotElementwiseError, stages_of
+from pipejax._core.prediction import CODE, Mean, Slopes, of_words, to_words, word_form
+from pipejax._internal.shards import Shards, as_on_shards
+from pipejax.collectives import (
+    AllReduce,
+    Halved,
+    Local,
+    Stages,
+    Summands,
+    on_first,
+    on_own_shards,
+    run,
+)
+
+from ._compute import compute
+from ._gradient import local_message
+from ._places import Places, check_places, exact_specs, spec_leaves, split_of
+from ._prediction import KindOf, kinds
+from ._state import Trainable, data_specs
+from ._step import Settings, Step
+from ._update import apply
+from ._zero1_point import point
+from ._zero1_update import (
+    Between,
+    after_update,
+    gathered_dtype,
+    means_of,
+    needs_slopes,
+    program_of,
+    sends_slopes,
+    to_gather,
+)
+
+
+def zero1_step(settings: Settings) -> Step:
+    """Returns the step in which each device keeps and updates pieces of the optimizer.
+
+    Args:
+      settings: The settings of the step.
+    """
+    kind_of = kinds(settings)
+    begin = functools.partial(_empty_mean, settings, kind_of)
+    at = functools.partial(point, settings, kind_of)
+    return Step(
+        settings=settings,
+        layout=functools.partial(_layout, settings, kind_of),
+        init=functools.partial(_init, settings, kind_of),
+        message=functools.partial(local_message, settings),
+        compute=functools.partial(compute, settings, at, begin),
+        exchange=functools.partial(_exchange, settings, kind_of),
+        gather=functools.partial(_gather, settings),
+        apply=functools.partial(apply, settings),
+    )
+
+
+def _layout(
+    settings: Settings,
+    kind_of: KindOf,
+    params: optax.Params,
+    message: Message,
+    mesh: Mesh,
+) -> Shards:
+    """Returns how all arrays of a state are split.
+
+    An array of the optimizer state is split as the values that an update writes into
+    it, which follows from the splits of gradients, parameters and state. Each array
+    that is found to be split may split others, so the update is planned until nothing
+    changes.
+
+    Raises:
+      ValueError: If devices cannot update their pieces by themselves.
+    """
+    shards, tx = message.shards, settings.tx
+    while True:
+        places = Places.of(tx, params, shards, settings.axis_name, mesh.shape)
+        given = params, message, None, None, 0, places
+        try:
+            after = after_update(program_of(settings, kind_of, *given), places)
+        except NotElementwiseError as error:
+            raise ValueError(
+                "`tx` must update each element from the gradient, the parameter and"
+                " the state at its place, and from sums or maxima over axes of an"
+                " array, because with shard_optimizer=True every device has only a"
+                f" piece of each array; got an operation `{error}`. Choose an"
+                " optimizer such as optax.adamw, or leave out shard_optimizer."
+            ) from error
+        shards = dataclasses.replace(shards, opt_state=after)
+        if after == tuple(spec_leaves(places.opt_state)):
+            return shards
+
+
+def _empty_mean(
+    settings: Settings,
+    kind_of: KindOf,
+    params: optax.Params,
+    shards: Shards,
+    length: int,
+) -> Mean | None:
+    """Returns the mean that predictions need before any is applied, or `None`.
+
+    It has no gradients if devices find the slopes themselves.
+    """
+    places = Places.here(settings.tx, params, shards, settings.axis_name)
+    kind = kind_of(params, length, places.data)
+    if kind is None:
+        return None
+    mean = Mean.empty(params, settings.reduce_dtype)
+    if kind.name == "linear" and not needs_slopes(kind, places):
+        return mean._replace(gradients=None)
+    return mean
+
+
+def _init(
+    settings: Settings,
+    kind_of: KindOf,
+    params: optax.Params,
+    opt_state: optax.OptState,
+    known: bool,
+    shards: Shards,
+    length: int,
+) -> Trainable:
+    """Returns this device's pieces, and what every device has whole."""
+    mean = _empty_mean(settings, kind_of, params, shards, length)
+    if mean is not None:  # an optimizer that goes on is expanded at a mean of zero
+        mean = mean._replace(known=jnp.array(known))
+    whole = Trainable(params, opt_state, mean, shards=shards)
+    places = Places.here(settings.tx, params, shards, settings.axis_name)
+    pieces = jax.tree.map(
+        lambda x, spec: places.devices.piece(x, split_of(spec, x.ndim)),
+        whole,
+        data_specs(whole, settings.axis_name),
+    )
+    slopes, kind = None, kind_of(params, length, places.data)
+    if kind is not None and needs_slopes(kind, places):
+        codes = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, _slope_dtype(settings, x)), params
+        )
+        steepest = jax.tree.map(lambda _: jnp.float32(0), params)
+        slopes = Slopes((codes,) * length, (steepest,) * length)
+    gathered = jax.tree.map(lambda x: x.astype(gathered_dtype(settings, x)), params)
+    return pieces._replace(gathered=gathered, slopes=slopes)
+
+
+def _exchange(
+    settings: Settings,
+    kind_of: KindOf,
+    trainable: Trainable,
+    message: Message,
+    valid: Valid,
+    all_reduce: AllReduce,
+) -> Exchange:
+    """Returns the exchange that updates the optimizer between its two halves.
+
+    Args:
+      settings: The settings of the step.
+      kind_of: Says how the update depends on gradients.
+      trainable: This device's pieces before the update.
+      message: The message of this device.
+      valid: Which messages are real.
+      all_reduce: The algorithm that sums messages.
+    """
+    name, shards, whole = settings.axis_name, message.shards, trainable.whole_params
+    places, behind = Places.here(settings.tx, whole, shards, name), len(valid.behind)
+    with as_on_shards() if shards else contextlib.nullcontext():
+        kept = trainable.mean, trainable.slopes
+        program = program_of(settings, kind_of, whole, message, *kept, behind, places)
+        check_places(after_update(program, places), places)
+    sizes = places.devices.sizes
+    halved, layout = on_shards_of(message, all_reduce), layout_of(message)
+    if shards:
+        halved, layout = halved.of_one_device(sizes), halved.shard(layout, sizes)
+    forms, gather = _gathered_forms(settings, whole, places), halved
+    if sends := sends_slopes(trainable.slopes, behind):
+        codes = [x.update(dtype=_slope_dtype(settings, x)) for x in forms]
+        forms = [*forms, *map(word_form, codes * behind)]
+        gather = Halved(all_reduce, shards.cuts * (1 + behind))
+
+    def enter(value: Any, states: Any) -> tuple[Any, Any]:
+        sums, rest = value
+        return program.run(0, jax.tree.leaves((sums, rest))), states
+
+    def leave(value: Any, states: Any) -> tuple[Any, Any]:
+        found = program.result(value)
+        sent = tuple(map(to_words, to_gather(program, found, places)))
+        return (sent, found._replace(ahead=None, codes=None)), states
+
+    def end(value: Any) -> Reduced:
+        gathered, found = value
+        structure, count = jax.tree.structure(trainable.params), len(shards.cuts)
+        ahead, *codes = (
+            jax.tree.unflatten(structure, gathered[i : i + count])
+            for i in range(0, len(gathered), count)
+        )
+        slopes = trainable.slopes
+        if slopes is not None and sends:
+            sent = jax.tree.map(of_words, tuple(codes), slopes.codes)
+            slopes = Slopes(sent, found.steepest)
+        return Reduced(
+            sum=Message(None, found.changes, found.passengers, shards),
+            arrived=valid.message,
+            finite=found.finite,
+            updated=trainable._replace(
+                params=found.params,
+                opt_state=found.opt_state,
+                mean=found.mean,
+                gathered=ahead,
+                slopes=slopes,
+            ),
+        )
+
+    stages = (
+        on_first(halved.reduce_scatter(layout, name))
+        + Stages((Local(enter),))
+        + stages_of(program, places.devices, silent=halved.silent)
+        + Stages((Local(leave),))
+        + on_first(gather.all_gather(forms, name))
+    )
+    learned = trainable.params, trainable.opt_state, trainable.mean
+    start = summands(message), (learned, valid)
+    if shards:
+        stages = on_own_shards(stages, *_specs(message, start, forms, places))
+    # The forward pass is a third of the compute and makes no gradients yet.
+    early = 1 / 3 if settings.microbatches == 1 else 0.5
+    return Exchange(start, stages, end, early)
+
+
+def _gather(
+    settings: Settings, trainable: Trainable, all_reduce: AllReduce
+) -> Trainable:
+    """Gathers the parameters as they are, with no gradient in flight.
+
+    Args:
+      settings: The settings of the step.
+      trainable: This device's pieces.
+      all_reduce: The algorithm that sums messages.
+    """
+    shards, whole = trainable.shards, trainable.whole_params
+    places = Places.here(settings.tx, whole, shards, settings.axis_name)
+    forms = _gathered_forms(settings, whole, places)
+    stages = Halved(all_reduce, shards.cuts).all_gather(forms, settings.axis_name)
+    if shards:
+        stages = on_own_shards(stages, places.params_inside, places.params_inside)
+    leaves, structure = jax.tree.flatten(trainable.params)
+    sent = tuple(x.astype(gathered_dtype(settings, x)) for x in leaves)
+    gathered, _ = run(stages, sent, {})
+    return trainable._replace(gathered=jax.tree.unflatten(structure, gathered))
+
+
+def _slope_dtype(settings: Settings, leaf: Any) -> Any:
+    """Returns the dtype in which the slopes of a parameter are gathered."""
+    return CODE if settings.slope_dtype == CODE else leaf.dtype
+
+
+def _gathered_forms(
+    settings: Settings, params: optax.Params, places: Places
+) -> list[jax.ShapeDtypeStruct]:
+    """Returns shapes and dtypes of the pieces of parameters that are gathered."""
+    pairs = zip(jax.tree.leaves(params), places.params, strict=True)
+    return [
+        places.piece(leaf, spec).update(dtype=gathered_dtype(settings, leaf))
+        for leaf, spec in pairs
+    ]
+
+
+def _specs(
+    message: Message, start: Any, forms: Sequence[Any], places: Places
+) -> tuple[Any, Any]:
+    """Returns how the values before and after an exchange are split over inner axes.
+
+    Args:
+      message: The message.
+      start: The value before the exchange.
+      forms: Shapes and dtypes of the arrays that are gathered.
+      places: Where the pieces lie.
+    """
+    exact = exact_specs(message)
+    whole: Any = P()
+    structure = jax.tree.structure((message.changes, message.passengers))
+    changes, passengers = jax.tree.unflatten(structure, exact)
+    _, ((params, _, mean), valid) = start
+    times = len(forms) // len(places.params)
+    inside = jax.tree.unflatten(jax.tree.structure(params), places.params_inside)
+    means = None
+    if mean is not None:
+        means = means_of(None if mean.gradients is None else inside)
+    learned = inside, places.opt_state_inside, means
+    before = (
+        Summands(places.params_inside, exact),
+        (learned, jax.tree.map(lambda _: whole, valid)),
+    )
+    found: Any = Between(*learned, None, None, whole, whole, changes, passengers)
+    return before, (places.params_inside * times, found)

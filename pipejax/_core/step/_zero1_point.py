@@ -1,0 +1,107 @@
+"""Finds where a device takes its gradient, if the optimizer is sharded.
+
+A device cannot expand an update whose state other devices have. Their owners do it once
+they have the new mean m. In place of the parameters w, devices gather
+`c = w + U(m; s) - P m`, and P in 8 bits beside it. A device then predicts `c + P g`
+with its own gradient g. If P depends on nothing that is split, devices find it
+themselves.
+
+Before any mean is known, `w + U(g; s)` needs the state s of all devices. It is then the
+one with which the optimizer begins, which every device can make. An optimizer that
+continues from a given state is expanded at m = 0 instead.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from pipejax._core.message import InFlight, valid
+from pipejax._core.prediction import changed, expanded
+from pipejax._internal.shards import constrained
+
+from ._places import Places
+from ._prediction import KindOf, by_own, own_gradients, update_of
+from ._prediction import point as replicated_point
+from ._state import PipelineState, Trainable
+from ._step import Settings
+from ._update import select
+
+
+def point(
+    settings: Settings, kind_of: KindOf, state: PipelineState, in_flight: InFlight
+) -> optax.Params:
+    """Returns the parameters at which this device takes its gradient.
+
+    Args:
+      settings: The settings of the step.
+      kind_of: Says how the update depends on gradients.
+      state: The state, with this device's pieces.
+      in_flight: This device's messages in flight.
+    """
+    trained = state.trainable
+    gathered = jax.tree.map(
+        lambda whole, own: whole.astype(own.dtype), trained.gathered, trained.params
+    )
+    if not settings.weight_prediction or not in_flight.pending:
+        return gathered
+    if lax.axis_size(settings.axis_name) == 1:  # its pieces are whole
+        # An argument that a program does not use is not donated to it.
+        params = jax.tree.map(
+            lambda whole, own: whole if whole.dtype == own.dtype else own,
+            trained.gathered,
+            trained.params,
+        )
+        whole = state._replace(trainable=trained._replace(params=params))
+        return replicated_point(settings, kind_of, whole, in_flight)
+    assert trained.mean is not None  # because something is predicted
+    needs_mean = trained.mean.gradients is not None
+    if needs_mean and trained.slopes is None:  # elements mix
+        return gathered
+    own = own_gradients(trained.whole_params, in_flight)
+    params, slopes = gathered, _slopes(settings, trained, in_flight)
+    for each, slope in zip(own, slopes, strict=True):
+        params = jax.tree.map(
+            lambda c, p, g: (c + p * g).astype(c.dtype), params, slope, each.gradients
+        )
+    if needs_mean:
+        begun = trained._replace(
+            params=gathered, opt_state=settings.tx.init(gathered), slopes=None
+        )
+        first = by_own(settings, state._replace(trainable=begun), in_flight)
+        params = select(trained.mean.known, params, first)
+    return constrained(params, trained.shards.params)
+
+
+def _slopes(
+    settings: Settings, trained: Trainable, in_flight: InFlight
+) -> tuple[Any, ...]:
+    """Returns the slopes of the update, for each gradient in flight.
+
+    A state without slopes is one whose slopes depend on nothing that is split.
+    """
+    if trained.slopes is not None:
+        return trained.slopes.decoded()
+    whole = trained.whole_params
+    places = Places.here(settings.tx, whole, trained.shards, settings.axis_name)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), whole)
+    known, real = _known(trained.opt_state, places), valid(in_flight)
+    losses = [jnp.float32(0)] * len(real)
+
+    def change(*gradients: Any) -> Any:
+        return changed(update_of(settings), zeros, known, gradients, losses, real)
+
+    return expanded(change, [zeros] * len(real))[1]
+
+
+def _known(opt_state: optax.OptState, places: Places) -> optax.OptState:
+    """Returns the whole optimizer state, with zeros in place of what is split."""
+    leaves, structure = jax.tree.flatten(places.whole_opt_state)
+    own, cuts = jax.tree.leaves(opt_state), places.opt_state_cuts
+    found = [
+        leaf if cut is None else jnp.zeros(form.shape, form.dtype)
+        for form, leaf, cut in zip(leaves, own, cuts, strict=True)
+    ]
+    return jax.tree.unflatten(structure, found)

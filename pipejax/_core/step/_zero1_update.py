@@ -1,0 +1,230 @@
+"""Runs a sharded optimizer's update on pieces, between the halves of an exchange."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec as P
+
+from pipejax._core.message import Message, Reduced, Valid, layout_of, message_of
+from pipejax._core.pieces import NotElementwiseError, Program, on_pieces
+from pipejax._core.prediction import Kind, Mean, Slopes, anchored
+from pipejax._internal.shards import UNSHARDED
+from pipejax.collectives import Summands
+
+from ._loss import is_floating
+from ._places import Places, exact_specs, spec_leaves, split_of
+from ._prediction import KindOf, update_of
+from ._step import Settings
+from ._update import advanced, decided, select
+
+
+class Between(NamedTuple):
+    """The result of the update, between the two halves of an exchange.
+
+    Attributes:
+      params: Pieces of the parameters after the update.
+      opt_state: Pieces of the optimizer state after the update.
+      mean: Pieces of the mean gradient that was applied last, or `None`.
+      ahead: Pieces of the parameters to gather. `None` once they are.
+      codes: Pieces of the slopes to gather, or `None`.
+      steepest: Bounds of the slopes, or `None`.
+      finite: Whether all reduced gradients and changes are finite.
+      changes: Sums of the changes of model state.
+      passengers: Sums of loss, metrics and weight.
+    """
+
+    params: optax.Params
+    opt_state: optax.OptState
+    mean: Mean | None
+    ahead: optax.Params | None
+    codes: Any
+    steepest: Any
+    finite: jax.Array
+    changes: Any
+    passengers: Any
+
+
+def gathered_dtype(settings: Settings, leaf: Any) -> Any:
+    """Returns the dtype in which a parameter is gathered."""
+    if settings.compute_dtype is None or not is_floating(leaf):
+        return leaf.dtype
+    return jnp.dtype(settings.compute_dtype)
+
+
+def needs_slopes(kind: Kind, places: Places) -> bool:
+    """Returns whether the slopes of an update depend on what is split over the data."""
+    if kind.name == "mixing":
+        return False
+    read = jax.tree.leaves(kind.opt_state)
+    cuts = zip(read, places.opt_state_cuts, strict=True)
+    split = any(used and cut is not None for used, cut in cuts)
+    return kind.name != "linear" or kind.params or split
+
+
+def sends_slopes(slopes: Slopes | None, behind: int) -> bool:
+    """Returns whether devices gather slopes for this number of messages."""
+    return slopes is not None and len(slopes.codes) == behind
+
+
+def program_of(
+    settings: Settings,
+    kind_of: KindOf,
+    params: optax.Params,
+    message: Message,
+    mean: Mean | None,
+    slopes: Slopes | None,
+    behind: int,
+    places: Places,
+) -> Program:
+    """Returns what a device does between the two halves of an exchange.
+
+    Args:
+      settings: The settings of the step.
+      kind_of: Says how the update depends on gradients.
+      params: Shapes of the whole parameters.
+      message: A message, or its shapes.
+      mean: The mean that the state keeps, or its shapes.
+      slopes: The slopes that the state keeps, or their shapes.
+      behind: Number of messages that will be in flight after the update.
+      places: Where the pieces lie.
+
+    Raises:
+      NotElementwiseError: If the update needs more than pieces and sums.
+    """
+    sums, flag = layout_of(message).sums(), jax.ShapeDtypeStruct((), jnp.bool_)
+    valid: Any = Valid(flag, (flag,) * behind)  # type: ignore[arg-type]
+    means = specs_of_means = None
+    if mean is not None:
+        means, specs_of_means = jax.eval_shape(lambda x: x, mean), means_of(None)
+        if mean.gradients is not None:
+            # A device has a piece of the mean. The update is traced on the whole.
+            whole = jax.tree.map(
+                lambda w, m: w.update(dtype=m.dtype), params, mean.gradients
+            )
+            means = means._replace(gradients=whole)
+            specs_of_means = means_of(places.params)
+    forms = (
+        Summands(sums.coded, sums.exact),
+        ((params, places.whole_opt_state, means), valid),
+    )
+    specs = (
+        (places.params, exact_specs(message)),
+        (
+            (places.params, places.opt_state, specs_of_means),
+            (P(), [P()] * behind),
+        ),
+    )
+    sends = sends_slopes(slopes, behind)
+
+    def between(sums: Any, rest: Any) -> Between:
+        total = message_of(Summands(*sums), message)._replace(shards=UNSHARDED)
+        learned, valid = rest
+        return _between(settings, kind_of, learned, total, valid, places, sends=sends)
+
+    pairs = zip(spec_leaves(specs), jax.tree.leaves(forms), strict=True)
+    splits = [split_of(spec, len(form.shape)) for spec, form in pairs]
+    return on_pieces(between, forms, splits, places.devices)
+
+
+def _between(
+    settings: Settings,
+    kind_of: KindOf,
+    learned: tuple[optax.Params, optax.OptState, Mean | None],
+    total: Message,
+    valid: Valid,
+    places: Places,
+    *,
+    sends: bool,
+) -> Between:
+    """Updates whole parameters and optimizer state by a summed message.
+
+    Devices run this function on their pieces.
+
+    Args:
+      settings: The settings of the step.
+      kind_of: Says how the update depends on gradients.
+      learned: Parameters, optimizer state and applied mean before the update.
+      total: Sum of the messages of all devices.
+      valid: Which messages are real.
+      places: Where the pieces lie.
+      sends: Whether devices will need slopes.
+    """
+    reduced = Reduced.of(total, valid.message)
+    applies, _ = decided(reduced, skip_nonfinite=settings.skip_nonfinite)
+    new = advanced(settings.tx, *learned, total, places.data)
+    params, opt_state, mean = select(applies, new, learned)
+    ahead, slopes = params, None
+    kind = kind_of(params, len(valid.behind), places.data)
+    # Where slopes depend on what is split and are not sent, as in a drain, the
+    # parameters are gathered as they are.
+    anchors = sends or (kind and not needs_slopes(kind, places))
+    if kind is not None and mean is not None and anchors:
+        given = kind, update_of(settings), params, opt_state, mean
+        ahead, slopes = anchored(*given, valid.behind, settings.slope_dtype)
+    return Between(
+        params=params,
+        opt_state=opt_state,
+        mean=mean,
+        ahead=jax.tree.map(lambda x: x.astype(gathered_dtype(settings, x)), ahead),
+        codes=None if slopes is None else slopes.codes,
+        steepest=None if slopes is None else slopes.steepest,
+        finite=reduced.finite,
+        changes=total.changes,
+        passengers=total.passengers,
+    )
+
+
+def after_update(program: Program, places: Places) -> tuple[P, ...]:
+    """Returns how an update leaves the optimizer state, as a spec for each leaf.
+
+    Args:
+      program: The update, which returns a `Between`.
+      places: Where the pieces lie before it.
+
+    Raises:
+      NotElementwiseError: If the update would split a parameter further.
+    """
+    at = jax.tree.unflatten(program.tree, range(program.tree.num_leaves))
+    params = jax.tree_util.tree_leaves_with_path(at.params)
+    for (path, place), spec in zip(params, places.params, strict=True):
+        if places.kept(spec, program.splits[place]) != spec:
+            raise NotElementwiseError(
+                f"update of params{jax.tree_util.keystr(path)} by arrays split apart"
+            )
+    before, leaves = spec_leaves(places.opt_state), jax.tree.leaves(at.opt_state)
+    pairs = zip(before, leaves, strict=True)
+    return tuple(places.kept(spec, program.splits[place]) for spec, place in pairs)
+
+
+def to_gather(program: Program, found: Between, places: Places) -> list[jax.Array]:
+    """Returns this device's pieces of parameters and slopes, for all to gather.
+
+    What follows from numbers alone, such as the slopes of a frozen parameter, is whole
+    on every device.
+
+    Args:
+      program: The update, which returned `found`.
+      found: What an exchange has updated.
+      places: Where the pieces lie.
+    """
+    numbers = jax.tree.unflatten(program.tree, range(program.tree.num_leaves))
+    at = [*jax.tree.leaves(numbers.ahead), *jax.tree.leaves(numbers.codes)]
+    arrays = [*jax.tree.leaves(found.ahead), *jax.tree.leaves(found.codes)]
+    specs = places.params * (len(arrays) // len(places.params))
+
+    def piece(number: int, x: jax.Array, spec: P) -> jax.Array:
+        wanted = places.devices.divides(split_of(spec, x.ndim))
+        if program.splits[number] == wanted:
+            return x
+        assert not any(program.splits[number])
+        return places.devices.piece(x, wanted)
+
+    return list(map(piece, at, arrays, specs))
+
+
+def means_of(specs: Any) -> Any:
+    """Returns the specs of a mean whose gradients are split by `specs`."""
+    whole: Any = P()
+    return Mean(specs, whole, whole)

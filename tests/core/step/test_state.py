@@ -1,0 +1,49 @@
+"""Tests the state as one pytree, and the part that all devices share."""
+
+import jax
+import optax
+
+import pipejax as pj
+from pipejax._core.step import PipelineState, Trainable, shared, without_trainable
+from pipejax._internal.shards import Shards
+
+from ...helpers import init_params, loss_fn
+
+
+def test_state_parts_are_properties():
+    trained = Trainable("p", "o", "m", "g", "s", "h")
+    state = PipelineState(trained, *"nfrstc")
+    assert (state.params, state.opt_state, state.mean) == ("p", "o", "m")
+    assert (state.gathered, state.slopes, state.shards) == ("g", "s", "h")
+
+
+def test_shared_part_leaves_out_queue_and_counter():
+    """Each device has its own queue, and only the host counts calls."""
+    state = PipelineState(Trainable("p", "o"), *"nfrstc")
+    assert shared(state) == state._replace(in_flight=None, calls=None)
+
+
+def test_without_trainable_keeps_how_arrays_are_split():
+    shards = Shards(cuts=(0,))
+    state = PipelineState(Trainable("p", "o", "m", shards=shards), *"nfrstc")
+    found = without_trainable(state)
+    assert found.trainable == Trainable(None, None, shards=shards)
+    assert found.model_state == "n"
+
+
+def test_names_of_the_arrays_in_a_state():
+    """A checkpoint finds the arrays by these names, without `trainable`."""
+    train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2))
+    paths = jax.tree_util.tree_leaves_with_path(train.init(init_params()))
+    assert [jax.tree_util.keystr(path) for path, _ in paths] == [
+        ".trainable.params['bias']",
+        ".trainable.params['hidden']",
+        ".trainable.params['out']",
+        ".in_flight.pending[0].gradients['bias']",
+        ".in_flight.pending[0].gradients['hidden']",
+        ".in_flight.pending[0].gradients['out']",
+        ".in_flight.pending[0].passengers.values",
+        ".in_flight.filled",
+        ".skipped",
+        ".step",
+    ]
