@@ -57,19 +57,16 @@ gc.set_threshold(100_000, 20, 100)
 
 @pytest.fixture(autouse=True)
 def same_environment() -> Iterator[None]:
-    """Fails a test that leaves another environment to the tests after it."""
-    before = _environment()
+    """Fails a test that leaves a variable with another value to the tests after it.
+
+    Libraries add variables when they are first imported, which is no fault of a test.
+    """
+    before = dict(os.environ)
     yield
-    after = _environment()
-    os.environ.update(before)
-    for name in after.keys() - before.keys():
-        del os.environ[name]
-    assert after == before
-
-
-def _environment() -> dict[str, str]:
-    """Returns the environment, without the variable in which pytest names the test."""
-    return {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+    changed = {name for name in before if os.environ.get(name) != before[name]}
+    changed -= {"PYTEST_CURRENT_TEST"}
+    os.environ.update({name: before[name] for name in changed})
+    assert changed == set()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

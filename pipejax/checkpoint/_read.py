@@ -15,6 +15,7 @@ from pipejax._internal.mesh import axes
 from pipejax.train_step import (
     PipelineState,
     TrainStep,
+    codec_states,
     in_flight_shardings,
     state_shardings,
 )
@@ -89,7 +90,7 @@ def read_step(
     before, now = Spread(**meta["spread"]), Spread.now(train, like)
     anew = _anew(meta, before, now, train, like)
     target = _without(anew, like)
-    if not train.counted:  # `init` may have set the counter for the first step alone
+    if not train.boundaries:
         target = target._replace(calls=_saved_counter(meta["leaves"]))
     if before.devices != now.devices:
         target = shapes_on(train, target, before.devices)
@@ -198,7 +199,7 @@ def _shapes(
     data = axes(train.axis_name) if own else ()
     in_flight = in_flight_shardings(target.in_flight, shards, train.config, data)
     if states := target.in_flight.codec_states:
-        placed_states = train.codec_states(target, abstract=True)
+        placed_states = codec_states(train, target, abstract=True)
         states = jax.tree.map(lambda x: x.sharding, placed_states)
     shardings = state_shardings(shared(target), train.mesh, train.axis_name)
     in_flight = in_flight._replace(codec_states=states)

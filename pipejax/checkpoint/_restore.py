@@ -15,6 +15,7 @@ from pipejax.train_step import (
     PipelineState,
     StepInfo,
     TrainStep,
+    codec_states,
     in_flight_shardings,
     state_shardings,
 )
@@ -207,7 +208,7 @@ def _with_new_codec_states(
             " begin anew. Not restored: %s",
             ", ".join(lost),
         )
-    states = train.codec_states(state)
+    states = codec_states(train, state)
     return state._replace(in_flight=state.in_flight._replace(codec_states=states))
 
 

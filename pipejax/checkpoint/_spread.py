@@ -7,7 +7,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from pipejax._internal.mesh import axes
-from pipejax.train_step import PipelineState, TrainStep
+from pipejax.train_step import PipelineState, TrainStep, codec_states
 
 Axes = list[list[Any]]
 """Names and sizes of mesh axes with more than one device, in order."""
@@ -53,7 +53,7 @@ class Spread(NamedTuple):
         filled: Any = jax.ShapeDtypeStruct(
             like.in_flight.filled.shape, "int32", sharding=train.config.data
         )
-        states = train.codec_states(like, abstract=True)
+        states = codec_states(train, like, abstract=True)
         in_flight = like.in_flight._replace(filled=filled, codec_states=states)
         return cls.of(like._replace(in_flight=in_flight))
 
@@ -74,7 +74,7 @@ class Spread(NamedTuple):
         """
         if None in (self.codecs, other.codecs) or not self.same_shards(other):
             return self.same_shards(other)
-        if any(phase.axes is not None for phase in train.schedule.phases):
+        if any(x.all_reduce.axes is not None for x in (*train.earlier, train.config)):
             return self.codecs == other.codecs
         places = (math.prod(n for _, n in x.codecs or ()) for x in (self, other))
         return len({*places}) == 1

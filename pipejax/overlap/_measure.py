@@ -207,10 +207,7 @@ def _communication(
 def _with(train: TrainStep, **changes: Any) -> TrainStep:
     """Returns `train` without warm-up and in its last phase, with these changes."""
     config = dataclasses.replace(train.config, **{"donate": False} | changes)
-    last = dataclasses.replace(
-        train.schedule, phases=train.schedule.phases[-1:], boundaries=()
-    )
-    return dataclasses.replace(train, config=config, schedule=last, warmup_steps=0)
+    return dataclasses.replace(train, config=config, earlier=(), boundaries=())
 
 
 def _quartiles(values: tuple[float, ...]) -> list[float]:

@@ -22,14 +22,12 @@ def check_model_state(config: StepConfig, state: PipelineState, batch: Any) -> N
     skipped. Leaves that the loss returns as they are (masks, constants) may hold any
     value.
 
-    The check runs only in the first step after `init`, when `state.calls` is 0: `init`
-    sets this counter if it finds a leaf that is not finite. Traced states are not
-    checked.
+    Args:
+      config: The step.
+      state: The state, which must not be traced.
+      batch: A batch.
     """
-    first = isinstance(state.calls, np.integer) and state.calls == 0
-    if not first or isinstance(state.step, jax.core.Tracer):
-        return
-    bad = non_finite(state.model_state)
+    bad = _non_finite(state.model_state)
     if not any(bad):
         return
     unchanged = _unchanged(config, state, batch)
@@ -45,11 +43,11 @@ def check_model_state(config: StepConfig, state: PipelineState, batch: Any) -> N
             )
 
 
-def non_finite(model_state: Any) -> list[bool]:
-    """Returns for each leaf whether it holds an infinity or NaN; false for tracers."""
+def _non_finite(model_state: Any) -> list[bool]:
+    """Returns for each leaf whether it holds an infinity or NaN."""
 
     def bad(leaf: Any) -> bool:
-        if isinstance(leaf, jax.core.Tracer) or not averaged(leaf):
+        if not averaged(leaf):
             return False
         if leaf.sharding.is_fully_replicated:
             return not np.isfinite(leaf.addressable_data(0)).all()

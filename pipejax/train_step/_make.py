@@ -1,5 +1,6 @@
 """Makes a Pipe-SGD train step from a loss function, an optimizer and a mesh."""
 
+import dataclasses
 from typing import Literal
 
 import optax
@@ -199,9 +200,14 @@ def make_train_step(
         all_reduce=schedule.phases[-1],
         donate=donate,
     )
-    return TrainStep(
-        config=config,
-        schedule=schedule,
-        warmup_steps=check_count("warmup_steps", warmup_steps, 0),
-        executor_name=check_executor(executor),
-    )
+    warmup = check_count("warmup_steps", warmup_steps, 0) if config.width > 1 else 0
+    ends = sorted({*schedule.boundaries, warmup} - {0})
+    earlier = tuple(_until(end, config, schedule, warmup) for end in ends)
+    return TrainStep(config, check_executor(executor), earlier, tuple(ends))
+
+
+def _until(end: int, config: StepConfig, schedule: Schedule, warmup: int) -> StepConfig:
+    """Returns the configuration of the phase that ends after `end` calls."""
+    all_reduce = schedule.phases[schedule.phase(end - 1)]
+    width = 1 if end <= warmup else config.width
+    return dataclasses.replace(config, width=width, all_reduce=all_reduce)

@@ -12,6 +12,7 @@ step at width 1 and leaves the pipeline empty. A drain sums and applies every me
 flight, and computes none.
 """
 
+import bisect
 import dataclasses
 import functools
 from typing import Any
@@ -22,7 +23,7 @@ import optax
 
 from pipejax._core.checks import check_batch
 from pipejax._core.executors import Executor, StepConfig, choose, join
-from pipejax._core.message import Message, at_width_1
+from pipejax._core.message import at_width_1
 from pipejax._core.step import (
     PipelineState,
     Settings,
@@ -37,7 +38,7 @@ from pipejax._core.step import (
 from pipejax._internal.mesh import AxisName, inner_axes, without_mesh
 from pipejax._internal.shards import Shards
 from pipejax._internal.structures import form_of
-from pipejax.collectives import Schedule, Transfer
+from pipejax.collectives import Transfer
 
 from ._feed import (
     check_global,
@@ -47,7 +48,7 @@ from ._feed import (
     least_of_all_processes,
     plain_batch,
 )
-from ._finite import check_model_state, non_finite
+from ._finite import check_model_state
 from ._init import Given, initial, planned
 from ._transfers import transfers_of
 
@@ -59,20 +60,26 @@ class TrainStep:
     The methods are pure: everything that changes is in the `PipelineState` that they
     take and return.
 
+    A run may begin with other steps: synchronous ones in a warm-up, or ones with
+    another all-reduce. A state counts its calls if there are such phases.
+
     Attributes:
       config: What each device does, the mesh, the width, and the all-reduce that the
         run ends with.
-      schedule: All-reduce algorithms of the run, and the steps at which they change.
-      warmup_steps: Number of synchronous steps at the start.
       executor_name: The argument `executor` of `make_train_step`.
+      earlier: The configuration of each phase before the last. A phase of width 1
+        leaves the pipeline empty.
+      boundaries: For each of them the number of calls with which the next one begins.
     """
 
     config: StepConfig
-    schedule: Schedule
-    warmup_steps: int
     executor_name: str
+    earlier: tuple[StepConfig, ...] = ()
+    boundaries: tuple[int, ...] = ()
     # Forms of parameters and optimizer states that fit the optimizer.
     _known_forms: set[Any] = dataclasses.field(default_factory=set)
+    # Forms of model states that were found to be finite where the loss changes them.
+    _finite_forms: set[Any] = dataclasses.field(default_factory=set)
 
     @without_mesh()
     def init(
@@ -113,10 +120,8 @@ class TrainStep:
         self.join()  # Only one thread may launch collectives.
         given = Given(params, model_state, rng, opt_state)
         state = initial(self.config, given, plain_batch(batch))
-        in_flight = state.in_flight._replace(codec_states=self.codec_states(state))
-        counted = self.counted or any(non_finite(state.model_state))
-        calls = np.int32(0) if counted else None
-        return state._replace(in_flight=in_flight, calls=calls)
+        in_flight = state.in_flight._replace(codec_states=codec_states(self, state))
+        return state._replace(in_flight=in_flight, calls=self._no_calls)
 
     @without_mesh()
     def abstract_state(
@@ -158,10 +163,9 @@ class TrainStep:
         """
         given = Given(params, model_state, rng, opt_state)
         state = planned(self.config, given, plain_batch(batch)).shapes
-        states = self.codec_states(state, abstract=True)
+        states = codec_states(self, state, abstract=True)
         in_flight = state.in_flight._replace(codec_states=states)
-        calls = np.int32(0) if self.counted else None
-        return state._replace(in_flight=in_flight, calls=calls)
+        return state._replace(in_flight=in_flight, calls=self._no_calls)
 
     @without_mesh()
     def step(self, state: PipelineState, batch: Any) -> tuple[PipelineState, StepInfo]:
@@ -185,16 +189,17 @@ class TrainStep:
         batch = plain_batch(batch)
         check_global(batch, self.mesh)
         check_batch(batch, self.config.devices, self.settings.microbatches)
-        check_model_state(self.config, state, batch)
-        given, now = laid_out(batch, self.config), self._phase(state.calls)
-        state = state._replace(calls=self._counted_on(state.calls))
-        if self.width == 1 or not self.warmup_steps or state.calls > self.warmup_steps:
-            return now.executor.step(state, given)
-        # The synchronous twin runs, and the pipeline stays empty. Its queue has no
-        # place, but the twin moves the codec states, and may overwrite the counter.
+        self._check_finite(state, batch)
+        given, executor = laid_out(batch, self.config), self._executor_at(state.calls)
+        if self.boundaries:
+            state = state._replace(calls=state.calls + np.int32(1))
+        if executor.config.width == self.width:
+            return executor.step(state, given)
+        # A synchronous step leaves the pipeline empty. Its own queue has no place, but
+        # it moves the codec states, and may overwrite the counter.
         in_flight = state.in_flight
         state = state._replace(in_flight=at_width_1(in_flight))
-        state, info = now.plain.executor.step(state, given)
+        state, info = executor.step(state, given)
         past = state.in_flight
         in_flight = in_flight._replace(
             filled=past.filled, codec_states=past.codec_states
@@ -285,7 +290,10 @@ class TrainStep:
         self._check(state)
         dtype, devices = self.settings.reduce_dtype, self.config.devices
         check_pending(state, state.in_flight, dtype, devices)
-        return self._phase(state.calls).executor.drain(state)
+        executor = self._executor_at(state.calls)
+        if executor.config.width != self.width:  # nothing is in flight
+            executor = self.executor
+        return executor.drain(state)
 
     @without_mesh()
     def lower(self, state: PipelineState, batch: Any) -> jax.stages.Lowered:
@@ -328,35 +336,6 @@ class TrainStep:
         batch = laid_out(plain_batch(batch), self.config)
         return transfers_of(self.config, state, batch)
 
-    def codec_states(self, state: PipelineState, *, abstract: bool = False) -> Any:
-        """Returns the codec states before the first step, for all phases together.
-
-        Args:
-          state: State with the parameters and their shards, or its shapes.
-          abstract: Whether to return shapes and shardings alone.
-
-        Returns:
-          A dict from the names of the places that encode to the codec states of all
-          devices. It is empty if no codec has a state.
-        """
-        like = self.gradients_form(state)
-        states: dict[str, Any] = {}
-        for phase in self.phases:
-            config = phase.config.at(phase.executor.reduction_mesh)
-            states |= config.codec_states(like, abstract=abstract)
-        return states
-
-    def gradients_form(self, state: PipelineState) -> Message:
-        """Returns the shapes of a message that has only gradients.
-
-        Args:
-          state: State with the parameters and their shards, or its shapes.
-        """
-        dtype, whole = self.settings.reduce_dtype, state.trainable.whole_params
-        shards = Shards(state.shards.params, cuts=state.shards.cuts)
-        found = jax.eval_shape(lambda: empty_message(whole, None, dtype, shards))
-        return found._replace(passengers=None)
-
     @property
     def compiler_options(self) -> dict[str, Any]:
         """Returns the compiler options of the step, without any that are refused."""
@@ -365,15 +344,14 @@ class TrainStep:
     @functools.cached_property
     def plain(self) -> "TrainStep":
         """Returns the synchronous twin, the same step at width 1 without a warm-up."""
-        config = dataclasses.replace(self.config, width=1)
-        return dataclasses.replace(self, config=config, warmup_steps=0)
-
-    @functools.cached_property
-    def phases(self) -> tuple["TrainStep", ...]:
-        """Returns a train step for each all-reduce of the schedule, `self` last."""
-        *earlier, _ = self.schedule.phases
-        configs = (dataclasses.replace(self.config, all_reduce=x) for x in earlier)
-        return (*(dataclasses.replace(self, config=x) for x in configs), self)
+        pairs = zip(self.boundaries, self.earlier, strict=True)
+        kept = [(end, x) for end, x in pairs if x.width == self.width]
+        return dataclasses.replace(
+            self,
+            config=dataclasses.replace(self.config, width=1),
+            earlier=tuple(dataclasses.replace(x, width=1) for _, x in kept),
+            boundaries=tuple(end for end, _ in kept),
+        )
 
     @functools.cached_property
     def executor(self) -> Executor:
@@ -382,6 +360,12 @@ class TrainStep:
         Its attributes `name` and `reason` say which executor it is, and why.
         """
         return choose(self.executor_name, self.config)
+
+    @functools.cached_property
+    def _executors(self) -> tuple[Executor, ...]:
+        """Returns an executor for each phase."""
+        earlier = (choose(self.executor_name, config) for config in self.earlier)
+        return (*earlier, self.executor)
 
     @property
     def settings(self) -> Settings:
@@ -404,13 +388,13 @@ class TrainStep:
         return self.config.axis_name
 
     @property
-    def counted(self) -> bool:
-        """Returns whether the number of calls decides which program a step runs."""
-        return self.warmup_steps > 0 or bool(self.schedule.boundaries)
+    def _no_calls(self) -> Any:
+        """Returns the counter of calls before the first one, if calls are counted."""
+        return np.int32(0) if self.boundaries else None
 
     def _check(self, state: PipelineState) -> None:
         """Raises a `ValueError` unless the state is one of this train step."""
-        check_state(state, self.config.data.device_set, counted=self.counted)
+        check_state(state, self.config.data.device_set, counted=bool(self.boundaries))
         inner = inner_axes(self.mesh, self.axis_name)
         check_kind(state, inner, sharded=self.config.step.shards_optimizer)
         devices, fed = self.config.devices, self.config.feeds_back
@@ -420,14 +404,46 @@ class TrainStep:
             check_optimizer_of(state, self.settings.tx)
             self._known_forms.add(form)
 
-    def _counted_on(self, calls: Any) -> Any:
-        """Returns the number of calls after a step, or `None` if it is not needed."""
-        if calls is None or isinstance(calls, jax.core.Tracer) or self.counted:
-            return calls if calls is None else calls + np.int32(1)
-        return None
+    def _check_finite(self, state: PipelineState, batch: Any) -> None:
+        """Raises a `ValueError` if the model state is not finite where it must be.
 
-    def _phase(self, calls: Any) -> "TrainStep":
-        """Returns the train step of the phase that follows `calls` calls."""
-        if not self.schedule.boundaries:
-            return self
-        return self.phases[self.schedule.phase(int(calls))]
+        The check waits for the device, so it is made for the first state of each form.
+        """
+        form = form_of(state.model_state)
+        if isinstance(state.step, jax.core.Tracer) or form in self._finite_forms:
+            return
+        check_model_state(self.config, state, batch)
+        self._finite_forms.add(form)
+
+    def _executor_at(self, calls: Any) -> Executor:
+        """Returns the executor of the step that follows `calls` calls."""
+        if not self.boundaries:
+            return self.executor
+        return self._executors[bisect.bisect_right(self.boundaries, int(calls))]
+
+
+def codec_states(
+    train: TrainStep, state: PipelineState, *, abstract: bool = False
+) -> Any:
+    """Returns the codec states before the first step, for all phases together.
+
+    Args:
+      train: The train step.
+      state: State with the parameters and their shards, or its shapes.
+      abstract: Whether to return shapes and shardings alone.
+
+    Returns:
+      A dict from the names of the places that encode to the codec states of all
+      devices. It is empty if no codec has a state.
+    """
+    dtype, whole = train.settings.reduce_dtype, state.trainable.whole_params
+    shards = Shards(state.shards.params, cuts=state.shards.cuts)
+    like = jax.eval_shape(lambda: empty_message(whole, None, dtype, shards))
+    like = like._replace(passengers=None)
+    # A warm-up has the all-reduce of the phase that follows it.
+    executors = {id(x.config.all_reduce): x for x in train._executors}
+    states: dict[str, Any] = {}
+    for executor in executors.values():
+        config = executor.config.at(executor.reduction_mesh)
+        states |= config.codec_states(like, abstract=abstract)
+    return states

@@ -10,6 +10,7 @@ import pytest
 import pipejax as pj
 from pipejax import codecs, collectives
 from pipejax._core.executors._thread import submit
+from pipejax.train_step._feed import laid_out
 
 from ..grid import grid
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn
@@ -43,7 +44,9 @@ def test_collectives_of_each_phase():
     """Each phase has its own program, and `lower` returns that of the last phase."""
     train = make(BOTH)
     state, (batch,) = train.init(init_params()), batches(1)
-    found = [in_text(phase.lower(state, batch).as_text()) for phase in train.phases]
+    placed = laid_out(batch, train.config)
+    lowered = (executor.lower(state, placed) for executor in train._executors)
+    found = [in_text(program.as_text()) for program in lowered]
     arrays = len(jax.tree.leaves(state.in_flight.pending[0]))
     assert found == [["all-reduce"] * arrays, ["all-to-all", "all-gather"]]
     assert in_text(train.lower(state, batch).as_text()) == found[-1]
@@ -122,7 +125,7 @@ def test_not_inside_a_traced_program():
 def test_waiting_is_for_the_thread_of_all_phases(wait):
     train = make(BOTH, executor="host")
     state, _ = train.step(train.init(init_params()), batches(1)[0])
-    (begun,) = train.phases[0].executor._begun
+    (begun,) = train._executors[0]._begun
     late = submit(time.sleep, 0.2)
     wait(train)
     assert begun.sum.done()

@@ -20,13 +20,13 @@ def settings_of(train):
         "tx": local.tx,
         "mesh": train.mesh,
         "width": train.width,
-        "warmup_steps": train.warmup_steps,
+        "phases": (train.boundaries, train.earlier),
         "microbatches": local.microbatches,
         "compute_dtype": local.compute_dtype,
         "reduce_dtype": local.reduce_dtype,
         "axis_name": (train.axis_name, local.axis_name),
         "donate": train.config.donate,
-        "all_reduce": (*train.schedule.phases, train.config.all_reduce),
+        "all_reduce": train.config.all_reduce,
         "weight_prediction": local.weight_prediction,
         "deviation_feedback": local.deviation_feedback,
         "executor": train.executor_name,
@@ -40,13 +40,13 @@ DEFAULTS = {
     "tx": TX,
     "mesh": MESH,
     "width": 2,
-    "warmup_steps": 0,
+    "phases": ((), ()),
     "microbatches": 1,
     "compute_dtype": None,
     "reduce_dtype": None,
     "axis_name": ("data", "data"),
     "donate": False,
-    "all_reduce": (collectives.psum(), collectives.psum()),
+    "all_reduce": collectives.psum(),
     "weight_prediction": "linearized",
     "deviation_feedback": 0.0,
     "executor": "auto",
@@ -63,7 +63,6 @@ def test_defaults():
     ("name", "value"),
     [
         ("width", 3),
-        ("warmup_steps", 4),
         ("microbatches", 5),
         ("compute_dtype", jnp.bfloat16),
         ("reduce_dtype", jnp.bfloat16),
@@ -94,10 +93,32 @@ def test_the_last_algorithm_of_a_schedule_is_that_of_the_step():
     algorithms = collectives.psum(together=8), collectives.ring()
     schedule = collectives.scheduled(algorithms, [3])
     train = pj.make_train_step(loss_fn, TX, mesh=MESH, all_reduce=schedule)
-    first, last = schedule.phases
-    assert (first.all_reduce, last.all_reduce) == algorithms
-    wanted = DEFAULTS | {"all_reduce": (first, last, last)}
-    assert settings_of(train) == wanted
+    assert train.boundaries == (3,)
+    first, last = (*train.earlier, train.config)
+    assert (first.all_reduce.all_reduce, last.all_reduce.all_reduce) == algorithms
+    assert (first.width, last.width) == (2, 2)
+
+
+def test_warm_up_is_a_phase_of_width_1():
+    train = pj.make_train_step(loss_fn, TX, mesh=MESH, warmup_steps=4)
+    (first,) = train.earlier
+    assert train.boundaries == (4,)
+    assert (first.width, train.width) == (1, 2)
+    assert first.all_reduce is train.config.all_reduce
+    synchronous = pj.make_train_step(loss_fn, TX, mesh=MESH, width=1, warmup_steps=4)
+    assert (synchronous.boundaries, synchronous.earlier) == ((), ())
+
+
+def test_warm_up_and_schedule_share_their_phases():
+    algorithms = collectives.psum(together=8), collectives.ring()
+    schedule = collectives.scheduled(algorithms, [3])
+    train = pj.make_train_step(
+        loss_fn, TX, mesh=MESH, all_reduce=schedule, warmup_steps=5
+    )
+    phases = [(x.width, x.all_reduce.number) for x in (*train.earlier, train.config)]
+    assert (train.boundaries, phases) == ((3, 5), [(1, 0), (1, 1), (2, 1)])
+    plain = [(x.width, x.all_reduce.number) for x in train.plain.earlier]
+    assert (train.plain.boundaries, plain) == ((), [])
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ class Auto:
     """
 
     def __init__(self, config: StepConfig, reason: str) -> None:
-        self._config = config
+        self.config = config
         self._now: Executor = Host(config, reason)
 
     @property
@@ -75,4 +75,4 @@ class Auto:
 
     def _fuse(self, error: OwnCollectiveError) -> None:
         """Changes to the fused executor, which reduces all messages in flight anew."""
-        self._now = Fused(self._config, error.reason)
+        self._now = Fused(self.config, error.reason)

@@ -7,12 +7,19 @@ from jax.sharding import Mesh
 
 from pipejax._core.step import Batch, PipelineState, StepInfo
 
+from ._config import StepConfig
+
 
 class Executor(Protocol):
     """Runs the steps of a `StepConfig`.
 
     `choose` returns one of the executors. A state can go from one executor to another.
     """
+
+    @property
+    def config(self) -> StepConfig:
+        """Returns the configuration of the steps."""
+        ...
 
     @property
     def name(self) -> str:
