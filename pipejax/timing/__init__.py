@@ -71,7 +71,6 @@ from ._sharded_optimizer import shard_optimizer as shard_optimizer
 from ._simulate import Trace as Trace
 from ._simulate import Workload as Workload
 from ._simulate import simulate as simulate
-from ._simulate import simulate_asynchronous as simulate_asynchronous
 from ._stopwatch import Case as Case
 from ._stopwatch import exchange_times as exchange_times
 from ._trust import Trust as Trust
