@@ -15,7 +15,7 @@ def simulate_asynchronous(
     Each worker pulls the parameters, computes, and pushes its gradient, `steps` times
     and without waiting for other workers. The server is the first host, and also a
     worker. Its link serves messages in the order in which they arrive.
-    `pj.timing.asynchronous` is the closed form for workers that are alike.
+    `pj.timing.asynchronous_step_time` is the closed form for workers that are alike.
 
     Args:
       cluster: A cluster with one device per host, each of them a worker.

@@ -118,8 +118,8 @@ def simulate(
     """Simulates steps of Pipe-SGD at width K, message by message.
 
     Where all hosts are alike and times do not vary, the step time agrees with
-    `pipelined`. Use this function for stragglers, jitter, and links that several
-    devices share. The simulation has no weight prediction.
+    `pipelined_step_time`. Use this function for stragglers, jitter, and links that
+    several devices share. The simulation has no weight prediction.
 
     Args:
       cluster: The cluster with its hosts, links and speeds.

@@ -26,7 +26,9 @@ def test_workers_wait_for_nobody_but_the_server():
         work = Workload(seconds, elements)
         applied = simulate_asynchronous(cluster(8), work, steps=100)
         assert applied.size == 8 * 100
-        wanted = timing.asynchronous(cluster(8), timing.Compute.of(seconds), elements)
+        wanted = timing.asynchronous_step_time(
+            cluster(8), timing.Compute.of(seconds), elements
+        )
         # The first pulls come one after another, before there are pushes.
         assert math.isclose(applied[-1] / 100, wanted, rel_tol=0.03)
 

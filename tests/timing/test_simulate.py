@@ -64,7 +64,7 @@ def test_steps_take_what_the_closed_form_says(width, seconds):
     exchange = timing.duration(cluster(4), counts)
     compute = timing.Compute.of(seconds)
     found = timing.simulate(cluster(4), work, width, steps=20).step_time
-    assert math.isclose(found, timing.pipelined(compute, exchange, width))
+    assert math.isclose(found, timing.pipelined_step_time(compute, exchange, width))
 
 
 def test_a_straggler_sets_the_pace():
