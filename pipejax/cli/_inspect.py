@@ -22,7 +22,7 @@ from pipejax.overlap import (
 )
 
 from ._command import add_command, new_file
-from ._model import Program, flags
+from ._model import RunnableStep, flags
 from ._program import load, types
 from ._units import check
 from ._usage import UsageError, in_one_line
@@ -209,7 +209,7 @@ def _to_plan(returned: Any) -> list[str]:
     """Returns a line that plans for a train step, or none for another program."""
     if not isinstance(returned[0], pj.TrainStep):
         return []
-    model = Program(*returned)
+    model = RunnableStep(*returned)
     known = flags(model.elements, "MS", model.examples)
     return [
         "To predict its step time on a cluster, fill in N, RATE and MS: pipejax plan"

@@ -28,7 +28,7 @@ from ._layout import Layout, Summands
 from ._no_communication import NoCommunication
 from ._psum import MIB, Psum
 from ._scatter_gather import ScatterGather
-from ._scheduled import Phase
+from ._scheduled import ScheduledAllReduce
 from ._stages import Local, Stages, States, local, on_first
 from ._two_shot import two_shot
 
@@ -93,7 +93,7 @@ class Halved(AllReduce):
         ]
         parts.append(self._whole(Layout((), (*whole, *layout.exact)), axis_name))
         scatter = side_by_side(parts)
-        if isinstance(self.all_reduce, Phase):
+        if isinstance(self.all_reduce, ScheduledAllReduce):
             scatter = self.all_reduce.named(scatter)
 
         def begin(arrays: Summands) -> list[Any]:
@@ -147,7 +147,7 @@ class Halved(AllReduce):
     def _sums_by(self) -> AllReduce:
         """Returns the algorithm that sums, which may be that of a phase."""
         phase = self.all_reduce
-        return phase.all_reduce if isinstance(phase, Phase) else phase
+        return phase.all_reduce if isinstance(phase, ScheduledAllReduce) else phase
 
     @property
     def _native(self) -> bool:
@@ -177,7 +177,7 @@ def has_halves(all_reduce: AllReduce, devices: int) -> bool:
       all_reduce: The algorithm.
       devices: Number of devices.
     """
-    if isinstance(all_reduce, Phase):
+    if isinstance(all_reduce, ScheduledAllReduce):
         return has_halves(all_reduce.all_reduce, devices)
     if isinstance(all_reduce, NoCommunication):
         return True

@@ -42,7 +42,7 @@ class Schedule:
 
 
 @dataclasses.dataclass(frozen=True)
-class Phase(AllReduce):
+class ScheduledAllReduce(AllReduce):
     """One algorithm of a schedule, with its number in the names of codec states.
 
     The states of all algorithms of a schedule are kept in one dict.
@@ -72,9 +72,9 @@ class Phase(AllReduce):
         """
         return renamed(stages, f"phase {self.number} ")
 
-    def on(self, mesh: Mesh) -> "Phase":
+    def on(self, mesh: Mesh) -> "ScheduledAllReduce":
         """Returns this phase with the variant of its algorithm that suits `mesh`."""
-        return Phase(self.all_reduce.on(mesh), self.number)
+        return ScheduledAllReduce(self.all_reduce.on(mesh), self.number)
 
 
 def scheduled(all_reduces: Sequence[AllReduce], boundaries: Sequence[int]) -> Schedule:
@@ -124,5 +124,5 @@ def scheduled(all_reduces: Sequence[AllReduce], boundaries: Sequence[int]) -> Sc
                 "`all_reduces` must be algorithms such as pj.collectives.psum(), got"
                 f" {all_reduce!r}."
             )
-    phases = (Phase(x, i) for i, x in enumerate(all_reduces))
+    phases = (ScheduledAllReduce(x, i) for i, x in enumerate(all_reduces))
     return Schedule(tuple(phases), tuple(boundaries))

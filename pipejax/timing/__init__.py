@@ -37,7 +37,7 @@ from ._counts import FORMS as FORMS
 from ._counts import Counts as Counts
 from ._counts import compatible as compatible
 from ._exchange import Duration as Duration
-from ._exchange import Exchange as Exchange
+from ._exchange import ExchangeCounts as ExchangeCounts
 from ._exchange import duration as duration
 from ._exchange import flat as flat
 from ._exchange import hierarchical as hierarchical

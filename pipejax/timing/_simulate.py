@@ -26,7 +26,7 @@ from pipejax.codecs import Codec
 from ._cluster import Cluster
 from ._counts import Algorithm
 from ._exchange import flat
-from ._rounds import Round, Work, rounds
+from ._rounds import Round, WorkSeconds, rounds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +153,7 @@ def simulate(
     p = cluster.hosts * cluster.devices
     times = workload.compute_times(steps, p, np.random.default_rng(seed))
     network = Network(cluster)
-    work = Work.of(cluster, workload.speed)
+    work = WorkSeconds.of(cluster, workload.speed)
     exchange = flat(cluster, workload.algorithm, workload.elements, workload.codec)
     launched = exchange.between.collectives + exchange.inside.collectives
     computed, exchanged = np.zeros((steps, p)), np.zeros((steps, p))
