@@ -38,7 +38,6 @@ itself is."""
 
 
 def add(commands: Any) -> None:
-    """Adds the command `pipejax doctor` and its arguments."""
     parser = add_command(
         commands,
         "doctor",
@@ -93,7 +92,6 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs `pipejax doctor`, and returns its exit status."""
     model = _described(args)
     with in_one_line(ValueError, pj.launch.RollCallError):
         place = pj.launch.initialize()

@@ -46,7 +46,6 @@ class Model(NamedTuple):
 
     @classmethod
     def of(cls, step: RunnableStep, times: Measurement) -> "Model":
-        """Returns the size and the measured compute of a step."""
         compute = 1e3 * statistics.median(times.compute)
         return cls(step.elements, compute, step.examples)
 

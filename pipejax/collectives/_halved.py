@@ -155,7 +155,6 @@ class Halved(AllReduce):
         return isinstance(self._sums_by, Psum) and self._sums_by.scatters
 
     def _whole(self, layout: Layout, axis_name: AxisName) -> Stages:
-        """Returns the stages that sum arrays as a whole."""
         if isinstance(self._sums_by, Psum | NoCommunication):
             return self._sums_by(layout, axis_name)
         return Psum(None, MIB)(layout, axis_name)
@@ -189,5 +188,4 @@ def has_halves(all_reduce: AllReduce, devices: int) -> bool:
 
 
 def _chosen(items: Sequence[Any], places: Sequence[int]) -> tuple[Any, ...]:
-    """Returns the items at some places."""
     return tuple(items[i] for i in places)

@@ -57,7 +57,6 @@ class ScheduledAllReduce(AllReduce):
 
     @property
     def axes(self) -> int | None:
-        """Returns the number of mesh axes that the wrapped algorithm needs."""
         return self.all_reduce.axes
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
@@ -65,15 +64,10 @@ class ScheduledAllReduce(AllReduce):
         return self.named(self.all_reduce(layout, axis_name))
 
     def named(self, stages: Stages) -> Stages:
-        """Returns stages with the number of this phase in the names of their states.
-
-        Args:
-          stages: Stages of the wrapped algorithm.
-        """
+        """Returns stages with the number of this phase in the names of their states."""
         return renamed(stages, f"phase {self.number} ")
 
     def on(self, mesh: Mesh) -> "ScheduledAllReduce":
-        """Returns this phase with the variant of its algorithm that suits `mesh`."""
         return ScheduledAllReduce(self.all_reduce.on(mesh), self.number)
 
 

@@ -176,7 +176,6 @@ def scaling(
 
 
 def _levels(cluster: Cluster) -> tuple[bool, ...]:
-    """Returns the values of `Way.levels` that a cluster offers."""
     several = cluster.devices > 1 and cluster.hosts > 1
     return (False, True) if several else (False,)
 

@@ -156,7 +156,6 @@ class _Chain:
 
 
 def _seconds(function: Callable[[], None]) -> float:
-    """Returns the seconds that a call takes."""
     start = time.perf_counter()
     function()
     return time.perf_counter() - start

@@ -88,7 +88,6 @@ def _psum(p: int, n: int, codec: Codec | None, work: WorkSeconds) -> Iterator[Ro
 
 
 def _ring(p: int, n: int, codec: Codec | None, work: WorkSeconds) -> Iterator[Round]:
-    """Yields the rounds of a ring."""
     kind: Kind = "pair" if p == 2 else "shift"
     return _hops(p, Piece.of(n, p, codec), work, kind)
 
@@ -109,7 +108,6 @@ def _hops(p: int, piece: Piece, work: WorkSeconds, kind: Kind) -> Iterator[Round
 def _two_shot(
     p: int, n: int, codec: Codec | None, work: WorkSeconds
 ) -> Iterator[Round]:
-    """Yields the rounds of an all-to-all and of an all-gather."""
     piece, every = Piece.of(n, p, codec), np.arange(p)
     yield _local(p, before=p * work.encode(piece.coded))
     for distance in range(1, p):
@@ -148,7 +146,6 @@ def _halving_doubling(
 
 
 def _tree(p: int, n: int, codec: Codec | None, work: WorkSeconds) -> Iterator[Round]:
-    """Yields the rounds up a binomial tree and back down."""
     whole = Piece.of(n, 1, codec)
     encode, decode = work.encode(whole.coded), work.decode(whole.coded)
     distances = [1 << i for i in range((p - 1).bit_length())]

@@ -180,5 +180,4 @@ def _reasons(found: Trust) -> list[str]:
 
 
 def _ms(seconds: float) -> str:
-    """Formats a time in milliseconds with three digits."""
     return f"{1e3 * seconds:.3g} ms"

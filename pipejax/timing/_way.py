@@ -173,10 +173,8 @@ class Choice(NamedTuple):
 
 
 def _over(a: float, b: float) -> float:
-    """Returns `a / b`, or infinity if `b` is 0."""
     return a / b if b else float("inf")
 
 
 def _ms(seconds: float) -> str:
-    """Formats a time in milliseconds."""
     return f"{1e3 * seconds:.1f} ms"

@@ -64,7 +64,6 @@ class WorkCount:
         )
 
     def times(self, count: int) -> "WorkCount":
-        """Returns the work of doing this `count` times."""
         return WorkCount(
             count * self.flops, count * self.matmuls, count * self.operations
         )
