@@ -11,10 +11,11 @@ communication costs nothing. For PS-Async, whose hosts do not wait for one anoth
 step is that of the slowest host.
 
 The speeds of the link and the cores are measured on four hosts (`pj.timing.calibrate`).
-`pj.timing.simulate` turns them into step times. The table has the simulated efficiency
-beside the measured one up to 8 hosts, and the simulated one alone for more hosts. The
-simulation moves every message of every step. All simulated hosts have a core of their
-own, and their switch is never the limit.
+`pj.timing.simulate` turns them into step times, and `experiments.asynchronous` does so
+for PS-Async. The table has the simulated efficiency beside the measured one up to 8
+hosts, and the simulated one alone for more hosts. The simulation moves every message of
+every step. All simulated hosts have a core of their own, and their switch is never the
+limit.
 
 Command: python -m experiments.scaling
 Time: about 15 minutes on 2 cores.
@@ -38,6 +39,7 @@ from pipejax import codecs, timing
 from pipejax._internal.figures import new_figure
 
 from . import cluster, methods, report, side_by_side
+from .asynchronous import simulate_asynchronous
 from .cluster import member
 from .methods import Problem
 
@@ -224,7 +226,7 @@ def simulated(speeds: Any, hosts: int, method: Simulated, config: Config) -> flo
 
 def asynchronous(many: timing.Cluster, work: timing.Workload, steps: int = 8) -> float:
     """Returns the efficiency of the slowest worker of a parameter server."""
-    return steps * work.seconds / timing.simulate_asynchronous(many, work, steps)[-1]
+    return steps * work.seconds / simulate_asynchronous(many, work, steps)[-1]
 
 
 def table(cells: list[dict[str, Any]]) -> list[list[str]]:

@@ -7,6 +7,7 @@ from typing import Literal
 
 import optax
 
+from experiments.corrections import average_gradients, delay_compensation
 from pipejax import corrections
 
 
@@ -93,9 +94,11 @@ METHODS = {
     "K=1": Method(1),
     **{f"K=2{name}": method for name, method in methods_of(2).items()},
     "K=2, fed back": Method(2, weight_prediction="own", deviation_feedback=0.5),
-    "K=2, average": Method(2, before=corrections.average_gradients(2)),
-    "K=2, scaled": Method(2, after=lambda _: corrections.scale_by_staleness(2)),
-    "K=2, DC-ASGD": Method(2, before=corrections.delay_compensation(2)),
+    "K=2, average": Method(2, before=average_gradients(2)),
+    # Updates are divided by the width (Zhang et al. 2016,
+    # https://arxiv.org/abs/1511.05950).
+    "K=2, scaled": Method(2, after=lambda _: optax.scale(1 / 2)),
+    "K=2, DC-ASGD": Method(2, before=delay_compensation(2)),
     **{f"K=3{name}": method for name, method in methods_of(3).items()},
 }
 # The methods that also run at twice the tuned rate: a plain delay, the default, and

@@ -68,31 +68,17 @@ def inlined(closed: Any, names: dict[Any, Any]) -> Iterator[Equation]:
 
 
 def name_of(names: dict[Any, Any], variable: Any) -> Any:
-    """Returns the name of a variable, or a `Constant` for a literal.
-
-    Args:
-      names: Names of variables.
-      variable: A variable or a literal of a jaxpr.
-    """
+    """Returns the name of a variable, or a `Constant` for a literal."""
     return Constant(variable.val) if _is_literal(variable) else names[variable]
 
 
 def value_of(env: dict[Any, Any], name: Any) -> Any:
-    """Returns the value that a name or a `Constant` stands for.
-
-    Args:
-      env: Values by name.
-      name: A name or a `Constant`.
-    """
+    """Returns the value that a name or a `Constant` stands for."""
     return name.value if isinstance(name, Constant) else env[name]
 
 
 def runner(found: Equation) -> Callable[..., Sequence[Any]]:
-    """Returns an equation as a function of all its operands, including literals.
-
-    Args:
-      found: The equation.
-    """
+    """Returns an equation as a function of all its operands, including literals."""
     from jax.extend import core  # is slow to import
 
     equation = found.equation
@@ -110,5 +96,4 @@ def runner(found: Equation) -> Callable[..., Sequence[Any]]:
 
 
 def _is_literal(variable: Any) -> bool:
-    """Returns whether an operand of an equation is a literal, and not a variable."""
     return hasattr(variable, "val")

@@ -150,12 +150,7 @@ def is_traced() -> bool:
 
 
 def inner_axes(mesh: Mesh, axis_name: AxisName) -> tuple[str, ...]:
-    """Returns the axes of a mesh over which a group shards its copy of the model.
-
-    Args:
-      mesh: The mesh.
-      axis_name: Axis or axes of the data.
-    """
+    """Returns the axes of a mesh over which a group shards its copy of the model."""
     return tuple(name for name in mesh.axis_names if name not in axes(axis_name))
 
 
@@ -229,12 +224,10 @@ def on_mesh_by(
 
 
 def _is_spec(node: Any) -> bool:
-    """Returns whether `node` is a partition spec."""
     return isinstance(node, P)
 
 
 def _resharded(spec: P, tree: Any) -> Any:
-    """Returns the arrays of `tree`, laid out as in `spec`."""
     return jax.tree.map(lambda leaf: jax.sharding.reshard(leaf, spec), tree)
 
 

@@ -50,12 +50,7 @@ def alike(a: Any, b: Any) -> bool:
 
 
 def restructured(tree: Any, like: Any) -> Any:
-    """Returns a pytree with the leaves of `tree` and the static data of `like`.
-
-    Args:
-      tree: A pytree.
-      like: A pytree that is `alike`.
-    """
+    """Returns a pytree with the leaves of `tree` and the static data of `like`."""
     return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(tree))
 
 

@@ -37,11 +37,7 @@ _MOST = 256
 
 
 def needed(devices: int) -> int:
-    """Returns the number of threads for a process of a job with these CPU devices.
-
-    Args:
-      devices: The number of CPU devices of the process.
-    """
+    """Returns the number of threads for a process of a job with these CPU devices."""
     return 2 if devices == 1 else 3 * devices
 
 

@@ -7,7 +7,9 @@ class Transfer(NamedTuple):
     """The data that one collective moves, as in the text of a compiled program.
 
     Attributes:
-      kind: `"all-reduce"`, `"all-to-all"`, `"all-gather"` or `"collective-permute"`.
+      kind: XLA's name of the collective. The algorithms of `pj.collectives` have
+        `"all-reduce"`, `"reduce-scatter"`, `"all-to-all"`, `"all-gather"` and
+        `"collective-permute"`.
       devices: Number of devices that send to each other.
       bytes: Size in bytes of the operand of the collective on one device.
 
@@ -26,8 +28,9 @@ class Transfer(NamedTuple):
         """Returns the bytes that the busiest device must send at least.
 
         With p = `devices` and n = `bytes`, these are `2 (p-1)/p n` for an all-reduce,
-        `(p-1)/p n` for an all-to-all, `(p-1) n` for an all-gather, and n for a
-        collective-permute. On one device they are 0.
+        `(p-1)/p n` for a reduce-scatter or an all-to-all, `(p-1) n` for an all-gather,
+        and n for a collective-permute. On one device they are 0. See
+        `pj.collectives.wire_bytes` for other kinds.
         """
         return wire_bytes(self.kind, self.devices, self.bytes)
 

@@ -14,7 +14,6 @@ from ._meta import passengers_of
 
 
 def check_width(path: epath.Path, meta: dict[str, Any], train: TrainStep) -> None:
-    """Raises an error unless the checkpoint has the width of `train`."""
     if meta["width"] != train.width:
         raise ValueError(
             f"`train` must be of width {meta['width']}, the width of the checkpoint in"

@@ -91,7 +91,6 @@ def decoded(array: jax.Array, like: Any) -> jax.Array:
 
 
 def is_weak(leaf: Any) -> bool:
-    """Returns whether `leaf` has a weak type, which gives way to other dtypes."""
     return getattr(leaf, "weak_type", False)
 
 

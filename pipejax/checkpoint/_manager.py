@@ -165,7 +165,6 @@ def check_manager(manager: Any) -> None:
 
 
 def is_read_only(manager: ocp.CheckpointManager) -> bool:
-    """Returns whether a manager was made with `read_only=True`."""
     return isinstance(manager, LockedManager) and manager.read_only
 
 

@@ -155,7 +155,6 @@ def restore(
 
 
 def _check_step(step: Any) -> None:
-    """Raises an error unless `step` is `None` or a whole number."""
     if step is not None and not is_integer(step, 0):
         raise ValueError(
             f"`step` must be an integer of at least 0, or None, got {step!r}. None"

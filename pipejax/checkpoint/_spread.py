@@ -58,7 +58,6 @@ class Spread(NamedTuple):
         return cls.of(like._replace(in_flight=in_flight))
 
     def same_shards(self, other: "Spread") -> bool:
-        """Returns whether devices hold the same shards on both spreads."""
         return self[:3] == other[:3]
 
     def same_codecs(self, other: "Spread", train: TrainStep) -> bool:

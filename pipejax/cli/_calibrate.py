@@ -29,7 +29,6 @@ Run this command on every host, started as the training itself is."""
 
 
 def add(commands: Any) -> None:
-    """Adds the command `pipejax calibrate` and its arguments."""
     parser = add_command(
         commands,
         "calibrate",
@@ -77,7 +76,6 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs `pipejax calibrate`, and returns its exit status."""
     least = 2 if args.model else 1
     check("rounds", args.rounds, least, ROUNDS)
     sizes = [count("sizes", text, VECTOR) for text in args.sizes]

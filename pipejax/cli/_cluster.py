@@ -182,7 +182,6 @@ def _of(record: Any, elements: int) -> Known:
 
 
 def _assumed(args: argparse.Namespace) -> Known:
-    """Returns a cluster with assumed speeds, made from the options."""
     missing = _options(args, _NEEDED, there=False)
     if missing:
         raise UsageError(

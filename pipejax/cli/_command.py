@@ -12,7 +12,6 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, as all errors of the command line are."""
 
     def error(self, message: str) -> NoReturn:
-        """Raises a `UsageError`."""
         raise UsageError(f"{message:.400}; see `{self.prog} --help`")
 
 

@@ -127,13 +127,11 @@ class Diagnosis(NamedTuple):
         }
 
     def _options(self) -> list[str]:
-        """Returns the lines about compiler options."""
         kept = [f"accepted: {name}={value!r}" for name, value in self.kept.items()]
         refused = [f"refused: {name}: {why}" for name, why in self.dropped.items()]
         return [*kept, *refused] or ["None are needed."]
 
     def _overlap(self) -> list[str]:
-        """Returns the lines about the measured overlap."""
         found = self.overlap
         verdict = (
             "Communication and compute differ too much to tell how much is hidden."
@@ -146,13 +144,11 @@ class Diagnosis(NamedTuple):
         return [measured, str(found.times), verdict]
 
     def _speeds(self) -> list[str]:
-        """Returns the lines about the cluster's speeds."""
         if self.fit is None:
             return ["Start this command on every host of a cluster to measure them."]
         return [self.fit.speeds, str(timing.trust(self.fit))]
 
     def _model(self) -> list[str]:
-        """Returns the lines about what to choose for the model."""
         if self.advice is None:
             return ["`pipejax plan` calculates what a cluster would gain."]
         model = self.advice.model

@@ -22,7 +22,7 @@ from ._candidates import USUAL, candidates
 from ._command import add_command, new_file
 from ._diagnosis import Advice, Diagnosis, Overlap
 from ._doctor_picture import picture
-from ._model import Model, Program, given
+from ._model import Model, RunnableStep, given
 from ._units import COMPUTE_MS, ROUNDS, check, count
 from ._usage import UsageError, in_one_line
 
@@ -38,7 +38,6 @@ itself is."""
 
 
 def add(commands: Any) -> None:
-    """Adds the command `pipejax doctor` and its arguments."""
     parser = add_command(
         commands,
         "doctor",
@@ -93,7 +92,6 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs `pipejax doctor`, and returns its exit status."""
     model = _described(args)
     with in_one_line(ValueError, pj.launch.RollCallError):
         place = pj.launch.initialize()
@@ -165,7 +163,7 @@ def _here(mesh: Mesh, place: Place | None) -> dict[str, str]:
     }
 
 
-def _example(mesh: Mesh) -> Program:
+def _example(mesh: Mesh) -> RunnableStep:
     """Returns a train step of an MLP of 4 million parameters, for any devices."""
 
     def loss_fn(params: Any, batch: Any) -> jax.Array:
@@ -179,4 +177,4 @@ def _example(mesh: Mesh) -> Program:
     params = [jax.random.normal(key, (1024, 1024)) / 32 for key in keys]
     local = mesh.size // jax.process_count()
     batch = train.batch(jnp.ones((64 * local, 1024)))
-    return Program(train, train.init(params), batch)
+    return RunnableStep(train, train.init(params), batch)

@@ -22,7 +22,7 @@ from pipejax.overlap import (
 )
 
 from ._command import add_command, new_file
-from ._model import Program, flags
+from ._model import RunnableStep, flags
 from ._program import load, types
 from ._units import check
 from ._usage import UsageError, in_one_line
@@ -43,7 +43,6 @@ is shown together with its synchronous twin."""
 
 
 def add(commands: Any) -> None:
-    """Adds the command `pipejax inspect` and its arguments."""
     parser = add_command(
         commands,
         "inspect",
@@ -101,7 +100,6 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs `pipejax inspect`, and returns its exit status."""
     least = args.fail_under
     if least is not None:
         check("fail-under", least, 0, 1)
@@ -209,7 +207,7 @@ def _to_plan(returned: Any) -> list[str]:
     """Returns a line that plans for a train step, or none for another program."""
     if not isinstance(returned[0], pj.TrainStep):
         return []
-    model = Program(*returned)
+    model = RunnableStep(*returned)
     known = flags(model.elements, "MS", model.examples)
     return [
         "To predict its step time on a cluster, fill in N, RATE and MS: pipejax plan"
@@ -235,7 +233,6 @@ def _inspected(program: Any, *args: Any) -> Report:
 
 
 def _write(path: str, setting: dict[str, Any], reports: dict[str, Report]) -> None:
-    """Writes settings and reports as JSON."""
     programs = {title: report.to_dict() for title, report in reports.items()}
     record = {**setting, "jax": jax.__version__, "programs": programs}
     pathlib.Path(path).write_text(json.dumps(record, indent=2) + "\n")

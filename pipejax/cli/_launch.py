@@ -31,7 +31,6 @@ then started once, in the place that the launcher has given."""
 
 
 def add(commands: Any) -> None:
-    """Adds the command `pipejax launch` and its arguments."""
     parser = add_command(
         commands,
         "launch",
@@ -106,7 +105,6 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs `pipejax launch`, and returns its exit status."""
     for name, least, most in (
         ("processes", 1, 4096),
         ("hosts", 1, 10**6),
@@ -126,7 +124,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(args: argparse.Namespace) -> int:
-    """Prints the recipe that `--print` asks for."""
     if args.processes is None:
         raise UsageError(
             "`--processes` must be given with `--print`: their number on each host"
@@ -222,7 +219,6 @@ def _job(args: argparse.Namespace) -> tuple[_share.Job, int]:
 
 
 def _free_port() -> int:
-    """Returns the number of a port that is free on this host now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

@@ -12,7 +12,7 @@ from ._program import load, types
 from ._usage import UsageError
 
 
-class Program(NamedTuple):
+class RunnableStep(NamedTuple):
     """A train step with a state and a batch to run it on."""
 
     train: pj.TrainStep
@@ -45,13 +45,9 @@ class Model(NamedTuple):
     batch: int | None = None
 
     @classmethod
-    def of(cls, program: Program, times: Measurement) -> "Model":
-        """Returns the size and the measured compute of a program's step."""
-        return cls(
-            program.elements,
-            1e3 * statistics.median(times.compute),
-            program.examples,
-        )
+    def of(cls, step: RunnableStep, times: Measurement) -> "Model":
+        compute = 1e3 * statistics.median(times.compute)
+        return cls(step.elements, compute, step.examples)
 
     def __str__(self) -> str:
         """Returns the arguments with which `pipejax plan` plans for this model."""
@@ -70,7 +66,7 @@ def flags(elements: int, compute: str, batch: int | None) -> str:
     return f"--parameters {elements} --compute-ms {compute}{also}"
 
 
-def given(name: str, mesh: jax.sharding.Mesh) -> Program:
+def given(name: str, mesh: jax.sharding.Mesh) -> RunnableStep:
     """Calls the function that is called `name` with a mesh, and checks its result.
 
     Raises:
@@ -82,7 +78,7 @@ def given(name: str, mesh: jax.sharding.Mesh) -> Program:
         case (pj.TrainStep(), pj.PipelineState() as state, batch):
             leaves = jax.tree.leaves((state, batch))
             if not any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
-                return Program(*returned)
+                return RunnableStep(*returned)
     raise UsageError(
         f"{name} must return (train, state, batch) with a pj.TrainStep and arrays, got"
         f" {types(returned)}"

@@ -36,7 +36,6 @@ The cluster is a file that `pipejax calibrate --out` has written. Without a file
 
 
 def add(commands: Any) -> None:
-    """Adds the command `pipejax plan` and its arguments."""
     parser = add_command(
         commands,
         "plan",
@@ -115,7 +114,6 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs `pipejax plan`, and returns its exit status."""
     elements = count("parameters", args.parameters)
     check("compute-ms", args.compute_ms, *COMPUTE_MS)
     check("top", args.top, 1, 10**6)
@@ -235,7 +233,6 @@ def _written(
     ranked: list[timing.Choice],
     python: str,
 ) -> str:
-    """Returns the plan as JSON, with times in seconds."""
     record = {
         "cluster": timing.as_json(cluster),
         "elements": elements,

@@ -31,7 +31,6 @@ Run this command on every host, started as the training itself is."""
 
 
 def add(commands: Any) -> None:
-    """Adds the command `pipejax profile-allreduce` and its arguments."""
     parser = add_command(
         commands,
         "profile-allreduce",
@@ -90,7 +89,6 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs `pipejax profile-allreduce`, and returns its exit status."""
     elements = count("elements", args.elements, VECTOR)
     rate = None if args.bandwidth is None else bits("bandwidth", args.bandwidth)
     check("rounds", args.rounds, 1, ROUNDS)
@@ -148,7 +146,6 @@ def _chosen(
 
 
 def _print(profiles: dict[str, timing.Profile], limits: dict[str, float]) -> None:
-    """Prints a row of milliseconds for each all-reduce."""
     width = max(len(name) for name in profiles) + 2
     columns = [*timing.Profile._fields, "total", *(["wire"] if limits else [])]
     print(f"{'ms':<{width}}" + "".join(f"{name:>11}" for name in columns))

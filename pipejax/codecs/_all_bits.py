@@ -38,19 +38,15 @@ class AllBits(Codec):
         dtype: DTypeLike = jnp.float32,
         devices: int = 1,
     ) -> "AllBits":
-        """Returns the codec that sends vectors of `dtype`."""
         return AllBits(jnp.dtype(dtype).name)
 
     def size(self, n: int) -> int:
-        """Returns the payload's size: 4 bytes per float32 element, 8 per float64."""
         return n * jnp.dtype(self.dtype).itemsize
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        """Returns the bits of `x` as 32-bit words."""
         return to_words(x.astype(self.dtype), jnp.uint32), state
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
-        """Restores the encoded vector, in the codec's dtype."""
         return from_words(payload, self.dtype)
 
     def bound(self, x: jax.Array) -> jax.Array:

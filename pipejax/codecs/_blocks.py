@@ -57,7 +57,6 @@ class Blocks(Codec):
 
     @property
     def multiple(self) -> int:
-        """Returns the number of elements in a block."""
         return self.block
 
     def size(self, n: int) -> int:

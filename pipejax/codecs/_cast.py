@@ -52,7 +52,6 @@ class Cast(Rounding):
         return dataclasses.replace(self, headroom=headroom(devices))
 
     def size(self, n: int) -> int:
-        """Returns 2 or 4 bytes per element."""
         return n * jnp.dtype(self.dtype).itemsize
 
     def rounded(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
@@ -64,7 +63,6 @@ class Cast(Rounding):
         return to_words(x.astype(self.dtype), word)
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
-        """Returns the numbers that were sent, as float32."""
         del n
         return from_words(payload, self.dtype).astype(jnp.float32) * self.headroom
 
@@ -103,7 +101,6 @@ class Truncate(Codec):
         return True
 
     def size(self, n: int) -> int:
-        """Returns 2 bytes per element."""
         return 2 * n
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:

@@ -72,17 +72,14 @@ class ErrorFeedback(Linear):
 
     @property
     def multiple(self) -> int:
-        """Returns the padding multiple of the wrapped codec."""
         return self.codec.multiple
 
     @property
     def needs_leaves(self) -> bool:
-        """Returns whether the wrapped codec must be given whole leaves."""
         return self.codec.needs_leaves
 
     @property
     def rounds(self) -> int:
-        """Returns the number of linear rounds of the wrapped codec."""
         return self.codec.rounds
 
     def of(
@@ -97,7 +94,6 @@ class ErrorFeedback(Linear):
         )
 
     def leaves(self, x: jax.Array) -> Any:
-        """Returns `x` in the form that the wrapped codec's rounds take."""
         return self.codec.leaves(x)
 
     def init(self, n: int, seed: jax.Array) -> ErrorFeedbackState:
@@ -106,7 +102,6 @@ class ErrorFeedback(Linear):
         return ErrorFeedbackState(nothing, self.codec.init(n, seed))
 
     def size(self, n: int) -> int:
-        """Returns the payload's size in bytes, which the wrapped codec determines."""
         return self.codec.size(n)
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
@@ -122,7 +117,6 @@ class ErrorFeedback(Linear):
         return payload, ErrorFeedbackState(lost, inner)
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
-        """Decodes the payload with the wrapped codec."""
         return self.codec.decode(payload, n)
 
     def bound(self, x: jax.Array) -> jax.Array:
@@ -130,7 +124,6 @@ class ErrorFeedback(Linear):
         return self.codec.bound(x)
 
     def round_sizes(self, n: int) -> tuple[int, ...]:
-        """Returns the number of elements in each round of the wrapped codec."""
         return self._linear.round_sizes(n)
 
     def project(
@@ -141,7 +134,6 @@ class ErrorFeedback(Linear):
         return self._linear.project(due, state.codec, sums)
 
     def rebuild(self, state: Any, sums: tuple[jax.Array, ...], n: int) -> Any:
-        """Decodes the sums of all rounds with the wrapped codec."""
         return self._linear.rebuild(state.codec, sums, n)
 
     def settled(

@@ -27,7 +27,6 @@ class Quantize(Rounding):
 
     @property
     def top(self) -> int:
-        """Returns the largest code."""
         return 2**self.bits - 1
 
     def size(self, n: int) -> int:

@@ -45,7 +45,6 @@ class Rounding(Codec):
         """
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        """Encodes `x` rounded to the nearest levels."""
         return self.rounded(x, None), state
 
 
@@ -82,7 +81,6 @@ class Stochastic(Codec):
 
     @property
     def multiple(self) -> int:
-        """Returns the padding multiple of the wrapped codec."""
         return self.codec.multiple
 
     @property
@@ -96,7 +94,6 @@ class Stochastic(Codec):
         return jax.random.key_data(jax.random.fold_in(self.key, seed))
 
     def size(self, n: int) -> int:
-        """Returns the payload's size in bytes, which the wrapped codec determines."""
         return self.codec.size(n)
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
@@ -107,7 +104,6 @@ class Stochastic(Codec):
         return self.codec.rounded(x, noise), jax.random.key_data(key)
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
-        """Decodes the payload with the wrapped codec."""
         return self.codec.decode(payload, n)
 
     def bound(self, x: jax.Array) -> jax.Array:

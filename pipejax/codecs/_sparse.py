@@ -78,12 +78,10 @@ class RandomK(Linear):
 
     @property
     def unbiased(self) -> bool:
-        """Returns `True` if values are scaled up."""
         return self.scaled
 
     @property
     def needs_feedback(self) -> bool:
-        """Returns `True` unless values are scaled up."""
         return not self.scaled
 
     @property
@@ -145,7 +143,6 @@ class RandomK(Linear):
     def settled(
         self, leaves: Any, state: Any, sums: tuple[jax.Array, ...], own: jax.Array
     ) -> Any:
-        """Returns the data of the next key."""
         del leaves, sums, own
         return self._next(state)
 
@@ -168,7 +165,6 @@ class RandomK(Linear):
         return jax.random.bits(self._keys(state)[1], dtype=jnp.uint32)
 
     def _next(self, state: Any) -> Any:
-        """Returns the state for the next vector."""
         return jax.random.key_data(self._keys(state)[0])
 
 

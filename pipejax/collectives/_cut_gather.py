@@ -94,5 +94,4 @@ def repeat(forms: Sequence[Any], cuts: Cuts, axis_name: AxisName) -> Stages:
 
 
 def _word(width: int) -> Any:
-    """Returns the unsigned integer dtype of a width in bytes."""
     return {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}[width]

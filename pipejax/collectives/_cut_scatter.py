@@ -30,13 +30,7 @@ Cuts = tuple[int | None, ...]
 
 
 def piece_forms(forms: Sequence[Any], cuts: Cuts, devices: int) -> tuple[Any, ...]:
-    """Returns the shapes and dtypes of the pieces of arrays.
-
-    Args:
-      forms: Shapes and dtypes of the arrays.
-      cuts: How each array is cut.
-      devices: Number of devices, which have a piece each.
-    """
+    """Returns the shapes and dtypes of the pieces of arrays, one for each device."""
 
     def one(form: Any, cut: int | None) -> jax.ShapeDtypeStruct:
         shape = list(form.shape)

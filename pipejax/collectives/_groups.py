@@ -54,7 +54,6 @@ class Groups(NamedTuple):
 
     @property
     def bytes(self) -> tuple[int, ...]:
-        """Returns the size of each group in bytes."""
         return tuple(sum(size(self.forms[i]) for i in group) for group in self.members)
 
     def together(self, arrays: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
@@ -79,5 +78,4 @@ class Groups(NamedTuple):
 
 
 def size(form: jax.ShapeDtypeStruct) -> int:
-    """Returns the size of an array in bytes."""
     return math.prod(form.shape) * form.dtype.itemsize

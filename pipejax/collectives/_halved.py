@@ -28,7 +28,7 @@ from ._layout import Layout, Summands
 from ._no_communication import NoCommunication
 from ._psum import MIB, Psum
 from ._scatter_gather import ScatterGather
-from ._scheduled import Phase
+from ._scheduled import ScheduledAllReduce
 from ._stages import Local, Stages, States, local, on_first
 from ._two_shot import two_shot
 
@@ -93,7 +93,7 @@ class Halved(AllReduce):
         ]
         parts.append(self._whole(Layout((), (*whole, *layout.exact)), axis_name))
         scatter = side_by_side(parts)
-        if isinstance(self.all_reduce, Phase):
+        if isinstance(self.all_reduce, ScheduledAllReduce):
             scatter = self.all_reduce.named(scatter)
 
         def begin(arrays: Summands) -> list[Any]:
@@ -147,7 +147,7 @@ class Halved(AllReduce):
     def _sums_by(self) -> AllReduce:
         """Returns the algorithm that sums, which may be that of a phase."""
         phase = self.all_reduce
-        return phase.all_reduce if isinstance(phase, Phase) else phase
+        return phase.all_reduce if isinstance(phase, ScheduledAllReduce) else phase
 
     @property
     def _native(self) -> bool:
@@ -155,7 +155,6 @@ class Halved(AllReduce):
         return isinstance(self._sums_by, Psum) and self._sums_by.scatters
 
     def _whole(self, layout: Layout, axis_name: AxisName) -> Stages:
-        """Returns the stages that sum arrays as a whole."""
         if isinstance(self._sums_by, Psum | NoCommunication):
             return self._sums_by(layout, axis_name)
         return Psum(None, MIB)(layout, axis_name)
@@ -177,7 +176,7 @@ def has_halves(all_reduce: AllReduce, devices: int) -> bool:
       all_reduce: The algorithm.
       devices: Number of devices.
     """
-    if isinstance(all_reduce, Phase):
+    if isinstance(all_reduce, ScheduledAllReduce):
         return has_halves(all_reduce.all_reduce, devices)
     if isinstance(all_reduce, NoCommunication):
         return True
@@ -189,5 +188,4 @@ def has_halves(all_reduce: AllReduce, devices: int) -> bool:
 
 
 def _chosen(items: Sequence[Any], places: Sequence[int]) -> tuple[Any, ...]:
-    """Returns the items at some places."""
     return tuple(items[i] for i in places)

@@ -145,7 +145,6 @@ def _partners(distance: int, pieces: int) -> list[tuple[int, int]]:
 
 
 def _part(rows: Parts, start: jax.Array, count: int) -> Parts:
-    """Returns `count` rows from row `start` on."""
     # A dynamic slice, since a `jnp.where` of two static slices is slow: in one program,
     # XLA:CPU then recomputes both slices of every level for each element of the last.
     return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, count), rows)

@@ -159,5 +159,4 @@ class Layout(NamedTuple):
 
 
 def _form(x: Any) -> jax.ShapeDtypeStruct:
-    """Returns the shape and dtype of an array."""
     return jax.ShapeDtypeStruct(x.shape, x.dtype)

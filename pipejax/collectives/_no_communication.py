@@ -30,11 +30,6 @@ class NoCommunication(AllReduce):
     """
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
-        """Returns no stages, which leaves the arrays of each device unchanged.
-
-        Args:
-          layout: Not used.
-          axis_name: Not used.
-        """
+        """Returns no stages, which leaves the arrays of each device unchanged."""
         del layout, axis_name
         return Stages(())

@@ -142,12 +142,12 @@ def _rounds(codec: Linear, layout: Layout, axis_name: AxisName, add: Add) -> Sta
         coded = arrays if codec.needs_leaves else joined(arrays, dtype)
         return coded, joined(summands.exact, dtype), ()
 
-    def project(round: int) -> Local:
+    def project(number: int) -> Local:
         def run(value: Any, states: States) -> tuple[Any, States]:
             leaves, exact, sums = value
             check_kept("psum", states.get("psum", ()), functools.partial(codec.init, n))
             own = codec.project(leaves, states["psum"], sums).astype(dtype)
-            last = round == codec.rounds - 1
+            last = number == codec.rounds - 1
             sent = jnp.concatenate([own, exact]) if last and exact.size else own
             return (sent, (leaves, exact, sums, own)), states
 
@@ -171,12 +171,12 @@ def _rounds(codec: Linear, layout: Layout, axis_name: AxisName, add: Add) -> Sta
 
     p = axis_size(axis_name)
     total = Stages((), (init,)) + local(begin)
-    for round, size in enumerate(codec.round_sizes(n)):
-        if round == codec.rounds - 1:
+    for number, size in enumerate(codec.round_sizes(n)):
+        if number == codec.rounds - 1:
             size += layout.exact_size
         sent = Sent(send, (Transfer("all-reduce", p, dtype.itemsize * size),))
-        total += Stages((project(round), sent))
-        if round < codec.rounds - 1:
+        total += Stages((project(number), sent))
+        if number < codec.rounds - 1:
             total += local(lambda value: value[:3])
     return total + Stages((Local(finish),))
 

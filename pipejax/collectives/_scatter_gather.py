@@ -56,7 +56,6 @@ class ScatterGather(AllReduce):
         """
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
-        """Returns the stages of the reduce-scatter and then of the all-gather."""
         pieces = self.pieces(axis_size(axis_name))
         cut = Cut.of(layout, pieces, self.codec.multiple)
         return (

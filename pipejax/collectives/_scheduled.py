@@ -42,7 +42,7 @@ class Schedule:
 
 
 @dataclasses.dataclass(frozen=True)
-class Phase(AllReduce):
+class ScheduledAllReduce(AllReduce):
     """One algorithm of a schedule, with its number in the names of codec states.
 
     The states of all algorithms of a schedule are kept in one dict.
@@ -57,7 +57,6 @@ class Phase(AllReduce):
 
     @property
     def axes(self) -> int | None:
-        """Returns the number of mesh axes that the wrapped algorithm needs."""
         return self.all_reduce.axes
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
@@ -65,16 +64,11 @@ class Phase(AllReduce):
         return self.named(self.all_reduce(layout, axis_name))
 
     def named(self, stages: Stages) -> Stages:
-        """Returns stages with the number of this phase in the names of their states.
-
-        Args:
-          stages: Stages of the wrapped algorithm.
-        """
+        """Returns stages with the number of this phase in the names of their states."""
         return renamed(stages, f"phase {self.number} ")
 
-    def on(self, mesh: Mesh) -> "Phase":
-        """Returns this phase with the variant of its algorithm that suits `mesh`."""
-        return Phase(self.all_reduce.on(mesh), self.number)
+    def on(self, mesh: Mesh) -> "ScheduledAllReduce":
+        return ScheduledAllReduce(self.all_reduce.on(mesh), self.number)
 
 
 def scheduled(all_reduces: Sequence[AllReduce], boundaries: Sequence[int]) -> Schedule:
@@ -124,5 +118,5 @@ def scheduled(all_reduces: Sequence[AllReduce], boundaries: Sequence[int]) -> Sc
                 "`all_reduces` must be algorithms such as pj.collectives.psum(), got"
                 f" {all_reduce!r}."
             )
-    phases = (Phase(x, i) for i, x in enumerate(all_reduces))
+    phases = (ScheduledAllReduce(x, i) for i, x in enumerate(all_reduces))
     return Schedule(tuple(phases), tuple(boundaries))

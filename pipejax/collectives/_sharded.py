@@ -127,10 +127,8 @@ def on_own_shards(stages: Stages, before: Any, after: Any) -> Stages:
 
 
 def _rows(tree: Any) -> Any:
-    """Returns arrays with a new first axis of length 1."""
     return jax.tree.map(lambda x: x[None], tree)
 
 
 def _row(tree: Any) -> Any:
-    """Undoes `_rows`."""
     return jax.tree.map(lambda x: x[0], tree)

@@ -191,14 +191,12 @@ class Site(NamedTuple):
         return functools.reduce(operator.add, map(self.decode, payloads))
 
     def _init(self, seed: jax.Array) -> Any:
-        """Returns the initial state of the codec, for all rows."""
         if self.rows is None:
             return self.codec.init(self.coded, seed)
         rows = jnp.arange(self.rows, dtype=jnp.uint32) * jnp.uint32(40503)
         return jax.vmap(lambda row: self.codec.init(self.coded, seed ^ row))(rows)
 
     def _many(self, payloads: jax.Array) -> Parts:
-        """Decodes several payloads."""
         return jax.vmap(self._decode)(payloads)
 
     def _encode(self, parts: Parts, state: Any) -> tuple[jax.Array, Any]:
@@ -209,7 +207,6 @@ class Site(NamedTuple):
         return payload, state
 
     def _decode(self, payload: jax.Array) -> Parts:
-        """Decodes one payload."""
         split = self.codec.size(self.coded) // payload.dtype.itemsize
         coded = self.codec.decode(payload[:split], self.coded).astype(self.dtype)
         if not self.exact:
@@ -241,5 +238,4 @@ def check_kept(name: str, state: Any, init: Callable[[jax.Array], Any]) -> None:
 
 
 def _form(state: Any) -> tuple[Any, list[tuple[int, ...]]]:
-    """Returns the structure of a pytree and the shapes of its leaves."""
     return jax.tree.structure(state), [leaf.shape for leaf in jax.tree.leaves(state)]

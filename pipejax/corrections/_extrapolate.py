@@ -145,5 +145,4 @@ def unextrapolated(opt_state: optax.OptState, params: optax.Params) -> optax.Par
 
 
 def _is_state(node: Any) -> bool:
-    """Returns whether a node is the state of `extrapolate_updates`."""
     return isinstance(node, ExtrapolateUpdatesState)

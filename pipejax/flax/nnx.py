@@ -250,7 +250,6 @@ def _check_graph(model: nnx.Module, graph: Any, before: Tree, wrt: Any) -> None:
 
 
 def _paths(tree: Tree) -> set[str]:
-    """Returns the path of each leaf as a string."""
     return {
         jax.tree_util.keystr(path)
         for path, _ in jax.tree_util.tree_leaves_with_path(tree)

@@ -167,7 +167,6 @@ class Enrolment:
         return same and 0 <= record.rank < self._processes
 
     def _accept(self) -> None:
-        """Accepts a connection and greets it."""
         try:
             connection, address = self._server.accept()
         except OSError as error:  # the client has gone, or too many files are open

@@ -59,12 +59,10 @@ class Beat:
         return f"process {self.rank} on {self.host}"
 
     def to_json(self) -> str:
-        """Returns the beat as one line of JSON."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Beat":
-        """Returns the beat that `to_json` has written."""
         return cls(**json.loads(text))
 
 

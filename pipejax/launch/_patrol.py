@@ -169,12 +169,10 @@ class Patrol:
         faulthandler.dump_traceback_later(self._limit + PERIOD, exit=True, file=2)
 
     def _finally(self, verdict: str) -> None:
-        """Ends this process with a verdict."""
         self.ending = True
         self._end(self._rank, verdict)
 
     def _beat(self, count: int, over: bool) -> Beat:
-        """Returns the next beat of this process."""
         now = time.monotonic()
         where = _where.main_thread()
         if where.busy:

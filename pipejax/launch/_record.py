@@ -58,7 +58,6 @@ class Record:
         return f"{self.rank} on {self.host}"
 
     def to_json(self) -> bytes:
-        """Returns the record as one line of JSON."""
         return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
 
     @classmethod

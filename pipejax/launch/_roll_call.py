@@ -44,7 +44,6 @@ class Answer:
     hosts: list[str] = dataclasses.field(default_factory=list)
 
     def to_json(self) -> bytes:
-        """Returns the answer as one line of JSON."""
         return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
 
     @classmethod
@@ -208,7 +207,6 @@ def _second(
 
 
 def _bound(address: str, until: float) -> socket.socket:
-    """Returns a socket that listens at `address`."""
     host, _, port = address.rpartition(":")
     family, kind, protocol, _, where = _found(host.strip("[]"), int(port), until)
     with contextlib.ExitStack() as stack:

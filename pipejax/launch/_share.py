@@ -47,7 +47,6 @@ class Job:
         check_address("coordinator", self.coordinator, "the argument")
 
     def rank(self, local: int) -> int:
-        """Returns the rank of process number `local` of this host."""
         return self.host * self.processes + local
 
 

@@ -368,7 +368,6 @@ def _checked(x: Any, y: Any, l2: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _check_signs(y: np.ndarray) -> None:
-    """Raises a ValueError unless all labels are -1 or 1."""
     if not np.isin(y, (-1, 1)).all():
         raise ValueError(
             f"`y` must hold the labels -1 and 1, got {np.unique(y)[:5]}. For labels 0"

@@ -86,5 +86,4 @@ class Problem:
 
 
 def _narrow(x: np.ndarray) -> np.ndarray:
-    """Returns a floating array as float32, and any other array unchanged."""
     return x.astype(np.float32) if np.issubdtype(x.dtype, np.floating) else x

@@ -121,5 +121,4 @@ def _counts(leaf: jax.Array) -> bool:
 
 
 def _close(a: np.ndarray, b: np.ndarray) -> bool:
-    """Returns whether two arrays agree up to float32 rounding."""
     return bool(np.allclose(a, b, rtol=1e-5, atol=1e-7))

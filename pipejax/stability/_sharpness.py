@@ -171,6 +171,5 @@ def _check_preconditioner(preconditioner: Any, params: optax.Params) -> None:
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of each leaf by its path."""
     leaves = jax.tree.leaves_with_path(tree)
     return {jax.tree_util.keystr(path): jnp.shape(leaf) for path, leaf in leaves}

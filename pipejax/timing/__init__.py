@@ -11,12 +11,13 @@ $$t_{pipe} = \max(c, x)$$
 
 - `flat`, `hierarchical` and `per_leaf` count the messages and bytes of an exchange.
   `duration` turns these counts into seconds.
-- `synchronous`, `overlapped`, `bucketed`, `pipelined` and `asynchronous` give the time
-  of a step.
+- `synchronous_step_time`, `overlapped_step_time`, `bucketed_step_time`,
+  `pipelined_step_time` and `asynchronous_step_time` give the time of a step.
 - `simulate` gives the time of a step where times vary and no closed form holds.
 - `sharded` and `fsdp` tell what crosses between hosts from what stays inside a host,
   for a model that the devices of a host shard.
-- `in_halves` and `shard_optimizer` give step times with a sharded optimizer.
+- `sharded_optimizer_step_time` and `shard_optimizer` give step times with a sharded
+  optimizer.
 - `plan` ranks all ways to train by their step time, and `scaling` follows one of them
   to more hosts.
 - `exchange_times` and `profile` measure all-reduces on a mesh. `fit` derives a cluster
@@ -36,7 +37,7 @@ from ._counts import FORMS as FORMS
 from ._counts import Counts as Counts
 from ._counts import compatible as compatible
 from ._exchange import Duration as Duration
-from ._exchange import Exchange as Exchange
+from ._exchange import ExchangeCounts as ExchangeCounts
 from ._exchange import duration as duration
 from ._exchange import flat as flat
 from ._exchange import hierarchical as hierarchical
@@ -45,14 +46,14 @@ from ._fit import Fit as Fit
 from ._fit import Sample as Sample
 from ._fit import fit as fit
 from ._iteration import Compute as Compute
-from ._iteration import asynchronous as asynchronous
+from ._iteration import asynchronous_step_time as asynchronous_step_time
 from ._iteration import batch_to_hide as batch_to_hide
-from ._iteration import bucketed as bucketed
+from ._iteration import bucketed_step_time as bucketed_step_time
 from ._iteration import ceilings as ceilings
 from ._iteration import efficiency as efficiency
-from ._iteration import overlapped as overlapped
-from ._iteration import pipelined as pipelined
-from ._iteration import synchronous as synchronous
+from ._iteration import overlapped_step_time as overlapped_step_time
+from ._iteration import pipelined_step_time as pipelined_step_time
+from ._iteration import synchronous_step_time as synchronous_step_time
 from ._leaves import square_leaves as square_leaves
 from ._picture import Panel as Panel
 from ._picture import picture as picture
@@ -66,12 +67,13 @@ from ._record import from_json as from_json
 from ._sharded import Fsdp as Fsdp
 from ._sharded import fsdp as fsdp
 from ._sharded import sharded as sharded
-from ._sharded_optimizer import in_halves as in_halves
 from ._sharded_optimizer import shard_optimizer as shard_optimizer
+from ._sharded_optimizer import (
+    sharded_optimizer_step_time as sharded_optimizer_step_time,
+)
 from ._simulate import Trace as Trace
 from ._simulate import Workload as Workload
 from ._simulate import simulate as simulate
-from ._simulate import simulate_asynchronous as simulate_asynchronous
 from ._stopwatch import Case as Case
 from ._stopwatch import exchange_times as exchange_times
 from ._trust import Trust as Trust

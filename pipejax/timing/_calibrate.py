@@ -19,7 +19,7 @@ from pipejax.codecs import Codec
 
 from ._cluster import CodecSpeed
 from ._counts import FLOAT32, FORMS, Algorithm
-from ._exchange import Exchange
+from ._exchange import ExchangeCounts
 from ._fit import Fit, Sample, fit
 from ._leaves import square_leaves
 from ._stopwatch import Case, check_several, exchange_times, in_turn
@@ -87,7 +87,7 @@ def calibrate(
     samples = tuple(
         Sample(
             name,
-            Exchange(FORMS[algorithm](mesh.size, n, None)),
+            ExchangeCounts(FORMS[algorithm](mesh.size, n, None)),
             tuple(times[name]),
             n,
         )

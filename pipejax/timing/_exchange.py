@@ -25,7 +25,7 @@ from ._cluster import Cluster, CodecSpeed, Link
 from ._counts import Algorithm, Counts, form_of
 
 
-class Exchange(NamedTuple):
+class ExchangeCounts(NamedTuple):
     """The counts of an exchange, separately for links between hosts and inside hosts.
 
     An exchange does not depend on the speeds of a cluster. `pj.timing.duration` turns
@@ -38,16 +38,16 @@ class Exchange(NamedTuple):
     Examples:
       >>> import pipejax as pj
       >>> ring = pj.timing.FORMS["ring"](4, 1000, None)
-      >>> pj.timing.Exchange(ring).between.wire  # bytes
+      >>> pj.timing.ExchangeCounts(ring).between.wire  # bytes
       6000
     """
 
     between: Counts = Counts()
     inside: Counts = Counts()
 
-    def plus(self, other: "Exchange") -> "Exchange":
+    def plus(self, other: "ExchangeCounts") -> "ExchangeCounts":
         """Returns the counts of both exchanges, run one after the other."""
-        return Exchange(
+        return ExchangeCounts(
             self.between.plus(other.between), self.inside.plus(other.inside)
         )
 
@@ -87,7 +87,7 @@ class Duration(NamedTuple):
 
 
 def duration(
-    cluster: Cluster, exchange: Exchange, codec: str | None = None
+    cluster: Cluster, exchange: ExchangeCounts, codec: str | None = None
 ) -> Duration:
     r"""Returns how long an exchange takes on a cluster.
 
@@ -155,7 +155,7 @@ def _seconds(
 
 def flat(
     cluster: Cluster, algorithm: Algorithm, n: int, codec: Codec | None = None
-) -> Exchange:
+) -> ExchangeCounts:
     """Counts an all-reduce over all devices that ignores which host they are on.
 
     Ranks go host by host: the first `cluster.devices` ranks are on the first host. With
@@ -186,11 +186,11 @@ def flat(
     """
     counts = form_of(algorithm)(cluster.hosts * cluster.devices, n, codec)
     if cluster.devices == 1:
-        return Exchange(counts)
+        return ExchangeCounts(counts)
     if cluster.hosts == 1:
-        return Exchange(inside=counts)
+        return ExchangeCounts(inside=counts)
     share = _crossing(algorithm, cluster.hosts, cluster.devices)
-    return Exchange(_through_one_link(counts, share))
+    return ExchangeCounts(_through_one_link(counts, share))
 
 
 def _through_one_link(counts: Counts, devices: float) -> Counts:
@@ -225,7 +225,7 @@ def hierarchical(
     n: int,
     codec: Codec | None = None,
     inner: Algorithm = "two_shot",
-) -> Exchange:
+) -> ExchangeCounts:
     """Counts an all-reduce inside hosts and one between hosts.
 
     With d devices per host, each device exchanges a d-th of the vector with the other
@@ -262,7 +262,7 @@ def hierarchical(
     inside = form_of(inner)(cluster.devices, n, None)
     piece = -(-n // cluster.devices)
     between = form_of(outer)(cluster.hosts, piece, codec)
-    return Exchange(_through_one_link(between, cluster.devices), inside)
+    return ExchangeCounts(_through_one_link(between, cluster.devices), inside)
 
 
 def per_leaf(
@@ -270,7 +270,7 @@ def per_leaf(
     algorithm: Algorithm,
     sizes: Sequence[int],
     codec: Codec | None = None,
-) -> Exchange:
+) -> ExchangeCounts:
     """Counts a separate all-reduce for each leaf of the gradient, one after another.
 
     Unlike `flat` on the whole gradient, every leaf costs its own latencies and
@@ -294,7 +294,7 @@ def per_leaf(
       >>> pj.timing.per_leaf(cluster, "ring", [4096, 64, 1024]).between.messages
       18
     """
-    total = Exchange()
+    total = ExchangeCounts()
     for n in sizes:
         total = total.plus(flat(cluster, algorithm, n, codec))
     return total

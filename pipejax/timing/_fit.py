@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ._cluster import Cluster, CodecSpeed, Link, Shares
-from ._exchange import Exchange, duration
+from ._exchange import ExchangeCounts, duration
 
 COSTS = ("messages", "collectives", "wire", "paired", "shifted", "shuffled")
 # The relative error expected of a model with so few numbers. The spread of the measured
@@ -47,13 +47,13 @@ class Sample(NamedTuple):
 
     Examples:
       >>> import pipejax as pj
-      >>> exchange = pj.timing.Exchange(pj.timing.FORMS["ring"](4, 2**20, None))
+      >>> exchange = pj.timing.ExchangeCounts(pj.timing.FORMS["ring"](4, 2**20, None))
       >>> pj.timing.Sample("ring", exchange, times=(0.052, 0.051, 0.055)).seconds
       0.052
     """
 
     name: str
-    exchange: Exchange
+    exchange: ExchangeCounts
     times: tuple[float, ...]
     elements: int | None = None
 
@@ -169,14 +169,15 @@ def fit(
       Times that are computed from a bandwidth of 500 Mbit/s give it back:
 
       >>> import pipejax as pj
-      >>> from pipejax.timing import FORMS, Cluster, Exchange, Link, Sample, Shares
+      >>> from pipejax.timing import FORMS, Cluster, ExchangeCounts, Link
+      >>> from pipejax.timing import Sample, Shares
       >>> shares = Shares(pair=0.6, shift=0.9, shuffle=0.7)
       >>> link = Link(2e-4, 62.5e6)
       >>> known = Cluster(4, link, synchronisation=5e-4, shares=shares)
       >>> samples = []
       >>> for name, form in FORMS.items():
       ...     for n in (2**10, 2**14, 2**18, 2**22):
-      ...         exchange = Exchange(form(4, n, None))
+      ...         exchange = ExchangeCounts(form(4, n, None))
       ...         seconds = pj.timing.duration(known, exchange).total
       ...         samples.append(Sample(name, exchange, (seconds,)))
       >>> link = pj.timing.fit(4, samples, known.reduction).cluster.link

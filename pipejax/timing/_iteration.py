@@ -64,7 +64,7 @@ class Compute:
         return self.forward + self.backward + self.update
 
 
-def synchronous(compute: Compute, exchange: Duration) -> float:
+def synchronous_step_time(compute: Compute, exchange: Duration) -> float:
     """Returns the seconds of a synchronous step that computes and then exchanges.
 
     With c the compute time and x the exchange time,
@@ -72,8 +72,8 @@ def synchronous(compute: Compute, exchange: Duration) -> float:
     $$t = c + x$$
 
     The paper calls this PS-Sync if the exchange uses a parameter server, and D-Sync if
-    it uses a decentralized all-reduce. Use `overlapped` or `bucketed` for a step that
-    exchanges gradients during the backward pass.
+    it uses a decentralized all-reduce. Use `overlapped_step_time` or
+    `bucketed_step_time` for a step that exchanges gradients during the backward pass.
 
     Args:
       compute: The compute times of a step; c is `compute.total`.
@@ -88,13 +88,13 @@ def synchronous(compute: Compute, exchange: Duration) -> float:
     Examples:
       >>> import pipejax as pj
       >>> exchange = pj.timing.Duration(0, 0.5, 0, 0, 0)  # 0.5 s on the wire
-      >>> pj.timing.synchronous(pj.timing.Compute(0.25, 0.5), exchange)
+      >>> pj.timing.synchronous_step_time(pj.timing.Compute(0.25, 0.5), exchange)
       1.25
     """
     return compute.total + exchange.total
 
 
-def overlapped(compute: Compute, exchange: Duration) -> float:
+def overlapped_step_time(compute: Compute, exchange: Duration) -> float:
     r"""Returns a lower bound for a synchronous step that overlaps its exchange.
 
     With f, b and u the seconds of forward pass, backward pass and update, and x the
@@ -103,8 +103,8 @@ def overlapped(compute: Compute, exchange: Duration) -> float:
     $$t = f + \max(b, x) + u$$
 
     A real step takes longer, because no gradient is ready at the start of the backward
-    pass. `bucketed` models this. Unlike `pipelined`, the exchange can hide behind the
-    backward pass only, and not behind all of the compute.
+    pass. `bucketed_step_time` models this. Unlike `pipelined_step_time`, the exchange
+    can hide behind the backward pass only, and not behind all of the compute.
 
     Args:
       compute: The compute times f, b and u of a step.
@@ -116,14 +116,14 @@ def overlapped(compute: Compute, exchange: Duration) -> float:
     Examples:
       >>> import pipejax as pj
       >>> exchange = pj.timing.Duration(0, 0.75, 0, 0, 0)  # 0.75 s on the wire
-      >>> pj.timing.overlapped(pj.timing.Compute(0.25, 0.5), exchange)
+      >>> pj.timing.overlapped_step_time(pj.timing.Compute(0.25, 0.5), exchange)
       1.0
     """
     beside = max(compute.backward, exchange.total)
     return compute.forward + beside + compute.update
 
 
-def bucketed(compute: Compute, exchange: Duration, buckets: int) -> float:
+def bucketed_step_time(compute: Compute, exchange: Duration, buckets: int) -> float:
     r"""Returns the seconds of a synchronous step that exchanges B buckets of gradients.
 
     Each bucket is exchanged as soon as the backward pass has computed it and the bucket
@@ -134,8 +134,8 @@ def bucketed(compute: Compute, exchange: Duration, buckets: int) -> float:
 
     The first term of the maximum is a link that is always busy after the first bucket.
     The second term is a last bucket that waits for the backward pass only. With one
-    bucket this is `synchronous`. With many it approaches `overlapped`, until the
-    latencies of all the buckets outweigh the gain.
+    bucket this is `synchronous_step_time`. With many it approaches
+    `overlapped_step_time`, until the latencies of all the buckets outweigh the gain.
 
     Args:
       compute: The compute times f, b and u of a step. The backward pass is assumed to
@@ -152,7 +152,7 @@ def bucketed(compute: Compute, exchange: Duration, buckets: int) -> float:
     Examples:
       >>> import pipejax as pj
       >>> bucket = pj.timing.Duration(0, 0.125, 0, 0, 0)  # 0.125 s on the wire
-      >>> pj.timing.bucketed(pj.timing.Compute(0.25, 0.5), bucket, 4)
+      >>> pj.timing.bucketed_step_time(pj.timing.Compute(0.25, 0.5), bucket, 4)
       0.875
     """
     if not is_integer(buckets, 1):
@@ -162,7 +162,7 @@ def bucketed(compute: Compute, exchange: Duration, buckets: int) -> float:
     return compute.forward + max(busy, last) + compute.update
 
 
-def pipelined(
+def pipelined_step_time(
     compute: Compute,
     exchange: Duration,
     width: int = 2,
@@ -177,9 +177,9 @@ def pipelined(
 
     $$t = \max(c + (K - 1) u, x)$$
 
-    at widths above 1. At width 1 it is `synchronous`. A width of 2 already keeps both
-    compute and network busy. A larger width helps only against times that vary from
-    step to step; see `pj.timing.simulate`.
+    at widths above 1. At width 1 it is `synchronous_step_time`. A width of 2 already
+    keeps both compute and network busy. A larger width helps only against times that
+    vary from step to step; see `pj.timing.simulate`.
 
     Args:
       compute: The compute times of a step; c is `compute.total` and u is
@@ -204,19 +204,19 @@ def pipelined(
     Examples:
       >>> import pipejax as pj
       >>> exchange = pj.timing.Duration(0, 0.5, 0, 0, 0)  # 0.5 s on the wire
-      >>> pj.timing.pipelined(pj.timing.Compute(0.25, 0.5), exchange)
+      >>> pj.timing.pipelined_step_time(pj.timing.Compute(0.25, 0.5), exchange)
       0.75
     """
     if not is_integer(width, 1):
         raise ValueError(f"`width` must be a whole number above 0, got {width!r}.")
     if width == 1:
-        return synchronous(compute, exchange)
+        return synchronous_step_time(compute, exchange)
     also = exchange.computed if one_core else 0.0
     ahead = (width - 1) * compute.update if weight_prediction else 0.0
     return max(compute.total + ahead + also, exchange.total)
 
 
-def asynchronous(cluster: Cluster, compute: Compute, n: int) -> float:
+def asynchronous_step_time(cluster: Cluster, compute: Compute, n: int) -> float:
     r"""Returns the seconds in which PS-Async applies one gradient of every worker.
 
     In the paper's PS-Async, each worker pulls the parameters from the server, computes,
@@ -230,8 +230,8 @@ def asynchronous(cluster: Cluster, compute: Compute, n: int) -> float:
     additions. `alpha` and `1 / beta` are the latency and the bandwidth of
     `cluster.link`, and `1 / gamma` is `cluster.reduction`. A single worker takes c.
 
-    Unlike in `pipelined`, the delay of a gradient is not fixed. Other workers have
-    changed the parameters that a gradient was taken at p - 1 times on average.
+    Unlike in `pipelined_step_time`, the delay of a gradient is not fixed. Other workers
+    have changed the parameters that a gradient was taken at p - 1 times on average.
 
     Args:
       cluster: A cluster with one device per host; p is `cluster.hosts`.
@@ -247,7 +247,8 @@ def asynchronous(cluster: Cluster, compute: Compute, n: int) -> float:
     Examples:
       >>> import pipejax as pj
       >>> cluster = pj.timing.Cluster(4, pj.timing.Link(0.0, 4e6))
-      >>> pj.timing.asynchronous(cluster, pj.timing.Compute(1.0, 2.0, 0.5), 10**6)
+      >>> compute = pj.timing.Compute(1.0, 2.0, 0.5)
+      >>> pj.timing.asynchronous_step_time(cluster, compute, 10**6)
       5.5
     """
     size, others = FLOAT32 * n, cluster.hosts - 1
@@ -266,7 +267,7 @@ def ceilings(compute: Compute, exchange: Duration) -> dict[str, float]:
 
     The step time of the pipeline is taken as `max(c, x)`, with c the compute time and x
     the exchange time. With f, b and u the seconds of forward pass, backward pass and
-    update, the speedups over `synchronous` and over `overlapped` are
+    update, the speedups over a synchronous step and over an overlapped one are
 
     $$(c + x) / \max(c, x)$$
 
@@ -291,8 +292,8 @@ def ceilings(compute: Compute, exchange: Duration) -> dict[str, float]:
     """
     best = max(compute.total, exchange.total)
     return {
-        "synchronous": synchronous(compute, exchange) / best,
-        "overlapped": overlapped(compute, exchange) / best,
+        "synchronous": synchronous_step_time(compute, exchange) / best,
+        "overlapped": overlapped_step_time(compute, exchange) / best,
     }
 
 

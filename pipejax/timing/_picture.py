@@ -78,7 +78,6 @@ def profile_picture(panels: Sequence[Panel], path: str | os.PathLike[str]) -> No
 
 
 def _draw(panel: Panel, axes: Any) -> None:
-    """Draws one panel on `axes`, with times in milliseconds."""
     profiles, limits = panel.profiles, panel.limits
     places = range(len(profiles))
     left = [0.0] * len(profiles)

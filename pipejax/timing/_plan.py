@@ -18,7 +18,7 @@ from pipejax.codecs import Codec
 from ._cluster import Cluster
 from ._counts import FLOAT32, FORMS, Piece, compatible
 from ._exchange import Duration
-from ._iteration import Compute, efficiency, overlapped, synchronous
+from ._iteration import Compute, efficiency, overlapped_step_time, synchronous_step_time
 from ._leaves import Shapes, square_leaves
 from ._way import Choice, Way
 
@@ -98,7 +98,8 @@ def plan(
         if count == 1 or codec is None or not codec.needs_leaves
     ]
     exact = _exact(cluster, elements)
-    d_sync, beside = synchronous(compute, exact), overlapped(compute, exact)
+    d_sync = synchronous_step_time(compute, exact)
+    beside = overlapped_step_time(compute, exact)
     found = []
     for way in ways:
         exchange = way.exchange(cluster, elements, known[way.codec])
@@ -175,7 +176,6 @@ def scaling(
 
 
 def _levels(cluster: Cluster) -> tuple[bool, ...]:
-    """Returns the values of `Way.levels` that a cluster offers."""
     several = cluster.devices > 1 and cluster.hosts > 1
     return (False, True) if several else (False,)
 

@@ -22,7 +22,7 @@ from pipejax._core.executors import join
 from pipejax._internal.mesh import on_mesh
 from pipejax.collectives import phases, psum
 
-from ._stopwatch import Case, Program, check_several
+from ._stopwatch import Case, CompiledAllReduce, check_several
 
 
 class Profile(NamedTuple):
@@ -84,7 +84,7 @@ def profile(mesh: Mesh, cases: Mapping[str, Case], rounds: int) -> dict[str, Pro
     """
     check_several(mesh)
     join()  # No train step may reduce meanwhile.
-    barrier = Program(mesh, Case(psum(), 1))
+    barrier = CompiledAllReduce(mesh, Case(psum(), 1))
     chains = {
         name: (_Chain(mesh, case), _Chain(mesh, case._replace(elements=1)))
         for name, case in cases.items()
@@ -117,7 +117,7 @@ class _Chain:
     """The phases of an all-reduce as programs, with its vector and codec states."""
 
     def __init__(self, mesh: Mesh, case: Case) -> None:
-        self._whole = Program(mesh, case)
+        self._whole = CompiledAllReduce(mesh, case)
         self._states, own = self._whole.states, P(self._whole.axis)
         self._programs = []
         for number, phase in enumerate(self._phases(mesh)):
@@ -156,7 +156,6 @@ class _Chain:
 
 
 def _seconds(function: Callable[[], None]) -> float:
-    """Returns the seconds that a call takes."""
     start = time.perf_counter()
     function()
     return time.perf_counter() - start

@@ -75,7 +75,6 @@ def _finite(value: Any) -> Any:
 
 
 def _speeds(record: Any, where: str) -> dict[str, CodecSpeed]:
-    """Reads the speeds of codecs by name."""
     _check_object(record, where, "that maps codec names to speeds")
     return {name: _made(CodecSpeed, x, f"{where}.{name}") for name, x in record.items()}
 

@@ -47,7 +47,7 @@ class Round(NamedTuple):
         return 1.0 if self.kind == "stream" else getattr(shares, self.kind)
 
 
-class Work(NamedTuple):
+class WorkSeconds(NamedTuple):
     """Functions from bytes of float32 to the seconds that a device works on them.
 
     Attributes:
@@ -61,7 +61,7 @@ class Work(NamedTuple):
     add: Callable[[float], float]
 
     @classmethod
-    def of(cls, cluster: Cluster, codec: str | None) -> "Work":
+    def of(cls, cluster: Cluster, codec: str | None) -> "WorkSeconds":
         """Makes the functions from the speeds of a cluster and one of its codecs."""
         speed = cluster.codec(codec)
         return cls(
@@ -72,7 +72,7 @@ class Work(NamedTuple):
 
 
 def rounds(
-    algorithm: Algorithm, p: int, n: int, codec: Codec | None, work: Work
+    algorithm: Algorithm, p: int, n: int, codec: Codec | None, work: WorkSeconds
 ) -> Iterator[Round]:
     """Yields the rounds of an all-reduce of n float32 elements over p devices.
 
@@ -82,18 +82,17 @@ def rounds(
     return _ROUNDS[algorithm](p, n, codec, work)
 
 
-def _psum(p: int, n: int, codec: Codec | None, work: Work) -> Iterator[Round]:
+def _psum(p: int, n: int, codec: Codec | None, work: WorkSeconds) -> Iterator[Round]:
     """Yields the rounds of the backend's all-reduce, which is taken for a ring."""
     return _hops(p, Piece.of(n, p, codec), work, "stream")
 
 
-def _ring(p: int, n: int, codec: Codec | None, work: Work) -> Iterator[Round]:
-    """Yields the rounds of a ring."""
+def _ring(p: int, n: int, codec: Codec | None, work: WorkSeconds) -> Iterator[Round]:
     kind: Kind = "pair" if p == 2 else "shift"
     return _hops(p, Piece.of(n, p, codec), work, kind)
 
 
-def _hops(p: int, piece: Piece, work: Work, kind: Kind) -> Iterator[Round]:
+def _hops(p: int, piece: Piece, work: WorkSeconds, kind: Kind) -> Iterator[Round]:
     """Yields p-1 hops of partial sums and p-1 hops of finished pieces."""
     every = np.arange(p)
     before = work.encode(piece.coded)
@@ -106,8 +105,9 @@ def _hops(p: int, piece: Piece, work: Work, kind: Kind) -> Iterator[Round]:
     yield _local(p, before=p * work.decode(piece.coded))
 
 
-def _two_shot(p: int, n: int, codec: Codec | None, work: Work) -> Iterator[Round]:
-    """Yields the rounds of an all-to-all and of an all-gather."""
+def _two_shot(
+    p: int, n: int, codec: Codec | None, work: WorkSeconds
+) -> Iterator[Round]:
     piece, every = Piece.of(n, p, codec), np.arange(p)
     yield _local(p, before=p * work.encode(piece.coded))
     for distance in range(1, p):
@@ -120,7 +120,7 @@ def _two_shot(p: int, n: int, codec: Codec | None, work: Work) -> Iterator[Round
 
 
 def _halving_doubling(
-    p: int, n: int, codec: Codec | None, work: Work
+    p: int, n: int, codec: Codec | None, work: WorkSeconds
 ) -> Iterator[Round]:
     """Yields the rounds of halving and doubling over q devices, a power of two.
 
@@ -145,8 +145,7 @@ def _halving_doubling(
     yield _local(p, before=q * work.decode(piece.coded))
 
 
-def _tree(p: int, n: int, codec: Codec | None, work: Work) -> Iterator[Round]:
-    """Yields the rounds up a binomial tree and back down."""
+def _tree(p: int, n: int, codec: Codec | None, work: WorkSeconds) -> Iterator[Round]:
     whole = Piece.of(n, 1, codec)
     encode, decode = work.encode(whole.coded), work.decode(whole.coded)
     distances = [1 << i for i in range((p - 1).bit_length())]
@@ -161,7 +160,7 @@ def _tree(p: int, n: int, codec: Codec | None, work: Work) -> Iterator[Round]:
 
 
 def _parameter_server(
-    p: int, n: int, codec: Codec | None, work: Work
+    p: int, n: int, codec: Codec | None, work: WorkSeconds
 ) -> Iterator[Round]:
     """Yields one message after another to the server, and then from the server."""
     whole, server = Piece.of(n, 1, codec), np.zeros(1, int)
@@ -180,7 +179,8 @@ def _local(p: int, before: float) -> Round:
     return Round(np.arange(p), np.zeros(0, int), 0.0, before=before)
 
 
-_ROUNDS: dict[Algorithm, Callable[[int, int, Codec | None, Work], Iterator[Round]]] = {
+_Rounds = Callable[[int, int, Codec | None, WorkSeconds], Iterator[Round]]
+_ROUNDS: dict[Algorithm, _Rounds] = {
     "psum": _psum,
     "ring": _ring,
     "two_shot": _two_shot,

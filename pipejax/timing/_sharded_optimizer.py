@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 
 from ._exchange import Duration
-from ._iteration import Compute, bucketed
+from ._iteration import Compute, bucketed_step_time
 from ._way import Choice
 
 # Algorithms between whose halves every device has a piece of the sums.
 HALVES = ("psum", "two_shot", "ring", "halving_doubling")
 
 
-def in_halves(compute: Compute, exchange: Duration, devices: int) -> float:
+def sharded_optimizer_step_time(
+    compute: Compute, exchange: Duration, devices: int
+) -> float:
     r"""Returns the seconds of a pipelined step whose optimizer is sharded.
 
     At width 2, the reduce-scatter runs beside the forward pass, and the all-gather
@@ -20,7 +22,7 @@ def in_halves(compute: Compute, exchange: Duration, devices: int) -> float:
     $$t = \max(f, x / 2) + \max(b, x / 2) + u / p$$
 
     This is the step of the fused executor. With the host executor, a step takes
-    `pj.timing.pipelined`.
+    `pj.timing.pipelined_step_time`.
 
     Args:
       compute: The compute times f, b and u of a step.
@@ -37,7 +39,7 @@ def in_halves(compute: Compute, exchange: Duration, devices: int) -> float:
       >>> import pipejax as pj
       >>> exchange = pj.timing.Duration(0, 1.0, 0, 0, 0)  # 1 s on the wire
       >>> compute = pj.timing.Compute(0.25, 0.5, update=0.25)
-      >>> pj.timing.in_halves(compute, exchange, 4)
+      >>> pj.timing.sharded_optimizer_step_time(compute, exchange, 4)
       1.0625
     """
     half = exchange.total / 2
@@ -76,8 +78,8 @@ def shard_optimizer(
             continue
         if way.width == 1:
             own = Compute(compute.forward, compute.backward, compute.update / devices)
-            step = bucketed(own, choice.exchange, 1)
+            step = bucketed_step_time(own, choice.exchange, 1)
         else:
-            step = in_halves(compute, choice.exchange, devices)
+            step = sharded_optimizer_step_time(compute, choice.exchange, devices)
         found.append(choice._replace(step=step))
     return sorted(found, key=lambda choice: choice.step)

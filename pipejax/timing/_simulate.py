@@ -16,7 +16,6 @@ all devices, so that thousands of devices take seconds.
 """
 
 import dataclasses
-import heapq
 from collections.abc import Iterable
 
 import numpy as np
@@ -25,9 +24,9 @@ from pipejax._internal.integers import is_integer
 from pipejax.codecs import Codec
 
 from ._cluster import Cluster
-from ._counts import FLOAT32, Algorithm
+from ._counts import Algorithm
 from ._exchange import flat
-from ._rounds import Round, Work, rounds
+from ._rounds import Round, WorkSeconds, rounds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,8 +118,8 @@ def simulate(
     """Simulates steps of Pipe-SGD at width K, message by message.
 
     Where all hosts are alike and times do not vary, the step time agrees with
-    `pipelined`. Use this function for stragglers, jitter, and links that several
-    devices share. The simulation has no weight prediction.
+    `pipelined_step_time`. Use this function for stragglers, jitter, and links that
+    several devices share. The simulation has no weight prediction.
 
     Args:
       cluster: The cluster with its hosts, links and speeds.
@@ -154,7 +153,7 @@ def simulate(
     p = cluster.hosts * cluster.devices
     times = workload.compute_times(steps, p, np.random.default_rng(seed))
     network = Network(cluster)
-    work = Work.of(cluster, workload.speed)
+    work = WorkSeconds.of(cluster, workload.speed)
     exchange = flat(cluster, workload.algorithm, workload.elements, workload.codec)
     launched = exchange.between.collectives + exchange.inside.collectives
     computed, exchanged = np.zeros((steps, p)), np.zeros((steps, p))
@@ -169,69 +168,6 @@ def simulate(
             todo, ready + launched * cluster.synchronisation
         )
     return Trace(computed, exchanged)
-
-
-def simulate_asynchronous(
-    cluster: Cluster, workload: Workload, steps: int = 20, seed: int = 0
-) -> np.ndarray:
-    """Simulates PS-Async, the paper's asynchronous training with a parameter server.
-
-    Each worker pulls the parameters, computes, and pushes its gradient, `steps` times
-    and without waiting for other workers. The server is the first host, and also a
-    worker. Its link serves messages in the order in which they arrive. `asynchronous`
-    is the closed form for workers that are alike.
-
-    Args:
-      cluster: A cluster with one device per host, each of them a worker.
-      workload: The work of a step. `algorithm`, `codec` and `speed` are not used.
-      steps: The number of gradients of each worker.
-      seed: The seed of the jitter.
-
-    Returns:
-      When the server has applied each gradient, in seconds from the start, sorted and
-      of shape [hosts * steps].
-
-    Raises:
-      ValueError: If `workload.slow` does not have one number for each host, `steps` is
-        not a positive integer, or the cluster has several devices per host.
-
-    Examples:
-      Four workers compute for 3.5 s. Every transfer takes 1 s of the server's link:
-
-      >>> import pipejax as pj
-      >>> cluster = pj.timing.Cluster(4, pj.timing.Link(0.0, 4e6))
-      >>> work = pj.timing.Workload(3.5, 10**6)
-      >>> pj.timing.simulate_asynchronous(cluster, work, steps=1).tolist()
-      [3.5, 5.5, 6.5, 7.5]
-    """
-    if not is_integer(steps, 1) or cluster.devices != 1:
-        raise ValueError(
-            "`steps` must be a whole number of at least 1, and `cluster.devices` 1, got"
-            f" {steps!r} and {cluster.devices}. Let each worker be a host."
-        )
-    p, size = cluster.hosts, FLOAT32 * workload.elements
-    times = workload.compute_times(steps, p, np.random.default_rng(seed))
-    wire = size / cluster.link.bandwidth
-    free = {"pull": 0.0, "push": 0.0, "add": 0.0}
-    applied = []
-    # Each event is (time, worker, step, what the worker does then).
-    events = [(0.0, worker, 0, "pull") for worker in range(p)]
-    while events:
-        now, worker, step, what = heapq.heappop(events)
-        remote = worker != 0
-        if what in ("pull", "push") and remote:
-            free[what] = max(free[what], now) + wire
-            now = free[what] + cluster.link.latency
-        if what == "pull":
-            heapq.heappush(events, (now + times[step, worker], worker, step, "push"))
-        elif what == "push":
-            heapq.heappush(events, (now, worker, step, "add"))
-        else:
-            free["add"] = max(free["add"], now) + size / cluster.reduction
-            applied.append(free["add"])
-            if step + 1 < steps:
-                heapq.heappush(events, (free["add"], worker, step + 1, "pull"))
-    return np.sort(applied)
 
 
 class Network:

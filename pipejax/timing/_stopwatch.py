@@ -57,7 +57,7 @@ def exchange_times(
       >>> len(times["psum"])
       3
     """
-    programs = {name: Program(mesh, case) for name, case in cases.items()}
+    programs = {name: CompiledAllReduce(mesh, case) for name, case in cases.items()}
     return in_turn(mesh, programs, rounds)
 
 
@@ -79,7 +79,7 @@ def in_turn(
       The seconds of each program by name, one for each round, at the slowest process.
     """
     join()  # No train step may reduce meanwhile.
-    barrier = Program(mesh, Case(psum(), 1))
+    barrier = CompiledAllReduce(mesh, Case(psum(), 1))
     barrier()  # compiles it
     for program in programs.values():
         program()
@@ -113,7 +113,7 @@ def _slowest(times: dict[str, list[float]]) -> dict[str, list[float]]:
     return dict(zip(times, every.max(axis=0).tolist(), strict=True))
 
 
-class Program:
+class CompiledAllReduce:
     """A compiled all-reduce, with the arrays that it sums and the states of its codecs.
 
     Attributes:

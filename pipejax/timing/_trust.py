@@ -112,13 +112,13 @@ def trust(fit: Fit) -> Trust:
       Times that follow the formula exactly are trusted only if they were repeated:
 
       >>> import pipejax as pj
-      >>> from pipejax.timing import FORMS, Cluster, Exchange, Link, Sample
+      >>> from pipejax.timing import FORMS, Cluster, ExchangeCounts, Link, Sample
       >>> known = Cluster(4, Link(2e-4, 62.5e6), reduction=4e9, synchronisation=5e-4)
       >>> for rounds in (2, 3):
       ...     samples = []
       ...     for name, form in FORMS.items():
       ...         for n in (2**10, 2**14, 2**18, 2**22):
-      ...             exchange = Exchange(form(4, n, None))
+      ...             exchange = ExchangeCounts(form(4, n, None))
       ...             seconds = pj.timing.duration(known, exchange).total
       ...             samples.append(Sample(name, exchange, (seconds,) * rounds, n))
       ...     fit = pj.timing.fit(4, samples, known.reduction)
@@ -180,5 +180,4 @@ def _reasons(found: Trust) -> list[str]:
 
 
 def _ms(seconds: float) -> str:
-    """Formats a time in milliseconds with three digits."""
     return f"{1e3 * seconds:.3g} ms"

@@ -11,7 +11,7 @@ from pipejax.codecs import Codec
 from ._cluster import Cluster
 from ._counts import Algorithm
 from ._exchange import Duration, duration, flat, hierarchical
-from ._iteration import Compute, bucketed, pipelined
+from ._iteration import Compute, bucketed_step_time, pipelined_step_time
 
 
 class Way(NamedTuple):
@@ -61,7 +61,8 @@ class Way(NamedTuple):
     def step(self, compute: Compute, exchange: Duration, *, one_core: bool) -> float:
         """Returns the seconds of a step.
 
-        Width 1 is `bucketed`. Larger widths are `pipelined` with weight prediction.
+        Width 1 is `bucketed_step_time`. Larger widths are `pipelined_step_time` with
+        weight prediction.
 
         Args:
           compute: The compute times of a step.
@@ -70,8 +71,8 @@ class Way(NamedTuple):
             the model.
         """
         if self.width == 1:
-            return bucketed(compute, exchange, self.buckets)
-        return pipelined(compute, exchange, self.width, one_core=one_core)
+            return bucketed_step_time(compute, exchange, self.buckets)
+        return pipelined_step_time(compute, exchange, self.width, one_core=one_core)
 
     def __str__(self) -> str:
         parts = [
@@ -91,10 +92,10 @@ class Choice(NamedTuple):
       exchange: How long the exchange of one bucket takes.
       step: The step time in seconds.
       compute: Seconds that the device computes in a step: `Compute.total`.
-      d_sync: Seconds of a step of D-Sync that sends all bits: `pj.timing.synchronous`,
-        with the fastest exchange without a codec.
+      d_sync: Seconds of a step of D-Sync that sends all bits, with the fastest exchange
+        without a codec: `pj.timing.synchronous_step_time`.
       overlapped: Seconds of this step of D-Sync if it overlaps the exchange with the
-        backward pass, at best: `pj.timing.overlapped`.
+        backward pass, at best: `pj.timing.overlapped_step_time`.
 
     Examples:
       >>> import pipejax as pj
@@ -172,10 +173,8 @@ class Choice(NamedTuple):
 
 
 def _over(a: float, b: float) -> float:
-    """Returns `a / b`, or infinity if `b` is 0."""
     return a / b if b else float("inf")
 
 
 def _ms(seconds: float) -> str:
-    """Formats a time in milliseconds."""
     return f"{1e3 * seconds:.1f} ms"

@@ -1,9 +1,7 @@
 """Optax transformations for a hand-written training step inside `jax.shard_map`."""
 
-from ._all_reduce_mean import all_reduce_mean as all_reduce_mean
 from ._compress import CompressState as CompressState
 from ._compress import compress as compress
-from ._compress import error_feedback as error_feedback
 from ._pipelined import PipelinedState as PipelinedState
 from ._pipelined import pipelined as pipelined
 from ._pipelined_mean import pipelined_mean as pipelined_mean

@@ -30,10 +30,10 @@ def compress(codec: Codec) -> optax.GradientTransformation:
     $$update(g) = C(g)$$
 
     Nothing is sent. In front of a plain `pmean`, the transformation shows what a codec
-    does to training, but saves no bytes. `all_reduce_mean(axis, algorithm, codec)` and
-    `pipelined_mean(..., all_reduce=algorithm(codec))` do save bytes. The codec is given
-    all leaves together as one vector, as they are on the wire. If the decoded gradients
-    are not finite, the state of the codec does not change.
+    does to training, but saves no bytes. `pipelined_mean(..., all_reduce=ring(codec))`
+    does save bytes, also at width 1. The codec is given all leaves together as one
+    vector, as they are on the wire. If the decoded gradients are not finite, the state
+    of the codec does not change.
 
     Args:
       codec: A codec of `pj.codecs`. If it is random, it draws the same numbers on every
@@ -59,6 +59,18 @@ def compress(codec: Codec) -> optax.GradientTransformation:
       >>> grads = {"w": jnp.array([0.5, -2.0, 1.0])}
       >>> tx.update(grads, tx.init(grads))[0]
       {'w': Array([ 1., -2.,  1.], dtype=float32)}
+
+      With error feedback, a codec that sends one element of two sends 4 in the second
+      step, because the first step left a residual of 2:
+
+      >>> tx = compress(codecs.error_feedback(codecs.top_k(1)))
+      >>> grads = jnp.float32([3, 2])
+      >>> state = tx.init(grads)
+      >>> for _ in range(2):
+      ...     sent, state = tx.update(grads, state)
+      ...     print(sent)
+      [3. 0.]
+      [0. 4.]
     """
     codec = codecs.check_codec(codec)
 
@@ -91,44 +103,6 @@ def compress(codec: Codec) -> optax.GradientTransformation:
         return jax.tree.unflatten(structure, arrays), CompressState(after)
 
     return optax.GradientTransformation(init_fn, update_fn)
-
-
-def error_feedback(codec: Codec) -> optax.GradientTransformation:
-    r"""Compresses gradients, and adds what the codec loses to the next gradients.
-
-    With the gradient g, the codec C (encoding followed by decoding) and the residual e:
-
-    $$update(g) = \Delta = C(e + g), e \leftarrow e + g - \Delta$$
-
-    It is short for `compress(pj.codecs.error_feedback(codec))`, where
-    `pj.codecs.error_feedback` returns a codec instead of a transformation.
-
-    Args:
-      codec: The codec to wrap.
-
-    Returns:
-      A transformation, to be used as that of `compress`.
-
-    Raises:
-      ValueError: If `compress` or `pj.codecs.error_feedback` raises one.
-
-    Examples:
-      The codec sends one element of two. The second step sends 4 because the first step
-      left a residual of 2:
-
-      >>> tx = error_feedback(codecs.top_k(1))
-      >>> grads = jnp.float32([3, 2])
-      >>> state = tx.init(grads)
-      >>> for _ in range(2):
-      ...     sent, state = tx.update(grads, state)
-      ...     print(sent)
-      [3. 0.]
-      [0. 4.]
-
-    References:
-      Karimireddy et al. 2019, https://arxiv.org/abs/1901.09847
-    """
-    return compress(codecs.error_feedback(codec))
 
 
 def _vector(codec: Codec, tree: Any) -> tuple[Codec, Layout, int]:

@@ -176,7 +176,6 @@ def _check_state(state: InFlight, width: int, fresh: Message) -> None:
 
 
 def _form(tree: Any) -> dict[str, str]:
-    """Returns the dtype and shape of each leaf, by its path."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {
         jax.tree_util.keystr(path): f"{leaf.dtype.name}{list(leaf.shape)}"

@@ -44,20 +44,19 @@ def test_what_is_no_count(text):
         ("10gbit", 1e10),
         ("500mbit", 5e8),
         ("2.5Gbit/s", 2.5e9),
-        ("100Gbps", None),  # `bit` must be spelled out
         ("100Gbitps", 1e11),
         ("1bit", 1.0),
     ],
 )
 def test_rates(text, rate):
-    if rate is not None:
-        assert bits("bandwidth", text) == rate
+    assert bits("bandwidth", text) == rate
 
 
 @pytest.mark.parametrize(
     "text",
     [
         *("", "10", "500e6", "0gbit", "-1gbit", "10GB/s", "10gb", "nanbit", "1 gbit"),
+        "100Gbps",  # `bit` must be spelled out
         *("0.9bit", "1000001tbit", "1" + 400 * "0" + "bit", "." + 400 * "0" + "1gbit"),
     ],
 )

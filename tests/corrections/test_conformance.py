@@ -15,10 +15,7 @@ from ..helpers import assert_bits_equal, batches, init_params, loss_fn
 from .helpers import TREE
 
 BY_WIDTH = {
-    "average": corrections.average_gradients,
     "extrapolate": lambda width: corrections.extrapolate_updates(width - 1),
-    "staleness": corrections.scale_by_staleness,
-    "compensate": corrections.delay_compensation,
     "robust": functools.partial(corrections.delay_robust, 0.9),
 }
 

@@ -7,6 +7,7 @@ import pytest
 
 import pipejax as pj
 from experiments.convex import __main__ as convex
+from experiments.corrections import average_gradients
 
 from .results import assert_shown, lines, result
 
@@ -23,10 +24,8 @@ STABILITY = {
             HEAVY_BALL(rate), pj.corrections.extrapolate_updates(width - 1)
         )
     ),
-    "`average_gradients`": lambda width: (
-        lambda rate: optax.chain(
-            pj.corrections.average_gradients(width), HEAVY_BALL(rate)
-        )
+    "average": lambda width: (
+        lambda rate: optax.chain(average_gradients(width), HEAVY_BALL(rate))
     ),
     "`delay_robust`": lambda width: (
         lambda rate: optax.chain(
@@ -37,7 +36,8 @@ STABILITY = {
 
 
 def rows_of_stability():
-    predicted = [name for name in STABILITY if not name.startswith("`")]
+    corrected = ("`extrapolate_updates`", "average", "`delay_robust`")
+    predicted = [name for name in STABILITY if name not in corrected]
     cases = [
         *((name, name, {"weight_prediction": False}) for name in STABILITY),
         *((f"{name}, predicted", name, {}) for name in predicted),

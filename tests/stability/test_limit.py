@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import pipejax as pj
+from experiments.corrections import average_gradients
 from pipejax import stability
 
 from ..grid import grid
@@ -146,7 +147,7 @@ def test_without_a_delay_there_is_nothing_to_predict(name):
 
 def test_the_mean_may_be_what_is_unstable():
     """The newest of eight averaged gradients deviates, and it is only an eighth."""
-    tx = optax.chain(pj.corrections.average_gradients(8), optax.sgd(1.0))
+    tx = optax.chain(average_gradients(8), optax.sgd(1.0))
     assert stability.max_curvature(tx, 2) == stability.max_curvature(tx, 1)
 
 

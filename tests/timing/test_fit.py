@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pipejax import timing
-from pipejax.timing import Exchange, Sample, Shares
+from pipejax.timing import ExchangeCounts, Sample, Shares
 
 from .known import KNOWN
 
@@ -19,7 +19,7 @@ def samples(noise=0.0, algorithms=ALGORITHMS, known=KNOWN, rounds=1):
     found = []
     for algorithm in algorithms:
         for n in (2**10, 2**14, 2**18, 2**22):
-            exchange = Exchange(timing.FORMS[algorithm](known.hosts, n, None))
+            exchange = ExchangeCounts(timing.FORMS[algorithm](known.hosts, n, None))
             seconds = timing.duration(known, exchange).total
             times = seconds * np.exp(noise * rng.normal(size=rounds))
             found.append(Sample(f"{algorithm} {n}", exchange, tuple(times)))
@@ -79,7 +79,7 @@ def test_two_hosts_have_no_ring_but_a_pair():
 
 
 def test_a_sample_is_its_median():
-    sample = Sample("it", Exchange(), (1.0, 4.0, 2.0))
+    sample = Sample("it", ExchangeCounts(), (1.0, 4.0, 2.0))
     assert sample.seconds == 2
     assert math.isclose(sample.spread, math.log(2) * math.sqrt(2 / 3))
 

@@ -17,12 +17,12 @@ def exchange(seconds, computed=0.0):
 @pytest.mark.parametrize("seconds", [0.0, 1.0, 2.0, 3.5, 10.0])
 def test_what_hides_what(seconds):
     comm = exchange(seconds)
-    assert timing.synchronous(COMPUTE, comm) == 3.5 + seconds
-    assert timing.overlapped(COMPUTE, comm) == 1.5 + max(2.0, seconds)
-    assert timing.pipelined(COMPUTE, comm, 1) == 3.5 + seconds
-    assert timing.pipelined(COMPUTE, comm, 2) == max(4.0, seconds)
-    assert timing.pipelined(COMPUTE, comm, 5) == max(5.5, seconds)
-    plain = timing.pipelined(COMPUTE, comm, 5, weight_prediction=False)
+    assert timing.synchronous_step_time(COMPUTE, comm) == 3.5 + seconds
+    assert timing.overlapped_step_time(COMPUTE, comm) == 1.5 + max(2.0, seconds)
+    assert timing.pipelined_step_time(COMPUTE, comm, 1) == 3.5 + seconds
+    assert timing.pipelined_step_time(COMPUTE, comm, 2) == max(4.0, seconds)
+    assert timing.pipelined_step_time(COMPUTE, comm, 5) == max(5.5, seconds)
+    plain = timing.pipelined_step_time(COMPUTE, comm, 5, weight_prediction=False)
     assert plain == max(3.5, seconds)
 
 
@@ -35,18 +35,18 @@ def test_buckets_one_after_another(buckets, seconds):
     for made in range(1, buckets + 1):
         ready = compute.forward + compute.backward * made / buckets
         free = max(free, ready) + seconds
-    found = timing.bucketed(compute, bucket, buckets)
+    found = timing.bucketed_step_time(compute, bucket, buckets)
     assert found == pytest.approx(free + compute.update)
     if buckets == 1:
-        assert found == pytest.approx(timing.synchronous(compute, bucket))
+        assert found == pytest.approx(timing.synchronous_step_time(compute, bucket))
     whole = Duration(0, buckets * seconds, 0, 0, 0)
-    assert found >= timing.overlapped(compute, whole)
+    assert found >= timing.overlapped_step_time(compute, whole)
 
 
 @pytest.mark.parametrize("buckets", [0, 1.5, True])
 def test_numbers_of_buckets(buckets):
     with pytest.raises(ValueError, match="`buckets` must be a whole number above 0"):
-        timing.bucketed(Compute.of(0.1), Duration(0, 0, 0, 0, 0), buckets)
+        timing.bucketed_step_time(Compute.of(0.1), Duration(0, 0, 0, 0, 0), buckets)
 
 
 def test_ceilings():
@@ -62,8 +62,8 @@ def test_ceilings():
 
 def test_on_one_core_the_codec_is_computed_too():
     comm = exchange(3.0, computed=1.0)
-    assert timing.pipelined(COMPUTE, comm) == 4.0
-    assert timing.pipelined(COMPUTE, comm, one_core=True) == 5.0
+    assert timing.pipelined_step_time(COMPUTE, comm) == 4.0
+    assert timing.pipelined_step_time(COMPUTE, comm, one_core=True) == 5.0
 
 
 @pytest.mark.parametrize("weight_prediction", [True, False])
@@ -76,7 +76,7 @@ def test_the_batch_that_hides_the_exchange(seconds, width, one_core, weight_pred
 
     def step(times):
         compute = Compute(times * 1.0, times * 2.0, 0.5)
-        return timing.pipelined(
+        return timing.pipelined_step_time(
             compute,
             comm,
             width,
@@ -104,11 +104,11 @@ def test_no_batch_and_any_batch():
 def test_asynchronous():
     """The limit is a worker's own cycle, then the server's link."""
     link = Link(0.0, 4e6)
-    assert timing.asynchronous(Cluster(1, link), COMPUTE, 10**6) == 3.5
-    assert timing.asynchronous(Cluster(4, link), COMPUTE, 10**6) == 5.5
-    assert timing.asynchronous(Cluster(9, link), COMPUTE, 10**6) == 8.0
+    assert timing.asynchronous_step_time(Cluster(1, link), COMPUTE, 10**6) == 3.5
+    assert timing.asynchronous_step_time(Cluster(4, link), COMPUTE, 10**6) == 5.5
+    assert timing.asynchronous_step_time(Cluster(9, link), COMPUTE, 10**6) == 8.0
     slow = Cluster(4, link, reduction=1e6)
-    assert timing.asynchronous(slow, COMPUTE, 10**6) == 12.0
+    assert timing.asynchronous_step_time(slow, COMPUTE, 10**6) == 12.0
 
 
 def test_efficiency():
@@ -118,7 +118,7 @@ def test_efficiency():
 @pytest.mark.parametrize("width", [0, -1, 1.5, True])
 def test_width(width):
     with pytest.raises(ValueError, match="`width` must be a whole number above 0"):
-        timing.pipelined(COMPUTE, exchange(1.0), width)
+        timing.pipelined_step_time(COMPUTE, exchange(1.0), width)
 
 
 def test_seconds():

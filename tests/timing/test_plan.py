@@ -93,9 +93,11 @@ def test_buckets_beside_the_backward_pass():
     assert found[0].way.buckets == 64
     alone, compute = found[0].way._replace(buckets=1), Compute.of(0.3)
     (plain,) = (choice for choice in found if choice.way == alone)
-    ideal = timing.overlapped(compute, plain.exchange)
+    ideal = timing.overlapped_step_time(compute, plain.exchange)
     assert ideal < found[0].step < ideal + 0.2 / 64 + 64 * 6 * 5e-5
-    assert plain.step == pytest.approx(timing.synchronous(compute, plain.exchange))
+    assert plain.step == pytest.approx(
+        timing.synchronous_step_time(compute, plain.exchange)
+    )
     assert "the rest beside the backward pass" in found[0].reason
     assert "beside" not in plain.reason
     wide = timing.plan(CLUSTER, N, compute, widths=(2, 3))

@@ -7,9 +7,9 @@ import pytest
 
 from pipejax import codecs
 from pipejax.timing import FORMS, Cluster, CodecSpeed, Link, Shares
-from pipejax.timing._rounds import Round, Work, rounds
+from pipejax.timing._rounds import Round, WorkSeconds, rounds
 
-NOTHING = Work(lambda size: 0.0, lambda size: 0.0, lambda size: 0.0)
+NOTHING = WorkSeconds(lambda size: 0.0, lambda size: 0.0, lambda size: 0.0)
 DEVICES = [1, 2, 3, 4, 5, 7, 8]
 
 
@@ -96,9 +96,9 @@ def test_everybody_hears_of_everybody_as_soon_as_can_be(algorithm, p):
 def test_work_is_by_the_clusters_speeds():
     speeds = {"int8": CodecSpeed(encode=1e9, decode=2e9)}
     cluster = Cluster(2, Link(0.0, 1.0), reduction=4e9, codecs=speeds)
-    work = Work.of(cluster, "int8")
+    work = WorkSeconds.of(cluster, "int8")
     assert (work.encode(8e9), work.decode(8e9), work.add(8e9)) == (8, 4, 2)
-    plain = Work.of(cluster, None)
+    plain = WorkSeconds.of(cluster, None)
     assert (plain.encode(8e9), plain.decode(8e9), plain.add(8e9)) == (0, 0, 2)
 
 

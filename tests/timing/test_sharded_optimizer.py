@@ -14,7 +14,9 @@ COMPUTE = timing.Compute(1.0, 2.0, update=0.4)
 )
 def test_half_of_the_exchange_hides_behind_each_pass(seconds, wanted):
     exchange = timing.Duration(0, seconds, 0, 0, 0)
-    assert timing.in_halves(COMPUTE, exchange, 4) == pytest.approx(wanted)
+    assert timing.sharded_optimizer_step_time(COMPUTE, exchange, 4) == pytest.approx(
+        wanted
+    )
 
 
 def test_ways_with_two_halves():
@@ -27,7 +29,9 @@ def test_ways_with_two_halves():
     assert [choice.step for choice in found] == sorted(x.step for x in found)
     for choice in found:
         if choice.way.width == 2:
-            assert choice.step == timing.in_halves(COMPUTE, choice.exchange, 4)
+            assert choice.step == timing.sharded_optimizer_step_time(
+                COMPUTE, choice.exchange, 4
+            )
         else:
             assert choice.step == pytest.approx(3.1 + choice.exchange.total)
 

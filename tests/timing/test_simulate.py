@@ -64,7 +64,7 @@ def test_steps_take_what_the_closed_form_says(width, seconds):
     exchange = timing.duration(cluster(4), counts)
     compute = timing.Compute.of(seconds)
     found = timing.simulate(cluster(4), work, width, steps=20).step_time
-    assert math.isclose(found, timing.pipelined(compute, exchange, width))
+    assert math.isclose(found, timing.pipelined_step_time(compute, exchange, width))
 
 
 def test_a_straggler_sets_the_pace():
@@ -115,39 +115,11 @@ def test_thousands_of_workers():
     assert found["ring"] > 250 * found["halving_doubling"]
 
 
-def test_asynchronous_workers_wait_for_nobody_but_the_server():
-    """The closed form holds if compute or the server's link is the limit."""
-    where = cluster(8, synchronisation=0.0)
-    for seconds, elements in ((1.0, 10**4), (0.001, 10**6)):
-        work = Workload(seconds, elements)
-        applied = timing.simulate_asynchronous(where, work, steps=100)
-        assert applied.size == 8 * 100
-        wanted = timing.asynchronous(where, timing.Compute.of(seconds), elements)
-        # The first pulls come one after another, before there are pushes.
-        assert math.isclose(applied[-1] / 100, wanted, rel_tol=0.03)
-
-
-def test_a_straggler_does_not_hold_up_asynchronous_workers():
-    work = Workload(0.1, 10**4, slow=(1, 1, 1, 10))
-    applied = timing.simulate_asynchronous(cluster(4), work, steps=20)
-    assert np.median(applied) < 3.0
-    assert timing.simulate(cluster(4), work, 1).step_time > 1.0
-
-
 @pytest.mark.parametrize(("width", "steps"), [(2, 1), (0, 20), (1.5, 20), (2, 2.5)])
 def test_too_few(width, steps):
     says = f"at least 2 and `width` at least 1, got {steps}, {width}"
     with pytest.raises(ValueError, match=says):
         timing.simulate(cluster(2), Workload(0.1, 10), width, steps)
-
-
-@pytest.mark.parametrize(("devices", "steps"), [(1, 0), (1, 1.5), (2, 1)])
-def test_asynchronous_workers_are_hosts_and_take_steps(devices, steps):
-    inner = timing.Link(0.0, 1e9)
-    hosts = dataclasses.replace(cluster(2), devices=devices, inner=inner)
-    says = f"of at least 1, and `cluster.devices` 1, got {steps} and {devices}"
-    with pytest.raises(ValueError, match=says):
-        timing.simulate_asynchronous(hosts, Workload(0.1, 10), steps)
 
 
 def test_slow_is_of_each_device():

@@ -6,7 +6,7 @@ import pytest
 
 import pipejax as pj
 from pipejax import codecs, timing
-from pipejax.timing._stopwatch import Program, check_several, in_turn
+from pipejax.timing._stopwatch import CompiledAllReduce, check_several, in_turn
 
 
 def test_exchange_times_are_of_every_round():
@@ -33,7 +33,8 @@ def test_all_run_once_before_and_then_in_turn():
 
 def test_a_program_has_a_vector_of_its_own_on_each_device():
     """The summands are leaves for PowerSGD: 2^20 elements are a matrix, 5 a vector."""
-    program = Program(pj.data_mesh(2), timing.Case(pj.collectives.psum(), 2**20 + 5))
+    case = timing.Case(pj.collectives.psum(), 2**20 + 5)
+    program = CompiledAllReduce(pj.data_mesh(2), case)
     shapes = [x.shape for x in jax.tree.leaves(program.summands)]
     assert shapes == [(2 * 1024, 1024), (2 * 5,)]
     for x in map(np.asarray, jax.tree.leaves(program.summands)):

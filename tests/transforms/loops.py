@@ -33,12 +33,8 @@ def hierarchical(codec=None):
     return collectives.hierarchical(outer=collectives.two_shot(codec))
 
 
-def mean(algorithm, codec=None, axis="data"):
-    return transforms.all_reduce_mean(axis, algorithm, codec)
-
-
-def late(width, all_reduce):
-    return transforms.pipelined_mean("data", width=width, all_reduce=all_reduce)
+def mean(all_reduce, width=1, axis="data"):
+    return transforms.pipelined_mean(axis, width, all_reduce=all_reduce)
 
 
 LOCAL = {
@@ -46,29 +42,29 @@ LOCAL = {
     "compress bf16": transforms.compress(bf16),
     "compress stochastic": transforms.compress(codecs.stochastic(int4, KEY)),
     "compress random_k": transforms.compress(codecs.random_k(0.5, KEY)),
-    "error_feedback sign": transforms.error_feedback(codecs.sign(8)),
-    "error_feedback top_k": transforms.error_feedback(codecs.top_k(0.2)),
-    "error_feedback power_sgd": transforms.error_feedback(codecs.power_sgd(1, KEY)),
+    "compress sign": transforms.compress(sign),
+    "compress top_k": transforms.compress(top_k),
+    "compress power_sgd": transforms.compress(power_sgd),
 }
 MEANS = {
-    "psum": mean(collectives.psum),
-    "psum power_sgd": mean(collectives.psum, power_sgd),
-    "ring int8": mean(collectives.ring, int8),
-    "two_shot": mean(collectives.two_shot),
-    "two_shot sign": mean(collectives.two_shot, sign),
-    "halving_doubling bf16": mean(collectives.halving_doubling, bf16),
-    "tree top_k": mean(collectives.tree, top_k),
-    "parameter_server int4": mean(collectives.parameter_server, int4),
-    "hierarchical int8": mean(hierarchical, int8, HOSTS),
-    "pipelined 1": late(1, collectives.two_shot(int8)),
-    "pipelined 2": late(2, collectives.psum()),
-    "pipelined 2 sign": late(2, collectives.two_shot(sign)),
+    "psum": mean(collectives.psum()),
+    "psum power_sgd": mean(collectives.psum(power_sgd)),
+    "ring int8": mean(collectives.ring(int8)),
+    "two_shot": mean(collectives.two_shot()),
+    "two_shot int8": mean(collectives.two_shot(int8)),
+    "two_shot sign": mean(collectives.two_shot(sign)),
+    "halving_doubling bf16": mean(collectives.halving_doubling(bf16)),
+    "tree top_k": mean(collectives.tree(top_k)),
+    "parameter_server int4": mean(collectives.parameter_server(int4)),
+    "hierarchical int8": mean(hierarchical(int8), axis=HOSTS),
+    "pipelined 2": mean(collectives.psum(), 2),
+    "pipelined 2 sign": mean(collectives.two_shot(sign), 2),
 }
 TRANSFORMS = LOCAL | MEANS
 # Each of these differs from another transform above only in its codec or algorithm, and
 # `tests/collectives` tests every codec under every algorithm.
 VARIANTS = {
-    *("compress bf16", "error_feedback top_k", "psum", "psum power_sgd", "ring int8"),
+    *("compress bf16", "compress top_k", "psum", "psum power_sgd", "ring int8"),
     *("two_shot", "halving_doubling bf16", "tree top_k", "parameter_server int4"),
     "pipelined 2",
 }

@@ -14,7 +14,7 @@ TREE = {"w": jnp.zeros((8, 12)), "b": jnp.zeros(5)}
 def test_specs_of_both_states():
     """The first two states differ between devices, and all others are shared."""
     tx = optax.chain(
-        transforms.error_feedback(codecs.sign(8)),
+        transforms.compress(codecs.error_feedback(codecs.sign(8))),
         transforms.pipelined_mean("data", width=2),
         optax.adam(1e-3),
     )

@@ -26,7 +26,7 @@ CHAINS = {
         optax.sgd(0.1),
     ),
     "compress": lambda: optax.chain(
-        transforms.error_feedback(codecs.top_k(0.2)),
+        transforms.compress(codecs.error_feedback(codecs.top_k(0.2))),
         pj.pipelined_mean("data", width=1),
         optax.sgd(0.1, momentum=0.9),
     ),

@@ -43,7 +43,7 @@ _HARMLESS = re.compile(
 
 
 @dataclasses.dataclass(frozen=True, order=True)
-class Work:
+class WorkCount:
     """An amount of work on one device.
 
     Attributes:
@@ -56,16 +56,17 @@ class Work:
     matmuls: int = 0
     operations: int = 0
 
-    def __add__(self, other: "Work") -> "Work":
-        return Work(
+    def __add__(self, other: "WorkCount") -> "WorkCount":
+        return WorkCount(
             self.flops + other.flops,
             self.matmuls + other.matmuls,
             self.operations + other.operations,
         )
 
-    def times(self, count: int) -> "Work":
-        """Returns the work of doing this `count` times."""
-        return Work(count * self.flops, count * self.matmuls, count * self.operations)
+    def times(self, count: int) -> "WorkCount":
+        return WorkCount(
+            count * self.flops, count * self.matmuls, count * self.operations
+        )
 
 
 class Counter:
@@ -80,37 +81,37 @@ class Counter:
     def __init__(self, module: Module):
         self.module = module
         self.uncounted: dict[str, str] = {}
-        self._known: dict[str, Work] = {}
+        self._known: dict[str, WorkCount] = {}
 
-    def of(self, op: Instruction, home: Computation) -> Work:
+    def of(self, op: Instruction, home: Computation) -> WorkCount:
         """Returns the work of `op`, an instruction of `home`."""
         if op.opcode == "while":
             parts = [self.whole(name) for name in op.calls]
-            return sum(parts, Work()).times(self.trips(op, home))
+            return sum(parts, WorkCount()).times(self.trips(op, home))
         if op.opcode == "conditional":
-            return max(map(self.whole, op.calls), default=Work())
+            return max(map(self.whole, op.calls), default=WorkCount())
         if op.opcode == "call":
-            return sum(map(self.whole, op.calls), Work())
+            return sum(map(self.whole, op.calls), WorkCount())
         if op.opcode.endswith(("-done", "-update")):
-            return Work()
+            return WorkCount()
         if op.opcode in _MATMULS:
             flops = self._matmul(op, home)
-            return Work(flops, int(flops > 0), int(op.target not in _FREE))
+            return WorkCount(flops, int(flops > 0), int(op.target not in _FREE))
         if op.opcode == "custom-call-start":
             self._note(op)
         # Instructions inside a fusion or an asynchronous start are not kernels.
-        inner = sum(map(self.whole, op.calls), Work())
+        inner = sum(map(self.whole, op.calls), WorkCount())
         if inner.matmuls and not op.opcode.endswith(("fusion", "-start")):
             self.uncounted[op.name] = f"{op.opcode} of a matmul, counted once"
         free = op.opcode in _FREE or op.opcode.endswith("-start")
         return dataclasses.replace(inner, operations=int(inner.matmuls > 0 or not free))
 
-    def whole(self, name: str) -> Work:
+    def whole(self, name: str) -> WorkCount:
         """Returns the work of one execution of the computation `name`."""
         if name not in self._known:
             home = self.module.computations[name]
             parts = (self.of(op, home) for op in home.instructions)
-            self._known[name] = sum(parts, Work())
+            self._known[name] = sum(parts, WorkCount())
         return self._known[name]
 
     def trips(self, loop: Instruction, home: Computation) -> int:

@@ -31,7 +31,6 @@ class Shape(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Returns the number of elements."""
         return math.prod(self.dims)
 
     @property
@@ -165,7 +164,6 @@ class Computation:
         return {op.name: i for i, op in enumerate(self.instructions)}
 
     def shapes_of(self, operands: tuple[str, ...]) -> list[Shape]:
-        """Returns the shapes of all arrays in these operands."""
         return [shape for name in operands for shape in self[name].shapes]
 
 

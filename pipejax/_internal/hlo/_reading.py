@@ -6,7 +6,7 @@ from pipejax._internal.wire import wire_bytes
 
 from ._collectives import group_size, handed_over, is_collective
 from ._device_groups import MeshAxes
-from ._flops import Counter, Work
+from ._flops import Counter, WorkCount
 from ._module import Computation, Instruction, Module, not_understood
 from ._report import Collective, Item, Report
 from ._schedule import Finder, Span
@@ -147,7 +147,8 @@ class Reading:
     def _collective(self, span: Span, home: Computation, times: int) -> Collective:
         """Returns the numbers of one collective, without its share of all FLOPs."""
         beside = [home.instructions[i] for part in span.stretches for i in part]
-        work = sum((self.counter.of(op, home) for op in beside), Work()).times(times)
+        once = sum((self.counter.of(op, home) for op in beside), WorkCount())
+        work = once.times(times)
         shapes = handed_over(span.op, span.home)
         devices = group_size(span.op, self.module)
         payload = sum(shape.bytes for shape in shapes)

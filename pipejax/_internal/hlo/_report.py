@@ -298,7 +298,6 @@ def _joined(axes: tuple[str, ...] | None) -> str:
 
 
 def two_digits(share: float | None) -> str:
-    """Formats a share with two decimals, and `None` as `none`."""
     return "none" if share is None else f"{share:.2f}"
 
 

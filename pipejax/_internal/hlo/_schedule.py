@@ -70,7 +70,6 @@ class Span(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Returns the kind of the collective, one of `COLLECTIVES`."""
         return kind_of(self.op)
 
 

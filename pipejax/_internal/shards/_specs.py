@@ -50,12 +50,7 @@ def axes_along(entry: Any) -> tuple[str, ...]:
 
 
 def split_axes(spec: P, sizes: Any) -> frozenset[str]:
-    """Returns the axes of more than one device over which a spec splits an array.
-
-    Args:
-      spec: The spec.
-      sizes: The sizes of the axes, by name.
-    """
+    """Returns the axes of more than one device over which a spec splits an array."""
     return frozenset(n for entry in spec for n in axes_along(entry) if sizes[n] > 1)
 
 

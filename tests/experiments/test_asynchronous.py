@@ -1,0 +1,40 @@
+"""Tests the simulation of PS-Async by hand and against the closed form."""
+
+import math
+
+import numpy as np
+
+from experiments.asynchronous import simulate_asynchronous
+from pipejax import timing
+from pipejax.timing import Cluster, Link, Workload
+
+
+def cluster(hosts):
+    return Cluster(hosts, Link(1e-4, 62.5e6), reduction=4e9)
+
+
+def test_four_workers_by_hand():
+    """They compute for 3.5 s, and every transfer takes 1 s of the server's link."""
+    four = Cluster(4, Link(0.0, 4e6))
+    applied = simulate_asynchronous(four, Workload(3.5, 10**6), steps=1)
+    assert applied.tolist() == [3.5, 5.5, 6.5, 7.5]
+
+
+def test_workers_wait_for_nobody_but_the_server():
+    """The closed form holds if compute or the server's link is the limit."""
+    for seconds, elements in ((1.0, 10**4), (0.001, 10**6)):
+        work = Workload(seconds, elements)
+        applied = simulate_asynchronous(cluster(8), work, steps=100)
+        assert applied.size == 8 * 100
+        wanted = timing.asynchronous_step_time(
+            cluster(8), timing.Compute.of(seconds), elements
+        )
+        # The first pulls come one after another, before there are pushes.
+        assert math.isclose(applied[-1] / 100, wanted, rel_tol=0.03)
+
+
+def test_a_straggler_does_not_hold_up_the_others():
+    work = Workload(0.1, 10**4, slow=(1, 1, 1, 10))
+    applied = simulate_asynchronous(cluster(4), work, steps=20)
+    assert np.median(applied) < 3.0
+    assert timing.simulate(cluster(4), work, 1).step_time > 1.0

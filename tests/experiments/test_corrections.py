@@ -1,0 +1,52 @@
+"""Tests the corrections that are only compared with: by hand, and without a delay."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from experiments.corrections import average_gradients, delay_compensation
+
+from ..corrections.helpers import TREE, outputs
+from ..helpers import assert_bits_equal
+
+BY_WIDTH = {"average": average_gradients, "compensate": delay_compensation}
+
+
+def test_average_is_over_what_there_is():
+    assert outputs(average_gradients(3), [3, 6, 9, 12, 0]) == [3, 4.5, 6, 9, 7]
+
+
+def test_compensation_carries_a_gradient_of_a_known_curvature_over():
+    """With curvature `g * g`, a correction of strength g^2 (w - v) / |g| is added."""
+    tx = delay_compensation(2, strength=0.5, decay=0.0, eps=1e-20)
+    state = tx.init(jnp.float32(1.0))
+    # The first gradient is applied where it was taken, the next ones an update later.
+    first, state = tx.update(jnp.float32(2.0), state, jnp.float32(1.0))
+    assert float(first) == 2.0
+    second, state = tx.update(jnp.float32(2.0), state, jnp.float32(4.0))
+    assert float(second) == pytest.approx(2.0 + 0.5 * 2.0 * (4.0 - 1.0), rel=1e-5)
+    third, state = tx.update(jnp.float32(-3.0), state, jnp.float32(5.0))
+    assert float(third) == pytest.approx(-3.0 + 0.5 * 3.0 * (5.0 - 4.0), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", BY_WIDTH)
+def test_a_state_keeps_its_form(name):
+    tx = BY_WIDTH[name](2)
+    state = tx.init(TREE)
+    _, after = tx.update(TREE, state, TREE)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    assert [x.dtype for x in jax.tree.leaves(after)] == [
+        x.dtype for x in jax.tree.leaves(state)
+    ]
+
+
+@pytest.mark.parametrize("name", BY_WIDTH)
+def test_without_delay_nothing_is_corrected(name):
+    tx, params = BY_WIDTH[name](1), TREE
+    state = tx.init(params)
+    for scale in (1.0, -0.3):
+        gradient = jax.tree.map(lambda x, s=scale: s * x, TREE)
+        updates, state = tx.update(gradient, state, params)
+        assert_bits_equal(updates, gradient)
+        params = optax.apply_updates(params, updates)
