@@ -20,7 +20,7 @@ from pipejax._internal.wire import Transfer as Transfer
 from pipejax._internal.wire import wire_bytes as wire_bytes
 
 from ._all_reduce import AllReduce as AllReduce
-from ._beside import Beside as Beside
+from ._grouped import Grouped as Grouped
 from ._halved import Halved as Halved
 from ._halved import has_halves as has_halves
 from ._halving_doubling import halving_doubling as halving_doubling

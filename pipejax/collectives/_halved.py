@@ -21,9 +21,9 @@ import jax
 from pipejax._internal.mesh import AxisName, axis_size
 
 from ._all_reduce import AllReduce
-from ._beside import side_by_side
 from ._cut_gather import gather_arrays, gather_words, repeat
 from ._cut_scatter import Cuts, own_pieces, piece_forms, scatter_arrays, scatter_rows
+from ._grouped import side_by_side
 from ._layout import Layout, Summands
 from ._no_communication import NoCommunication
 from ._psum import MIB, Psum

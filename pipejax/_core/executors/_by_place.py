@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from pipejax._core.message import Message, Reduced, on_shards_of, summed
 from pipejax._internal.mesh import AxisName, axes, inner_axes, on_mesh
 from pipejax._internal.shards import UNSHARDED
-from pipejax.collectives import Beside
+from pipejax.collectives import Grouped
 
 from ._config import StepConfig
 
@@ -35,7 +35,7 @@ def reduce_by_place(
 
     @functools.cache
     def programs(sets: tuple[tuple[int, ...], ...]) -> list[Any]:
-        all_reduce = Beside(config.sums_by, sets)
+        all_reduce = Grouped(config.sums_by, sets)
 
         def local(message: Message, before: Any) -> tuple[Reduced, Any]:
             total, after = summed(message, before, all_reduce, axis)
