@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pipejax._internal.ravel import apart, joined
+from pipejax._internal.ravel import ravel, unravel
 
 
 class Groups(NamedTuple):
@@ -59,7 +59,7 @@ class Groups(NamedTuple):
     def together(self, arrays: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
         """Returns one array per group: its only array, or its arrays as one vector."""
         return tuple(
-            arrays[group[0]] if len(group) == 1 else joined([arrays[i] for i in group])
+            arrays[group[0]] if len(group) == 1 else ravel([arrays[i] for i in group])
             for group in self.members
         )
 
@@ -72,7 +72,7 @@ class Groups(NamedTuple):
         }
         for group, x in zip(self.members, sent, strict=True):
             forms = [self.forms[i] for i in group]
-            own = (x,) if len(group) == 1 else apart(x, forms)
+            own = (x,) if len(group) == 1 else unravel(x, forms)
             arrays.update(zip(group, own, strict=True))
         return tuple(arrays[i] for i in range(len(self.forms)))
 

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from pipejax._internal.integers import is_integer
 from pipejax._internal.mesh import AxisName, axis_size
 from pipejax._internal.ranges import scaled_down, scaled_up
-from pipejax._internal.ravel import apart, joined
+from pipejax._internal.ravel import ravel, unravel
 from pipejax._internal.wire import Transfer
 from pipejax.codecs import Codec, Linear, check_codec
 
@@ -37,7 +37,7 @@ class Psum(AllReduce):
       codec: A linear codec, or `None`.
       together: Threshold in bytes below which arrays travel together. `None` until
         `on` has chosen it.
-      apart: `True` if XLA must not merge the sums with collectives of the loss.
+      unmerged: `True` if XLA must not merge the sums with collectives of the loss.
       scatters: `True` if the backend's own reduce-scatter and all-gather may be used
         where the two halves of an all-reduce are apart. Between CPU processes, its
         reduce-scatter can return wrong values,
@@ -46,12 +46,12 @@ class Psum(AllReduce):
 
     codec: Linear | None
     together: int | None
-    apart: bool = False
+    unmerged: bool = False
     scatters: bool = False
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
         """Returns one stage, or with a codec one stage for each of its rounds."""
-        add = functools.partial(_sum, axis_name=axis_name, apart=self.apart)
+        add = functools.partial(_sum, axis_name=axis_name, unmerged=self.unmerged)
         if self.codec is None:
             return _in_own_shapes(layout, axis_name, add, self.together or 0)
         devices = axis_size(axis_name)
@@ -78,7 +78,7 @@ class Psum(AllReduce):
         platform = mesh.devices.flat[0].platform
         own = dataclasses.replace(
             self,
-            apart=platform in ("gpu", "cuda"),
+            unmerged=platform in ("gpu", "cuda"),
             scatters=platform != "cpu" and self.codec is None,
         )
         if self.together is not None or self.codec is not None:
@@ -88,14 +88,14 @@ class Psum(AllReduce):
         return dataclasses.replace(own, together=together)
 
 
-def _sum(x: jax.Array, axis_name: AxisName, *, apart: bool) -> jax.Array:
-    """Sums an array over devices, if `apart` in an all-reduce that XLA cannot merge.
+def _sum(x: jax.Array, axis_name: AxisName, *, unmerged: bool) -> jax.Array:
+    """Sums an array over devices; if `unmerged`, in an all-reduce that XLA cannot merge.
 
     XLA merges all-reduces over the same group of devices into one, which starts only
     when the operands of all are computed. For XLA, a group in reverse order is another
     group.
     """
-    groups = [[*reversed(range(axis_size(axis_name)))]] if apart else None
+    groups = [[*reversed(range(axis_size(axis_name)))]] if unmerged else None
     return lax.psum(x, axis_name, axis_index_groups=groups)
 
 
@@ -139,8 +139,8 @@ def _rounds(codec: Linear, layout: Layout, axis_name: AxisName, add: Add) -> Sta
 
     def begin(summands: Summands) -> Any:
         arrays = tuple(x.astype(dtype) for x in summands.coded)
-        coded = arrays if codec.needs_leaves else joined(arrays, dtype)
-        return coded, joined(summands.exact, dtype), ()
+        coded = arrays if codec.needs_leaves else ravel(arrays, dtype)
+        return coded, ravel(summands.exact, dtype), ()
 
     def project(number: int) -> Local:
         def run(value: Any, states: States) -> tuple[Any, States]:
@@ -164,10 +164,10 @@ def _rounds(codec: Linear, layout: Layout, axis_name: AxisName, add: Add) -> Sta
         state = states["psum"]
         total = codec.rebuild(state, sums, n)
         states = {**states, "psum": codec.settled(leaves, state, sums, own)}
-        arrays = total if codec.needs_leaves else apart(total, forms.coded)
+        arrays = total if codec.needs_leaves else unravel(total, forms.coded)
         pairs = zip(arrays, forms.coded, strict=True)
         coded = tuple(x.astype(form.dtype) for x, form in pairs)
-        return Summands(coded, apart(exact, forms.exact)), states
+        return Summands(coded, unravel(exact, forms.exact)), states
 
     p = axis_size(axis_name)
     total = Stages((), (init,)) + local(begin)

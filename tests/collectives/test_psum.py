@@ -105,17 +105,17 @@ def test_the_mesh_chooses_unless_told(platform, processes, wanted):
         devices=np.array([device]), is_multi_process=processes > 1
     )
     found = pj.collectives.psum().on(mesh)
-    assert (found.together, found.apart) == (wanted, platform == "cuda")
+    assert (found.together, found.unmerged) == (wanted, platform == "cuda")
     assert pj.collectives.psum(together=8).on(mesh).together == 8
     feedback = pj.collectives.psum(codecs.error_feedback(codecs.power_sgd(1, KEY)))
-    assert feedback.on(mesh) == dataclasses.replace(feedback, apart=found.apart)
+    assert feedback.on(mesh) == dataclasses.replace(feedback, unmerged=found.unmerged)
 
 
 @pytest.mark.parametrize("axis", ["data", ("host", "device")])
 def test_sums_that_are_kept_apart(axis):
     """XLA sees the group in reverse order, and the sum is the same."""
     mesh = pj.data_mesh(4, axis_name=axis, hosts=None if axis == "data" else 2)
-    psum = dataclasses.replace(pj.collectives.psum(), apart=True)
+    psum = dataclasses.replace(pj.collectives.psum(), unmerged=True)
     layout = Layout((), (jax.ShapeDtypeStruct((1,), jnp.float32),))
 
     def local(x):
