@@ -21,8 +21,8 @@ from pipejax._internal.mesh import AxisName, axis_size
 from pipejax._internal.ravel import ravel
 from pipejax._internal.wire import Transfer
 
+from ._combined import size
 from ._cut_scatter import Cuts
-from ._groups import size
 from ._stages import Local, Sent, Stages, States, local
 
 

@@ -19,7 +19,7 @@ from pipejax._internal.ranges import scaled_down, scaled_up
 from pipejax._internal.ravel import ravel, unravel
 from pipejax._internal.wire import Transfer
 
-from ._groups import size
+from ._combined import size
 from ._layout import Layout
 from ._scatter_gather import ScatterGather
 from ._sites import Cut, Parts
