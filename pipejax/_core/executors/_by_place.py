@@ -28,7 +28,7 @@ def reduce_by_place(
     earlier ones have ended. The compute of a sharded model is such a program, and would
     wait for the reduction. The reduction therefore runs as one program for each place
     in a group, each on a single device of every process. Every device does what it
-    does in `reduce_in_place`, so the bits are the same.
+    does in `reduce_on_mesh`, so the bits are the same.
     """
     mesh, axis = config.mesh, config.axis_name
     meshes, own = _by_place(mesh, axis), P(axis)

@@ -24,7 +24,7 @@ from pipejax._internal.traced_axes import collective_axes
 
 from ._info import StepInfo
 from ._model_state import mean_changes, moved, unmoved
-from ._state import PipelineState, in_place
+from ._state import PipelineState, with_constraints
 from ._step import Computed, Settings
 
 
@@ -107,7 +107,7 @@ def applied(
         model_state=model_state,
         skipped=skipped,
     )
-    return in_place(state), info._replace(applied=applies, skipped=skipped)
+    return with_constraints(state), info._replace(applied=applies, skipped=skipped)
 
 
 def decided(reduced: Reduced, *, skip_nonfinite: bool) -> tuple[jax.Array, jax.Array]:
