@@ -34,7 +34,7 @@ from ._two_shot import two_shot
 
 
 @dataclasses.dataclass(frozen=True)
-class Halved(AllReduce):
+class ReduceScatterAllGather(AllReduce):
     """A reduce-scatter and an all-gather of arrays that are cut along their own axes.
 
     Attributes:
@@ -169,15 +169,15 @@ class Halved(AllReduce):
         return scatter_rows(halves or two_shot(), layout, cuts, axis_name)
 
 
-def has_halves(all_reduce: AllReduce, devices: int) -> bool:
-    """Returns whether `Halved` takes an algorithm.
+def has_reduce_scatter(all_reduce: AllReduce, devices: int) -> bool:
+    """Returns whether `ReduceScatterAllGather` takes an algorithm.
 
     Args:
       all_reduce: The algorithm.
       devices: Number of devices.
     """
     if isinstance(all_reduce, ScheduledAllReduce):
-        return has_halves(all_reduce.all_reduce, devices)
+        return has_reduce_scatter(all_reduce.all_reduce, devices)
     if isinstance(all_reduce, NoCommunication):
         return True
     if isinstance(all_reduce, Psum):
