@@ -3,7 +3,7 @@
 This executor is made for GPUs and TPUs, whose compilers can start a collective and go
 on with other work. Three things make them do so:
 
-- The stages of the all-reduce are woven into the compute.
+- The stages of the all-reduce are interleaved with the compute.
 - The update, which consumes the sum, is kept behind the compute by a barrier.
 - The program is compiled with options that allow the overlap.
 
