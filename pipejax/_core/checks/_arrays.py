@@ -25,25 +25,14 @@ def fault_of(leaf: Any) -> str | None:
 
 
 def check_arrays(name: str, tree: Any) -> None:
-    """Raises a `ValueError` for the first leaf that is no array of numbers.
-
-    Args:
-      name: The name of the argument.
-      tree: The argument, a pytree.
-    """
+    """Raises a `ValueError` for the first leaf that is no array of numbers."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if fault := fault_of(leaf):
             raise no_array(name, path, fault)
 
 
 def no_array(name: str, path: Any, fault: str) -> ValueError:
-    """Returns the error for a leaf that is no array of numbers.
-
-    Args:
-      name: The name of the argument.
-      path: The path of the leaf in the argument.
-      fault: What the leaf is.
-    """
+    """Returns the error for a leaf that is no array of numbers."""
     return ValueError(
         f"`{name}` must hold arrays of numbers, got"
         f" `{name}{jax.tree_util.keystr(path)}`, {fault}. Leave it out, or convert it:"

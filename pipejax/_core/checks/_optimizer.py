@@ -78,11 +78,8 @@ def check_opt_state(
     """Raises a `ValueError` unless `given` has the form of `tx.init(params)`.
 
     Args:
-      tx: The optimizer.
       params: The whole parameters, or their shapes.
       given: A state of the optimizer, or its shapes.
-      name: How the error message names the state.
-      remedy: What to do, as a sentence.
     """
     found = opt_state_difference(tx, params, given, name)
     if found is None:
@@ -103,7 +100,6 @@ def opt_state_difference(
     its arrays.
 
     Args:
-      tx: The optimizer.
       params: The whole parameters, or their shapes.
       given: A state of the optimizer, or its shapes.
       name: The name of the state, with which paths begin.

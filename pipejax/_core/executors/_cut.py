@@ -43,9 +43,7 @@ def cut(
     """Cuts `function` into pieces, to be run one after another.
 
     Args:
-      function: A function that JAX can trace.
       shares: The share of the work of each piece. Together they are 1.
-      *args: Arguments of the function.
 
     Returns:
       The pieces, and a function that makes the result of `function` from the list that
@@ -88,7 +86,6 @@ def _repeating(
     cut it cannot, and would keep every mask and every cast of an activation.
 
     Args:
-      parts: The operations of each piece.
       known: Values of the arguments of the function that is cut, by name.
     """
     found = parts[:1]
@@ -139,10 +136,8 @@ def _piece(
     """Returns a function that runs the operations of one piece.
 
     Args:
-      part: The operations.
       known: Values of the arguments of the function that is cut, by name.
       before: Names of the values that the piece is given.
-      after: Names of the values that the piece returns.
     """
 
     def piece(values: list[Any]) -> list[Any]:
@@ -203,7 +198,6 @@ def _operations(closed: Any, names: dict[Any, Any]) -> Iterator[Operation]:
     """Yields the operations of a program, with the functions that it calls inlined.
 
     Args:
-      closed: The program.
       names: Names of its variables. At first, these are the arguments of the program. A
         name is added for each value that the program reads or writes.
     """

@@ -41,13 +41,7 @@ from ._thread import join, submit
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Fused:
-    """Executor that runs compute, all-reduce and update as one program.
-
-    Attributes:
-      config: The step to run.
-      reason: Why the executor was chosen.
-      name: The name of the executor, `"fused"`.
-    """
+    """Executor that runs compute, all-reduce and update as one program."""
 
     config: StepConfig
     reason: str
@@ -207,10 +201,6 @@ class Fused:
 
         The program stays on the caller's thread, whose settings of JAX it is compiled
         with.
-
-        Args:
-          state: The state that the program was given.
-          results: Results that no program overwrites.
         """
         if not _is_traced(state) and spans_cpu_processes(self.config.mesh):
             submit(jax.block_until_ready, results)

@@ -66,7 +66,6 @@ class Begun(NamedTuple):
     """A reduction that has been started.
 
     Attributes:
-      message: The message that is summed.
       before: What the reduction starts from: the codec states, and with a sharded
         optimizer the pieces that it updates. `None` if these are what the reduction
         before it returns.
@@ -80,13 +79,7 @@ class Begun(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Host:
-    """Executor that runs compute and update as programs, and reduces on a thread.
-
-    Attributes:
-      config: The step to run.
-      reason: Why the executor was chosen.
-      name: The name of the executor, `"host"`.
-    """
+    """Executor that runs compute and update as programs, and reduces on a thread."""
 
     config: StepConfig
     reason: str
@@ -182,8 +175,6 @@ class Host:
         same codec states and pieces, and if all reductions before it are used.
 
         Args:
-          state: The state of the step or drain.
-          pending: The messages to sum.
           dispatched: The result of the program that the caller has dispatched last.
         """
         in_flight = state.in_flight
@@ -216,7 +207,6 @@ class Host:
         """Hands a reduction to the thread, which runs it after all earlier ones.
 
         Args:
-          message: The message to sum.
           before: What the first reduction starts from, or `None` for others.
           last: The future of the reduction before it, or `None` if it is the first.
           filled: The number of real messages in the queue that the executor was given.

@@ -32,9 +32,6 @@ def interleave(
     Args:
       value: The value before the first stage.
       states: The codec states of this device before the first stage.
-      stages: The stages of an exchange.
-      compute: The function to run beside the stages.
-      *args: Its arguments.
       early: The share of the compute beside the first half of the bytes.
 
     Returns:

@@ -24,7 +24,6 @@ def make_reduce(config: StepConfig, where: Mesh) -> Reduce:
     """Returns a function that sums messages over devices.
 
     Args:
-      config: The step whose messages are summed.
       where: The mesh that sums, as `Executor.reduction_mesh` returns it: that of the
         step, or CPUs beside it.
 
@@ -43,7 +42,6 @@ def reduction_mesh(mesh: Mesh, axis_name: AxisName) -> Mesh:
     """Returns the mesh on which the communication thread sums.
 
     Args:
-      mesh: The mesh of the step.
       axis_name: The mesh axis of the data, or a tuple of such axes.
 
     Returns:
@@ -86,7 +84,6 @@ def make_update(config: StepConfig, age: int) -> Update:
     It waits for the result.
 
     Args:
-      config: The step, which has a sharded optimizer.
       age: The place of the message in the queue. 0 is the oldest.
     """
     own, whole, axis = P(config.axis_name), P(), config.axis_name
@@ -108,11 +105,7 @@ def make_update(config: StepConfig, age: int) -> Update:
 
 
 def make_gather(config: StepConfig) -> Callable[[Trainable], Trainable]:
-    """Returns a function that gathers parameters as they are, and waits for them.
-
-    Args:
-      config: The step, which has a sharded optimizer.
-    """
+    """Returns a function that gathers parameters as they are, and waits for them."""
     step, axis = config.step, config.axis_name
 
     def gather(trained: Trainable) -> Trainable:

@@ -14,10 +14,6 @@ class Operation(NamedTuple):
     """An operation of a program, with unique names for what it reads and writes.
 
     Attributes:
-      flops: The FLOPs of its matmuls and convolutions.
-      reads: The names of the arguments of `run`.
-      writes: The names of the results of `run`.
-      run: Function that runs the operation.
       halves: Function that cuts the operation in two, at about the given fraction of
         its work. `None` if the operation cannot be cut.
       cheap: Whether it is better to run the operation twice than to keep its results.
@@ -37,13 +33,7 @@ class Operation(NamedTuple):
 def scan_operation(
     equation: Any, reads: tuple[Any, ...], writes: tuple[Any, ...]
 ) -> Operation:
-    """Returns the scan of an equation as an operation.
-
-    Args:
-      equation: The equation of the scan in a jaxpr.
-      reads: The names of its operands.
-      writes: The names of its results.
-    """
+    """Returns the scan of an equation as an operation."""
     params, outer, results = equation.params, equation.invars, equation.outvars
     length, body = params["length"], core.jaxpr_as_fun(params["jaxpr"])
     # The operands are constants, the carry, and arrays to scan over. The results are

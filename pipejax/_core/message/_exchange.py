@@ -19,7 +19,6 @@ class Exchange(NamedTuple):
 
     Attributes:
       start: The value before the first stage.
-      stages: The stages.
       end: Function from the value after the last stage to the reduced message.
       early: The share of the compute that lies beside the first half of the stages, by
         bytes. More would keep the message in memory beside the gradients of the step
@@ -52,9 +51,7 @@ def averaging(
     """Returns the exchange that gives every device the sum of all messages.
 
     Args:
-      message: The message of this device.
       arrived: bool scalar, whether the message is real.
-      all_reduce: The algorithm that sums.
       axis_name: Axis or axes of the surrounding `shard_map` to sum over.
     """
 

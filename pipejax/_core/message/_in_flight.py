@@ -130,7 +130,6 @@ def entered(filled: jax.Array, length: int, count: int = 1) -> jax.Array:
     Args:
       filled: int32 of shape [1], the number of real messages before.
       length: The length of the queue, K-1.
-      count: The number of fresh messages.
     """
     return jnp.minimum(filled + count, length)
 
@@ -165,7 +164,6 @@ def shift(
 
     Args:
       in_flight: The queue. Its last messages may be left out.
-      fresh: The message of this step.
       codec_states: States of the codecs after the oldest message.
       deviation: Deviation of the oldest message, or `None`.
     """

@@ -36,7 +36,6 @@ class Passengers:
     Attributes:
       values: float32 vector of the loss, the weight if `weighted`, and all metrics.
       weighted: Whether the loss function returns a weight.
-      metrics_form: Structure of the pytree of metrics.
     """
 
     values: jax.Array
@@ -85,7 +84,6 @@ class Message(NamedTuple):
     If the passengers have a weight, gradients, loss and metrics are multiplied by it.
 
     Attributes:
-      gradients: Pytree like the parameters.
       changes: Pytree like the model state, with what the step added to each leaf that
         it changed, and `None` in place of leaves that are not sent: those that the loss
         function returned unchanged, and counters and keys. Changes are not weighted.
@@ -144,7 +142,6 @@ def travelling(tree: Any, dtype: DTypeLike | None) -> Any:
     Complex numbers travel as pairs of real numbers, along an axis at the end.
 
     Args:
-      tree: Pytree of arrays.
       dtype: Floating dtype, or `None` to keep the dtype of each array.
     """
 
@@ -165,7 +162,6 @@ def mean_as(sums: Any, like: Any, message: Message, devices: int) -> Any:
 
     Args:
       sums: Pytree of arrays as they travelled, summed over devices.
-      like: Pytree of arrays.
       message: The sum of the messages that `sums` is from.
       devices: Number of devices over which the messages were summed.
     """

@@ -102,7 +102,6 @@ def reduction(message: Message, all_reduce: AllReduce, axis_name: AxisName) -> S
 
     Args:
       message: A message, or its shapes.
-      all_reduce: The algorithm.
       axis_name: Axis or axes of the surrounding `shard_map` to sum over.
     """
     return on_shards_of(message, all_reduce)(layout_of(message), axis_name)
@@ -162,9 +161,7 @@ def summed(
     """Sums a message over devices, with all stages back to back.
 
     Args:
-      message: The message of this device.
       states: States of the codecs before the sum.
-      all_reduce: The algorithm that sums.
       axis_name: Axis or axes of the surrounding `shard_map` to sum over.
 
     Returns:

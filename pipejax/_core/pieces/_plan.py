@@ -39,10 +39,7 @@ def on_pieces(
     """Returns a function of whole arrays as a program for pieces of them.
 
     Args:
-      function: The function.
       args: Its arguments, as arrays or shapes of the whole arrays.
-      splits: How each leaf of the arguments is split.
-      devices: The devices that have the pieces.
 
     Raises:
       NotElementwiseError: If the function has an operation that needs elements of
@@ -69,8 +66,6 @@ class _Planner:
     """Collects the operations of a program.
 
     Attributes:
-      devices: The devices that have the pieces.
-      levels: The levels so far.
       known: How each array is split, and the first level that can read it, by name.
       uniform: Arrays whose elements are all the same, such as the zeros that stand for
         a gradient: the name of the number, and the shape. What is computed from them
@@ -85,12 +80,7 @@ class _Planner:
         self.uniform: dict[Any, tuple[Any, tuple[int, ...]]] = {}
 
     def inline(self, closed: Any, args: Sequence[Any]) -> tuple[Any, ...]:
-        """Adds all operations of a traced function, and returns its results.
-
-        Args:
-          closed: The function, as a closed jaxpr.
-          args: Names or constants of its arguments.
-        """
+        """Adds all operations of a traced function, and returns its results."""
         names = dict(zip(closed.jaxpr.invars, args, strict=True))
         found: dict[Any, Any] = {}  # names of the traced function to names of `self`
         for each in inlined(closed, names):

@@ -59,7 +59,6 @@ class Total(NamedTuple):
 
     Attributes:
       form: Shape and dtype of the sum.
-      finish: Function from the sum to the result.
     """
 
     form: jax.ShapeDtypeStruct
@@ -71,7 +70,6 @@ class Rule(NamedTuple):
 
     Attributes:
       run: Function from the operands on this device to the results on this device.
-      splits: How each result is split.
       total: If it is not `None`, the result of `run` is this device's part of a sum
         over devices, from which the result of the operation follows.
     """
@@ -122,7 +120,6 @@ class Devices(NamedTuple):
 
         Args:
           x: An array that belongs to this device's piece of another array.
-          split: How the array is split.
         """
         used = {name for names in split for name in names}
         others = tuple(n for n in self.names if n not in used and self.sizes[n] > 1)
@@ -149,7 +146,6 @@ def on_elements(equation: Any, *values: Any) -> Sequence[Any]:
 
     Args:
       equation: The equation of a jaxpr, traced at other shapes.
-      *values: Its operands.
     """
     out = equation.primitive.bind(*values, **equation.params)
     return out if equation.primitive.multiple_results else [out]
@@ -160,10 +156,6 @@ def is_elementwise(equation: Any, splits: Sequence[Split]) -> bool:
 
     Its operands that are not split may then be given as numbers, if all elements of
     such an operand are the same.
-
-    Args:
-      equation: The equation of a jaxpr.
-      splits: How its operands are split.
     """
     return acts_elementwise(equation) and any(map(is_split, splits))
 
@@ -174,7 +166,6 @@ def rule_of(equation: Any, splits: Sequence[Split], devices: Devices) -> Rule:
     Args:
       equation: The equation of a jaxpr, traced at the shapes of the whole arrays.
       splits: How its operands are split. At least one of them is.
-      devices: The devices.
 
     Raises:
       NotElementwiseError: If there is no rule.
@@ -222,7 +213,6 @@ def _joint(name: str, splits: Sequence[Split], ndim: int) -> Split:
     """Returns the split of an elementwise result, which has those of all operands.
 
     Args:
-      name: The name of the operation.
       splits: How the operands are split. Some may be numbers.
       ndim: The number of axes of the result.
 

@@ -19,8 +19,6 @@ def stages_of(program: Program, devices: Devices, *, silent: bool = False) -> St
     what `program.result` takes.
 
     Args:
-      program: The program.
-      devices: The devices that have the pieces.
       silent: Whether devices take their own numbers for sums, and send nothing.
     """
     stages = Stages(())

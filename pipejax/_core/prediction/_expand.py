@@ -36,7 +36,6 @@ def expanded(
 
     Args:
       function: A function of `len(points)` trees, whose result has the form of each.
-      points: The trees m at which it is expanded.
 
     Returns:
       The value `f(m)`, and for each argument the tree P.
@@ -88,7 +87,6 @@ def reads(function: Callable[..., Any], *args: Any) -> Reads:
     """Returns the arguments on which the results of a function depend.
 
     Args:
-      function: A function that JAX can trace.
       *args: Its arguments, or their shapes.
 
     Examples:
@@ -144,7 +142,6 @@ def _origins(closed: Any, given: Sequence[int | None]) -> list[int | None]:
     """Returns the leaf on whose elements each result depends, place by place.
 
     Args:
-      closed: The program.
       given: The number of the leaf for each argument, `None` if it is none.
 
     Returns:
@@ -205,10 +202,6 @@ def _sums_up(equation: Any) -> bool:
 
 def _depends(closed: Any, given: Sequence[frozenset[int]]) -> list[frozenset[int]]:
     """Returns the arguments on which each result of a program depends, by number.
-
-    Args:
-      closed: The program.
-      given: What each of its arguments depends on.
 
     Returns:
       For each result the numbers of arguments. `_jump(i)` is among them if the result

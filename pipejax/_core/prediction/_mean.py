@@ -43,7 +43,6 @@ class Mean(NamedTuple):
 
         Args:
           gradients: The mean gradient by which the parameters were updated.
-          loss: The mean loss.
         """
         kept = self.gradients
         if kept is not None:

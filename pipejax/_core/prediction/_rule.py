@@ -48,7 +48,6 @@ class Own(NamedTuple):
 
     Attributes:
       gradients: Its gradients, in the dtypes of the parameters.
-      loss: Its loss.
       real: Whether there is a message at this place of the queue.
       usable: Whether the gradients are finite and their weight is not 0.
     """
@@ -63,7 +62,6 @@ class Kind(NamedTuple):
     """How an optimizer's update depends on gradients.
 
     Attributes:
-      name: `"linear"`, `"elementwise"` or `"mixing"`.
       params: Whether P depends on the parameters.
       opt_state: Pytree like the optimizer state, whether P depends on a leaf.
     """
@@ -77,9 +75,6 @@ def kind_of(update: Update, params: Any, opt_state: Any, count: int) -> Kind:
     """Returns how an optimizer's update depends on gradients.
 
     Args:
-      update: The update.
-      params: Shapes of the parameters.
-      opt_state: Shapes of the optimizer state.
       count: Number of gradients in flight, K-1.
     """
     losses = [jax.ShapeDtypeStruct((), jnp.float32)] * count
@@ -115,10 +110,8 @@ def changed(
     """Returns the change of the parameters by several updates in turn.
 
     Args:
-      update: The update.
       params: Parameters before the first update.
       opt_state: Optimizer state before the first update.
-      gradients: The gradients of each update.
       losses: The loss of each update, for optimizers that take it.
       taken: Whether each update is made.
     """
@@ -151,9 +144,6 @@ def predicted(
 
     Args:
       kind: How the update depends on gradients: `"elementwise"` or `"mixing"`.
-      update: The update.
-      params: Parameters.
-      opt_state: Optimizer state.
       mean: The mean gradient that was applied last.
       own: This device's gradients in flight, oldest first.
     """
@@ -199,10 +189,6 @@ def anchored(
     bits, and c is made with this P: its error is multiplied by `g_own - m` alone.
 
     Args:
-      kind: How the update depends on gradients.
-      update: The update.
-      params: Parameters.
-      opt_state: Optimizer state.
       mean: The mean gradient that was applied last. If it has no gradients, devices
         find P by themselves, and m is 0.
       behind: For each gradient in flight, whether it is real.
@@ -258,7 +244,6 @@ def expansion(
 
     Args:
       change_by: Function from the gradients of each update to the change.
-      means: The gradients at which it is expanded.
       bounds: Whether slopes are kept within the bound.
     """
     value, slopes = expanded(change_by, means)

@@ -19,11 +19,6 @@ def warn_of_unused_axes(
 
     Args:
       loss_fn: The loss function, which may split arrays by itself.
-      params: Parameters.
-      model_state: Model state.
-      rng: Key of the step.
-      batch: The share of a group.
-      shards: How a group shards parameters and model state.
     """
     if not batch.specs:
         return  # It is not known how a traced batch is split.

@@ -39,12 +39,7 @@ def compute(
     """Returns this device's message, and what the update will need.
 
     Args:
-      settings: The settings of the step.
-      point: Where this device takes its gradient.
-      empty_mean: The mean with which a state begins.
       state: The state before the step.
-      in_flight: This device's messages in flight.
-      batch: This device's share of the batch.
 
     Raises:
       ValueError: If the messages in flight do not fit the parameters, the model state

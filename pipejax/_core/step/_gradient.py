@@ -49,8 +49,6 @@ def local_message(
     """Runs the loss and its gradient over this device's share of the batch.
 
     Args:
-      settings: The settings of the step.
-      params: Pytree of floating arrays.
       model_state: Model state, passed to the loss as a keyword unless it is `None`.
       rng: Key of this device for this step, or a pytree of keys, passed to the loss as
         a keyword unless it is `None`. Several microbatches get keys of their own, split

@@ -39,7 +39,6 @@ class Returned(NamedTuple):
         function was given.
       weight: float32 scalar, or `None` if the loss function returns no weight. It is
         NaN if the loss function returns a negative weight.
-      unchanged: Which leaves of the model state are unchanged.
     """
 
     metrics: Any

@@ -50,8 +50,6 @@ def model_state_ahead(
     """Returns the model state to which this device's own changes in flight lead.
 
     Args:
-      model_state: Model state that all devices share.
-      in_flight: Messages of this device.
       shards: How a group of devices shards the model state.
       skip_nonfinite: Whether a message that is not finite will be held back.
     """
@@ -77,7 +75,6 @@ def changes_of(after: Any, before: Any, unchanged: tuple[bool, ...], room: Any) 
     `inf - inf` would be NaN.)
 
     Args:
-      after: Model state as the loss function returned it.
       before: Model state as it was given to the loss function.
       unchanged: For each leaf, whether the loss function returned the same object.
       room: The changes for which the queue has room, a pytree like `before` with `None`
@@ -132,7 +129,6 @@ def unmoved(model_state: Any, after: Any) -> Any:
 
     Args:
       model_state: Model state before the update.
-      after: Model state as this device's loss left it.
     """
     return moved(model_state, after, jax.tree.map(lambda _: None, model_state))
 
@@ -153,7 +149,6 @@ def with_changes(shards: Shards, model_state: Any, changes: Any) -> Shards:
     """Returns how a group shards a message that has these changes.
 
     Args:
-      shards: How the group shards the model state.
       model_state: The model state, or its shapes.
       changes: Pytree like it, with `None` in place of some leaves.
     """
@@ -172,7 +167,6 @@ def warn_of_zeros(changes: Any, before: Any, unchanged: tuple[bool, ...]) -> Non
     Must be called while a step is traced, and so warns once for each program.
 
     Args:
-      changes: The changes that travel.
       before: Model state as it was given to the loss function.
       unchanged: For each leaf, whether the loss function returned the same object.
     """

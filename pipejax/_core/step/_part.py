@@ -42,7 +42,6 @@ class Part(NamedTuple):
     If there is a weight, gradients, loss and metrics are multiplied by it.
 
     Attributes:
-      gradients: Pytree like the parameters.
       loss: Scalar, in float32, or in float64 if the loss function returns float64.
       metrics: Pytree of float32 scalars.
       weight: float32 scalar, or `None` if the loss function returns no weight.
@@ -67,13 +66,9 @@ def part_of(
     """Runs the loss, in its full form, and its gradient.
 
     Args:
-      full: The loss function, as `full_form` returns it.
       params: Parameters with respect to which the loss is differentiated.
-      batch: Arrays of the microbatch.
       model_state: Model state before the microbatch.
-      rng: Keys of the microbatch.
       axis_name: Axes over which devices have weights of their own.
-      specs: How a group shards the gradients.
 
     Returns:
       What the microbatch adds to the message, the model state after it, and which
@@ -114,7 +109,6 @@ def together(gradients: Any, each: Part) -> Part:
     """Returns what m microbatches add: their mean, or their sum if there are weights.
 
     Args:
-      gradients: Sum of the gradients of all microbatches.
       each: Loss, metrics and weight of every microbatch, with a leading axis of length
         m.
     """

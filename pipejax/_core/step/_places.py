@@ -35,7 +35,6 @@ class Places(NamedTuple):
       opt_state_inside: Pytree like the optimizer state, of specs over inner axes.
       opt_state_cuts: For each leaf of the optimizer state, the axis along which it is
         split over the data, or `None`.
-      whole_opt_state: Shapes of the whole optimizer state.
     """
 
     devices: Devices
@@ -59,8 +58,6 @@ class Places(NamedTuple):
         """Returns where the pieces lie.
 
         Args:
-          tx: The optimizer.
-          params: Shapes of the whole parameters.
           shards: How they are split. If they do not say it of the optimizer state, an
             array at the path of a parameter of the same shape is split as this
             parameter, and all others are whole.
@@ -106,10 +103,6 @@ class Places(NamedTuple):
         """Returns the spec of a result in the place of an array with the spec `spec`.
 
         It is `spec` unless pieces of the result lie elsewhere.
-
-        Args:
-          spec: How the array is split.
-          split: How the result is split.
         """
         same = self.devices.divides(split_of(spec, len(split))) == split
         return spec if same else spec_of(split)
@@ -145,7 +138,6 @@ def split_of(spec: P, ndim: int) -> Split:
     """Returns a partition spec as a split, which has an entry for every axis.
 
     Args:
-      spec: The spec.
       ndim: The number of axes of the array.
     """
     entries = [() if entry is None else axes(entry) for entry in spec]

@@ -38,8 +38,6 @@ class Trainable(NamedTuple):
     are split over all devices, and every device has a copy of `gathered`.
 
     Attributes:
-      params: Parameters.
-      opt_state: State of the Optax transformation.
       mean: The mean gradient that was applied last, if weight prediction needs it.
       gathered: The whole parameters that every device has with a sharded optimizer, in
         `compute_dtype`. With weight prediction, this is the part of every device's
@@ -248,8 +246,6 @@ def specs_over(specs: Sequence[P], tree: Any, names: Collection[str]) -> Any:
     """Returns the parts over some axes of the specs of a pytree, as a pytree like it.
 
     Args:
-      specs: A spec for each leaf.
-      tree: The pytree.
       names: The names of the axes.
     """
     parts = [over(spec, names) for spec in specs]

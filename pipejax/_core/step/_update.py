@@ -37,10 +37,8 @@ def apply(
     """Applies the mean that is due, if it has arrived and is finite.
 
     Args:
-      settings: The settings of the step.
       state: State before the update.
       computed: What `compute` left. `None` in a drain, which computes nothing.
-      reduced: The messages that are due, summed over devices.
 
     Returns:
       The state after the update, and what the step reports.
@@ -67,11 +65,9 @@ def applied(
     """Applies the mean of one step's messages, if there is one to apply.
 
     Args:
-      settings: The settings of the step.
       state: State before the update.
       after: Model state as this device's loss left it. Leaves that are not averaged
         advance whether or not there is an update.
-      reduced: The messages, summed over devices.
       devices: Number of devices over which the messages were summed.
       alike: Whether all devices apply the same sum. Otherwise, each device applies its
         own message, in a prediction.
@@ -114,7 +110,6 @@ def decided(reduced: Reduced, *, skip_nonfinite: bool) -> tuple[jax.Array, jax.A
     """Returns whether a reduced message is applied, and whether it is skipped.
 
     Args:
-      reduced: The messages, summed over devices.
       skip_nonfinite: Whether a message that is not finite is held back.
     """
     counts = reduced.counts
@@ -133,11 +128,9 @@ def advanced(
     """Returns parameters and optimizer state after the update by a summed message.
 
     Args:
-      tx: The optimizer.
       params: Parameters before the update.
       opt_state: Optimizer state before the update.
       applied: The mean gradient of the update before, or `None` if none is kept.
-      message: The messages, summed over devices.
       devices: Number of devices over which the messages were summed.
 
     Returns:

@@ -76,11 +76,7 @@ from ._zero1_update import (
 
 
 def zero1_step(settings: Settings) -> Step:
-    """Returns the step in which each device keeps and updates pieces of the optimizer.
-
-    Args:
-      settings: The settings of the step.
-    """
+    """Returns the step in which each device keeps and updates pieces of the optimizer."""
     kind_of = kinds(settings)
     begin = functools.partial(_empty_mean, settings, kind_of)
     at = functools.partial(point, settings, kind_of)
@@ -195,12 +191,7 @@ def _exchange(
     """Returns the exchange that updates the optimizer between its two halves.
 
     Args:
-      settings: The settings of the step.
-      kind_of: Says how the update depends on gradients.
       trainable: This device's pieces before the update.
-      message: The message of this device.
-      valid: Which messages are real.
-      all_reduce: The algorithm that sums messages.
     """
     name, shards, whole = settings.axis_name, message.shards, trainable.whole_params
     places, behind = Places.here(settings.tx, whole, shards, name), len(valid.behind)
@@ -270,13 +261,7 @@ def _exchange(
 def _gather(
     settings: Settings, trainable: Trainable, all_reduce: AllReduce
 ) -> Trainable:
-    """Gathers the parameters as they are, with no gradient in flight.
-
-    Args:
-      settings: The settings of the step.
-      trainable: This device's pieces.
-      all_reduce: The algorithm that sums messages.
-    """
+    """Gathers the parameters as they are, with no gradient in flight."""
     shards, whole = trainable.shards, trainable.whole_params
     places = Places.here(settings.tx, whole, shards, settings.axis_name)
     forms = _gathered_forms(settings, whole, places)
@@ -313,10 +298,8 @@ def _specs(
     """Returns how the values before and after an exchange are split over inner axes.
 
     Args:
-      message: The message.
       start: The value before the exchange.
       forms: Shapes and dtypes of the arrays that are gathered.
-      places: Where the pieces lie.
     """
     exact = exact_specs(message)
     whole: Any = P()

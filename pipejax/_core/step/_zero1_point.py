@@ -33,14 +33,7 @@ from ._update import select
 def point(
     settings: Settings, kind_of: KindOf, state: PipelineState, in_flight: InFlight
 ) -> optax.Params:
-    """Returns the parameters at which this device takes its gradient.
-
-    Args:
-      settings: The settings of the step.
-      kind_of: Says how the update depends on gradients.
-      state: The state, with this device's pieces.
-      in_flight: This device's messages in flight.
-    """
+    """Returns the parameters at which this device takes its gradient."""
     trained = state.trainable
     gathered = jax.tree.map(
         lambda whole, own: whole.astype(own.dtype), trained.gathered, trained.params

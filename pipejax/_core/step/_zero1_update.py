@@ -31,8 +31,6 @@ class Between(NamedTuple):
       codes: Pieces of the slopes to gather, or `None`.
       steepest: Bounds of the slopes, or `None`.
       finite: Whether all reduced gradients and changes are finite.
-      changes: Sums of the changes of model state.
-      passengers: Sums of loss, metrics and weight.
     """
 
     params: optax.Params
@@ -81,14 +79,10 @@ def program_of(
     """Returns what a device does between the two halves of an exchange.
 
     Args:
-      settings: The settings of the step.
-      kind_of: Says how the update depends on gradients.
-      params: Shapes of the whole parameters.
       message: A message, or its shapes.
       mean: The mean that the state keeps, or its shapes.
       slopes: The slopes that the state keeps, or their shapes.
       behind: Number of messages that will be in flight after the update.
-      places: Where the pieces lie.
 
     Raises:
       NotElementwiseError: If the update needs more than pieces and sums.
@@ -143,12 +137,7 @@ def _between(
     Devices run this function on their pieces.
 
     Args:
-      settings: The settings of the step.
-      kind_of: Says how the update depends on gradients.
       learned: Parameters, optimizer state and applied mean before the update.
-      total: Sum of the messages of all devices.
-      valid: Which messages are real.
-      places: Where the pieces lie.
       sends: Whether devices will need slopes.
     """
     reduced = Reduced.of(total, valid.message)
@@ -180,7 +169,6 @@ def after_update(program: Program, places: Places) -> tuple[P, ...]:
     """Returns how an update leaves the optimizer state, as a spec for each leaf.
 
     Args:
-      program: The update, which returns a `Between`.
       places: Where the pieces lie before it.
 
     Raises:
@@ -203,11 +191,6 @@ def to_gather(program: Program, found: Between, places: Places) -> list[jax.Arra
 
     What follows from numbers alone, such as the slopes of a frozen parameter, is whole
     on every device.
-
-    Args:
-      program: The update, which returned `found`.
-      found: What an exchange has updated.
-      places: Where the pieces lie.
     """
     numbers = jax.tree.unflatten(program.tree, range(program.tree.num_leaves))
     at = [*jax.tree.leaves(numbers.ahead), *jax.tree.leaves(numbers.codes)]
