@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from pipejax._core.message import Message, codec_states
 from pipejax._core.step import PipelineState, Step, state_data_specs
 from pipejax._internal.mesh import AxisName, axes, inner_axes, on_mesh, on_mesh_by
+from pipejax._internal.types import CodecStates
 from pipejax.collectives import AllReduce
 
 
@@ -94,7 +95,7 @@ class StepConfig:
 
         return on_mesh_by(specs, local, self.mesh, self.axis_name)
 
-    def codec_states(self, like: Message, *, abstract: bool = False) -> Any:
+    def codec_states(self, like: Message, *, abstract: bool = False) -> CodecStates:
         """Returns the states of all devices' codecs before the first message.
 
         Args:

@@ -21,6 +21,7 @@ from pipejax._internal.jaxpr import (
     runner,
     value_of,
 )
+from pipejax._internal.types import ClosedJaxpr
 
 from ._flops import flops_of
 from ._scan import Operation, scan_operation
@@ -194,7 +195,7 @@ def _least(operations: list[Operation], start: int, flops: float) -> int:
     return len(operations)
 
 
-def _operations(closed: Any, names: dict[Any, Any]) -> Iterator[Operation]:
+def _operations(closed: ClosedJaxpr, names: dict[Any, Any]) -> Iterator[Operation]:
     """Yields the operations of a program, with the functions that it calls inlined.
 
     Args:

@@ -55,6 +55,7 @@ from pipejax._core.step import (
     without_trainable,
 )
 from pipejax._internal.mesh import on_mesh_by
+from pipejax._internal.types import Tree
 
 from ._config import StepConfig
 from ._own_collectives import OwnCollectiveError, check_no_own, spans_cpu_processes
@@ -198,7 +199,7 @@ class Host:
     def _begin(
         self,
         message: Message,
-        before: Any,
+        before: Tree,
         last: Any,
         filled: jax.Array,
         age: int,

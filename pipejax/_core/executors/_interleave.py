@@ -7,12 +7,13 @@ import numpy as np
 from jax import lax
 
 from pipejax._internal.keys import as_numbers
+from pipejax._internal.types import CodecStates, Tree
 from pipejax.collectives import Stages
 
 
 def interleave(
-    value: Any,
-    states: Any,
+    value: Tree,
+    states: CodecStates,
     stages: Stages,
     compute: Callable[..., Any],
     *args: Any,

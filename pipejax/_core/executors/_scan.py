@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
+from pipejax._internal.types import JaxprEqn
+
 from ._flops import flops_of
 
 
@@ -31,7 +33,7 @@ class Operation(NamedTuple):
 
 
 def scan_operation(
-    equation: Any, reads: tuple[Any, ...], writes: tuple[Any, ...]
+    equation: JaxprEqn, reads: tuple[Any, ...], writes: tuple[Any, ...]
 ) -> Operation:
     """Returns the scan of an equation as an operation."""
     params, outer, results = equation.params, equation.invars, equation.outvars

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 
 from pipejax._internal.mesh import AxisName
+from pipejax._internal.types import CodecStates
 from pipejax.collectives import AllReduce, Stages, run
 
 from ._message import Message
@@ -30,7 +31,7 @@ class Exchange(NamedTuple):
     end: Callable[[Any], Reduced]
     early: float = 0.5
 
-    def run(self, states: Any) -> tuple[Reduced, Any]:
+    def run(self, states: CodecStates) -> tuple[Reduced, Any]:
         """Runs all stages back to back.
 
         Args:

@@ -28,8 +28,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from pipejax._internal.shards import constrained
+from pipejax._internal.types import CodecStates, Tree
 
 from ._message import Message, with_constraints
 
@@ -56,12 +58,12 @@ class InFlight(NamedTuple):
 
     pending: tuple[Message, ...]
     filled: jax.Array
-    codec_states: Any
-    deviation: Any
+    codec_states: CodecStates
+    deviation: optax.Updates | None
 
 
 def empty(
-    like: Message, width: int, codec_states: Any, *, feeds_back: bool = False
+    like: Message, width: int, codec_states: CodecStates, *, feeds_back: bool = False
 ) -> InFlight:
     """Makes an empty queue for messages of a given form.
 
@@ -75,7 +77,7 @@ def empty(
       A queue of `width - 1` messages of zeros, none of which counts as real.
     """
 
-    def zeros(tree: Any) -> Any:
+    def zeros(tree: Tree) -> Any:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
 
     return InFlight(
@@ -158,7 +160,10 @@ def count(in_flight: InFlight) -> int:
 
 
 def shift(
-    in_flight: InFlight, fresh: Message, codec_states: Any, deviation: Any
+    in_flight: InFlight,
+    fresh: Message,
+    codec_states: CodecStates,
+    deviation: optax.Updates | None,
 ) -> InFlight:
     """Takes the oldest message off the queue and puts `fresh` at its end.
 
@@ -180,7 +185,7 @@ def at_width_1(in_flight: InFlight) -> InFlight:
     return in_flight._replace(pending=(), deviation=None)
 
 
-def emptied(in_flight: InFlight, codec_states: Any) -> InFlight:
+def emptied(in_flight: InFlight, codec_states: CodecStates) -> InFlight:
     """Returns the pipeline with nothing in flight, and with these codec states."""
     zeros = jax.tree.map(jnp.zeros_like, in_flight._replace(codec_states={}))
     pending, deviation = tuple(map(with_constraints, zeros.pending)), zeros.deviation

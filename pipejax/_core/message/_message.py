@@ -17,11 +17,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 from jax.typing import DTypeLike
 
 from pipejax._internal.ravel import working_dtype
 from pipejax._internal.shards import UNSHARDED, Shards, constrained
+from pipejax._internal.types import Tree
 
 
 @functools.partial(
@@ -44,7 +46,7 @@ class Passengers:
 
     @classmethod
     def of(
-        cls, loss: jax.Array, metrics: Any, weight: jax.Array | None = None
+        cls, loss: jax.Array, metrics: Tree, weight: jax.Array | None = None
     ) -> "Passengers":
         """Collects the scalars of a loss, metrics and a weight into one vector."""
         leaves, form = jax.tree.flatten(metrics)
@@ -92,7 +94,7 @@ class Message(NamedTuple):
       shards: How a group of devices shards gradients and changes.
     """
 
-    gradients: Any
+    gradients: optax.Updates
     changes: Any = None
     passengers: Any = None
     shards: Shards = UNSHARDED
@@ -136,7 +138,7 @@ def mean(total: jax.Array, message: Message, devices: int) -> jax.Array:
     return (total.astype(wide) / weight).astype(total.dtype)
 
 
-def travelling(tree: Any, dtype: DTypeLike | None) -> Any:
+def travelling(tree: Tree, dtype: DTypeLike | None) -> Tree:
     """Casts arrays to the dtype in which they travel, and makes scalars vectors.
 
     Complex numbers travel as pairs of real numbers, along an axis at the end.
@@ -154,7 +156,7 @@ def travelling(tree: Any, dtype: DTypeLike | None) -> Any:
     return jax.tree.map(one, tree)
 
 
-def mean_as(sums: Any, like: Any, message: Message, devices: int) -> Any:
+def mean_as(sums: Any, like: Any, message: Message, devices: int) -> Tree:
     """Undoes `travelling` on sums: returns means with the shapes and dtypes of `like`.
 
     They are cast after the division, because a float16 mean may have a sum that float16

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pipejax._internal.jaxpr import Constant, Equation, inlined, name_of, runner
+from pipejax._internal.types import ClosedJaxpr, JaxprEqn, Tree
 
 from ._program import Level, Operation, Program
 from ._rules import (
@@ -49,7 +50,9 @@ def on_pieces(
     return _of(closed, splits, devices, jax.tree.structure(shape))
 
 
-def _of(closed: Any, splits: Sequence[Split], devices: Devices, tree: Any) -> Program:
+def _of(
+    closed: ClosedJaxpr, splits: Sequence[Split], devices: Devices, tree: Tree
+) -> Program:
     """Returns a traced function as a program for pieces."""
     planner = _Planner(devices)
     inputs = tuple(object() for _ in closed.jaxpr.invars)
@@ -79,7 +82,7 @@ class _Planner:
         self.known: dict[Any, tuple[Split, int]] = {}
         self.uniform: dict[Any, tuple[Any, tuple[int, ...]]] = {}
 
-    def inline(self, closed: Any, args: Sequence[Any]) -> tuple[Any, ...]:
+    def inline(self, closed: ClosedJaxpr, args: Sequence[Any]) -> tuple[Any, ...]:
         """Adds all operations of a traced function, and returns its results."""
         names = dict(zip(closed.jaxpr.invars, args, strict=True))
         found: dict[Any, Any] = {}  # names of the traced function to names of `self`
@@ -137,7 +140,9 @@ class _Planner:
         self.levels[level].forms.append(form)
         return self._add(level + 1, results, lambda x: [finish(x)], rule.splits)
 
-    def _all_branches(self, equation: Any, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _all_branches(
+        self, equation: JaxprEqn, reads: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
         """Adds all branches of a `lax.cond`, and a choice between their results.
 
         This is for branches that sum over devices. Sums end levels, and there is no
@@ -194,14 +199,14 @@ class _Planner:
         return writes
 
 
-def _is_uniform(equation: Any) -> bool:
+def _is_uniform(equation: JaxprEqn) -> bool:
     """Returns whether an equation makes an array from one number."""
     if equation.primitive.name != "broadcast_in_dim":
         return False
     return len(equation.invars) == 1 and not equation.invars[0].aval.ndim
 
 
-def _keeps_equal(equation: Any) -> bool:
+def _keeps_equal(equation: JaxprEqn) -> bool:
     """Returns whether an operation makes equal elements from equal elements.
 
     It then does to numbers what it does to arrays of one shape. Some bitcasts change
@@ -213,7 +218,7 @@ def _keeps_equal(equation: Any) -> bool:
 
 
 def _branches(
-    equation: Any, splits: Sequence[Split], devices: Devices
+    equation: JaxprEqn, splits: Sequence[Split], devices: Devices
 ) -> list[Program]:
     """Returns the branches of a `lax.cond` as programs for pieces."""
     if is_split(splits[0]):

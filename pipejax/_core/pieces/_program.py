@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 
 from pipejax._internal.jaxpr import value_of
+from pipejax._internal.types import Tree
 
 from ._rules import Split
 
@@ -61,7 +62,7 @@ class Program:
     handed: tuple[tuple[Any, ...], ...]
     results: tuple[Any, ...]
     splits: tuple[Split, ...]
-    tree: Any
+    tree: Tree
 
     def run(self, level: int, value: list[Any]) -> list[Any]:
         """Runs the operations of a level.

@@ -52,7 +52,7 @@ class Own(NamedTuple):
       usable: Whether the gradients are finite and their weight is not 0.
     """
 
-    gradients: Any
+    gradients: optax.Updates
     loss: jax.Array
     real: jax.Array
     usable: jax.Array
@@ -68,10 +68,12 @@ class Kind(NamedTuple):
 
     name: Literal["linear", "elementwise", "mixing"]
     params: bool
-    opt_state: Any
+    opt_state: optax.OptState
 
 
-def kind_of(update: Update, params: Any, opt_state: Any, count: int) -> Kind:
+def kind_of(
+    update: Update, params: optax.Params, opt_state: optax.OptState, count: int
+) -> Kind:
     """Returns how an optimizer's update depends on gradients.
 
     Args:
@@ -80,10 +82,15 @@ def kind_of(update: Update, params: Any, opt_state: Any, count: int) -> Kind:
     losses = [jax.ShapeDtypeStruct((), jnp.float32)] * count
     gradients = [params] * count
 
-    def change(gradients: Any, params: Any, opt_state: Any, losses: Any) -> Any:
+    def change(
+        gradients: optax.Updates,
+        params: optax.Params,
+        opt_state: optax.OptState,
+        losses: Any,
+    ) -> Any:
         return changed(update, params, opt_state, gradients, losses, [True] * count)
 
-    def slopes(gradients: Any, *rest: Any) -> Any:
+    def slopes(gradients: optax.Updates, *rest: Any) -> Any:
         return expanded(lambda *g: change(g, *rest), gradients)[1]
 
     rest = params, opt_state, losses
@@ -101,8 +108,8 @@ def kind_of(update: Update, params: Any, opt_state: Any, count: int) -> Kind:
 
 def changed(
     update: Update,
-    params: Any,
-    opt_state: Any,
+    params: optax.Params,
+    opt_state: optax.OptState,
     gradients: Sequence[Any],
     losses: Sequence[Any],
     taken: Sequence[Any],
@@ -132,8 +139,8 @@ def changed(
 def predicted(
     kind: Kind,
     update: Update,
-    params: Any,
-    opt_state: Any,
+    params: optax.Params,
+    opt_state: optax.OptState,
     mean: Mean,
     own: Sequence[Own],
 ) -> Any:
@@ -160,7 +167,7 @@ def predicted(
         change = changed(update, params, opt_state, blends, losses, taken)
         return _moved(params, _finite(change))
 
-    def change_by(*gradients: Any) -> Any:
+    def change_by(*gradients: optax.Updates) -> Any:
         return changed(update, params, opt_state, gradients, losses, taken)
 
     found = expansion(change_by, means)
@@ -176,8 +183,8 @@ def predicted(
 def anchored(
     kind: Kind,
     update: Update,
-    params: Any,
-    opt_state: Any,
+    params: optax.Params,
+    opt_state: optax.OptState,
     mean: Mean,
     behind: Sequence[jax.Array],
     dtype: DTypeLike,
@@ -202,7 +209,7 @@ def anchored(
         m = like(mean.gradients, params)
         taken = [real & mean.known for real in behind]
 
-    def change_by(*gradients: Any) -> Any:
+    def change_by(*gradients: optax.Updates) -> Any:
         losses = [mean.loss] * count
         return changed(update, params, opt_state, gradients, losses, taken)
 
@@ -262,7 +269,7 @@ def expansion(
     return Expansion(change, found, steepest)
 
 
-def like(gradients: Any, params: Any) -> Any:
+def like(gradients: optax.Updates, params: optax.Params) -> Any:
     """Returns gradients in the dtypes of the parameters."""
     return jax.tree.map(lambda g, w: g.astype(w.dtype), gradients, params)
 
@@ -293,6 +300,6 @@ def _finite(change: Any) -> Any:
     return jax.tree.map(lambda u: jnp.where(jnp.isfinite(u), u, 0), change)
 
 
-def _moved(params: Any, change: Any) -> Any:
+def _moved(params: optax.Params, change: Any) -> Any:
     """Returns the parameters after a change, in their own dtypes."""
     return jax.tree.map(lambda w, u: (w + u).astype(w.dtype), params, change)

@@ -1,17 +1,24 @@
 """Warns if the devices of a group all do the same work."""
 
 import warnings
-from typing import Any
+
+import optax
 
 from pipejax._internal.shards import Shards, group_axes, split_axes
 from pipejax._internal.traced_axes import constrained_axes
+from pipejax._internal.types import Keys, ModelState
 
 from ._batch import Batch
 from ._loss import Loss, full_form
 
 
 def warn_of_unused_axes(
-    loss_fn: Loss, params: Any, model_state: Any, rng: Any, batch: Batch, shards: Shards
+    loss_fn: Loss,
+    params: optax.Params,
+    model_state: ModelState,
+    rng: Keys,
+    batch: Batch,
+    shards: Shards,
 ) -> None:
     """Warns of inner axes along which all devices hold and compute the same.
 

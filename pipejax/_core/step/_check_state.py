@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from pipejax._core.checks import check_opt_state, is_array
 from pipejax._core.message import InFlight, Message, width_of
 from pipejax._internal.structures import difference, paths
+from pipejax._internal.types import Leaf
 
 from ._gradient import empty_message
 from ._state import PipelineState
@@ -92,7 +93,7 @@ def check_optimizer_of(state: PipelineState, tx: optax.GradientTransformation) -
     check_opt_state(tx, whole, state.opt_state, "state.opt_state", _GO_ON)
 
 
-def _is_deleted(leaf: Any) -> bool:
+def _is_deleted(leaf: Leaf) -> bool:
     """Returns whether `leaf` is an array whose buffer is gone."""
     # This runs for every leaf in every step. `isinstance(leaf, jax.Array)` takes three
     # times as long.

@@ -11,6 +11,7 @@ from pipejax._core.checks import check_keywords
 from pipejax._core.message import InFlight, Message
 from pipejax._core.prediction import Mean
 from pipejax._internal.shards import Shards
+from pipejax._internal.types import Keys
 
 from ._batch import Batch
 from ._check_inner import warn_of_unused_axes
@@ -67,7 +68,7 @@ def compute(
     return message, Computed(after, rng, state.step + 1)
 
 
-def _split(rng: Any, place: jax.Array) -> tuple[Any, Any]:
+def _split(rng: Keys, place: jax.Array) -> tuple[Any, Any]:
     """Returns the keys for the next step, and this device's keys for this step.
 
     Args:

@@ -32,9 +32,10 @@ import jax.numpy as jnp
 from pipejax._core.message import InFlight, Message, Reduced, mean_as, valid
 from pipejax._internal.shards import Shards, constrained
 from pipejax._internal.structures import paths
+from pipejax._internal.types import Leaf, ModelState, Tree
 
 
-def averaged(leaf: Any) -> bool:
+def averaged(leaf: Leaf) -> bool:
     """Returns whether changes of a leaf of the model state are averaged over devices.
 
     Dtypes of fewer than 16 bits, in which no sum is exact, are not averaged.
@@ -45,8 +46,12 @@ def averaged(leaf: Any) -> bool:
 
 
 def model_state_ahead(
-    model_state: Any, in_flight: InFlight, shards: Shards, *, skip_nonfinite: bool
-) -> Any:
+    model_state: ModelState,
+    in_flight: InFlight,
+    shards: Shards,
+    *,
+    skip_nonfinite: bool,
+) -> ModelState:
     """Returns the model state to which this device's own changes in flight lead.
 
     Args:
@@ -67,7 +72,9 @@ def model_state_ahead(
     return constrained(model_state, shards.model_state)
 
 
-def changes_of(after: Any, before: Any, unchanged: tuple[bool, ...], room: Any) -> Any:
+def changes_of(
+    after: Tree, before: Tree, unchanged: tuple[bool, ...], room: Tree
+) -> Tree:
     """Returns the change of each averaged leaf, and `None` in place of other leaves.
 
     A leaf that the loss function returns unchanged has no change, unless the queue has
@@ -98,14 +105,14 @@ def changes_of(after: Any, before: Any, unchanged: tuple[bool, ...], room: Any) 
     )
 
 
-def every_change(model_state: Any) -> Any:
+def every_change(model_state: ModelState) -> Tree:
     """Returns a change of zero for each averaged leaf, and `None` for other leaves."""
     return jax.tree.map(
         lambda x: jnp.zeros(x.shape, x.dtype) if averaged(x) else None, model_state
     )
 
 
-def moved(model_state: Any, after: Any, changes: Any) -> Any:
+def moved(model_state: ModelState, after: Tree, changes: Tree) -> ModelState:
     """Returns `model_state` with the mean `changes` added to the leaves that have one.
 
     Args:
@@ -124,7 +131,7 @@ def moved(model_state: Any, after: Any, changes: Any) -> Any:
     return jax.tree.map(leaf, changes, model_state, after, is_leaf=lambda d: d is None)
 
 
-def unmoved(model_state: Any, after: Any) -> Any:
+def unmoved(model_state: ModelState, after: Tree) -> ModelState:
     """Returns the model state after a step that applies no change.
 
     Args:
@@ -133,7 +140,7 @@ def unmoved(model_state: Any, after: Any) -> Any:
     return moved(model_state, after, jax.tree.map(lambda _: None, model_state))
 
 
-def mean_changes(message: Message, model_state: Any, devices: int) -> Any:
+def mean_changes(message: Message, model_state: ModelState, devices: int) -> Tree:
     """Returns the mean changes over devices, whatever the weights of the devices."""
     like = jax.tree.map(
         lambda d, s: None if d is None else s,
@@ -145,7 +152,7 @@ def mean_changes(message: Message, model_state: Any, devices: int) -> Any:
     return mean_as(message.changes, like, unweighted, devices)
 
 
-def with_changes(shards: Shards, model_state: Any, changes: Any) -> Shards:
+def with_changes(shards: Shards, model_state: ModelState, changes: Tree) -> Shards:
     """Returns how a group shards a message that has these changes.
 
     Args:
@@ -161,7 +168,7 @@ def with_changes(shards: Shards, model_state: Any, changes: Any) -> Shards:
     return dataclasses.replace(shards, changes=specs)
 
 
-def warn_of_zeros(changes: Any, before: Any, unchanged: tuple[bool, ...]) -> None:
+def warn_of_zeros(changes: Tree, before: Tree, unchanged: tuple[bool, ...]) -> None:
     """Warns of changes that are always zero, but travel because the queue has room.
 
     Must be called while a step is traced, and so warns once for each program.
@@ -185,7 +192,7 @@ def warn_of_zeros(changes: Any, before: Any, unchanged: tuple[bool, ...]) -> Non
         )
 
 
-def _check_averaged(path: Any, leaf: Any, *, same: bool) -> None:
+def _check_averaged(path: Any, leaf: Leaf, *, same: bool) -> None:
     """Raises a `ValueError` for a changed leaf of too few bits to be averaged."""
     small = jnp.issubdtype(leaf.dtype, jnp.inexact) and not averaged(leaf)
     if small and not same:

@@ -31,6 +31,7 @@ from pipejax._internal.mesh import AxisName, axes
 from pipejax._internal.ravel import working_dtype
 from pipejax._internal.shards import constrained
 from pipejax._internal.traced_axes import collective_axes
+from pipejax._internal.types import Keys, ModelState, Tree
 
 from ._loss import Loss, Unchanged
 from ._model_state import averaged
@@ -47,18 +48,18 @@ class Part(NamedTuple):
       weight: float32 scalar, or `None` if the loss function returns no weight.
     """
 
-    gradients: Any
+    gradients: optax.Updates
     loss: jax.Array
-    metrics: Any
+    metrics: Tree
     weight: jax.Array | None
 
 
 def part_of(
     full: Loss,
     params: optax.Params,
-    batch: Any,
-    model_state: Any,
-    rng: Any,
+    batch: Tree,
+    model_state: ModelState,
+    rng: Keys,
     *,
     axis_name: AxisName,
     specs: tuple[P, ...],
@@ -105,7 +106,7 @@ def part_of(
     return Part(gradients, wide, metrics, weight), after, returned.unchanged
 
 
-def together(gradients: Any, each: Part) -> Part:
+def together(gradients: optax.Updates, each: Part) -> Part:
     """Returns what m microbatches add: their mean, or their sum if there are weights.
 
     Args:
@@ -120,7 +121,7 @@ def together(gradients: Any, each: Part) -> Part:
     return means._replace(gradients=jax.tree.map(lambda g: g / count, gradients))
 
 
-def _times(weight: jax.Array, tree: Any, nothing: jax.Array) -> Any:
+def _times(weight: jax.Array, tree: Tree, nothing: jax.Array) -> Any:
     """Multiplies arrays by a weight; sets to 0, even if NaN, what `nothing` selects."""
 
     def times(x: jax.Array) -> jax.Array:

@@ -18,6 +18,7 @@ from pipejax._internal.shards import (
     shard_form,
     together,
 )
+from pipejax._internal.types import Tree
 
 from ._state import specs_over
 
@@ -41,16 +42,16 @@ class Places(NamedTuple):
     data: int
     params: tuple[P, ...]
     params_inside: tuple[P, ...]
-    opt_state: Any
+    opt_state: optax.OptState
     opt_state_inside: Any
     opt_state_cuts: tuple[int | None, ...]
-    whole_opt_state: Any
+    whole_opt_state: optax.OptState
 
     @classmethod
     def of(
         cls,
         tx: optax.GradientTransformation,
-        params: Any,
+        params: optax.Params,
         shards: Shards,
         axis_name: AxisName,
         sizes: Any,
@@ -144,7 +145,7 @@ def split_of(spec: P, ndim: int) -> Split:
     return (*entries, *[()] * (ndim - len(entries)))
 
 
-def spec_leaves(tree: Any) -> list[P]:
+def spec_leaves(tree: Tree) -> list[P]:
     """Returns the partition specs of a pytree."""
     return jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, P))
 

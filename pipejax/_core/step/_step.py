@@ -28,6 +28,7 @@ from pipejax._core.message import Exchange, InFlight, Message, Reduced, Valid
 from pipejax._core.prediction import CODE
 from pipejax._internal.mesh import AxisName
 from pipejax._internal.shards import Shards
+from pipejax._internal.types import Keys, ModelState
 from pipejax.collectives import AllReduce
 
 from ._batch import Batch
@@ -69,8 +70,8 @@ class Settings:
 class Computed(NamedTuple):
     """The values that `compute` leaves for the update of the same step."""
 
-    model_state: Any
-    rng: Any
+    model_state: ModelState
+    rng: Keys
     step: jax.Array
 
 

@@ -21,6 +21,7 @@ from pipejax._core.checks import check_kept_form
 from pipejax._core.message import Message, Reduced, mean, mean_as
 from pipejax._core.prediction import Mean
 from pipejax._internal.traced_axes import collective_axes
+from pipejax._internal.types import Tree
 
 from ._info import StepInfo
 from ._model_state import mean_changes, moved, unmoved
@@ -56,7 +57,7 @@ def apply(
 def applied(
     settings: Settings,
     state: PipelineState,
-    after: Any,
+    after: Tree,
     reduced: Reduced,
     *,
     devices: int,
@@ -119,8 +120,8 @@ def decided(reduced: Reduced, *, skip_nonfinite: bool) -> tuple[jax.Array, jax.A
 
 def advanced(
     tx: optax.GradientTransformation,
-    params: Any,
-    opt_state: Any,
+    params: optax.Params,
+    opt_state: optax.OptState,
     applied: Mean | None,
     message: Message,
     devices: int,
@@ -216,6 +217,6 @@ def _info(message: Message, arrived: jax.Array, devices: int) -> StepInfo:
     )
 
 
-def select(predicate: jax.Array, new: Any, old: Any) -> Any:
+def select(predicate: jax.Array, new: Any, old: Any) -> Tree:
     """Returns the leaves of `new` if `predicate` is true, and those of `old` if not."""
     return jax.tree.map(lambda n, o: jnp.where(predicate, n, o), new, old)

@@ -31,6 +31,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 
 from pipejax._core.message import (
     Exchange,
@@ -44,6 +45,7 @@ from pipejax._core.message import (
 from pipejax._core.pieces import NotElementwiseError, stages_of
 from pipejax._core.prediction import CODE, Mean, Slopes, of_words, to_words, word_form
 from pipejax._internal.shards import Shards, as_on_shards
+from pipejax._internal.types import CodecStates, Leaf, Tree
 from pipejax.collectives import (
     AllReduce,
     Local,
@@ -76,7 +78,7 @@ from ._zero1_update import (
 
 
 def zero1_step(settings: Settings) -> Step:
-    """Returns the step in which each device keeps and updates pieces of the optimizer."""
+    """Returns the step in which devices keep and update pieces of the optimizer."""
     kind_of = kinds(settings)
     begin = functools.partial(_empty_mean, settings, kind_of)
     at = functools.partial(point, settings, kind_of)
@@ -209,16 +211,16 @@ def _exchange(
         forms = [*forms, *map(word_form, codes * behind)]
         gather = ReduceScatterAllGather(all_reduce, shards.cuts * (1 + behind))
 
-    def enter(value: Any, states: Any) -> tuple[Any, Any]:
+    def enter(value: Tree, states: CodecStates) -> tuple[Any, Any]:
         sums, rest = value
         return program.run(0, jax.tree.leaves((sums, rest))), states
 
-    def leave(value: Any, states: Any) -> tuple[Any, Any]:
+    def leave(value: Tree, states: CodecStates) -> tuple[Any, Any]:
         found = program.result(value)
         sent = tuple(map(to_words, to_gather(program, found, places)))
         return (sent, found._replace(ahead=None, codes=None)), states
 
-    def end(value: Any) -> Reduced:
+    def end(value: Tree) -> Reduced:
         gathered, found = value
         structure, count = jax.tree.structure(trainable.params), len(shards.cuts)
         ahead, *codes = (
@@ -276,7 +278,7 @@ def _gather(
     return trainable._replace(gathered=jax.tree.unflatten(structure, gathered))
 
 
-def _slope_dtype(settings: Settings, leaf: Any) -> Any:
+def _slope_dtype(settings: Settings, leaf: Leaf) -> DTypeLike:
     """Returns the dtype in which the slopes of a parameter are gathered."""
     return CODE if settings.slope_dtype == CODE else leaf.dtype
 

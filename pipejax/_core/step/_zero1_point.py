@@ -83,7 +83,7 @@ def _slopes(
     known, real = _known(trained.opt_state, places), valid(in_flight)
     losses = [jnp.float32(0)] * len(real)
 
-    def change(*gradients: Any) -> Any:
+    def change(*gradients: optax.Updates) -> Any:
         return changed(update_of(settings), zeros, known, gradients, losses, real)
 
     return expanded(change, [zeros] * len(real))[1]

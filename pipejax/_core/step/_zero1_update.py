@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 
 from pipejax._core.message import Message, Reduced, Valid, layout_of, message_of
 from pipejax._core.pieces import NotElementwiseError, Program, on_pieces
 from pipejax._core.prediction import Kind, Mean, Slopes, anchored
 from pipejax._internal.shards import UNSHARDED
+from pipejax._internal.types import Leaf, Specs, Tree
 from pipejax.collectives import Summands
 
 from ._loss import is_floating
@@ -40,11 +42,11 @@ class Between(NamedTuple):
     codes: Any
     steepest: Any
     finite: jax.Array
-    changes: Any
+    changes: Tree
     passengers: Any
 
 
-def gathered_dtype(settings: Settings, leaf: Any) -> Any:
+def gathered_dtype(settings: Settings, leaf: Leaf) -> DTypeLike:
     """Returns the dtype in which a parameter is gathered."""
     if settings.compute_dtype is None or not is_floating(leaf):
         return leaf.dtype
@@ -207,7 +209,7 @@ def to_gather(program: Program, found: Between, places: Places) -> list[jax.Arra
     return list(map(piece, at, arrays, specs))
 
 
-def means_of(specs: Any) -> Any:
+def means_of(specs: Specs) -> Specs:
     """Returns the specs of a mean whose gradients are split by `specs`."""
     whole: Any = P()
     return Mean(specs, whole, whole)
