@@ -116,6 +116,7 @@ def planned(config: StepConfig, given: Given, batch: Tree) -> Plan:
     shards = _given_shards(config, given, forms)
     _check_optimizer(config, given)
     like = _message_form(config, forms, batch, shards)
+    # With a sharded optimizer, the form of the message decides how the state is split.
     shards = config.step.layout(forms.params, like, config.mesh)
     like = like._replace(shards=shards)
     make = _maker(config, forms, like)

@@ -139,6 +139,7 @@ class Fused:
         The body is the recursion of the pipeline, from top to bottom.
         """
         config, step, trained = self.config, self.config.step, state.trainable
+        # Only the oldest message may be overwritten, so it is an argument of its own.
         in_flight = leaving._replace(pending=(*leaving.pending, *staying))
         before, sums_by = in_flight.codec_states, config.sums_by
         real = valid_in_step(in_flight.filled, config.width - 1)
@@ -158,6 +159,8 @@ class Fused:
                 early=exchange.early,
             )
             reduced = exchange.end(value)
+            # Codecs keep their states where nothing is applied, as if nothing had been
+            # sent.
             after = reduced.settled(after, before)
         state, info = step.apply(state, computed, reduced)
         apart = deviation(in_flight, reduced, config.axis_name)

@@ -113,7 +113,12 @@ class Host:
         # The program of the update neither reads nor returns it.
         trained, total = total.updated, total._replace(updated=None)
         before = states, trained
+        # The reduction that is now the oldest starts from what this step returns. The
+        # next step compares it with its state, to see whether the reduction is of this
+        # run.
         self._begun[:] = [x._replace(before=before) for x in others[:1]] + others[1:]
+        # A program may overwrite its state. The pieces that the thread works on must
+        # not be in it.
         due, rest = _due(in_flight), without_trainable(own) if sharded else own
         self._check_no_own(self._update, rest, computed, total, due)
         rest, queue, info = self._update(rest, computed, total, due)
@@ -132,6 +137,8 @@ class Host:
         sharded = self.config.step.shards_optimizer
         empty = self._emptied(_bare(in_flight))
         # All sums are there before the first program overwrites a donated state.
+        # Every message is summed, also the zeros of a pipeline that is not full: all
+        # processes launch the same collectives.
         begun = self._reductions(state, in_flight.pending, empty)
         sums = [self._result(reduction) for reduction in begun]
         states, infos = sums[-1][1] if sums else in_flight.codec_states, []

@@ -59,6 +59,7 @@ def scan_operation(
                 out = body(*consts, *state, *x)
                 return list(out[:carried]), list(out[carried:])
 
+            # A reversed scan takes its iterations from the end of the stacked arrays.
             rows = slice(start, stop)
             if params["reverse"]:
                 rows = slice(length - stop, length - start)
@@ -70,6 +71,7 @@ def scan_operation(
                 reverse=params["reverse"],
                 unroll=params.get("unroll", 1),
             )
+            # The stacked results of both parts lie in the order of the iterations.
             if done:
                 order = -1 if params["reverse"] else 1
                 pairs = zip(done, ys, strict=True)
@@ -77,10 +79,13 @@ def scan_operation(
             return [*state, *ys]
 
         def halves(fraction: float) -> list[Operation]:
+            # At least one iteration stays on either side.
             k = start + round(fraction * (stop - start))
             k = min(max(k, start + 1), stop - 1)
             middle = tuple(object() for _ in writes)
             consts, _, xs, _ = _split(reads, fixed, carried, along)
+            # The second part reads the same constants and stacked inputs, the carry of
+            # the first part, and the rows that it has stacked.
             after = (*consts, *middle[:carried], *xs, *middle[carried:])
             return [part(start, k, reads, middle), part(k, stop, after, writes)]
 

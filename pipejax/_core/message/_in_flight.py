@@ -122,6 +122,8 @@ def valid_in_step(filled: jax.Array, length: int, age: int = 0) -> Valid:
       length: The length of the queue, K-1.
       age: The place of the message in the queue now. 0 is the oldest.
     """
+    # Until the message is due, `age` fresh ones enter the queue, and one with the step
+    # that makes room for it.
     then = entered(filled, length, age + 1)[0]
     return Valid(filled[0] >= length - age, _valid(then, length))
 

@@ -104,9 +104,14 @@ class _Planner:
         equation = found.equation
         if equation.primitive.name == "reshard":
             return reads  # Pieces lie where they are, whatever an array's sharding is.
+        # An operation belongs to the first level in which all of its operands are
+        # there.
         places = [self.place(name) for name in reads]
         level = max((level for _, level in places), default=0)
         splits = [split for split, _ in places]
+        # In place of uniform arrays, element-wise operations read the numbers that fill
+        # them: the zeros of a frozen parameter then cost no memory in the shape of the
+        # parameter.
         numbers = tuple(self.uniform.get(name, (name,))[0] for name in reads)
         if _is_uniform(equation):
             return self._uniform(level, numbers, equation.outvars)
@@ -115,6 +120,8 @@ class _Planner:
             run = functools.partial(on_elements, equation)
             made = self._add(level, numbers, run, scalars)
             return self._uniform(level, made, equation.outvars)
+        # Element by element, a number broadcasts against pieces. Any other operation
+        # needs the array.
         if is_elementwise(equation, splits):
             reads = numbers
         else:
@@ -130,6 +137,8 @@ class _Planner:
             rule = _condition(branches, self.devices)
         else:
             rule = rule_of(equation, splits, self.devices)
+        # A rule that needs a sum over devices leaves this device's part of it. The sum
+        # ends the level, and what needs it is in the next one.
         results = self._add(level, reads, rule.run, rule.splits)
         if rule.total is None:
             return results
@@ -150,6 +159,8 @@ class _Planner:
         """
         which, *operands = reads
         branches = equation.params["branches"]
+        # All branches run, and their sums share levels: no device waits in a branch
+        # that another device does not take.
         cases = zip(*(self.inline(each, operands) for each in branches), strict=True)
         chosen: list[Any] = []
         for variable, names in zip(equation.outvars, cases, strict=True):
@@ -236,6 +247,7 @@ def _condition(branches: Sequence[Program], devices: Devices) -> Rule:
     """
     joint: list[Split] = []
     for found in zip(*(branch.splits for branch in branches), strict=True):
+        # A whole result in one branch is cut like the split result of another.
         kinds = {split for split in found if is_split(split)} or {found[0]}
         if len(kinds) > 1:
             raise NotElementwiseError("cond of arrays split apart")
@@ -275,6 +287,8 @@ def _handed(
         }
         wanted |= {name for name in results if not isinstance(name, Constant)}
         summed = set(level.sums)
+        # The sums come first, because a collective stands between two levels and
+        # replaces them alone.
         others = [n for n in dict.fromkeys(written) if n in wanted and n not in summed]
         handed.append((*level.sums, *others))
     return tuple(handed)

@@ -96,6 +96,8 @@ def kind_of(
     rest = params, opt_state, losses
     if not works_elementwise(change, gradients, *rest):
         return Kind("mixing", True, jax.tree.map(lambda _: True, opt_state))
+    # If P depends on neither gradients (0) nor losses (3), U is linear in the
+    # gradients, unless it jumps, as `sign` does, whose derivative is 0 everywhere.
     found = reads(slopes, gradients, *rest)
     jumps = reads(change, gradients, *rest).jumps[0]
     bent = any(jax.tree.leaves((found.any[0], found.any[3], jumps)))
@@ -128,6 +130,8 @@ def changed(
         moved = optax.apply_updates(params, updates)
         sums = updates if total is None else jax.tree.map(jnp.add, total, updates)
         before = jax.tree.map(jnp.zeros_like, updates) if total is None else total
+        # What is not real leaves parameters and state, so that later updates begin
+        # there.
         total, params, opt_state = jax.tree.map(
             lambda new, old, made=made: jnp.where(made, new, old),
             (sums, moved, state),
@@ -155,8 +159,12 @@ def predicted(
       own: This device's gradients in flight, oldest first.
     """
     known = mean.known
+    # Before the first mean, the own gradient takes its place. `g - m` is then 0, and
+    # the prediction is U of the own gradient.
     last = like(mean.gradients, params)
     losses = [jnp.where(known, mean.loss, each.loss) for each in own]
+    # A gradient that is not usable still moves moments by m, as the mean in flight
+    # will.
     taken = [each.real & (known | each.usable) for each in own]
     means = [_either(known, last, each.gradients) for each in own]
     if kind.name == "mixing":
@@ -171,6 +179,8 @@ def predicted(
         return changed(update, params, opt_state, gradients, losses, taken)
 
     found = expansion(change_by, means)
+    # The first-order term of each gradient in flight, with 0 for one that is not
+    # usable.
     change = found.change
     for each, m, slope in zip(own, means, found.slopes, strict=True):
         own_or_0 = _either(each.usable, each.gradients, jax.tree.map(jnp.zeros_like, m))
@@ -222,6 +232,8 @@ def anchored(
     )
     slopes = Slopes(codes, found.steepest)
     change = found.change
+    # Devices will add `P g` with the P that they decode. The rounding of P then cancels
+    # where g is m.
     for slope in slopes.decoded():
         change = jax.tree.map(lambda u, p, a: u - p * a, change, slope, m)
     return _moved(params, change), slopes
@@ -255,6 +267,8 @@ def expansion(
     """
     value, slopes = expanded(change_by, means)
     change = _finite(value)
+    # At m, an update of Adam is m / sqrt(v), so that |U| / |m| is the root mean square
+    # of its slopes, weighted by m.
     steepest = tuple(jax.tree.map(_steepest, change, m) for m in means)
 
     def one(slope: jax.Array, value: jax.Array, most: jax.Array) -> jax.Array:

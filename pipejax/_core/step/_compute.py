@@ -60,6 +60,8 @@ def compute(
     model_state = model_state_ahead(
         state.model_state, in_flight, shards, skip_nonfinite=settings.skip_nonfinite
     )
+    # A queue has room for the changes that `init` has seen. Others would change its
+    # form.
     room = in_flight.pending[0].changes if in_flight.pending else None
     message, after = local_message(
         settings, params, model_state, key, batch, shards, room

@@ -71,6 +71,8 @@ class Places(NamedTuple):
         inside = shards.params or (P(),) * len(cuts)
         split = tuple(map(together, inside, cuts))
         whole = jax.eval_shape(tx.init, params)
+        # The first guess is by path and shape. `zero1_step` plans the update to find
+        # the rest.
         specs = shards.opt_state or spec_leaves(optimizer_specs(whole, params, split))
         data = (over(spec, axes(axis_name)) for spec in specs)
         return cls(

@@ -112,6 +112,7 @@ def by_own(
     Args:
       state: The state, with the whole parameters and optimizer state.
     """
+    # The updates are predictions, and must not replace the mean that was applied.
     state = state._replace(trainable=state.trainable._replace(mean=None))
     several = lax.axis_size(settings.axis_name) > 1
     messages = _expected(settings.deviation_feedback, in_flight)

@@ -96,6 +96,7 @@ def applied(
         found = lax.cond(applies, update, hold)
     else:
         found = select(applies, update(), hold())
+    # `gathered` and `slopes` change in the exchange alone, and pass by the branch.
     params, opt_state, mean, model_state = found
     skipped = state.skipped + skips.astype(jnp.int32)
     info = _info(message, reduced.counts, devices)

@@ -112,6 +112,7 @@ def _layout(
       ValueError: If devices cannot update their pieces by themselves.
     """
     shards, tx = message.shards, settings.tx
+    # Ends, because an array is only ever split further, and has few axes.
     while True:
         places = Places.of(tx, params, shards, settings.axis_name, mesh.shape)
         given = params, message, None, None, 0, places
@@ -197,6 +198,7 @@ def _exchange(
     """
     name, shards, whole = settings.axis_name, message.shards, trainable.whole_params
     places, behind = Places.here(settings.tx, whole, shards, name), len(valid.behind)
+    # The update is planned for a single device of a group, which runs it on its shards.
     with as_on_shards() if shards else contextlib.nullcontext():
         kept = trainable.mean, trainable.slopes
         program = program_of(settings, kind_of, whole, message, *kept, behind, places)
@@ -206,6 +208,8 @@ def _exchange(
     if shards:
         halved, layout = halved.of_one_device(sizes), halved.shard(layout, sizes)
     forms, gather = _gathered_forms(settings, whole, places), halved
+    # Codes of 8 bits travel as 32-bit words beside the parameters, in the same
+    # collective of each array.
     if sends := sends_slopes(trainable.slopes, behind):
         codes = [x.update(dtype=_slope_dtype(settings, x)) for x in forms]
         forms = [*forms, *map(word_form, codes * behind)]
@@ -244,6 +248,8 @@ def _exchange(
             ),
         )
 
+    # The sums of the update, such as a norm, are stages between the two halves. All of
+    # it is local work and collectives, which an executor interleaves like any exchange.
     stages = (
         on_first(halved.reduce_scatter(layout, name))
         + Stages((Local(enter),))

@@ -119,6 +119,7 @@ def program_of(
         learned, valid = rest
         return _between(settings, kind_of, learned, total, valid, places, sends=sends)
 
+    # `specs` has the structure of `forms`, leaf by leaf.
     pairs = zip(spec_leaves(specs), jax.tree.leaves(forms), strict=True)
     splits = [split_of(spec, len(form.shape)) for spec, form in pairs]
     return on_pieces(between, forms, splits, places.devices)
@@ -144,6 +145,7 @@ def _between(
     """
     reduced = Reduced.of(total, valid.message)
     applies, _ = decided(reduced, skip_nonfinite=settings.skip_nonfinite)
+    # The update is computed and then selected: a branch could not hold its sums.
     new = advanced(settings.tx, *learned, total, places.data)
     params, opt_state, mean = select(applies, new, learned)
     ahead, slopes = params, None
