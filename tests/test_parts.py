@@ -25,7 +25,9 @@ def places():
 
 
 def test_every_test_is_in_one_part():
-    tests = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/**/test_*")}
+    tests = {
+        path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/**/test_*.py")
+    }
     found = places()
     for test in tests:
         assert sum(test == x or test.startswith(f"{x}/") for x in found) == 1, test

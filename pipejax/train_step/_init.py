@@ -112,9 +112,10 @@ def planned(config: StepConfig, given: Given, batch: Tree) -> Plan:
     check_keys(given.rng)
     loss_fn = config.step.settings.loss_fn
     check_keywords(loss_fn, model_state=given.model_state, rng=given.rng)
-    forms = jax.eval_shape(lambda given: given, given)
-    shards = _given_shards(config, given, forms)
+    specs = _given_specs(config, given)
     _check_optimizer(config, given)
+    forms = jax.eval_shape(lambda given: given, given)
+    shards = _given_shards(config, forms, specs)
     like = _message_form(config, forms, batch, shards)
     # With a sharded optimizer, the form of the message decides how the state is split.
     shards = config.step.layout(forms.params, like, config.mesh)
@@ -138,22 +139,24 @@ def _check_optimizer(config: StepConfig, given: Given) -> None:
         check_opt_state(settings.tx, given.params, given.opt_state, "opt_state", remedy)
 
 
-def _given_shards(config: StepConfig, given: Given, forms: Given) -> Shards:
-    """Returns how the given arrays are split, before the optimizer's state is planned.
+def _given_specs(config: StepConfig, given: Given) -> Given:
+    """Returns how the given arrays are split over inner axes, as they come.
 
     Raises:
       ValueError: If an array is split over the axes of the data.
     """
     mesh, axis, gathers = config.mesh, config.axis_name, config.step.shards_optimizer
-    found = {
-        name: inner_specs(name, tree, mesh, axis, gathers=gathers)
-        for name, tree in given._asdict().items()
-    }
+    pairs = given._asdict().items()
+    return Given(*(inner_specs(*pair, mesh, axis, gathers=gathers) for pair in pairs))
+
+
+def _given_shards(config: StepConfig, forms: Given, specs: Given) -> Shards:
+    """Returns how a state is split, before the optimizer's state is planned."""
     shards = UNSHARDED
-    if inner := inner_axes(mesh, axis):
-        shards = Shards(found["params"], found["model_state"], inner=inner)
-    if gathers:
-        cuts = cut_axes(forms.params, found["params"], config.devices)
+    if inner := inner_axes(config.mesh, config.axis_name):
+        shards = Shards(specs.params, specs.model_state, inner=inner)
+    if config.step.shards_optimizer:
+        cuts = cut_axes(forms.params, specs.params, config.devices)
         shards = dataclasses.replace(shards, cuts=cuts)
     return shards
 

@@ -15,7 +15,7 @@ WITHOUT_JAX = pytest.mark.one_python
 
 PROGRAM = """
 import hashlib, signal, sys, threading, time
-from pipejax import leaving
+from pipejax._internal import leaving
 
 leaving.LIMIT = leaving.STUCK = 0.2
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -85,7 +85,7 @@ import jax
 jax.config.update("jax_num_cpu_devices", 2)
 import optax
 import pipejax as pj
-from pipejax import threads
+from pipejax._internal import threads
 
 rank, port, how = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 join = pj.launch.initialize if how == "pipejax" else jax.distributed.initialize

@@ -19,7 +19,8 @@ PROGRAM = """
 import pathlib, sys, time
 import jax, numpy as np, optax
 import pipejax as pj
-from pipejax import checkpoint, leaving
+from pipejax import checkpoint
+from pipejax._internal import leaving
 
 # On a busy machine, the processes may be seconds apart. They must not need the limits.
 leaving.LIMIT = leaving._GOODBYE = 40.0

@@ -78,7 +78,7 @@ def make(name, width, warmup_steps=0, reduce_dtype=None):
 def check(train, name, data):
     """Runs and drains a train step, and compares all its reports with `reference`."""
     expected, skips, drain_skips = reference(
-        OPTIMIZERS[name], data, train.width, train.warmup_steps
+        OPTIMIZERS[name], data, train.width, sum(train.boundaries)
     )
     state, got = train.init(init_params()), []
     for batch, skip in zip(data, skips, strict=True):

@@ -114,11 +114,12 @@ def by_own(
     """
     # The updates are predictions, and must not replace the mean that was applied.
     state = state._replace(trainable=state.trainable._replace(mean=None))
-    several = lax.axis_size(settings.axis_name) > 1
+    linearized = settings.weight_prediction == "linearized"
+    either = linearized and lax.axis_size(settings.axis_name) > 1
     messages = _expected(settings.deviation_feedback, in_flight)
     for own, real in zip(messages, valid(in_flight), strict=True):
         reduced = Reduced.of(own, real)
-        if settings.weight_prediction == "linearized" and several:
+        if either:
             reduced = _or_zeros(reduced)
         state, _ = applied(
             settings, state, state.model_state, reduced, devices=1, alike=False
