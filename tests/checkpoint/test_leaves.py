@@ -23,7 +23,7 @@ def test_leaves_of_every_kind_are_restored(manager, devices):
     zoo.assert_same(checkpoint.restore(manager, train, like).state, state)
 
 
-def test_checkpoint_is_read_by_name_without_this_library(manager):
+def test_checkpoint_is_read_by_name_without_pipejax(manager):
     train = zoo.train_step(1)
     state = zoo.init(train)
     checkpoint.save(manager, state)
