@@ -94,7 +94,7 @@ def assert_within_bound(name, n, batches):
 
 @every_codec
 @hypothesis.given(exponent=exponents, seed=seeds, dtype=dtypes)
-def test_error_is_within_the_bound_for_random_vectors(name, exponent, seed, dtype):
+def test_errors_of_vectors_are_bounded(name, exponent, seed, dtype):
     for n in lengths(name):
         batches = [vectors(n, exponent, seed + step, dtype) for step in range(2)]
         assert_within_bound(name, n, batches)
@@ -105,7 +105,7 @@ floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 @every_codec
 @hypothesis.given(numbers=arrays(np.float32, (2, 16), elements=floats))
-def test_error_is_within_the_bound_for_arbitrary_floats(name, numbers):
+def test_errors_of_arbitrary_floats_are_bounded(name, numbers):
     for n in lengths(name):
         # Each row starts at another one of the numbers.
         starts = np.arange(n)[None, :] + np.arange(ROWS)[:, None]
