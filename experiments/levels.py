@@ -34,7 +34,7 @@ from rich.table import Table
 import pipejax as pj
 from pipejax import codecs, collectives
 from pipejax._internal.mesh import on_mesh
-from pipejax._internal.ravel import joined
+from pipejax._internal.ravel import ravel
 
 from . import data, models, report, task
 
@@ -128,7 +128,7 @@ def gradients(config: Config, seed: int) -> jax.Array:
     for part in range(devices):
         own = jax.tree.map(lambda x, i=part: x[32 * i : 32 * (i + 1)], batch)
         found, _ = jax.grad(loss_fn, has_aux=True)(params, own)
-        rows.append(joined(jax.tree.leaves(found)))
+        rows.append(ravel(jax.tree.leaves(found)))
     return jnp.stack(rows)
 
 

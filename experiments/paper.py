@@ -63,7 +63,11 @@ CELLS = (
     Cell(Problem("mlp", 1024), "100mbit"),
     Cell(Problem("cnn", 32), "100mbit"),
     Cell(Problem("alexnet", 8), "1gbit", together=False),
-    Cell(Problem("resnet18", 2, images="imagenet2012"), "500mbit", together=False),
+    Cell(
+        Problem("resnet18", 2, images="imagenet2012"),
+        "500mbit",
+        together=False,
+    ),
 )
 METHODS = (
     *("PS-Sync", "PS-Async"),

@@ -35,7 +35,7 @@ def working_dtype(dtype: DTypeLike) -> np.dtype:
     return np.dtype("float64" if jnp.dtype(dtype) == "float64" else "float32")
 
 
-def joined(arrays: Sequence[jax.Array], dtype: DTypeLike | None = None) -> jax.Array:
+def ravel(arrays: Sequence[jax.Array], dtype: DTypeLike | None = None) -> jax.Array:
     """Returns the elements of all arrays as one vector, in the order of the arrays.
 
     Unlike `jax.flatten_util.ravel_pytree`, this function keeps XLA:CPU from fusing the
@@ -51,7 +51,7 @@ def joined(arrays: Sequence[jax.Array], dtype: DTypeLike | None = None) -> jax.A
       unless `dtype` is given.
 
     Examples:
-      >>> joined([jnp.ones((2, 2)), jnp.zeros(1)])
+      >>> ravel([jnp.ones((2, 2)), jnp.zeros(1)])
       Array([1., 1., 1., 1., 0.], dtype=float32)
     """
     pieces = [jnp.ravel(x).astype(x.dtype if dtype is None else dtype) for x in arrays]
@@ -60,8 +60,8 @@ def joined(arrays: Sequence[jax.Array], dtype: DTypeLike | None = None) -> jax.A
     return pieces[0] if len(pieces) == 1 else _concatenate(pieces)
 
 
-def apart(vector: jax.Array, forms: Sequence[Any]) -> tuple[jax.Array, ...]:
-    """Undoes `joined`: cuts a vector into arrays of given shapes and dtypes.
+def unravel(vector: jax.Array, forms: Sequence[Any]) -> tuple[jax.Array, ...]:
+    """Undoes `ravel`: cuts a vector into arrays of given shapes and dtypes.
 
     Args:
       vector: A vector that is at least as long as all arrays together. Any elements
@@ -72,7 +72,7 @@ def apart(vector: jax.Array, forms: Sequence[Any]) -> tuple[jax.Array, ...]:
       The arrays, in the order of `forms`.
 
     Examples:
-      >>> matrix, last = apart(jnp.arange(5.0), [jnp.zeros((2, 2)), jnp.zeros(1)])
+      >>> matrix, last = unravel(jnp.arange(5.0), [jnp.zeros((2, 2)), jnp.zeros(1)])
       >>> matrix.tolist(), last.tolist()
       ([[0.0, 1.0], [2.0, 3.0]], [4.0])
     """

@@ -35,7 +35,7 @@ import optax
 from jax import lax
 from jax.typing import DTypeLike
 
-from pipejax._internal.ravel import Shapes, joined
+from pipejax._internal.ravel import Shapes, ravel
 
 from ._codec import Codec, Linear
 from ._sparse import RandomK
@@ -106,7 +106,7 @@ class ErrorFeedback(Linear):
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
         """Encodes `x` plus the residual; the new residual is what this loses."""
-        due = x.astype(self.dtype) + joined(jax.tree.leaves(state.residual))
+        due = x.astype(self.dtype) + ravel(jax.tree.leaves(state.residual))
         payload, inner = self.codec.encode(due, state.codec)
         # The residual must be computed from the payload that is sent, decoded as the
         # receivers decode it. Without the barriers, XLA would compute both a second

@@ -39,7 +39,7 @@ from jax.typing import DTypeLike
 
 from pipejax._internal.bits import from_words, to_words
 from pipejax._internal.integers import is_integer
-from pipejax._internal.ravel import Shapes, apart, joined
+from pipejax._internal.ravel import Shapes, ravel, unravel
 
 from ._codec import Linear
 from ._rounding import check_key
@@ -118,7 +118,7 @@ class PowerSGD(Linear):
         first = self.project(leaves, state, ())
         last = self.project(leaves, state, (first,))
         columns = [p.reshape(-1) for p in self._orthonormal(first)]
-        payload = to_words(joined([*columns, last]), jnp.uint32)
+        payload = to_words(ravel([*columns, last]), jnp.uint32)
         return payload, self.settled(leaves, state, (first, last), last)
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
@@ -126,7 +126,7 @@ class PowerSGD(Linear):
         numbers = from_words(payload, jnp.float32)
         split = self.rank * sum(m for m, _ in self._matrices())
         columns = self._cut(numbers[:split], [m for m, _ in self._matrices()])
-        return joined(self._product(columns, numbers[split:], n))
+        return ravel(self._product(columns, numbers[split:], n))
 
     def bound(self, x: jax.Array) -> jax.Array:
         """Returns the Frobenius norm of an element's matrix, and 0 for other leaves."""
@@ -139,11 +139,11 @@ class PowerSGD(Linear):
                 # The sums inside the matrix products may overflow.
                 norm = jnp.where(jnp.isfinite(largest * unit.size), norm, jnp.inf)
             bounds.append(jnp.full(leaf.size, norm))
-        return joined(bounds)
+        return ravel(bounds)
 
     def leaves(self, x: jax.Array) -> Any:
         """Returns the gradients in their own shapes, as a tuple of arrays."""
-        return apart(x, self._forms(x.size, x.dtype))
+        return unravel(x, self._forms(x.size, x.dtype))
 
     def project(
         self, leaves: Any, state: Any, sums: tuple[jax.Array, ...]
@@ -154,12 +154,12 @@ class PowerSGD(Linear):
         if not sums:
             start = self._cut(state, [n for _, n in self._matrices()])
             pairs = zip(matrices, start, strict=True)
-            return joined([m @ q.astype(m.dtype) for m, q in pairs])
+            return ravel([m @ q.astype(m.dtype) for m, q in pairs])
         columns = self._orthonormal(sums[0])
         # XLA:CPU is far slower at `m.T @ p` if p has a single column.
         products = [(p.T @ m).T for m, p in zip(matrices, columns, strict=True)]
         rest = [x for x in leaves if not self._is_coded(x.shape)]
-        return joined([*products, *rest])
+        return ravel([*products, *rest])
 
     def rebuild(self, state: Any, sums: tuple[jax.Array, ...], n: int) -> Any:
         """Returns `P Q^T` for every matrix, and the sums of the other leaves."""
@@ -174,7 +174,7 @@ class PowerSGD(Linear):
         sides = [n for _, n in self._matrices()]
         last = sums[1][: state.size].astype(state.dtype)
         new, old = self._cut(last, sides), self._cut(state, sides)
-        return joined([_restarted(n, o) for n, o in zip(new, old, strict=True)])
+        return ravel([_restarted(n, o) for n, o in zip(new, old, strict=True)])
 
     def _product(self, columns: list[jax.Array], last: jax.Array, n: int) -> Any:
         """Returns the leaves that follow from every `P` and the sum of the last round.
@@ -190,7 +190,7 @@ class PowerSGD(Linear):
         products = iter([p @ q.T for p, q in zip(columns, rows, strict=True)])
         forms = self._forms(n, last.dtype)
         rest = iter(
-            apart(last[split:], [x for x in forms if not self._is_coded(x.shape)])
+            unravel(last[split:], [x for x in forms if not self._is_coded(x.shape)])
         )
         return tuple(
             next(products).reshape(x.shape) if self._is_coded(x.shape) else next(rest)

@@ -20,9 +20,7 @@ from pipejax._internal.wire import Transfer as Transfer
 from pipejax._internal.wire import wire_bytes as wire_bytes
 
 from ._all_reduce import AllReduce as AllReduce
-from ._beside import Beside as Beside
-from ._halved import Halved as Halved
-from ._halved import has_halves as has_halves
+from ._grouped import Grouped as Grouped
 from ._halving_doubling import halving_doubling as halving_doubling
 from ._hierarchical import hierarchical as hierarchical
 from ._layout import Layout as Layout
@@ -32,6 +30,8 @@ from ._parameter_server import parameter_server as parameter_server
 from ._phases import Phase as Phase
 from ._phases import phases as phases
 from ._psum import psum as psum
+from ._reduce_scatter_all_gather import ReduceScatterAllGather as ReduceScatterAllGather
+from ._reduce_scatter_all_gather import has_reduce_scatter as has_reduce_scatter
 from ._ring import ring as ring
 from ._scheduled import Schedule as Schedule
 from ._scheduled import scheduled as scheduled

@@ -18,11 +18,11 @@ import numpy as np
 from jax import lax
 
 from pipejax._internal.mesh import AxisName, axis_size
-from pipejax._internal.ravel import joined
+from pipejax._internal.ravel import ravel
 from pipejax._internal.wire import Transfer
 
+from ._combined import size
 from ._cut_scatter import Cuts
-from ._groups import size
 from ._stages import Local, Sent, Stages, States, local
 
 
@@ -53,7 +53,7 @@ def gather_words(forms: Sequence[Any], cuts: Cuts, axis_name: AxisName) -> Stage
 
     def words(arrays: Any, states: States) -> tuple[Any, States]:
         bits = [
-            joined([lax.bitcast_convert_type(arrays[i], _word(width)) for i in places])
+            ravel([lax.bitcast_convert_type(arrays[i], _word(width)) for i in places])
             for width, places in widths.items()
         ]
         return tuple(bits), states

@@ -16,10 +16,10 @@ from jax import lax
 
 from pipejax._internal.mesh import AxisName, axis_size
 from pipejax._internal.ranges import scaled_down, scaled_up
-from pipejax._internal.ravel import apart, joined
+from pipejax._internal.ravel import ravel, unravel
 from pipejax._internal.wire import Transfer
 
-from ._groups import size
+from ._combined import size
 from ._layout import Layout
 from ._scatter_gather import ScatterGather
 from ._sites import Cut, Parts
@@ -78,11 +78,11 @@ def scatter_rows(
         pieces = [jnp.split(x, p, axis or 0) for x, axis in pairs]
         zeros = [jnp.zeros(padding, dtype)] if padding else []
         in_rows = [x for row in zip(*pieces, strict=True) for x in (*row, *zeros)]
-        coded = joined(in_rows, dtype).reshape(p, cut.coded)
+        coded = ravel(in_rows, dtype).reshape(p, cut.coded)
         return Parts(coded, jnp.zeros((p, 0), dtype))
 
     def own(piece: Parts) -> Any:
-        return apart(piece.coded, forms)
+        return unravel(piece.coded, forms)
 
     return local(rows) + halves.reduce_scatter(cut, axis_name) + local(own)
 

@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 
 from pipejax._internal.mesh import AxisName
 from pipejax._internal.ranges import sum_dtype
-from pipejax._internal.ravel import Shapes, apart, joined, working_dtype
+from pipejax._internal.ravel import Shapes, ravel, unravel, working_dtype
 
 
 class Summands(NamedTuple):
@@ -130,7 +130,7 @@ class Layout(NamedTuple):
           `working_dtype`.
         """
         dtype = self.working_dtype
-        return joined(summands.coded, dtype), joined(summands.exact, dtype)
+        return ravel(summands.coded, dtype), ravel(summands.exact, dtype)
 
     def arrays(self, coded: jax.Array, exact: jax.Array) -> Summands:
         """Undoes `vectors` on sums, and casts each to the dtype of its sum.
@@ -146,7 +146,7 @@ class Layout(NamedTuple):
           The arrays, which have the shapes of the layout.
         """
         sums = self.sums()
-        return Summands(apart(coded, sums.coded), apart(exact, sums.exact))
+        return Summands(unravel(coded, sums.coded), unravel(exact, sums.exact))
 
     def sums(self) -> "Layout":
         """Returns the layout of the sums of arrays of this layout."""

@@ -14,12 +14,12 @@ from jax.sharding import Mesh
 from pipejax._internal.integers import is_integer
 from pipejax._internal.mesh import AxisName, axis_size
 from pipejax._internal.ranges import scaled_down, scaled_up
-from pipejax._internal.ravel import apart, joined
+from pipejax._internal.ravel import ravel, unravel
 from pipejax._internal.wire import Transfer
 from pipejax.codecs import Codec, Linear, check_codec
 
 from ._all_reduce import AllReduce
-from ._groups import Groups
+from ._combined import Combined
 from ._layout import Layout, Summands
 from ._sites import check_kept
 from ._stages import Local, Sent, Stages, States, local
@@ -35,9 +35,9 @@ class Psum(AllReduce):
 
     Attributes:
       codec: A linear codec, or `None`.
-      together: Threshold in bytes below which arrays travel together. `None` until
-        `on` has chosen it.
-      apart: `True` if XLA must not merge the sums with collectives of the loss.
+      combine_threshold_bytes: Threshold below which arrays travel as one vector. `None`
+        until `on` has chosen it.
+      unmerged: `True` if XLA must not merge the sums with collectives of the loss.
       scatters: `True` if the backend's own reduce-scatter and all-gather may be used
         where the two halves of an all-reduce are apart. Between CPU processes, its
         reduce-scatter can return wrong values,
@@ -45,15 +45,17 @@ class Psum(AllReduce):
     """
 
     codec: Linear | None
-    together: int | None
-    apart: bool = False
+    combine_threshold_bytes: int | None
+    unmerged: bool = False
     scatters: bool = False
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
         """Returns one stage, or with a codec one stage for each of its rounds."""
-        add = functools.partial(_sum, axis_name=axis_name, apart=self.apart)
+        add = functools.partial(_sum, axis_name=axis_name, unmerged=self.unmerged)
         if self.codec is None:
-            return _in_own_shapes(layout, axis_name, add, self.together or 0)
+            return _in_own_shapes(
+                layout, axis_name, add, self.combine_threshold_bytes or 0
+            )
         devices = axis_size(axis_name)
         codec = self.codec.of(layout.shapes, layout.working_dtype, devices)
         return _rounds(cast(Linear, codec), layout, axis_name, add)
@@ -69,8 +71,8 @@ class Psum(AllReduce):
         """Returns the variant of this algorithm that suits `mesh` best.
 
         On TPUs and between CPU processes, arrays below 1 MiB then travel together. A
-        value of `together` that the user chose, and a codec, are left unchanged. On
-        GPUs, XLA is kept from merging the sums with collectives of the loss.
+        threshold that the user chose, and a codec, are left unchanged. On GPUs, XLA is
+        kept from merging the sums with collectives of the loss.
         """
         # XLA combines all-reduces into one that takes several arrays. On GPUs, such an
         # all-reduce is one kernel. Between CPU processes, it still sends its arrays one
@@ -78,37 +80,37 @@ class Psum(AllReduce):
         platform = mesh.devices.flat[0].platform
         own = dataclasses.replace(
             self,
-            apart=platform in ("gpu", "cuda"),
+            unmerged=platform in ("gpu", "cuda"),
             scatters=platform != "cpu" and self.codec is None,
         )
-        if self.together is not None or self.codec is not None:
+        if self.combine_threshold_bytes is not None or self.codec is not None:
             return own
         one_by_one = platform == "cpu" and mesh.is_multi_process
-        together = MIB if platform == "tpu" or one_by_one else 0
-        return dataclasses.replace(own, together=together)
+        threshold = MIB if platform == "tpu" or one_by_one else 0
+        return dataclasses.replace(own, combine_threshold_bytes=threshold)
 
 
-def _sum(x: jax.Array, axis_name: AxisName, *, apart: bool) -> jax.Array:
-    """Sums an array over devices, if `apart` in an all-reduce that XLA cannot merge.
+def _sum(x: jax.Array, axis_name: AxisName, *, unmerged: bool) -> jax.Array:
+    """Sums an array over devices, if `unmerged` in a way that XLA cannot merge.
 
     XLA merges all-reduces over the same group of devices into one, which starts only
     when the operands of all are computed. For XLA, a group in reverse order is another
     group.
     """
-    groups = [[*reversed(range(axis_size(axis_name)))]] if apart else None
+    groups = [[*reversed(range(axis_size(axis_name)))]] if unmerged else None
     return lax.psum(x, axis_name, axis_index_groups=groups)
 
 
 def _in_own_shapes(
-    layout: Layout, axis_name: AxisName, add: Add, together: int
+    layout: Layout, axis_name: AxisName, add: Add, threshold: int
 ) -> Stages:
     """Returns one stage that sums all arrays in their own shapes and dtypes."""
-    groups = Groups.of((*layout.coded, *layout.exact), together)
+    groups = Combined.of((*layout.coded, *layout.exact), threshold)
     p, coded = axis_size(axis_name), len(layout.coded)
 
     def pack(summands: Summands, states: States) -> tuple[Any, States]:
         arrays = (*summands.coded, *summands.exact)
-        return groups.together([scaled_down(x, p) for x in arrays]), states
+        return groups.combine([scaled_down(x, p) for x in arrays]), states
 
     def send(arrays: Any) -> Any:
         return tuple(map(add, arrays))
@@ -139,8 +141,8 @@ def _rounds(codec: Linear, layout: Layout, axis_name: AxisName, add: Add) -> Sta
 
     def begin(summands: Summands) -> Any:
         arrays = tuple(x.astype(dtype) for x in summands.coded)
-        coded = arrays if codec.needs_leaves else joined(arrays, dtype)
-        return coded, joined(summands.exact, dtype), ()
+        coded = arrays if codec.needs_leaves else ravel(arrays, dtype)
+        return coded, ravel(summands.exact, dtype), ()
 
     def project(number: int) -> Local:
         def run(value: Any, states: States) -> tuple[Any, States]:
@@ -164,10 +166,10 @@ def _rounds(codec: Linear, layout: Layout, axis_name: AxisName, add: Add) -> Sta
         state = states["psum"]
         total = codec.rebuild(state, sums, n)
         states = {**states, "psum": codec.settled(leaves, state, sums, own)}
-        arrays = total if codec.needs_leaves else apart(total, forms.coded)
+        arrays = total if codec.needs_leaves else unravel(total, forms.coded)
         pairs = zip(arrays, forms.coded, strict=True)
         coded = tuple(x.astype(form.dtype) for x, form in pairs)
-        return Summands(coded, apart(exact, forms.exact)), states
+        return Summands(coded, unravel(exact, forms.exact)), states
 
     p = axis_size(axis_name)
     total = Stages((), (init,)) + local(begin)
@@ -181,7 +183,9 @@ def _rounds(codec: Linear, layout: Layout, axis_name: AxisName, add: Add) -> Sta
     return total + Stages((Local(finish),))
 
 
-def psum(codec: Codec | None = None, *, together: int | None = None) -> Psum:
+def psum(
+    codec: Codec | None = None, *, combine_threshold_bytes: int | None = None
+) -> Psum:
     r"""Sums with `lax.psum`, the all-reduce of the backend.
 
     Without a codec, each array is summed in its own shape and dtype. An array that
@@ -196,8 +200,8 @@ def psum(codec: Codec | None = None, *, together: int | None = None) -> Psum:
       codec: `None` or a linear codec: `power_sgd` or `random_k`, with or without
         `error_feedback`. Its payloads are summed in float32, or in float64 if any array
         is float64.
-      together: Threshold in bytes. Arrays that are shorter travel as one vector for
-        each dtype, which saves latency and costs a copy. With `None`,
+      combine_threshold_bytes: Arrays of fewer bytes travel as one vector for each
+        dtype, which saves latency and costs a copy. With `None`,
         `make_train_step` chooses the threshold by its mesh: 1 MiB on TPUs and between
         CPU processes, and otherwise 0.
 
@@ -205,8 +209,8 @@ def psum(codec: Codec | None = None, *, together: int | None = None) -> Psum:
       An `AllReduce` over any number of axes, which it treats as one.
 
     Raises:
-      ValueError: If `codec` is not a linear codec, if `together` is not a whole number
-        of bytes, or if both are given.
+      ValueError: If `codec` is not a linear codec, if the threshold is not a whole
+        number of bytes, or if both are given.
 
     Warns:
       UserWarning: If `codec` is biased and has no error feedback.
@@ -224,17 +228,18 @@ def psum(codec: Codec | None = None, *, together: int | None = None) -> Psum:
       >>> jax.vmap(total, axis_name="data")(jnp.arange(4.0))
       Array([6., 6., 6., 6.], dtype=float32)
     """
-    if together is not None and not is_integer(together, 0):
+    threshold = combine_threshold_bytes
+    if threshold is not None and not is_integer(threshold, 0):
         raise ValueError(
-            "`together` must be a whole number of bytes, or None; got"
-            f" {together!r}. Choose 0 to send every array alone."
+            "`combine_threshold_bytes` must be a whole number of bytes, or None; got"
+            f" {threshold!r}. Choose 0 to send every array alone."
         )
     if codec is None:
-        return Psum(None, together)
-    if together is not None:
+        return Psum(None, threshold)
+    if threshold is not None:
         raise ValueError(
-            f"`together` must be None if there is a codec, got {together!r}: a codec"
-            " sends all arrays as one vector. Leave `together` out."
+            "`combine_threshold_bytes` must be None if there is a codec, got"
+            f" {threshold!r}: a codec sends all arrays as one vector. Leave it out."
         )
     if not check_codec(codec).rounds:
         raise ValueError(

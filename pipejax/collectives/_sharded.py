@@ -23,9 +23,9 @@ from pipejax._internal.mesh import AxisName
 from pipejax._internal.shards import group_axes, on_shards, shard_form, split_axes
 
 from ._all_reduce import AllReduce
-from ._beside import Beside
-from ._halved import Halved
+from ._grouped import Grouped
 from ._layout import Layout, Summands
+from ._reduce_scatter_all_gather import ReduceScatterAllGather
 from ._stages import Link, Local, Sent, Stages, States
 
 
@@ -51,15 +51,15 @@ class Sharded(AllReduce):
         specs = Summands(self.coded, self.exact)
         return on_own_shards(stages, specs, specs)
 
-    def of_one_device(self, sizes: Any) -> Beside | Halved:
+    def of_one_device(self, sizes: Any) -> Grouped | ReduceScatterAllGather:
         """Returns the algorithm that a device runs on its shards.
 
         Args:
           sizes: The sizes of the inner axes, by name.
         """
-        if isinstance(self.all_reduce, Halved):
+        if isinstance(self.all_reduce, ReduceScatterAllGather):
             return dataclasses.replace(self.all_reduce, sets=self.sets(sizes))
-        return Beside(self.all_reduce, self.sets(sizes))
+        return Grouped(self.all_reduce, self.sets(sizes))
 
     def sets(self, sizes: Any) -> tuple[tuple[int, ...], ...]:
         """Returns which coded arrays are encoded together, by their places.

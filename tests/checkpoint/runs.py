@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from pipejax.reshard import reshard
+from pipejax.checkpoint._reshard import reshard
 
 import pipejax as pj
 from pipejax import codecs, collectives

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from pipejax.reshard import reshard, shapes_on
+from pipejax.checkpoint._reshard import reshard, shapes_on
 
 import pipejax as pj
 from pipejax import collectives

@@ -9,7 +9,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from pipejax.reshard import Spread
+from pipejax.checkpoint._spread import Spread
 
 import pipejax as pj
 

@@ -70,12 +70,12 @@ def test_hierarchical_levels_share_one_headroom():
     np.testing.assert_allclose(found[0, :N], wanted, rtol=4 * 2.0**-11)
 
 
-@pytest.mark.parametrize("together", [0, 1 << 20])
-def test_psum_of_float16_equals_a_sum_by_hand(together):
+@pytest.mark.parametrize("threshold", [0, 1 << 20])
+def test_psum_of_float16_equals_a_sum_by_hand(threshold):
     """The sum of float16 arrays has the same bits as a sum that is written by hand."""
     p = 4
     x = jnp.asarray(np.random.default_rng(0).normal(size=(p, N)), jnp.float16)
-    found = sums(collectives.psum(together=together), x)
+    found = sums(collectives.psum(combine_threshold_bytes=threshold), x)
     rows, total = np.asarray(x) / np.float16(p), np.zeros(N, np.float16)
     for row in rows:
         total = total + row

@@ -25,11 +25,13 @@ SUMMANDS = Summands(
 )
 
 
-def operands(together):
+def operands(threshold):
     """Returns the types of the summed arrays in the lowered program."""
 
     def local(summands):
-        stages = collectives.psum(together=together)(Layout.of(summands), "data")
+        stages = collectives.psum(combine_threshold_bytes=threshold)(
+            Layout.of(summands), "data"
+        )
         return collectives.run(stages, summands)[0]
 
     program = jax.jit(on_mesh(local, pj.data_mesh(2), P(), P()))
@@ -41,7 +43,7 @@ def operands(together):
 
 
 @pytest.mark.parametrize(
-    ("together", "wanted"),
+    ("threshold", "wanted"),
     [
         (None, ["2x3xf32", "4xbf16", "f32", "2xf32"]),
         # Only arrays of fewer than 10 bytes travel together.
@@ -49,8 +51,8 @@ def operands(together):
         (25, ["9xf32", "4xbf16"]),
     ],
 )
-def test_arrays_are_summed_in_their_own_shapes_and_dtypes(together, wanted):
-    assert operands(together) == wanted
+def test_arrays_are_summed_in_their_own_shapes_and_dtypes(threshold, wanted):
+    assert operands(threshold) == wanted
 
 
 @pytest.mark.parametrize(
@@ -82,40 +84,48 @@ def test_random_k_uses_the_same_key_on_all_devices():
     assert len(set(found)) == 1
 
 
-@pytest.mark.parametrize("together", [-1, 1.5, True, "1 MiB"])
-def test_together_must_be_a_whole_number_of_bytes(together):
-    with pytest.raises(ValueError, match="`together` must be a whole number of bytes"):
-        pj.collectives.psum(together=together)
+@pytest.mark.parametrize("threshold", [-1, 1.5, True, "1 MiB"])
+def test_combine_threshold_must_be_a_whole_number_of_bytes(threshold):
+    with pytest.raises(ValueError, match="`combine_threshold_bytes` must be a whole"):
+        pj.collectives.psum(combine_threshold_bytes=threshold)
 
 
-def test_together_beside_a_codec_is_refused():
+def test_combine_threshold_beside_a_codec_is_refused():
     codec = codecs.error_feedback(codecs.power_sgd(1, KEY))
-    with pytest.raises(ValueError, match=r"`together` must be None if .*codec, got 8:"):
-        pj.collectives.psum(codec, together=8)
+    with pytest.raises(
+        ValueError, match=r"`combine_.*` must be None if .*codec, got 8:"
+    ):
+        pj.collectives.psum(codec, combine_threshold_bytes=8)
 
 
 @pytest.mark.parametrize(
     ("platform", "processes", "wanted"),
     [("cpu", 1, 0), ("cpu", 2, 1 << 20), ("cuda", 2, 0), ("tpu", 1, 1 << 20)],
 )
-def test_mesh_chooses_together_unless_given(platform, processes, wanted):
+def test_mesh_chooses_the_combine_threshold_unless_given(platform, processes, wanted):
     """The choice reads only the platform and the number of processes from the mesh."""
     device = types.SimpleNamespace(platform=platform)
     mesh = types.SimpleNamespace(
         devices=np.array([device]), is_multi_process=processes > 1
     )
     found = pj.collectives.psum().on(mesh)
-    assert (found.together, found.apart) == (wanted, platform == "cuda")
-    assert pj.collectives.psum(together=8).on(mesh).together == 8
+    assert (found.combine_threshold_bytes, found.unmerged) == (
+        wanted,
+        platform == "cuda",
+    )
+    assert (
+        pj.collectives.psum(combine_threshold_bytes=8).on(mesh).combine_threshold_bytes
+        == 8
+    )
     feedback = pj.collectives.psum(codecs.error_feedback(codecs.power_sgd(1, KEY)))
-    assert feedback.on(mesh) == dataclasses.replace(feedback, apart=found.apart)
+    assert feedback.on(mesh) == dataclasses.replace(feedback, unmerged=found.unmerged)
 
 
 @pytest.mark.parametrize("axis", ["data", ("host", "device")])
-def test_sums_kept_apart_use_a_reversed_group(axis):
+def test_unmerged_sums_use_a_reversed_group(axis):
     """XLA sees the group in reverse order, and the sum is the same."""
     mesh = pj.data_mesh(4, axis_name=axis, hosts=None if axis == "data" else 2)
-    psum = dataclasses.replace(pj.collectives.psum(), apart=True)
+    psum = dataclasses.replace(pj.collectives.psum(), unmerged=True)
     layout = Layout((), (jax.ShapeDtypeStruct((1,), jnp.float32),))
 
     def local(x):
@@ -129,8 +139,8 @@ def test_sums_kept_apart_use_a_reversed_group(axis):
     assert lowered.compile()(jnp.float32([1, 2, 3, 6])).tolist() == [12]
 
 
-@pytest.mark.parametrize("together", [None, 0, 64, 1 << 20])
-def test_sum_is_the_same_for_any_grouping(together):
+@pytest.mark.parametrize("threshold", [None, 0, 64, 1 << 20])
+def test_sum_is_the_same_for_any_grouping(threshold):
     def loss_fn(params, batch):
         return sum((x * batch.mean()).sum() for x in params)
 
@@ -139,7 +149,7 @@ def test_sum_is_the_same_for_any_grouping(together):
         optax.sgd(1.0),
         mesh=pj.data_mesh(2),
         width=1,
-        all_reduce=pj.collectives.psum(together=together),
+        all_reduce=pj.collectives.psum(combine_threshold_bytes=threshold),
     )
     params = [np.zeros(shape, np.float32) for shape in ((3, 2), (), (40,))]
     state, _ = train.step(train.init(params), np.float32([1, 2, 3, 6]))

@@ -289,7 +289,10 @@ def test_parts_of_a_step_explain_its_time():
 def test_paper_in_process_writes_result_and_plot(tmp_path, hosts_here, monkeypatch):
     """Both a run of all methods and a run for each of them."""
     small = Problem("softmax", 4, images="digits")
-    cells = (paper.Cell(small, "1gbit"), paper.Cell(small, "2gbit", together=False))
+    cells = (
+        paper.Cell(small, "1gbit"),
+        paper.Cell(small, "2gbit", together=False),
+    )
     monkeypatch.setattr(paper, "CELLS", cells)
     out, plot = tmp_path / "paper.json", tmp_path / "paper.png"
     names = ("D-Sync", "Pipe-SGD")

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipejax._internal.ravel import apart, joined, working_dtype
+from pipejax._internal.ravel import ravel, unravel, working_dtype
 
 from ..helpers import assert_bits_equal
 
@@ -23,24 +23,24 @@ ARRAYS = {
 @pytest.mark.parametrize("name", ARRAYS)
 def test_joined_equals_its_twin_and_apart_is_its_inverse(name, compiled):
     arrays = list(map(jnp.asarray, ARRAYS[name]))
-    vector = (jax.jit(joined) if compiled else joined)(arrays)
+    vector = (jax.jit(ravel) if compiled else ravel)(arrays)
     wanted = [np.ravel(x) for x in arrays] or [np.zeros(0, np.float32)]
     assert_bits_equal(vector, np.concatenate(wanted))
-    cut = jax.jit(apart) if compiled else apart
+    cut = jax.jit(unravel) if compiled else unravel
     assert_bits_equal(list(cut(vector, arrays)), arrays)
 
 
 def test_joined_vector_has_one_dtype_and_apart_restores_each():
     arrays = [jnp.float32([1.25, 2]), jnp.bfloat16([[3], [4]])]
-    vector = joined(arrays, jnp.float32)
+    vector = ravel(arrays, jnp.float32)
     assert_bits_equal(vector, np.float32([1.25, 2, 3, 4]))
-    assert_bits_equal(list(apart(vector, arrays)), arrays)
+    assert_bits_equal(list(unravel(vector, arrays)), arrays)
 
 
 def test_apart_ignores_elements_beyond_the_forms():
     vector = jnp.float32([1, 2, np.nan])
     form = jax.ShapeDtypeStruct((2, 1), "float32")
-    assert_bits_equal(apart(vector, [form]), (np.float32([[1], [2]]),))
+    assert_bits_equal(unravel(vector, [form]), (np.float32([[1], [2]]),))
 
 
 def test_joined_and_apart_keep_every_bit():
@@ -50,9 +50,9 @@ def test_joined_and_apart_keep_every_bit():
         np.uint32,
     )
     arrays = bits[:2].view(np.float32), bits[2:].view(np.float32)
-    vector = jax.jit(joined)(arrays)
+    vector = jax.jit(ravel)(arrays)
     np.testing.assert_array_equal(np.asarray(vector).view(np.uint32), bits)
-    back = jax.jit(apart)(vector, arrays)[1]
+    back = jax.jit(unravel)(vector, arrays)[1]
     np.testing.assert_array_equal(np.asarray(back).view(np.uint32), bits[2:])
 
 
@@ -60,8 +60,8 @@ def test_joined_is_differentiable():
     """The gradient of a weighted sum is the weights, in the shapes of the arrays."""
     arrays = jnp.ones((2, 2)), jnp.ones(3)
     weights = jnp.arange(7.0)
-    found = jax.jit(jax.grad(lambda x: joined(x) @ weights))(arrays)
-    assert_bits_equal(found, apart(weights, arrays))
+    found = jax.jit(jax.grad(lambda x: ravel(x) @ weights))(arrays)
+    assert_bits_equal(found, unravel(weights, arrays))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """
 Tests what a step sends: an all-reduce for each array, counted in the lowered program.
 
-XLA combines all-reduces where that pays. `psum(together=...)` joins short arrays first.
+XLA combines all-reduces where that pays. With a threshold, `psum` joins short arrays
+first.
 """
 
 import re
@@ -28,7 +29,7 @@ def lowered(train, state, *batch):
     return train.executor._drain.lower(shared(state), state.in_flight).as_text()
 
 
-TOGETHER = pj.collectives.psum(together=1 << 20)
+TOGETHER = pj.collectives.psum(combine_threshold_bytes=1 << 20)
 
 
 def all_reduces(text):

@@ -90,7 +90,7 @@ def test_true_is_the_default_rule():
 
 
 def test_the_last_algorithm_of_a_schedule_is_that_of_the_step():
-    algorithms = collectives.psum(together=8), collectives.ring()
+    algorithms = collectives.psum(combine_threshold_bytes=8), collectives.ring()
     schedule = collectives.scheduled(algorithms, [3])
     train = pj.make_train_step(loss_fn, TX, mesh=MESH, all_reduce=schedule)
     assert train.boundaries == (3,)
@@ -110,7 +110,7 @@ def test_warm_up_is_a_phase_of_width_1():
 
 
 def test_warm_up_and_schedule_share_their_phases():
-    algorithms = collectives.psum(together=8), collectives.ring()
+    algorithms = collectives.psum(combine_threshold_bytes=8), collectives.ring()
     schedule = collectives.scheduled(algorithms, [3])
     train = pj.make_train_step(
         loss_fn, TX, mesh=MESH, all_reduce=schedule, warmup_steps=5

@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 
 from pipejax._internal.integers import is_integer
 from pipejax._internal.mesh import AxisName, axes, inner_axes, is_attached
-from pipejax.collectives import AllReduce, Schedule, has_halves
+from pipejax.collectives import AllReduce, Schedule, has_reduce_scatter
 
 
 def check_width(width: int) -> int:
@@ -224,7 +224,7 @@ def check_sharded_optimizer(
         )
     devices = math.prod(mesh.shape[name] for name in axes(axis_name))
     for all_reduce in schedule.phases:
-        if not has_halves(all_reduce, devices):
+        if not has_reduce_scatter(all_reduce, devices):
             raise ValueError(
                 "`all_reduce` must have two halves with shard_optimizer=True, between"
                 " which every device has a piece of the sums: psum() without a codec,"

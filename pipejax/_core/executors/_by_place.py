@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from pipejax._core.message import Message, Reduced, on_shards_of, summed
 from pipejax._internal.mesh import AxisName, axes, inner_axes, on_mesh
 from pipejax._internal.shards import UNSHARDED
-from pipejax.collectives import Beside
+from pipejax.collectives import Grouped
 
 from ._config import StepConfig
 
@@ -28,14 +28,14 @@ def reduce_by_place(
     earlier ones have ended. The compute of a sharded model is such a program, and would
     wait for the reduction. The reduction therefore runs as one program for each place
     in a group, each on a single device of every process. Every device does what it
-    does in `reduce_in_place`, so the bits are the same.
+    does in `reduce_on_mesh`, so the bits are the same.
     """
     mesh, axis = config.mesh, config.axis_name
     meshes, own = _by_place(mesh, axis), P(axis)
 
     @functools.cache
     def programs(sets: tuple[tuple[int, ...], ...]) -> list[Any]:
-        all_reduce = Beside(config.sums_by, sets)
+        all_reduce = Grouped(config.sums_by, sets)
 
         def local(message: Message, before: Any) -> tuple[Reduced, Any]:
             total, after = summed(message, before, all_reduce, axis)

@@ -33,10 +33,10 @@ from pipejax._core.message import (
 from pipejax._core.step import Batch, PipelineState, StepInfo, shared
 
 from ._config import StepConfig
+from ._interleave import interleave
 from ._options import Options, options_for
 from ._own_collectives import spans_cpu_processes
 from ._thread import join, submit
-from ._weave import weave
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -155,7 +155,7 @@ class Fused:
         else:
             exchange = step.exchange(trained, in_flight.pending[0], real, sums_by)
             # The sum that is due needs nothing of the compute, which hides it.
-            value, after, (fresh, computed) = weave(
+            value, after, (fresh, computed) = interleave(
                 exchange.start,
                 before,
                 exchange.stages,

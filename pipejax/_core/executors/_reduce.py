@@ -36,7 +36,7 @@ def make_reduce(config: StepConfig, where: Mesh) -> Reduce:
         return reduce_by_copy(config, where)
     if groups_in_processes(where, config.axis_name):
         return reduce_by_place(config)
-    return reduce_in_place(config)
+    return reduce_on_mesh(config)
 
 
 def reduction_mesh(mesh: Mesh, axis_name: AxisName) -> Mesh:
@@ -54,7 +54,7 @@ def reduction_mesh(mesh: Mesh, axis_name: AxisName) -> Mesh:
     return _one_cpu_a_process(mesh, axis_name)
 
 
-def reduce_in_place(config: StepConfig) -> Reduce:
+def reduce_on_mesh(config: StepConfig) -> Reduce:
     """Returns a function that sums each device's part of a message, on the mesh itself.
 
     The function waits for the sum, so that it raises the error if the reduction fails.
@@ -135,7 +135,7 @@ def reduce_by_copy(config: StepConfig, cpus: Mesh) -> Reduce:
     sends zeros in place of the others.
     """
     mesh, axis = config.mesh, config.axis_name
-    between = reduce_in_place(config.at(cpus))
+    between = reduce_on_mesh(config.at(cpus))
     (cpu,) = cpus.local_devices
 
     def out(array: jax.Array) -> jax.Array:

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 
 from pipejax._internal.shards import constrained
 
-from ._message import Message, in_place
+from ._message import Message, with_constraints
 
 
 class InFlight(NamedTuple):
@@ -185,7 +185,7 @@ def at_width_1(in_flight: InFlight) -> InFlight:
 def emptied(in_flight: InFlight, codec_states: Any) -> InFlight:
     """Returns the pipeline with nothing in flight, and with these codec states."""
     zeros = jax.tree.map(jnp.zeros_like, in_flight._replace(codec_states={}))
-    pending, deviation = tuple(map(in_place, zeros.pending)), zeros.deviation
+    pending, deviation = tuple(map(with_constraints, zeros.pending)), zeros.deviation
     if pending and deviation is not None:
         deviation = constrained(deviation, pending[0].shards.params)
     return zeros._replace(

@@ -105,7 +105,7 @@ class Message(NamedTuple):
         return None if self.passengers is None else self.passengers.weight
 
 
-def in_place(message: Message) -> Message:
+def with_constraints(message: Message) -> Message:
     """Returns the message, whose arrays XLA must split as `message.shards` say.
 
     Must be called inside the program of a step.

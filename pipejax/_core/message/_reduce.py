@@ -12,8 +12,8 @@ from pipejax._internal.mesh import AxisName
 from pipejax._internal.shards import group_axes, on_shards
 from pipejax.collectives import (
     AllReduce,
-    Halved,
     Layout,
+    ReduceScatterAllGather,
     Sharded,
     Stages,
     Summands,
@@ -115,7 +115,7 @@ def on_shards_of(message: Message, all_reduce: AllReduce) -> Any:
     """
     shards = message.shards
     if shards.cuts:
-        all_reduce = Halved(all_reduce, shards.cuts)
+        all_reduce = ReduceScatterAllGather(all_reduce, shards.cuts)
     if not shards:
         return all_reduce
     exact = summands(message).exact

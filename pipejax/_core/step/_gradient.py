@@ -27,7 +27,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from pipejax._core.message import Message, Passengers, in_place, travelling
+from pipejax._core.message import Message, Passengers, travelling, with_constraints
 from pipejax._internal.shards import UNSHARDED, Shards, constrained
 
 from ._batch import Batch
@@ -95,7 +95,7 @@ def local_message(
         part = together(total, each)
     changes = changes_of(after, model_state, unchanged.leaves, room)
     warn_of_zeros(changes, model_state, unchanged.leaves)
-    message = in_place(
+    message = with_constraints(
         Message(
             gradients=travelling(part.gradients, settings.reduce_dtype),
             changes=travelling(changes, settings.reduce_dtype),

@@ -236,7 +236,7 @@ def inner_state_specs(state: PipelineState) -> Any:
     )
 
 
-def in_place(state: PipelineState) -> PipelineState:
+def with_constraints(state: PipelineState) -> PipelineState:
     """Returns the state, whose arrays XLA must split inside groups as they are.
 
     Must be called inside the program of a step.

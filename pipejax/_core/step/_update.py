@@ -24,7 +24,7 @@ from pipejax._internal.traced_axes import collective_axes
 
 from ._info import StepInfo
 from ._model_state import mean_changes, moved, unmoved
-from ._state import PipelineState, in_place
+from ._state import PipelineState, with_constraints
 from ._step import Computed, Settings
 
 
@@ -83,21 +83,19 @@ def applied(
     message, trained = reduced.sum, state.trainable
     learned = trained.params, trained.opt_state, trained.mean
 
-    def advance() -> tuple[optax.Params, optax.OptState, Mean | None]:
-        if message.gradients is None:  # the exchange has updated them
-            return learned
-        return advanced(settings.tx, *learned, message, devices)
-
     def update() -> Any:
         changes = mean_changes(message, state.model_state, devices)
-        return *advance(), moved(state.model_state, after, changes)
+        model_state = moved(state.model_state, after, changes)
+        if message.gradients is None:  # the exchange has updated the others
+            return *learned, model_state
+        return *advanced(settings.tx, *learned, message, devices), model_state
 
     def hold() -> Any:
         return *learned, unmoved(state.model_state, after)
 
     # A branch compiles the update by itself, as in a step by hand, with the same bits.
     # But a collective in it would wait in vain for devices in the other branch.
-    if settings.branches and (alike or not collective_axes(advance)):
+    if settings.branches and (alike or not collective_axes(update)):
         found = lax.cond(applies, update, hold)
     else:
         found = select(applies, update(), hold())
@@ -109,7 +107,7 @@ def applied(
         model_state=model_state,
         skipped=skipped,
     )
-    return in_place(state), info._replace(applied=applies, skipped=skipped)
+    return with_constraints(state), info._replace(applied=applies, skipped=skipped)
 
 
 def decided(reduced: Reduced, *, skip_nonfinite: bool) -> tuple[jax.Array, jax.Array]:

@@ -46,8 +46,8 @@ from pipejax._core.prediction import CODE, Mean, Slopes, of_words, to_words, wor
 from pipejax._internal.shards import Shards, as_on_shards
 from pipejax.collectives import (
     AllReduce,
-    Halved,
     Local,
+    ReduceScatterAllGather,
     Stages,
     Summands,
     on_first,
@@ -216,7 +216,7 @@ def _exchange(
     if sends := sends_slopes(trainable.slopes, behind):
         codes = [x.update(dtype=_slope_dtype(settings, x)) for x in forms]
         forms = [*forms, *map(word_form, codes * behind)]
-        gather = Halved(all_reduce, shards.cuts * (1 + behind))
+        gather = ReduceScatterAllGather(all_reduce, shards.cuts * (1 + behind))
 
     def enter(value: Any, states: Any) -> tuple[Any, Any]:
         sums, rest = value
@@ -280,7 +280,9 @@ def _gather(
     shards, whole = trainable.shards, trainable.whole_params
     places = Places.here(settings.tx, whole, shards, settings.axis_name)
     forms = _gathered_forms(settings, whole, places)
-    stages = Halved(all_reduce, shards.cuts).all_gather(forms, settings.axis_name)
+    stages = ReduceScatterAllGather(all_reduce, shards.cuts).all_gather(
+        forms, settings.axis_name
+    )
     if shards:
         stages = on_own_shards(stages, places.params_inside, places.params_inside)
     leaves, structure = jax.tree.flatten(trainable.params)

@@ -18,7 +18,7 @@ from pipejax._internal.threads import needed
 
 from ...launch.helpers import free_port
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 PATIENCE = 120.0
 """Seconds that a task may take."""
 

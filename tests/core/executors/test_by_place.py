@@ -13,7 +13,7 @@ from pipejax._core.executors._by_place import (
     groups_in_processes,
     reduce_by_place,
 )
-from pipejax._core.executors._reduce import reduce_in_place
+from pipejax._core.executors._reduce import reduce_on_mesh
 
 from ...helpers import assert_bits_equal
 from .shards import sharded
@@ -22,10 +22,10 @@ from .shards import sharded
 @pytest.mark.parametrize("codec", [None, codecs.int8(8)])
 def test_by_place_equals_the_sum_in_place(codec):
     config, message, states = sharded(codec)
-    by_place, in_place = reduce_by_place(config), reduce_in_place(config)
+    by_place, on_mesh = reduce_by_place(config), reduce_on_mesh(config)
     for _ in range(2):  # the second time with the residuals of the first
         found, states_found = by_place(message, states)
-        wanted, states = in_place(message, states)
+        wanted, states = on_mesh(message, states)
         assert_bits_equal(*(jax.device_get(x) for x in (found, wanted)))
         assert_bits_equal(*(jax.device_get(x) for x in (states_found, states)))
         for leaf, other in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):

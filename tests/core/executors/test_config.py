@@ -80,10 +80,10 @@ class Fitted(Numbered):
     """An all-reduce that becomes another one on a mesh."""
 
     def on(self, mesh):
-        return psum(together=mesh.size)
+        return psum(combine_threshold_bytes=mesh.size)
 
 
 def test_sums_by_what_the_all_reduce_is_on_this_mesh():
     config = config_on(pj.data_mesh(4), all_reduce=Fitted())
-    assert config.sums_by == psum(together=4)
-    assert config.at(pj.data_mesh(2)).sums_by == psum(together=2)
+    assert config.sums_by == psum(combine_threshold_bytes=4)
+    assert config.at(pj.data_mesh(2)).sums_by == psum(combine_threshold_bytes=2)

@@ -12,7 +12,7 @@ from pipejax._core.executors import StepConfig, make_reduce
 from pipejax._core.executors._reduce import (
     _one_cpu_a_process,
     reduce_by_copy,
-    reduce_in_place,
+    reduce_on_mesh,
     reduction_mesh,
 )
 from pipejax._core.message import Message
@@ -50,7 +50,7 @@ def test_sums_over_devices_and_lays_the_sum_on_the_mesh(beside):
 def test_says_of_a_sum_that_it_is_not_finite():
     config = config_on(pj.data_mesh(4))
     placed = jax.device_put(np.float32([1, np.inf, 2, 3]), config.data)
-    reduced, _ = reduce_in_place(config)(Message({"w": placed}), {})
+    reduced, _ = reduce_on_mesh(config)(Message({"w": placed}), {})
     assert (bool(reduced.arrived), bool(reduced.finite)) == (True, False)
 
 
@@ -65,7 +65,7 @@ def test_returns_when_the_sum_is_there(monkeypatch):
         return wait(value)
 
     monkeypatch.setattr(jax, "block_until_ready", waiting)
-    reduced, _ = reduce_in_place(config)(Message({"w": placed}), {})
+    reduced, _ = reduce_on_mesh(config)(Message({"w": placed}), {})
     ((whole, _),) = waited
     assert whole.sum.gradients["w"] is reduced.sum.gradients["w"]
 

@@ -146,7 +146,10 @@ def test_a_fused_step_takes_its_turn(monkeypatch):
 def test_a_program_leaves_without_a_job_that_does_not_end(
     monkeypatch, caplog, last, seconds
 ):
-    where = {"GRACE": "executors._thread.GRACE", "HURRY": "leaving.HURRY"}[seconds]
+    where = {
+        "GRACE": "_core.executors._thread.GRACE",
+        "HURRY": "_internal.leaving.HURRY",
+    }[seconds]
     monkeypatch.setattr(f"pipejax.{where}", 0.05)
     monkeypatch.setattr(sys, "last_value", last, raising=False)
     owner, gate, left = CommunicationThread(), threading.Event(), []

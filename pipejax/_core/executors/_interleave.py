@@ -10,7 +10,7 @@ from pipejax._internal.keys import as_numbers
 from pipejax.collectives import Stages
 
 
-def weave(
+def interleave(
     value: Any,
     states: Any,
     stages: Stages,

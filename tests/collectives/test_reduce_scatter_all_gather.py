@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 import pipejax as pj
 from pipejax import codecs
 from pipejax.collectives import (
-    Halved,
     Layout,
+    ReduceScatterAllGather,
     Summands,
     halving_doubling,
     psum,
@@ -58,15 +58,15 @@ def summed(all_reduce, arrays):
     [psum(), NATIVE, two_shot(), ring(), halving_doubling()],
     ids=["psum", "native", "two_shot", "ring", "halving_doubling"],
 )
-def test_halved_all_reduce_sums(all_reduce):
-    found = summed(Halved(all_reduce, CUTS), summands())
+def test_reduce_scatter_and_all_gather_sum(all_reduce):
+    found = summed(ReduceScatterAllGather(all_reduce, CUTS), summands())
     wanted = summed(psum(), summands())
     for a, b in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
 def test_sums_of_two_shot_have_the_same_bits():
-    found = summed(Halved(two_shot(), CUTS), summands())
+    found = summed(ReduceScatterAllGather(two_shot(), CUTS), summands())
     wanted = summed(two_shot(), summands())
     assert_bits_equal(found.coded, wanted.coded)
 
@@ -75,7 +75,7 @@ def test_sums_of_two_shot_have_the_same_bits():
 @pytest.mark.parametrize("all_reduce", [psum(), NATIVE], ids=["rows", "native"])
 def test_sums_of_narrow_dtypes_are_close_and_in_their_dtype(all_reduce, dtype):
     arrays = summands(dtype)
-    found = summed(Halved(all_reduce, CUTS), arrays).coded
+    found = summed(ReduceScatterAllGather(all_reduce, CUTS), arrays).coded
     for total, own in zip(found, arrays.coded, strict=True):
         wanted = np.float32(own).reshape(DEVICES, -1).sum(0)
         assert total.dtype == (jnp.float32 if dtype == jnp.float16 else dtype)
@@ -85,7 +85,7 @@ def test_sums_of_narrow_dtypes_are_close_and_in_their_dtype(all_reduce, dtype):
 
 def test_codec_encodes_the_first_half_alone():
     arrays = summands()
-    found = summed(Halved(two_shot(codecs.int8(8)), CUTS), arrays)
+    found = summed(ReduceScatterAllGather(two_shot(codecs.int8(8)), CUTS), arrays)
     wanted = summed(psum(), arrays)
     for a, b, cut in zip(found.coded, wanted.coded, CUTS, strict=True):
         error = np.abs(np.asarray(a - b)).max()
@@ -95,7 +95,7 @@ def test_codec_encodes_the_first_half_alone():
 
 @pytest.mark.parametrize("all_reduce", [psum(), NATIVE], ids=["rows", "native"])
 def test_compiled_program_sends_the_transfers_of_the_stages(all_reduce):
-    halved, said = Halved(all_reduce, CUTS), []
+    halved, said = ReduceScatterAllGather(all_reduce, CUTS), []
 
     def local(arrays):
         stages = halved(Layout.of(arrays), "data")
@@ -109,7 +109,7 @@ def test_compiled_program_sends_the_transfers_of_the_stages(all_reduce):
 
 
 def test_devices_without_communication_keep_their_own_pieces():
-    halved = Halved(NoCommunication(), CUTS)
+    halved = ReduceScatterAllGather(NoCommunication(), CUTS)
 
     def local(arrays):
         stages = halved(Layout.of(arrays), "data")

@@ -16,7 +16,7 @@ from ._stages import Link, Local, Sent, Stages, States, chained, renamed
 
 
 @dataclasses.dataclass(frozen=True)
-class Beside(AllReduce):
+class Grouped(AllReduce):
     """An algorithm that sums sets of arrays side by side, each as if it were alone.
 
     Attributes:

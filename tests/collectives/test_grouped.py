@@ -10,7 +10,7 @@ import pipejax as pj
 from pipejax import codecs
 from pipejax._internal.mesh import on_mesh
 from pipejax.collectives import Layout, Summands, psum, run, tree, two_shot
-from pipejax.collectives._beside import Beside
+from pipejax.collectives._grouped import Grouped
 
 from ..helpers import assert_bits_equal
 
@@ -67,7 +67,7 @@ def stages(all_reduce):
 def test_each_set_is_summed_like_a_set_alone(all_reduce):
     """Codecs that draw random numbers draw others for another set."""
     sets, given = ((0, 3), (2, 1)), summands()
-    got, states = summed(Beside(all_reduce, sets), given)
+    got, states = summed(Grouped(all_reduce, sets), given)
     first, kept = summed(
         all_reduce, Summands((given.coded[0], given.coded[3]), given.exact)
     )
@@ -82,7 +82,7 @@ def test_each_set_is_summed_like_a_set_alone(all_reduce):
 
 
 def test_sets_share_their_stages():
-    one, two = stages(two_shot()), stages(Beside(two_shot(), ((0,), (1, 2), (3,))))
+    one, two = stages(two_shot()), stages(Grouped(two_shot(), ((0,), (1, 2), (3,))))
     assert len(two.stages) == len(one.stages) == 2
     kinds = ["all-to-all"] * 3 + ["all-gather"] * 3
     assert [transfer.kind for transfer in two.transfers] == kinds
@@ -91,7 +91,7 @@ def test_sets_share_their_stages():
 def test_single_set_has_the_bits_of_the_plain_algorithm():
     int8 = two_shot(codecs.int8(8))
     every = tuple(range(len(SHAPES)))
-    assert_bits_equal(*(summed(x, summands()) for x in (int8, Beside(int8, (every,)))))
+    assert_bits_equal(*(summed(x, summands()) for x in (int8, Grouped(int8, (every,)))))
 
 
 def test_vectors_of_different_sets_are_encoded_apart():
@@ -99,6 +99,6 @@ def test_vectors_of_different_sets_are_encoded_apart():
     large, small = jnp.full((DEVICES, 4), 1e6), jnp.full((DEVICES, 4), 1.0)
     int8, given = two_shot(codecs.int8(16)), Summands((large, small))
     together, _ = summed(int8, given)
-    apart, _ = summed(Beside(int8, ((0,), (1,))), given)
+    apart, _ = summed(Grouped(int8, ((0,), (1,))), given)
     assert together.coded[1].tolist() == np.zeros((DEVICES, 4)).tolist()
     np.testing.assert_allclose(apart.coded[1], DEVICES * small, rtol=0.02)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pipejax.collectives._groups import Groups
+from pipejax.collectives._combined import Combined
 
 from ..helpers import assert_bits_equal
 
@@ -18,7 +18,7 @@ ARRAYS = [
 
 
 @pytest.mark.parametrize(
-    ("together", "members", "sizes"),
+    ("threshold", "members", "sizes"),
     [
         (0, ((0,), (1,), (2,), (3,), (4,)), (24, 4, 4, 400, 2)),
         (4, ((0,), (1,), (2,), (3,), (4,)), (24, 4, 4, 400, 2)),
@@ -27,11 +27,11 @@ ARRAYS = [
         (1000, ((0, 2, 3), (1, 4)), (428, 6)),
     ],
 )
-def test_small_arrays_share_one_message_for_each_dtype(together, members, sizes):
+def test_small_arrays_share_one_message_for_each_dtype(threshold, members, sizes):
     forms = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in ARRAYS]
-    groups = Groups.of(forms, together)
+    groups = Combined.of(forms, threshold)
     assert (groups.members, groups.bytes) == (members, sizes)
-    sent = groups.together(ARRAYS)
+    sent = groups.combine(ARRAYS)
     assert [x.nbytes for x in sent] == list(sizes)
     assert_bits_equal(list(groups.separate(sent)), ARRAYS)
 
@@ -39,6 +39,6 @@ def test_small_arrays_share_one_message_for_each_dtype(together, members, sizes)
 def test_arrays_without_elements_are_not_sent():
     arrays = [jnp.zeros((0, 3)), jnp.arange(3.0), jnp.zeros((2, 0), jnp.bfloat16)]
     forms = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
-    groups = Groups.of(forms, 0)
+    groups = Combined.of(forms, 0)
     assert groups.members == ((1,),)
-    assert_bits_equal(list(groups.separate(groups.together(arrays))), arrays)
+    assert_bits_equal(list(groups.separate(groups.combine(arrays))), arrays)

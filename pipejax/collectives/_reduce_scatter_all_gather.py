@@ -21,9 +21,9 @@ import jax
 from pipejax._internal.mesh import AxisName, axis_size
 
 from ._all_reduce import AllReduce
-from ._beside import side_by_side
 from ._cut_gather import gather_arrays, gather_words, repeat
 from ._cut_scatter import Cuts, own_pieces, piece_forms, scatter_arrays, scatter_rows
+from ._grouped import side_by_side
 from ._layout import Layout, Summands
 from ._no_communication import NoCommunication
 from ._psum import MIB, Psum
@@ -34,7 +34,7 @@ from ._two_shot import two_shot
 
 
 @dataclasses.dataclass(frozen=True)
-class Halved(AllReduce):
+class ReduceScatterAllGather(AllReduce):
     """A reduce-scatter and an all-gather of arrays that are cut along their own axes.
 
     Attributes:
@@ -169,15 +169,15 @@ class Halved(AllReduce):
         return scatter_rows(halves or two_shot(), layout, cuts, axis_name)
 
 
-def has_halves(all_reduce: AllReduce, devices: int) -> bool:
-    """Returns whether `Halved` takes an algorithm.
+def has_reduce_scatter(all_reduce: AllReduce, devices: int) -> bool:
+    """Returns whether `ReduceScatterAllGather` takes an algorithm.
 
     Args:
       all_reduce: The algorithm.
       devices: Number of devices.
     """
     if isinstance(all_reduce, ScheduledAllReduce):
-        return has_halves(all_reduce.all_reduce, devices)
+        return has_reduce_scatter(all_reduce.all_reduce, devices)
     if isinstance(all_reduce, NoCommunication):
         return True
     if isinstance(all_reduce, Psum):

@@ -1,4 +1,4 @@
-"""Groups of arrays, each of which is summed by one collective.
+"""Combined of arrays, each of which is summed by one collective.
 
 Every collective costs a latency, and joining arrays into one vector costs a pass over
 memory. Long arrays therefore travel alone, in their own shape, while short arrays may
@@ -12,43 +12,43 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pipejax._internal.ravel import apart, joined
+from pipejax._internal.ravel import ravel, unravel
 
 
-class Groups(NamedTuple):
-    """Groups of arrays. One collective sends all arrays of a group.
+class Combined(NamedTuple):
+    """Combined of arrays. One collective sends all arrays of a group.
 
     Attributes:
       forms: Shapes and dtypes of all arrays.
-      members: For each group, the positions of its arrays in `forms`. An array without
-        elements is in no group.
+      members: For each set, the positions of its arrays in `forms`. An array without
+        elements is in no set.
     """
 
     forms: tuple[jax.ShapeDtypeStruct, ...]
     members: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, forms: Sequence[jax.ShapeDtypeStruct], together: int) -> "Groups":
-        """Groups the arrays that are shorter than `together` bytes by their dtypes.
+    def of(cls, forms: Sequence[jax.ShapeDtypeStruct], threshold: int) -> "Combined":
+        """Combines the arrays that are shorter than `threshold` bytes by dtype.
 
-        Each longer array is a group of its own.
+        Each longer array is a set of its own.
 
         Args:
           forms: Shapes and dtypes of the arrays.
-          together: Threshold in bytes.
+          threshold: Threshold in bytes.
 
         Examples:
           Two arrays of 32 bytes each:
 
           >>> form = jax.ShapeDtypeStruct((8,), "float32")
-          >>> Groups.of([form, form], 0).members, Groups.of([form, form], 64).members
-          (((0,), (1,)), ((0, 1),))
+          >>> [Combined.of([form, form], threshold).members for threshold in (0, 64)]
+          [((0,), (1,)), ((0, 1),)]
         """
         groups: dict[tuple[str, int], list[int]] = {}
         for i, form in enumerate(forms):
             if not size(form):
                 continue
-            alone = i + 1 if size(form) >= together else 0
+            alone = i + 1 if size(form) >= threshold else 0
             groups.setdefault((form.dtype.name, alone), []).append(i)
         return cls(tuple(forms), tuple(map(tuple, groups.values())))
 
@@ -56,15 +56,15 @@ class Groups(NamedTuple):
     def bytes(self) -> tuple[int, ...]:
         return tuple(sum(size(self.forms[i]) for i in group) for group in self.members)
 
-    def together(self, arrays: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-        """Returns one array per group: its only array, or its arrays as one vector."""
+    def combine(self, arrays: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+        """Returns one array per set: its only array, or its arrays as one vector."""
         return tuple(
-            arrays[group[0]] if len(group) == 1 else joined([arrays[i] for i in group])
+            arrays[group[0]] if len(group) == 1 else ravel([arrays[i] for i in group])
             for group in self.members
         )
 
     def separate(self, sent: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-        """Undoes `together`: returns all arrays in the order of `forms`."""
+        """Undoes `combine`: returns all arrays in the order of `forms`."""
         arrays = {
             i: jnp.zeros(form.shape, form.dtype)
             for i, form in enumerate(self.forms)
@@ -72,7 +72,7 @@ class Groups(NamedTuple):
         }
         for group, x in zip(self.members, sent, strict=True):
             forms = [self.forms[i] for i in group]
-            own = (x,) if len(group) == 1 else apart(x, forms)
+            own = (x,) if len(group) == 1 else unravel(x, forms)
             arrays.update(zip(group, own, strict=True))
         return tuple(arrays[i] for i in range(len(self.forms)))
 

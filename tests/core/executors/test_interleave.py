@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipejax._core.executors._weave import weave
+from pipejax._core.executors._interleave import interleave
 from pipejax._core.message import Message
 from pipejax.collectives import Stages
 from pipejax.collectives._stages import Local, Sent, local
@@ -46,7 +46,9 @@ def test_results_are_those_of_each_alone(count, digits):
     """Gradients start at 0, and changes of model state at 5."""
     message = Message({"w": jnp.zeros(1)}, {"mean": jnp.full(1, 5.0)})
     states = {"times": jnp.zeros(1, jnp.int32)}
-    total, after, out = weave(message, states, appending(count), layers, WEIGHTS, X)
+    total, after, out = interleave(
+        message, states, appending(count), layers, WEIGHTS, X
+    )
     changes = int("5" + str(digits))
     assert_bits_equal(total.gradients, {"w": np.float32([digits])})
     assert_bits_equal(total.changes, {"mean": np.float32([changes])})
@@ -61,7 +63,9 @@ def woven(count):
     """Returns the equations of stages, layers and barriers in order."""
     message, stages = Message({"w": jnp.zeros(1)}), appending(count)
     states = {"times": jnp.zeros(1, jnp.int32)}
-    program = jax.make_jaxpr(lambda *args: weave(*args[:2], stages, layers, *args[2:]))
+    program = jax.make_jaxpr(
+        lambda *args: interleave(*args[:2], stages, layers, *args[2:])
+    )
     equations = program(message, states, WEIGHTS, X).jaxpr.eqns
     return [x for x in equations if x.primitive.name in NAMES]
 
