@@ -9,7 +9,7 @@ with `shard_optimizer=True`, from the same seeds, on four virtual devices.
 
 Command: python -m experiments.sharded_optimizer.accuracy --text tinyshakespeare.txt
          If it is interrupted, start it again: it keeps the runs that have ended.
-Time: about an hour and a half on 2 cores.
+Time: about 40 minutes on 2 cores.
 Result: experiments/results/sharded_optimizer_accuracy.json
 """
 

@@ -7,9 +7,10 @@ import jax
 import numpy as np
 
 from pipejax._core.message import InFlight
+from pipejax._internal.types import Tree
 
 
-def replica_digest(tree: Any) -> dict[int, str]:
+def replica_digest(tree: Tree) -> dict[int, str]:
     """Returns one digest per device of all arrays in `tree` that have copies.
 
     All devices apply the same mean gradient in the same step. After any number of

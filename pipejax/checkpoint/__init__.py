@@ -6,7 +6,8 @@ train step that continues the run:
 - The same width and the same number of devices: `restore` returns every bit of the
   state, including the gradients in flight, and the run ends as if it had never stopped.
 - Another number of devices: `restore` averages the gradients in flight over the old
-  devices and applies them (a drain) before the run continues. The The states of codecs, such as the residuals of error feedback, begin anew.
+  devices and applies them (a drain) before the run continues. The states of codecs,
+  such as the residuals of error feedback, begin anew.
 - Another width, another optimizer, or a loss function that returns other values than
   those in flight: `restore` raises a `ValueError` that names the remedy.
 

@@ -22,6 +22,7 @@ from pipejax._core.executors import StepConfig
 from pipejax._core.step import Batch
 from pipejax._internal.keys import as_numbers, is_key
 from pipejax._internal.mesh import AxisName, axes, inner_axes
+from pipejax._internal.types import Leaf, Tree
 
 
 def data_sharding(config: StepConfig, axis_name: AxisName | None) -> NamedSharding:
@@ -45,7 +46,7 @@ def data_sharding(config: StepConfig, axis_name: AxisName | None) -> NamedShardi
     return NamedSharding(config.mesh, P(names if len(names) > 1 else names[0]))
 
 
-def plain_batch(batch: Any) -> Any:
+def plain_batch(batch: Tree) -> Tree:
     """Returns a batch in which every mapping that JAX takes for a leaf is a dict.
 
     A tokenizer returns such a mapping, a `collections.UserDict`.
@@ -56,13 +57,13 @@ def plain_batch(batch: Any) -> Any:
       [{'a': {'b': 1}}]
     """
 
-    def one(leaf: Any) -> Any:
+    def one(leaf: Leaf) -> Any:
         return plain_batch(dict(leaf)) if isinstance(leaf, Mapping) else leaf
 
     return jax.tree.map(one, batch)
 
 
-def global_batch(local: Any, data: NamedSharding) -> Any:
+def global_batch(local: Any, data: NamedSharding) -> Tree:
     """Makes the global batch of which this process has the part `local`.
 
     The batch shares no memory with `local`, which may be written again.
@@ -91,7 +92,7 @@ def global_batch(local: Any, data: NamedSharding) -> Any:
     return jax.tree.map(functools.partial(as_numbers, make), local)
 
 
-def _own_copy(path: Any, leaf: Any) -> Any:
+def _own_copy(path: Any, leaf: Leaf) -> Any:
     """Returns a leaf of a batch as an array whose memory nobody writes into.
 
     Raises:
@@ -117,7 +118,7 @@ def _own_copy(path: Any, leaf: Any) -> Any:
     return found
 
 
-def laid_out(batch: Any, config: StepConfig) -> Batch:
+def laid_out(batch: Tree, config: StepConfig) -> Batch:
     """Returns a batch that lies on the mesh, split over the axes of the step.
 
     Arrays that are split over these axes first and over inner axes then, as
@@ -138,7 +139,7 @@ def laid_out(batch: Any, config: StepConfig) -> Batch:
         first = sharding.spec[0]
         return same and first is not None and axes(first)[: len(own)] == own
 
-    def one(leaf: Any) -> Any:
+    def one(leaf: Leaf) -> Any:
         if isinstance(leaf, jax.ShapeDtypeStruct):
             placed = not shards or split(leaf.sharding)
             return leaf if placed else leaf.update(sharding=data)
@@ -149,7 +150,7 @@ def laid_out(batch: Any, config: StepConfig) -> Batch:
             return leaf
         return jax.device_put(leaf, data) if committed or shards else leaf
 
-    def inside(leaf: Any) -> P:
+    def inside(leaf: Leaf) -> P:
         """Returns the spec of a group's share."""
         first, *others = leaf.sharding.spec
         return P(axes(first)[len(own) :] or None, *others)
@@ -166,7 +167,7 @@ def least_of_all_processes(own: int) -> int:
     return int(multihost_utils.process_allgather(np.int32(own)).min())
 
 
-def check_global(batch: Any, mesh: Mesh) -> None:
+def check_global(batch: Tree, mesh: Mesh) -> None:
     """Raises a `ValueError` if an array of `batch` belongs to this process alone.
 
     On a mesh of one process such an array is the global batch. On a mesh of several

@@ -8,13 +8,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.executors import StepConfig
 from pipejax._core.step import PipelineState, averaged, full_form
+from pipejax._internal.types import Keys, Leaf, ModelState, Tree
 
 
-def check_model_state(config: StepConfig, state: PipelineState, batch: Any) -> None:
+def check_model_state(config: StepConfig, state: PipelineState, batch: Tree) -> None:
     """Raises a `ValueError` for a leaf that is not finite and that the loss changes.
 
     The model state obeys `s[t] = s[t-1] + d[t-K]`, where d is the mean change over
@@ -43,10 +45,10 @@ def check_model_state(config: StepConfig, state: PipelineState, batch: Any) -> N
             )
 
 
-def _non_finite(model_state: Any) -> list[bool]:
+def _non_finite(model_state: ModelState) -> list[bool]:
     """Returns for each leaf whether it holds an infinity or NaN."""
 
-    def bad(leaf: Any) -> bool:
+    def bad(leaf: Leaf) -> bool:
         if not averaged(leaf):
             return False
         if leaf.sharding.is_fully_replicated:
@@ -56,13 +58,15 @@ def _non_finite(model_state: Any) -> list[bool]:
     return [bad(leaf) for leaf in jax.tree.leaves(model_state)]
 
 
-def _unchanged(config: StepConfig, state: PipelineState, batch: Any) -> Any:
+def _unchanged(config: StepConfig, state: PipelineState, batch: Tree) -> Any:
     """Returns for each leaf whether the loss returns it unchanged."""
     settings = config.step.settings
     loss_fn = full_form(settings.loss_fn, settings.compute_dtype)
     own = P(config.axis_name)
 
-    def local(params: Any, batch: Any, model_state: Any, rng: Any) -> Any:
+    def local(
+        params: optax.Params, batch: Tree, model_state: ModelState, rng: Keys
+    ) -> Any:
         return loss_fn(params, batch, model_state, rng)[1].unchanged
 
     specs = (P(), own, P(), P())

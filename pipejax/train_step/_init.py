@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.checks import (
@@ -32,6 +33,7 @@ from pipejax._core.step import (
 from pipejax._internal.mesh import axes, inner_axes, is_traced
 from pipejax._internal.shards import UNSHARDED, Shards, cut_axes, inner_specs
 from pipejax._internal.structures import restructured
+from pipejax._internal.types import Keys, ModelState, Tree
 
 from ._feed import laid_out
 from ._replicate import check_same_in_groups, placed
@@ -48,10 +50,10 @@ class Given(NamedTuple):
       opt_state: Optimizer state, or `None` for a new one.
     """
 
-    params: Any
-    model_state: Any
-    rng: Any
-    opt_state: Any
+    params: optax.Params
+    model_state: ModelState
+    rng: Keys
+    opt_state: optax.OptState
 
 
 class Plan(NamedTuple):
@@ -68,7 +70,7 @@ class Plan(NamedTuple):
     shapes: PipelineState
 
 
-def initial(config: StepConfig, given: Given, batch: Any) -> PipelineState:
+def initial(config: StepConfig, given: Given, batch: Tree) -> PipelineState:
     """Lays out the state, with nothing in flight and without codec states.
 
     On several processes, placing the arrays is a collective, so no other collective may
@@ -94,7 +96,7 @@ def initial(config: StepConfig, given: Given, batch: Any) -> PipelineState:
     return jax.block_until_ready(made)
 
 
-def planned(config: StepConfig, given: Given, batch: Any) -> Plan:
+def planned(config: StepConfig, given: Given, batch: Tree) -> Plan:
     """Checks what `train.init` is given, and returns how the state is made from it.
 
     Args:
@@ -114,6 +116,7 @@ def planned(config: StepConfig, given: Given, batch: Any) -> Plan:
     shards = _given_shards(config, given, forms)
     _check_optimizer(config, given)
     like = _message_form(config, forms, batch, shards)
+    # With a sharded optimizer, the form of the message decides how the state is split.
     shards = config.step.layout(forms.params, like, config.mesh)
     like = like._replace(shards=shards)
     make = _maker(config, forms, like)
@@ -216,7 +219,7 @@ def _specs_of(given: Given, shards: Shards) -> Given:
 
 
 def _message_form(
-    config: StepConfig, given: Given, batch: Any, shards: Shards
+    config: StepConfig, given: Given, batch: Tree, shards: Shards
 ) -> Message:
     """Returns the shapes of the message of one device or group.
 
@@ -229,7 +232,9 @@ def _message_form(
         return jax.eval_shape(lambda: empty_message(params, model_state, dtype, shards))
     check_batch(batch, config.devices, settings.microbatches)
 
-    def local(params: Any, model_state: Any, rng: Any, batch: Batch) -> Message:
+    def local(
+        params: optax.Params, model_state: ModelState, rng: Keys, batch: Batch
+    ) -> Message:
         return config.step.message(params, model_state, rng, batch, shards)[0]
 
     local = config.on_mesh(local, (P(), P(), P(), P(config.axis_name)), P())

@@ -17,6 +17,7 @@ from pipejax._internal.keys import is_key
 from pipejax._internal.mesh import is_traced
 from pipejax._internal.shards import group_axes, on_shards
 from pipejax._internal.structures import containers
+from pipejax._internal.types import Leaf
 
 
 def placed(given: dict[str, Any], specs: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
@@ -82,7 +83,7 @@ def check_same_in_groups(placed: dict[str, Any], config: StepConfig) -> None:
         )
 
 
-def _placed(leaf: Any, sharding: NamedSharding) -> jax.Array:
+def _placed(leaf: Leaf, sharding: NamedSharding) -> jax.Array:
     """Returns an array or a typed PRNG key in the given sharding."""
     if is_key(leaf):
         # `jax.device_put` does not take keys to the devices of other processes.
@@ -119,7 +120,7 @@ def _processes_that_differ(value: np.ndarray) -> list[int]:
     return np.flatnonzero(different).tolist()
 
 
-def _content(leaf: Any) -> tuple[Any, ...]:
+def _content(leaf: Leaf) -> tuple[Any, ...]:
     """Returns the parts by which `_digest` tells arrays, or typed keys, apart."""
     if is_key(leaf):
         return str(jax.random.key_impl(leaf)), *_content(jax.random.key_data(leaf))

@@ -11,6 +11,7 @@ from pipejax._core.message import InFlight, Message
 from pipejax._core.step import PipelineState, inner_state_specs, state_data_specs
 from pipejax._internal.mesh import AxisName
 from pipejax._internal.shards import Shards, of_all_groups, together
+from pipejax._internal.types import Leaf, Tree
 
 
 def state_shardings(
@@ -48,7 +49,7 @@ def in_flight_shardings(
         are none, every group has the arrays of all groups.
     """
 
-    def lying(tree: Any, specs: tuple[P, ...]) -> Any:
+    def lying(tree: Tree, specs: tuple[P, ...]) -> Any:
         leaves, structure = jax.tree.flatten(tree)
         specs = specs or (P(),) * len(leaves)
         pairs = zip(leaves, specs, strict=bool(leaves))
@@ -73,6 +74,6 @@ def in_flight_shardings(
     )
 
 
-def _sharding(leaf: Any, spec: P, mesh: Mesh) -> NamedSharding:
+def _sharding(leaf: Leaf, spec: P, mesh: Mesh) -> NamedSharding:
     """Returns the sharding of a leaf; JAX replicates arrays without elements."""
     return NamedSharding(mesh, spec if leaf.size else P())

@@ -38,6 +38,7 @@ from pipejax._core.step import (
 from pipejax._internal.mesh import AxisName, inner_axes, without_mesh
 from pipejax._internal.shards import Shards
 from pipejax._internal.structures import form_of
+from pipejax._internal.types import CodecStates, Tree
 from pipejax.collectives import Transfer
 
 from ._feed import (
@@ -168,7 +169,7 @@ class TrainStep:
         return state._replace(in_flight=in_flight, calls=self._no_calls)
 
     @without_mesh()
-    def step(self, state: PipelineState, batch: Any) -> tuple[PipelineState, StepInfo]:
+    def step(self, state: PipelineState, batch: Tree) -> tuple[PipelineState, StepInfo]:
         """Computes the gradient of this batch, and applies that of K-1 steps ago.
 
         Args:
@@ -296,7 +297,7 @@ class TrainStep:
         return executor.drain(state)
 
     @without_mesh()
-    def lower(self, state: PipelineState, batch: Any) -> jax.stages.Lowered:
+    def lower(self, state: PipelineState, batch: Tree) -> jax.stages.Lowered:
         """Lowers the program in which a step computes, without running it.
 
         The lowered program can be read, searched for collectives, or compiled.
@@ -319,7 +320,7 @@ class TrainStep:
         return self.executor.lower(state, laid_out(batch, self.config))
 
     @without_mesh()
-    def transfers(self, state: PipelineState, batch: Any) -> tuple[Transfer, ...]:
+    def transfers(self, state: PipelineState, batch: Tree) -> tuple[Transfer, ...]:
         """Lists what one step sends, collective by collective, without running it.
 
         Args:
@@ -404,7 +405,7 @@ class TrainStep:
             check_optimizer_of(state, self.settings.tx)
             self._known_forms.add(form)
 
-    def _check_finite(self, state: PipelineState, batch: Any) -> None:
+    def _check_finite(self, state: PipelineState, batch: Tree) -> None:
         """Raises a `ValueError` if the model state is not finite where it must be.
 
         The check waits for the device, so it is made for the first state of each form.
@@ -424,7 +425,7 @@ class TrainStep:
 
 def codec_states(
     train: TrainStep, state: PipelineState, *, abstract: bool = False
-) -> Any:
+) -> CodecStates:
     """Returns the codec states before the first step, for all phases together.
 
     Args:

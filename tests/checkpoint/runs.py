@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from pipejax.checkpoint._reshard import reshard
 
 import pipejax as pj
 from pipejax import codecs, collectives
+from pipejax.checkpoint._reshard import reshard
 
 KEY = jax.random.key(0)
 SIGN = codecs.error_feedback(codecs.sign(8))

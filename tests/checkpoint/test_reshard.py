@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from pipejax.checkpoint._reshard import reshard, shapes_on
 
 import pipejax as pj
 from pipejax import collectives
+from pipejax.checkpoint._reshard import reshard, shapes_on
 
 from ..helpers import batches
 from .runs import ALL_REDUCES, RATE, moved, params, run, train_step, weighted

@@ -9,9 +9,9 @@ import optax
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from pipejax.checkpoint._spread import Spread
 
 import pipejax as pj
+from pipejax.checkpoint._spread import Spread
 
 from .runs import ALL_REDUCES
 

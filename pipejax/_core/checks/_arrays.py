@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax._internal.keys import is_key
+from pipejax._internal.types import Keys, Leaf, Tree
 
 
-def fault_of(leaf: Any) -> str | None:
+def fault_of(leaf: Leaf) -> str | None:
     """Says why JAX cannot compute with a leaf, or returns `None` if it can."""
     if isinstance(leaf, np.ma.MaskedArray):
         return "a masked array, whose mask JAX does not have"
@@ -24,26 +25,15 @@ def fault_of(leaf: Any) -> str | None:
     return f"a {type(leaf).__name__}"
 
 
-def check_arrays(name: str, tree: Any) -> None:
-    """Raises a `ValueError` for the first leaf that is no array of numbers.
-
-    Args:
-      name: The name of the argument.
-      tree: The argument, a pytree.
-    """
+def check_arrays(name: str, tree: Tree) -> None:
+    """Raises a `ValueError` for the first leaf that is no array of numbers."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if fault := fault_of(leaf):
             raise no_array(name, path, fault)
 
 
 def no_array(name: str, path: Any, fault: str) -> ValueError:
-    """Returns the error for a leaf that is no array of numbers.
-
-    Args:
-      name: The name of the argument.
-      path: The path of the leaf in the argument.
-      fault: What the leaf is.
-    """
+    """Returns the error for a leaf that is no array of numbers."""
     return ValueError(
         f"`{name}` must hold arrays of numbers, got"
         f" `{name}{jax.tree_util.keystr(path)}`, {fault}. Leave it out, or convert it:"
@@ -52,7 +42,7 @@ def no_array(name: str, path: Any, fault: str) -> ValueError:
     )
 
 
-def check_keys(rng: Any) -> None:
+def check_keys(rng: Keys) -> None:
     """Raises a `ValueError` unless `rng` is `None` or a pytree of single PRNG keys.
 
     A key is a typed key, or the integers of one for the default implementation.

@@ -9,11 +9,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.core import Tracer
 from jax.sharding import Mesh
 
 from pipejax._internal.keys import is_key
 from pipejax._internal.mesh import is_attached
+from pipejax._internal.types import Leaf, Tree
 
 from ._arrays import check_arrays, fault_of
 
@@ -21,7 +23,7 @@ _OVERWRITTEN = "_overwrite_with_gradient"
 """The collection in which Flax keeps what `TrainState.apply_gradients` overwrites."""
 
 
-def check_params(params: Any) -> None:
+def check_params(params: optax.Params) -> None:
     """Raises a `ValueError` unless `params` has leaves and all of them are floating.
 
     A leaf may be an array or a Python float.
@@ -54,7 +56,7 @@ def check_params(params: Any) -> None:
             )
 
 
-def _not_trainable(leaf: Any) -> str | None:
+def _not_trainable(leaf: Leaf) -> str | None:
     """Says why a leaf has no update and what to do, or returns `None` if it has one."""
     if is_key(leaf):
         return "a PRNG key. Give it to `train.init` as `rng` or in `model_state`."
@@ -75,7 +77,7 @@ def _not_trainable(leaf: Any) -> str | None:
     return None
 
 
-def check_attached(mesh: Mesh, params: Any) -> None:
+def check_attached(mesh: Mesh, params: optax.Params) -> None:
     """Raises a `ValueError` if arrays would be placed on devices that are not attached.
 
     Traced parameters are not placed anywhere.
@@ -90,7 +92,7 @@ def check_attached(mesh: Mesh, params: Any) -> None:
         )
 
 
-def is_array(leaf: Any) -> bool:
+def is_array(leaf: Leaf) -> bool:
     """Returns whether `leaf` is an array on devices, and not a tracer."""
     return isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
 
@@ -127,7 +129,7 @@ def check_keywords(loss_fn: Callable[..., Any], **given: Any) -> None:
             )
 
 
-def check_batch(batch: Any, devices: int, microbatches: int) -> None:
+def check_batch(batch: Tree, devices: int, microbatches: int) -> None:
     """Raises a `ValueError` unless `batch` divides among devices and microbatches."""
     check_arrays("batch", batch)
     size, parts = common_length(batch), devices * microbatches
@@ -147,13 +149,13 @@ def check_batch(batch: Any, devices: int, microbatches: int) -> None:
         )
 
 
-def common_length(tree: Any) -> int | None:
+def common_length(tree: Tree) -> int | None:
     """Returns the length of the common leading axis, or `None` if there is none."""
     lengths = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(tree)}
     return next(iter(lengths))[0] if len(lengths) == 1 and () not in lengths else None
 
 
-def named_shapes(name: str, tree: Any) -> str:
+def named_shapes(name: str, tree: Tree) -> str:
     """Returns the shapes of the first arrays as text, by their paths in an argument."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     shapes = {

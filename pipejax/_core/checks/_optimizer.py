@@ -16,6 +16,7 @@ import optax.contrib
 
 from pipejax._core.message import InFlight
 from pipejax._internal.structures import alike, containers, difference, paths
+from pipejax._internal.types import Tree
 
 _CANNOT_BE_GIVEN: dict[type, str] = {
     InFlight: (
@@ -41,7 +42,7 @@ _CANNOT_BE_GIVEN: dict[type, str] = {
 }
 
 
-def check_optimizer(opt_state: Any, *, plain_delay: bool) -> None:
+def check_optimizer(opt_state: optax.OptState, *, plain_delay: bool) -> None:
     """Raises a `ValueError` if the optimizer cannot be used in a train step.
 
     The optimizer is recognized by the types in its state.
@@ -73,16 +74,17 @@ def check_optimizer(opt_state: Any, *, plain_delay: bool) -> None:
 
 
 def check_opt_state(
-    tx: optax.GradientTransformation, params: Any, given: Any, name: str, remedy: str
+    tx: optax.GradientTransformation,
+    params: optax.Params,
+    given: Any,
+    name: str,
+    remedy: str,
 ) -> None:
     """Raises a `ValueError` unless `given` has the form of `tx.init(params)`.
 
     Args:
-      tx: The optimizer.
       params: The whole parameters, or their shapes.
       given: A state of the optimizer, or its shapes.
-      name: How the error message names the state.
-      remedy: What to do, as a sentence.
     """
     found = opt_state_difference(tx, params, given, name)
     if found is None:
@@ -95,7 +97,10 @@ def check_opt_state(
 
 
 def opt_state_difference(
-    tx: optax.GradientTransformation, params: Any, given: Any, name: str = "opt_state"
+    tx: optax.GradientTransformation,
+    params: optax.Params,
+    given: Any,
+    name: str = "opt_state",
 ) -> tuple[str, Any, Any] | None:
     """Returns where an optimizer state differs from `tx.init(params)`, or `None`.
 
@@ -103,7 +108,6 @@ def opt_state_difference(
     its arrays.
 
     Args:
-      tx: The optimizer.
       params: The whole parameters, or their shapes.
       given: A state of the optimizer, or its shapes.
       name: The name of the state, with which paths begin.
@@ -119,7 +123,7 @@ def opt_state_difference(
     return name, containers(wanted), containers(given)
 
 
-def check_kept_form(before: Any, after: Any) -> None:
+def check_kept_form(before: Tree, after: Tree) -> None:
     """Raises a `ValueError` if an update changed the form of the state.
 
     Args:

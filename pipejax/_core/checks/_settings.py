@@ -66,7 +66,6 @@ def check_feedback(share: float, rule: Literal["linearized", "own", False]) -> f
     """Returns `share` as a float, or raises a `ValueError` if it is not in [0, 1).
 
     Args:
-      share: The argument `deviation_feedback`.
       rule: The rule of prediction. Unless it is `"own"`, `share` must be 0.
     """
     real = isinstance(share, int | float) and not isinstance(share, bool)
@@ -110,7 +109,6 @@ def check_all_reduce(
     """Returns the argument `all_reduce` as a schedule of one algorithm or more.
 
     Args:
-      all_reduce: The argument: an algorithm or a schedule.
       axis_name: Axis or axes to sum over.
       several: Whether a schedule is allowed.
 
@@ -203,11 +201,7 @@ def check_sharded_optimizer(
     """Raises a `ValueError` unless the settings allow a sharded optimizer.
 
     Args:
-      schedule: The algorithms that sum messages.
-      mesh: The mesh of the train step.
       axis_name: Axis or axes of the data.
-      rule: The rule of prediction.
-      executor: The argument of this name.
     """
     platform = mesh.devices.flat[0].platform
     if executor == "host" and platform != "cpu":

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from pipejax._core.message import Message, Reduced, on_shards_of, summed
 from pipejax._internal.mesh import AxisName, axes, inner_axes, on_mesh
 from pipejax._internal.shards import UNSHARDED
+from pipejax._internal.types import CodecStates, Tree
 from pipejax.collectives import Grouped
 
 from ._config import StepConfig
@@ -37,14 +38,14 @@ def reduce_by_place(
     def programs(sets: tuple[tuple[int, ...], ...]) -> list[Any]:
         all_reduce = Grouped(config.sums_by, sets)
 
-        def local(message: Message, before: Any) -> tuple[Reduced, Any]:
+        def local(message: Message, before: Tree) -> tuple[Reduced, Any]:
             total, after = summed(message, before, all_reduce, axis)
             return Reduced.of(total, jnp.array(True)), after
 
         mapped = (on_mesh(local, x, (own, own), (P(), own)) for x in meshes)
         return [jax.jit(each) for each in mapped]
 
-    def reduce(message: Message, states: Any) -> tuple[Reduced, Any]:
+    def reduce(message: Message, states: CodecStates) -> tuple[Reduced, Any]:
         sharded = on_shards_of(message, config.sums_by)
         given = message._replace(shards=UNSHARDED), states
         calls = zip(programs(sharded.sets(mesh.shape)), meshes, strict=True)
@@ -77,7 +78,7 @@ def _by_place(mesh: Mesh, axis_name: AxisName) -> list[Mesh]:
     return [Mesh(columns[..., i], axes(axis_name)) for i in range(columns.shape[-1])]
 
 
-def _on_place(tree: Any, place: Mesh, spec: P) -> Any:
+def _on_place(tree: Tree, place: Mesh, spec: P) -> Any:
     """Returns the parts of arrays on the devices of `place`, as arrays of their own."""
 
     def one(array: jax.Array) -> jax.Array:

@@ -27,7 +27,6 @@ def choose(name: str, config: StepConfig) -> Executor:
         communication on these devices: `Auto` on CPUs of several processes, and `Fused`
         on accelerators. On CPUs of a single process, which have no network to wait for,
         it also stands for `Fused`.
-      config: The step to run.
 
     Returns:
       The executor. Its `reason` says why it was chosen.

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from pipejax._core.message import Message, codec_states
 from pipejax._core.step import PipelineState, Step, state_data_specs
 from pipejax._internal.mesh import AxisName, axes, inner_axes, on_mesh, on_mesh_by
+from pipejax._internal.types import CodecStates
 from pipejax.collectives import AllReduce
 
 
@@ -21,11 +22,9 @@ class StepConfig:
     """Configuration of a step: the work of each device, and the all-reduce in between.
 
     Attributes:
-      step: The work of each device.
       mesh: The devices. If the mesh has more axes than those of the data, each group of
         devices shards a copy of the model over them.
       width: Pipeline width K, at least 1.
-      all_reduce: The algorithm that sums messages over devices.
       donate: Whether a step may overwrite the state that it is given.
     """
 
@@ -69,11 +68,7 @@ class StepConfig:
         return None if inner_axes(self.mesh, self.axis_name) else self.data
 
     def at(self, mesh: Mesh) -> "StepConfig":
-        """Returns the same configuration on another mesh.
-
-        Args:
-          mesh: The other mesh.
-        """
+        """Returns the same configuration on another mesh."""
         return dataclasses.replace(self, mesh=mesh)
 
     def on_mesh(self, local: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
@@ -81,8 +76,6 @@ class StepConfig:
 
         Args:
           local: Function of the shares of one device or group.
-          in_specs: Partition specs of the arguments.
-          out_specs: Partition specs of the results.
         """
         return on_mesh(local, self.mesh, in_specs, out_specs, self.axis_name)
 
@@ -102,7 +95,7 @@ class StepConfig:
 
         return on_mesh_by(specs, local, self.mesh, self.axis_name)
 
-    def codec_states(self, like: Message, *, abstract: bool = False) -> Any:
+    def codec_states(self, like: Message, *, abstract: bool = False) -> CodecStates:
         """Returns the states of all devices' codecs before the first message.
 
         Args:

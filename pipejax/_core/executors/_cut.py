@@ -21,6 +21,7 @@ from pipejax._internal.jaxpr import (
     runner,
     value_of,
 )
+from pipejax._internal.types import ClosedJaxpr
 
 from ._flops import flops_of
 from ._scan import Operation, scan_operation
@@ -43,9 +44,7 @@ def cut(
     """Cuts `function` into pieces, to be run one after another.
 
     Args:
-      function: A function that JAX can trace.
       shares: The share of the work of each piece. Together they are 1.
-      *args: Arguments of the function.
 
     Returns:
       The pieces, and a function that makes the result of `function` from the list that
@@ -56,6 +55,7 @@ def cut(
         whole = function(*args)
         leaves, tree = jax.tree.flatten(whole)
         return [lambda _: leaves], lambda values: jax.tree.unflatten(tree, values)
+    # Forward and backward pass are traced as one list of operations.
     closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
     jaxpr, tree = closed.jaxpr, jax.tree.structure(shape)
     names: dict[Any, Any] = {v: object() for v in jaxpr.invars}
@@ -64,6 +64,7 @@ def cut(
     }
     operations = list(_operations(closed, names))
     results = tuple(name_of(names, v) for v in jaxpr.outvars)
+    # `_points` may replace a scan in `operations` by its halves.
     points = _points(operations, shares)
     parts = _repeating([operations[a:b] for a, b in itertools.pairwise(points)], known)
     handed = _handed(parts, results)
@@ -88,7 +89,6 @@ def _repeating(
     cut it cannot, and would keep every mask and every cast of an activation.
 
     Args:
-      parts: The operations of each piece.
       known: Values of the arguments of the function that is cut, by name.
     """
     found = parts[:1]
@@ -97,6 +97,8 @@ def _repeating(
         needed = {
             n for rest in parts[i:] for operation in rest for n in operation.reads
         }
+        # `there` has what is at hand after the cut: arguments, what is handed on
+        # anyway, and the results of operations that are repeated.
         there, again = set(known), []
         for operation in earlier:
             if operation.cheap and there.issuperset(operation.large):
@@ -104,6 +106,7 @@ def _repeating(
                 there.update(operation.writes)
             else:
                 there.update(needed.intersection(operation.writes))
+        # From the last to the first, only those that something needs.
         repeated: list[Operation] = []
         for operation in reversed(again):
             if needed.intersection(operation.writes):
@@ -119,6 +122,8 @@ def _handed(parts: list[list[Operation]], results: tuple[Any, ...]) -> list[list
     A piece hands on what is written so far, and what a later piece reads before it
     writes it, or the function returns.
     """
+    # Liveness from the end: what a piece reads before it writes it must be handed to
+    # it.
     live = [{n for n in results if not isinstance(n, Constant)}]
     for part in reversed(parts):
         reads = set(live[0])
@@ -139,10 +144,8 @@ def _piece(
     """Returns a function that runs the operations of one piece.
 
     Args:
-      part: The operations.
       known: Values of the arguments of the function that is cut, by name.
       before: Names of the values that the piece is given.
-      after: Names of the values that the piece returns.
     """
 
     def piece(values: list[Any]) -> list[Any]:
@@ -164,6 +167,7 @@ def _points(operations: list[Operation], shares: Sequence[float]) -> list[int]:
     total = sum(operation.flops for operation in operations)
     points = [0]
     for share, ends in zip(shares, itertools.accumulate(shares[:-1]), strict=False):
+        # Whole operations up to the target; the next one reaches beyond it.
         target, reached, index = total * ends, 0.0, 0
         while index < len(operations) and reached + operations[index].flops <= target:
             reached += operations[index].flops
@@ -171,12 +175,16 @@ def _points(operations: list[Operation], shares: Sequence[float]) -> list[int]:
         if index < len(operations) and total:
             operation = operations[index]
             inside = (target - reached) / operation.flops
+            # The distance from the target to the nearer end of the operation that
+            # contains it.
             off = min(inside, 1 - inside) * operation.flops
             if off > total / (2 * len(shares)) and operation.halves is not None:
                 operations[index : index + 1] = operation.halves(inside)
                 index += 1
             elif inside > 0.5:
                 index += 1
+        # A stage of a few numbers needs only something to wait beside, not its exact
+        # share.
         few = share * len(shares) < 0.1
         empty = not any(x.flops for x in operations[points[-1] : index])
         if few or empty:
@@ -199,11 +207,10 @@ def _least(operations: list[Operation], start: int, flops: float) -> int:
     return len(operations)
 
 
-def _operations(closed: Any, names: dict[Any, Any]) -> Iterator[Operation]:
+def _operations(closed: ClosedJaxpr, names: dict[Any, Any]) -> Iterator[Operation]:
     """Yields the operations of a program, with the functions that it calls inlined.
 
     Args:
-      closed: The program.
       names: Names of its variables. At first, these are the arguments of the program. A
         name is added for each value that the program reads or writes.
     """

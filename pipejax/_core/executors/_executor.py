@@ -44,19 +44,11 @@ class Executor(Protocol):
     def step(
         self, state: PipelineState, batch: Batch
     ) -> tuple[PipelineState, StepInfo]:
-        """Takes one step, and returns the next state and the info of the step.
-
-        Args:
-          state: The train state.
-          batch: The global batch.
-        """
+        """Takes one step, and returns the next state and the info of the step."""
         ...
 
     def drain(self, state: PipelineState) -> tuple[PipelineState, tuple[StepInfo, ...]]:
         """Applies all messages in flight, in order.
-
-        Args:
-          state: The train state.
 
         Returns:
           The state with nothing in flight, and an info for each place in the queue.

@@ -10,8 +10,10 @@ from typing import Any
 
 from jax.extend import core
 
+from pipejax._internal.types import JaxprEqn
 
-def flops_of(equation: Any) -> float:
+
+def flops_of(equation: JaxprEqn) -> float:
     """Returns the FLOPs of one equation, two for each multiplication.
 
     A scan counts with all its iterations, a `while` loop with one iteration, and a

@@ -3,7 +3,7 @@
 This executor is made for GPUs and TPUs, whose compilers can start a collective and go
 on with other work. Three things make them do so:
 
-- The stages of the all-reduce are woven into the compute.
+- The stages of the all-reduce are interleaved with the compute.
 - The update, which consumes the sum, is kept behind the compute by a barrier.
 - The program is compiled with options that allow the overlap.
 
@@ -41,13 +41,7 @@ from ._thread import join, submit
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Fused:
-    """Executor that runs compute, all-reduce and update as one program.
-
-    Attributes:
-      config: The step to run.
-      reason: Why the executor was chosen.
-      name: The name of the executor, `"fused"`.
-    """
+    """Executor that runs compute, all-reduce and update as one program."""
 
     config: StepConfig
     reason: str
@@ -145,6 +139,7 @@ class Fused:
         The body is the recursion of the pipeline, from top to bottom.
         """
         config, step, trained = self.config, self.config.step, state.trainable
+        # Only the oldest message may be overwritten, so it is an argument of its own.
         in_flight = leaving._replace(pending=(*leaving.pending, *staying))
         before, sums_by = in_flight.codec_states, config.sums_by
         real = valid_in_step(in_flight.filled, config.width - 1)
@@ -164,6 +159,8 @@ class Fused:
                 early=exchange.early,
             )
             reduced = exchange.end(value)
+            # Codecs keep their states where nothing is applied, as if nothing had been
+            # sent.
             after = reduced.settled(after, before)
         state, info = step.apply(state, computed, reduced)
         apart = deviation(in_flight, reduced, config.axis_name)
@@ -207,10 +204,6 @@ class Fused:
 
         The program stays on the caller's thread, whose settings of JAX it is compiled
         with.
-
-        Args:
-          state: The state that the program was given.
-          results: Results that no program overwrites.
         """
         if not _is_traced(state) and spans_cpu_processes(self.config.mesh):
             submit(jax.block_until_ready, results)

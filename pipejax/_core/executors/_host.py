@@ -55,6 +55,7 @@ from pipejax._core.step import (
     without_trainable,
 )
 from pipejax._internal.mesh import on_mesh_by
+from pipejax._internal.types import Tree
 
 from ._config import StepConfig
 from ._own_collectives import OwnCollectiveError, check_no_own, spans_cpu_processes
@@ -66,7 +67,6 @@ class Begun(NamedTuple):
     """A reduction that has been started.
 
     Attributes:
-      message: The message that is summed.
       before: What the reduction starts from: the codec states, and with a sharded
         optimizer the pieces that it updates. `None` if these are what the reduction
         before it returns.
@@ -80,13 +80,7 @@ class Begun(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Host:
-    """Executor that runs compute and update as programs, and reduces on a thread.
-
-    Attributes:
-      config: The step to run.
-      reason: Why the executor was chosen.
-      name: The name of the executor, `"host"`.
-    """
+    """Executor that runs compute and update as programs, and reduces on a thread."""
 
     config: StepConfig
     reason: str
@@ -119,7 +113,12 @@ class Host:
         # The program of the update neither reads nor returns it.
         trained, total = total.updated, total._replace(updated=None)
         before = states, trained
+        # The reduction that is now the oldest starts from what this step returns. The
+        # next step compares it with its state, to see whether the reduction is of this
+        # run.
         self._begun[:] = [x._replace(before=before) for x in others[:1]] + others[1:]
+        # A program may overwrite its state. The pieces that the thread works on must
+        # not be in it.
         due, rest = _due(in_flight), without_trainable(own) if sharded else own
         self._check_no_own(self._update, rest, computed, total, due)
         rest, queue, info = self._update(rest, computed, total, due)
@@ -138,6 +137,8 @@ class Host:
         sharded = self.config.step.shards_optimizer
         empty = self._emptied(_bare(in_flight))
         # All sums are there before the first program overwrites a donated state.
+        # Every message is summed, also the zeros of a pipeline that is not full: all
+        # processes launch the same collectives.
         begun = self._reductions(state, in_flight.pending, empty)
         sums = [self._result(reduction) for reduction in begun]
         states, infos = sums[-1][1] if sums else in_flight.codec_states, []
@@ -182,8 +183,6 @@ class Host:
         same codec states and pieces, and if all reductions before it are used.
 
         Args:
-          state: The state of the step or drain.
-          pending: The messages to sum.
           dispatched: The result of the program that the caller has dispatched last.
         """
         in_flight = state.in_flight
@@ -207,7 +206,7 @@ class Host:
     def _begin(
         self,
         message: Message,
-        before: Any,
+        before: Tree,
         last: Any,
         filled: jax.Array,
         age: int,
@@ -216,7 +215,6 @@ class Host:
         """Hands a reduction to the thread, which runs it after all earlier ones.
 
         Args:
-          message: The message to sum.
           before: What the first reduction starts from, or `None` for others.
           last: The future of the reduction before it, or `None` if it is the first.
           filled: The number of real messages in the queue that the executor was given.

@@ -7,12 +7,13 @@ import numpy as np
 from jax import lax
 
 from pipejax._internal.keys import as_numbers
+from pipejax._internal.types import CodecStates, Tree
 from pipejax.collectives import Stages
 
 
 def interleave(
-    value: Any,
-    states: Any,
+    value: Tree,
+    states: CodecStates,
     stages: Stages,
     compute: Callable[..., Any],
     *args: Any,
@@ -32,9 +33,6 @@ def interleave(
     Args:
       value: The value before the first stage.
       states: The codec states of this device before the first stage.
-      stages: The stages of an exchange.
-      compute: The function to run beside the stages.
-      *args: Its arguments.
       early: The share of the compute beside the first half of the bytes.
 
     Returns:

@@ -107,10 +107,6 @@ def probe(mesh: Mesh, wanted: dict[str, Any]) -> Options:
 
     If the compiler refuses all of them together, each is tried beside those that were
     accepted before it.
-
-    Args:
-      mesh: The devices to compile for.
-      wanted: The options to try.
     """
     kept: dict[str, Any] = {}
     dropped: dict[str, str] = {}

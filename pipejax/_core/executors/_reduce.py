@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from pipejax._core.message import Message, Reduced, averaging, valid_in_step
 from pipejax._core.step import Trainable, data_specs
 from pipejax._internal.mesh import AxisName, axes, on_mesh_by
+from pipejax._internal.types import CodecStates, Tree
 
 from ._by_place import groups_in_processes, reduce_by_place, sum_specs
 from ._config import StepConfig
@@ -24,7 +25,6 @@ def make_reduce(config: StepConfig, where: Mesh) -> Reduce:
     """Returns a function that sums messages over devices.
 
     Args:
-      config: The step whose messages are summed.
       where: The mesh that sums, as `Executor.reduction_mesh` returns it: that of the
         step, or CPUs beside it.
 
@@ -43,7 +43,6 @@ def reduction_mesh(mesh: Mesh, axis_name: AxisName) -> Mesh:
     """Returns the mesh on which the communication thread sums.
 
     Args:
-      mesh: The mesh of the step.
       axis_name: The mesh axis of the data, or a tuple of such axes.
 
     Returns:
@@ -61,7 +60,7 @@ def reduce_on_mesh(config: StepConfig) -> Reduce:
     """
     own = P(config.axis_name)
 
-    def local(message: Message, before: Any) -> Any:
+    def local(message: Message, before: Tree) -> Any:
         # `Host` replaces this value, and drops codec states that follow from zeros.
         arrived = jnp.array(True)
         exchange = averaging(message, arrived, config.sums_by, config.axis_name)
@@ -69,7 +68,7 @@ def reduce_on_mesh(config: StepConfig) -> Reduce:
 
     compiled = jax.jit(config.on_mesh(local, (own, own), (P(), own)))
 
-    def reduce(message: Message, states: Any) -> Any:
+    def reduce(message: Message, states: CodecStates) -> Any:
         return jax.block_until_ready(compiled(message, states))
 
     return reduce
@@ -86,13 +85,12 @@ def make_update(config: StepConfig, age: int) -> Update:
     It waits for the result.
 
     Args:
-      config: The step, which has a sharded optimizer.
       age: The place of the message in the queue. 0 is the oldest.
     """
     own, whole, axis = P(config.axis_name), P(), config.axis_name
 
     def update(
-        trained: Trainable, message: Message, before: Any, filled: jax.Array
+        trained: Trainable, message: Message, before: Tree, filled: jax.Array
     ) -> tuple[Reduced, Any]:
         real = valid_in_step(filled, config.width - 1, age)
         exchange = config.step.exchange(trained, message, real, config.sums_by)
@@ -108,11 +106,7 @@ def make_update(config: StepConfig, age: int) -> Update:
 
 
 def make_gather(config: StepConfig) -> Callable[[Trainable], Trainable]:
-    """Returns a function that gathers parameters as they are, and waits for them.
-
-    Args:
-      config: The step, which has a sharded optimizer.
-    """
+    """Returns a function that gathers parameters as they are, and waits for them."""
     step, axis = config.step, config.axis_name
 
     def gather(trained: Trainable) -> Trainable:
@@ -155,7 +149,7 @@ def reduce_by_copy(config: StepConfig, cpus: Mesh) -> Reduce:
             [jax.device_put(own[index], device) for device, index in places.items()],
         )
 
-    def reduce(message: Message, states: Any) -> Any:
+    def reduce(message: Message, states: CodecStates) -> Any:
         # Starts all copies before `out` waits for any. One at a time, they take longer.
         for array in jax.tree.leaves(message):
             array.copy_to_host_async()

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
+from pipejax._internal.types import JaxprEqn
+
 from ._flops import flops_of
 
 
@@ -14,10 +16,6 @@ class Operation(NamedTuple):
     """An operation of a program, with unique names for what it reads and writes.
 
     Attributes:
-      flops: The FLOPs of its matmuls and convolutions.
-      reads: The names of the arguments of `run`.
-      writes: The names of the results of `run`.
-      run: Function that runs the operation.
       halves: Function that cuts the operation in two, at about the given fraction of
         its work. `None` if the operation cannot be cut.
       cheap: Whether it is better to run the operation twice than to keep its results.
@@ -35,15 +33,9 @@ class Operation(NamedTuple):
 
 
 def scan_operation(
-    equation: Any, reads: tuple[Any, ...], writes: tuple[Any, ...]
+    equation: JaxprEqn, reads: tuple[Any, ...], writes: tuple[Any, ...]
 ) -> Operation:
-    """Returns the scan of an equation as an operation.
-
-    Args:
-      equation: The equation of the scan in a jaxpr.
-      reads: The names of its operands.
-      writes: The names of its results.
-    """
+    """Returns the scan of an equation as an operation."""
     params, outer, results = equation.params, equation.invars, equation.outvars
     length, body = params["length"], core.jaxpr_as_fun(params["jaxpr"])
     # The operands are constants, the carry, and arrays to scan over. The results are
@@ -67,6 +59,7 @@ def scan_operation(
                 out = body(*consts, *state, *x)
                 return list(out[:carried]), list(out[carried:])
 
+            # A reversed scan takes its iterations from the end of the stacked arrays.
             rows = slice(start, stop)
             if params["reverse"]:
                 rows = slice(length - stop, length - start)
@@ -78,6 +71,7 @@ def scan_operation(
                 reverse=params["reverse"],
                 unroll=params.get("unroll", 1),
             )
+            # The stacked results of both parts lie in the order of the iterations.
             if done:
                 order = -1 if params["reverse"] else 1
                 pairs = zip(done, ys, strict=True)
@@ -85,10 +79,13 @@ def scan_operation(
             return [*state, *ys]
 
         def halves(fraction: float) -> list[Operation]:
+            # At least one iteration stays on either side.
             k = start + round(fraction * (stop - start))
             k = min(max(k, start + 1), stop - 1)
             middle = tuple(object() for _ in writes)
             consts, _, xs, _ = _split(reads, fixed, carried, along)
+            # The second part reads the same constants and stacked inputs, the carry of
+            # the first part, and the rows that it has stacked.
             after = (*consts, *middle[:carried], *xs, *middle[carried:])
             return [part(start, k, reads, middle), part(k, stop, after, writes)]
 

@@ -41,10 +41,6 @@ class CommunicationThread:
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """Runs a function after all functions that were submitted before.
 
-        Args:
-          function: The function to run on the thread.
-          *args: Its arguments.
-
         Returns:
           A future of `function(*args)`. Its `result` raises what the function raised.
 

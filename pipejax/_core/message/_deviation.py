@@ -1,9 +1,8 @@
 """The deviation of a device's gradients from their mean, which predictions may use."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 
 from pipejax._internal.mesh import AxisName
@@ -14,7 +13,9 @@ from ._message import mean
 from ._reduce import Reduced
 
 
-def deviation(in_flight: InFlight, reduced: Reduced, axis_name: AxisName) -> Any:
+def deviation(
+    in_flight: InFlight, reduced: Reduced, axis_name: AxisName
+) -> optax.Updates | None:
     """Returns this device's gradients of the message that is due, minus the mean.
 
     Args:

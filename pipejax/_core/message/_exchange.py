@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 
 from pipejax._internal.mesh import AxisName
+from pipejax._internal.types import CodecStates
 from pipejax.collectives import AllReduce, Stages, run
 
 from ._message import Message
@@ -19,7 +20,6 @@ class Exchange(NamedTuple):
 
     Attributes:
       start: The value before the first stage.
-      stages: The stages.
       end: Function from the value after the last stage to the reduced message.
       early: The share of the compute that lies beside the first half of the stages, by
         bytes. More would keep the message in memory beside the gradients of the step
@@ -31,7 +31,7 @@ class Exchange(NamedTuple):
     end: Callable[[Any], Reduced]
     early: float = 0.5
 
-    def run(self, states: Any) -> tuple[Reduced, Any]:
+    def run(self, states: CodecStates) -> tuple[Reduced, Any]:
         """Runs all stages back to back.
 
         Args:
@@ -52,9 +52,7 @@ def averaging(
     """Returns the exchange that gives every device the sum of all messages.
 
     Args:
-      message: The message of this device.
       arrived: bool scalar, whether the message is real.
-      all_reduce: The algorithm that sums.
       axis_name: Axis or axes of the surrounding `shard_map` to sum over.
     """
 

@@ -28,8 +28,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from pipejax._internal.shards import constrained
+from pipejax._internal.types import CodecStates, Tree
 
 from ._message import Message, with_constraints
 
@@ -56,12 +58,12 @@ class InFlight(NamedTuple):
 
     pending: tuple[Message, ...]
     filled: jax.Array
-    codec_states: Any
-    deviation: Any
+    codec_states: CodecStates
+    deviation: optax.Updates | None
 
 
 def empty(
-    like: Message, width: int, codec_states: Any, *, feeds_back: bool = False
+    like: Message, width: int, codec_states: CodecStates, *, feeds_back: bool = False
 ) -> InFlight:
     """Makes an empty queue for messages of a given form.
 
@@ -75,7 +77,7 @@ def empty(
       A queue of `width - 1` messages of zeros, none of which counts as real.
     """
 
-    def zeros(tree: Any) -> Any:
+    def zeros(tree: Tree) -> Any:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
 
     return InFlight(
@@ -120,6 +122,8 @@ def valid_in_step(filled: jax.Array, length: int, age: int = 0) -> Valid:
       length: The length of the queue, K-1.
       age: The place of the message in the queue now. 0 is the oldest.
     """
+    # Until the message is due, `age` fresh ones enter the queue, and one with the step
+    # that makes room for it.
     then = entered(filled, length, age + 1)[0]
     return Valid(filled[0] >= length - age, _valid(then, length))
 
@@ -130,7 +134,6 @@ def entered(filled: jax.Array, length: int, count: int = 1) -> jax.Array:
     Args:
       filled: int32 of shape [1], the number of real messages before.
       length: The length of the queue, K-1.
-      count: The number of fresh messages.
     """
     return jnp.minimum(filled + count, length)
 
@@ -159,13 +162,15 @@ def count(in_flight: InFlight) -> int:
 
 
 def shift(
-    in_flight: InFlight, fresh: Message, codec_states: Any, deviation: Any
+    in_flight: InFlight,
+    fresh: Message,
+    codec_states: CodecStates,
+    deviation: optax.Updates | None,
 ) -> InFlight:
     """Takes the oldest message off the queue and puts `fresh` at its end.
 
     Args:
       in_flight: The queue. Its last messages may be left out.
-      fresh: The message of this step.
       codec_states: States of the codecs after the oldest message.
       deviation: Deviation of the oldest message, or `None`.
     """
@@ -182,7 +187,7 @@ def at_width_1(in_flight: InFlight) -> InFlight:
     return in_flight._replace(pending=(), deviation=None)
 
 
-def emptied(in_flight: InFlight, codec_states: Any) -> InFlight:
+def emptied(in_flight: InFlight, codec_states: CodecStates) -> InFlight:
     """Returns the pipeline with nothing in flight, and with these codec states."""
     zeros = jax.tree.map(jnp.zeros_like, in_flight._replace(codec_states={}))
     pending, deviation = tuple(map(with_constraints, zeros.pending)), zeros.deviation

@@ -17,11 +17,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 from jax.typing import DTypeLike
 
 from pipejax._internal.ravel import working_dtype
 from pipejax._internal.shards import UNSHARDED, Shards, constrained
+from pipejax._internal.types import Tree
 
 
 @functools.partial(
@@ -36,7 +38,6 @@ class Passengers:
     Attributes:
       values: float32 vector of the loss, the weight if `weighted`, and all metrics.
       weighted: Whether the loss function returns a weight.
-      metrics_form: Structure of the pytree of metrics.
     """
 
     values: jax.Array
@@ -45,7 +46,7 @@ class Passengers:
 
     @classmethod
     def of(
-        cls, loss: jax.Array, metrics: Any, weight: jax.Array | None = None
+        cls, loss: jax.Array, metrics: Tree, weight: jax.Array | None = None
     ) -> "Passengers":
         """Collects the scalars of a loss, metrics and a weight into one vector."""
         leaves, form = jax.tree.flatten(metrics)
@@ -85,7 +86,6 @@ class Message(NamedTuple):
     If the passengers have a weight, gradients, loss and metrics are multiplied by it.
 
     Attributes:
-      gradients: Pytree like the parameters.
       changes: Pytree like the model state, with what the step added to each leaf that
         it changed, and `None` in place of leaves that are not sent: those that the loss
         function returned unchanged, and counters and keys. Changes are not weighted.
@@ -94,7 +94,7 @@ class Message(NamedTuple):
       shards: How a group of devices shards gradients and changes.
     """
 
-    gradients: Any
+    gradients: optax.Updates
     changes: Any = None
     passengers: Any = None
     shards: Shards = UNSHARDED
@@ -138,13 +138,12 @@ def mean(total: jax.Array, message: Message, devices: int) -> jax.Array:
     return (total.astype(wide) / weight).astype(total.dtype)
 
 
-def travelling(tree: Any, dtype: DTypeLike | None) -> Any:
+def travelling(tree: Tree, dtype: DTypeLike | None) -> Tree:
     """Casts arrays to the dtype in which they travel, and makes scalars vectors.
 
     Complex numbers travel as pairs of real numbers, along an axis at the end.
 
     Args:
-      tree: Pytree of arrays.
       dtype: Floating dtype, or `None` to keep the dtype of each array.
     """
 
@@ -157,7 +156,7 @@ def travelling(tree: Any, dtype: DTypeLike | None) -> Any:
     return jax.tree.map(one, tree)
 
 
-def mean_as(sums: Any, like: Any, message: Message, devices: int) -> Any:
+def mean_as(sums: Any, like: Any, message: Message, devices: int) -> Tree:
     """Undoes `travelling` on sums: returns means with the shapes and dtypes of `like`.
 
     They are cast after the division, because a float16 mean may have a sum that float16
@@ -165,7 +164,6 @@ def mean_as(sums: Any, like: Any, message: Message, devices: int) -> Any:
 
     Args:
       sums: Pytree of arrays as they travelled, summed over devices.
-      like: Pytree of arrays.
       message: The sum of the messages that `sums` is from.
       devices: Number of devices over which the messages were summed.
     """

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax._internal.mesh import AxisName
 from pipejax._internal.shards import group_axes, on_shards
+from pipejax._internal.types import CodecStates
 from pipejax.collectives import (
     AllReduce,
     Layout,
@@ -66,7 +67,7 @@ class Reduced(NamedTuple):
         """Returns whether the sum counts and is finite."""
         return self.counts & self.finite
 
-    def settled(self, new: Any, old: Any) -> Any:
+    def settled(self, new: Any, old: Any) -> CodecStates:
         """Returns the codec states after the sum: the old ones if it is not usable.
 
         Args:
@@ -102,7 +103,6 @@ def reduction(message: Message, all_reduce: AllReduce, axis_name: AxisName) -> S
 
     Args:
       message: A message, or its shapes.
-      all_reduce: The algorithm.
       axis_name: Axis or axes of the surrounding `shard_map` to sum over.
     """
     return on_shards_of(message, all_reduce)(layout_of(message), axis_name)
@@ -128,7 +128,9 @@ def layout_of(message: Message) -> Layout:
     return Layout.of(summands(message))
 
 
-def codec_states(like: Message, all_reduce: AllReduce, axis_name: AxisName) -> Any:
+def codec_states(
+    like: Message, all_reduce: AllReduce, axis_name: AxisName
+) -> CodecStates:
     """Returns the states of the codecs before the first message of this form.
 
     Args:
@@ -157,14 +159,12 @@ def message_of(arrays: Summands, like: Message) -> Message:
 
 
 def summed(
-    message: Message, states: Any, all_reduce: AllReduce, axis_name: AxisName
+    message: Message, states: CodecStates, all_reduce: AllReduce, axis_name: AxisName
 ) -> tuple[Message, Any]:
     """Sums a message over devices, with all stages back to back.
 
     Args:
-      message: The message of this device.
       states: States of the codecs before the sum.
-      all_reduce: The algorithm that sums.
       axis_name: Axis or axes of the surrounding `shard_map` to sum over.
 
     Returns:

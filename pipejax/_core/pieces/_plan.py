@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pipejax._internal.jaxpr import Constant, Equation, inlined, name_of, runner
+from pipejax._internal.types import ClosedJaxpr, JaxprEqn, Tree
 
 from ._program import Level, Operation, Program
 from ._rules import (
@@ -39,10 +40,7 @@ def on_pieces(
     """Returns a function of whole arrays as a program for pieces of them.
 
     Args:
-      function: The function.
       args: Its arguments, as arrays or shapes of the whole arrays.
-      splits: How each leaf of the arguments is split.
-      devices: The devices that have the pieces.
 
     Raises:
       NotElementwiseError: If the function has an operation that needs elements of
@@ -52,7 +50,9 @@ def on_pieces(
     return _of(closed, splits, devices, jax.tree.structure(shape))
 
 
-def _of(closed: Any, splits: Sequence[Split], devices: Devices, tree: Any) -> Program:
+def _of(
+    closed: ClosedJaxpr, splits: Sequence[Split], devices: Devices, tree: Tree
+) -> Program:
     """Returns a traced function as a program for pieces."""
     planner = _Planner(devices)
     inputs = tuple(object() for _ in closed.jaxpr.invars)
@@ -69,8 +69,6 @@ class _Planner:
     """Collects the operations of a program.
 
     Attributes:
-      devices: The devices that have the pieces.
-      levels: The levels so far.
       known: How each array is split, and the first level that can read it, by name.
       uniform: Arrays whose elements are all the same, such as the zeros that stand for
         a gradient: the name of the number, and the shape. What is computed from them
@@ -84,13 +82,8 @@ class _Planner:
         self.known: dict[Any, tuple[Split, int]] = {}
         self.uniform: dict[Any, tuple[Any, tuple[int, ...]]] = {}
 
-    def inline(self, closed: Any, args: Sequence[Any]) -> tuple[Any, ...]:
-        """Adds all operations of a traced function, and returns its results.
-
-        Args:
-          closed: The function, as a closed jaxpr.
-          args: Names or constants of its arguments.
-        """
+    def inline(self, closed: ClosedJaxpr, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Adds all operations of a traced function, and returns its results."""
         names = dict(zip(closed.jaxpr.invars, args, strict=True))
         found: dict[Any, Any] = {}  # names of the traced function to names of `self`
         for each in inlined(closed, names):
@@ -111,9 +104,14 @@ class _Planner:
         equation = found.equation
         if equation.primitive.name == "reshard":
             return reads  # Pieces lie where they are, whatever an array's sharding is.
+        # An operation belongs to the first level in which all of its operands are
+        # there.
         places = [self.place(name) for name in reads]
         level = max((level for _, level in places), default=0)
         splits = [split for split, _ in places]
+        # In place of uniform arrays, element-wise operations read the numbers that fill
+        # them: the zeros of a frozen parameter then cost no memory in the shape of the
+        # parameter.
         numbers = tuple(self.uniform.get(name, (name,))[0] for name in reads)
         if _is_uniform(equation):
             return self._uniform(level, numbers, equation.outvars)
@@ -122,6 +120,8 @@ class _Planner:
             run = functools.partial(on_elements, equation)
             made = self._add(level, numbers, run, scalars)
             return self._uniform(level, made, equation.outvars)
+        # Element by element, a number broadcasts against pieces. Any other operation
+        # needs the array.
         if is_elementwise(equation, splits):
             reads = numbers
         else:
@@ -137,6 +137,8 @@ class _Planner:
             rule = _condition(branches, self.devices)
         else:
             rule = rule_of(equation, splits, self.devices)
+        # A rule that needs a sum over devices leaves this device's part of it. The sum
+        # ends the level, and what needs it is in the next one.
         results = self._add(level, reads, rule.run, rule.splits)
         if rule.total is None:
             return results
@@ -147,7 +149,9 @@ class _Planner:
         self.levels[level].forms.append(form)
         return self._add(level + 1, results, lambda x: [finish(x)], rule.splits)
 
-    def _all_branches(self, equation: Any, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _all_branches(
+        self, equation: JaxprEqn, reads: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
         """Adds all branches of a `lax.cond`, and a choice between their results.
 
         This is for branches that sum over devices. Sums end levels, and there is no
@@ -155,6 +159,8 @@ class _Planner:
         """
         which, *operands = reads
         branches = equation.params["branches"]
+        # All branches run, and their sums share levels: no device waits in a branch
+        # that another device does not take.
         cases = zip(*(self.inline(each, operands) for each in branches), strict=True)
         chosen: list[Any] = []
         for variable, names in zip(equation.outvars, cases, strict=True):
@@ -204,14 +210,14 @@ class _Planner:
         return writes
 
 
-def _is_uniform(equation: Any) -> bool:
+def _is_uniform(equation: JaxprEqn) -> bool:
     """Returns whether an equation makes an array from one number."""
     if equation.primitive.name != "broadcast_in_dim":
         return False
     return len(equation.invars) == 1 and not equation.invars[0].aval.ndim
 
 
-def _keeps_equal(equation: Any) -> bool:
+def _keeps_equal(equation: JaxprEqn) -> bool:
     """Returns whether an operation makes equal elements from equal elements.
 
     It then does to numbers what it does to arrays of one shape. Some bitcasts change
@@ -223,7 +229,7 @@ def _keeps_equal(equation: Any) -> bool:
 
 
 def _branches(
-    equation: Any, splits: Sequence[Split], devices: Devices
+    equation: JaxprEqn, splits: Sequence[Split], devices: Devices
 ) -> list[Program]:
     """Returns the branches of a `lax.cond` as programs for pieces."""
     if is_split(splits[0]):
@@ -241,6 +247,7 @@ def _condition(branches: Sequence[Program], devices: Devices) -> Rule:
     """
     joint: list[Split] = []
     for found in zip(*(branch.splits for branch in branches), strict=True):
+        # A whole result in one branch is cut like the split result of another.
         kinds = {split for split in found if is_split(split)} or {found[0]}
         if len(kinds) > 1:
             raise NotElementwiseError("cond of arrays split apart")
@@ -280,6 +287,8 @@ def _handed(
         }
         wanted |= {name for name in results if not isinstance(name, Constant)}
         summed = set(level.sums)
+        # The sums come first, because a collective stands between two levels and
+        # replaces them alone.
         others = [n for n in dict.fromkeys(written) if n in wanted and n not in summed]
         handed.append((*level.sums, *others))
     return tuple(handed)

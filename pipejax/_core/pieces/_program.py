@@ -19,18 +19,13 @@ from typing import Any, NamedTuple
 import jax
 
 from pipejax._internal.jaxpr import value_of
+from pipejax._internal.types import Tree
 
 from ._rules import Split
 
 
 class Operation(NamedTuple):
-    """An operation on this device's pieces.
-
-    Attributes:
-      reads: Names or constants of its operands.
-      writes: Names of its results.
-      run: Function that runs the operation.
-    """
+    """An operation on this device's pieces."""
 
     reads: tuple[Any, ...]
     writes: tuple[Any, ...]
@@ -42,7 +37,6 @@ class Level:
     """Operations that run without communication, and the sums that follow them.
 
     Attributes:
-      operations: The operations, in order.
       sums: Names of the arrays that are then added over devices.
       forms: Shapes and dtypes of these arrays.
     """
@@ -60,24 +54,20 @@ class Program:
     levels read or that the function returns.
 
     Attributes:
-      levels: Operations and sums.
       handed: Names of the arrays of the value before each level, and of the results.
       results: Names or constants of the results, leaf by leaf.
-      splits: How each result is split.
-      tree: Structure of the result.
     """
 
     levels: tuple[Level, ...]
     handed: tuple[tuple[Any, ...], ...]
     results: tuple[Any, ...]
     splits: tuple[Split, ...]
-    tree: Any
+    tree: Tree
 
     def run(self, level: int, value: list[Any]) -> list[Any]:
         """Runs the operations of a level.
 
         Args:
-          level: Number of the level.
           value: The value before it.
 
         Returns:

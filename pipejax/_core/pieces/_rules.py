@@ -25,6 +25,7 @@ import numpy as np
 from jax import lax
 
 from pipejax._internal.ravel import working_dtype
+from pipejax._internal.types import JaxprEqn
 
 Split = tuple[tuple[str, ...], ...]
 """For each axis of an array, the mesh axes over which it is split."""
@@ -59,7 +60,6 @@ class Total(NamedTuple):
 
     Attributes:
       form: Shape and dtype of the sum.
-      finish: Function from the sum to the result.
     """
 
     form: jax.ShapeDtypeStruct
@@ -71,7 +71,6 @@ class Rule(NamedTuple):
 
     Attributes:
       run: Function from the operands on this device to the results on this device.
-      splits: How each result is split.
       total: If it is not `None`, the result of `run` is this device's part of a sum
         over devices, from which the result of the operation follows.
     """
@@ -122,7 +121,6 @@ class Devices(NamedTuple):
 
         Args:
           x: An array that belongs to this device's piece of another array.
-          split: How the array is split.
         """
         used = {name for names in split for name in names}
         others = tuple(n for n in self.names if n not in used and self.sizes[n] > 1)
@@ -139,42 +137,36 @@ def is_split(split: Split) -> bool:
     return any(split)
 
 
-def acts_elementwise(equation: Any) -> bool:
+def acts_elementwise(equation: JaxprEqn) -> bool:
     """Returns whether an operation is elementwise, however its operands are split."""
     return equation.primitive.name in _ELEMENTWISE
 
 
-def on_elements(equation: Any, *values: Any) -> Sequence[Any]:
+def on_elements(equation: JaxprEqn, *values: Any) -> Sequence[Any]:
     """Runs an elementwise operation on operands that all have one shape.
 
     Args:
       equation: The equation of a jaxpr, traced at other shapes.
-      *values: Its operands.
     """
     out = equation.primitive.bind(*values, **equation.params)
     return out if equation.primitive.multiple_results else [out]
 
 
-def is_elementwise(equation: Any, splits: Sequence[Split]) -> bool:
+def is_elementwise(equation: JaxprEqn, splits: Sequence[Split]) -> bool:
     """Returns whether an operation is done on pieces element by element.
 
     Its operands that are not split may then be given as numbers, if all elements of
     such an operand are the same.
-
-    Args:
-      equation: The equation of a jaxpr.
-      splits: How its operands are split.
     """
     return acts_elementwise(equation) and any(map(is_split, splits))
 
 
-def rule_of(equation: Any, splits: Sequence[Split], devices: Devices) -> Rule:
+def rule_of(equation: JaxprEqn, splits: Sequence[Split], devices: Devices) -> Rule:
     """Returns how an operation runs on pieces.
 
     Args:
       equation: The equation of a jaxpr, traced at the shapes of the whole arrays.
       splits: How its operands are split. At least one of them is.
-      devices: The devices.
 
     Raises:
       NotElementwiseError: If there is no rule.
@@ -195,7 +187,7 @@ def rule_of(equation: Any, splits: Sequence[Split], devices: Devices) -> Rule:
     raise NotElementwiseError(name)
 
 
-def _elementwise(equation: Any, splits: Sequence[Split], devices: Devices) -> Rule:
+def _elementwise(equation: JaxprEqn, splits: Sequence[Split], devices: Devices) -> Rule:
     """Returns the rule of an operation that works element by element."""
     whole_shape = equation.outvars[0].aval.shape
     split = _joint(equation.primitive.name, splits, len(whole_shape))
@@ -222,7 +214,6 @@ def _joint(name: str, splits: Sequence[Split], ndim: int) -> Split:
     """Returns the split of an elementwise result, which has those of all operands.
 
     Args:
-      name: The name of the operation.
       splits: How the operands are split. Some may be numbers.
       ndim: The number of axes of the result.
 
@@ -245,7 +236,7 @@ def _barrier(*values: Any) -> Sequence[Any]:
     return lax.optimization_barrier(list(values))
 
 
-def _broadcast(equation: Any, split: Split, devices: Devices) -> Rule:
+def _broadcast(equation: JaxprEqn, split: Split, devices: Devices) -> Rule:
     """Returns the rule of a broadcast, which keeps the axes that are split."""
     params = equation.params
     out = list(whole(len(params["shape"])))
@@ -259,7 +250,7 @@ def _broadcast(equation: Any, split: Split, devices: Devices) -> Rule:
     return Rule(run, (tuple(out),))
 
 
-def _reshape(equation: Any, split: Split, devices: Devices) -> Rule:
+def _reshape(equation: JaxprEqn, split: Split, devices: Devices) -> Rule:
     """Returns the rule of a reshape that only adds or removes axes of length 1."""
     old, new = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
     kept = [names for n, names in zip(old, split, strict=True) if n != 1]
@@ -271,7 +262,7 @@ def _reshape(equation: Any, split: Split, devices: Devices) -> Rule:
     return Rule(lambda x: [x.reshape(shape)], (out,))
 
 
-def _bitcast(equation: Any, split: Split) -> Rule:
+def _bitcast(equation: JaxprEqn, split: Split) -> Rule:
     """Returns the rule of a bitcast, which may add or remove a last axis."""
     added = equation.outvars[0].aval.ndim - len(split)
     if added < 0 and split[-1]:
@@ -280,7 +271,7 @@ def _bitcast(equation: Any, split: Split) -> Rule:
     return Rule(lambda x: on_elements(equation, x), (out,))
 
 
-def _reduction(equation: Any, split: Split, devices: Devices) -> Rule:
+def _reduction(equation: JaxprEqn, split: Split, devices: Devices) -> Rule:
     """Returns the rule of a reduction, which ends in a sum over devices if it must."""
     name, axes = equation.primitive.name, equation.params["axes"]
     left = tuple(names for axis, names in enumerate(split) if axis not in axes)
@@ -298,7 +289,7 @@ def _reduction(equation: Any, split: Split, devices: Devices) -> Rule:
     raise NotElementwiseError(f"{name} of {form.dtype.name}")
 
 
-def _summed(equation: Any, split: Split, devices: Devices, wide: Any) -> Rule:
+def _summed(equation: JaxprEqn, split: Split, devices: Devices, wide: Any) -> Rule:
     """Returns the rule of a sum, to which each device adds that of its piece."""
     (result,), axes = equation.outvars, equation.params["axes"]
     form = result.aval
@@ -311,7 +302,7 @@ def _summed(equation: Any, split: Split, devices: Devices, wide: Any) -> Rule:
     return Rule(run, (whole(form.ndim),), total)
 
 
-def _counted(equation: Any, split: Split, devices: Devices) -> Rule:
+def _counted(equation: JaxprEqn, split: Split, devices: Devices) -> Rule:
     """Returns the rule of whether all or any elements are true.
 
     Devices count the pieces that have an element that is false, or true.
@@ -328,7 +319,7 @@ def _counted(equation: Any, split: Split, devices: Devices) -> Rule:
     return Rule(run, (whole(form.ndim),), Total(sent, finish))
 
 
-def _side_by_side(equation: Any, split: Split, devices: Devices) -> Rule:
+def _side_by_side(equation: JaxprEqn, split: Split, devices: Devices) -> Rule:
     """Returns the rule of a maximum or minimum, to which devices send one of their own.
 
     Each device adds its own to zeros in the places of the others, so that all of them

@@ -5,6 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from pipejax._internal.types import CodecStates, Tree
 from pipejax.collectives import Local, Sent, Stages, Transfer
 
 from ._program import Program
@@ -19,8 +20,6 @@ def stages_of(program: Program, devices: Devices, *, silent: bool = False) -> St
     what `program.result` takes.
 
     Args:
-      program: The program.
-      devices: The devices that have the pieces.
       silent: Whether devices take their own numbers for sums, and send nothing.
     """
     stages = Stages(())
@@ -34,7 +33,7 @@ def _level(program: Program, level: int, devices: Devices, *, silent: bool) -> S
     names, forms = devices.names, program.sums(level - 1)
     dtypes = sorted({form.dtype for form in forms}, key=lambda dtype: dtype.name)
 
-    def pack(value: Any, states: Any) -> tuple[Any, Any]:
+    def pack(value: Tree, states: CodecStates) -> tuple[Any, Any]:
         own = value[: len(forms)]
         packed = [
             jnp.concatenate([x.reshape(-1) for x in own if x.dtype == dtype])
@@ -42,10 +41,10 @@ def _level(program: Program, level: int, devices: Devices, *, silent: bool) -> S
         ]
         return (packed, value), states
 
-    def send(value: Any) -> Any:
+    def send(value: Tree) -> Any:
         return [lax.psum(x, names) for x in value[0]], value[1]
 
-    def run(value: Any, states: Any) -> tuple[Any, Any]:
+    def run(value: Tree, states: CodecStates) -> tuple[Any, Any]:
         totals, before = value
         left, sums = dict(zip(dtypes, totals, strict=True)), []
         for form in forms:

@@ -19,6 +19,7 @@ from jax import lax
 
 from pipejax._core.pieces import acts_elementwise
 from pipejax._internal.jaxpr import Constant, inlined, name_of, runner, value_of
+from pipejax._internal.types import ClosedJaxpr, JaxprEqn
 
 # Operations that keep the order of elements, if they keep their number.
 _NAMES = "reshape squeeze expand_dims broadcast_in_dim reshard sharding_constraint"
@@ -36,7 +37,6 @@ def expanded(
 
     Args:
       function: A function of `len(points)` trees, whose result has the form of each.
-      points: The trees m at which it is expanded.
 
     Returns:
       The value `f(m)`, and for each argument the tree P.
@@ -88,7 +88,6 @@ def reads(function: Callable[..., Any], *args: Any) -> Reads:
     """Returns the arguments on which the results of a function depend.
 
     Args:
-      function: A function that JAX can trace.
       *args: Its arguments, or their shapes.
 
     Examples:
@@ -118,7 +117,7 @@ def _held(function: Callable[..., Any], points: Sequence[Any]) -> Callable[..., 
     return held
 
 
-def _without_sums(closed: Any) -> Callable[..., list[Any]]:
+def _without_sums(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
     """Returns a traced program as a function whose sums have no derivative."""
 
     def run(*args: Any) -> list[Any]:
@@ -140,11 +139,10 @@ def _without_sums(closed: Any) -> Callable[..., list[Any]]:
     return run
 
 
-def _origins(closed: Any, given: Sequence[int | None]) -> list[int | None]:
+def _origins(closed: ClosedJaxpr, given: Sequence[int | None]) -> list[int | None]:
     """Returns the leaf on whose elements each result depends, place by place.
 
     Args:
-      closed: The program.
       given: The number of the leaf for each argument, `None` if it is none.
 
     Returns:
@@ -167,7 +165,7 @@ def _origins(closed: Any, given: Sequence[int | None]) -> list[int | None]:
     return [origin(name_of(names, v)) for v in closed.jaxpr.outvars]
 
 
-def _origins_of(equation: Any, operands: list[int | None]) -> list[int | None]:
+def _origins_of(equation: JaxprEqn, operands: list[int | None]) -> list[int | None]:
     """Returns the leaf on whose elements each result of an equation depends."""
     name, results = equation.primitive.name, equation.outvars
     if name == "cond":
@@ -195,7 +193,7 @@ def _joined(leaves: Sequence[int | None]) -> int | None:
     return None if not found else found.pop() if len(found) == 1 else _MIXED
 
 
-def _sums_up(equation: Any) -> bool:
+def _sums_up(equation: JaxprEqn) -> bool:
     """Returns whether an equation sums over an array, or finds its largest element."""
     name = equation.primitive.name
     if name == "dot_general":
@@ -203,12 +201,10 @@ def _sums_up(equation: Any) -> bool:
     return name.startswith(("reduce_", "arg")) and name != "reduce_precision"
 
 
-def _depends(closed: Any, given: Sequence[frozenset[int]]) -> list[frozenset[int]]:
+def _depends(
+    closed: ClosedJaxpr, given: Sequence[frozenset[int]]
+) -> list[frozenset[int]]:
     """Returns the arguments on which each result of a program depends, by number.
-
-    Args:
-      closed: The program.
-      given: What each of its arguments depends on.
 
     Returns:
       For each result the numbers of arguments. `_jump(i)` is among them if the result
@@ -238,7 +234,7 @@ def _depends(closed: Any, given: Sequence[frozenset[int]]) -> list[frozenset[int
     return [depends(name_of(names, v)) for v in closed.jaxpr.outvars]
 
 
-def _is_flat(equation: Any) -> bool:
+def _is_flat(equation: JaxprEqn) -> bool:
     """Returns whether an operation has no slope, apart from jumps."""
     result = equation.outvars[0].aval.dtype
     operands = (var.aval.dtype for var in equation.invars)

@@ -1,10 +1,13 @@
 """The mean gradient that was applied last, from which devices predict."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.typing import DTypeLike
+
+from pipejax._internal.types import Leaf
 
 
 class Mean(NamedTuple):
@@ -17,12 +20,12 @@ class Mean(NamedTuple):
       known: bool, whether an update has been applied at all. Until then, all are zero.
     """
 
-    gradients: Any
+    gradients: optax.Updates
     loss: jax.Array
     known: jax.Array
 
     @classmethod
-    def empty(cls, params: Any, travels: DTypeLike | None) -> "Mean":
+    def empty(cls, params: optax.Params, travels: DTypeLike | None) -> "Mean":
         """Returns a mean before any update.
 
         Args:
@@ -30,7 +33,7 @@ class Mean(NamedTuple):
           travels: dtype in which gradients travel. `None` stands for their own.
         """
 
-        def zeros(leaf: Any) -> jax.Array:
+        def zeros(leaf: Leaf) -> jax.Array:
             dtype = jnp.dtype(travels or leaf.dtype)
             smaller = dtype.itemsize < leaf.dtype.itemsize
             return jnp.zeros(leaf.shape, dtype if smaller else leaf.dtype)
@@ -38,12 +41,11 @@ class Mean(NamedTuple):
         gradients = jax.tree.map(zeros, params)
         return cls(gradients, jnp.zeros((), jnp.float32), jnp.array(False))
 
-    def after(self, gradients: Any, loss: jax.Array) -> "Mean":
+    def after(self, gradients: optax.Updates, loss: jax.Array) -> "Mean":
         """Returns the mean after an update.
 
         Args:
           gradients: The mean gradient by which the parameters were updated.
-          loss: The mean loss.
         """
         kept = self.gradients
         if kept is not None:

@@ -48,12 +48,11 @@ class Own(NamedTuple):
 
     Attributes:
       gradients: Its gradients, in the dtypes of the parameters.
-      loss: Its loss.
       real: Whether there is a message at this place of the queue.
       usable: Whether the gradients are finite and their weight is not 0.
     """
 
-    gradients: Any
+    gradients: optax.Updates
     loss: jax.Array
     real: jax.Array
     usable: jax.Array
@@ -63,37 +62,42 @@ class Kind(NamedTuple):
     """How an optimizer's update depends on gradients.
 
     Attributes:
-      name: `"linear"`, `"elementwise"` or `"mixing"`.
       params: Whether P depends on the parameters.
       opt_state: Pytree like the optimizer state, whether P depends on a leaf.
     """
 
     name: Literal["linear", "elementwise", "mixing"]
     params: bool
-    opt_state: Any
+    opt_state: optax.OptState
 
 
-def kind_of(update: Update, params: Any, opt_state: Any, count: int) -> Kind:
+def kind_of(
+    update: Update, params: optax.Params, opt_state: optax.OptState, count: int
+) -> Kind:
     """Returns how an optimizer's update depends on gradients.
 
     Args:
-      update: The update.
-      params: Shapes of the parameters.
-      opt_state: Shapes of the optimizer state.
       count: Number of gradients in flight, K-1.
     """
     losses = [jax.ShapeDtypeStruct((), jnp.float32)] * count
     gradients = [params] * count
 
-    def change(gradients: Any, params: Any, opt_state: Any, losses: Any) -> Any:
+    def change(
+        gradients: optax.Updates,
+        params: optax.Params,
+        opt_state: optax.OptState,
+        losses: Any,
+    ) -> Any:
         return changed(update, params, opt_state, gradients, losses, [True] * count)
 
-    def slopes(gradients: Any, *rest: Any) -> Any:
+    def slopes(gradients: optax.Updates, *rest: Any) -> Any:
         return expanded(lambda *g: change(g, *rest), gradients)[1]
 
     rest = params, opt_state, losses
     if not works_elementwise(change, gradients, *rest):
         return Kind("mixing", True, jax.tree.map(lambda _: True, opt_state))
+    # If P depends on neither gradients (0) nor losses (3), U is linear in the
+    # gradients, unless it jumps, as `sign` does, whose derivative is 0 everywhere.
     found = reads(slopes, gradients, *rest)
     jumps = reads(change, gradients, *rest).jumps[0]
     bent = any(jax.tree.leaves((found.any[0], found.any[3], jumps)))
@@ -106,8 +110,8 @@ def kind_of(update: Update, params: Any, opt_state: Any, count: int) -> Kind:
 
 def changed(
     update: Update,
-    params: Any,
-    opt_state: Any,
+    params: optax.Params,
+    opt_state: optax.OptState,
     gradients: Sequence[Any],
     losses: Sequence[Any],
     taken: Sequence[Any],
@@ -115,10 +119,8 @@ def changed(
     """Returns the change of the parameters by several updates in turn.
 
     Args:
-      update: The update.
       params: Parameters before the first update.
       opt_state: Optimizer state before the first update.
-      gradients: The gradients of each update.
       losses: The loss of each update, for optimizers that take it.
       taken: Whether each update is made.
     """
@@ -128,6 +130,8 @@ def changed(
         moved = optax.apply_updates(params, updates)
         sums = updates if total is None else jax.tree.map(jnp.add, total, updates)
         before = jax.tree.map(jnp.zeros_like, updates) if total is None else total
+        # What is not real leaves parameters and state, so that later updates begin
+        # there.
         total, params, opt_state = jax.tree.map(
             lambda new, old, made=made: jnp.where(made, new, old),
             (sums, moved, state),
@@ -139,8 +143,8 @@ def changed(
 def predicted(
     kind: Kind,
     update: Update,
-    params: Any,
-    opt_state: Any,
+    params: optax.Params,
+    opt_state: optax.OptState,
     mean: Mean,
     own: Sequence[Own],
 ) -> Any:
@@ -151,15 +155,16 @@ def predicted(
 
     Args:
       kind: How the update depends on gradients: `"elementwise"` or `"mixing"`.
-      update: The update.
-      params: Parameters.
-      opt_state: Optimizer state.
       mean: The mean gradient that was applied last.
       own: This device's gradients in flight, oldest first.
     """
     known = mean.known
+    # Before the first mean, the own gradient takes its place. `g - m` is then 0, and
+    # the prediction is U of the own gradient.
     last = like(mean.gradients, params)
     losses = [jnp.where(known, mean.loss, each.loss) for each in own]
+    # A gradient that is not usable still moves moments by m, as the mean in flight
+    # will.
     taken = [each.real & (known | each.usable) for each in own]
     means = [_either(known, last, each.gradients) for each in own]
     if kind.name == "mixing":
@@ -170,10 +175,12 @@ def predicted(
         change = changed(update, params, opt_state, blends, losses, taken)
         return _moved(params, _finite(change))
 
-    def change_by(*gradients: Any) -> Any:
+    def change_by(*gradients: optax.Updates) -> Any:
         return changed(update, params, opt_state, gradients, losses, taken)
 
     found = expansion(change_by, means)
+    # The first-order term of each gradient in flight, with 0 for one that is not
+    # usable.
     change = found.change
     for each, m, slope in zip(own, means, found.slopes, strict=True):
         own_or_0 = _either(each.usable, each.gradients, jax.tree.map(jnp.zeros_like, m))
@@ -186,8 +193,8 @@ def predicted(
 def anchored(
     kind: Kind,
     update: Update,
-    params: Any,
-    opt_state: Any,
+    params: optax.Params,
+    opt_state: optax.OptState,
     mean: Mean,
     behind: Sequence[jax.Array],
     dtype: DTypeLike,
@@ -199,10 +206,6 @@ def anchored(
     bits, and c is made with this P: its error is multiplied by `g_own - m` alone.
 
     Args:
-      kind: How the update depends on gradients.
-      update: The update.
-      params: Parameters.
-      opt_state: Optimizer state.
       mean: The mean gradient that was applied last. If it has no gradients, devices
         find P by themselves, and m is 0.
       behind: For each gradient in flight, whether it is real.
@@ -216,7 +219,7 @@ def anchored(
         m = like(mean.gradients, params)
         taken = [real & mean.known for real in behind]
 
-    def change_by(*gradients: Any) -> Any:
+    def change_by(*gradients: optax.Updates) -> Any:
         losses = [mean.loss] * count
         return changed(update, params, opt_state, gradients, losses, taken)
 
@@ -229,6 +232,8 @@ def anchored(
     )
     slopes = Slopes(codes, found.steepest)
     change = found.change
+    # Devices will add `P g` with the P that they decode. The rounding of P then cancels
+    # where g is m.
     for slope in slopes.decoded():
         change = jax.tree.map(lambda u, p, a: u - p * a, change, slope, m)
     return _moved(params, change), slopes
@@ -258,11 +263,12 @@ def expansion(
 
     Args:
       change_by: Function from the gradients of each update to the change.
-      means: The gradients at which it is expanded.
       bounds: Whether slopes are kept within the bound.
     """
     value, slopes = expanded(change_by, means)
     change = _finite(value)
+    # At m, an update of Adam is m / sqrt(v), so that |U| / |m| is the root mean square
+    # of its slopes, weighted by m.
     steepest = tuple(jax.tree.map(_steepest, change, m) for m in means)
 
     def one(slope: jax.Array, value: jax.Array, most: jax.Array) -> jax.Array:
@@ -277,7 +283,7 @@ def expansion(
     return Expansion(change, found, steepest)
 
 
-def like(gradients: Any, params: Any) -> Any:
+def like(gradients: optax.Updates, params: optax.Params) -> Any:
     """Returns gradients in the dtypes of the parameters."""
     return jax.tree.map(lambda g, w: g.astype(w.dtype), gradients, params)
 
@@ -308,6 +314,6 @@ def _finite(change: Any) -> Any:
     return jax.tree.map(lambda u: jnp.where(jnp.isfinite(u), u, 0), change)
 
 
-def _moved(params: Any, change: Any) -> Any:
+def _moved(params: optax.Params, change: Any) -> Any:
     """Returns the parameters after a change, in their own dtypes."""
     return jax.tree.map(lambda w, u: (w + u).astype(w.dtype), params, change)

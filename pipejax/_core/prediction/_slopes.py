@@ -37,8 +37,6 @@ def encoded(slope: jax.Array, steepest: jax.Array, dtype: DTypeLike) -> jax.Arra
     """Returns the code of slopes, which `decoded` undoes.
 
     Args:
-      slope: Slopes of an array.
-      steepest: The bound of their size.
       dtype: `CODE`, or a dtype that holds slopes as they are.
 
     Examples:
@@ -53,12 +51,7 @@ def encoded(slope: jax.Array, steepest: jax.Array, dtype: DTypeLike) -> jax.Arra
 
 
 def decoded(code: jax.Array, steepest: jax.Array) -> jax.Array:
-    """Returns the slopes that a code stands for.
-
-    Args:
-      code: The code of an array.
-      steepest: The bound that `encoded` was given.
-    """
+    """Returns the slopes that a code stands for."""
     if code.dtype != CODE:
         return code
     return code.astype(jnp.float32) * (steepest / _LARGEST)
@@ -68,9 +61,6 @@ def to_words(code: jax.Array) -> jax.Array:
     """Returns 8-bit codes as integers, since backends may send floats as float32.
 
     Other arrays stay as they are.
-
-    Args:
-      code: An array.
     """
     is_code = code.dtype == CODE
     return lax.bitcast_convert_type(code, jnp.uint8) if is_code else code
@@ -89,7 +79,6 @@ def of_words(words: jax.Array, like: jax.Array) -> jax.Array:
     """Undoes `to_words`.
 
     Args:
-      words: What `to_words` returned.
       like: An array of the dtype that it was given.
     """
     same = words.dtype == like.dtype

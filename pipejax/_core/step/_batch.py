@@ -16,7 +16,6 @@ class Batch:
     """A batch that lies on the mesh, and how each group splits its share.
 
     Attributes:
-      arrays: Pytree of arrays.
       specs: A partition spec over inner axes for each array. Empty on a mesh without
         inner axes, and for traced arrays, whose shardings are not known.
     """

@@ -1,17 +1,24 @@
 """Warns if the devices of a group all do the same work."""
 
 import warnings
-from typing import Any
+
+import optax
 
 from pipejax._internal.shards import Shards, group_axes, split_axes
 from pipejax._internal.traced_axes import constrained_axes
+from pipejax._internal.types import Keys, ModelState
 
 from ._batch import Batch
 from ._loss import Loss, full_form
 
 
 def warn_of_unused_axes(
-    loss_fn: Loss, params: Any, model_state: Any, rng: Any, batch: Batch, shards: Shards
+    loss_fn: Loss,
+    params: optax.Params,
+    model_state: ModelState,
+    rng: Keys,
+    batch: Batch,
+    shards: Shards,
 ) -> None:
     """Warns of inner axes along which all devices hold and compute the same.
 
@@ -19,11 +26,6 @@ def warn_of_unused_axes(
 
     Args:
       loss_fn: The loss function, which may split arrays by itself.
-      params: Parameters.
-      model_state: Model state.
-      rng: Key of the step.
-      batch: The share of a group.
-      shards: How a group shards parameters and model state.
     """
     if not batch.specs:
         return  # It is not known how a traced batch is split.

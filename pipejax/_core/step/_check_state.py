@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from pipejax._core.checks import check_opt_state, is_array
 from pipejax._core.message import InFlight, Message, width_of
 from pipejax._internal.structures import difference, paths
+from pipejax._internal.types import Leaf
 
 from ._gradient import empty_message
 from ._state import PipelineState
@@ -24,8 +25,6 @@ def check_state(state: Any, devices: set[Any], *, counted: bool) -> None:
     A state that was donated is not usable, because its arrays are deleted.
 
     Args:
-      state: The state that the user passed.
-      devices: The devices of the mesh.
       counted: Whether the host must know the number of calls. If so, `state.calls` must
         be there and must not be traced.
     """
@@ -72,7 +71,6 @@ def check_kind(state: PipelineState, inner: tuple[str, ...], *, sharded: bool) -
     """Raises a `ValueError` unless the state is split as those of the train step.
 
     Args:
-      state: The state.
       inner: The inner axes of the mesh of the train step.
       sharded: Whether the train step has a sharded optimizer.
     """
@@ -95,7 +93,7 @@ def check_optimizer_of(state: PipelineState, tx: optax.GradientTransformation) -
     check_opt_state(tx, whole, state.opt_state, "state.opt_state", _GO_ON)
 
 
-def _is_deleted(leaf: Any) -> bool:
+def _is_deleted(leaf: Leaf) -> bool:
     """Returns whether `leaf` is an array whose buffer is gone."""
     # This runs for every leaf in every step. `isinstance(leaf, jax.Array)` takes three
     # times as long.
@@ -114,9 +112,6 @@ def check_in_flight(
     """Raises a `ValueError` unless the pipeline fits the train step.
 
     Args:
-      in_flight: The pipeline of a state.
-      width: Width K of the train step.
-      devices: Number of devices of the train step.
       feeds_back: Whether the train step feeds deviations back. The pipeline must have a
         deviation if it does, and none otherwise.
     """
@@ -154,7 +149,6 @@ def check_pending(
       in_flight: The pipeline of one device, or the concatenated pipelines of several.
       reduce_dtype: dtype in which gradients and changes travel. `None` stands for their
         own dtypes.
-      devices: Number of devices whose pipelines `in_flight` holds.
     """
     if not in_flight.pending:
         return
@@ -184,7 +178,6 @@ def check_mean(state: PipelineState, wanted: bool) -> None:
     """Raises a `ValueError` unless a state has what weight prediction needs.
 
     Args:
-      state: The state.
       wanted: Whether it must have the mean gradient that was applied last.
     """
     kept = state.mean is not None

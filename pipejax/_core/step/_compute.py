@@ -11,6 +11,7 @@ from pipejax._core.checks import check_keywords
 from pipejax._core.message import InFlight, Message
 from pipejax._core.prediction import Mean
 from pipejax._internal.shards import Shards
+from pipejax._internal.types import Keys
 
 from ._batch import Batch
 from ._check_inner import warn_of_unused_axes
@@ -39,12 +40,7 @@ def compute(
     """Returns this device's message, and what the update will need.
 
     Args:
-      settings: The settings of the step.
-      point: Where this device takes its gradient.
-      empty_mean: The mean with which a state begins.
       state: The state before the step.
-      in_flight: This device's messages in flight.
-      batch: This device's share of the batch.
 
     Raises:
       ValueError: If the messages in flight do not fit the parameters, the model state
@@ -64,6 +60,8 @@ def compute(
     model_state = model_state_ahead(
         state.model_state, in_flight, shards, skip_nonfinite=settings.skip_nonfinite
     )
+    # A queue has room for the changes that `init` has seen. Others would change its
+    # form.
     room = in_flight.pending[0].changes if in_flight.pending else None
     message, after = local_message(
         settings, params, model_state, key, batch, shards, room
@@ -72,7 +70,7 @@ def compute(
     return message, Computed(after, rng, state.step + 1)
 
 
-def _split(rng: Any, place: jax.Array) -> tuple[Any, Any]:
+def _split(rng: Keys, place: jax.Array) -> tuple[Any, Any]:
     """Returns the keys for the next step, and this device's keys for this step.
 
     Args:

@@ -29,6 +29,7 @@ from jax.typing import DTypeLike
 
 from pipejax._core.message import Message, Passengers, travelling, with_constraints
 from pipejax._internal.shards import UNSHARDED, Shards, constrained
+from pipejax._internal.types import Keys, ModelState
 
 from ._batch import Batch
 from ._loss import full_form
@@ -40,8 +41,8 @@ from ._step import Settings
 def local_message(
     settings: Settings,
     params: optax.Params,
-    model_state: Any,
-    rng: Any,
+    model_state: ModelState,
+    rng: Keys,
     batch: Batch,
     shards: Shards = UNSHARDED,
     room: Any = None,
@@ -49,8 +50,6 @@ def local_message(
     """Runs the loss and its gradient over this device's share of the batch.
 
     Args:
-      settings: The settings of the step.
-      params: Pytree of floating arrays.
       model_state: Model state, passed to the loss as a keyword unless it is `None`.
       rng: Key of this device for this step, or a pytree of keys, passed to the loss as
         a keyword unless it is `None`. Several microbatches get keys of their own, split
@@ -108,8 +107,8 @@ def local_message(
 
 
 def empty_message(
-    params: Any,
-    model_state: Any,
+    params: optax.Params,
+    model_state: ModelState,
     reduce_dtype: DTypeLike | None,
     shards: Shards = UNSHARDED,
 ) -> Message:

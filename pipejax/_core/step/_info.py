@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from pipejax._internal.types import Tree
+
 Scalar = jax.Array | np.generic
 
 
@@ -31,7 +33,7 @@ class StepInfo(NamedTuple):
     """
 
     loss: Scalar
-    metrics: Any
+    metrics: Tree
     weight: Scalar
     arrived: Scalar
     applied: Scalar

@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.typing import DTypeLike
 
 from pipejax._internal.structures import alike, restructured
+from pipejax._internal.types import Keys, Leaf, ModelState, Tree
 
 from ._state import Aux
 
@@ -39,11 +41,10 @@ class Returned(NamedTuple):
         function was given.
       weight: float32 scalar, or `None` if the loss function returns no weight. It is
         NaN if the loss function returns a negative weight.
-      unchanged: Which leaves of the model state are unchanged.
     """
 
-    metrics: Any
-    model_state: Any
+    metrics: Tree
+    model_state: ModelState
     weight: jax.Array | None
     unchanged: Unchanged
 
@@ -51,7 +52,9 @@ class Returned(NamedTuple):
 def full_form(loss_fn: Loss, compute_dtype: DTypeLike | None) -> Loss:
     """Returns `loss_fn` as `(params, batch, model_state, rng) -> loss, Returned`."""
 
-    def full(params: Any, batch: Any, model_state: Any, rng: Any) -> Any:
+    def full(
+        params: optax.Params, batch: Tree, model_state: ModelState, rng: Keys
+    ) -> Any:
         if compute_dtype is not None:
             params, batch = _cast((params, batch), compute_dtype)
         # The loss gets its own copy. It may put new leaves into the dict that it is
@@ -82,7 +85,7 @@ def full_form(loss_fn: Loss, compute_dtype: DTypeLike | None) -> Loss:
     return full
 
 
-def is_floating(leaf: Any) -> bool:
+def is_floating(leaf: Leaf) -> bool:
     """Returns whether the array has a floating dtype."""
     return jnp.issubdtype(leaf.dtype, jnp.floating)
 
@@ -96,14 +99,14 @@ def _unbound(error: NameError) -> ValueError:
     )
 
 
-def _in_dtype_of(after: Any, before: Any) -> jax.Array:
+def _in_dtype_of(after: Tree, before: Tree) -> jax.Array:
     """Returns `after` in the dtype of `before`."""
     after = jnp.asarray(after)
     # A typed PRNG key has no `astype`.
     return after if after.dtype == before.dtype else after.astype(before.dtype)
 
 
-def _cast(tree: Any, dtype: DTypeLike) -> Any:
+def _cast(tree: Tree, dtype: DTypeLike) -> Tree:
     """Casts all floating leaves to `dtype`."""
     return jax.tree.map(lambda x: x.astype(dtype) if is_floating(x) else x, tree)
 
@@ -158,7 +161,7 @@ def _check_loss(loss: Any, aux: Any) -> None:
         )
 
 
-def _check_metrics(metrics: Any) -> None:
+def _check_metrics(metrics: Tree) -> None:
     """Raises a `ValueError` unless all metrics are real scalars."""
     for path, metric in jax.tree_util.tree_leaves_with_path(metrics):
         name = f"metrics{jax.tree_util.keystr(path)}"
@@ -177,7 +180,7 @@ def _check_metrics(metrics: Any) -> None:
             )
 
 
-def _check_model_state(after: Any, before: Any) -> None:
+def _check_model_state(after: Tree, before: Tree) -> None:
     """Raises a `ValueError` if the loss changed structure or shapes of the state."""
     got, given = (jax.tree.map(jnp.shape, tree) for tree in (after, before))
     shapes, wanted = (list(map(jnp.shape, jax.tree.leaves(x))) for x in (after, before))
@@ -189,7 +192,7 @@ def _check_model_state(after: Any, before: Any) -> None:
         )
 
 
-def _check_casts(after: Any, before: Any) -> None:
+def _check_casts(after: Tree, before: Tree) -> None:
     """Raises a `ValueError` if a leaf would lose its imaginary part or its fraction."""
     leaves = jax.tree_util.tree_leaves_with_path(after)
     for (path, a), b in zip(leaves, jax.tree.leaves(before), strict=True):

@@ -32,9 +32,10 @@ import jax.numpy as jnp
 from pipejax._core.message import InFlight, Message, Reduced, mean_as, valid
 from pipejax._internal.shards import Shards, constrained
 from pipejax._internal.structures import paths
+from pipejax._internal.types import Leaf, ModelState, Tree
 
 
-def averaged(leaf: Any) -> bool:
+def averaged(leaf: Leaf) -> bool:
     """Returns whether changes of a leaf of the model state are averaged over devices.
 
     Dtypes of fewer than 16 bits, in which no sum is exact, are not averaged.
@@ -45,13 +46,15 @@ def averaged(leaf: Any) -> bool:
 
 
 def model_state_ahead(
-    model_state: Any, in_flight: InFlight, shards: Shards, *, skip_nonfinite: bool
-) -> Any:
+    model_state: ModelState,
+    in_flight: InFlight,
+    shards: Shards,
+    *,
+    skip_nonfinite: bool,
+) -> ModelState:
     """Returns the model state to which this device's own changes in flight lead.
 
     Args:
-      model_state: Model state that all devices share.
-      in_flight: Messages of this device.
       shards: How a group of devices shards the model state.
       skip_nonfinite: Whether a message that is not finite will be held back.
     """
@@ -69,7 +72,9 @@ def model_state_ahead(
     return constrained(model_state, shards.model_state)
 
 
-def changes_of(after: Any, before: Any, unchanged: tuple[bool, ...], room: Any) -> Any:
+def changes_of(
+    after: Tree, before: Tree, unchanged: tuple[bool, ...], room: Tree
+) -> Tree:
     """Returns the change of each averaged leaf, and `None` in place of other leaves.
 
     A leaf that the loss function returns unchanged has no change, unless the queue has
@@ -77,7 +82,6 @@ def changes_of(after: Any, before: Any, unchanged: tuple[bool, ...], room: Any) 
     `inf - inf` would be NaN.)
 
     Args:
-      after: Model state as the loss function returned it.
       before: Model state as it was given to the loss function.
       unchanged: For each leaf, whether the loss function returned the same object.
       room: The changes for which the queue has room, a pytree like `before` with `None`
@@ -101,14 +105,14 @@ def changes_of(after: Any, before: Any, unchanged: tuple[bool, ...], room: Any) 
     )
 
 
-def every_change(model_state: Any) -> Any:
+def every_change(model_state: ModelState) -> Tree:
     """Returns a change of zero for each averaged leaf, and `None` for other leaves."""
     return jax.tree.map(
         lambda x: jnp.zeros(x.shape, x.dtype) if averaged(x) else None, model_state
     )
 
 
-def moved(model_state: Any, after: Any, changes: Any) -> Any:
+def moved(model_state: ModelState, after: Tree, changes: Tree) -> ModelState:
     """Returns `model_state` with the mean `changes` added to the leaves that have one.
 
     Args:
@@ -127,17 +131,16 @@ def moved(model_state: Any, after: Any, changes: Any) -> Any:
     return jax.tree.map(leaf, changes, model_state, after, is_leaf=lambda d: d is None)
 
 
-def unmoved(model_state: Any, after: Any) -> Any:
+def unmoved(model_state: ModelState, after: Tree) -> ModelState:
     """Returns the model state after a step that applies no change.
 
     Args:
       model_state: Model state before the update.
-      after: Model state as this device's loss left it.
     """
     return moved(model_state, after, jax.tree.map(lambda _: None, model_state))
 
 
-def mean_changes(message: Message, model_state: Any, devices: int) -> Any:
+def mean_changes(message: Message, model_state: ModelState, devices: int) -> Tree:
     """Returns the mean changes over devices, whatever the weights of the devices."""
     like = jax.tree.map(
         lambda d, s: None if d is None else s,
@@ -149,11 +152,10 @@ def mean_changes(message: Message, model_state: Any, devices: int) -> Any:
     return mean_as(message.changes, like, unweighted, devices)
 
 
-def with_changes(shards: Shards, model_state: Any, changes: Any) -> Shards:
+def with_changes(shards: Shards, model_state: ModelState, changes: Tree) -> Shards:
     """Returns how a group shards a message that has these changes.
 
     Args:
-      shards: How the group shards the model state.
       model_state: The model state, or its shapes.
       changes: Pytree like it, with `None` in place of some leaves.
     """
@@ -166,13 +168,12 @@ def with_changes(shards: Shards, model_state: Any, changes: Any) -> Shards:
     return dataclasses.replace(shards, changes=specs)
 
 
-def warn_of_zeros(changes: Any, before: Any, unchanged: tuple[bool, ...]) -> None:
+def warn_of_zeros(changes: Tree, before: Tree, unchanged: tuple[bool, ...]) -> None:
     """Warns of changes that are always zero, but travel because the queue has room.
 
     Must be called while a step is traced, and so warns once for each program.
 
     Args:
-      changes: The changes that travel.
       before: Model state as it was given to the loss function.
       unchanged: For each leaf, whether the loss function returned the same object.
     """
@@ -191,7 +192,7 @@ def warn_of_zeros(changes: Any, before: Any, unchanged: tuple[bool, ...]) -> Non
         )
 
 
-def _check_averaged(path: Any, leaf: Any, *, same: bool) -> None:
+def _check_averaged(path: Any, leaf: Leaf, *, same: bool) -> None:
     """Raises a `ValueError` for a changed leaf of too few bits to be averaged."""
     small = jnp.issubdtype(leaf.dtype, jnp.inexact) and not averaged(leaf)
     if small and not same:

@@ -31,6 +31,7 @@ from pipejax._internal.mesh import AxisName, axes
 from pipejax._internal.ravel import working_dtype
 from pipejax._internal.shards import constrained
 from pipejax._internal.traced_axes import collective_axes
+from pipejax._internal.types import Keys, ModelState, Tree
 
 from ._loss import Loss, Unchanged
 from ._model_state import averaged
@@ -42,24 +43,23 @@ class Part(NamedTuple):
     If there is a weight, gradients, loss and metrics are multiplied by it.
 
     Attributes:
-      gradients: Pytree like the parameters.
       loss: Scalar, in float32, or in float64 if the loss function returns float64.
       metrics: Pytree of float32 scalars.
       weight: float32 scalar, or `None` if the loss function returns no weight.
     """
 
-    gradients: Any
+    gradients: optax.Updates
     loss: jax.Array
-    metrics: Any
+    metrics: Tree
     weight: jax.Array | None
 
 
 def part_of(
     full: Loss,
     params: optax.Params,
-    batch: Any,
-    model_state: Any,
-    rng: Any,
+    batch: Tree,
+    model_state: ModelState,
+    rng: Keys,
     *,
     axis_name: AxisName,
     specs: tuple[P, ...],
@@ -67,13 +67,9 @@ def part_of(
     """Runs the loss, in its full form, and its gradient.
 
     Args:
-      full: The loss function, as `full_form` returns it.
       params: Parameters with respect to which the loss is differentiated.
-      batch: Arrays of the microbatch.
       model_state: Model state before the microbatch.
-      rng: Keys of the microbatch.
       axis_name: Axes over which devices have weights of their own.
-      specs: How a group shards the gradients.
 
     Returns:
       What the microbatch adds to the message, the model state after it, and which
@@ -110,11 +106,10 @@ def part_of(
     return Part(gradients, wide, metrics, weight), after, returned.unchanged
 
 
-def together(gradients: Any, each: Part) -> Part:
+def together(gradients: optax.Updates, each: Part) -> Part:
     """Returns what m microbatches add: their mean, or their sum if there are weights.
 
     Args:
-      gradients: Sum of the gradients of all microbatches.
       each: Loss, metrics and weight of every microbatch, with a leading axis of length
         m.
     """
@@ -126,7 +121,7 @@ def together(gradients: Any, each: Part) -> Part:
     return means._replace(gradients=jax.tree.map(lambda g: g / count, gradients))
 
 
-def _times(weight: jax.Array, tree: Any, nothing: jax.Array) -> Any:
+def _times(weight: jax.Array, tree: Tree, nothing: jax.Array) -> Any:
     """Multiplies arrays by a weight; sets to 0, even if NaN, what `nothing` selects."""
 
     def times(x: jax.Array) -> jax.Array:

@@ -18,6 +18,7 @@ from pipejax._internal.shards import (
     shard_form,
     together,
 )
+from pipejax._internal.types import Tree
 
 from ._state import specs_over
 
@@ -35,23 +36,22 @@ class Places(NamedTuple):
       opt_state_inside: Pytree like the optimizer state, of specs over inner axes.
       opt_state_cuts: For each leaf of the optimizer state, the axis along which it is
         split over the data, or `None`.
-      whole_opt_state: Shapes of the whole optimizer state.
     """
 
     devices: Devices
     data: int
     params: tuple[P, ...]
     params_inside: tuple[P, ...]
-    opt_state: Any
+    opt_state: optax.OptState
     opt_state_inside: Any
     opt_state_cuts: tuple[int | None, ...]
-    whole_opt_state: Any
+    whole_opt_state: optax.OptState
 
     @classmethod
     def of(
         cls,
         tx: optax.GradientTransformation,
-        params: Any,
+        params: optax.Params,
         shards: Shards,
         axis_name: AxisName,
         sizes: Any,
@@ -59,8 +59,6 @@ class Places(NamedTuple):
         """Returns where the pieces lie.
 
         Args:
-          tx: The optimizer.
-          params: Shapes of the whole parameters.
           shards: How they are split. If they do not say it of the optimizer state, an
             array at the path of a parameter of the same shape is split as this
             parameter, and all others are whole.
@@ -73,6 +71,8 @@ class Places(NamedTuple):
         inside = shards.params or (P(),) * len(cuts)
         split = tuple(map(together, inside, cuts))
         whole = jax.eval_shape(tx.init, params)
+        # The first guess is by path and shape. `zero1_step` plans the update to find
+        # the rest.
         specs = shards.opt_state or spec_leaves(optimizer_specs(whole, params, split))
         data = (over(spec, axes(axis_name)) for spec in specs)
         return cls(
@@ -106,10 +106,6 @@ class Places(NamedTuple):
         """Returns the spec of a result in the place of an array with the spec `spec`.
 
         It is `spec` unless pieces of the result lie elsewhere.
-
-        Args:
-          spec: How the array is split.
-          split: How the result is split.
         """
         same = self.devices.divides(split_of(spec, len(split))) == split
         return spec if same else spec_of(split)
@@ -145,14 +141,13 @@ def split_of(spec: P, ndim: int) -> Split:
     """Returns a partition spec as a split, which has an entry for every axis.
 
     Args:
-      spec: The spec.
       ndim: The number of axes of the array.
     """
     entries = [() if entry is None else axes(entry) for entry in spec]
     return (*entries, *[()] * (ndim - len(entries)))
 
 
-def spec_leaves(tree: Any) -> list[P]:
+def spec_leaves(tree: Tree) -> list[P]:
     """Returns the partition specs of a pytree."""
     return jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, P))
 

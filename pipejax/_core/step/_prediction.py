@@ -31,9 +31,6 @@ def kinds(settings: Settings) -> KindOf:
 
     An update of many arrays takes seconds to trace, and several programs ask. The
     function remembers what it has found.
-
-    Args:
-      settings: The settings of the step.
     """
 
     @functools.cache
@@ -68,10 +65,7 @@ def empty_mean(
     """Returns the mean that predictions need before any is applied, or `None`.
 
     Args:
-      settings: The settings of the step.
-      kind_of: What `kinds` returned.
       params: The whole parameters, or their shapes.
-      shards: How they are split.
       length: Number of gradients in flight, K-1.
     """
     del shards
@@ -84,14 +78,7 @@ def empty_mean(
 def point(
     settings: Settings, kind_of: KindOf, state: PipelineState, in_flight: InFlight
 ) -> optax.Params:
-    """Returns the parameters at which this device takes its gradient.
-
-    Args:
-      settings: The settings of the step.
-      kind_of: What `kinds` returned.
-      state: The state, with the whole parameters.
-      in_flight: This device's messages in flight.
-    """
+    """Returns the parameters at which this device takes its gradient."""
     trained = state.trainable
     if not settings.weight_prediction or not in_flight.pending:
         return trained.params
@@ -123,10 +110,9 @@ def by_own(
     `deviation_feedback` damps this.
 
     Args:
-      settings: The settings of the step.
       state: The state, with the whole parameters and optimizer state.
-      in_flight: This device's messages in flight.
     """
+    # The updates are predictions, and must not replace the mean that was applied.
     state = state._replace(trainable=state.trainable._replace(mean=None))
     several = lax.axis_size(settings.axis_name) > 1
     messages = _expected(settings.deviation_feedback, in_flight)
@@ -145,7 +131,6 @@ def own_gradients(params: optax.Params, in_flight: InFlight) -> list[Own]:
 
     Args:
       params: The whole parameters, or their shapes.
-      in_flight: This device's messages in flight.
     """
 
     def one(message: Message, real: jax.Array) -> Own:

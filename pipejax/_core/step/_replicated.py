@@ -23,9 +23,6 @@ def replicated_step(settings: Settings) -> Step:
     $$w_t = w_{t-1} - u(g_{t-K})$$
 
     The exchange is an all-reduce.
-
-    Args:
-      settings: The settings of the step.
     """
     kind_of = kinds(settings)
     begin = functools.partial(empty_mean, settings, kind_of)

@@ -28,6 +28,7 @@ from pipejax._internal.shards import (
     optimizer_specs,
     over,
 )
+from pipejax._internal.types import Keys, ModelState, Specs, Tree
 
 
 class Trainable(NamedTuple):
@@ -38,8 +39,6 @@ class Trainable(NamedTuple):
     are split over all devices, and every device has a copy of `gathered`.
 
     Attributes:
-      params: Parameters.
-      opt_state: State of the Optax transformation.
       mean: The mean gradient that was applied last, if weight prediction needs it.
       gathered: The whole parameters that every device has with a sharded optimizer, in
         `compute_dtype`. With weight prediction, this is the part of every device's
@@ -93,9 +92,9 @@ class PipelineState(NamedTuple):
     """
 
     trainable: Trainable
-    model_state: Any
+    model_state: ModelState
     in_flight: InFlight
-    rng: Any
+    rng: Keys
     skipped: jax.Array
     step: jax.Array
     calls: Any
@@ -192,7 +191,7 @@ def data_specs(trainable: Trainable, axis_name: AxisName) -> Trainable | P:
     )
 
 
-def state_data_specs(state: PipelineState, axis_name: AxisName) -> Any:
+def state_data_specs(state: PipelineState, axis_name: AxisName) -> Specs:
     """Returns how the arrays that all devices share are split over the data.
 
     Args:
@@ -203,7 +202,7 @@ def state_data_specs(state: PipelineState, axis_name: AxisName) -> Any:
     return specs._replace(trainable=data_specs(state.trainable, axis_name))
 
 
-def inner_state_specs(state: PipelineState) -> Any:
+def inner_state_specs(state: PipelineState) -> Specs:
     """Returns the partition spec of every array over inner axes.
 
     Args:
@@ -244,19 +243,17 @@ def with_constraints(state: PipelineState) -> PipelineState:
     return constrained(state, inner_state_specs(state)) if state.shards else state
 
 
-def specs_over(specs: Sequence[P], tree: Any, names: Collection[str]) -> Any:
+def specs_over(specs: Sequence[P], tree: Tree, names: Collection[str]) -> Specs:
     """Returns the parts over some axes of the specs of a pytree, as a pytree like it.
 
     Args:
-      specs: A spec for each leaf.
-      tree: The pytree.
       names: The names of the axes.
     """
     parts = [over(spec, names) for spec in specs]
     return jax.tree.unflatten(jax.tree.structure(tree), parts)
 
 
-def _with_gradients(mean: Any, specs: Any) -> Any:
+def _with_gradients(mean: Any, specs: Specs) -> Specs:
     """Returns the specs of a mean whose gradients are split by `specs`."""
     if mean is None or mean.gradients is None:
         return mean

@@ -28,6 +28,7 @@ from pipejax._core.message import Exchange, InFlight, Message, Reduced, Valid
 from pipejax._core.prediction import CODE
 from pipejax._internal.mesh import AxisName
 from pipejax._internal.shards import Shards
+from pipejax._internal.types import Keys, ModelState
 from pipejax.collectives import AllReduce
 
 from ._batch import Batch
@@ -43,16 +44,11 @@ class Settings:
     """What a device does in a step, as the arguments of `make_train_step` say it.
 
     Attributes:
-      loss_fn: The loss function.
-      tx: The optimizer.
       axis_name: Mesh axis of the data, or a tuple of axes.
       branches: Whether an update that is not applied is not computed either. This suits
         CPUs. Accelerators select from both results, without waiting for the host.
-      microbatches: Number of parts of a device's batch.
       compute_dtype: dtype of the forward and the backward pass, or `None`.
       reduce_dtype: dtype in which gradients travel, or `None`.
-      weight_prediction: The rule of prediction, or `False`.
-      deviation_feedback: Share of the deviation that predictions use.
       skip_nonfinite: Whether updates that are not finite are skipped.
       slope_dtype: dtype in which devices gather slopes with a sharded optimizer. It has
         8 bits; tests use more.
@@ -72,16 +68,10 @@ class Settings:
 
 
 class Computed(NamedTuple):
-    """The values that `compute` leaves for the update of the same step.
+    """The values that `compute` leaves for the update of the same step."""
 
-    Attributes:
-      model_state: Model state as this device's loss left it.
-      rng: Key for the next step.
-      step: Number of calls of `train.step`, this call included.
-    """
-
-    model_state: Any
-    rng: Any
+    model_state: ModelState
+    rng: Keys
     step: jax.Array
 
 
@@ -89,7 +79,6 @@ class Step(NamedTuple):
     """The work of one device or group in a step.
 
     Attributes:
-      settings: The settings that it follows.
       layout: `(params, message, mesh) -> Shards` says how the arrays of a state are
         split, from shapes alone. The message says how the parameters are.
       init: `(params, opt_state, known, shards, length) -> Trainable` makes what is
@@ -97,7 +86,6 @@ class Step(NamedTuple):
         whether the optimizer's state was given.
       message: `(params, model_state, rng, batch, shards, room)` returns the message of
         a batch, and the model state as the loss left it.
-      compute: `(state, in_flight, batch) -> Message, Computed`.
       exchange: `(trainable, message, valid, all_reduce) -> Exchange` sums a message
         over devices. With a sharded optimizer, it updates `trainable` on the way.
       gather: `(trainable, all_reduce) -> Trainable` gathers the parameters as they are,

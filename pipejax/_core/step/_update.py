@@ -21,6 +21,7 @@ from pipejax._core.checks import check_kept_form
 from pipejax._core.message import Message, Reduced, mean, mean_as
 from pipejax._core.prediction import Mean
 from pipejax._internal.traced_axes import collective_axes
+from pipejax._internal.types import Tree
 
 from ._info import StepInfo
 from ._model_state import mean_changes, moved, unmoved
@@ -37,10 +38,8 @@ def apply(
     """Applies the mean that is due, if it has arrived and is finite.
 
     Args:
-      settings: The settings of the step.
       state: State before the update.
       computed: What `compute` left. `None` in a drain, which computes nothing.
-      reduced: The messages that are due, summed over devices.
 
     Returns:
       The state after the update, and what the step reports.
@@ -58,7 +57,7 @@ def apply(
 def applied(
     settings: Settings,
     state: PipelineState,
-    after: Any,
+    after: Tree,
     reduced: Reduced,
     *,
     devices: int,
@@ -67,11 +66,9 @@ def applied(
     """Applies the mean of one step's messages, if there is one to apply.
 
     Args:
-      settings: The settings of the step.
       state: State before the update.
       after: Model state as this device's loss left it. Leaves that are not averaged
         advance whether or not there is an update.
-      reduced: The messages, summed over devices.
       devices: Number of devices over which the messages were summed.
       alike: Whether all devices apply the same sum. Otherwise, each device applies its
         own message, in a prediction.
@@ -99,6 +96,7 @@ def applied(
         found = lax.cond(applies, update, hold)
     else:
         found = select(applies, update(), hold())
+    # `gathered` and `slopes` change in the exchange alone, and pass by the branch.
     params, opt_state, mean, model_state = found
     skipped = state.skipped + skips.astype(jnp.int32)
     info = _info(message, reduced.counts, devices)
@@ -114,7 +112,6 @@ def decided(reduced: Reduced, *, skip_nonfinite: bool) -> tuple[jax.Array, jax.A
     """Returns whether a reduced message is applied, and whether it is skipped.
 
     Args:
-      reduced: The messages, summed over devices.
       skip_nonfinite: Whether a message that is not finite is held back.
     """
     counts = reduced.counts
@@ -124,8 +121,8 @@ def decided(reduced: Reduced, *, skip_nonfinite: bool) -> tuple[jax.Array, jax.A
 
 def advanced(
     tx: optax.GradientTransformation,
-    params: Any,
-    opt_state: Any,
+    params: optax.Params,
+    opt_state: optax.OptState,
     applied: Mean | None,
     message: Message,
     devices: int,
@@ -133,11 +130,9 @@ def advanced(
     """Returns parameters and optimizer state after the update by a summed message.
 
     Args:
-      tx: The optimizer.
       params: Parameters before the update.
       opt_state: Optimizer state before the update.
       applied: The mean gradient of the update before, or `None` if none is kept.
-      message: The messages, summed over devices.
       devices: Number of devices over which the messages were summed.
 
     Returns:
@@ -223,6 +218,6 @@ def _info(message: Message, arrived: jax.Array, devices: int) -> StepInfo:
     )
 
 
-def select(predicate: jax.Array, new: Any, old: Any) -> Any:
+def select(predicate: jax.Array, new: Any, old: Any) -> Tree:
     """Returns the leaves of `new` if `predicate` is true, and those of `old` if not."""
     return jax.tree.map(lambda n, o: jnp.where(predicate, n, o), new, old)

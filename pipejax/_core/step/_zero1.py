@@ -31,6 +31,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 
 from pipejax._core.message import (
     Exchange,
@@ -44,6 +45,7 @@ from pipejax._core.message import (
 from pipejax._core.pieces import NotElementwiseError, stages_of
 from pipejax._core.prediction import CODE, Mean, Slopes, of_words, to_words, word_form
 from pipejax._internal.shards import Shards, as_on_shards
+from pipejax._internal.types import CodecStates, Leaf, Tree
 from pipejax.collectives import (
     AllReduce,
     Local,
@@ -76,11 +78,7 @@ from ._zero1_update import (
 
 
 def zero1_step(settings: Settings) -> Step:
-    """Returns the step in which each device keeps and updates pieces of the optimizer.
-
-    Args:
-      settings: The settings of the step.
-    """
+    """Returns the step in which devices keep and update pieces of the optimizer."""
     kind_of = kinds(settings)
     begin = functools.partial(_empty_mean, settings, kind_of)
     at = functools.partial(point, settings, kind_of)
@@ -114,6 +112,7 @@ def _layout(
       ValueError: If devices cannot update their pieces by themselves.
     """
     shards, tx = message.shards, settings.tx
+    # Ends, because an array is only ever split further, and has few axes.
     while True:
         places = Places.of(tx, params, shards, settings.axis_name, mesh.shape)
         given = params, message, None, None, 0, places
@@ -195,15 +194,11 @@ def _exchange(
     """Returns the exchange that updates the optimizer between its two halves.
 
     Args:
-      settings: The settings of the step.
-      kind_of: Says how the update depends on gradients.
       trainable: This device's pieces before the update.
-      message: The message of this device.
-      valid: Which messages are real.
-      all_reduce: The algorithm that sums messages.
     """
     name, shards, whole = settings.axis_name, message.shards, trainable.whole_params
     places, behind = Places.here(settings.tx, whole, shards, name), len(valid.behind)
+    # The update is planned for a single device of a group, which runs it on its shards.
     with as_on_shards() if shards else contextlib.nullcontext():
         kept = trainable.mean, trainable.slopes
         program = program_of(settings, kind_of, whole, message, *kept, behind, places)
@@ -213,21 +208,23 @@ def _exchange(
     if shards:
         halved, layout = halved.of_one_device(sizes), halved.shard(layout, sizes)
     forms, gather = _gathered_forms(settings, whole, places), halved
+    # Codes of 8 bits travel as 32-bit words beside the parameters, in the same
+    # collective of each array.
     if sends := sends_slopes(trainable.slopes, behind):
         codes = [x.update(dtype=_slope_dtype(settings, x)) for x in forms]
         forms = [*forms, *map(word_form, codes * behind)]
         gather = ReduceScatterAllGather(all_reduce, shards.cuts * (1 + behind))
 
-    def enter(value: Any, states: Any) -> tuple[Any, Any]:
+    def enter(value: Tree, states: CodecStates) -> tuple[Any, Any]:
         sums, rest = value
         return program.run(0, jax.tree.leaves((sums, rest))), states
 
-    def leave(value: Any, states: Any) -> tuple[Any, Any]:
+    def leave(value: Tree, states: CodecStates) -> tuple[Any, Any]:
         found = program.result(value)
         sent = tuple(map(to_words, to_gather(program, found, places)))
         return (sent, found._replace(ahead=None, codes=None)), states
 
-    def end(value: Any) -> Reduced:
+    def end(value: Tree) -> Reduced:
         gathered, found = value
         structure, count = jax.tree.structure(trainable.params), len(shards.cuts)
         ahead, *codes = (
@@ -251,6 +248,8 @@ def _exchange(
             ),
         )
 
+    # The sums of the update, such as a norm, are stages between the two halves. All of
+    # it is local work and collectives, which an executor interleaves like any exchange.
     stages = (
         on_first(halved.reduce_scatter(layout, name))
         + Stages((Local(enter),))
@@ -270,13 +269,7 @@ def _exchange(
 def _gather(
     settings: Settings, trainable: Trainable, all_reduce: AllReduce
 ) -> Trainable:
-    """Gathers the parameters as they are, with no gradient in flight.
-
-    Args:
-      settings: The settings of the step.
-      trainable: This device's pieces.
-      all_reduce: The algorithm that sums messages.
-    """
+    """Gathers the parameters as they are, with no gradient in flight."""
     shards, whole = trainable.shards, trainable.whole_params
     places = Places.here(settings.tx, whole, shards, settings.axis_name)
     forms = _gathered_forms(settings, whole, places)
@@ -291,7 +284,7 @@ def _gather(
     return trainable._replace(gathered=jax.tree.unflatten(structure, gathered))
 
 
-def _slope_dtype(settings: Settings, leaf: Any) -> Any:
+def _slope_dtype(settings: Settings, leaf: Leaf) -> DTypeLike:
     """Returns the dtype in which the slopes of a parameter are gathered."""
     return CODE if settings.slope_dtype == CODE else leaf.dtype
 
@@ -313,10 +306,8 @@ def _specs(
     """Returns how the values before and after an exchange are split over inner axes.
 
     Args:
-      message: The message.
       start: The value before the exchange.
       forms: Shapes and dtypes of the arrays that are gathered.
-      places: Where the pieces lie.
     """
     exact = exact_specs(message)
     whole: Any = P()

@@ -33,14 +33,7 @@ from ._update import select
 def point(
     settings: Settings, kind_of: KindOf, state: PipelineState, in_flight: InFlight
 ) -> optax.Params:
-    """Returns the parameters at which this device takes its gradient.
-
-    Args:
-      settings: The settings of the step.
-      kind_of: Says how the update depends on gradients.
-      state: The state, with this device's pieces.
-      in_flight: This device's messages in flight.
-    """
+    """Returns the parameters at which this device takes its gradient."""
     trained = state.trainable
     gathered = jax.tree.map(
         lambda whole, own: whole.astype(own.dtype), trained.gathered, trained.params
@@ -90,7 +83,7 @@ def _slopes(
     known, real = _known(trained.opt_state, places), valid(in_flight)
     losses = [jnp.float32(0)] * len(real)
 
-    def change(*gradients: Any) -> Any:
+    def change(*gradients: optax.Updates) -> Any:
         return changed(update_of(settings), zeros, known, gradients, losses, real)
 
     return expanded(change, [zeros] * len(real))[1]

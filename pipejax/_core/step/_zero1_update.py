@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 
 from pipejax._core.message import Message, Reduced, Valid, layout_of, message_of
 from pipejax._core.pieces import NotElementwiseError, Program, on_pieces
 from pipejax._core.prediction import Kind, Mean, Slopes, anchored
 from pipejax._internal.shards import UNSHARDED
+from pipejax._internal.types import Leaf, Specs, Tree
 from pipejax.collectives import Summands
 
 from ._loss import is_floating
@@ -31,8 +33,6 @@ class Between(NamedTuple):
       codes: Pieces of the slopes to gather, or `None`.
       steepest: Bounds of the slopes, or `None`.
       finite: Whether all reduced gradients and changes are finite.
-      changes: Sums of the changes of model state.
-      passengers: Sums of loss, metrics and weight.
     """
 
     params: optax.Params
@@ -42,11 +42,11 @@ class Between(NamedTuple):
     codes: Any
     steepest: Any
     finite: jax.Array
-    changes: Any
+    changes: Tree
     passengers: Any
 
 
-def gathered_dtype(settings: Settings, leaf: Any) -> Any:
+def gathered_dtype(settings: Settings, leaf: Leaf) -> DTypeLike:
     """Returns the dtype in which a parameter is gathered."""
     if settings.compute_dtype is None or not is_floating(leaf):
         return leaf.dtype
@@ -81,14 +81,10 @@ def program_of(
     """Returns what a device does between the two halves of an exchange.
 
     Args:
-      settings: The settings of the step.
-      kind_of: Says how the update depends on gradients.
-      params: Shapes of the whole parameters.
       message: A message, or its shapes.
       mean: The mean that the state keeps, or its shapes.
       slopes: The slopes that the state keeps, or their shapes.
       behind: Number of messages that will be in flight after the update.
-      places: Where the pieces lie.
 
     Raises:
       NotElementwiseError: If the update needs more than pieces and sums.
@@ -123,6 +119,7 @@ def program_of(
         learned, valid = rest
         return _between(settings, kind_of, learned, total, valid, places, sends=sends)
 
+    # `specs` has the structure of `forms`, leaf by leaf.
     pairs = zip(spec_leaves(specs), jax.tree.leaves(forms), strict=True)
     splits = [split_of(spec, len(form.shape)) for spec, form in pairs]
     return on_pieces(between, forms, splits, places.devices)
@@ -143,16 +140,12 @@ def _between(
     Devices run this function on their pieces.
 
     Args:
-      settings: The settings of the step.
-      kind_of: Says how the update depends on gradients.
       learned: Parameters, optimizer state and applied mean before the update.
-      total: Sum of the messages of all devices.
-      valid: Which messages are real.
-      places: Where the pieces lie.
       sends: Whether devices will need slopes.
     """
     reduced = Reduced.of(total, valid.message)
     applies, _ = decided(reduced, skip_nonfinite=settings.skip_nonfinite)
+    # The update is computed and then selected: a branch could not hold its sums.
     new = advanced(settings.tx, *learned, total, places.data)
     params, opt_state, mean = select(applies, new, learned)
     ahead, slopes = params, None
@@ -180,7 +173,6 @@ def after_update(program: Program, places: Places) -> tuple[P, ...]:
     """Returns how an update leaves the optimizer state, as a spec for each leaf.
 
     Args:
-      program: The update, which returns a `Between`.
       places: Where the pieces lie before it.
 
     Raises:
@@ -203,11 +195,6 @@ def to_gather(program: Program, found: Between, places: Places) -> list[jax.Arra
 
     What follows from numbers alone, such as the slopes of a frozen parameter, is whole
     on every device.
-
-    Args:
-      program: The update, which returned `found`.
-      found: What an exchange has updated.
-      places: Where the pieces lie.
     """
     numbers = jax.tree.unflatten(program.tree, range(program.tree.num_leaves))
     at = [*jax.tree.leaves(numbers.ahead), *jax.tree.leaves(numbers.codes)]
@@ -224,7 +211,7 @@ def to_gather(program: Program, found: Between, places: Places) -> list[jax.Arra
     return list(map(piece, at, arrays, specs))
 
 
-def means_of(specs: Any) -> Any:
+def means_of(specs: Specs) -> Specs:
     """Returns the specs of a mean whose gradients are split by `specs`."""
     whole: Any = P()
     return Mean(specs, whole, whole)
