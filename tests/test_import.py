@@ -22,7 +22,7 @@ def added():
     return modules_after("import pipejax") - modules_after("import jax, optax")
 
 
-def test_import_loads_no_library_except_jax(added):
+def test_import_loads_no_library_beyond_jax_and_optax(added):
     packages = {name.partition(".")[0] for name in added}
     foreign = packages - sys.stdlib_module_names - {"pipejax", "jax", "jaxlib"}
     assert not foreign, f"import these where they are used: {sorted(foreign)}"

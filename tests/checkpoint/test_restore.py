@@ -166,7 +166,7 @@ def with_out(like, leaf):
     return with_trainable(like, params=like.params | {"out": leaf})
 
 
-def test_template_of_another_form_is_refused_by_the_leaf(manager):
+def test_template_of_another_form_is_refused_with_its_leaf_named(manager):
     train = train_step()
     checkpoint.save(manager, init(train))
     like = jax.eval_shape(lambda: init(train))

@@ -26,7 +26,7 @@ def test_data_mesh_has_the_first_devices(count):
 
 @TPU
 @pytest.mark.parametrize(("axis_name", "shape"), [("data", (8,)), (BOTH, (2, 4))])
-def test_data_mesh_has_the_slices_of_a_tpu(axis_name, shape):
+def test_data_mesh_keeps_the_order_of_tpu_slices(axis_name, shape):
     devices = pj.overlap.topology("tpu:2xv5e:2x2")
     mesh = pj.data_mesh(devices=devices, axis_name=axis_name)
     assert mesh.devices.shape == shape

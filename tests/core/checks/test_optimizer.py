@@ -20,7 +20,7 @@ def test_tx_with_a_pipeline_of_its_own_is_refused():
             make(tx=tx).init(params, **settings)
 
 
-def test_optimizers_without_a_meaningful_delay_or_mean_are_refused():
+def test_optimizers_unfit_for_a_delay_or_a_mean_are_refused():
     with refused("`tx` must not hold optax.lookahead, whose parameters are pairs"):
         make(tx=optax.lookahead(TX, 5, 0.5)).init(init_params())
     lbfgs = make(tx=optax.chain(optax.clip(1.0), optax.lbfgs()))

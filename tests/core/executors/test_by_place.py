@@ -56,7 +56,7 @@ def test_places_hold_one_device_of_each_group(names):
         assert [x.id for x in place.devices] == column.tolist()
 
 
-def test_groups_of_one_process_do_not_span_processes():
+def test_single_process_does_not_count_as_groups_in_processes():
     """All devices of this process, which has no others to wait for."""
     assert not groups_in_processes(pj.data_mesh(8), "data")
     inner = pj.data_mesh(8, axis_name=("data", "fsdp"), hosts=2)

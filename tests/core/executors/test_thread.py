@@ -183,7 +183,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-def test_forked_process_is_refused_the_thread():
+def test_submit_in_a_forked_process_is_refused():
     """Its work would wait forever for a thread that is not there."""
     command = [sys.executable, "-W", "ignore", "-c", FORKS]
     assert subprocess.run(command, timeout=60, check=False).returncode == 7

@@ -209,7 +209,7 @@ def test_unsupported_operation_is_refused_by_its_name(operation):
         on_pieces(REFUSED[operation], [X], [ROWS], Devices({"data": 2}))
 
 
-def test_arrays_split_along_different_axes_are_supported_in_part():
+def test_multiplication_accepts_arrays_split_along_different_axes():
     devices = Devices({"host": 2, "fsdp": 3})
     splits = [(("host",), ()), ((), ("fsdp",))]
     program = on_pieces(lax.mul, [X, Y], splits, devices)
