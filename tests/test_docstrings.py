@@ -42,7 +42,7 @@ def entries(docstring, *titles):
 
 
 @pytest.mark.parametrize(("name", "function"), functions().items())
-def test_arguments_results_and_errors(name, function):
+def test_docstrings_list_arguments_results_and_errors(name, function):
     docstring = inspect.getdoc(function)
     parameters = inspect.signature(function).parameters
     wanted = {p for p in parameters if p != "self" and not p.startswith("_")}
@@ -61,7 +61,7 @@ def test_arguments_results_and_errors(name, function):
 
 
 @pytest.mark.parametrize(("name", "cls"), classes().items())
-def test_attributes(name, cls):
+def test_class_docstrings_list_all_attributes(name, cls):
     fields = getattr(cls, "_fields", ())
     if dataclasses.is_dataclass(cls):
         fields = [f.name for f in dataclasses.fields(cls) if not f.name.startswith("_")]
@@ -90,7 +90,7 @@ def share(of, pattern):
     return len(having) / len(of)
 
 
-def test_examples_and_equations():
+def test_most_docstrings_have_examples_and_equations():
     plain = {name: f for name, f in functions().items() if name in public()}
     assert share(plain, r">>> ") >= 0.6
     algorithms = {n: f for n, f in plain.items() if n.split(".")[1] in ALGORITHMS}

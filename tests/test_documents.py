@@ -50,7 +50,7 @@ def fences(path, language):
     "path",
     [pytest.param(x, marks=pytest.mark.full) if x in SLOW else x for x in WITH_CODE],
 )
-def test_code_runs_from_top_to_bottom(path):
+def test_documents_run_from_top_to_bottom(path):
     code = "\n".join(fences(path, "python"))
     assert code
     if "import equinox" in code:
@@ -58,7 +58,7 @@ def test_code_runs_from_top_to_bottom(path):
     run_python(code)
 
 
-def test_code_of_pytorch_runs():
+def test_pytorch_code_of_the_ddp_page_runs():
     """Runs the code as the only process of a job. The mark "py" sets it apart."""
     pytest.importorskip("torch")
     code = "\n".join(fences("docs/coming_from_ddp.md", "py"))
@@ -115,14 +115,14 @@ def test_every_public_name_is_documented():
     assert not {name for name in public() if id(named(name)) not in shown}
 
 
-def test_every_documented_name_is_public_and_says_what_it_is():
+def test_every_documented_name_is_public_and_has_a_docstring():
     apart = ("pipejax.checkpoint.", "pipejax.flax.")  # these need extras
     for name in documented():
         assert name in public() or name.startswith(apart), name
         assert named(name).__doc__, name
 
 
-def test_shell_commands_are_targets_of_the_makefile():
+def test_shell_commands_of_documents_are_in_the_makefile():
     makefile = (ROOT / "Makefile").read_text()
     for path in ("README.md", "CONTRIBUTING.md"):
         for line in "".join(fences(path, "sh")).splitlines():
@@ -133,7 +133,7 @@ def test_shell_commands_are_targets_of_the_makefile():
                 assert command in makefile
 
 
-def test_links_lead_somewhere():
+def test_relative_links_of_documents_lead_to_files():
     for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for link in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
             if not link.startswith("http"):
@@ -152,7 +152,7 @@ def commands():
 
 
 @pytest.mark.parametrize("words", list(commands()))
-def test_commands_can_be_parsed(words, monkeypatch):
+def test_commands_in_documents_can_be_parsed(words, monkeypatch):
     for command in _COMMANDS:
         monkeypatch.setattr(command, "run", lambda args: 3)
     assert main(words) == 3

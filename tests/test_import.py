@@ -22,13 +22,13 @@ def added():
     return modules_after("import pipejax") - modules_after("import jax, optax")
 
 
-def test_no_other_library_is_loaded(added):
+def test_import_loads_no_library_beyond_jax_and_optax(added):
     packages = {name.partition(".")[0] for name in added}
     foreign = packages - sys.stdlib_module_names - {"pipejax", "jax", "jaxlib"}
     assert not foreign, f"import these where they are used: {sorted(foreign)}"
 
 
-def test_of_jax_only_light_modules_are_loaded(added):
+def test_import_loads_neither_pallas_nor_jax_extend(added):
     """`jax.extend` loads Pallas, and takes as long as 40 files of pipejax."""
     assert {name for name in added if name.startswith("jax.extend")} == set()
     assert {name for name in added if name.startswith("jax._src.pallas")} == set()

@@ -116,7 +116,7 @@ def test_no_modules_import_each_other_in_a_circle():
     assert left == {}
 
 
-def test_every_layer_is_there():
+def test_every_layer_contains_a_module():
     assert {layer_of(name) for name in graph()} == {*LAYERS}
 
 

@@ -38,7 +38,7 @@ def place_of_test(module):
     return "/".join(["tests", *folders, f"test_{path.stem.removeprefix('_')}.py"])
 
 
-def test_a_test_is_named_after_its_module():
+def test_place_of_test_follows_the_name_of_the_module():
     assert place_of_test("pipejax/codecs/_cast.py") == "tests/codecs/test_cast.py"
     assert place_of_test("pipejax/flax/nnx.py") == "tests/flax/test_nnx.py"
     assert place_of_test("pipejax/_internal/mesh.py") == "tests/internal/test_mesh.py"
@@ -54,7 +54,7 @@ def test_every_module_has_a_test_of_its_name():
     assert sorted(without - EXCEPTIONS.keys()) == []
 
 
-def test_every_exception_is_one():
+def test_every_exception_exists_and_has_no_test():
     """A module on the list exists, and has no test."""
     assert sorted(EXCEPTIONS.keys() - modules()) == []
     tested = {name for name in EXCEPTIONS if (ROOT / place_of_test(name)).exists()}

@@ -27,7 +27,7 @@ def built(tmp_path_factory):
     return out
 
 
-def test_files(built):
+def test_wheel_holds_library_without_tests_and_sdist_holds_more(built):
     """The wheel holds the library, its types and no tests; the sdist holds more."""
     (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
     inside = set(zipfile.ZipFile(wheel).namelist())
@@ -52,7 +52,7 @@ def test_links_work_on_the_package_index(built):
     assert all("/raw/main/docs/" in picture for picture in pictures)
 
 
-def test_the_core_alone_runs_the_readme(built, tmp_path):
+def test_core_install_runs_the_readme_code(built, tmp_path):
     """Installs the wheel in a fresh environment, and runs from an empty folder."""
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv/bin/python"

@@ -44,7 +44,7 @@ def table():
     return {part: set(re.findall(r"`([^`]+)`", found)) for part, found in rows}
 
 
-def test_every_module_needs_a_part():
+def test_every_folder_of_modules_has_a_part():
     assert [*table()] == parts()
     folders = {path.parent for path in (ROOT / "pipejax").glob("**/_*.py")}
     names = {f"{path.relative_to(ROOT / 'pipejax').as_posix()}/" for path in folders}
@@ -52,7 +52,7 @@ def test_every_module_needs_a_part():
     assert set().union(*table().values()) == names - parents | {"experiments/"}
 
 
-def test_both_environments_are_set_up(tmp_path):
+def test_make_sets_up_both_environments(tmp_path):
     """GNU make runs a pattern rule with two targets only once for both."""
     for name in ("Makefile", "pyproject.toml"):
         (tmp_path / name).write_text((ROOT / name).read_text())

@@ -52,7 +52,7 @@ class Addresses(html.parser.HTMLParser):
             self.loaded.add(found["src"])
 
 
-def test_links_lead_to_pages_and_places(site):
+def test_site_links_lead_to_existing_pages_and_places(site):
     read = {path: Addresses(text) for path, text in pages(site).items()}
     for path, page in read.items():
         for link in filter(None, page.links):
@@ -67,7 +67,7 @@ def test_links_lead_to_pages_and_places(site):
                 assert place in read[name].places, (path, link)
 
 
-def test_nothing_comes_from_other_hosts(site):
+def test_site_loads_nothing_from_other_hosts(site):
     for path, text in pages(site).items():
         for address in filter(None, Addresses(text).loaded):
             assert not re.match(r"(https?:)?//", address), (path, address)
@@ -110,7 +110,9 @@ def browser():
 
 @pytest.mark.parametrize("size", [DESKTOP, PHONE])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_pages_in_a_browser(site, address, browser, size, scheme):
+def test_pages_show_no_browser_error_and_fit_the_width(
+    site, address, browser, size, scheme
+):
     """The console shows no error, and the page does not scroll sideways."""
     width, height = size
     page = browser.new_page(
@@ -131,7 +133,7 @@ def test_pages_in_a_browser(site, address, browser, size, scheme):
     page.close()
 
 
-def test_search_finds_a_name(address, browser):
+def test_site_search_finds_a_public_name(address, browser):
     page = browser.new_page()
     page.goto(f"{address}/search.html?q=make_train_step")
     page.wait_for_selector("#search-results a[href*='reference/train_step']")

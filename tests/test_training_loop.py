@@ -62,7 +62,7 @@ def ran(tmp_path_factory):
     return folder
 
 
-def test_what_is_logged_is_what_a_loop_by_hand_finds(ran):
+def test_logged_values_equal_a_loop_by_hand(ran):
     settings, rows = json.loads((ran / "rows.json").read_text())
     assert settings == {"project": "digits", "config": {"width": 2}}
     wanted = logged_by_hand()
@@ -110,7 +110,7 @@ def logged_by_hand():
 
 
 @pytest.mark.skipif(not installed("tensorboardX"), reason="no tensorboardX here")
-def test_tensorboard_holds_the_same_numbers(ran):
+def test_tensorboard_file_holds_the_logged_numbers(ran):
     _, rows = json.loads((ran / "rows.json").read_text())
     wanted = {(step, name): value for step, row in rows for name, value in row.items()}
     (file,) = ran.glob("*/events.*")

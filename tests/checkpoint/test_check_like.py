@@ -53,7 +53,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("says", OTHERS)
-def test_a_state_of_another_train_step(manager, says):
+def test_template_from_another_train_step_is_refused(manager, says):
     """The folder is left as it is: nothing in it is at fault."""
     make, options = OTHERS[says]
     checkpoint.save(manager, started())
@@ -65,7 +65,7 @@ def test_a_state_of_another_train_step(manager, says):
     assert entries(manager.directory) == ["1"]
 
 
-def test_what_is_no_train_step(manager):
+def test_function_instead_of_train_step_is_refused(manager):
     _, like = made()
     with pytest.raises(ValueError, match=r"`train` must be the train step .* got fun"):
         checkpoint.restore(manager, loss_fn, like)
@@ -76,7 +76,7 @@ PAIRS = [("adam", "sgd"), ("sgd", "adam"), ("lion", "adam")]
 
 @pytest.mark.parametrize("devices", [4, 2])
 @pytest.mark.parametrize(("saved", "now"), PAIRS)
-def test_a_train_step_with_another_optimizer(manager, saved, now, devices):
+def test_train_step_with_another_optimizer_is_refused(manager, saved, now, devices):
     """On other devices, the drain would need the optimizer at once."""
     checkpoint.save(manager, started(tx=saved))
     (train, wanted), (_, like) = made(now, devices), made(saved, devices)

@@ -63,7 +63,7 @@ def restored(folder, state, train, params, batch=BATCH):
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_another_loss_function_is_refused(tmp_path, name):
+def test_loss_with_other_passengers_is_refused(tmp_path, name):
     state = started(*made(OLD))
     rule = re.escape(f"was in flight: ['loss', 'weight']; got {name}.")
     rule = rule.replace("was", "is")
@@ -71,7 +71,7 @@ def test_another_loss_function_is_refused(tmp_path, name):
         restored(tmp_path, state, *made(OTHERS[name]))
 
 
-def test_a_metric_of_another_name_is_refused_and_the_remedies_work(tmp_path):
+def test_renamed_metric_is_refused_and_the_remedies_work(tmp_path):
     train, params = made(METRIC)
     other, _ = made(loss(pj.Aux(metrics={"words": jnp.float32(512)})))
     state = started(train, params, 2)
@@ -98,7 +98,7 @@ def test_a_metric_of_another_name_is_refused_and_the_remedies_work(tmp_path):
         assert float(other.drain(state)[1][0].metrics["words"]) == 512
 
 
-def test_metrics_without_a_batch_are_refused(tmp_path):
+def test_test_metrics_without_a_batch_are_refused(tmp_path):
     train, params = made(METRIC)
     with pytest.raises(ValueError, match=r"give `batch=` to `train\.init`"):
         restored(tmp_path, started(train, params), train, params, batch=None)
@@ -120,7 +120,7 @@ def sharded():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_queue_that_was_empty_is_made_anew(tmp_path, kind):
+def test_empty_queue_is_made_anew_with_the_form_of_init(tmp_path, kind):
     """It has the form that `init` gives it, whatever was in flight before a drain."""
     options = {"shard_optimizer": True} if kind == "sharded optimizer" else {}
     train, params = made(OLD, 4, **options)
@@ -138,7 +138,7 @@ def test_a_queue_that_was_empty_is_made_anew(tmp_path, kind):
     other.step(found, BATCH)
 
 
-def test_nothing_is_in_flight_at_width_1(tmp_path):
+def test_other_metrics_are_accepted_at_width_1(tmp_path):
     state = started(*made(OLD, width=1))
     found = restored(tmp_path, state, *made(METRIC, width=1))
     assert_bits_equal(*jax.device_get((found.params, state.params)))
@@ -146,7 +146,7 @@ def test_nothing_is_in_flight_at_width_1(tmp_path):
 
 @pytest.mark.parametrize("was", [False, True])
 @pytest.mark.parametrize("devices", [4, 2])
-def test_a_sharded_optimizer_stays_one(tmp_path, was, devices):
+def test_changed_shard_optimizer_is_refused(tmp_path, was, devices):
     state = started(*made(METRIC, 4, shard_optimizer=was))
     rule = (
         rf"`train` must have shard_optimizer={was}, as the train step that saved the .*"

@@ -31,7 +31,9 @@ def restored(folder, train, like, step=None):
         return checkpoint.restore(manager, train, like, step)
 
 
-def test_the_newest_that_is_whole(folder, train, like, caplog):
+def test_newest_whole_checkpoint_is_restored_and_damaged_are_moved(
+    folder, train, like, caplog
+):
     """The damaged ones are named and moved aside, so that they can be saved again."""
     path, states = folder
     damage(path, 1)
@@ -52,7 +54,7 @@ def test_the_newest_that_is_whole(folder, train, like, caplog):
     assert (path / "damaged-1-2").exists()
 
 
-def test_a_step_by_its_number_is_never_another(folder, train, like):
+def test_damaged_requested_step_is_never_replaced_by_another(folder, train, like):
     path, states = folder
     damage(path, 2)
     rule = r"whole, got damage in .*step 2: `extras` are not .* Restore another step\."
@@ -62,7 +64,7 @@ def test_a_step_by_its_number_is_never_another(folder, train, like):
     assert entries(path) == ["0", "1", "2"]
 
 
-def test_nothing_is_moved_if_nothing_is_whole(folder, train, like):
+def test_damaged_checkpoints_stay_if_no_checkpoint_is_whole(folder, train, like):
     path, _ = folder
     for step in range(3):
         damage(path, step)
@@ -72,7 +74,7 @@ def test_nothing_is_moved_if_nothing_is_whole(folder, train, like):
     assert entries(path) == ["0", "1", "2"]
 
 
-def test_storage_that_cannot_be_read_is_no_damage(folder, train, like, monkeypatch):
+def test_unreadable_storage_is_not_taken_for_damage(folder, train, like, monkeypatch):
     path, _ = folder
     monkeypatch.setattr(
         "pipejax.checkpoint._read.read",
@@ -83,7 +85,7 @@ def test_storage_that_cannot_be_read_is_no_damage(folder, train, like, monkeypat
     assert entries(path) == ["0", "1", "2"]
 
 
-def test_a_read_only_manager_moves_nothing(folder, train, like):
+def test_read_only_manager_moves_no_damaged_checkpoint(folder, train, like):
     """The folder may be that of a running job."""
     path, states = folder
     damage(path, 2)

@@ -54,7 +54,7 @@ def found(folder, read, step=None):
     return tried
 
 
-def test_the_next_is_taken_where_a_newer_one_was_saved(folder, caplog):
+def test_newer_checkpoint_is_read_if_the_latest_is_being_deleted(folder, caplog):
     """The job is still deleting step 4: only one of its files is gone."""
 
     def read(step):
@@ -68,7 +68,7 @@ def test_the_next_is_taken_where_a_newer_one_was_saved(folder, caplog):
     assert "damaged" not in caplog.text
 
 
-def test_the_next_is_taken_where_the_folder_is_gone(folder, caplog):
+def test_earlier_checkpoint_is_read_if_the_latest_folder_is_gone(folder, caplog):
     def read(step):
         if step == 4:
             shutil.rmtree(folder / "4")
@@ -79,7 +79,7 @@ def test_the_next_is_taken_where_the_folder_is_gone(folder, caplog):
     assert "damaged" not in caplog.text
 
 
-def test_the_next_is_taken_where_the_listing_is_old(folder, monkeypatch):
+def test_newer_checkpoint_is_read_if_the_listing_is_old(folder, monkeypatch):
     """A network folder may list what is gone, and not yet what has come."""
     listings = iter([[4], [4], [4], [4, 5], [4, 5]])
     monkeypatch.setattr(_choose, "steps", lambda manager: next(listings))
@@ -87,7 +87,7 @@ def test_the_next_is_taken_where_the_listing_is_old(folder, monkeypatch):
     assert found(folder, lambda step: WHOLE if step == 5 else DAMAGE) == [4, 5]
 
 
-def test_a_step_by_its_number_that_is_being_deleted_is_not_there(folder):
+def test_requested_step_under_deletion_is_reported_as_missing(folder):
     """Its files disappear one after the other."""
     threads = []
 
@@ -109,7 +109,7 @@ def test_a_step_by_its_number_that_is_being_deleted_is_not_there(folder):
     assert entries(folder) == ["4"]
 
 
-def test_damage_that_is_there_is_still_reported(folder, caplog):
+def test_damage_without_deletion_is_still_reported(folder, caplog):
     with caplog.at_level(logging.WARNING, logger="pipejax"):
         assert found(folder, lambda step: DAMAGE if step == 4 else WHOLE) == [4, 3]
     assert "step 4 in" in caplog.text
@@ -125,7 +125,7 @@ def test_damage_that_is_there_is_still_reported(folder, caplog):
         found(folder, lambda step: Fault(False, "no answer"))
 
 
-def test_checkpoints_that_are_deleted_one_after_the_other(folder):
+def test_ten_deletions_in_a_row_end_the_search_with_an_error(folder):
     def read(step):
         written(folder, step + 1)
         shutil.rmtree(folder / str(step))
@@ -136,7 +136,7 @@ def test_checkpoints_that_are_deleted_one_after_the_other(folder):
         found(folder, read)
 
 
-def test_the_last_one_is_deleted(folder):
+def test_deletion_of_the_last_checkpoint_is_an_error(folder):
     def read(step):
         for each in (3, 4):
             shutil.rmtree(folder / str(each))
@@ -146,7 +146,7 @@ def test_the_last_one_is_deleted(folder):
         found(folder, read)
 
 
-def test_a_folder_is_listed_again_where_files_vanish(folder, monkeypatch):
+def test_folder_is_listed_again_if_files_vanish(folder, monkeypatch):
     """Orbax looks into each checkpoint of a listing, which may be gone by then."""
     listed, missed = ocp.CheckpointManager._load_checkpoint_infos, []
 
@@ -165,7 +165,7 @@ def test_a_folder_is_listed_again_where_files_vanish(folder, monkeypatch):
         assert manager.latest_step() == 4
 
 
-def test_a_folder_that_is_gone_for_good(folder, monkeypatch):
+def test_folder_missing_for_good_is_an_error(folder, monkeypatch):
     def missing(self, *args, **kwargs):
         raise FileNotFoundError(2, "No such file or directory")
 
@@ -176,7 +176,7 @@ def test_a_folder_that_is_gone_for_good(folder, monkeypatch):
 
 
 @pytest.mark.full  # two processes at full load for some seconds
-def test_a_reader_beside_a_job_that_saves(tmp_path):
+def test_reader_restores_beside_a_job_under_way(tmp_path):
     """Runs in its own process: Orbax's threads write even to loops that are closed."""
     subprocess.run(
         [sys.executable, "-m", "tests.checkpoint.beside", str(tmp_path)],

@@ -28,11 +28,11 @@ def raising(error):
         ),
     ],
 )
-def test_an_error_is_damage_or_not(error, expected):
+def test_errors_are_sorted_into_damage_and_other_faults(error, expected):
     assert attempt(raising(error)) == expected
 
 
-def test_a_leaf_that_cannot_be_read_is_named():
+def test_unreadable_leaf_is_named():
     """Orbax wraps the error of TensorStore, which gives the leaf."""
     cause = ValueError(
         r'OUT_OF_RANGE: Error reading "params[\'w\']/0.0" in OCDBT database at local'
@@ -47,24 +47,24 @@ def test_a_leaf_that_cannot_be_read_is_named():
     assert found.text.startswith("params['w'] cannot be read: OUT_OF_RANGE: Error")
 
 
-def test_storage_that_is_gone_for_a_while_is_no_damage():
+def test_unavailable_storage_is_not_taken_for_damage():
     found = attempt(raising(ValueError("UNAVAILABLE: no answer")))
     assert found == Fault(False, "ValueError: UNAVAILABLE: no answer")
 
 
-def test_what_is_no_error_of_reading_is_raised():
+def test_errors_other_than_reading_errors_are_raised():
     with pytest.raises(ZeroDivisionError):
         attempt(raising(ZeroDivisionError()))
 
 
-def test_without_an_error():
+def test_results_pass_through_without_an_error():
     assert attempt(lambda: 3) == 3
     assert agreed(None) is None
     assert agreed(Fault(True, "x")) == Fault(True, "x")
 
 
 @pytest.mark.parametrize("error", [ValueError("in use"), OSError(30, "read-only")])
-def test_an_error_of_an_action_is_raised_with_its_kind(error):
+def test_error_of_an_action_is_raised_with_its_kind(error):
     with pytest.raises(type(error), match=r"in use|read-only"):
         together(raising(error))
     assert together(lambda: 3) == 3

@@ -105,7 +105,7 @@ def cases():
 
 
 @pytest.mark.parametrize(("executor", "codec", "sharded", "inner"), thinned(cases()))
-def test_every_bit_comes_back_on_the_same_devices(
+def test_restored_residuals_have_the_same_bits_on_the_same_devices(
     tmp_path, caplog, executor, codec, sharded, inner
 ):
     shape = (4 if inner is None else 2, inner)
@@ -140,7 +140,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("before", "now", "sharded", "split"), OTHERS)
-def test_residuals_start_from_zero_on_others(
+def test_residuals_start_from_zero_on_other_devices(
     tmp_path, caplog, before, now, sharded, split
 ):
     """Everything else comes back: the drained parameters are those of the old run."""
@@ -169,7 +169,7 @@ def test_residuals_start_from_zero_on_others(
     run(other, found, batches(1))
 
 
-def test_another_codec_on_other_devices(tmp_path, caplog):
+def test_lost_residuals_of_a_dropped_codec_are_logged(tmp_path, caplog):
     """The run may also go on without a codec, and the record says what is lost."""
     train, given = made((4, None), "top_k")
     state = run(train, train.init(given), batches(2))
@@ -180,7 +180,7 @@ def test_another_codec_on_other_devices(tmp_path, caplog):
     assert "Not restored: in_flight.codec_states['hop 0'].residual" in caplog.text
 
 
-def test_nothing_is_said_where_nothing_is_lost(tmp_path, caplog):
+def test_new_residuals_are_not_logged_as_lost(tmp_path, caplog):
     train = pj.make_train_step(loss_fn, optax.adam(1e-2), mesh=pj.data_mesh(4))
     other, given = made((2, None), "int8")
     state = run(train, train.init(given), batches(2))

@@ -31,20 +31,20 @@ KEPT = {
 }
 
 
-def test_comes_back_with_every_type():
+def test_copied_extras_keep_every_type():
     copy = json_copy("extras", KEPT)
     assert repr(copy) == repr(KEPT)  # distinguishes 1, 1.0 and True, and 0.0 and -0.0
     assert math.isnan(json_copy("extras", {"x": math.nan})["x"])
 
 
-def test_state_of_a_numpy_generator_comes_back():
+def test_copied_state_of_a_numpy_generator_gives_the_same_numbers():
     rng = np.random.default_rng(7)
     other = np.random.default_rng(0)
     other.bit_generator.state = json_copy("extras", rng.bit_generator.state)
     assert other.integers(2**60) == rng.integers(2**60)
 
 
-def test_is_a_copy():
+def test_copied_extras_share_no_list_with_the_original():
     value = {"list": [1]}
     copy = json_copy("extras", value)
     value["list"].append(2)
@@ -74,7 +74,7 @@ def test_is_a_copy():
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_would_change_is_refused(value):
+def test_extras_changed_by_json_are_refused(value):
     kind = type(value).__qualname__
     rule = (
         r"`extras` must be a dict of values that JSON returns unchanged.*"
@@ -85,24 +85,24 @@ def test_what_would_change_is_refused(value):
 
 
 @pytest.mark.parametrize("key", [1, 1.5, True, None, ("a",), np.str_("a")], ids=repr)
-def test_keys_that_are_no_strings_are_refused(key):
+def test_extras_with_keys_other_than_strings_are_refused(key):
     with pytest.raises(ValueError, match=r"got a key of `extras\['a'\]`, .* of type"):
         json_copy("extras", {"a": {key: 1}})
 
 
 @pytest.mark.parametrize("value", [[1], (), 3, "x", None, collections.OrderedDict()])
-def test_what_is_no_dict_is_refused(value):
+def test_extras_other_than_a_dict_are_refused(value):
     with pytest.raises(ValueError, match=r"`extras` must be .*got `extras` itself"):
         json_copy("extras", value)
 
 
-def test_what_holds_itself_is_refused():
+def test_extras_holding_a_cycle_are_refused():
     value = {}
     value["a"] = [value]
     with pytest.raises(ValueError, match=r"`extras` must be .*cannot write"):
         json_copy("extras", value)
 
 
-def test_an_integer_too_long_to_be_read_again_is_refused():
+def test_integer_too_long_for_json_is_refused():
     with pytest.raises(ValueError, match=r"`extras` must be .*cannot write.*4300"):
         json_copy("extras", {"a": 10**5000})

@@ -15,7 +15,7 @@ from . import zoo
 
 
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.full), 8])
-def test_all_come_back(manager, devices):
+def test_leaves_of_every_kind_are_restored(manager, devices):
     train = zoo.train_step(devices)
     state = zoo.filled_at_random(zoo.init(train))
     checkpoint.save(manager, state)
@@ -23,7 +23,7 @@ def test_all_come_back(manager, devices):
     zoo.assert_same(checkpoint.restore(manager, train, like).state, state)
 
 
-def test_a_checkpoint_is_read_by_name_without_this_library(manager):
+def test_checkpoint_is_read_by_name_without_pipejax(manager):
     train = zoo.train_step(1)
     state = zoo.init(train)
     checkpoint.save(manager, state)
@@ -39,7 +39,7 @@ def scaled(params, batch):
     return jnp.mean((params["scale"] * batch["x"]).astype(jnp.float32) ** 2)
 
 
-def test_a_weak_type_goes_on_as_it_would_have(manager):
+def test_restored_weak_type_stays_weak(manager):
     """A restored weak type stays weak: a strong type would not round to bfloat16."""
     train = pj.make_train_step(scaled, optax.sgd(0.01), mesh=pj.data_mesh(2))
     x = np.random.default_rng(0).normal(size=(8, 4))

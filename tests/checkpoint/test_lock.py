@@ -28,7 +28,7 @@ def other(tmp_path):
         process.kill()
 
 
-def test_a_killed_process_leaves_no_lock(tmp_path, other):
+def test_killed_process_leaves_no_lock(tmp_path, other):
     with pytest.raises(ValueError, match=f"by process {other.pid} on "):
         Lock(tmp_path)
     os.kill(other.pid, signal.SIGKILL)
@@ -36,7 +36,7 @@ def test_a_killed_process_leaves_no_lock(tmp_path, other):
     Lock(tmp_path).release()
 
 
-def test_released_and_taken_again(tmp_path):
+def test_released_lock_can_be_taken_again(tmp_path):
     first = Lock(tmp_path)
     with pytest.raises(ValueError, match="must not be in use"):
         Lock(tmp_path)
@@ -63,13 +63,15 @@ Lock(folder).release()
 """
 
 
-def test_a_forked_child_holds_no_lock(tmp_path):
+def test_forked_child_holds_no_lock(tmp_path):
     """The fork is in another process, because JAX warns of forks."""
     command = [sys.executable, "-W", "ignore", "-c", FORKS, str(tmp_path)]
     subprocess.run(command, check=True)
 
 
-def test_a_file_system_without_locks(tmp_path, monkeypatch, caplog):
+def test_file_system_without_locks_is_logged_and_accepted(
+    tmp_path, monkeypatch, caplog
+):
     def without(file, operation):
         raise OSError(95, "Operation not supported")
 
@@ -78,7 +80,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch, caplog):
     assert "cannot be locked" in caplog.text
 
 
-def test_an_unknown_holder(tmp_path):
+def test_lock_of_an_unknown_holder_is_refused(tmp_path):
     lock = Lock(tmp_path)
     (tmp_path / ".lock").write_text("?")
     with pytest.raises(ValueError, match="by a process that has not said its name"):

@@ -15,13 +15,13 @@ from .helpers import entries, init, run, train_step
 
 
 @pytest.mark.parametrize("keep", [0, -1, 1.5, True, "2"])
-def test_keep_is_positive(tmp_path, keep):
+def test_keep_must_be_a_positive_integer(tmp_path, keep):
     with pytest.raises(ValueError, match=r"`keep` must be an integer of at least 1"):
         checkpoint.manager(tmp_path, keep=keep)
 
 
 @pytest.mark.parametrize("folder", ["", None, 3, b"run", ["run"]])
-def test_a_folder_has_a_name(folder, tmp_path, monkeypatch):
+def test_folder_must_have_a_name(folder, tmp_path, monkeypatch):
     """An empty name would stand for the working directory."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="`folder` must name a folder or a bucket"):
@@ -29,12 +29,12 @@ def test_a_folder_has_a_name(folder, tmp_path, monkeypatch):
     assert entries(tmp_path) == []
 
 
-def test_read_only_is_a_bool(tmp_path):
+def test_read_only_must_be_a_bool(tmp_path):
     with pytest.raises(ValueError, match="`read_only` must be True or False, got 'no'"):
         checkpoint.manager(tmp_path, read_only="no")
 
 
-def test_a_manager_that_was_closed(tmp_path):
+def test_closed_manager_is_refused(tmp_path):
     """Another manager may hold the lock of the folder now."""
     train = train_step()
     state = init(train)
@@ -50,7 +50,7 @@ def test_a_manager_that_was_closed(tmp_path):
 
 
 @pytest.mark.parametrize("manager", ["runs/first", None])
-def test_what_is_no_manager(manager):
+def test_manager_of_another_type_is_refused(manager):
     train = train_step()
     rule = r"`manager` must be what pipejax.checkpoint.manager\(folder\) returned, got"
     with pytest.raises(ValueError, match=rule):
@@ -60,7 +60,7 @@ def test_what_is_no_manager(manager):
 
 
 @pytest.mark.parametrize(("keep", "stay"), [(np.int64(1), {2}), (None, {0, 1, 2})])
-def test_the_latest_stay(tmp_path, keep, stay):
+def test_manager_keeps_the_latest_checkpoints(tmp_path, keep, stay):
     train, data = train_step(), batches(2)
     with checkpoint.manager(tmp_path, keep=keep) as manager:
         for steps in range(3):
@@ -68,7 +68,7 @@ def test_the_latest_stay(tmp_path, keep, stay):
     assert {int(name) for name in entries(tmp_path)} == stay
 
 
-def test_a_file_is_no_folder(tmp_path):
+def test_file_in_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "run").write_text("notes")
     with pytest.raises(
         ValueError, match=r"`folder` must be a folder.*the file .*run\."
@@ -77,7 +77,7 @@ def test_a_file_is_no_folder(tmp_path):
     assert (tmp_path / "run").read_text() == "notes"
 
 
-def test_a_relative_folder_is_that_of_the_moment(tmp_path, monkeypatch):
+def test_relative_folder_is_resolved_at_creation(tmp_path, monkeypatch):
     train = train_step()
     monkeypatch.chdir(tmp_path)
     with checkpoint.manager("runs/first") as manager:
@@ -87,7 +87,7 @@ def test_a_relative_folder_is_that_of_the_moment(tmp_path, monkeypatch):
     assert (tmp_path / "runs/first/0").is_dir()
 
 
-def test_what_another_manager_saved_is_seen_and_not_overwritten(tmp_path):
+def test_checkpoint_of_another_manager_is_read_and_not_overwritten(tmp_path):
     train = train_step()
     first, second = init(train), run(train, init(train), batches(1))
     like = init(train)
@@ -109,7 +109,7 @@ def test_what_another_manager_saved_is_seen_and_not_overwritten(tmp_path):
         checkpoint.save(three, init(train))
 
 
-def test_a_second_manager_that_saves_is_refused(tmp_path):
+def test_second_writing_manager_is_refused(tmp_path):
     rule = (
         rf"`folder` must not be in use by .*process {os.getpid()} on .*read_only=True"
     )
@@ -120,13 +120,13 @@ def test_a_second_manager_that_saves_is_refused(tmp_path):
     checkpoint.manager(tmp_path).close()
 
 
-def test_a_folder_to_read_must_exist(tmp_path):
+def test_missing_folder_is_refused_if_read_only(tmp_path):
     with pytest.raises(ValueError, match="must exist if `read_only` is true"):
         checkpoint.manager(tmp_path / "none", read_only=True)
     assert entries(tmp_path) == []
 
 
-def test_a_folder_that_cannot_be_written_to(tmp_path, monkeypatch):
+def test_folder_without_write_permission_is_refused(tmp_path, monkeypatch):
     """The error comes before Orbax starts threads, which would not end."""
 
     def refuse(*args, **kwargs):
@@ -142,7 +142,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path, monkeypatch):
         checkpoint.manager(tmp_path)
 
 
-def test_other_files_beside_are_left_alone(tmp_path):
+def test_unrelated_files_in_the_folder_are_left_alone(tmp_path):
     train = train_step()
     for name in ("notes.txt", "-1", "7.orbax-checkpoint-tmp", "latest"):
         (tmp_path / name).mkdir()
@@ -155,7 +155,9 @@ def test_other_files_beside_are_left_alone(tmp_path):
     assert before < {path.name for path in pathlib.Path(tmp_path).iterdir()}
 
 
-def test_after_ctrl_c_a_save_is_not_waited_for(tmp_path, monkeypatch, caplog):
+def test_ctrl_c_ends_the_wait_for_a_save_of_several_processes(
+    tmp_path, monkeypatch, caplog
+):
     """It may wait for processes that were interrupted before they began to save."""
     gate, manager = threading.Event(), checkpoint.manager(tmp_path)
     close = manager.close
@@ -171,7 +173,7 @@ def test_after_ctrl_c_a_save_is_not_waited_for(tmp_path, monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_a_process_that_is_alone_finishes_its_save(tmp_path, error):
+def test_single_process_finishes_its_save_after_an_error(tmp_path, error):
     train = train_step()
     state = run(train, init(train), batches(1))
 

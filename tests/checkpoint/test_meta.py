@@ -19,17 +19,17 @@ def meta():
     return json.loads(json.dumps(made))  # as a file returns it
 
 
-def test_what_was_saved_is_whole(meta):
+def test_saved_meta_is_whole(meta):
     assert _meta.damage(meta, EXTRAS, 5) is None
 
 
-def test_parts_of_others_are_noticed(meta):
+def test_step_or_extras_of_another_save_are_damage(meta):
     assert _meta.damage(meta, EXTRAS, 6) == "its contents are those of step 5"
     other = {**EXTRAS, "position": 4}
     assert _meta.damage(meta, other, 5) == "`extras` are not what was saved"
 
 
-def test_every_key_and_value_counts(meta):
+def test_changed_or_missing_meta_entry_is_damage(meta):
     for key, value in meta.items():
         without = {name: x for name, x in meta.items() if name != key}
         for changed in (without, {**without, key: [value]}, {**without, "x": value}):
@@ -45,7 +45,7 @@ def test_every_key_and_value_counts(meta):
         ("[1]", "`meta` must be an object, and is list"),
     ],
 )
-def test_files_that_cannot_be_read(tmp_path, text, says):
+def test_unreadable_meta_file_is_damage(tmp_path, text, says):
     (tmp_path / "meta").mkdir()
     if text is not None:
         content = text if isinstance(text, bytes) else text.encode()

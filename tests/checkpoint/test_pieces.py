@@ -30,7 +30,7 @@ def moved(folder, train, state, other):
 
 
 @pytest.mark.parametrize("name", ["predicted", "int8"])
-def test_a_run_goes_on_bit_for_bit(tmp_path, name):
+def test_restored_run_continues_bit_for_bit_on_the_same_devices(tmp_path, name):
     train, state = made(name, 4)
     state = trained(train, state, 3)
     again = moved(tmp_path, train, state, train).state
@@ -40,7 +40,7 @@ def test_a_run_goes_on_bit_for_bit(tmp_path, name):
 
 
 @pytest.mark.parametrize("devices", [2, 8])
-def test_another_number_of_devices_drains(tmp_path, devices):
+def test_restore_on_another_number_of_devices_drains(tmp_path, devices):
     train, state = made("predicted", 4)
     state = trained(train, state, 3)
     other, _ = made("predicted", devices)

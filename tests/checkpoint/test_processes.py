@@ -16,24 +16,24 @@ def group():
         yield group
 
 
-def test_all_comes_back(group, tmp_path):
+def test_state_and_extras_are_restored_on_all_processes(group, tmp_path):
     found = group.ask("saved_and_restored", tmp_path)
     assert found == [{"extras": {"position": 1}, "calls": 3}] * 2
 
 
-def test_all_fall_back_to_the_same_step(group, tmp_path):
+def test_all_processes_fall_back_to_the_same_step(group, tmp_path):
     """One process cannot read step 2, and the folder is the same for both."""
     assert group.ask("restored_from_damage", tmp_path) == [1, 1]
     assert entries(tmp_path) == ["0", "1", "damaged-2"]
 
 
-def test_all_take_the_next_step_if_one_is_deleted(group, tmp_path):
+def test_all_processes_take_the_next_step_if_one_is_deleted(group, tmp_path):
     """Process 0 alone sees that the folder is gone, and both read the same step."""
     assert group.ask("restored_beside_a_deletion", tmp_path) == [1, 1]
     assert entries(tmp_path) == ["0", "1"]
 
 
-def test_a_second_job_is_refused_on_all(group, tmp_path):
+def test_second_job_is_refused_on_all_processes(group, tmp_path):
     with checkpoint.manager(tmp_path):
         said = group.ask("opened", tmp_path)
     assert said[0].startswith("`folder` must not be in use by another manager")
@@ -41,7 +41,7 @@ def test_a_second_job_is_refused_on_all(group, tmp_path):
     assert group.ask("opened", tmp_path) == ["opened"] * 2
 
 
-def test_what_does_not_hold_for_all_is_refused_on_all(group, tmp_path):
+def test_input_invalid_on_one_process_is_refused_on_all(group, tmp_path):
     for rank, (differing, alone, good) in enumerate(group.ask("refused", tmp_path)):
         assert "must be the same on all processes" in differing
         assert "got others on processes [1]" in differing

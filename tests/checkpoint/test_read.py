@@ -22,7 +22,7 @@ def saved(manager, train):
     return manager
 
 
-def test_what_is_whole_is_returned(saved, train, like):
+def test_whole_checkpoint_is_returned(saved, train, like):
     found = read_step(saved, train, like, 1)
     assert isinstance(found, Saved)
     assert found.meta["step"] == int(found.arrays["step"]) == 1
@@ -30,7 +30,7 @@ def test_what_is_whole_is_returned(saved, train, like):
     assert found.extras == {}
 
 
-def test_arrays_of_another_step(saved, train, like):
+def test_arrays_of_another_step_are_damage(saved, train, like):
     """The leaf is named: at step 1, the key and the passengers may be unchanged."""
     shutil.rmtree(saved.directory / "1" / "state")
     shutil.copytree(saved.directory / "0" / "state", saved.directory / "1" / "state")
@@ -40,6 +40,6 @@ def test_arrays_of_another_step(saved, train, like):
     assert " leaves are not what was saved, the first is " in found.text
 
 
-def test_another_width_is_no_damage(saved, like):
+def test_checkpoint_of_another_width_is_refused_without_damage(saved, like):
     with pytest.raises(ValueError, match="`train` must be of width 2"):
         read_step(saved, train_step(2, width=3), like, 1)

@@ -15,7 +15,7 @@ from ..helpers import batches
 from .runs import ALL_REDUCES, RATE, moved, params, run, train_step, weighted
 
 
-def test_what_is_not_finite_stays_so_and_is_skipped():
+def test_gradient_with_nan_in_flight_is_skipped_on_other_devices():
     first, second = (
         train_step(collectives.psum(), 4, width=2),
         train_step(collectives.psum(), 2, width=2),
@@ -28,7 +28,7 @@ def test_what_is_not_finite_stays_so_and_is_skipped():
     assert np.isfinite(drained.params["w"]).all()
 
 
-def test_shapes_on_other_devices_are_those_of_their_states():
+def test_shapes_on_other_devices_equal_the_shapes_of_their_states():
     first, second = (
         train_step(ALL_REDUCES["two_shot"], devices, width=3) for devices in (4, 2)
     )
@@ -38,7 +38,7 @@ def test_shapes_on_other_devices_are_those_of_their_states():
     chex.assert_trees_all_equal_shapes_and_dtypes(found, wanted)
 
 
-def test_leaves_without_elements():
+def test_leaves_without_elements_are_resharded():
     def make(devices):
         def loss(params, batch):
             return (params["w"] * batch).mean()
@@ -55,7 +55,7 @@ def test_leaves_without_elements():
 
 
 @pytest.mark.parametrize("devices", [41, 47, 55, 61])
-def test_what_is_in_flight_stays_so(devices):
+def test_queue_in_flight_stays_filled_on_any_devices(devices):
     """The float32 mean of 41 ones is below 1, and would be 0 as an integer."""
     train = train_step(collectives.psum(), 1, width=2)
     state = run(train, train.init(params()), batches(1, size=24))
@@ -68,7 +68,7 @@ def test_what_is_in_flight_stays_so(devices):
 
 
 @pytest.mark.parametrize("now", [1, 6])
-def test_weights_are_those_of_the_batch_on_any_devices(now):
+def test_weights_equal_the_weight_of_the_batch_on_any_devices(now):
     batch = {"x": batches(1, size=12)[0]["x"], "n": np.arange(1.0, 13, dtype="f4")}
     first, second = weighted(4), weighted(now)
     state = first.init(jnp.zeros(5), batch=batch)

@@ -28,7 +28,7 @@ FULL = pytest.mark.full
         {"deviation_feedback": 0.5, "weight_prediction": "own"},
     ],
 )
-def test_every_bit_comes_back(manager, width, options):
+def test_restored_run_continues_bit_for_bit(manager, width, options):
     data, train = batches(12), train_step(width=width, **options)
     expected = host(train.drain(run(train, init(train), data))[0])
     state = run(train, init(train), data[:5])
@@ -58,7 +58,9 @@ def test_every_bit_comes_back(manager, width, options):
         pytest.param(8, 1, 0, 3, marks=FULL),
     ],
 )
-def test_other_devices_drain_first(manager, caplog, before, now, feedback, width):
+def test_restore_on_other_devices_drains_first(
+    manager, caplog, before, now, feedback, width
+):
     options = {"deviation_feedback": feedback}
     options["weight_prediction"] = "own" if feedback else "linearized"
     data, train = batches(6), train_step(before, width, **options)
@@ -93,7 +95,7 @@ def test_synchronous_checkpoint_needs_no_drain(manager):
     assert_bits_equal(host(restored.state).params, host(state).params)
 
 
-def test_other_width_is_refused(manager):
+def test_other_width_is_refused_and_the_remedy_works(manager):
     train, other = train_step(width=2), train_step(width=3)
     checkpoint.save(manager, run(train, init(train), batches(2)))
     manager.wait_until_finished()
@@ -164,7 +166,7 @@ def with_out(like, leaf):
     return with_trainable(like, params=like.params | {"out": leaf})
 
 
-def test_a_template_of_another_form_is_refused_by_the_leaf(manager):
+def test_template_of_another_form_is_refused_with_its_leaf_named(manager):
     train = train_step()
     checkpoint.save(manager, init(train))
     like = jax.eval_shape(lambda: init(train))
@@ -176,14 +178,14 @@ def test_a_template_of_another_form_is_refused_by_the_leaf(manager):
             checkpoint.restore(manager, train, change(like))
 
 
-def test_a_state_without_a_counter_is_refused_in_a_warm_up(manager):
+def test_state_without_a_counter_is_refused_in_a_warm_up(manager):
     checkpoint.save(manager, init(train_step()))
     train = train_step(warmup_steps=1)
     with pytest.raises(ValueError, match=r"calls: saved none, wanted int32\[\]"):
         checkpoint.restore(manager, train, init(train))
 
 
-def test_keys_that_are_written_alike_are_told_apart(manager):
+def test_keys_of_equal_form_and_other_impl_are_refused(manager):
     """Keys of `rbg` and `unsafe_rbg` are both stored as four integers."""
     train = train_step()
     state = train.init(init_params(), rng=jax.random.key(0, impl="rbg"))
@@ -193,7 +195,7 @@ def test_keys_that_are_written_alike_are_told_apart(manager):
         checkpoint.restore(manager, train, other)
 
 
-def test_a_template_may_have_been_donated(manager):
+def test_donated_template_is_accepted(manager):
     train = train_step()
     like = init(train)
     checkpoint.save(manager, like)
@@ -201,7 +203,7 @@ def test_a_template_may_have_been_donated(manager):
     assert int(checkpoint.restore(manager, train, like).state.step) == 0
 
 
-def test_a_template_is_a_state(manager):
+def test_template_other_than_a_state_is_refused(manager):
     train = train_step()
     checkpoint.save(manager, init(train))
     with pytest.raises(
@@ -210,7 +212,7 @@ def test_a_template_is_a_state(manager):
         checkpoint.restore(manager, train, init_params())
 
 
-def test_one_of_an_earlier_version_is_refused(manager):
+def test_checkpoint_of_an_earlier_version_is_refused(manager):
     train = train_step()
     checkpoint.save(manager, init(train))
     manager.wait_until_finished()
@@ -220,7 +222,7 @@ def test_one_of_an_earlier_version_is_refused(manager):
         checkpoint.restore(manager, train, init(train))
 
 
-def test_one_of_another_program_is_refused(tmp_path):
+def test_checkpoint_of_another_program_is_refused(tmp_path):
     with ocp.CheckpointManager(tmp_path) as theirs:
         theirs.save(0, args=ocp.args.StandardSave(init_params()))
         theirs.wait_until_finished()
@@ -232,13 +234,13 @@ def test_one_of_another_program_is_refused(tmp_path):
         checkpoint.restore(manager, train, init(train))
 
 
-def test_no_checkpoint(manager):
+def test_folder_without_a_checkpoint_is_refused(manager):
     train = train_step()
     with pytest.raises(FileNotFoundError, match="`manager` must have a checkpoint"):
         checkpoint.restore(manager, train, init(train))
 
 
-def test_a_step_that_is_not_there(manager):
+def test_missing_step_is_refused_with_the_steps_listed(manager):
     train = train_step()
     checkpoint.save(manager, run(train, init(train), batches(2)))
     like = jax.eval_shape(lambda: init(train))
@@ -252,7 +254,7 @@ def test_a_step_that_is_not_there(manager):
 
 
 @pytest.mark.parametrize("step", [2.0, "2", True, -1, np.float32(2), [2]])
-def test_a_step_is_a_number(manager, step):
+def test_step_must_be_an_integer_of_at_least_0(manager, step):
     train = train_step()
     rule = r"`step` must be an integer of at least 0, or None, got .*\. None restores"
     with pytest.raises(ValueError, match=rule):
@@ -260,7 +262,7 @@ def test_a_step_is_a_number(manager, step):
 
 
 @pytest.mark.parametrize("step", [2, np.int32(2), np.array(2), jax.numpy.int32(2)])
-def test_any_integer_is_a_step(manager, step):
+def test_step_may_be_any_type_of_integer(manager, step):
     train = train_step()
     with pytest.raises(FileNotFoundError, match="`manager` must have a checkpoint"):
         checkpoint.restore(manager, train, init(train), step)
@@ -273,7 +275,7 @@ def residuals(state):
 @pytest.mark.parametrize(
     "width", [pytest.param(1, marks=FULL), 2, pytest.param(3, marks=FULL)]
 )
-def test_what_codecs_keep_comes_back(manager, width):
+def test_codec_states_are_restored_and_the_run_continues(manager, width):
     """The step of a schedule is restored too: the run continues unchanged."""
     data, train = batches(9), feedback(4, width)
     expected = host(train.drain(run(train, init(train), data))[0])
@@ -289,7 +291,7 @@ def test_what_codecs_keep_comes_back(manager, width):
     )
 
 
-def test_another_codec_is_refused(manager):
+def test_test_another_codec_is_refused(manager):
     train, other = feedback(4), train_step(4)
     checkpoint.save(manager, run(train, init(train), batches(2)))
     manager.wait_until_finished()

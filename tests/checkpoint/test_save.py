@@ -47,7 +47,7 @@ def assert_latest(manager, train, state, extras=None):
     assert_bits_equal(host(restored.state), host(state))
 
 
-def test_a_refusal_harms_nothing(manager, train, states):
+def test_refused_save_harms_no_earlier_or_later_checkpoint(manager, train, states):
     """A refused save harms neither earlier checkpoints nor later saves."""
     checkpoint.save(manager, states[0], {"saved": 0})
     refused(manager, states[1], r"`extras` must be .*numpy.int64", {"n": np.int64(1)})
@@ -58,7 +58,7 @@ def test_a_refusal_harms_nothing(manager, train, states):
     assert_latest(manager, train, states[1], {"saved": 1})
 
 
-def test_a_step_is_saved_once(manager, train, states):
+def test_step_cannot_be_saved_twice(manager, train, states):
     """The drained state of a step differs from the saved one, and is refused too."""
     checkpoint.save(manager, states[1])
     rule = r"later step than .*got step {} where the latest is of step 1.*delete\(1\)"
@@ -74,7 +74,7 @@ def copied(state):
     return jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, state)
 
 
-def test_a_donated_state(manager, train, states):
+def test_donated_state_is_refused(manager, train, states):
     state = copied(states[1])
     run(train, state, batches(1))
     rule = r"`state` must still have its arrays, got params\['bias'\] deleted: .*donate"
@@ -87,13 +87,13 @@ def test_a_donated_state(manager, train, states):
 
 
 @pytest.mark.parametrize("leaf", [np.float32(1), 1.5, jax.ShapeDtypeStruct((), "int8")])
-def test_leaves_that_are_no_arrays_of_jax(manager, states, leaf):
+def test_leaves_other_than_jax_arrays_are_refused(manager, states, leaf):
     state = states[1]._replace(skipped=leaf)
     rule = rf"`state` must hold jax.Arrays, got skipped of type {type(leaf).__name__}\."
     refused(manager, state, rule + " Place it")
 
 
-def test_a_traced_state(manager, states):
+def test_traced_state_is_refused(manager, states):
     with pytest.raises(ValueError, match=r"`state` must not be traced, got params"):
         jax.jit(lambda state: checkpoint.save(manager, state))(states[1])
     assert listed(manager) == []
@@ -115,12 +115,12 @@ class Twins:
         return cls(*children)
 
 
-def test_two_leaves_of_one_name(manager, states):
+def test_leaves_of_equal_names_are_refused(manager, states):
     state = with_trainable(states[1], params=Twins(jnp.ones(2), jnp.zeros(2)))
     refused(manager, state, r"`state` must have leaves of different names, .*\.child")
 
 
-def test_extras_and_state_may_change_at_once(manager, train, states):
+def test_extras_and_state_may_change_during_a_save(manager, train, states):
     extras, state = {"position": [1]}, copied(states[1])
     checkpoint.save(manager, state, extras)
     extras["position"].append(2)
@@ -128,7 +128,7 @@ def test_extras_and_state_may_change_at_once(manager, train, states):
     assert_latest(manager, train, states[1], {"position": [1]})
 
 
-def test_a_disk_that_is_full(tmp_path):
+def test_save_to_a_full_disk_is_an_error(tmp_path):
     """Runs in its own process: Orbax's threads write even to loops that are closed."""
     subprocess.run(
         [sys.executable, "-m", "tests.checkpoint.full_disk", str(tmp_path)],

@@ -74,7 +74,7 @@ def test_another_inner_mesh_changes_no_bit(tmp_path):
 
 
 @pytest.mark.parametrize(("groups", "inner"), [(4, 2), (1, 4)])
-def test_another_number_of_groups_drains(tmp_path, groups, inner):
+def test_another_number_of_groups_drains_the_state(tmp_path, groups, inner):
     train, given = make(2, 2)
     state = run(train, train.init(given), 3)
     other, given = make(groups, inner)

@@ -47,14 +47,14 @@ def hosts(count, number, names=("host", "device")):
 @pytest.mark.parametrize(
     "name", ["psum, power_sgd", pytest.param("ring, stochastic", marks=FULL)]
 )
-def test_axes_of_other_names_are_no_other_devices(name):
+def test_renamed_axes_count_as_the_same_devices(name):
     before = on(pj.data_mesh(4), "data", name)
     assert same(before, on(pj.data_mesh(4, axis_name="batch"), "batch", name))
     assert same(before, on(*hosts(2, 2), name))
     assert not same(before, on(pj.data_mesh(2), "data", name))
 
 
-def test_axes_that_an_all_reduce_tells_apart():
+def test_axes_of_a_hierarchical_all_reduce_are_told_apart():
     before = on(*hosts(2, 4), "hierarchical")
     assert same(before, on(*hosts(2, 4), "hierarchical"))
     assert not same(before, on(*hosts(4, 2), "hierarchical"))
@@ -64,14 +64,14 @@ def test_axes_that_an_all_reduce_tells_apart():
 
 
 @pytest.mark.filterwarnings("ignore:nothing is split over the mesh axis 'model'")
-def test_other_inner_axes_are_other_shards():
+def test_other_inner_axes_count_as_other_shards():
     mesh = pj.data_mesh(8, axis_name=("data", "model"), hosts=4)
     train, inside = on(mesh, "data", "psum, power_sgd")
     assert inside == Spread(4, [["model", 2]], [[]], [["data", 4], ["model", 2]])
     assert not same(on(pj.data_mesh(4), "data", "psum, power_sgd"), (train, inside))
 
 
-def test_parameters_that_are_split_along_another_axis_are_other_shards():
+def test_parameters_split_along_another_axis_count_as_other_shards():
     mesh = pj.data_mesh(4, axis_name=("data", "model"), hosts=2)
     rows = on(mesh, "data", "two_shot", P("model"))
     columns = on(mesh, "data", "two_shot", P(None, "model"))
@@ -80,7 +80,7 @@ def test_parameters_that_are_split_along_another_axis_are_other_shards():
     assert not same(rows, columns)
 
 
-def test_another_codec_is_no_matter_of_devices():
+def test_another_codec_does_not_count_as_other_devices():
     """The states then have other names, and the comparison of all leaves says so."""
     plain, coded = on(pj.data_mesh(4), "data"), on(pj.data_mesh(4), "data", "two_shot")
     assert (plain[1].codecs, coded[1].codecs) == (None, [["data", 4]])

@@ -36,7 +36,7 @@ SWITCHES = {
 @pytest.mark.parametrize(
     "switch", each(SWITCHES, full=["leaks", "checks", "no infinities", "no transfers"])
 )
-def test_every_bit_comes_back(manager, switch):
+def test_every_bit_is_restored_under_every_switch(manager, switch):
     train = zoo.train_step(8)
     state = zoo.filled_at_random(zoo.init(train))
     like = jax.eval_shape(lambda: zoo.init(train))
@@ -53,7 +53,7 @@ OTHERS = each(
 
 
 @pytest.mark.parametrize("switch", OTHERS)
-def test_codecs_begin_anew_on_other_devices(manager, switch):
+def test_codec_states_begin_anew_on_other_devices(manager, switch):
     train, other = feedback(4, width=1), feedback(2, width=1)
     checkpoint.save(manager, run(train, init(train), batches(3)))
     like = jax.eval_shape(lambda: init(other))
@@ -65,7 +65,7 @@ def test_codecs_begin_anew_on_other_devices(manager, switch):
 
 
 @pytest.mark.parametrize("switch", OTHERS)
-def test_what_is_in_flight_is_applied_on_other_devices(manager, switch):
+def test_gradients_in_flight_are_applied_on_other_devices(manager, switch):
     """Uses SGD with momentum, because Optax's Adam fails under strict promotion."""
     tx = optax.sgd(0.1, momentum=0.9)
     train, other = train_step(4, tx=tx), train_step(2, tx=tx)
@@ -86,7 +86,7 @@ def wide(params, batch):
 
 
 @pytest.mark.parametrize("devices", [4, 2])
-def test_parameters_of_64_bits(manager, devices):
+def test_float64_run_continues_in_float64_on_other_devices(manager, devices):
     """A run with float64 parameters continues in float64, drained on other devices."""
     with jax.enable_x64(True):
         made = [
@@ -112,7 +112,7 @@ def test_parameters_of_64_bits(manager, devices):
             np.testing.assert_allclose(got, want, rtol=1e-14, atol=1e-14)
 
 
-def test_64_bits_are_refused_without_x64(manager):
+def test_float64_checkpoint_is_refused_without_x64(manager):
     train = train_step()
     with jax.enable_x64(True):
         params = jax.tree.map(np.float64, init_params())

@@ -15,7 +15,9 @@ from ..experiments.test_cluster import needs_namespaces, run
 
 
 @pytest.mark.full
-def test_here(tmp_path, capsys, monkeypatch):
+def test_calibration_on_one_machine_is_printed_and_written(
+    tmp_path, capsys, monkeypatch
+):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     out = tmp_path / "cluster.json"
     assert main(["calibrate", "--out", str(out), "--rounds", "1", "--codecs"]) == 0
@@ -64,7 +66,9 @@ def calibrate_model(tmp_path, function, *flags):
     return main(["calibrate", "--rounds", "2", "--codecs", *model, *flags])
 
 
-def test_what_a_model_computes(tmp_path, capsys, monkeypatch):
+def test_compute_of_a_model_is_measured_and_accepted_by_plan(
+    tmp_path, capsys, monkeypatch
+):
     """The speeds are printed and saved, and `pipejax plan` accepts the last line."""
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     # Each size compiles one program for every algorithm, so two sizes are used, not
@@ -98,7 +102,9 @@ def test_what_a_model_computes(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().out.startswith(verdict)
 
 
-def test_a_model_larger_than_what_was_measured(tmp_path, capsys, monkeypatch):
+def test_model_larger_than_the_measured_vectors_is_called_extrapolated(
+    tmp_path, capsys, monkeypatch
+):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert calibrate_model(tmp_path, "step", "--sizes", "8", "16") == 0
     assert capsys.readouterr().out.splitlines()[-2] == (
@@ -108,7 +114,7 @@ def test_a_model_larger_than_what_was_measured(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("function", ["shapes", "no_arrays"])
-def test_what_is_no_model(tmp_path, capsys, function):
+def test_model_without_a_train_step_and_arrays_is_refused(tmp_path, capsys, function):
     assert calibrate_model(tmp_path, function) == 2
     said = capsys.readouterr().err
     assert "must return (train, state, batch) with a pj.TrainStep and arrays" in said
@@ -116,7 +122,7 @@ def test_what_is_no_model(tmp_path, capsys, function):
 
 @pytest.mark.full
 @needs_namespaces
-def test_on_a_cluster(tmp_path):
+def test_calibration_on_a_cluster_finds_the_bandwidth_of_the_links(tmp_path):
     """Finds the bandwidth of the links within a factor of 3: the machine is busy."""
     out = tmp_path / "cluster.json"
     command = [sys.executable, "-m", "pipejax.cli", "calibrate", "--out", str(out)]
@@ -147,6 +153,6 @@ def test_on_a_cluster(tmp_path):
         (["--codecs", "int9"], "pipejax: `name` must be one of bf16, truncate"),
     ],
 )
-def test_refusals(capsys, flags, says):
+def test_bad_flags_of_calibrate_are_refused(capsys, flags, says):
     assert main(["calibrate", *flags]) == 2
     assert capsys.readouterr().err.startswith(says)

@@ -42,9 +42,7 @@ KNOWN = timing.Cluster(
         (1, 2**23, ["This fit cannot be trusted.", "Extrapolated: "]),
     ],
 )
-def test_what_was_written_is_read_with_what_speaks_against_it(
-    tmp_path, rounds, elements, notes
-):
+def test_written_calibration_is_read_with_its_doubts(tmp_path, rounds, elements, notes):
     fit, path = fitted(rounds), tmp_path / "cluster.json"
     path.write_text(_cluster.written(fit))
     known = _cluster.read(str(path), elements)
@@ -59,7 +57,7 @@ def parsed(*arguments):
     return parser.parse_args(arguments)
 
 
-def test_options_are_in_the_units_that_they_name():
+def test_options_are_read_in_the_units_of_their_names():
     """A bit is an eighth of a byte, and a microsecond is 1e-6 of a second."""
     flags = ("--hosts", "4", "--bandwidth", "10gbit", "--latency-us", "20")
     cluster, notes = _cluster.known(parsed(*flags), 100)
@@ -81,7 +79,7 @@ def test_options_are_in_the_units_that_they_name():
         ),
     ],
 )
-def test_a_file_or_options_and_not_both(flags, says):
+def test_options_beside_a_file_are_refused(flags, says):
     with pytest.raises(UsageError, match=f"^{says}"):
         _cluster.known(parsed(*flags), 100)
 
@@ -89,7 +87,7 @@ def test_a_file_or_options_and_not_both(flags, says):
 FIT = {"trusted": True, "verdict": "This fit can be trusted.", "largest": 2**21}
 
 
-def test_what_speaks_against_a_calibration_is_said(tmp_path, capsys):
+def test_doubts_about_a_calibration_are_printed(tmp_path, capsys):
     plan(written(tmp_path, fit=FIT), parameters="2M")
     assert capsys.readouterr().out.startswith("  1  width 2, ")
     plan(written(tmp_path, fit=FIT), parameters="8388608")
@@ -140,7 +138,7 @@ def changed(**fields):
         ({"fit": {**FIT, "largest": "2"}}, "cluster.json: `fit` must have `trusted`"),
     ],
 )
-def test_bad_files(tmp_path, capsys, text, says):
+def test_bad_calibration_files_are_refused_in_one_line(tmp_path, capsys, text, says):
     path = str(tmp_path / "bad.json")
     if isinstance(text, dict):
         path = written(tmp_path, **text)
@@ -153,13 +151,13 @@ def test_bad_files(tmp_path, capsys, text, says):
 
 
 @pytest.mark.parametrize("path", [".", "a\0b", 5000 * "x"])
-def test_what_is_no_file(path, capsys):
+def test_path_without_a_file_is_refused_in_one_line(path, capsys):
     assert plan(path) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "Give a file that `pipejax calibrate --out` has written" in line
 
 
-def test_all_that_calibration_writes_is_documented():
+def test_every_field_of_a_calibration_is_documented():
     samples = [
         timing.Sample(f"{algorithm} {n}", exchange, (seconds,), n)
         for algorithm in ("psum", "ring", "two_shot", "halving_doubling", "tree")

@@ -8,7 +8,7 @@ from pipejax.cli import main
 from pipejax.cli._command import add_command, new_file
 
 
-def test_a_command_has_its_texts_and_its_function():
+def test_command_has_its_texts_and_its_function():
     parser = argparse.ArgumentParser()
     commands = parser.add_subparsers()
     command = add_command(
@@ -40,14 +40,14 @@ def test_a_command_has_its_texts_and_its_function():
         (["inspect", "a:b", "--json", "/"], "argument --json: must be the name of a"),
     ],
 )
-def test_wrong_arguments_are_one_line(words, says, capsys):
+def test_wrong_arguments_are_reported_in_one_line(words, says, capsys):
     assert main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"pipejax: {says}")
     assert len(line) < 500
 
 
-def test_files_that_can_be_made(tmp_path):
+def test_new_file_must_be_in_an_existing_folder(tmp_path):
     name = str(tmp_path / "new.json")
     assert new_file(name) == name
     says = r"^must be the name of a file in a folder that exists, got "

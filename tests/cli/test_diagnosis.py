@@ -31,7 +31,7 @@ def overlap(compute, communication, step):
         ((2.0, 0.05, 2.0), None),  # communication is too short to measure
     ],
 )
-def test_hidden_share(times, hidden):
+def test_hidden_share_follows_from_the_three_times(times, hidden):
     assert overlap(*times).hidden == hidden
 
 
@@ -40,7 +40,7 @@ def advice():
     return Advice(Model(4_000_000, 120.0), timing.plan(CLUSTER, 4_000_000, compute))
 
 
-def test_recommends_the_best_way_in_one_bucket():
+def test_advice_recommends_the_best_way_in_one_bucket():
     shown = advice().shown
     assert shown["synchronous"].way.width == 1
     assert shown["pipelined"].way.width == 2
@@ -51,7 +51,7 @@ def test_recommends_the_best_way_in_one_bucket():
     assert about == GAIN
 
 
-def test_a_cluster_in_words_and_as_json():
+def test_diagnosis_of_a_cluster_has_words_and_json():
     found = Diagnosis(
         HERE, {"an_option": True}, {"another": "unknown"}, overlap(2, 1, 2), None, None
     )
@@ -64,7 +64,7 @@ def test_a_cluster_in_words_and_as_json():
     assert record["cluster"] is record["model"] is record["python"] is None
 
 
-def test_a_single_device():
+def test_single_device_is_told_of_no_exchange():
     found = Diagnosis(HERE, {}, {}, overlap(2, 0.01, 2), None, None)
     text = str(found)
     assert "A single device has nothing to exchange." in text

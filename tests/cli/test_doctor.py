@@ -30,7 +30,7 @@ def doctor(tmp_path, *flags):
     return code, json.loads(out.read_text()), plot.read_bytes()
 
 
-def test_a_model_of_ones_own(tmp_path, capsys):
+def test_doctor_measures_the_model_of_a_user(tmp_path, capsys):
     path = tmp_path / "examined_model.py"
     path.write_text(MODEL)
     code, found, picture = doctor(tmp_path, "--model", f"{path}:step")
@@ -47,7 +47,7 @@ def test_a_model_of_ones_own(tmp_path, capsys):
 
 
 @pytest.mark.full  # it measures a larger model than its own
-def test_a_model_in_numbers(tmp_path, capsys):
+def test_doctor_accepts_a_model_in_numbers(tmp_path, capsys):
     code, found, _ = doctor(tmp_path, "--parameters", "300M", "--compute-ms", "250")
     assert code == 0
     assert found["model"] == {"elements": 300_000_000, "compute": 250.0, "batch": None}
@@ -57,7 +57,7 @@ def test_a_model_in_numbers(tmp_path, capsys):
     )
 
 
-def test_one_device(tmp_path, capsys, monkeypatch):
+def test_doctor_on_one_device_reports_no_exchange(tmp_path, capsys, monkeypatch):
     mesh = pj.data_mesh(1)
     monkeypatch.setattr(pj, "data_mesh", lambda: mesh)
     code, found, picture = doctor(tmp_path)
@@ -83,14 +83,14 @@ def test_one_device(tmp_path, capsys, monkeypatch):
         (["--codecs", "zip"], "zip"),
     ],
 )
-def test_refusals(flags, says, capsys):
+def test_bad_flags_of_doctor_are_refused(flags, says, capsys):
     assert main(["doctor", *flags]) == 2
     assert says in capsys.readouterr().err
 
 
 @pytest.mark.full
 @needs_namespaces
-def test_on_a_cluster(tmp_path):
+def test_doctor_on_a_cluster_reports_from_one_host(tmp_path):
     out = tmp_path / "found.json"
     command = [sys.executable, "-m", "pipejax.cli", "doctor", "--json", str(out)]
     code, hosts, said = run(

@@ -153,7 +153,7 @@ def inspect(function, *flags):
     return main(["inspect", f"cli_programs:{function}", *flags])
 
 
-def test_a_step_and_its_twin_side_by_side(capsys):
+def test_pipelined_step_and_synchronous_twin_are_shown_together(capsys):
     assert inspect("step") == 0
     printed, complaints = capsys.readouterr()
     assert complaints == ""
@@ -171,7 +171,7 @@ def test_a_step_and_its_twin_side_by_side(capsys):
     assert lines[-2].endswith(" MB")
 
 
-def test_the_last_line_suits_plan(capsys):
+def test_last_line_of_inspect_is_a_command_for_plan(capsys):
     """The model has 65,536 parameters, and takes 64 examples on 8 devices."""
     inspect("step")
     about, _, command = capsys.readouterr().out.splitlines()[-1].partition(": ")
@@ -190,7 +190,7 @@ def test_the_last_line_suits_plan(capsys):
     ("function", "title"),
     [("synchronous", "D-Sync (K=1)"), ("any_program", "program")],
 )
-def test_one_program_alone(function, title, capsys):
+def test_single_program_is_shown_alone(function, title, capsys):
     assert inspect(function) == 0
     printed = capsys.readouterr().out
     short = f"{title}: covered 0.00, share 0.00, collectives 1: 1 sync, 0 async, live "
@@ -199,7 +199,7 @@ def test_one_program_alone(function, title, capsys):
     assert ("pipejax plan" in printed) == (function == "synchronous")
 
 
-def test_of_the_host_executor_it_says_where_the_collective_is(capsys):
+def test_host_executor_is_reported_with_its_separate_all_reduce(capsys):
     assert inspect("on_a_thread") == 0
     printed = capsys.readouterr().out
     assert "executor: host (asked for)" in printed
@@ -214,12 +214,12 @@ def test_of_the_host_executor_it_says_where_the_collective_is(capsys):
         ("no_matmul", "program: share of FLOPs under at least one collective: none"),
     ],
 )
-def test_fail_under(function, complaint, capsys):
+def test_small_share_is_an_error_with_fail_under(function, complaint, capsys):
     assert inspect(function, "--fail-under", "0.9") == 1
     assert capsys.readouterr().err == f"pipejax: {complaint}, less than 0.9\n"
 
 
-def test_only_the_collectives_along_an_axis_count(capsys):
+def test_axis_flag_counts_only_collectives_along_the_axis(capsys):
     """XLA sums a gradient over hosts and inside them in one collective."""
     assert inspect("own_fsdp", "--fail-under", "0.9", "--axis", "fsdp+host") == 1
     said = "at least one collective along host+fsdp: 0.00, less than 0.9\n"
@@ -234,12 +234,12 @@ def test_only_the_collectives_along_an_axis_count(capsys):
     )
 
 
-def test_not_under(capsys):
+def test_share_equal_to_fail_under_is_no_error(capsys):
     assert inspect("step", "--fail-under", "0") == 0
     assert capsys.readouterr().err == ""
 
 
-def test_json(folder):
+def test_json_file_holds_both_programs_and_their_collectives(folder):
     assert inspect("step", "--json", "report.json") == 0
     found = json.loads((folder / "report.json").read_text())
     assert found["target"] == "here, 8 x cpu"
@@ -250,13 +250,13 @@ def test_json(folder):
     assert collective["bytes"] == 4 * (256 * 256 + 1)
 
 
-def test_a_step_that_feeds_back_has_a_synchronous_twin(folder):
+def test_step_with_feedback_has_a_synchronous_twin(folder):
     assert inspect("fed_back", "--json", "report.json") == 0
     found = json.loads((folder / "report.json").read_text())
     assert list(found["programs"]) == ["D-Sync (K=1)", "pipelined (K=2)"]
 
 
-def test_plot(folder):
+def test_plot_flag_writes_a_picture(folder):
     pytest.importorskip("matplotlib")
     assert inspect("step", "--plot", "schedule.png") == 0
     assert (folder / "schedule.png").read_bytes().startswith(b"\x89PNG")
@@ -285,7 +285,7 @@ def test_plot(folder):
         ),
     ],
 )
-def test_bad_input_is_one_line(arguments, complaint, capsys):
+def test_bad_input_of_inspect_is_reported_in_one_line(arguments, complaint, capsys):
     assert main(["inspect", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("pipejax: ")
@@ -293,7 +293,7 @@ def test_bad_input_is_one_line(arguments, complaint, capsys):
 
 
 @pytest.mark.parametrize("name", ["lowered", "lowered_in_a_tuple", "compiled", "text"])
-def test_programs_that_need_no_arguments(name, capsys):
+def test_programs_without_arguments_are_inspected(name, capsys):
     assert inspect(name) == 0
     assert "program: covered " in capsys.readouterr().out
 
@@ -310,7 +310,9 @@ def test_programs_that_need_no_arguments(name, capsys):
         ("INTERNAL: other\nmore", "XLA cannot compile the program: INTERNAL: other"),
     ],
 )
-def test_where_xla_fails(error, says, capsys, monkeypatch):
+def test_compile_errors_of_xla_are_reported_in_one_line(
+    error, says, capsys, monkeypatch
+):
     def compile(self, *args, **kwargs):
         raise jax.errors.JaxRuntimeError(error)
 
@@ -319,7 +321,7 @@ def test_where_xla_fails(error, says, capsys, monkeypatch):
     assert capsys.readouterr().err == f"pipejax: {says}\n"
 
 
-def test_missing_wheels_are_one_line(capsys, monkeypatch):
+def test_missing_wheels_are_reported_in_one_line(capsys, monkeypatch):
     monkeypatch.setattr("pipejax.overlap._topology._exists", lambda module: False)
     assert inspect("step", "--target", "h100:1x1x8") == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -327,14 +329,14 @@ def test_missing_wheels_are_one_line(capsys, monkeypatch):
     assert "jax_plugins.xla_cuda12 and nvidia.cuda_nvcc must be installed" in line
 
 
-def test_a_mistake_in_the_users_code_keeps_its_traceback():
+def test_mistake_in_user_code_keeps_its_traceback():
     with pytest.raises(ValueError, match="a mistake of one's own"):
         inspect("buggy")
     with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
         main(["inspect", "cli_broken:step"])
 
 
-def test_one_device_has_a_hint(folder):
+def test_hint_is_printed_on_one_device(folder):
     done = subprocess.run(
         [sys.executable, "-m", "pipejax.cli", "inspect", "cli_programs.py:step"],
         env={**os.environ, "JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": str(ROOT)},
@@ -348,19 +350,19 @@ def test_one_device_has_a_hint(folder):
     assert "JAX_NUM_CPU_DEVICES=8 in the environment makes\neight" in done.stdout
 
 
-def test_several_devices_have_none(capsys):
+def test_hint_is_left_out_on_several_devices(capsys):
     assert inspect("any_program") == 0
     assert "JAX_NUM_CPU_DEVICES" not in capsys.readouterr().out
 
 
-def test_a_file_elsewhere(folder, monkeypatch, capsys):
+def test_program_file_in_another_folder_is_found(folder, monkeypatch, capsys):
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / "elsewhere")
     assert main(["inspect", "../cli_programs.py:step"]) == 0
     assert "pipelined (K=2)" in capsys.readouterr().out
 
 
-def test_as_a_module():
+def test_inspect_help_is_printed_by_python_m():
     done = subprocess.run(
         [sys.executable, "-m", "pipejax.cli", "inspect", "--help"],
         cwd=ROOT,
@@ -372,7 +374,7 @@ def test_as_a_module():
     assert "MODULE:FUNCTION" in done.stdout
 
 
-def test_for_gpus_that_are_not_there(capsys):
+def test_inspect_compiles_for_absent_gpus(capsys):
     pytest.importorskip("jax_plugins.xla_cuda12")
     pytest.importorskip("nvidia.cuda_nvcc")
     flags = ("--target", "h100:1x1x8", "--fail-under", "0.9")
@@ -383,7 +385,7 @@ def test_for_gpus_that_are_not_there(capsys):
     assert inspect("synchronous", *flags) == 1
 
 
-def test_the_axes_of_a_sharded_model_and_its_twin(capsys):
+def test_sharded_model_and_twin_are_shown_with_their_axes(capsys):
     """On CPUs nothing runs during the exchange, which is over the axis `host`."""
     assert inspect("sharded", "--twin") == 0
     out = capsys.readouterr().out

@@ -101,7 +101,9 @@ FAMILY = """
 """
 
 
-def test_each_is_told_its_place_and_printed_behind_its_rank(begin, write, monkeypatch):
+def test_processes_are_told_their_place_and_printed_behind_their_rank(
+    begin, write, monkeypatch
+):
     for name in ("NPROC", "GLIBC_TUNABLES"):  # variables that the user has set are kept
         monkeypatch.delenv(name, raising=False)
     program = write("""
@@ -148,9 +150,7 @@ def test_all_processes_of_a_host_share_a_secret(begin, write, monkeypatch):
     assert (ours, none) == ("ours", "None")
 
 
-def test_the_first_that_fails_is_named_and_all_that_was_started_is_gone(
-    begin, write, tmp_path
-):
+def test_first_failing_process_is_named_and_all_others_are_gone(begin, write, tmp_path):
     started = begin("--processes", "2", "--grace", "0.5", *write(FAMILY), "fails")
     _, errors = started.communicate(timeout=120)
     assert started.returncode == 3
@@ -168,7 +168,9 @@ def test_the_first_that_fails_is_named_and_all_that_was_started_is_gone(
         pytest.param(signal.SIGHUP, marks=pytest.mark.full),
     ],
 )
-def test_whatever_ends_it_all_that_was_started_is_gone(begin, write, tmp_path, number):
+def test_every_signal_to_the_launcher_ends_all_processes(
+    begin, write, tmp_path, number
+):
     started = begin("--processes", "2", "--grace", "0.5", *write(FAMILY))
     pids = numbers(tmp_path, 4)
     assert all(map(alive, pids))
@@ -179,7 +181,7 @@ def test_whatever_ends_it_all_that_was_started_is_gone(begin, write, tmp_path, n
         assert started.returncode == 128 + number
 
 
-def test_programs_that_save_when_told_to_end_end_well(begin, write, tmp_path):
+def test_programs_saving_on_sigterm_end_with_status_0(begin, write, tmp_path):
     program = write("""
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("saved")))
         pathlib.Path(f"pid{os.getpid()}").touch()
@@ -193,7 +195,7 @@ def test_programs_that_save_when_told_to_end_end_well(begin, write, tmp_path):
     assert sorted(out.splitlines()) == ["[0] saved", "[1] saved"]
 
 
-def test_it_goes_on_where_nobody_reads_what_it_prints(begin, write):
+def test_launcher_goes_on_after_its_reader_has_gone(begin, write):
     started = begin("--processes", "1", *write("print('line\\n' * 100_000)"))
     started.stdout.readline()
     started.stdout.close()
@@ -201,7 +203,7 @@ def test_it_goes_on_where_nobody_reads_what_it_prints(begin, write):
 
 
 @WITHOUT_JAX
-def test_one_that_is_stopped_is_killed(begin, write):
+def test_stopped_process_is_killed(begin, write):
     program = write("""
         if os.environ["JAX_PROCESS_ID"] == "1":
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -214,7 +216,7 @@ def test_one_that_is_stopped_is_killed(begin, write):
 
 
 @WITHOUT_JAX
-def test_a_job_is_started_again_as_often_as_allowed(begin, write):
+def test_job_is_started_again_as_often_as_allowed(begin, write):
     program = write("""
         path = pathlib.Path("pid" + os.environ["JAX_PROCESS_ID"])
         before = len(path.read_text()) if path.exists() else 0
@@ -233,7 +235,7 @@ def test_a_job_is_started_again_as_often_as_allowed(begin, write):
 
 
 @WITHOUT_JAX
-def test_what_jax_aborts_because_process_0_is_gone_is_said_so(begin, write):
+def test_abort_by_jax_is_explained_by_the_loss_of_process_0(begin, write):
     given = ("--processes", "1", "--hosts", "2", "--host", "1")
     # Port 9 is "discard", at which no program listens.
     where = ("--coordinator", "127.0.0.1:9")
@@ -246,14 +248,14 @@ def test_what_jax_aborts_because_process_0_is_gone_is_said_so(begin, write):
     assert started.returncode == launch.FAULT
 
 
-def test_under_another_launcher_one_process_is_watched(begin, write):
+def test_single_process_is_watched_under_another_launcher(begin, write):
     program = write("print(os.environ['RANK'], os.environ.get('JAX_PROCESS_ID'))")
     variables = {"RANK": "3", "WORLD_SIZE": "4"}
     variables |= {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "99"}
     assert begin(*program, **variables).communicate(timeout=60)[0] == "[3] 3 None\n"
 
 
-def test_processes_of_ones_own_under_another_launcher_are_refused(monkeypatch, capsys):
+def test_several_processes_are_refused_under_another_launcher(monkeypatch, capsys):
     """Each task of the launcher would otherwise start a separate job."""
     variables = {"RANK": "3", "WORLD_SIZE": "4"}
     variables |= {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "99"}
@@ -281,7 +283,7 @@ def test_processes_of_ones_own_under_another_launcher_are_refused(monkeypatch, c
         (["--processes", "1", "--coordinator", "node0"], "`coordinator` must be host:"),
     ],
 )
-def test_what_cannot_be_started_is_refused(arguments, message, capsys, monkeypatch):
+def test_bad_arguments_of_launch_are_refused(arguments, message, capsys, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert main(["launch", *arguments, "--", "true"]) == 2
     assert message in capsys.readouterr().err

@@ -13,7 +13,7 @@ from pipejax.cli import main
 from pipejax.cli._main import _COMMANDS
 
 
-def test_version(capsys):
+def test_version_flag_prints_versions_of_pipejax_and_jax(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0
@@ -22,7 +22,7 @@ def test_version(capsys):
 
 
 @pytest.mark.parametrize("command", _COMMANDS)
-def test_the_example_of_each_command_can_be_parsed(command, monkeypatch):
+def test_example_of_each_command_can_be_parsed(command, monkeypatch):
     monkeypatch.setattr(command, "run", lambda args: 3)
     words = shlex.split(command.EXAMPLE.removeprefix("srun "))
     assert words[0] == "pipejax"
@@ -37,7 +37,7 @@ def test_the_example_of_each_command_can_be_parsed(command, monkeypatch):
     ],
     ids=lambda command: command[0],
 )
-def test_joins_the_others_before_it_makes_a_codec(monkeypatch, capsys, command):
+def test_processes_are_joined_before_codecs_are_made(monkeypatch, capsys, command):
     """A codec's key is an array, and JAX joins no processes once there are arrays."""
     monkeypatch.setattr(pj.launch, "initialize", lambda: made.append("joined"))
     made = []
@@ -50,7 +50,7 @@ def test_joins_the_others_before_it_makes_a_codec(monkeypatch, capsys, command):
     assert "pipejax: " in capsys.readouterr().err
 
 
-def test_a_plan_needs_no_accelerator_and_no_reader():
+def test_plan_needs_no_accelerator_and_no_reader():
     """`pipejax plan` is arithmetic: it works beside a job on the GPU, and in a pipe."""
     cluster = ["--hosts", "2", "--bandwidth", "1gbit"]
     model = ["--parameters", "1M", "--compute-ms", "1"]

@@ -18,7 +18,7 @@ def path(tmp_path):
     return str(path)
 
 
-def test_size_compute_and_batch(path):
+def test_model_has_size_compute_and_batch_of_a_measurement(path):
     program = given(f"{path}:step", pj.data_mesh(4))
     model = Model.of(program, Measurement((0.1, 0.2, 0.3), (0, 0, 0), (1, 1, 1)))
     assert model == (16 * 3, 200.0, 64 // 4)
@@ -27,6 +27,6 @@ def test_size_compute_and_batch(path):
 
 
 @pytest.mark.parametrize("function", ["shapes", "no_arrays"])
-def test_what_is_no_model(path, function):
+def test_model_without_a_train_step_and_arrays_is_refused(path, function):
     with pytest.raises(UsageError, match=r"must return \(train, state, batch\) with"):
         given(f"{path}:{function}", jax.make_mesh((1,), ("data",)))

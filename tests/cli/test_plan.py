@@ -21,7 +21,7 @@ def file(tmp_path):
     return str(path)
 
 
-def test_the_best_first(file, capsys):
+def test_plan_prints_the_best_way_first(file, capsys):
     assert plan(file, "--top", "3") == 0
     ways, summary, *_ = capsys.readouterr().out.split("\n\n")
     first, *others = ways.splitlines()
@@ -41,7 +41,7 @@ def test_the_best_first(file, capsys):
     )
 
 
-def test_the_train_step_of_another_row(file, capsys):
+def test_row_flag_prints_the_train_step_of_the_row(file, capsys):
     """`--row` prints its row too, even below the last one of `--top`."""
     plan(file, "--top", "40")
     ways = capsys.readouterr().out.split("\n\n")[0].splitlines()
@@ -55,7 +55,7 @@ def test_the_train_step_of_another_row(file, capsys):
     assert head.startswith("# width 2, two_shot, int8, with your loss_fn")
 
 
-def test_without_a_file(capsys):
+def test_plan_without_a_file_prints_its_assumptions(capsys):
     """The assumptions are printed, and PowerSGD is among the candidates."""
     assert plan(*GIVEN, "--top", "999", parameters="300M", compute="250") == 0
     notes, ways, *_ = capsys.readouterr().out.split("\n\n")
@@ -79,7 +79,7 @@ def test_without_a_file(capsys):
     assert "width 2, ring, power_sgd" not in found
 
 
-def test_a_model_that_the_devices_of_a_host_shard(capsys):
+def test_sharded_model_exchanges_its_shards_over_the_link_of_a_host(capsys):
     """Each of 8 devices exchanges an eighth, and has an eighth of the host's link."""
     given = ("--hosts", "4", "--bandwidth", "25gbit", "--devices", "8")
     given += ("--device", "h100")
@@ -98,7 +98,7 @@ def test_a_model_that_the_devices_of_a_host_shard(capsys):
     assert "of an exchange of 153" in ring
 
 
-def test_a_sharded_optimizer(capsys):
+def test_sharded_optimizer_is_planned_without_tree_and_buckets(capsys):
     """Half of an exchange of 12 s hides 0.3 s of forward and 0.6 s of backward pass."""
     given = ("--hosts", "4", "--bandwidth", "1gbit", "--shard-optimizer")
     assert plan(*given, "--top", "999", parameters="1G", compute="900") == 0
@@ -109,19 +109,19 @@ def test_a_sharded_optimizer(capsys):
     assert "buckets" not in out
 
 
-def test_sharded_needs_several_devices(capsys):
+def test_sharded_flag_needs_several_devices(capsys):
     assert plan("--hosts", "4", "--bandwidth", "10gbit", "--sharded") == 2
     assert "`--sharded` must be used with several devices" in capsys.readouterr().err
 
 
-def test_a_device_is_as_fast_as_its_memory(capsys):
+def test_device_speed_is_taken_from_its_memory(capsys):
     plan(*GIVEN, "--device", "h100", parameters="300M", compute="250")
     notes, ways, *_ = capsys.readouterr().out.split("\n\n")
     assert "memory's 3352 GB/s: NVIDIA H100 80GB HBM3, as XLA knows it" in notes
     assert ways.startswith("  1  width 2, hierarchical, halving_doubling, int4  ")
 
 
-def test_the_batch_size_that_hides_the_exchange(file, capsys):
+def test_plan_prints_the_batch_size_needed_to_hide_the_exchange(file, capsys):
     """The wire (24 MB), sums (12 MB) and 4 messages take 387.2 ms, compute 120 ms."""
     assert plan(file, "--batch", "32") == 0
     said = capsys.readouterr().out
@@ -136,7 +136,7 @@ def test_the_batch_size_that_hides_the_exchange(file, capsys):
     assert "times this batch size on.\n" in capsys.readouterr().out
 
 
-def test_all_of_it_is_written(file, tmp_path, capsys):
+def test_out_flag_writes_the_whole_plan(file, tmp_path, capsys):
     out = tmp_path / "plan.json"
     assert plan(file, "--out", str(out)) == 0
     record = json.loads(out.read_text())
@@ -152,7 +152,7 @@ def test_all_of_it_is_written(file, tmp_path, capsys):
     assert first["gains"]["synchronous"] == pytest.approx(0.5072 / 0.12)
 
 
-def test_a_picture(file, tmp_path, capsys):
+def test_plot_flag_writes_a_picture(file, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     path = tmp_path / "scaling.png"
     assert plan(file, "--plot", str(path)) == 0
@@ -160,7 +160,7 @@ def test_a_picture(file, tmp_path, capsys):
     assert "width 1" in capsys.readouterr().out
 
 
-def test_codecs_beside_the_model_cost_compute(file, capsys):
+def test_codecs_cost_compute_with_one_core(file, capsys):
     plan(file, "--top", "1")
     apart = capsys.readouterr().out
     plan(file, "--top", "1", "--one-core")
@@ -175,7 +175,7 @@ def test_codecs_beside_the_model_cost_compute(file, capsys):
         ({"compute": "nan"}, "pipejax: `--compute-ms` must be at least 1e-06, got nan"),
     ],
 )
-def test_bad_numbers(file, capsys, change, says):
+def test_bad_numbers_of_plan_are_refused(file, capsys, change, says):
     assert plan(file, **change) == 2
     assert capsys.readouterr().err.startswith(says)
 
@@ -197,12 +197,12 @@ def test_bad_numbers(file, capsys, change, says):
         ([*GIVEN, "--row", "0"], "`--row` must be one of the rows 1 to "),
     ],
 )
-def test_bad_flags(flags, says, capsys):
+def test_bad_flags_of_plan_are_refused(flags, says, capsys):
     assert plan(*flags) == 2
     assert capsys.readouterr().err.startswith(f"pipejax: {says}")
 
 
-def test_a_codec_that_has_no_such_name(tmp_path, capsys):
+def test_calibrated_codec_of_unknown_name_is_refused(tmp_path, capsys):
     cluster = timing.as_json(CLUSTER)
     cluster["codecs"] = {"int9": cluster["codecs"]["int8"]}
     assert plan(written(tmp_path, cluster=cluster)) == 2
@@ -216,13 +216,13 @@ def fences(language):
     return re.findall(rf"^```{language}\n(.*?)^```", DOCUMENT, re.DOTALL | re.MULTILINE)
 
 
-def test_what_the_document_shows_is_what_is_printed(capsys):
+def test_output_of_plan_equals_the_document(capsys):
     command = next(each for each in fences("bash") if each.startswith("pipejax plan"))
     assert main(shlex.split(command)[1:]) == 0
     assert capsys.readouterr().out == fences("text")[0]
 
 
-def test_the_file_that_the_document_shows_is_read(tmp_path, capsys):
+def test_calibration_file_of_the_document_is_read(tmp_path, capsys):
     (text,) = fences("json")
     path = tmp_path / "cluster.json"
     path.write_text(text)

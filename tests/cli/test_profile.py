@@ -9,7 +9,7 @@ from pipejax.cli import main
 SMALL = ("--elements", "1000", "--rounds", "1")
 
 
-def test_here(tmp_path, capsys, monkeypatch):
+def test_profile_on_one_machine_is_printed_and_written(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     out = tmp_path / "profile.json"
     flags = ("--algorithms", "psum", "two_shot", "--bandwidth", "8mbit")
@@ -23,7 +23,9 @@ def test_here(tmp_path, capsys, monkeypatch):
     assert lines[0].split()[-1] == "7.00"
 
 
-def test_power_sgd_has_matrices_and_feedback(tmp_path, capsys, monkeypatch):
+def test_power_sgd_is_profiled_with_matrices_and_feedback(
+    tmp_path, capsys, monkeypatch
+):
     """PowerSGD gets matrices, which it can compress, and error feedback."""
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     out = tmp_path / "profile.json"
@@ -36,7 +38,7 @@ def test_power_sgd_has_matrices_and_feedback(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().out.split()[-1] == "30.46"
 
 
-def test_a_picture(tmp_path, monkeypatch):
+def test_plot_flag_writes_a_picture(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     plot = tmp_path / "profile.png"
@@ -62,6 +64,6 @@ def test_a_picture(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_refusals(capsys, flags, says):
+def test_bad_flags_of_profile_are_refused(capsys, flags, says):
     assert main(["profile-allreduce", *flags]) == 2
     assert capsys.readouterr().err.startswith(says)

@@ -37,11 +37,11 @@ def folder(tmp_path, monkeypatch):
         ("program_package/program_inside.py:f", "inside"),
     ],
 )
-def test_a_module_or_a_file_is_loaded_from_the_current_folder(name, says):
+def test_module_or_file_is_loaded_from_the_current_folder(name, says):
     assert load(name)() == says
 
 
-def test_a_folder_is_put_before_all_others_once(folder):
+def test_folder_is_put_first_in_the_path_once(folder):
     for _ in range(2):
         load("program_package/program_inside.py:f")
         load("program_here:f")
@@ -68,17 +68,17 @@ def test_a_folder_is_put_before_all_others_once(folder):
         ("program_here:number", "'program_here' has no function 'number'"),
     ],
 )
-def test_what_cannot_be_loaded_is_named(name, says):
+def test_bad_program_is_named_in_the_error(name, says):
     with pytest.raises(UsageError, match=f"^{says}"):
         load(name)
 
 
-def test_a_module_that_the_program_itself_lacks_keeps_its_traceback():
+def test_missing_import_of_a_program_keeps_its_traceback():
     with pytest.raises(ModuleNotFoundError, match=r"program_package\.gone"):
         load("program_package.program_broken:f")
 
 
-def test_types_of_what_a_function_returned():
+def test_types_of_returned_values_are_printed():
     assert types(3) == "int"
     assert types((3, "a", None)) == "(int, str, NoneType)"
     assert types(()) == "()"

@@ -23,7 +23,7 @@ RANKED = [
 ]
 
 
-def test_of_all_rows_the_best_that_make_train_step_offers():
+def test_default_row_is_the_best_with_a_train_step():
     assert chosen(RANKED) is RANKED[1]
     assert chosen(RANKED, 4) is RANKED[3]
 
@@ -40,18 +40,18 @@ def test_of_all_rows_the_best_that_make_train_step_offers():
         ),
     ],
 )
-def test_rows_without_a_train_step(row, says):
+def test_row_without_a_train_step_is_refused(row, says):
     with pytest.raises(UsageError, match=re.escape(says)):
         chosen(RANKED, row)
 
 
-def test_rows_that_others_are_compared_with():
+def test_exact_and_d_sync_rows_are_found():
     assert exact(RANKED) is RANKED[2]
     assert d_sync(RANKED) is RANKED[5]
     assert number(RANKED, d_sync(RANKED)) == 6
 
 
-def test_rows_are_numbered_and_others_are_added():
+def test_rows_are_numbered_and_extra_rows_are_added():
     printed = lines(RANKED, 2, (RANKED[1], RANKED[4]))
     assert printed == [f"  {row}  {RANKED[row - 1]}" for row in (1, 2, 5)]
     assert lines(RANKED, 99, ()) == lines(RANKED, 6, RANKED)

@@ -12,7 +12,7 @@ from pipejax.timing import Way
 from .helpers import GIVEN, plan
 
 
-def test_without_a_codec_by_hand():
+def test_snippet_without_a_codec_equals_text_by_hand():
     assert snippet(Way(1, "tree")) == (
         "# width 1, tree, all bits, with your loss_fn and optimizer tx:\n"
         "import pipejax as pj\n"
@@ -28,7 +28,7 @@ def test_without_a_codec_by_hand():
     )
 
 
-def test_with_hosts_and_a_codec_that_needs_feedback_by_hand():
+def test_snippet_with_hosts_and_feedback_equals_text_by_hand():
     assert snippet(Way(2, "ring", "sign", levels=True)) == (
         "# width 2, hierarchical, ring, sign, with your loss_fn and optimizer tx:\n"
         "import pipejax as pj\n"
@@ -61,7 +61,7 @@ def loss_fn(params, batch):
         (("--hosts", "1", "--bandwidth", "10gbit"), "width=1,"),
     ],
 )
-def test_the_last_lines_are_a_program(flags, says, capsys):
+def test_last_lines_of_a_plan_are_a_program(flags, says, capsys):
     assert plan(*flags, parameters="300M", compute="250") == 0
     *_, program = re.split(r"\n\n(?=# )", capsys.readouterr().out)
     assert says in program

@@ -22,7 +22,7 @@ from pipejax.cli._usage import UsageError
         ("9_999_999_999_999", 9_999_999_999_999),
     ],
 )
-def test_counts(text, number):
+def test_counts_with_suffixes_are_read(text, number):
     assert count("parameters", text) == number
 
 
@@ -33,7 +33,7 @@ def test_counts(text, number):
         *("10.1t", "9" * 30, "1" + 400 * "0", "0." + 400 * "0" + "1t"),
     ],
 )
-def test_what_is_no_count(text):
+def test_texts_other_than_counts_are_refused(text):
     with pytest.raises(UsageError, match="`--parameters` must be a whole number above"):
         count("parameters", text)
 
@@ -48,7 +48,7 @@ def test_what_is_no_count(text):
         ("1bit", 1.0),
     ],
 )
-def test_rates(text, rate):
+def test_rates_with_units_are_read_in_bits(text, rate):
     assert bits("bandwidth", text) == rate
 
 
@@ -60,12 +60,12 @@ def test_rates(text, rate):
         *("0.9bit", "1000001tbit", "1" + 400 * "0" + "bit", "." + 400 * "0" + "1gbit"),
     ],
 )
-def test_what_may_be_bytes_is_refused(text):
+def test_rates_without_bit_are_refused(text):
     with pytest.raises(UsageError, match="`--bandwidth` must be a number above 0 with"):
         bits("bandwidth", text)
 
 
-def test_a_count_has_a_limit_of_its_own():
+def test_counts_above_the_given_limit_are_refused():
     assert count("elements", "8k", 8000) == 8000
     with pytest.raises(UsageError, match="and at most 8,000; got '9k'"):
         count("elements", "9k", 8000)
@@ -83,7 +83,7 @@ def test_a_count_has_a_limit_of_its_own():
         (10**400, f"`--rounds` must be at most 1,000, got 1{39 * '0'}"),
     ],
 )
-def test_ranges(value, says):
+def test_numbers_out_of_range_are_refused(value, says):
     if says is None:
         check("rounds", value, 1, 1000)
         return

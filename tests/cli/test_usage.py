@@ -7,7 +7,7 @@ from pipejax.cli import _plan, main
 from pipejax.cli._usage import UsageError, enough_memory, in_one_line
 
 
-def test_a_message_is_kept_and_its_cause():
+def test_usage_error_keeps_message_and_cause():
     cause = ValueError("`a` must be 1")
     with pytest.raises(UsageError) as raised, in_one_line(OSError, ValueError):
         raise cause
@@ -15,7 +15,7 @@ def test_a_message_is_kept_and_its_cause():
     assert raised.value.__cause__ is cause
 
 
-def test_other_exceptions_pass():
+def test_other_exceptions_pass_unchanged():
     with pytest.raises(KeyError), in_one_line(OSError, ValueError):
         raise KeyError("a mistake of ours")
     with in_one_line(ValueError):
@@ -29,7 +29,7 @@ def test_other_exceptions_pass():
         jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 40 TB"),
     ],
 )
-def test_vectors_without_memory_are_named_by_their_option(error):
+def test_lack_of_memory_is_reported_with_the_option(error):
     says = r"^`--sizes` must be vectors for which there is memory; got .*40 TB\. Choose"
     with pytest.raises(UsageError, match=says), enough_memory("sizes"):
         raise error
@@ -41,7 +41,7 @@ def test_other_errors_of_xla_keep_their_traceback():
         raise error
 
 
-def test_it_ends_the_program_with_2_and_no_traceback(monkeypatch, capsys):
+def test_usage_error_ends_the_program_with_2_and_no_traceback(monkeypatch, capsys):
     def run(args):
         raise UsageError("`--a` must be 1")
 

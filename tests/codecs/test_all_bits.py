@@ -10,7 +10,7 @@ from ..helpers import assert_bits_equal, x64
 
 
 @pytest.mark.parametrize(("dtype", "bits"), [("float32", "u4"), ("float64", "u8")])
-def test_the_payload_is_the_vector(dtype, bits):
+def test_all_bits_payload_is_the_vector(dtype, bits):
     """The vector holds a NaN with a payload, -0 and the smallest denormal number."""
     patterns = np.array([0, 1, -(2 ** (8 * np.dtype(bits).itemsize - 1)), -1])
     x = patterns.astype(bits).view(dtype)
@@ -24,7 +24,7 @@ def test_the_payload_is_the_vector(dtype, bits):
     assert_bits_equal(np.asarray(decoded).view(bits), x.view(bits))
 
 
-def test_a_float64_is_not_rounded():
+def test_all_bits_does_not_round_float64():
     """`AllBits` keeps the last bit, which `cast("float32")` would round off."""
     x = 1 + 2.0**-52
     with x64():

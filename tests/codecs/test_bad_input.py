@@ -17,27 +17,27 @@ def rejects(start):
 
 
 @pytest.mark.parametrize("bits", [0, 3, 5, 16, 32, -8, True, 4.5, "8", None])
-def test_bits(bits):
+def test_bits_must_be_8_4_2_or_1(bits):
     with rejects(f"`bits` must be 8, 4, 2 or 1; got {bits!r}. For 16 bits, use"):
         c.quantize(bits)
 
 
 @pytest.mark.parametrize("block", [0, 1, 4, 12, 100, -8, True, 64.0, "64", None])
 @pytest.mark.parametrize("codec", [c.int8, c.int4, c.fp8, c.sign])
-def test_block(codec, block):
+def test_block_must_be_a_power_of_two(codec, block):
     with rejects(f"`block` must be a power of two of at least 8; got {block!r}. Sizes"):
         codec(block=block)
 
 
 @pytest.mark.parametrize("format", ["e4m4", "float8_e4m3fn", "", None])
-def test_format(format):
+def test_format_must_be_e4m3_or_e5m2(format):
     said = "`format` must be 'e4m3' or 'e5m2', the formats of eight bits; got"
     with rejects(f"{said} {format!r}."):
         c.fp8(format)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int8", "float8_e5m2", "bool"])
-def test_dtype(dtype):
+def test_dtype_must_be_a_wide_float(dtype):
     said = f"`dtype` must be float32, bfloat16 or float16; got {dtype}. For eight bits"
     with rejects(said):
         c.cast(dtype)
@@ -49,14 +49,14 @@ sparse = pytest.mark.parametrize("codec", SPARSE.values(), ids=SPARSE)
 
 @sparse
 @pytest.mark.parametrize("k", [0, -1, 0.0, 1.0, 1.5, -0.1, True, False, "5", None])
-def test_k(codec, k):
+def test_k_must_be_a_positive_integer_or_a_fraction(codec, k):
     said = "`k` must be an integer of at least 1, or a fraction between 0 and 1 such as"
     with rejects(f"{said} 0.01; got {k!r}."):
         codec(k)
 
 
 @sparse
-def test_k_of_fewer(codec):
+def test_k_above_the_length_of_the_vector_is_refused(codec):
     said = "`k` must be at most the 4 elements of an encoded vector; got 5. Choose a"
     with rejects(said):
         codec(5).size(4)
@@ -72,7 +72,7 @@ def test_k_of_fewer(codec):
         (c.random_k(0.5, KEY), 2**32, "payload", 2**31),
     ],
 )
-def test_more_than_int32_can_index(codec, n, of, length):
+def test_vectors_beyond_int32_are_refused(codec, n, of, length):
     with rejects(
         f"`codec` must have at most 2,147,483,647 elements in the {of}, which is as"
         f" many as int32 can index; got {length:,}. Choose an algorithm"
@@ -81,7 +81,7 @@ def test_more_than_int32_can_index(codec, n, of, length):
 
 
 @pytest.mark.parametrize("rank", [0, -1, 1.0, True, "2", None])
-def test_rank(rank):
+def test_rank_must_be_a_positive_integer(rank):
     with rejects(f"`rank` must be an integer of at least 1; got {rank!r}. Ranks of 1"):
         c.power_sgd(rank, KEY)
 
@@ -102,7 +102,7 @@ NO_KEYS = {
 
 @pytest.mark.parametrize("codec", KEYED.values(), ids=KEYED)
 @pytest.mark.parametrize("key", NO_KEYS.values(), ids=NO_KEYS)
-def test_key(codec, key):
+def test_key_must_be_a_single_key(codec, key):
     with rejects(f"`key` must be a single key from jax.random.key(seed); got {key!r}."):
         codec(key)
 
@@ -124,19 +124,19 @@ def test_key(codec, key):
         None,
     ],
 )
-def test_stochastic_of_what_does_not_round(codec):
+def test_stochastic_needs_a_codec_with_levels(codec):
     with rejects("`codec` must round to levels, as pj.codecs.int8(), int4(), "):
         c.stochastic(codec, KEY)
 
 
 @pytest.mark.parametrize("codec", [c.error_feedback(c.sign()), c.sign, "sign", None])
-def test_feedback_of_what_is_none_or_has_it(codec):
+def test_error_feedback_needs_a_codec_without_feedback(codec):
     said = "`codec` must be a codec without feedback, such as pj.codecs.sign(); got"
     with rejects(f"{said} {codec!r}."):
         c.error_feedback(codec)
 
 
-def test_feedback_of_what_scales_up():
+def test_error_feedback_of_a_scaled_codec_is_refused():
     with rejects("`codec` must not scale its values up under error feedback, because"):
         c.error_feedback(c.random_k(1, KEY))
 
@@ -154,7 +154,7 @@ def uses(codec, n):
 
 @pytest.mark.parametrize("use", uses(None, 0))
 @pytest.mark.parametrize("wrap", [lambda codec: codec, c.error_feedback])
-def test_power_sgd_without_shapes(wrap, use):
+def test_power_sgd_without_shapes_is_refused(wrap, use):
     codec = wrap(c.power_sgd(1, KEY))
     state = jnp.zeros(1)
     if wrap is c.error_feedback:
@@ -165,7 +165,7 @@ def test_power_sgd_without_shapes(wrap, use):
 
 
 @pytest.mark.parametrize("use", uses(None, 0))
-def test_power_sgd_of_a_part(use):
+def test_power_sgd_of_a_part_is_refused(use):
     codec = c.power_sgd(1, KEY).of(SHAPES)
     said = f"`power_sgd` must be given whole leaves, {N} elements; got a vector of 256."
     with rejects(said):

@@ -22,7 +22,7 @@ def scales(*values):
     return np.array(values, "<f4").tobytes()
 
 
-def test_int8_by_hand():
+def test_int8_equals_a_payload_by_hand():
     """With a scale of 127, levels are 1 apart; a tie goes to the even level."""
     x = [127, -127, 0, 1, -1, 2.5, 3.5, -0.4]
     payload, decoded = encoded(c.int8(8), x)
@@ -31,7 +31,7 @@ def test_int8_by_hand():
     np.testing.assert_array_equal(decoded, levels)
 
 
-def test_int4_by_hand():
+def test_int4_equals_a_payload_by_hand():
     """Element i is in the lower half of byte i, element i + 4 in the upper half."""
     payload, decoded = encoded(c.int4(8), [7, -7, 0, 1, -1, 2.5, 3.5, -0.4])
     assert payload.tobytes() == b"\xf7\x29\x40\x01" + scales(7)
@@ -47,7 +47,7 @@ def test_int4_by_hand():
         ("e5m2", 57344, b"\x7b\xfb\x3c\xbc\x00\x3c\x3c\x3d"),
     ],
 )
-def test_fp8_by_hand(format, top, codes):
+def test_fp8_equals_a_payload_by_hand(format, top, codes):
     """A scale equal to the largest number changes nothing; ties go to even numbers."""
     x = [top, -top, 1, -1, 0, 1.125, 1.0625, 1.25]
     payload, decoded = encoded(c.fp8(format, 8), x)
@@ -56,14 +56,14 @@ def test_fp8_by_hand(format, top, codes):
     np.testing.assert_array_equal(decoded, [top, -top, 1, -1, 0, *rounded])
 
 
-def test_sign_by_hand():
+def test_sign_equals_a_payload_by_hand():
     """Bit i of the byte is the sign of element i, and the scale is the mean, 24 / 8."""
     payload, decoded = encoded(c.sign(8), [1, -1, 2, -2, 3, -3, 4, -8])
     assert payload.tobytes() == b"\xaa" + scales(3)
     np.testing.assert_array_equal(decoded, [3, -3] * 4)
 
 
-def test_all_codes_then_all_scales():
+def test_payload_holds_all_codes_before_all_scales():
     """An outlier in the second block does not change the levels of the first."""
     small = [127, 1, 2, 3, 4, 5, 6, 7]
     payload, decoded = encoded(c.int8(8), [*small, 127e6, *small[1:]])
@@ -73,7 +73,7 @@ def test_all_codes_then_all_scales():
 
 
 @pytest.mark.parametrize("make", [c.int8, c.int4, c.fp8, c.sign])
-def test_a_nan_in_a_long_block_arrives(make):
+def test_nan_in_a_long_block_is_kept(make):
     """XLA's maximum on CPUs loses a NaN in blocks of 4,096 elements and more."""
     x = np.ones(4096, np.float32)
     x[1234] = np.nan

@@ -36,7 +36,7 @@ def test_float16_overflows_half_a_unit_above_its_largest():
     assert_bits_equal(encoded, np.float16([65504, np.inf, -np.inf]).view(np.uint16))
 
 
-def test_of_sums_over_devices_float16_has_a_headroom():
+def test_float16_leaves_headroom_for_sums_over_devices():
     """Over 5 devices, that is 8: in the range, and in the smallest magnitudes."""
     codec = c.cast("float16").of(devices=5)
     x = jnp.float32([8 * 65504, 1 / 3, 2.0**-21, 0.75 * 2.0**-21, 2.0**-22])
@@ -52,7 +52,7 @@ def test_of_sums_over_devices_float16_has_a_headroom():
 
 
 @pytest.mark.parametrize("sign", [0, 0x80000000])
-def test_noise_moves_a_number_up_in_proportion(sign):
+def test_noise_rounds_up_in_proportion(sign):
     """A number a quarter of a unit above 1 is rounded up by noise of 3/4 or more."""
     x = np.full(4, 0x3F804000 | sign, np.uint32).view(np.float32)
     noise = jnp.float32([0, 0.7499, 0.75, 1 - 2.0**-24])
@@ -60,7 +60,7 @@ def test_noise_moves_a_number_up_in_proportion(sign):
     assert_bits_equal(c.bf16().rounded(jnp.asarray(x), noise), wanted)
 
 
-def test_noise_keeps_what_is_not_finite():
+def test_noise_keeps_nan_and_infinity():
     """Adding noise to the bits would turn a NaN into 0, and infinity into a NaN."""
     x = np.uint32([0xFFFFFFFF, 0x7FFFFFFF, 0x7F800000, 0xFF800000]).view(np.float32)
     noise = jnp.full(4, 1 - 2.0**-24, jnp.float32)

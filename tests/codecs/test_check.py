@@ -15,14 +15,14 @@ def an_algorithm(codec):
     return check_codec(codec)
 
 
-def test_none_sends_all_bits():
+def test_no_codec_sends_all_bits():
     codec, x = an_algorithm(None), np.float32([1 / 3, -0.0, np.nan])
     payload, _ = codec.encode(jnp.asarray(x), ())
     assert payload.nbytes == codec.size(3) == 12
     np.testing.assert_array_equal(codec.decode(payload, 3).view("u4"), x.view("u4"))
 
 
-def test_a_codec_is_returned_as_it_is():
+def test_codec_is_returned_unchanged():
     codec = codecs.int8(64)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -32,12 +32,12 @@ def test_a_codec_is_returned_as_it_is():
 
 
 @pytest.mark.parametrize("bad", ["int8", 8, codecs.int8])
-def test_anything_else_is_refused(bad):
+def test_values_other_than_codecs_are_refused(bad):
     with pytest.raises(ValueError, match=r"`codec` must be a codec such as .*; got "):
         an_algorithm(bad)
 
 
-def test_a_biased_codec_warns_at_the_line_of_the_user():
+def test_biased_codec_warns_at_the_line_of_the_user():
     with pytest.warns(UserWarning, match=r"Sign is biased.*error_feedback") as caught:
         an_algorithm(codecs.sign())
     assert caught[0].filename == __file__

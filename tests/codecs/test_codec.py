@@ -31,7 +31,7 @@ class Whole(Codec):
         return jnp.abs(x - jnp.round(x))
 
 
-def test_four_methods_are_enough_for_a_ring():
+def test_codec_with_four_methods_runs_in_a_ring():
     """All 3 devices get the exact sum of their rows of integers."""
     layout = collectives.Layout.of_shapes(((7,),))
 
@@ -47,7 +47,7 @@ def test_four_methods_are_enough_for_a_ring():
     np.testing.assert_array_equal(got, np.tile(rows.sum(axis=0), (3, 1)))
 
 
-def test_defaults_are_those_of_rounding_to_the_nearest():
+def test_defaults_suit_rounding_to_the_nearest():
     """The defaults: any length, and no state, feedback or linear rounds."""
     codec, x = Whole(), jnp.zeros(3)
     assert (codec.multiple, codec.rounds) == (1, 0)
@@ -59,7 +59,7 @@ def test_defaults_are_those_of_rounding_to_the_nearest():
 
 
 @pytest.mark.parametrize("missing", ["size", "encode", "decode", "bound"])
-def test_each_of_the_four_is_needed(missing):
+def test_codec_without_a_required_method_is_refused(missing):
     names = {"size", "encode", "decode", "bound"} - {missing}
     methods = {name: getattr(Whole, name) for name in names}
     with pytest.raises(TypeError, match=rf"abstract method.*{missing}"):

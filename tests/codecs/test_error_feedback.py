@@ -46,7 +46,7 @@ EXACT = {"bf16", "truncate", "int4", "fp8", "top_k", "random_k"}
 
 @pytest.mark.parametrize("name", each(FEEDBACK, full=VARIANTS))
 @hypothesis.given(exponent=exponents, seed=seeds, dtype=dtypes)
-def test_feedback_conserves(name, exponent, seed, dtype):
+def test_error_feedback_conserves_each_step(name, exponent, seed, dtype):
     """Runs each operation alone: XLA rounds a product inside a sum once, not twice."""
     codec, state = CODECS[name].of(dtype=dtype), programs(name, N, dtype).state
     for step in range(2):
@@ -66,7 +66,7 @@ def test_feedback_conserves(name, exponent, seed, dtype):
 
 
 @pytest.mark.parametrize("name", each(FEEDBACK, full=VARIANTS))
-def test_what_is_sent_follows_what_is_due(name):
+def test_error_feedback_conserves_over_20_compiled_steps(name):
     """`sum Delta + e = sum g` holds over 20 compiled steps, up to rounding."""
     program, steps = compiled(name, N), 20
     state = program.state(0)
@@ -103,7 +103,7 @@ def test_what_is_sent_follows_what_is_due(name):
         (c.stochastic(c.int4(), KEY), False),
     ],
 )
-def test_who_needs_feedback(codec, needs):
+def test_each_codec_declares_its_need_of_feedback(codec, needs):
     assert codec.needs_feedback == needs
     if not isinstance(codec, c.Linear) or needs:
         assert not c.error_feedback(codec).needs_feedback

@@ -36,7 +36,7 @@ def test_sums_of_payloads_are_payloads_of_sums(name):
 
 
 @pytest.mark.parametrize("name", each(LINEAR, full=VARIANTS))
-def test_one_device_sums_what_it_would_encode(name):
+def test_linear_sum_over_one_device_equals_its_encoding(name):
     codec, x = CODECS[name], normal(N)
     state, leaves = codec.init(N, jnp.uint32(0)), codec.leaves(x)
     sums = ()

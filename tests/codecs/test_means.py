@@ -41,12 +41,12 @@ def mean_is_off(name):
 
 
 @pytest.mark.parametrize("name", each(UNBIASED, full=VARIANTS))
-def test_unbiased(name):
+def test_mean_of_unbiased_codecs_equals_the_input(name):
     assert not mean_is_off(name).any()
 
 
 @pytest.mark.parametrize("name", ["int4", "bf16", "truncate", "random_k 5, unscaled"])
-def test_bias_is_found(name):
+def test_mean_of_biased_codecs_is_found_off(name):
     """t is 0.11 b, and a codec that always rounds in one direction errs by up to b."""
     assert not CODECS[name].unbiased
     assert mean_is_off(name).mean() > 0.5

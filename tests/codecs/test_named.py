@@ -24,21 +24,21 @@ BYTES = {
 
 
 @pytest.mark.parametrize("name", BYTES)
-def test_bytes(name):
+def test_named_codec_has_the_listed_size_in_bytes(name):
     assert codecs.named(name).of(((256, 256),)).size(N) == BYTES[name]
 
 
-def test_every_name_has_its_bytes_here():
+def test_every_named_codec_is_in_the_list_of_sizes():
     assert list(codecs.NAMES) == list(BYTES)
 
 
-def test_both_formats_of_eight_bits_are_what_their_names_say():
+def test_fp8_names_give_their_formats():
     """Both formats send as many bytes, and differ in their largest number."""
     tops = [codecs.named(name).top for name in ("fp8_e4m3", "fp8_e5m2")]
     assert tops == [448, 57344]
 
 
-def test_only_the_stochastic_one_of_four_bits_has_a_key():
+def test_key_is_given_only_to_the_stochastic_int4():
     states = [
         codecs.named(name).init(64, jax.numpy.uint32(0))
         for name in ("int4", "stochastic_int4")
@@ -46,7 +46,7 @@ def test_only_the_stochastic_one_of_four_bits_has_a_key():
     assert [bool(jax.tree.leaves(state)) for state in states] == [False, True]
 
 
-def test_an_unknown_name():
+def test_unknown_name_is_refused():
     message = r"`name` must be one of bf16, truncate, .*, power_sgd; got 'int9'\."
     with pytest.raises(ValueError, match=message):
         codecs.named("int9")

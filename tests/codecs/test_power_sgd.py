@@ -38,7 +38,7 @@ def relative_errors(rank, xs):
 
 
 @grid(1, rank=[1, 2, 3], scale=[1e-30, 1e-12, 1, 1e12, 1e18])
-def test_power_sgd_has_what_is_of_its_rank(rank, scale):
+def test_power_sgd_is_exact_for_matrices_of_its_rank(rank, scale):
     x = matrix(*range(1, rank + 1)) * np.float32(scale)
     assert (relative_errors(rank, [x] * 4) < 1e-4).all()
 
@@ -57,7 +57,7 @@ def test_power_sgd_turns_to_the_largest_direction():
 
 
 @pytest.mark.parametrize("before", [[], [1]])
-def test_power_sgd_comes_back_after_less_than_its_rank(before):
+def test_power_sgd_recovers_after_matrices_below_its_rank(before):
     """After zeros or a matrix of rank 1, no column stays zero."""
     poor = matrix(*before) if before else np.zeros(SIZE, np.float32)
     full = matrix(2, 1, seed=1)
@@ -69,7 +69,7 @@ def test_power_sgd_comes_back_after_less_than_its_rank(before):
     np.testing.assert_allclose(codec.decode(payload, SIZE), full, atol=2e-4)
 
 
-def test_power_sgd_forgets_what_was_not_finite():
+def test_power_sgd_keeps_no_nan_in_its_state():
     """A matrix whose products overflow leaves no NaN in the state."""
     codec = c.power_sgd(1, KEY).of(SHAPES[:1])
     state = codec.init(SIZE, jnp.uint32(0))
@@ -80,7 +80,7 @@ def test_power_sgd_forgets_what_was_not_finite():
     np.testing.assert_allclose(codec.decode(payload, SIZE), x, atol=1e-5)
 
 
-def test_power_sgd_sends_what_is_no_matrix_as_it_is():
+def test_power_sgd_sends_leaves_other_than_matrices_exactly():
     codec, x = CODECS["power_sgd 2"], normal(N)
     payload, _ = codec.encode(x, codec.init(N, jnp.uint32(0)))
     rest = slice(sum(math.prod(shape) for shape in SHAPES[:2]), None)

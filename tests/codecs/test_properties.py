@@ -32,7 +32,7 @@ from .conformance import (
 
 
 @every_length
-def test_payload_and_state(name, n):
+def test_payload_and_state_keep_their_form(name, n):
     codec = CODECS[name]
     program = compiled(name, n)
     x, state = normal(n), program.state(3)
@@ -50,7 +50,7 @@ def test_payload_and_state(name, n):
 
 
 @every_length
-def test_alone_as_among_rows(name, n):
+def test_row_under_vmap_equals_the_codec_alone(name, n):
     """A codec gives the same state and result under `jit` as in a row under `vmap`."""
     program, alone = programs(name, n), compiled(name, n)
     rows = np.stack([normal(n, seed) for seed in range(ROWS)])
@@ -94,7 +94,7 @@ def assert_within_bound(name, n, batches):
 
 @every_codec
 @hypothesis.given(exponent=exponents, seed=seeds, dtype=dtypes)
-def test_error_is_within_the_bound(name, exponent, seed, dtype):
+def test_errors_of_vectors_are_bounded(name, exponent, seed, dtype):
     for n in lengths(name):
         batches = [vectors(n, exponent, seed + step, dtype) for step in range(2)]
         assert_within_bound(name, n, batches)
@@ -105,7 +105,7 @@ floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 @every_codec
 @hypothesis.given(numbers=arrays(np.float32, (2, 16), elements=floats))
-def test_error_is_within_the_bound_whatever_the_floats(name, numbers):
+def test_errors_of_arbitrary_floats_are_bounded(name, numbers):
     for n in lengths(name):
         # Each row starts at another one of the numbers.
         starts = np.arange(n)[None, :] + np.arange(ROWS)[:, None]
@@ -121,7 +121,7 @@ def test_error_is_within_the_bound_whatever_the_floats(name, numbers):
     seed=seeds,
     dtype=dtypes,
 )
-def test_what_is_not_finite_is_not_lost(name, value, place, exponent, seed, dtype):
+def test_nan_and_infinity_are_not_lost(name, value, place, exponent, seed, dtype):
     for n in lengths(name):
         program = programs(name, n, dtype)
         _, state = program.encode(vectors(n, 0, seed, dtype), program.state)

@@ -17,7 +17,7 @@ def encoded(bits, x):
     return np.asarray(payload), np.asarray(decoded)
 
 
-def test_two_bits_by_hand():
+def test_quantize_to_two_bits_equals_a_payload_by_hand():
     """Four levels lie between -1 and 5, 2 apart; a tie goes to the even level."""
     x = [-1, 1, 3, 5, 0, 2, 4, 4.9]
     payload, decoded = encoded(2, x)
@@ -29,7 +29,7 @@ def test_two_bits_by_hand():
     np.testing.assert_array_equal(decoded, [-1, 1, 3, 5, -1, 3, 3, 5])
 
 
-def test_one_outlier_widens_all_levels():
+def test_outlier_widens_all_levels():
     """The 16 levels from 0 to 15,000 are 1,000 apart, so that 1 and 2 become 0."""
     _, decoded = encoded(4, [0, 1, 2, 15e3])
     # XLA multiplies by 1/15 instead of dividing, so the last number may differ by one
@@ -38,14 +38,14 @@ def test_one_outlier_widens_all_levels():
 
 
 @pytest.mark.parametrize("bits", [1, 8])
-def test_equal_elements_come_back_as_they_are(bits):
+def test_equal_elements_are_decoded_exactly(bits):
     """All elements equal the minimum, and nothing is divided by the distance of 0."""
     payload, decoded = encoded(bits, [0.1] * 8)
     assert payload[: bits + 4].tobytes() == bytes(bits) + np.float32(0.1).tobytes()
     np.testing.assert_array_equal(decoded, np.full(8, 0.1, np.float32))
 
 
-def test_a_distance_beyond_the_largest_number():
+def test_range_beyond_the_largest_number_has_finite_codes():
     """MAX - (-MAX) is infinite in float32, but a 255th of it and all codes are finite.
 
     `q level` overflows for the larger codes, as the codec's bound says.
@@ -57,7 +57,7 @@ def test_a_distance_beyond_the_largest_number():
     assert np.isinf(c.quantize(8).bound(np.float32([-MAX, MAX]))).all()
 
 
-def test_a_nan_of_many_spoils_all():
+def test_nan_in_a_long_vector_spoils_all_elements():
     """A NaN among 5,000 elements is found; XLA's minimum may lose it on CPUs."""
     x = np.ones(5000, np.float32)
     x[4321] = np.nan

@@ -28,7 +28,7 @@ def test_ties_go_to_the_even_integer():
     assert_bits_equal(to_integer(y, None, 3), np.float32([0, 2, 2, -0.0, -2, 2]))
 
 
-def test_as_many_go_up_as_the_number_is_above_its_level():
+def test_noise_rounds_up_as_often_as_the_fraction_says():
     """With noise in the middle of 100 equal intervals, 2.25 becomes 3 25 times."""
     noise = (jnp.arange(100, dtype=jnp.float32) + 0.5) / 100
     for y, up in [(2.25, 25), (-2.25, 75), (3.0, 0), (-0.01, 99)]:
@@ -37,7 +37,7 @@ def test_as_many_go_up_as_the_number_is_above_its_level():
         assert (got == np.floor(y) + 1).sum() == up
 
 
-def test_nothing_goes_beyond_the_top():
+def test_noise_rounds_nothing_beyond_the_top_level():
     """7 plus the largest noise rounds to 8, and the floor of -7 - epsilon is -8."""
     y = jnp.float32([7, np.nextafter(np.float32(-7), np.float32(-8))])
     noise = jnp.float32([1 - 2.0**-24, 0])
@@ -45,7 +45,7 @@ def test_nothing_goes_beyond_the_top():
     assert_bits_equal(to_integer(y, noise, 7), np.float32([7, -7]))
 
 
-def test_each_vector_has_noise_of_its_own():
+def test_noise_differs_between_vectors():
     """One half of a split key makes the noise, and the other half is the next state."""
     codec, inner, x = c.stochastic(c.int8(8), KEY), c.int8(8), normal(64)
     state, key = codec.init(64, jnp.uint32(5)), jax.random.fold_in(KEY, 5)
@@ -60,7 +60,7 @@ def test_each_vector_has_noise_of_its_own():
     assert not np.array_equal(*payloads)
 
 
-def test_the_kind_of_key_stays():
+def test_state_keeps_the_kind_of_key():
     """A key of "rbg" has four words, and a key of the default kind has two."""
     for key, words in (KEY, 2), (jax.random.key(0, impl="rbg"), 4):
         codec = c.stochastic(c.int8(8), key)

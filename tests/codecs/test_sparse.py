@@ -22,7 +22,7 @@ def draws(codec, x, seeds):
     return np.asarray(jax.jit(jax.vmap(one))(jnp.arange(seeds, dtype=jnp.uint32)))
 
 
-def test_top_k_by_hand():
+def test_top_k_equals_a_payload_by_hand():
     """The payload holds places, largest magnitude first, then the values' bits."""
     codec = c.top_k(3)
     payload, _ = codec.encode(jnp.float32([1, -3, 0.5, 2]), ())
@@ -38,7 +38,7 @@ def test_top_k_sends_a_nan_before_the_largest():
 
 
 @pytest.mark.parametrize("scaled", [True, False])
-def test_random_k_draws_one_of_each_part(scaled):
+def test_random_k_draws_one_element_of_each_part(scaled):
     """
     Three parts of 4, 4 and 2 elements have one draw each, with probability 1/4.
 
@@ -55,7 +55,7 @@ def test_random_k_draws_one_of_each_part(scaled):
     np.testing.assert_array_equal(got.max(axis=0), x * (4 if scaled else 1))
 
 
-def test_random_k_decodes_by_what_it_is_sent():
+def test_random_k_is_decoded_by_the_word_in_the_payload():
     """The payload's first word gives the places; the receiver's key does not matter."""
     codec, x = c.random_k(8, KEY), jnp.arange(1, 65, dtype=jnp.float32)
     payload, _ = jax.jit(codec.encode)(x, codec.init(64, jnp.uint32(7)))
@@ -71,5 +71,5 @@ def test_random_k_decodes_by_what_it_is_sent():
     ("k", "n", "wanted"),
     [(5, 5, 5), (0.1, 30, 3), (0.01, 30, 1), (0.01, 1000, 10), (0.999, 10, 10)],
 )
-def test_a_share_is_rounded_but_never_to_nothing(k, n, wanted):
+def test_fraction_k_is_rounded_to_at_least_one_element(k, n, wanted):
     assert count(k, n) == wanted

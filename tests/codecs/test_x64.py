@@ -27,7 +27,7 @@ def coded(name):
 
 
 @EACH
-def test_float32_has_the_bits_that_it_has_without(name):
+def test_float32_bits_are_the_same_under_x64(name):
     wanted = coded(name)
     with x64():
         assert_bits_equal(coded(name), wanted)

@@ -44,7 +44,7 @@ def rank_coded(devices, n, dtype):
 
 
 @grid(1, algorithm=ALGORITHMS, devices=DEVICES)
-def test_the_sum_of_integers_is_exact(algorithm, devices):
+def test_sum_of_integers_is_exact(algorithm, devices):
     """Sums all layouts in one program, because compilation takes most of the time."""
     layouts = [(n, exact, "float32") for n, exact in LENGTHS]
     layouts += [(255, 3, dtype) for dtype in DTYPES[1:]]
@@ -77,14 +77,14 @@ def check(each, vectors, states=None):
 
 
 @EACH
-def test_equals_its_twin(each):
+def test_all_reduce_equals_its_twin_bit_for_bit(each):
     """Compares two exchanges bit by bit, the second with the states of the first."""
     _, states = check(each, each.vectors(0))
     check(each, each.vectors(1), states)
 
 
 @EACH
-def test_what_must_be_exact_is(each):
+def test_exact_parts_have_only_rounding_error(each):
     """Exact parts are off by at most p - 1 float32 roundings of the sum of all |x|."""
     vectors = each.vectors(2)
     tail = vectors[:, each.layout.coded_size :].astype(np.float64)
@@ -96,7 +96,7 @@ def test_what_must_be_exact_is(each):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 999, 1001])
 @every(GRID[: len(GRID) // 2])
-def test_what_is_not_finite_stays_so_everywhere(each, place, bad):
+def test_nan_and_infinity_reach_every_device(each, place, bad):
     vectors = each.vectors()
     vectors[1, place] = bad
     got, _ = run(each, vectors)
@@ -109,7 +109,7 @@ def test_what_is_not_finite_stays_so_everywhere(each, place, bad):
 
 
 @EACH
-def test_states_are_no_scalars_and_keep_their_form(each):
+def test_codec_states_are_no_scalars_and_keep_their_form(each):
     found = program(each)
     leaves = jax.tree.leaves(found.init)
     # The first axis is that of the devices.
@@ -128,7 +128,7 @@ def shapes(tree):
     algorithm=[a for a in ALGORITHMS if a != "psum"],
     size=[(1, 255), (2, 1), (5, 255), (7, 1), (8, 255)],
 )
-def test_on_other_numbers_of_devices(algorithm, size):
+def test_all_reduce_equals_its_twin_on_other_numbers_of_devices(algorithm, size):
     devices, n = size
     each = case(algorithm, "int4", devices, n, exact=1)
     check(each, each.vectors())
@@ -157,7 +157,7 @@ FAMILIES = {
     families=st.lists(st.sampled_from(sorted(FAMILIES)), min_size=1, max_size=4),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_equals_its_twin_on_anything(cases, data, families, seed):
+def test_all_reduce_equals_its_twin_on_values_of_all_kinds(cases, data, families, seed):
     """Gives devices values of different kinds, in two exchanges one after another."""
     if "float64" in conformance.DTYPES:
         cases = cases + [x for x in FLOAT64 if in_dtype(x, "float32") in cases]

@@ -36,7 +36,7 @@ def stages(all_reduce, layout, devices=3, axis="data", hosts=None):
 
 @pytest.mark.parametrize("bad", ["int8", 8, codecs.int8, jnp.int8])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_no_codec(algorithm, bad):
+def test_codec_of_another_type_is_refused(algorithm, bad):
     message = r"`codec` must be a codec such as pj\.codecs\.int8\(\), or None .* got "
     with refused(message):
         ALGORITHMS[algorithm](bad)
@@ -45,13 +45,13 @@ def test_no_codec(algorithm, bad):
 @pytest.mark.parametrize(
     "codec", [codecs.int8(), codecs.bf16(), codecs.error_feedback(codecs.sign())]
 )
-def test_psum_cannot_add_what_is_not_linear(codec):
+def test_psum_refuses_codecs_without_linearity(codec):
     with refused(r"`codec` must be linear under psum.*power_sgd or random_k; got .*"):
         collectives.psum(codec)
 
 
 @pytest.mark.parametrize("codec", [codecs.sign(), codecs.top_k(3), codecs.truncate()])
-def test_a_biased_codec_should_not_be_alone(codec):
+def test_biased_codec_without_feedback_warns(codec):
     message = r"is biased: .* Use pj\.codecs\.error_feedback\(codec\)"
     with pytest.warns(UserWarning, match=message) as caught:
         collectives.two_shot(codec)
@@ -62,13 +62,13 @@ def test_a_biased_codec_should_not_be_alone(codec):
         collectives.two_shot(codecs.int8())
 
 
-def test_psum_warns_too():
+def test_psum_warns_of_a_biased_codec():
     with pytest.warns(UserWarning, match=r"PowerSGD is biased: .*error_feedback"):
         collectives.psum(codecs.power_sgd(1, KEY))
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "two_shot", "halving_doubling"])
-def test_power_sgd_wants_whole_leaves(algorithm):
+def test_power_sgd_is_refused_by_algorithms_cutting_vectors(algorithm):
     make = ALGORITHMS[algorithm]
     all_reduce = make(codecs.error_feedback(codecs.power_sgd(1, KEY)))
     layout = Layout.of_shapes(((8, 12),))
@@ -77,14 +77,14 @@ def test_power_sgd_wants_whole_leaves(algorithm):
         stages(all_reduce, layout)
 
 
-def test_more_than_a_piece_has():
+def test_k_above_the_size_of_a_piece_is_refused():
     """Each of 3 devices encodes 10 of 30 elements, so `k` can be at most 10."""
     all_reduce = collectives.two_shot(codecs.error_feedback(codecs.top_k(11)))
     with refused(r"`k` must be at most the 10 elements of an encoded vector; got 11"):
         stages(all_reduce, Layout.of_shapes(((30,),)))
 
 
-def test_an_axis_that_is_not_bound():
+def test_unbound_axis_is_refused():
     for all_reduce in (collectives.psum(), collectives.ring()):
         with refused(r"`axis_name` must be an axis .* got 'data', .*jax\.shard_map"):
             all_reduce(Layout.of_shapes(((8,),)), "data")
@@ -98,12 +98,12 @@ def test_an_axis_that_is_not_bound():
 ONE_AXIS = r"`axis_name` must name 2 axes .* got 'data'.*pj\.data_mesh\(axis_name="
 
 
-def test_hierarchical_over_one_axis():
+def test_hierarchical_over_one_axis_is_refused():
     with refused(ONE_AXIS):
         stages(collectives.hierarchical(), Layout.of_shapes(((8,),)))
 
 
-def test_hierarchical_in_a_step_over_one_axis():
+def test_hierarchical_in_a_step_over_one_axis_is_refused():
     settings = {"mesh": pj.data_mesh(4), "all_reduce": collectives.hierarchical()}
     with refused(ONE_AXIS):
         pj.make_train_step(loss_fn, optax.sgd(0.1), **settings)
@@ -111,7 +111,7 @@ def test_hierarchical_in_a_step_over_one_axis():
         pj.pipelined_mean("data", all_reduce=collectives.hierarchical())
 
 
-def test_a_schedule_is_looked_through():
+def test_hierarchical_inside_a_schedule_is_refused_over_one_axis():
     both = [collectives.psum(), collectives.hierarchical()]
     settings = {"mesh": pj.data_mesh(4), "all_reduce": collectives.scheduled(both, [1])}
     with refused(ONE_AXIS):
@@ -119,18 +119,18 @@ def test_a_schedule_is_looked_through():
 
 
 @pytest.mark.parametrize("inner", [collectives.psum(), collectives.tree(), "ring"])
-def test_an_inner_one_without_two_halves(inner):
+def test_inner_algorithm_without_two_halves_is_refused(inner):
     with refused(r"`inner` must be a reduce-scatter and an all-gather: .*; got "):
         collectives.hierarchical(inner=inner)
 
 
 @pytest.mark.parametrize("outer", [collectives.hierarchical(), collectives.ring, 3])
-def test_an_outer_one_that_is_none_or_over_two_axes(outer):
+def test_outer_algorithm_must_run_over_one_axis(outer):
     with refused(r"`outer` must be an algorithm over one axis, got .*two_shot\("):
         collectives.hierarchical(outer=outer)
 
 
-def test_inner_halving_doubling_of_three():
+def test_inner_halving_doubling_of_three_devices_is_refused():
     all_reduce = collectives.hierarchical(inner=collectives.halving_doubling())
     message = r"`inner` must give every device .* a piece: .* got 3\. Choose two_shot"
     with refused(message):
@@ -144,19 +144,19 @@ def test_inner_halving_doubling_of_three():
     ("count", "boundaries"),
     [(2, []), (1, [3]), (2, [0]), (2, [-1]), (3, [4, 4]), (3, [5, 4]), (0, [])],
 )
-def test_boundaries(count, boundaries):
+def test_boundaries_must_increase_and_be_one_fewer(count, boundaries):
     message = r"`boundaries` must be positive and increasing, one fewer than `all_redu"
     with refused(message):
         collectives.scheduled([collectives.psum()] * count, boundaries)
 
 
 @pytest.mark.parametrize("bad", [collectives.psum, "psum", None])
-def test_what_is_scheduled(bad):
+def test_schedule_must_consist_of_algorithms(bad):
     with refused(r"`all_reduces` must be algorithms such as pj\.collectives\.psum\(\)"):
         collectives.scheduled([collectives.psum(), bad], [3])
 
 
-def test_a_factory_not_called():
+def test_algorithm_factory_without_a_call_is_refused():
     message = r"`all_reduce` must be an algorithm such as .*psum\(\), called,.*got <fun"
     settings = {"mesh": pj.data_mesh(2), "all_reduce": collectives.two_shot}
     with refused(message):
@@ -165,7 +165,7 @@ def test_a_factory_not_called():
         pj.pipelined_mean("data", all_reduce=collectives.two_shot)
 
 
-def test_a_schedule_inside_a_program():
+def test_schedule_inside_a_program_is_refused():
     both = collectives.scheduled([collectives.psum(), collectives.two_shot()], [3])
     message = r"`all_reduce` must be one algorithm inside a program: .*make_train_step"
     with refused(message):
@@ -175,7 +175,7 @@ def test_a_schedule_inside_a_program():
 @pytest.mark.parametrize("executor", ["fused", "host"])
 @pytest.mark.parametrize("before", ["psum", "other block", "other algorithm"])
 @pytest.mark.parametrize("now", ["two_shot", "power_sgd"])
-def test_state_of_another_all_reduce(before, now, executor):
+def test_state_of_another_all_reduce_is_refused(before, now, executor):
     key = jax.random.key(0)
     feedback = pj.codecs.error_feedback
     made = {

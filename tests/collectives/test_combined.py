@@ -27,7 +27,7 @@ ARRAYS = [
         (1000, ((0, 2, 3), (1, 4)), (428, 6)),
     ],
 )
-def test_arrays_below_the_threshold_share_one_for_each_dtype(threshold, members, sizes):
+def test_small_arrays_share_one_message_for_each_dtype(threshold, members, sizes):
     forms = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in ARRAYS]
     groups = Combined.of(forms, threshold)
     assert (groups.members, groups.bytes) == (members, sizes)

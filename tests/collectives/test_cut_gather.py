@@ -47,12 +47,12 @@ def gathered(gather, values):
 
 
 @pytest.mark.parametrize("gather", [gather_arrays, gather_words])
-def test_all_bits_arrive(gather):
+def test_gather_keeps_all_bits(gather):
     values = arrays()
     assert_bits_equal(gathered(gather, values), values)
 
 
-def test_own_pieces_are_repeated():
+def test_repeat_fills_all_pieces_with_the_own_piece():
     def local(x):
         forms = (jax.ShapeDtypeStruct(x.shape, x.dtype),)
         return run(repeat(forms, (0,), "data"), (x,))[0][0]

@@ -61,7 +61,7 @@ def test_each_device_has_its_piece_of_the_sums(stages_of):
     assert_bits_equal(found, tuple(x.sum(axis=0) for x in values))
 
 
-def test_own_pieces_are_those_of_the_own_arrays():
+def test_own_pieces_are_cut_from_the_own_arrays():
     values = arrays()
     found = pieces(lambda layout: own_pieces(CUTS, "data"), values)
     for whole, cut, own in zip(found, CUTS, values, strict=True):
@@ -70,7 +70,7 @@ def test_own_pieces_are_those_of_the_own_arrays():
             np.testing.assert_array_equal(piece, wanted)
 
 
-def test_the_shapes_of_pieces():
+def test_piece_forms_divide_the_cut_axis():
     forms = [jax.ShapeDtypeStruct(shape, np.float16) for shape in ((8, 3), (5,))]
     found = piece_forms(forms, (0, None), DEVICES)
     assert [(x.shape, x.dtype) for x in found] == [((2, 3), "f2"), ((5,), "f2")]

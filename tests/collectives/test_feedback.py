@@ -45,7 +45,7 @@ def residuals(each, states):
 
 
 @every(FED_BACK)
-def test_nothing_is_lost(each):
+def test_residuals_hold_everything_missing_from_the_sums(each):
     """The sum of gradients = result + sum over places of (residual after - before).
 
     At each place float32 rounds at most three times: in x + e, in the difference to the
@@ -68,7 +68,7 @@ def test_nothing_is_lost(each):
 
 
 @every(FED_BACK)
-def test_what_was_lost_is_sent_later(each):
+def test_mean_of_many_results_is_closer_than_one_result(each):
     """The mean of many results of one gradient is closer to it than a single result."""
     vectors, states, steps = each.vectors(), program(each).init, 20
     n, mean = each.layout.coded_size, 0

@@ -44,7 +44,7 @@ def values(devices, dtype):
 
 
 @grid(way=WAYS, dtype=["float16", "float32"], devices=[4, 6, 8])
-def test_a_sum_may_exceed_float16(way, dtype, devices):
+def test_sum_may_exceed_the_range_of_float16(way, dtype, devices):
     name, codec = way
     codec, hosts = CODECS[codec], 2 if name == "hierarchical" else None
     x = values(devices, dtype)
@@ -59,7 +59,7 @@ def test_a_sum_may_exceed_float16(way, dtype, devices):
         np.testing.assert_allclose(row, wanted, rtol=rtol)
 
 
-def test_inside_a_host_and_between_hosts_share_one_headroom():
+def test_hierarchical_levels_share_one_headroom():
     """A sum over the 4 devices of a host is past float16 before hosts are added up."""
     codec, x = codecs.cast("float16"), values(8, "float32")
     both = collectives.hierarchical(
@@ -71,7 +71,7 @@ def test_inside_a_host_and_between_hosts_share_one_headroom():
 
 
 @pytest.mark.parametrize("threshold", [0, 1 << 20])
-def test_psum_sends_float16(threshold):
+def test_psum_of_float16_equals_a_sum_by_hand(threshold):
     """The sum of float16 arrays has the same bits as a sum that is written by hand."""
     p = 4
     x = jnp.asarray(np.random.default_rng(0).normal(size=(p, N)), jnp.float16)
@@ -84,7 +84,7 @@ def test_psum_sends_float16(threshold):
     assert_bits_equal(found[0], np.concatenate([wanted, wanted[:3]]))
 
 
-def test_no_more_bytes_travel():
+def test_psum_of_float16_sends_two_bytes_an_element():
     arrays = Summands((jnp.zeros(N, jnp.float16),))
 
     def count():

@@ -64,7 +64,7 @@ def stages(all_reduce):
     ],
     ids=["psum", "two_shot", "tree", "power_sgd"],
 )
-def test_each_set_is_summed_as_if_it_were_alone(all_reduce):
+def test_each_set_is_summed_like_a_set_alone(all_reduce):
     """Codecs that draw random numbers draw others for another set."""
     sets, given = ((0, 3), (2, 1)), summands()
     got, states = summed(Grouped(all_reduce, sets), given)
@@ -88,13 +88,13 @@ def test_sets_share_their_stages():
     assert [transfer.kind for transfer in two.transfers] == kinds
 
 
-def test_a_single_set_is_the_algorithm_itself():
+def test_single_set_has_the_bits_of_the_plain_algorithm():
     int8 = two_shot(codecs.int8(8))
     every = tuple(range(len(SHAPES)))
     assert_bits_equal(*(summed(x, summands()) for x in (int8, Grouped(int8, (every,)))))
 
 
-def test_a_vector_of_one_set_is_encoded_apart():
+def test_vectors_of_different_sets_are_encoded_apart():
     """A large array does not spoil the scale of a small one in another set."""
     large, small = jnp.full((DEVICES, 4), 1e6), jnp.full((DEVICES, 4), 1.0)
     int8, given = two_shot(codecs.int8(16)), Summands((large, small))

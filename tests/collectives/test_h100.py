@@ -38,7 +38,7 @@ QUICK = [("hierarchical", "int8"), ("ring", "int8"), ("two_shot", "sign+feedback
         for cell in CELLS
     ],
 )
-def test_the_compiled_program_sends_what_the_stages_say(algorithm, codec):
+def test_compiled_program_sends_the_transfers_of_the_stages(algorithm, codec):
     each = case(algorithm, codec, 8, 4000, exact=3)
     names = {"axis_name": each.axis, "hosts": each.hosts}
     mesh = pj.data_mesh(devices=pj.overlap.topology("h100:1x1x8"), **names)
@@ -71,7 +71,7 @@ def test_the_compiled_program_sends_what_the_stages_say(algorithm, codec):
 @pytest.mark.parametrize(
     "target", each_of(["h100:1x1x8", "h100:1x8x8"], full=["h100:1x1x8"])
 )
-def test_every_collective_is_hidden(name, target):
+def test_every_collective_is_asynchronous_and_overlaps_matmuls(name, target):
     """In a step of width 2, every collective is asynchronous and overlaps matmuls."""
     hosts = 2 if target == "h100:1x1x8" else 8
     coded = two_shot(codecs.int8())

@@ -79,7 +79,7 @@ MORE += [("psum power_sgd", 2), ("ring stochastic", 2)]
     ("name", "width"),
     [*SAME, *(pytest.param(*pair, marks=pytest.mark.full) for pair in MORE)],
 )
-def test_same_bits_by_both_executors(name, width):
+def test_both_executors_have_the_same_bits(name, width):
     """Both executors give the same bits, and so does a run that alternates them."""
     fused, thread = (made(name, width, executor) for executor in ("fused", "host"))
     wanted = trained(fused)
@@ -95,7 +95,7 @@ def test_same_bits_by_both_executors(name, width):
 @pytest.mark.parametrize(
     "name", ["two_shot", pytest.param("ring stochastic", marks=pytest.mark.full)]
 )
-def test_stepping_twice_from_one_state(name):
+def test_branches_from_one_state_do_not_share_codec_states(name):
     """The codec states of one branch do not affect those of the other."""
     train = made(name, 3, "host")
     state = train.init(init_params())
@@ -111,7 +111,7 @@ def test_stepping_twice_from_one_state(name):
 @pytest.mark.parametrize(
     "name", [pytest.param("two_shot", marks=pytest.mark.full), "psum power_sgd"]
 )
-def test_by_copy_over_other_devices(name):
+def test_copied_gradients_are_summed_on_one_device_with_one_residual(name):
     """Gradients are copied to one CPU device, as from a GPU, and added up before.
 
     The one CPU device then sums alone, and has one residual instead of four.
@@ -145,7 +145,7 @@ def poisoned(at, steps):
 @grid(
     1, executor=["fused", "host"], width=[3, 2, 1], name=["two_shot", "psum power_sgd"]
 )
-def test_of_what_is_skipped_nothing_is_kept(name, width, executor):
+def test_skipped_step_keeps_codec_states(name, width, executor):
     """A skipped step keeps codec states bit by bit, and so does one without a message.
 
     Then follow a drain, which does feed back, and steps that fill the pipeline anew.
@@ -176,7 +176,7 @@ def differs(a, b):
 
 
 @grid(1, width=[3, 2], executor=["fused", "host"])
-def test_a_skip_in_the_drain(width, executor):
+def test_skip_in_the_drain_keeps_feedback_of_the_others(width, executor):
     """The drain skips the newest, bad gradient, and keeps the others' feedback."""
     train = made("two_shot", width, executor)
     state = train.init(init_params())

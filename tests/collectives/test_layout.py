@@ -14,7 +14,7 @@ SUMMANDS = Summands(
 )
 
 
-def test_gradients_in_one_vector_and_what_stays_exact_in_another():
+def test_gradients_and_exact_parts_are_joined_in_two_vectors():
     layout = Layout.of(jax.tree.map(jnp.asarray, SUMMANDS))
     coded, exact = layout.vectors(SUMMANDS)
     assert_bits_equal(coded, np.arange(1, 9, dtype=np.float32))
@@ -31,7 +31,7 @@ def test_arrays_are_cut_from_the_front_of_padded_vectors():
     assert_bits_equal(back, Summands(coded, (jnp.bfloat16([9]),)))
 
 
-def test_one_float64_array_makes_all_sums_float64():
+def test_single_float64_array_makes_all_sums_float64():
     """Arrays of half precision are summed in float32."""
     half, single, double = (
         jax.ShapeDtypeStruct((2,), dtype)
@@ -49,14 +49,14 @@ def test_one_float64_array_makes_all_sums_float64():
     assert_bits_equal(exact, np.float64([1 + 2.0**-52, 0]))
 
 
-def test_a_sum_of_float16_is_float32():
+def test_sum_of_float16_is_float32():
     layout = Layout.of_shapes(((2,),), "float16", exact=1)
     back = layout.arrays(jnp.float32([65536, 1]), jnp.float32([2]))
     assert_bits_equal(back, Summands((jnp.float32([65536, 1]),), (jnp.float32([2]),)))
     assert layout.sums() == Layout.of_shapes(((2,),), "float32", exact=1)
 
 
-def test_a_piece_of_a_vector_has_no_shapes_for_a_codec():
+def test_piece_of_a_vector_has_no_shapes():
     layout = Layout.of_shapes(((2, 3), ()))
     assert layout.shapes == ((2, 3), ())
     assert layout._replace(whole=False).shapes is None

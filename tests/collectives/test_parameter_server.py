@@ -10,7 +10,7 @@ from .routes import Halving, Sent, encodings, sent, sums
 
 
 @pytest.mark.parametrize("devices", [1, 3, 4])
-def test_one_message_after_another_to_the_server_and_from_it(devices):
+def test_messages_go_to_the_server_and_back_one_by_one(devices):
     """Each message holds 12 float32 numbers."""
     pairs = [[rank, 0] for rank in range(1, devices)]
     pairs += [[0, rank] for rank in range(1, devices)]
@@ -18,14 +18,14 @@ def test_one_message_after_another_to_the_server_and_from_it(devices):
     assert sent(parameter_server(), devices, 12) == wanted
 
 
-def test_bytes_at_the_server():
+def test_server_receives_and_sends_one_message_a_device():
     """The server receives and sends 3 messages of 64 codes and a scale."""
     found = sent(parameter_server(codecs.int8(64)), 4, 64)
     assert sum(x.bytes for x in found if x.among[0][1] == 0) == 3 * 68
     assert sum(x.bytes for x in found if x.among[0][0] == 0) == 3 * 68
 
 
-def test_everything_is_encoded_twice():
+def test_each_element_is_encoded_twice():
     """The server encodes its own vector too, although it does not send that."""
     assert encodings(parameter_server(Halving()), 3, pieces=1) == [[2, 2, 2]]
 

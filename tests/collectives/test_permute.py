@@ -28,7 +28,7 @@ def on_devices(function):
     return np.asarray(jax.jit(mapped)(PAYLOADS))
 
 
-def test_a_device_that_is_sent_nothing_gets_zeros():
+def test_permute_gives_zeros_to_devices_without_a_sender():
     def exchange(axis, row):
         beside, came = permute(axis, PAIRS, 8).run((2 * row, row))
         return jnp.stack([beside, came])
@@ -38,18 +38,18 @@ def test_a_device_that_is_sent_nothing_gets_zeros():
     np.testing.assert_array_equal(came, [[40, 41], [0, 0], [10, 11], [0, 0]])
 
 
-def test_a_device_that_is_handed_nothing_keeps_its_own():
+def test_hand_over_keeps_own_values_without_a_sender():
     got = on_devices(lambda axis, row: run(hand_over(axis, PAIRS, 8), row, {})[0])
     np.testing.assert_array_equal(got, [[40, 41], [20, 21], [10, 11], [40, 41]])
 
 
 @pytest.mark.parametrize("ranks", [[], [2], [0, 3]])
-def test_among(ranks):
+def test_membership_among_ranks_is_true_on_the_given_ranks(ranks):
     got = on_devices(lambda axis, row: among(axis, iter(ranks)))
     np.testing.assert_array_equal(got, [rank in ranks for rank in range(DEVICES)])
 
 
-def test_what_is_sent_is_said():
+def test_permute_and_hand_over_declare_their_transfer():
     def exchange(axis, row):
         transfer = Transfer("collective-permute", DEVICES, 8)
         assert permute(axis, PAIRS, 8).transfers == (transfer,)

@@ -27,12 +27,12 @@ def found(all_reduce, p=4):
     return seen
 
 
-def test_phases_of_psum():
+def test_psum_has_three_phases():
     """psum joins the arrays in a vector first, and takes them apart at the end."""
     assert found(collectives.psum()) == ["encode", "first", "decode"]
 
 
-def test_phases_of_two_shot():
+def test_two_shot_encodes_again_between_its_halves():
     between = ["reduction", "encode"]  # the sum is decoded, added and encoded again
     halves = ["encode", "first", *between, "second", "decode"]
     assert found(collectives.two_shot(INT8)) == halves
@@ -40,7 +40,7 @@ def test_phases_of_two_shot():
 
 @pytest.mark.parametrize("algorithm", ["ring", "halving_doubling", "tree"])
 @pytest.mark.parametrize("codec", [None, INT8])
-def test_either_half_has_as_many_exchanges(algorithm, codec):
+def test_both_halves_have_as_many_exchanges(algorithm, codec):
     p = 4
     seen = found(getattr(collectives, algorithm)(codec), p)
     hops = p - 1 if algorithm == "ring" else 2
@@ -52,7 +52,7 @@ def test_either_half_has_as_many_exchanges(algorithm, codec):
     assert seen[-1] == "decode"
 
 
-def test_phases_of_a_linear_codec():
+def test_linear_codec_has_two_rounds():
     """A linear codec has two rounds: the first exchanges P, the second Q."""
     codec = codecs.error_feedback(codecs.power_sgd(1, jax.random.key(0)))
     seen = found(collectives.psum(codec))
@@ -61,13 +61,13 @@ def test_phases_of_a_linear_codec():
     ]
 
 
-def test_local_work_alone_has_no_phases():
+def test_local_work_without_a_collective_is_refused():
     with pytest.raises(ValueError, match=r"`stages` must have a collective, got only"):
         phases(local(lambda x: x))
 
 
 @pytest.mark.parametrize("algorithm", ["psum", "ring", "two_shot", "tree"])
-def test_run_in_order_they_are_the_all_reduce(algorithm):
+def test_phases_in_order_equal_the_all_reduce(algorithm):
     """All phases in order give the bits of `collectives.run`."""
     all_reduce = getattr(collectives, algorithm)()
 

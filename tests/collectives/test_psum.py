@@ -51,7 +51,7 @@ def operands(threshold):
         (25, ["9xf32", "4xbf16"]),
     ],
 )
-def test_arrays_are_added_up_in_their_own_shapes_and_dtypes(threshold, wanted):
+def test_arrays_are_summed_in_their_own_shapes_and_dtypes(threshold, wanted):
     assert operands(threshold) == wanted
 
 
@@ -64,7 +64,7 @@ def test_arrays_are_added_up_in_their_own_shapes_and_dtypes(threshold, wanted):
         (codecs.random_k(10, KEY, scaled=False), [10 + 3]),
     ],
 )
-def test_what_stays_exact_travels_in_the_last_round(codec, numbers):
+def test_exact_parts_travel_in_the_last_round(codec, numbers):
     layout = Layout.of_shapes(((8, 12), (4,)), exact=3)
     found = []
 
@@ -78,19 +78,19 @@ def test_what_stays_exact_travels_in_the_last_round(codec, numbers):
     assert {(x.kind, x.devices) for x in found} == {("all-reduce", 2)}
 
 
-def test_what_is_added_up_unread_is_drawn_alike():
+def test_random_k_uses_the_same_key_on_all_devices():
     found = keys(collectives.psum(codecs.random_k(0.1, KEY)))
     assert len(found) == 4
     assert len(set(found)) == 1
 
 
 @pytest.mark.parametrize("threshold", [-1, 1.5, True, "1 MiB"])
-def test_no_number_of_bytes(threshold):
+def test_combine_threshold_must_be_a_whole_number_of_bytes(threshold):
     with pytest.raises(ValueError, match="`combine_threshold_bytes` must be a whole"):
         pj.collectives.psum(combine_threshold_bytes=threshold)
 
 
-def test_together_beside_a_codec():
+def test_combine_threshold_beside_a_codec_is_refused():
     codec = codecs.error_feedback(codecs.power_sgd(1, KEY))
     with pytest.raises(
         ValueError, match=r"`combine_.*` must be None if .*codec, got 8:"
@@ -102,7 +102,7 @@ def test_together_beside_a_codec():
     ("platform", "processes", "wanted"),
     [("cpu", 1, 0), ("cpu", 2, 1 << 20), ("cuda", 2, 0), ("tpu", 1, 1 << 20)],
 )
-def test_the_mesh_chooses_unless_told(platform, processes, wanted):
+def test_mesh_chooses_the_combine_threshold_unless_given(platform, processes, wanted):
     """The choice reads only the platform and the number of processes from the mesh."""
     device = types.SimpleNamespace(platform=platform)
     mesh = types.SimpleNamespace(
@@ -122,7 +122,7 @@ def test_the_mesh_chooses_unless_told(platform, processes, wanted):
 
 
 @pytest.mark.parametrize("axis", ["data", ("host", "device")])
-def test_sums_that_are_kept_apart(axis):
+def test_unmerged_sums_use_a_reversed_group(axis):
     """XLA sees the group in reverse order, and the sum is the same."""
     mesh = pj.data_mesh(4, axis_name=axis, hosts=None if axis == "data" else 2)
     psum = dataclasses.replace(pj.collectives.psum(), unmerged=True)
@@ -140,7 +140,7 @@ def test_sums_that_are_kept_apart(axis):
 
 
 @pytest.mark.parametrize("threshold", [None, 0, 64, 1 << 20])
-def test_the_sum_is_the_same_in_any_groups(threshold):
+def test_sum_is_the_same_for_any_grouping(threshold):
     def loss_fn(params, batch):
         return sum((x * batch.mean()).sum() for x in params)
 

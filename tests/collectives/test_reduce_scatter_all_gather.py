@@ -58,7 +58,7 @@ def summed(all_reduce, arrays):
     [psum(), NATIVE, two_shot(), ring(), halving_doubling()],
     ids=["psum", "native", "two_shot", "ring", "halving_doubling"],
 )
-def test_both_halves_sum(all_reduce):
+def test_reduce_scatter_and_all_gather_sum(all_reduce):
     found = summed(ReduceScatterAllGather(all_reduce, CUTS), summands())
     wanted = summed(psum(), summands())
     for a, b in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
@@ -73,7 +73,7 @@ def test_sums_of_two_shot_have_the_same_bits():
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("all_reduce", [psum(), NATIVE], ids=["rows", "native"])
-def test_narrow_dtypes(all_reduce, dtype):
+def test_sums_of_narrow_dtypes_are_close_and_in_their_dtype(all_reduce, dtype):
     arrays = summands(dtype)
     found = summed(ReduceScatterAllGather(all_reduce, CUTS), arrays).coded
     for total, own in zip(found, arrays.coded, strict=True):
@@ -83,7 +83,7 @@ def test_narrow_dtypes(all_reduce, dtype):
         np.testing.assert_allclose(got, wanted, atol=0.05)
 
 
-def test_a_codec_encodes_the_first_half_alone():
+def test_codec_encodes_the_first_half_alone():
     arrays = summands()
     found = summed(ReduceScatterAllGather(two_shot(codecs.int8(8)), CUTS), arrays)
     wanted = summed(psum(), arrays)
@@ -94,7 +94,7 @@ def test_a_codec_encodes_the_first_half_alone():
 
 
 @pytest.mark.parametrize("all_reduce", [psum(), NATIVE], ids=["rows", "native"])
-def test_the_compiled_program_sends_what_the_stages_say(all_reduce):
+def test_compiled_program_sends_the_transfers_of_the_stages(all_reduce):
     halved, said = ReduceScatterAllGather(all_reduce, CUTS), []
 
     def local(arrays):
@@ -108,7 +108,7 @@ def test_the_compiled_program_sends_what_the_stages_say(all_reduce):
     assert sent == sum(x.wire_bytes for x in said)
 
 
-def test_without_communication_devices_keep_their_own():
+def test_devices_without_communication_keep_their_own_pieces():
     halved = ReduceScatterAllGather(NoCommunication(), CUTS)
 
     def local(arrays):

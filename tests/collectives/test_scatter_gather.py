@@ -46,7 +46,7 @@ def test_device_i_has_piece_i_of_the_sum(algorithm, devices):
 
 @pytest.mark.parametrize("devices", [2, 3, 4])
 @pytest.mark.parametrize("algorithm", HALVES)
-def test_all_devices_are_given_all_pieces_in_order(algorithm, devices):
+def test_all_devices_receive_all_pieces_in_order(algorithm, devices):
     """Devices that own no piece receive all pieces too."""
     program, pieces = half(algorithm, devices, "gather")
     length = -(-8 // pieces)
@@ -55,7 +55,7 @@ def test_all_devices_are_given_all_pieces_in_order(algorithm, devices):
     np.testing.assert_array_equal(program(own), wanted)
 
 
-def test_pieces_of_each_algorithm():
+def test_each_algorithm_has_its_number_of_pieces():
     counts = {
         name: [getattr(collectives, name)().pieces(p) for p in (1, 3, 4, 6, 8)]
         for name in HALVES

@@ -33,14 +33,14 @@ def make(all_reduce, width=2, executor="fused", **settings):
     )
 
 
-def test_which_runs_at_a_step():
+def test_phase_of_a_schedule_follows_the_boundaries():
     three = [collectives.psum(), collectives.ring(), collectives.tree()]
     schedule = collectives.scheduled(three, [2, 5])
     assert [schedule.phase(step) for step in range(7)] == [0, 0, 1, 1, 1, 2, 2]
     assert [phase.all_reduce for phase in schedule.phases] == three
 
 
-def test_collectives_of_each_phase():
+def test_each_phase_lowers_its_own_collectives():
     """Each phase has its own program, and `lower` returns that of the last phase."""
     train = make(BOTH)
     state, (batch,) = train.init(init_params()), batches(1)
@@ -64,7 +64,7 @@ def history(train, steps=STEPS, drain_at=()):
 
 
 @grid(1, width=[1, 2], executor=["fused", "host"])
-def test_before_the_boundary_it_is_the_first(width, executor):
+def test_first_all_reduce_runs_up_to_the_boundary(width, executor):
     """The bits are those of the first all-reduce before the boundary, not after.
 
     From the boundary on, residuals are kept. A message in flight at the boundary is
@@ -81,7 +81,7 @@ def test_before_the_boundary_it_is_the_first(width, executor):
 
 
 @pytest.mark.parametrize("executor", ["fused", "host"])
-def test_a_drain_in_either_phase(executor):
+def test_drain_sums_by_the_algorithm_of_the_next_step(executor):
     """A drain sums by the algorithm of the next step."""
     params, kept = history(make(BOTH, 2, executor), drain_at=(1, 4))
     plain, _ = history(make(collectives.psum(), 2, executor), drain_at=(1, 4))
@@ -91,7 +91,7 @@ def test_a_drain_in_either_phase(executor):
     assert np.abs(jax.tree.leaves(kept[4])[0]).max()
 
 
-def test_a_warm_up_across_the_boundary():
+def test_warm_up_across_the_boundary_follows_both_phases():
     """A warm-up runs at width 1 up to step 4, with the algorithm of each phase."""
     params, _ = history(make(BOTH, 2, warmup_steps=4))
     plain, _ = history(make(BOTH, 1))
@@ -100,7 +100,7 @@ def test_a_warm_up_across_the_boundary():
     assert not np.array_equal(params[5]["out"], plain[5]["out"])
 
 
-def test_the_same_algorithm_twice_keeps_two_states():
+def test_repeated_algorithm_keeps_two_states():
     twice = collectives.scheduled([CODED, CODED], [BOUNDARY])
     _, kept = history(make(twice, 1))
     first = [x["phase 0 gather"].residual for x in kept]
@@ -110,7 +110,7 @@ def test_the_same_algorithm_twice_keeps_two_states():
     assert all(np.abs(x).max() for x in second[BOUNDARY:])
 
 
-def test_not_inside_a_traced_program():
+def test_schedule_inside_a_traced_program_is_refused():
     """The phase is chosen on the host, which must know the step."""
     train = make(BOTH)
     state, (batch,) = train.init(init_params()), batches(1)
@@ -122,7 +122,7 @@ def test_not_inside_a_traced_program():
 @pytest.mark.parametrize(
     "wait", [lambda train: train.join(), lambda t: t.init(init_params())]
 )
-def test_waiting_is_for_the_thread_of_all_phases(wait):
+def test_join_and_init_wait_for_threads_of_all_phases(wait):
     train = make(BOTH, executor="host")
     state, _ = train.step(train.init(init_params()), batches(1)[0])
     (begun,) = train._executors[0]._begun

@@ -19,7 +19,7 @@ def layout(*shapes, exact=0):
     return Layout.of_shapes(shapes, exact=exact)
 
 
-def test_arrays_that_are_split_over_the_same_axes_are_together():
+def test_arrays_split_over_the_same_axes_form_one_set():
     specs = (
         P("fsdp"),
         P(),
@@ -33,7 +33,7 @@ def test_arrays_that_are_split_over_the_same_axes_are_together():
     assert Sharded(psum(), ()).of_one_device(SIZES).sets == ((),)
 
 
-def test_a_shard_has_its_part_of_each_axis():
+def test_shard_has_its_part_of_each_axis():
     specs = (P("fsdp"), P(None, ("tp", "fsdp")), P("one", "tp"), P())
     whole = layout((4, 3), (2, 8), (3, 2), (5,), exact=6)
     found = Sharded(psum(), specs, (P("fsdp"),)).shard(whole, SIZES)
@@ -42,7 +42,7 @@ def test_a_shard_has_its_part_of_each_axis():
 
 
 @pytest.mark.parametrize("codec", [None, codecs.int8(8)])
-def test_two_groups_sum_as_two_devices_do_with_their_shards(codec):
+def test_two_groups_sum_their_shards_like_two_devices(codec):
     """Without a second group of devices, each device would sum the same shards."""
     mesh = pj.data_mesh(4, axis_name=("host", "fsdp"), hosts=2)
     rng = np.random.default_rng(0)

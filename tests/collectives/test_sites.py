@@ -34,12 +34,12 @@ def keys(all_reduce, axis_name="data", hosts=None):
 
 
 @pytest.mark.parametrize("name", ["two_shot", "ring", "halving_doubling", "tree"])
-def test_every_place_has_its_own(name):
+def test_key_differs_at_every_place(name):
     found = keys(getattr(collectives, name)(ROUNDED))
     assert len(found) == len(set(found)) >= 8
 
 
-def test_every_place_of_both_levels_has_its_own():
+def test_key_differs_at_every_place_of_both_levels():
     both = collectives.two_shot(ROUNDED)
     found = keys(collectives.hierarchical(both, both), AXES, hosts=2)
     # On each of 4 devices and at either level, there is a key for each of 2 pieces and
@@ -47,7 +47,7 @@ def test_every_place_of_both_levels_has_its_own():
     assert len(found) == len(set(found)) == 4 * 2 * 3
 
 
-def test_a_vector_is_cut_into_equal_pieces_of_whole_blocks():
+def test_vector_is_cut_into_equal_pieces_of_whole_blocks():
     """10 numbers in 3 pieces and blocks of 2 take 4 each, with zeros at the end.
 
     Each piece also has one of the 2 exact numbers, and the last piece a zero.
@@ -77,7 +77,7 @@ def on_one_device(local):
     return jax.tree.map(lambda x: x[0], rows)
 
 
-def test_what_stays_exact_follows_the_codes():
+def test_exact_part_follows_the_codes_in_the_payload():
     """The payload has 8 codes and a scale of 4 bytes, then the bits of a float32."""
     cut = Cut.of(Layout.of_shapes(((8,),), exact=1), 1, 8)
     parts = Parts(jnp.float32([127, 1, 2, 3, 4, 5, 6, 7]), jnp.float32([1 / 3]))
@@ -96,7 +96,7 @@ def test_what_stays_exact_follows_the_codes():
 
 
 @pytest.mark.parametrize("sends", [True, False])
-def test_who_does_not_send_keeps_its_state(sends):
+def test_state_stays_on_a_device_without_sending(sends):
     """The residual of 2.5 is 0.5 on a device that sends, and stays 0 on others."""
     cut = Cut.of(Layout.of_shapes(((8,),)), 1, 8)
     codec = codecs.error_feedback(codecs.int8(8))

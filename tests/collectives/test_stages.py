@@ -36,7 +36,7 @@ MIXED = (
 )
 
 
-def test_a_stage_ends_with_its_collective():
+def test_each_stage_ends_with_its_collective():
     """Two local links and a collective, a collective alone, and the remaining link."""
     parts = [stage(([], {}))[0] for stage in (*MIXED.stages, MIXED.finish)]
     assert parts == [["a", "b", "B"], ["C"], ["c"]]
@@ -47,13 +47,13 @@ def test_run_takes_the_stages_in_order():
     assert run(MIXED, [], {}) == (["a", "b", "B", "C", "c"], {})
 
 
-def test_without_a_collective_all_is_the_finish():
+def test_links_without_a_collective_form_the_finish():
     stages = appending("a")
     assert (stages.stages, stages.transfers) == ((), ())
     assert stages.finish(([], {})) == (["a"], {})
 
 
-def test_states_begin_anew_or_go_on():
+def test_states_begin_anew_or_continue_from_given_values():
     stages = counting("up") + collective("sent", 4) + counting("down")
     assert stages.init() == {"up": 0, "down": 0}
     value, states = run(stages, [])
@@ -61,7 +61,7 @@ def test_states_begin_anew_or_go_on():
     assert run(stages, [], states)[0] == [2, "sent", 2]
 
 
-def test_renamed_stages_leave_the_states_of_others_alone():
+def test_renamed_stages_leave_other_states_alone():
     """Stages of one kind can stand side by side, as in a schedule."""
     one, other = (renamed(counting("up"), f"phase {i} ") for i in (0, 1))
     states = {"phase 0 up": 5, "phase 1 up": 7, "up": 9}
@@ -72,7 +72,7 @@ def test_renamed_stages_leave_the_states_of_others_alone():
     assert (value, after) == ([2], {"outer phase 1 up": 2})
 
 
-def test_renamed_links_say_what_they_said():
+def test_renamed_links_keep_collectives_and_encoding():
     """Renaming keeps the collectives' objects, and whether links encode."""
     stages = counting("up") + collective("sent", 4)
     before, after = stages.links, renamed(stages, "inner ").links
@@ -81,5 +81,5 @@ def test_renamed_links_say_what_they_said():
 
 
 @pytest.mark.parametrize("links", [(), (Local(lambda value, states: (value, states)),)])
-def test_no_work_is_no_change(links):
+def test_links_without_work_change_nothing(links):
     assert chained(links)(("value", {"up": 1})) == ("value", {"up": 1})

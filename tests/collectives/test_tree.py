@@ -18,14 +18,14 @@ UP = {
 
 
 @pytest.mark.parametrize("devices", UP)
-def test_whole_vectors_up_and_down(devices):
+def test_whole_vectors_travel_up_and_down_the_tree(devices):
     """Each of `2 ceil(log2 p)` exchanges moves all 12 float32 numbers."""
     down = [[pair[::-1] for pair in level] for level in reversed(UP[devices])]
     wanted = [Sent("collective-permute", level, 48) for level in UP[devices] + down]
     assert sent(tree(), devices, 12) == wanted
 
 
-def test_a_vector_is_encoded_at_every_level_and_once_to_go_down():
+def test_vector_is_encoded_once_a_level_and_once_downwards():
     """Device 3 sends by way of device 2; the root encodes only the sum."""
     assert encodings(tree(Halving()), 5, pieces=1) == [[1, 2, 2, 3, 2]]
 

@@ -10,7 +10,7 @@ from .routes import Halving, Sent, encodings, sent, sums
 
 
 @pytest.mark.parametrize("devices", [3, 4])
-def test_a_vector_to_all_then_a_piece_to_all(devices):
+def test_two_shot_is_an_all_to_all_and_an_all_gather(devices):
     """Each device sends 12 float32 numbers, then a p-th of them."""
     group = [[*range(devices)]]
     wanted = [Sent("all-to-all", group, 48), Sent("all-gather", group, 48 // devices)]
@@ -24,12 +24,12 @@ def test_pieces_are_padded_to_whole_blocks():
     assert sent(two_shot(codecs.int8(8)), 3, 20) == wanted
 
 
-def test_everything_is_encoded_twice():
+def test_each_element_is_encoded_twice():
     """Each device encodes all of its pieces, and every owner encodes its sum."""
     assert encodings(two_shot(Halving()), 3, pieces=3) == [[2, 2, 2]] * 3
 
 
-def test_pieces_are_summed_in_the_order_of_the_devices():
+def test_test_pieces_are_summed_in_the_order_of_the_devices():
     """In float32, 2^24 + 1 is 2^24; (1 + 1) + 2^24 keeps both ones in every piece."""
     rows = [[1] * 3, [1] * 3, [2.0**24] * 3]
     np.testing.assert_array_equal(sums(two_shot(), rows), np.full((3, 3), 2.0**24 + 2))

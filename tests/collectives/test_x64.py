@@ -32,7 +32,7 @@ def test_float64_equals_its_twin(each):
 
 
 @grid(1, algorithm=ALGORITHMS, devices=[3, 4, 6])
-def test_float64_without_a_codec_loses_nothing(algorithm, devices):
+def test_float64_sum_without_a_codec_is_exact(algorithm, devices):
     """Sums integers of up to 2^53; float32 would keep 24 bits of them."""
     if algorithm == "hierarchical" and devices == 3:
         devices = 2
@@ -102,7 +102,7 @@ def rows(dtype, count=32):
 
 
 @pytest.mark.parametrize(("name", "width"), EACH_IN_STEPS)
-def test_steps_of_float32_have_the_same_bits(name, width):
+def test_float32_steps_have_the_same_bits_under_x64(name, width):
     batch, _ = rows("float32")
     wanted, _ = trained(name, width, "float32", regression, batch)
     with jax.enable_x64(True):
@@ -116,7 +116,7 @@ def linear(params, batch):
 
 
 @pytest.mark.parametrize(("name", "width"), EACH_IN_STEPS)
-def test_steps_of_float64_conserve(name, width):
+def test_float64_steps_conserve_gradients_and_residuals(name, width):
     """`w[T] = w[0] - eta/p (T sum_i g_i - sum e)` holds, e being the residuals.
 
     Each step rounds a few sums in float64, to 2^-53 of at most the gradients and
@@ -158,7 +158,7 @@ def owed(name, states):
         pytest.param("ring sign", 2, marks=pytest.mark.full),
     ],
 )
-def test_steps_of_float64_converge(name, width):
+def test_float64_steps_converge_to_float64_rounding(name, width):
     """Steps converge to the rounding of float64; float32 would stop at 2^-24 = 6e-8."""
     batch, optimum = rows("float64")
     with jax.enable_x64(True):

@@ -37,7 +37,7 @@ def flip_one_bit(value):
     return value
 
 
-def test_equal_replicas():
+def test_equal_replicas_have_equal_digests():
     digests = pj.replica_digest(replicate(init_params()))
     assert list(digests) == list(range(DEVICES))
     assert len(set(digests.values())) == 1
@@ -45,7 +45,7 @@ def test_equal_replicas():
 
 
 @pytest.mark.parametrize("device", range(DEVICES))
-def test_one_bit_on_one_device(device):
+def test_flipped_bit_on_one_device_changes_its_digest(device):
     tree = replicate(init_params())
     digests = pj.replica_digest(
         tree | {"out": tampered(tree["out"], device, flip_one_bit)}
@@ -75,7 +75,7 @@ def test_equal_nans_are_equal():
         np.full((2, 3), 1.0, np.float32).view(np.int32),  # a dtype, with the same bits
     ],
 )
-def test_what_makes_a_difference(other):
+def test_digest_depends_on_shape_dtype_and_values(other):
     def digest(value):
         return pj.replica_digest(replicate({"w": value}))[0]
 
@@ -83,7 +83,7 @@ def test_what_makes_a_difference(other):
     assert digest(other) != digest(np.ones((2, 3), np.float32))
 
 
-def test_a_state_and_what_it_leaves_out():
+def test_digest_of_a_state_leaves_out_gradients_in_flight():
     """Gradients in flight differ between devices by design, and are left out."""
     train = pj.make_train_step(
         loss_fn, optax.adam(1e-2), mesh=pj.data_mesh(DEVICES), warmup_steps=1
@@ -105,7 +105,7 @@ def test_a_state_and_what_it_leaves_out():
     assert len(set(pj.replica_digest(worse).values())) == 2
 
 
-def test_typed_keys():
+def test_typed_keys_are_part_of_the_digest():
     keys = {
         "key": replicate(jax.random.key(0)),
         "raw": replicate(jax.random.PRNGKey(0)),
@@ -116,7 +116,7 @@ def test_typed_keys():
     assert pj.replica_digest(others)[0] != digests[0]
 
 
-def test_a_step_with_a_key_keeps_it_equal():
+def test_key_stays_equal_on_all_devices_after_a_step():
     def loss(params, batch, *, rng):
         return loss_fn(params, batch) * jax.random.uniform(rng)
 
@@ -140,7 +140,7 @@ def test_a_step_with_a_key_keeps_it_equal():
     ],
     ids=["nothing", "host", "sharded"],
 )
-def test_nothing_replicated(tree):
+def test_tree_without_replicated_arrays_is_refused(tree):
     message = (
         r"`tree` must hold at least one replicated jax.Array; got none, so nothing"
         r" would be checked. Pass the state or its parameters"
@@ -150,7 +150,7 @@ def test_nothing_replicated(tree):
 
 
 @pytest.mark.parametrize("device", [0, 3])
-def test_shards_that_differ_between_groups(device):
+def test_shards_are_compared_between_groups(device):
     """Devices at the same place in their groups hold the same shards."""
     mesh = pj.data_mesh(4, axis_name=("host", "fsdp"), hosts=2)
     w = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("fsdp")))

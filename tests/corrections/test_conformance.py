@@ -21,7 +21,7 @@ BY_WIDTH = {
 
 
 @pytest.mark.parametrize("name", BY_WIDTH)
-def test_state_keeps_its_form_and_a_train_step_takes_it(name):
+def test_correction_state_keeps_its_form_in_a_train_step(name):
     tx = BY_WIDTH[name](2)
     state = tx.init(TREE)
     _, after = tx.update(TREE, state, TREE)
@@ -38,7 +38,7 @@ def test_state_keeps_its_form_and_a_train_step_takes_it(name):
 
 
 @pytest.mark.parametrize("name", BY_WIDTH)
-def test_a_loop_may_donate_parameters_and_state(name):
+def test_loop_may_donate_parameters_and_state(name):
     """No array is shared between parameters and state, so both can be donated."""
     tx = BY_WIDTH[name](3)
 
@@ -60,7 +60,7 @@ def test_a_loop_may_donate_parameters_and_state(name):
 
 
 @pytest.mark.parametrize("name", BY_WIDTH)
-def test_without_delay_nothing_is_corrected(name):
+def test_corrections_change_nothing_without_a_delay(name):
     tx, params = BY_WIDTH[name](1), TREE
     state = tx.init(params)
     for scale in (1.0, -0.3):

@@ -17,7 +17,7 @@ def robust(momentum, width, **options):
     )
 
 
-def test_robust_momentum_is_a_share_of_the_gradient_and_a_slower_average():
+def test_robust_momentum_equals_its_recursion_by_hand():
     """`u = k g + (h - k) EMA_beta(g)`, h = 1: k = 1/2 at mu = 0.6, w = pi/3 at K=2."""
     gradients = np.random.default_rng(0).normal(size=20)
     slow = 1 - np.pi / 3 / 2 / 8
@@ -38,7 +38,7 @@ def test_robust_momentum_may_stand_on_either_side_of_sgd():
 
 @pytest.mark.parametrize("momentum", [0.5, 0.9, 0.99])
 @pytest.mark.parametrize("width", [2, 3, 4])
-def test_robust_momentum_is_stable_as_far_as_sgd_at_its_share(width, momentum):
+def test_robust_momentum_is_nearly_as_stable_as_sgd_at_its_share(width, momentum):
     """The rest of the lag costs up to an eighth of SGD's limit at this share."""
     at_rate_1 = 2 * np.sin(np.pi / (4 * width - 2))
     of_noise = np.sqrt((1 - momentum) / (1 + momentum))
@@ -50,7 +50,7 @@ def test_robust_momentum_is_stable_as_far_as_sgd_at_its_share(width, momentum):
 
 
 @pytest.mark.parametrize(("momentum", "more"), [(0.5, 1.2), (0.9, 1.2), (0.99, 1.5)])
-def test_robust_momentum_makes_as_much_of_noise_as_heavy_ball(momentum, more):
+def test_robust_momentum_amplifies_noise_like_heavy_ball(momentum, more):
     """Amplifies noise as heavy ball does, plus nearly `pi / 48 / share` at K=2."""
     impulse = jnp.zeros(2000).at[0].set(1)
 
@@ -68,7 +68,7 @@ def test_robust_momentum_makes_as_much_of_noise_as_heavy_ball(momentum, more):
     assert before < after < more * before
 
 
-def test_robust_momentum_takes_a_share_and_a_decay():
+def test_robust_momentum_uses_the_given_share_and_decay():
     found = outputs(robust(0.5, 2, share=0.25, decay=0.0)(0.5), [1.0, -3.0, 2.0])
     # With decay 0, the average is over one gradient.
     np.testing.assert_allclose(found, [-1.0, 3.0, -2.0], rtol=1e-6)
@@ -76,12 +76,12 @@ def test_robust_momentum_takes_a_share_and_a_decay():
     np.testing.assert_allclose(found, [-0.625, -0.1875, -0.09375], rtol=1e-6)
 
 
-def test_robust_momentum_without_momentum_is_no_correction():
+def test_robust_momentum_without_momentum_changes_nothing():
     assert outputs(corrections.delay_robust(0.0, 2), [3, -5]) == [3, -5]
 
 
 @pytest.mark.parametrize("momentum", [-0.1, 1.0, float("nan")])
-def test_robust_momentum_wants_a_momentum(momentum):
+def test_robust_momentum_refuses_a_momentum_out_of_range(momentum):
     with pytest.raises(ValueError, match=r"`momentum` must lie in \[0, 1\)"):
         corrections.delay_robust(momentum, 2)
 
@@ -90,6 +90,6 @@ def test_robust_momentum_wants_a_momentum(momentum):
     ("option", "value"),
     [("share", 0.0), ("share", 1.1), ("decay", 1.0), ("decay", float("nan"))],
 )
-def test_robust_momentum_wants_a_share_and_a_decay_that_exist(option, value):
+def test_robust_momentum_refuses_a_share_or_decay_out_of_range(option, value):
     with pytest.raises(ValueError, match=f"`{option}` must lie in"):
         corrections.delay_robust(0.9, 2, **{option: value})

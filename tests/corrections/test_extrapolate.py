@@ -13,17 +13,17 @@ from pipejax import corrections
 from .helpers import TREE, max_learning_rate, outputs
 
 
-def test_extrapolation_adds_what_the_guess_got_wrong():
+def test_extrapolation_adds_the_error_of_its_guess():
     tx = corrections.extrapolate_updates(2)
     # Each update is d + 2 (d - d_before), where d_before is 0 at first.
     assert outputs(tx, [1, 1, 4, 0]) == [3, 1, 10, -8]
 
 
-def test_extrapolation_by_none_changes_nothing():
+def test_extrapolation_by_0_steps_changes_nothing():
     assert outputs(corrections.extrapolate_updates(0), [1, -5]) == [1, -5]
 
 
-def test_unextrapolated_parameters_are_those_of_the_plain_recursion():
+def test_unextrapolated_parameters_equal_the_plain_recursion():
     """The parameters in the loop are `steps` updates ahead of the plain ones."""
     tx = optax.chain(optax.sgd(0.1), corrections.extrapolate_updates(1.5))
     x = y = TREE
@@ -60,12 +60,12 @@ def test_prediction_costs_plain_sgd_stability():
 
 
 @pytest.mark.parametrize("steps", [-1, np.inf])
-def test_steps_are_a_number_of_at_least_none(steps):
+def test_steps_must_be_a_finite_number_of_at_least_0(steps):
     with pytest.raises(ValueError, match="`steps` must be a finite"):
         corrections.extrapolate_updates(steps)
 
 
-def test_only_a_state_that_extrapolates_has_parameters_behind_it():
+def test_unextrapolated_needs_a_state_with_extrapolation():
     with pytest.raises(
         ValueError, match="must hold one ExtrapolateUpdatesState, got 0"
     ):

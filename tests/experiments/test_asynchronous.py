@@ -13,14 +13,14 @@ def cluster(hosts):
     return Cluster(hosts, Link(1e-4, 62.5e6), reduction=4e9)
 
 
-def test_four_workers_by_hand():
+def test_updates_of_four_workers_come_at_times_by_hand():
     """They compute for 3.5 s, and every transfer takes 1 s of the server's link."""
     four = Cluster(4, Link(0.0, 4e6))
     applied = simulate_asynchronous(four, Workload(3.5, 10**6), steps=1)
     assert applied.tolist() == [3.5, 5.5, 6.5, 7.5]
 
 
-def test_workers_wait_for_nobody_but_the_server():
+def test_workers_wait_only_for_the_server():
     """The closed form holds if compute or the server's link is the limit."""
     for seconds, elements in ((1.0, 10**4), (0.001, 10**6)):
         work = Workload(seconds, elements)
@@ -33,7 +33,7 @@ def test_workers_wait_for_nobody_but_the_server():
         assert math.isclose(applied[-1] / 100, wanted, rel_tol=0.03)
 
 
-def test_a_straggler_does_not_hold_up_the_others():
+def test_straggler_does_not_hold_up_the_others():
     work = Workload(0.1, 10**4, slow=(1, 1, 1, 10))
     applied = simulate_asynchronous(cluster(4), work, steps=20)
     assert np.median(applied) < 3.0

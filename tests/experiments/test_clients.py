@@ -47,7 +47,7 @@ def all_ways(names, quick):
 @pytest.mark.parametrize(
     ("name", "way"), all_ways(OPTIMIZERS, {*zip(FEW, itertools.cycle(WAYS))})
 )
-def test_optimizers_train_as_in_a_loop_by_hand(name, way):
+def test_optimizers_train_like_a_loop_by_hand(name, way):
     row = _compare.compared(_optimizers.client(name, 0), 0, [way])[way]
     assert _compare.within(row), row
 
@@ -56,7 +56,7 @@ def test_optimizers_train_as_in_a_loop_by_hand(name, way):
     ("name", "way"),
     all_ways(PROGRAMS, {(name, "width 2 predicted") for name in [*PROGRAMS][::8]}),
 )
-def test_programs_train_as_in_a_loop_by_hand(name, way):
+def test_programs_train_like_a_loop_by_hand(name, way):
     if name.startswith("Equinox"):
         pytest.importorskip("equinox")
     row = _compare.compared(PROGRAMS[name](0), 0, [way])[way]
@@ -64,11 +64,11 @@ def test_programs_train_as_in_a_loop_by_hand(name, way):
 
 
 @pytest.mark.parametrize(("name", "way"), REFUSED)
-def test_what_is_refused_is_told_why(name, way):
+def test_refused_optimizers_are_told_the_reason(name, way):
     assert _compare.refusal(_optimizers.client(name, 0), way)
 
 
-def test_what_should_be_refused_and_is_not_fails():
+def test_missing_refusal_fails_the_comparison():
     client = dataclasses.replace(
         _optimizers.regression(0), refused={"width 1": "something"}
     )
@@ -76,7 +76,7 @@ def test_what_should_be_refused_and_is_not_fails():
         _compare.compared(client, 0, ["width 1"])
 
 
-def test_another_loop_is_not_within_the_bound(monkeypatch):
+def test_loop_with_another_prediction_is_outside_the_bound(monkeypatch):
     """Compares the twin of a plain delay with a train step that uses prediction."""
     way = "width 2 plain"
     predicted = WAYS["width 2 predicted"].settings
@@ -87,7 +87,7 @@ def test_another_loop_is_not_within_the_bound(monkeypatch):
 
 
 @pytest.mark.full
-def test_a_mean_without_weights_is_not_within_the_bound(monkeypatch):
+def test_mean_without_weights_is_outside_the_bound(monkeypatch):
     """Trains lm1b with a loss that does not report its weight."""
     client = PROGRAMS["lm1b (Flax): language model, token weights"](0)
     # The last batch is left out: one device has only padding there, and a loss of 0 /
@@ -147,7 +147,7 @@ def test_rounding_is_bounded_by_the_number_of_terms():
     assert _rounding.gamma(48) == pytest.approx(48 * 2.0**-24, rel=1e-5)
 
 
-def test_differences_count_what_is_not_a_number():
+def test_differences_count_nan_and_infinity():
     nan, inf = float("nan"), float("inf")
     assert _rounding.distance([1.0, nan, inf], [1.5, nan, inf]) == 0.5
     assert _rounding.distance([1.0, nan], [1.0, 2.0]) == inf

@@ -78,7 +78,7 @@ def test_each_host_has_a_name_and_an_address():
 
 
 @needs_namespaces
-def test_links_have_their_rates():
+def test_links_have_the_given_rates():
     show = ["tc", "qdisc", "show", "dev", "eth0"]
     options = ("--hosts", "2", "--rate", "500mbit", "50mbit")
     code, hosts, _ = run(*options, command=show)
@@ -89,7 +89,7 @@ def test_links_have_their_rates():
 
 @needs_namespaces
 @pytest.mark.parametrize("number", [2, pytest.param(3, marks=pytest.mark.full)])
-def test_bytes_are_read_from_the_link(number):
+def test_counted_bytes_are_read_from_the_link(number):
     """Links carry data, headers (66 bytes of each 1,514) and as many bytes of acks."""
     code, hosts, said = run(
         *("--hosts", str(number), "--rate", "1gbit"),
@@ -108,7 +108,7 @@ def test_bytes_are_read_from_the_link(number):
 
 
 @needs_namespaces
-def test_the_first_failure_ends_all():
+def test_first_failure_ends_all_hosts():
     fail = '[ "$RANK" = 1 ] && echo gone && exit 7; sleep 600'
     code, hosts, said = run("--hosts", "3", command=["sh", "-c", fail])
     assert code == 7
@@ -118,7 +118,7 @@ def test_the_first_failure_ends_all():
 
 @needs_namespaces
 @pytest.mark.parametrize("number", ["KILL", "TERM", "INT"])
-def test_nothing_stays_whatever_ends_it(number):
+def test_killed_cluster_leaves_no_process_and_no_network(number):
     """Nothing remains that would prevent the next start."""
     mark = f"pipejax cluster {os.getpid()} {number}"
     wait = ["sh", "-c", f"echo up; sleep 600 # {mark}"]
@@ -162,7 +162,7 @@ def alive(mark):
         (["--hosts", "3", "--rate", "1mbit", "2mbit"], "`rate` must be one for all"),
     ],
 )
-def test_bad_options(options, says):
+def test_bad_options_are_refused_in_one_line(options, says):
     code, hosts, said = run(*options, command=["true"])
     assert code == 2
     assert not hosts
@@ -170,18 +170,18 @@ def test_bad_options(options, says):
     assert said.count("\n") == 1
 
 
-def test_nothing_to_run():
+def test_missing_command_is_refused():
     code, _, said = run("--hosts", "2", command=[])
     assert code == 2
     assert said.startswith("What is to run on the hosts?")
 
 
-def test_where_there_are_no_tools(monkeypatch):
+def test_missing_tools_are_named(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     assert "there is no setpriv, unshare" in cluster.reason_why_not()
 
 
-def test_where_the_kernel_refuses(monkeypatch):
+def test_refusal_of_the_kernel_is_reported(monkeypatch):
     if WHY_NOT and "there is no" in WHY_NOT:
         pytest.skip(WHY_NOT)
     refusal = ("sh", "-c", "echo 'unshare: Operation not permitted' >&2; exit 1")
@@ -192,7 +192,7 @@ def test_where_the_kernel_refuses(monkeypatch):
 
 
 @pytest.mark.parametrize(("hosts", "size"), [(1, 6), (2, 3), (4, 1), (6, 1), (9, 1)])
-def test_cores_are_shared_out(monkeypatch, hosts, size):
+def test_cores_are_shared_out_among_hosts(monkeypatch, hosts, size):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(10, 16)))
     shares = [_start.cores(host, hosts) for host in range(hosts)]
     assert all(len(share) == size for share in shares)

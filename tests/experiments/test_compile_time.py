@@ -7,7 +7,7 @@ import pytest
 from experiments import compile_time
 
 
-def test_every_step_beside_its_twin(tmp_path):
+def test_compile_time_of_every_step_is_compared_with_its_twin(tmp_path):
     out = tmp_path / "compile_time.json"
     compile_time.main(compile_time.Config((4,), rounds=1, out=out))
     (row,) = json.loads(out.read_text())["leaves"].values()

@@ -49,7 +49,9 @@ def smaller(config, monkeypatch):
 @pytest.mark.parametrize(
     "size", [pytest.param(x, marks=pytest.mark.full) for x in ("smaller", "config")]
 )
-def test_all_is_run_once_and_taken_up_again(size, request, monkeypatch, capsys):
+def test_each_run_is_done_once_and_missing_runs_are_added(
+    size, request, monkeypatch, capsys
+):
     config = request.getfixturevalue(size)
     here.limit_devices(monkeypatch)
     result = convergence.main(config)
@@ -78,7 +80,7 @@ def test_all_is_run_once_and_taken_up_again(size, request, monkeypatch, capsys):
     assert trained == [(how, last["rate"], last["seed"])]
 
 
-def test_what_is_added_to_a_result_keeps_what_it_was_of(config, monkeypatch):
+def test_added_runs_keep_the_settings_of_the_result(config, monkeypatch):
     before = {"cpu_devices": 4, "steps": 50, "factors": [1.0, 2.0], "seeds": [0, 1, 2]}
     config.out.write_text(json.dumps(before | {"runs": []}))
     ended = {"test_loss": 1.0, "test_accuracy": 0.5}
@@ -94,7 +96,7 @@ def test_what_is_added_to_a_result_keeps_what_it_was_of(config, monkeypatch):
     assert config.out.read_text() == written, "there was nothing to run"
 
 
-def test_runs_of_other_settings_are_not_taken_up(config):
+def test_runs_of_other_settings_are_refused(config):
     runs = {"cpu_devices": 4, "steps": 7, "factors": [], "seeds": [], "runs": []}
     config.out.write_text(json.dumps(runs))
     with pytest.raises(ValueError, match="has runs of other settings"):
@@ -102,7 +104,7 @@ def test_runs_of_other_settings_are_not_taken_up(config):
     assert json.loads(config.out.read_text()) == runs
 
 
-def test_the_rate_is_that_of_the_least_synchronous_loss():
+def test_tuned_rate_has_the_least_synchronous_loss():
     runs = [
         convergence.key("digits", "momentum", rate, "K=1", 0) | {"test_loss": loss}
         for rate, loss in ((0.0125, 2.0), (0.025, 1.0), (0.05, 1.5), (0.1, None))
@@ -128,7 +130,7 @@ RESULT = {
 }
 
 
-def test_rows_are_changes_seed_by_seed_and_say_what_diverged_and_what_misses():
+def test_rows_show_changes_by_seed_with_marks_for_failures():
     titles, row = convergence.rows(RESULT)
     assert dict(zip(titles, row, strict=True)) == {
         "task": "digits",
@@ -146,7 +148,7 @@ def test_rows_are_changes_seed_by_seed_and_say_what_diverged_and_what_misses():
     }
 
 
-def test_ends_are_means_of_every_method_that_was_run():
+def test_ends_are_means_for_every_method_with_runs():
     titles, *rows = convergence.ends(RESULT)
     assert titles == ["", "near K=1", "digits, momentum"]
     found = {method: cells for method, *cells in rows}
@@ -158,7 +160,7 @@ def test_ends_are_means_of_every_method_that_was_run():
     assert found["K=2, DC-ASGD"] == ["", ""]
 
 
-def test_counts_are_of_tasks_by_optimizer():
+def test_counts_are_given_for_tasks_by_optimizer():
     titles, row, *others = convergence.counts(RESULT)
     found = dict(zip(titles, row, strict=True))
     assert (found["optimizer"], found["rate"]) == ("momentum", "tuned")

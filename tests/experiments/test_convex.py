@@ -29,12 +29,12 @@ def regrets(request):
     }
 
 
-def test_no_bound_is_crossed(regrets):
+def test_regret_stays_below_its_bound(regrets):
     for game in regrets.values():
         assert all(row["worst of the bound"] < 1 for row in game["widths"].values())
 
 
-def test_against_coin_tosses_regret_is_what_nobody_can_avoid(regrets):
+def test_regret_against_coin_tosses_is_close_to_the_minimum(regrets):
     """
     Regret is `sqrt(2 K T / pi)`, because coins are revealed to the learner too late.
 
@@ -47,7 +47,7 @@ def test_against_coin_tosses_regret_is_what_nobody_can_avoid(regrets):
         np.testing.assert_allclose(row["regret"], least, rtol=0.52)
 
 
-def test_against_an_adversary_regret_grows_like_the_root_of_both(regrets):
+def test_regret_against_an_adversary_grows_like_the_root_of_k_t(regrets):
     """`R ~ sqrt(K T)`; an error of 0.13 over a factor of 4 changes the slope by 0.1."""
     game = regrets["adversary, lines"]
     slopes = [row["slope in T"] for row in game["widths"].values()]
@@ -61,19 +61,19 @@ def test_strongly_convex_regret_grows_like_a_logarithm(regrets):
         assert octaves.mean() == pytest.approx(1.0, abs=0.3)
 
 
-def test_by_chance_a_delay_costs_less_than_against_an_adversary(regrets):
+def test_regret_on_random_losses_grows_slowly_with_the_delay(regrets):
     assert regrets["absolute loss"]["slope in K"] < 0.4
     assert regrets["ridge"]["slope in K"] < 0.8
 
 
-def test_of_smooth_losses_the_delay_is_gone_in_the_end():
+def test_delay_of_smooth_losses_costs_little_in_the_end():
     rows = _smooth.excess_of_averages(convex.some_logistic(), (1, 8), TIMES, (0, 1))
     behind = np.array(rows["8"]) / np.array(rows["1"])
     assert behind[0] > behind[-1]
     assert behind[-1] < 1.05
 
 
-def test_one_asynchronous_worker_is_synchronous():
+def test_single_asynchronous_worker_is_synchronous():
     problem, tx = convex.some_logistic(), optax.sgd(0.1)
     batches = _run.epochs(problem, 20, 4, seed=0)
     path = _run.path(problem, tx, 1, batches)
@@ -81,7 +81,7 @@ def test_one_asynchronous_worker_is_synchronous():
     np.testing.assert_allclose(alone, path, rtol=1e-5, atol=1e-7)
 
 
-def test_asynchronous_workers_use_what_they_were_last_sent():
+def test_asynchronous_workers_use_the_parameters_last_received():
     """Compares the path on a quadratic without noise with a loop by hand."""
     problem = problems.quadratic([1.0, 2.0], noise=0.0)
     batches = problem.batch(np.zeros((12, 1), int))
@@ -119,7 +119,7 @@ def _gradient(problem):
         pytest.param((1, 2), tuple(_codecs.CODECS), marks=pytest.mark.full),
     ],
 )
-def test_rounding_to_many_levels_costs_nothing_and_dropping_does(
+def test_int8_costs_nothing_and_dropping_without_feedback_does(
     monkeypatch, widths, names
 ):
     some = {name: _codecs.CODECS[name] for name in names}
@@ -132,7 +132,7 @@ def test_rounding_to_many_levels_costs_nothing_and_dropping_does(
         assert rows["top 10 %, fed back"][width] < rows["top 10 %"][width]
 
 
-def test_pooled_images_are_means():
+def test_pooled_images_are_block_means():
     images = np.arange(32.0).reshape(1, 4, 4, 2)
     np.testing.assert_array_equal(
         _real.pooled(images, 4)[0, 0, 0], images.mean((0, 1, 2))

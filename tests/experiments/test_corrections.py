@@ -13,11 +13,11 @@ from ..helpers import assert_bits_equal
 BY_WIDTH = {"average": average_gradients, "compensate": delay_compensation}
 
 
-def test_average_is_over_what_there_is():
+def test_average_covers_the_gradients_received_up_to_now():
     assert outputs(average_gradients(3), [3, 6, 9, 12, 0]) == [3, 4.5, 6, 9, 7]
 
 
-def test_compensation_carries_a_gradient_of_a_known_curvature_over():
+def test_compensation_carries_over_a_gradient_of_known_curvature():
     """With curvature `g * g`, a correction of strength g^2 (w - v) / |g| is added."""
     tx = delay_compensation(2, strength=0.5, decay=0.0, eps=1e-20)
     state = tx.init(jnp.float32(1.0))
@@ -31,7 +31,7 @@ def test_compensation_carries_a_gradient_of_a_known_curvature_over():
 
 
 @pytest.mark.parametrize("name", BY_WIDTH)
-def test_a_state_keeps_its_form(name):
+def test_state_keeps_structure_and_dtypes(name):
     tx = BY_WIDTH[name](2)
     state = tx.init(TREE)
     _, after = tx.update(TREE, state, TREE)
@@ -42,7 +42,7 @@ def test_a_state_keeps_its_form(name):
 
 
 @pytest.mark.parametrize("name", BY_WIDTH)
-def test_without_delay_nothing_is_corrected(name):
+def test_corrections_change_nothing_without_a_delay(name):
     tx, params = BY_WIDTH[name](1), TREE
     state = tx.init(params)
     for scale in (1.0, -0.3):

@@ -113,7 +113,7 @@ def varying_dir(tmp_path_factory):
 # Tests of the digits.
 
 
-def test_digits_is_the_bundled_set_split_once_and_for_all(digits):
+def test_digits_set_is_split_once_and_for_all(digits):
     assert (len(digits.train), len(digits.test)) == (1437, 360)
     assert digits.image_shape == digits.train.images.shape[1:] == (8, 8, 1)
     assert digits.train.images.dtype == np.uint8
@@ -137,7 +137,7 @@ def test_digits_splits_share_no_scan(digits):
     assert not train & test
 
 
-def test_an_example_is_an_image_and_a_label(digits):
+def test_example_is_an_image_and_a_label(digits):
     example = digits.train[3]
     assert example["image"].shape == (8, 8, 1)
     assert example["label"] == 6
@@ -153,7 +153,7 @@ def test_normalised_train_split_has_mean_0_and_deviation_1(digits):
     assert abs(batch["image"].std() - 1) < 1e-4
 
 
-def test_normalise_is_per_channel():
+def test_normalisation_is_done_for_each_channel():
     dataset = numbered()
     images, _ = dataset.train.read(np.arange(5))
     expected = (images - np.array(dataset.mean)) / np.array(dataset.std)
@@ -161,7 +161,7 @@ def test_normalise_is_per_channel():
     np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_a_constant_channel_is_not_divided_by_zero():
+def test_constant_channel_is_not_divided_by_zero():
     images = np.full((4, 2, 2, 1), 7, np.uint8)
     part = data.InMemory(images, np.zeros(4, np.int32))
     dataset = _dataset.in_memory("flat", part, part, 1)
@@ -180,7 +180,7 @@ def test_every_epoch_visits_every_example_once_in_a_new_order():
     assert len({tuple(epoch) for epoch in epochs}) == 3
 
 
-def test_the_remainder_of_an_epoch_is_dropped():
+def test_remainder_of_an_epoch_is_dropped():
     steps = data.steps_per_epoch(numbered(), 10)
     assert steps == 2
     batches = data.train_batches(numbered(), batch_size=10, seed=3)
@@ -201,12 +201,12 @@ def test_batches_depend_on_the_seed_alone(augment):
     assert (labels(batches(1)) != labels(batches(2))).any()
 
 
-def test_the_order_is_frozen():
+def test_order_of_an_epoch_is_frozen():
     assert _batches._epoch_order(8, 1, 2).tolist() == [2, 4, 1, 5, 6, 3, 0, 7]
 
 
 @pytest.mark.parametrize("count", [2, 3, 6])
-def test_processes_split_the_batches_that_one_process_sees(count):
+def test_processes_split_the_batches_of_a_single_process(count):
     def batches(index, count):
         return take(
             data.train_batches(
@@ -233,7 +233,7 @@ def test_processes_split_the_batches_that_one_process_sees(count):
 
 @pytest.mark.parametrize("augment", [False, True])
 @pytest.mark.parametrize("stop", [0, 1, 3, 4, 5, 11])
-def test_resuming_gives_the_batches_that_would_have_come(stop, augment):
+def test_resumed_batches_continue_unchanged(stop, augment):
     def start():
         return data.train_batches(numbered(), batch_size=6, seed=7, augment=augment)
 
@@ -260,7 +260,7 @@ def test_steps_per_epoch_counts_whole_batches(batch_size, steps):
 # Tests of the test split.
 
 
-def test_test_batches_pad_the_last_batch_and_mark_the_padding(digits):
+def test_batches_for_tests_are_padded_and_the_padding_is_marked(digits):
     batches = list(data.test_batches(digits, batch_size=100))
     assert len(batches) == 4
     for batch in batches:
@@ -276,7 +276,7 @@ def test_test_batches_pad_the_last_batch_and_mark_the_padding(digits):
 
 
 @pytest.mark.parametrize(("batch_size", "count"), [(7, 1), (1, 7), (9, 1)])
-def test_test_batches_of_any_size(batch_size, count):
+def test_batches_for_tests_may_have_any_size(batch_size, count):
     batches = list(data.test_batches(numbered(), batch_size=batch_size))
     assert len(batches) == count
     weight = np.concatenate([batch["weight"] for batch in batches])
@@ -287,7 +287,7 @@ def test_test_batches_of_any_size(batch_size, count):
 # Tests of augmentation.
 
 
-def test_pad_crop_flip_does_what_its_draws_say():
+def test_pad_crop_flip_follows_its_draws():
     images = numbered().train.images[:3]
     # floor(0.5 * 9) = 4 is the centre, which is the image itself. 0 is 4 up and 4 left.
     draws = np.array(
@@ -311,7 +311,7 @@ def test_augmented_batches_hold_the_same_examples():
 
 
 @pytest.mark.parametrize("shape", [(300, 400, 3), (256, 256, 3), (100, 90, 1)])
-def test_the_test_view_is_the_centre_crop_of_the_resized_image(shape):
+def test_image_for_tests_is_the_centre_crop_of_the_resized_image(shape):
     rows, columns = np.indices(shape[:2])
     image = np.stack([rows / 2, columns / 2, rows * 0][: shape[-1]], axis=-1)
     view = data.crop_resize(image.astype(np.uint8), None)
@@ -325,7 +325,7 @@ def test_the_test_view_is_the_centre_crop_of_the_resized_image(shape):
     np.testing.assert_allclose(span, min(shape[:2]) * 224 / 256 / 2, atol=2)
 
 
-def test_a_square_of_256_is_cropped_without_resampling():
+def test_square_of_256_is_cropped_without_resampling():
     image = numbered(1, (256, 256, 3), 1).train.images[0]
     np.testing.assert_array_equal(data.crop_resize(image, None), image[16:240, 16:240])
 
@@ -348,7 +348,7 @@ def test_random_crops_stay_inside_and_flip():
 # Tests of TFDS folders.
 
 
-def test_a_tfds_set_is_decoded_into_memory(tiny_dir):
+def test_tfds_set_is_decoded_into_memory(tiny_dir):
     dataset = data.load("tiny_set", data_dir=tiny_dir)
     assert isinstance(dataset.train, data.InMemory)
     assert (len(dataset.train), len(dataset.test)) == (12, 5)
@@ -365,26 +365,26 @@ def test_a_tfds_set_is_decoded_into_memory(tiny_dir):
     assert "tensorflow" not in sys.modules
 
 
-def test_the_data_dir_comes_from_the_environment(tiny_dir, monkeypatch):
+def test_data_dir_is_read_from_the_environment(tiny_dir, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tiny_dir))
     assert len(data.load("tiny_set").train) == 12
 
 
-def test_the_default_data_dir_is_that_of_tfds(tiny_dir, tmp_path, monkeypatch):
+def test_default_data_dir_is_the_folder_of_tfds(tiny_dir, tmp_path, monkeypatch):
     (tmp_path / "tensorflow_datasets").symlink_to(tiny_dir)
     monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert len(data.load("tiny_set").train) == 12
 
 
-def test_the_newest_version_is_read(tmp_path):
+def test_newest_version_of_a_set_is_read(tmp_path):
     write(tmp_path, version="9.0.0", sizes={"train": 2, "test": 1})
     write(tmp_path, version="10.0.0", sizes={"train": 3, "test": 1})
     (tmp_path / "tiny_set" / "11.0.0").mkdir()  # an unfinished version
     assert len(data.load("tiny_set", data_dir=tmp_path).train) == 3
 
 
-def test_validation_serves_where_there_is_no_test_split(tmp_path):
+def test_validation_split_replaces_a_missing_test_split(tmp_path):
     write(tmp_path, sizes={"train": 4, "validation": 2})
     assert len(data.load("tiny_set", data_dir=tmp_path).test) == 2
 
@@ -429,7 +429,7 @@ def test_images_of_varying_size_are_streamed_and_cropped(varying_dir):
     assert last["weight"].tolist() == [1, 1, 0]
 
 
-def test_a_large_set_of_one_size_is_streamed_as_it_is(tmp_path, monkeypatch):
+def test_large_set_of_one_size_is_streamed_unchanged(tmp_path, monkeypatch):
     write(tmp_path, shape=(16, 16, 3))
     small = data.load("tiny_set", data_dir=tmp_path)
     monkeypatch.setattr(_tfds, "_IN_MEMORY_BYTES", 17 * 16 * 16 * 3 - 1)
@@ -464,7 +464,7 @@ def test_a_large_set_of_one_size_is_streamed_as_it_is(tmp_path, monkeypatch):
         ({"seed": 2**32}, "`seed` must lie in .* got 4294967296"),
     ],
 )
-def test_train_batches_says_what_is_wrong(change, message):
+def test_train_batches_refuses_bad_arguments(change, message):
     arguments = {"batch_size": 6, "seed": 0} | change
     with pytest.raises(ValueError, match=message):
         data.train_batches(numbered(), **arguments)
@@ -477,23 +477,23 @@ def test_train_batches_says_what_is_wrong(change, message):
         (25, "at most the 24 train examples of numbered; got 25; use"),
     ],
 )
-def test_steps_per_epoch_says_what_is_wrong(batch_size, message):
+def test_steps_per_epoch_refuses_bad_batch_sizes(batch_size, message):
     with pytest.raises(ValueError, match=message):
         data.steps_per_epoch(numbered(), batch_size)
 
 
-def test_digits_are_not_mirrored(digits):
+def test_augment_is_refused_for_digits(digits):
     message = r"`augment` needs RGB images .*digits of shape \(8, 8, 1\); use augment="
     with pytest.raises(ValueError, match=message):
         data.train_batches(digits, batch_size=8, seed=0, augment=True)
 
 
-def test_test_batches_says_what_is_wrong(digits):
+def test_batches_for_tests_refuse_a_negative_batch_size(digits):
     with pytest.raises(ValueError, match="`batch_size` must be positive; got -3"):
         data.test_batches(digits, batch_size=-3)
 
 
-def test_a_set_that_is_not_prepared_comes_with_its_command(tmp_path, monkeypatch):
+def test_missing_set_is_reported_with_its_command(tmp_path, monkeypatch):
     folder = tmp_path / "it's here"
     message = r"'cifar10' is not prepared: no version of it in .*it's here/cifar10; "
     with pytest.raises(data.DatasetNotFoundError, match=message) as caught:
@@ -513,7 +513,7 @@ def test_a_set_that_is_not_prepared_comes_with_its_command(tmp_path, monkeypatch
     assert calls == [(("cifar10",), wanted), "prepared"]
 
 
-def test_an_unknown_name_lists_those_that_are_known(tiny_dir):
+def test_unknown_name_is_reported_with_the_known_names(tiny_dir):
     message = (
         "unknown data set 'cifar11'; known: digits; prepared in .*: tiny_set; from"
     )
@@ -521,12 +521,12 @@ def test_an_unknown_name_lists_those_that_are_known(tiny_dir):
         data.load("cifar11", data_dir=tiny_dir)
 
 
-def test_an_unknown_name_where_there_is_nothing(tmp_path):
+def test_unknown_name_is_reported_without_a_data_dir(tmp_path):
     with pytest.raises(ValueError, match=r"prepared in .*: none; from TFDS: mnist, "):
         data.load("cifar11", data_dir=tmp_path / "absent")
 
 
-def test_a_format_without_random_access_is_refused(tmp_path):
+def test_format_without_random_access_is_refused(tmp_path):
     write(tmp_path)
     info = tmp_path / "tiny_set" / "1.0.0" / "dataset_info.json"
     info.write_text(info.read_text().replace('"array_record"', '"tfrecord"'))
@@ -535,14 +535,14 @@ def test_a_format_without_random_access_is_refused(tmp_path):
         data.load("tiny_set", data_dir=tmp_path)
 
 
-def test_a_set_without_images_or_labels_is_refused(tmp_path):
+def test_set_without_images_or_labels_is_refused(tmp_path):
     write(tmp_path, features={"number": tfds.features.Scalar(np.int64)})
     message = "'tiny_set' must have a uint8 `image` and a class `label`; got .*number"
     with pytest.raises(ValueError, match=message):
         data.load("tiny_set", data_dir=tmp_path)
 
 
-def test_a_set_without_a_test_split_is_refused(tmp_path):
+def test_set_without_a_test_split_is_refused(tmp_path):
     write(tmp_path, sizes={"train": 2})
     message = r"splits train and test or validation; got \['train'\]; choose"
     with pytest.raises(ValueError, match=message):
@@ -559,7 +559,9 @@ def test_a_set_without_a_test_split_is_refused(tmp_path):
         ("mnist", "tensorflow_datasets"),
     ],
 )
-def test_a_missing_package_comes_with_its_install_line(name, module, monkeypatch):
+def test_missing_package_is_reported_with_its_install_command(
+    name, module, monkeypatch
+):
     monkeypatch.setitem(sys.modules, module, None)
     message = rf"needs the package {module}: pip install 'pipejax\[data\]'"
     with pytest.raises(ImportError, match=message):
@@ -571,7 +573,7 @@ def test_a_missing_package_comes_with_its_install_line(name, module, monkeypatch
 
 @pytest.mark.full  # 70,000 images to decode
 @pytest.mark.skipif(not (REAL / "mnist").exists(), reason="no MNIST here")
-def test_real_mnist():
+def test_real_mnist_has_its_known_sizes_and_labels():
     dataset = data.load("mnist", data_dir=REAL)
     assert (len(dataset.train), len(dataset.test)) == (60_000, 10_000)
     assert (dataset.num_classes, dataset.image_shape) == (10, (28, 28, 1))
@@ -587,7 +589,7 @@ def test_real_mnist():
 
 @pytest.mark.full
 @pytest.mark.skipif(not (REAL / "cifar10_jpeg").exists(), reason="no CIFAR-10 here")
-def test_real_cifar10_as_jpeg():
+def test_real_cifar10_jpeg_has_its_known_sizes_and_labels():
     dataset = data.load("cifar10_jpeg", data_dir=REAL)
     assert (len(dataset.train), len(dataset.test)) == (50_000, 10_000)
     assert (dataset.num_classes, dataset.image_shape) == (10, (32, 32, 3))

@@ -10,7 +10,7 @@ from .test_measurements import experiment
 
 
 @pytest.mark.parametrize("hosts", [0, pytest.param(2, marks=pytest.mark.full)])
-def test_its_command(tmp_path, hosts):
+def test_demo_prints_both_methods_and_draws_their_accuracy(tmp_path, hosts):
     size = ("--steps", "40", "--hosts", str(hosts), "--host-steps", "3")
     printed = experiment("demo", "--out", str(tmp_path), *size)
     assert "D-Sync (K=1)" in printed
@@ -26,7 +26,7 @@ def test_its_command(tmp_path, hosts):
 
 @pytest.mark.full
 @needs_namespaces
-def test_on_hosts_each_method_sends_what_it_must(tmp_path, capsys):
+def test_demo_on_hosts_counts_the_bytes_of_each_method(tmp_path, capsys):
     config = demo.Config(hosts=2, host_steps=3, out=tmp_path)
     runs = demo.on_hosts(config, Console(width=100))
     found = demo.rows(runs)
@@ -44,7 +44,7 @@ def test_on_hosts_each_method_sends_what_it_must(tmp_path, capsys):
     assert (tmp_path / "accuracy.png").stat().st_size > 10_000
 
 
-def test_the_conclusion_is_of_the_figures():
+def test_conclusion_of_the_demo_follows_the_figures():
     """The conclusion follows the figures, whatever they are."""
     figures = {
         "compute": (0.90, 1.0, 0.0),

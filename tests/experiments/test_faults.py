@@ -52,7 +52,7 @@ def test_jobs_with_faults_end_with_the_same_bits(tmp_path):
     assert json.loads(out.read_text())["outcomes"] == outcomes
 
 
-def test_jobs_are_started_by_launch_and_judged_by_what_they_print(
+def test_jobs_are_started_by_launch_and_judged_by_their_output(
     tmp_path, monkeypatch, capsys
 ):
     """Replaces the hosts by the output of those of a job with a killed process."""
@@ -87,7 +87,7 @@ def test_jobs_are_started_by_launch_and_judged_by_what_they_print(
 @pytest.mark.parametrize(
     ("kind", "number"), [("killed", signal.SIGKILL), ("stopped", signal.SIGSTOP)]
 )
-def test_a_fault_happens_once(tmp_path, kind, number):
+def test_fault_is_provoked_only_once(tmp_path, kind, number):
     once = "import sys; from experiments.faults import provoke; import pathlib"
     once += f"\nprovoke.once(({kind!r}, 0, 7), pathlib.Path(sys.argv[1]), '1gbit')"
     command = [sys.executable, "-c", once, str(tmp_path)]
@@ -101,7 +101,7 @@ def test_a_fault_happens_once(tmp_path, kind, number):
     subprocess.run(command, cwd=ROOT, check=True)
 
 
-def test_faults_are_of_every_kind_and_after_the_first_checkpoint():
+def test_faults_of_every_kind_come_after_the_first_checkpoint():
     config = faults.Config()
     found = list(faults.faults(config))
     assert len(found) == 50
@@ -138,7 +138,9 @@ END = "pipejax: this job is ended: "
         ("slow", 1, END + SILENT, False, None),  # false alarm
     ],
 )
-def test_what_is_to_be_said(monkeypatch, kind, rank, said, named, after):
+def test_outcome_of_a_fault_is_read_from_the_output(
+    monkeypatch, kind, rank, said, named, after
+):
     job = f"begun 3.0\nprovoked 17.0\n{said}\nbegun 30.5\ndigest 12ab\n"
     everyone = dict.fromkeys(range(4), job)
     monkeypatch.setattr(faults, "job", lambda *_: (everyone, 60.0))
@@ -163,7 +165,7 @@ def test_other_bits_are_no_success(monkeypatch):
 @pytest.mark.full
 @pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 @pytest.mark.parametrize("timeout", [5.0, 10.0])
-def test_a_start_with_something_wrong_is_refused_by_all_and_at_once(tmp_path, timeout):
+def test_bad_start_is_refused_at_once_by_all_hosts(tmp_path, timeout):
     """The quick run has a shorter timeout: every host waits for 1.5 timeouts."""
     out = tmp_path / "start.json"
     config = start.Config(
@@ -203,7 +205,9 @@ def printed_here(network, command):
         ),
     ],
 )
-def test_a_diary_of_every_host(tmp_path, monkeypatch, where, steps):
+def test_endurance_run_keeps_a_diary_for_every_host(
+    tmp_path, monkeypatch, where, steps
+):
     if where == "here":
         here.limit_devices(monkeypatch)
         monkeypatch.setattr(endurance, "printed", printed_here)
@@ -224,7 +228,7 @@ def test_a_diary_of_every_host(tmp_path, monkeypatch, where, steps):
     assert config.plot.stat().st_size > 10_000
 
 
-def test_drift_and_growth_are_seen():
+def test_drift_and_growth_are_shown_in_the_table():
     first = [
         {"step": step, "memory": 100.0, "threads": 9, "arrays": 30, "digest": "a"}
         for step in range(100, 1100, 100)
@@ -259,7 +263,7 @@ def test_damaged_checkpoints_are_never_restored_wrongly(tmp_path, trials):
         assert (each["outcome"] == "fell back") == ("step 6 in" in each["said"]), each
 
 
-def test_a_wrong_restore_would_be_counted(tmp_path, monkeypatch):
+def test_wrong_restore_is_counted_and_fails_the_experiment(tmp_path, monkeypatch):
     """Without the checksums, a flipped bit is restored and the experiment fails."""
     monkeypatch.setattr("pipejax.checkpoint._read._wrong", lambda *_: None)
     monkeypatch.setattr("pipejax.checkpoint._read.damage", lambda *_: None)
@@ -283,7 +287,7 @@ def test_strangers_end_no_roll_call(tmp_path, capsys):
         assert cost["memory"] < strangers.MOST_MEMORY
 
 
-def test_what_strangers_cost():
+def test_cost_of_strangers_is_their_delay_and_memory():
     without = [{"seconds": 1.0, "memory": 200.0}, {"seconds": 3.0, "memory": 200.0}]
     among = [{"seconds": 2.5, "memory": 210.0}, {"seconds": 2.5, "memory": 220.0}]
     wanted = {"delay": 0.5, "memory": 15.0, "met": True}
@@ -316,7 +320,7 @@ def timelines():
     return host, other
 
 
-def test_the_parts_of_a_job_are_those_of_its_timeline():
+def test_parts_of_a_job_are_read_from_its_timeline():
     parts, step = goodput.split(timelines(), 0.0)
     assert step == 1  # of 1, 1 and 3 s: the first steps of attempts do not count
     assert parts == pytest.approx(
@@ -337,7 +341,7 @@ def test_the_parts_of_a_job_are_those_of_its_timeline():
     assert sum(parts.values()) == pytest.approx(57.5)
 
 
-def test_a_job_with_faults_is_continued_and_its_time_is_known(tmp_path, monkeypatch):
+def test_job_with_faults_is_continued_and_its_time_is_split(tmp_path, monkeypatch):
     """Runs the jobs without a cluster, with a stand-in for what the hosts do."""
     monkeypatch.setattr(cluster, "reason_why_not", lambda: None)
 

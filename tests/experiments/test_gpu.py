@@ -20,7 +20,7 @@ def cells(out):
 
 
 @pytest.mark.full
-def test_all_of_it(tmp_path, monkeypatch):
+def test_gpu_experiment_measures_every_part(tmp_path, monkeypatch):
     out = tmp_path / "gpu.json"
     here.run(monkeypatch, "gpu", "--out", str(out))
     parts = cells(out)
@@ -28,7 +28,7 @@ def test_all_of_it(tmp_path, monkeypatch):
     assert not [name for name, found in parts.items() if "failed" in found]
 
 
-def test_a_codec_beside_the_copy(monkeypatch):
+def test_codec_speed_is_given_relative_to_a_copy(monkeypatch):
     few = {"truncate": codec_speed.CODECS["truncate"]}
     monkeypatch.setattr(codec_speed, "CODECS", few)
     found = _codecs.measured()
@@ -38,7 +38,7 @@ def test_a_codec_beside_the_copy(monkeypatch):
 
 
 @pytest.mark.full
-def test_the_bits_of_steps_by_hand():
+def test_steps_have_the_same_bits_as_by_hand():
     """On a CPU, the last update of a drain may be rounded in another way."""
     found = _exact.measured()
     assert found["steps"]["width 1"] == EQUAL
@@ -48,14 +48,14 @@ def test_the_bits_of_steps_by_hand():
     assert same == set(codec_speed.CODECS)
 
 
-def test_memory_of_a_program_without_an_allocator_that_counts():
+def test_memory_of_a_program_is_known_without_allocator_counts():
     found = _steps.memory("mlp", "width 2, plain")
     assert found["allocator"] == {"bytes_in_use": None, "peak_bytes_in_use": None}
     assert found["program"]["live"] > found["program"]["temporaries"] > 0
 
 
 @pytest.mark.full
-def test_what_is_hidden_on_several_devices():
+def test_overlap_on_several_devices_has_measured_times():
     found = _steps.overlapped("mlp")
     assert len(jax.devices()) > 1
     assert found["covered"] == 0  # on CPU a collective blocks
@@ -66,7 +66,7 @@ def event(name, start, length, pid=1):
     return {"ph": "X", "pid": pid, "name": name, "ts": start, "dur": length}
 
 
-def test_a_profile(tmp_path):
+def test_profile_counts_time_beside_kernels(tmp_path):
     """Kernels run at 0-10 and 20-30, a copy at 5-15, a collective at 18-22."""
     events = [
         {"name": "process_name", "pid": 1, "args": {"name": "/device:GPU:0"}},
@@ -87,7 +87,7 @@ def test_a_profile(tmp_path):
     }
 
 
-def test_what_fails_and_what_is_left_out(tmp_path, monkeypatch):
+def test_failed_and_omitted_parts_are_recorded(tmp_path, monkeypatch):
     def run(part):
         if part == "codecs":
             return {"failed": "exit code 1: no memory"}
@@ -103,6 +103,6 @@ def test_what_fails_and_what_is_left_out(tmp_path, monkeypatch):
     assert cells(out)["trace"]["left_out"] == "the time was up"
 
 
-def test_a_part_that_does_not_run_says_why():
+def test_failing_part_records_its_error():
     found = gpu.run("memory:mlp:width 9")
     assert found == {"failed": "exit code 1: KeyError: 'width 9'"}

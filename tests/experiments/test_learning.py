@@ -8,7 +8,7 @@ from experiments import learning
 
 
 @pytest.mark.full
-def test_text_for_tests_is_its_last_tenth(tmp_path):
+def test_last_tenth_of_the_text_is_held_out(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("ab" * 900 + "cd" * 100)
     task = learning.characters(path, batch_size=8, steps=10)
@@ -25,12 +25,12 @@ def test_text_for_tests_is_its_last_tenth(tmp_path):
     assert task.test(params)["test_loss"] == pytest.approx(loss, rel=1e-5)
 
 
-def test_a_missing_text_is_named(tmp_path):
+def test_missing_text_is_named_in_the_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="no text at"):
         learning.characters(tmp_path / "none.txt", batch_size=8, steps=10)
 
 
-def test_the_learning_rate_rises_and_falls_to_zero():
+def test_learning_rate_rises_and_falls_to_zero():
     task = learning.Task(100, None, None, None, None)
     rates = [float(task.schedule(0.5)(step)) for step in (0, 10, 55, 100)]
     assert rates == pytest.approx([0, 0.5, 0.25, 0], abs=1e-6)

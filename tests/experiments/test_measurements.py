@@ -50,7 +50,7 @@ def run(where, monkeypatch):
 
 
 @pytest.mark.full
-def test_overhead(tmp_path, run):
+def test_overhead_experiment_writes_ratios_and_verdicts(tmp_path, run):
     out = tmp_path / "overhead.json"
     size = ("--models", "mlp", "--batch-sizes", "64", "--rounds", "3")
     run("overhead", *size, "--seconds", "0.01", "--calls", "3", "--out", str(out))
@@ -68,7 +68,7 @@ def test_overhead(tmp_path, run):
 
 
 @pytest.mark.full
-def test_convex(tmp_path, where, run, monkeypatch):
+def test_convex_experiment_writes_result_and_plots(tmp_path, where, run, monkeypatch):
     out, plot = tmp_path / "convex.json", tmp_path / "convex.png"
     widths, log2_steps = ("1", "2", "4"), "11"
     if where == "here":
@@ -97,7 +97,7 @@ ADVERSARIES = ("adversary, lines", "adversary, parabolas")
 
 
 @pytest.mark.full  # in the quick run, test_convergence.py has a small one
-def test_convergence(tmp_path):
+def test_convergence_experiment_writes_result_and_plot(tmp_path):
     out, plot = tmp_path / "convergence.json", tmp_path / "convergence.png"
     grid = ("--tasks", "digits", "--optimizers", "adamw", "--methods", "K=2, plain")
     size = ("--seeds", "0", "--factors", "1.0", "--steps", "30")
@@ -108,7 +108,7 @@ def test_convergence(tmp_path):
 
 
 @pytest.mark.full
-def test_delay_robust(tmp_path, run):
+def test_delay_robust_experiment_writes_test_losses(tmp_path, run):
     out = tmp_path / "delay_robust.json"
     grid = ("--shares", "0.2", "--averaged", "0.02", "--widths", "2", "--seeds", "0")
     size = ("--data", "digits", "--optimizers", "adamw", "--steps", "30")
@@ -118,7 +118,7 @@ def test_delay_robust(tmp_path, run):
 
 
 @pytest.mark.full
-def test_codecs(tmp_path, where, run):
+def test_codecs_experiment_writes_sent_bytes(tmp_path, where, run):
     out = tmp_path / "codecs.json"
     rows = ("none", "sign, fed back", *(["power_sgd"] if where == "alone" else ()))
     grid = ("--data", "digits", "--rows", *rows)
@@ -131,7 +131,7 @@ def test_codecs(tmp_path, where, run):
     assert all(len(row["width 2"]) == 1 for row in found.values())
 
 
-def test_codec_speed_here(tmp_path, monkeypatch):
+def test_codec_speed_in_process_writes_its_result(tmp_path, monkeypatch):
     """Measures one codec in this process, which has its pages and cores already."""
     name, out = "int8, block 256", tmp_path / "codec_speed.json"
     monkeypatch.setattr(codec_speed, "CODECS", {name: codec_speed.CODECS[name]})
@@ -144,7 +144,7 @@ def test_codec_speed_here(tmp_path, monkeypatch):
 
 
 @pytest.mark.full
-def test_codec_speed(tmp_path):
+def test_codec_speed_command_writes_its_result(tmp_path):
     out = tmp_path / "codec_speed.json"
     size = ("--mebibytes", "1", "--rounds", "3")
     experiment("codec_speed", *size, "--out", str(out))
@@ -161,7 +161,7 @@ def check_codec_speed(out):
         assert encode == 2**18 * (4 + 1 + 4 / 256)
 
 
-def test_checkpoint_cost(tmp_path, run):
+def test_checkpoint_cost_experiment_writes_times_and_sizes(tmp_path, run):
     out = tmp_path / "checkpoint_cost.json"
     size = ("--widths", "8", "--rounds", "2")
     assert "of the restore" in run("checkpoint_cost", *size, "--out", str(out))
@@ -175,7 +175,7 @@ def test_checkpoint_cost(tmp_path, run):
 
 
 @pytest.mark.full
-def test_levels(tmp_path, run):
+def test_levels_experiment_counts_bytes_between_hosts(tmp_path, run):
     out = tmp_path / "levels.json"
     printed = run("levels", "--steps", "3", "--out", str(out), "--seeds", "0")
     assert "between hosts" in printed
@@ -190,7 +190,7 @@ def test_levels(tmp_path, run):
 
 
 @pytest.mark.full
-def test_wire(tmp_path, run):
+def test_wire_experiment_writes_known_byte_ratios(tmp_path, run):
     out = tmp_path / "wire.json"
     few = ("none", "int8", "power_sgd")
     run("wire", "--gpu", "None", "--codecs", *few, "--out", str(out))
@@ -204,7 +204,7 @@ def test_wire(tmp_path, run):
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda p: p.stem)
-def test_committed_results_can_be_had_again(path):
+def test_committed_results_name_their_command_and_origin(path):
     record = json.loads(path.read_text())
     command, experiment = record["command"].split(maxsplit=3)[:3][::2]
     assert command == "python"
@@ -217,7 +217,7 @@ def test_committed_results_can_be_had_again(path):
     assert "dirty" not in record["commit"]
 
 
-def test_log_survives_a_line_cut_off_and_goes_on_from_a_step(tmp_path):
+def test_log_survives_a_cut_line_and_resumes_at_a_step(tmp_path):
     with logs.Log(tmp_path) as log:
         for step in (1, 2, 3):
             log.write(step, {"loss": float("nan") if step == 1 else 1.0 / step})

@@ -11,7 +11,7 @@ pytest.importorskip("nvidia.cuda_nvcc")
 
 
 @pytest.mark.full
-def test_ours_beside_a_step_by_hand(tmp_path):
+def test_memory_of_our_step_is_compared_with_a_step_by_hand(tmp_path):
     out = tmp_path / "memory.json"
     steps = ("K=1", "K=2, predicted")
     config = memory.Config("h100:1x1x8", ("mlp",), steps, out=out)
@@ -26,7 +26,7 @@ def test_ours_beside_a_step_by_hand(tmp_path):
         assert cell["over_by_hand"] == pytest.approx(cell["live"] / cell["by_hand"])
 
 
-def test_what_misses_its_bar_is_the_exit_code(tmp_path, monkeypatch):
+def test_exit_code_is_1_if_a_bar_is_missed(tmp_path, monkeypatch):
     cell = {"model": "mlp", "step": "K=1", "live": 9.0, "limit": 3.0, "by_hand": 4.0}
     monkeypatch.setattr(
         memory, "measured", lambda *_: cell | {"covered": 1.0, "met": False}

@@ -27,7 +27,7 @@ def port(monkeypatch):
     return free
 
 
-def test_a_server_applies_each_gradient_as_it_comes(port, monkeypatch):
+def test_server_applies_each_gradient_on_arrival(port, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     first = AsynchronousServer(PROBLEM, port)
     monkeypatch.setenv("RANK", "1")
@@ -51,7 +51,7 @@ def test_a_server_applies_each_gradient_as_it_comes(port, monkeypatch):
     first.close()
 
 
-def test_the_learning_rate_falls_to_zero():
+def test_learning_rate_falls_to_zero():
     tx = Problem("mlp", steps=4).optimizer
     params = gradient = {"w": np.ones(3, np.float32)}
     state, sizes = tx.init(params), []
@@ -83,18 +83,18 @@ def test_pytorch_has_the_same_models(model):
     jax.tree.map(np.testing.assert_array_equal, _ddp._flax_params(module), params)
 
 
-def test_without_pytorch(monkeypatch):
+def test_missing_pytorch_is_reported_with_its_extra(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(methods.NotInstalledError, match=r"pip install 'pipejax\[peers"):
         methods.make("DDP", PROBLEM)
 
 
-def test_a_name_that_none_has():
+def test_unknown_method_is_refused():
     with pytest.raises(ValueError, match="`name` must be one of compute, PS-Sync"):
         methods.make("Pipe", PROBLEM)
 
 
-def test_flags_make_the_problem_again():
+def test_flags_of_a_problem_describe_the_problem():
     flags = Problem("cnn", 4, seed=3).flags()
     assert flags[:4] == ["--problem.model", "cnn", "--problem.batch-size", "4"]
     assert Problem("wide_mlp").elements == 4_093_450

@@ -53,7 +53,9 @@ def initialised(name, norm="group"):
         ("softmax", "group", (32, 32, 3), 100, 307_300),
     ],
 )
-def test_parameter_counts(name, norm, image_shape, num_classes, count):
+def test_parameter_counts_equal_the_known_numbers(
+    name, norm, image_shape, num_classes, count
+):
     model = models.build(name, num_classes=num_classes, norm=norm)
     params = variable_shapes(model, image_shape)["params"]
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count
@@ -61,7 +63,7 @@ def test_parameter_counts(name, norm, image_shape, num_classes, count):
 
 @pytest.mark.parametrize("image_shape", [(8, 8, 1), (28, 28, 1), (32, 32, 3)])
 @pytest.mark.parametrize(("name", "norm"), BUILDS)
-def test_logits_for_every_image_size(name, norm, image_shape):
+def test_logits_have_the_same_shape_for_every_image_size(name, norm, image_shape):
     model = models.build(name, num_classes=7, norm=norm)
     apply = functools.partial(model.apply, train=False)
     images = jax.ShapeDtypeStruct((5, *image_shape), jnp.float32)
@@ -72,7 +74,7 @@ def test_logits_for_every_image_size(name, norm, image_shape):
 @pytest.mark.parametrize(
     ("side", "stem", "last"), [(64, 3, 8), (65, 7, 3), (224, 7, 7)]
 )
-def test_the_stem_follows_the_image_size(side, stem, last):
+def test_stem_follows_the_image_size(side, stem, last):
     model = models.build("resnet18", num_classes=10)
     images = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
     init = functools.partial(
@@ -86,7 +88,7 @@ def test_the_stem_follows_the_image_size(side, stem, last):
 
 
 @pytest.mark.parametrize(("name", "norm"), BUILDS)
-def test_only_batch_norm_has_state(name, norm):
+def test_batch_norm_alone_has_model_state(name, norm):
     model = models.build(name, num_classes=10, norm=norm)
     collections = {"params"} | ({"batch_stats"} if norm == "batch" else set())
     assert set(variable_shapes(model, (8, 8, 1))) == collections
@@ -101,7 +103,7 @@ def test_only_batch_norm_has_state(name, norm):
         pytest.param("resnet18", "batch", marks=pytest.mark.full),
     ],
 )
-def test_a_test_logit_does_not_depend_on_the_batch(name, norm):
+def test_logit_in_test_mode_does_not_depend_on_the_batch(name, norm):
     model, variables = initialised(name, norm)
     apply = jax.jit(functools.partial(model.apply, train=False))
     images = random_images(4, 8, 8, 1)
@@ -114,7 +116,7 @@ def test_a_test_logit_does_not_depend_on_the_batch(name, norm):
 
 
 @pytest.mark.parametrize("norm", ["group", "batch"])
-def test_a_residual_block_starts_as_the_identity(norm):
+def test_residual_block_starts_as_the_identity(norm):
     block = models.BasicBlock(32, 1, norm)
     images = np.abs(random_images(2, 4, 4, 32))
     variables = block.init(jax.random.key(0), images, train=False)
@@ -128,7 +130,7 @@ def test_a_residual_block_starts_as_the_identity(norm):
 
 
 @pytest.mark.parametrize("norm", ["group", "batch"])
-def test_a_block_that_changes_shape_starts_as_its_shortcut(norm):
+def test_block_with_another_shape_starts_as_its_shortcut(norm):
     block = models.BasicBlock(64, 2, norm)
     images = random_images(2, 4, 4, 32)
     variables = block.init(jax.random.key(0), images, train=False)
@@ -222,6 +224,6 @@ def test_mlp_learns_digits():
         ("cnn", {"norm": "batch"}, "cnn has no norm layers; got `norm` 'batch'; leave"),
     ],
 )
-def test_build_says_what_is_wrong(name, change, message):
+def test_build_refuses_bad_arguments(name, change, message):
     with pytest.raises(ValueError, match=message):
         models.build(name, **({"num_classes": 10} | change))

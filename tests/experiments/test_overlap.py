@@ -26,7 +26,9 @@ PROGRAMS = overlap.SMALL["programs"]
         ("h100:1x8x8", "transformer scan", 0.95),
     ],
 )
-def test_pipelined_is_hidden_and_nothing_else_is(tmp_path, target, model, least):
+def test_pipelined_all_reduce_is_hidden_and_others_are_not(
+    tmp_path, target, model, least
+):
     out = tmp_path / "overlap.json"
     assert overlap.main(overlap.Config((target,), (model,), PROGRAMS, out=out)) == 0
     cells = json.loads(out.read_text())["cells"]
@@ -49,7 +51,7 @@ def test_pipelined_is_hidden_and_nothing_else_is(tmp_path, target, model, least)
 
 
 @pytest.mark.full
-def test_with_everything_on():
+def test_all_reduce_stays_hidden_with_every_option():
     """The program has batch norm, AdamW, clipping, microbatches, a key and metrics."""
     cell = overlap.measured("h100:1x8x8", "resnet18", "everything")
     assert all(cell["asynchronous"])
@@ -61,7 +63,7 @@ def test_with_everything_on():
     # TPUs have two programs of six models. "everything" is for one model only.
     [({"small": True}, 2 * 3 * 4), ({}, 12 * (6 * 7 + 1)), ({"tpu": True}, 4 * 6 * 2)],
 )
-def test_the_matrix(monkeypatch, tmp_path, flags, count):
+def test_matrix_has_each_cell_once(monkeypatch, tmp_path, flags, count):
     def measured(target, model, program):
         cell = {"target": target, "model": model, "program": program}
         return cell | {"failed": "not compiled", "met": True}
@@ -74,7 +76,7 @@ def test_the_matrix(monkeypatch, tmp_path, flags, count):
     assert len(cells) == len(names) == count
 
 
-def test_a_run_of_some_cells_keeps_the_others(tmp_path, monkeypatch):
+def test_partial_run_keeps_the_other_cells(tmp_path, monkeypatch):
     """Each cell has its own commit; their order is that of the tables."""
 
     def measured(target, model, program):
@@ -98,14 +100,14 @@ CELL = (("h100:1x1x8",), ("mlp",), ("pipelined",))
 
 
 @pytest.mark.full
-def test_what_misses_its_bar_is_named(tmp_path, monkeypatch, capsys):
+def test_missed_bar_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(overlap, "judged", lambda *_: ("more than all", False))
     assert overlap.main(overlap.Config(*CELL, out=tmp_path / "out.json")) == 1
     line = "h100:1x1x8, mlp, pipelined: 1.00, 1/1; MISSED, the bar is more than all"
     assert line in capsys.readouterr().err
 
 
-def test_what_does_not_compile_is_recorded(tmp_path, monkeypatch, capsys):
+def test_failed_compilation_is_recorded(tmp_path, monkeypatch, capsys):
     def compiled(*_):
         raise jax.errors.JaxRuntimeError("INTERNAL: no\nbecause")
 

@@ -10,7 +10,7 @@ from experiments import loop, report, speedup
 TEXT = "pip install 'pipejax[peers]' [bold] [/tmp/x] :x:"
 
 
-def test_text_and_tables_are_printed_as_they_are():
+def test_text_and_tables_are_printed_without_markup():
     said = io.StringIO()
     console = report.console(file=said, width=200)
     console.print(TEXT)
@@ -18,7 +18,7 @@ def test_text_and_tables_are_printed_as_they_are():
     assert said.getvalue().count(TEXT) == 4
 
 
-def test_a_progress_bar_has_its_label_as_it_is():
+def test_progress_bar_shows_its_label_without_markup():
     said = io.StringIO()
     console = report.console(
         file=said, width=200, force_terminal=True, color_system=None
@@ -28,7 +28,7 @@ def test_a_progress_bar_has_its_label_as_it_is():
     assert TEXT in said.getvalue()
 
 
-def test_what_is_not_installed_is_said_with_its_extra(monkeypatch, capsys):
+def test_missing_peer_is_reported_with_its_extra(monkeypatch, capsys):
     """Shows a row of `speedup` whose peer is not installed."""
     why = "PyTorch is not installed: pip install 'pipejax[peers]'"
     cell = {

@@ -31,7 +31,7 @@ def tokens(count=4, length=9, seed=1):
     return rng.integers(TINY.vocabulary, size=(count, length)).astype(np.int32)
 
 
-def test_the_transformer_is_causal_and_begins_with_no_preference():
+def test_transformer_is_causal_and_starts_without_preference():
     graph, params = model.init(TINY)
     loss = jax.jit(model.loss_fn(graph))(params, tokens())
     assert loss == pytest.approx(math.log(65), abs=0.1)
@@ -48,7 +48,7 @@ def test_the_transformer_is_causal_and_begins_with_no_preference():
     ("name", "millions"),
     [("nano", 0.8), ("10M", 10.8), ("124M", 124), ("1B", 1019), ("7B", 6657)],
 )
-def test_sizes(name, millions):
+def test_model_sizes_have_the_named_number_of_parameters(name, millions):
     _, params = nnx.eval_shape(lambda: model.init(model.SIZES[name]))
     elements = sum(x.size for x in jax.tree.leaves(params))
     assert elements / 1e6 == pytest.approx(millions, rel=0.03)
@@ -57,7 +57,7 @@ def test_sizes(name, millions):
 @pytest.mark.parametrize(
     "inner", [pytest.param(("fsdp",), marks=pytest.mark.full), ("fsdp", "tp")]
 )
-def test_groups_train_it_as_single_devices_do(inner):
+def test_groups_train_the_model_like_single_devices(inner):
     auto = (jax.sharding.AxisType.Auto,) * (1 + len(inner))
     sizes = (2, *(2 for _ in inner))
     devices = jax.devices()[: np.prod(sizes)]
@@ -83,7 +83,7 @@ def test_groups_train_it_as_single_devices_do(inner):
         np.testing.assert_allclose(leaf, other, rtol=0, atol=2e-4)
 
 
-def test_what_does_not_divide_is_not_split():
+def test_axes_with_indivisible_sizes_are_not_split():
     mesh = pj.data_mesh(8, axis_name=("host", "fsdp"), hosts=1)
     odd = model.Config(layers=1, features=12, heads=2, context=8)
     _, params = nnx.eval_shape(lambda: model.init(odd))
@@ -92,7 +92,7 @@ def test_what_does_not_divide_is_not_split():
 
 
 @pytest.mark.full
-def test_nanogpt_keeps_the_runs_that_it_has(tiny, tmp_path, monkeypatch, capsys):
+def test_nanogpt_keeps_finished_runs(tiny, tmp_path, monkeypatch, capsys):
     text = tmp_path / "input.txt"
     alphabet = string.ascii_letters + string.digits + " .\n"
     text.write_text(alphabet * 40)
@@ -124,7 +124,7 @@ def test_rows_are_paired_by_seed():
 
 
 @pytest.mark.full
-def test_compiled_for_two_hosts(tiny, tmp_path, monkeypatch):
+def test_steps_compiled_for_two_hosts_are_checked(tiny, tmp_path, monkeypatch):
     pytest.importorskip("jax_plugins.xla_cuda12")
     pytest.importorskip("nvidia.cuda_nvcc")
     limit_devices(monkeypatch)
@@ -138,7 +138,7 @@ def test_compiled_for_two_hosts(tiny, tmp_path, monkeypatch):
     assert len(compiled.rows([first, second])) == 3
 
 
-def test_cells_are_in_the_order_of_sizes_devices_and_steps():
+def test_cells_are_sorted_by_size_device_and_step():
     steps, targets = list(compiled.STEPS), list(compiled.TARGETS)
     names = [("7B", targets[0], steps[0]), ("1B", targets[1], steps[0])]
     names += [("1B", targets[0], steps[1]), ("1B", "others", steps[0])]
@@ -147,12 +147,12 @@ def test_cells_are_in_the_order_of_sizes_devices_and_steps():
     assert [cells.index(cell) for cell in found] == [2, 1, 3, 0]
 
 
-def test_a_cell_that_the_compiler_refuses():
+def test_refusal_by_the_compiler_is_shown_in_the_row():
     cell = compiled.failed("7B", "tpu:2xv5e:4x4", "K=2", "no memory")
     assert compiled.rows([cell])[1][:4] == ["7B", "tpu:2xv5e:4x4", "K=2", "refused"]
 
 
-def test_rows_of_the_cluster():
+def test_rows_of_the_cluster_show_times_and_ratios():
     seconds = {"compute": 0.2, "D-Sync": 0.5, "Pipe-SGD": 0.33, "exchange": 0.3}
     methods = {
         k: {"seconds": [x], "cores": [0.3], "wire_bytes": 12_500_000}
@@ -162,7 +162,7 @@ def test_rows_of_the_cluster():
     assert rows[3] == ["2", "Pipe-SGD", "330", "1.65", "1.10", "200", "300"]
 
 
-def test_batches_of_a_host():
+def test_host_batch_has_tokens_of_its_shape():
     found = cluster.tokens(cluster.Config(size="10M"), 1)
     assert found.shape == (4, 65)
     assert jnp.issubdtype(found.dtype, jnp.int32)

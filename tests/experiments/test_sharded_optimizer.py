@@ -18,7 +18,7 @@ def runs(method, loss, seeds=(0, 1)):
     ]
 
 
-def test_changes_are_taken_from_synchronous_runs_of_the_same_seeds():
+def test_changes_are_taken_from_synchronous_runs_of_equal_seeds():
     others = {"seeds": [0, 1], "runs": [*runs("K=1", 0.5), *runs("K=2, plain", 0.6)]}
     titles, row = accuracy.rows(others, runs(accuracy.SHARDED, 0.505))
     assert titles == ["task", "optimizer", "test loss of K=1", *accuracy.BESIDE]
@@ -29,7 +29,7 @@ def test_changes_are_taken_from_synchronous_runs_of_the_same_seeds():
 
 
 @pytest.mark.full
-def test_runs_are_kept_and_not_repeated(tmp_path, monkeypatch):
+def test_finished_runs_are_kept_and_not_repeated(tmp_path, monkeypatch):
     result = {"seeds": [0], "runs": [{**x, "task": "digits"} for x in runs("K=1", 1)]}
     rates = accuracy.OPTIMIZERS["momentum"].rates
     result["runs"] = [x | {"rate": rate} for x in result["runs"] for rate in rates]
@@ -48,7 +48,7 @@ def test_runs_are_kept_and_not_repeated(tmp_path, monkeypatch):
     assert [x["seed"] for x in json.loads(out.read_text())["runs"]] == [0, 1]
 
 
-def test_rows_of_the_cluster():
+def test_rows_of_the_cluster_show_times_and_ratios():
     row = {"step": 0.5, "wire": 0.4, "cores": 0.3, "ratio_to_limit": 1.25}
     cell = {
         "problem": {"model": "mlp"},
@@ -61,7 +61,7 @@ def test_rows_of_the_cluster():
     assert pipelined[4] == "1.10"
 
 
-def test_a_quarter_of_the_update():
+def test_update_times_are_given_whole_and_for_a_quarter():
     found = cluster.update_times(Problem("mlp", 8), rounds=2)
     assert {name: len(times) for name, times in found.items()} == {
         "whole": 2,
@@ -69,5 +69,5 @@ def test_a_quarter_of_the_update():
     }
 
 
-def test_every_method_has_a_name():
+def test_every_method_has_a_display_name():
     assert set(cluster.METHODS) <= NAMES.keys()

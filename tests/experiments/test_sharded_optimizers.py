@@ -59,7 +59,7 @@ def trained(client, *, exact=False, **options):
     "name",
     [pytest.param(x, marks=() if x in QUICK else pytest.mark.full) for x in NAMES],
 )
-def test_predictions_are_those_of_the_unsharded_optimizer(name):
+def test_sharded_predictions_equal_the_unsharded_optimizer(name):
     client = clients.client(name, 0)
     wanted, loss = trained(client, all_reduce=collectives.two_shot())
     found, _ = trained(client, shard_optimizer=True, exact=True)

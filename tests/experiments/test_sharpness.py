@@ -35,7 +35,7 @@ def compared():
 
 @pytest.mark.full
 @pytest.mark.parametrize("factors", [(2.0,), (1.0, 2.0)])
-def test_a_small_run(tmp_path, factors):
+def test_small_sharpness_run_writes_result_and_plot(tmp_path, factors):
     runs = tmp_path / "convergence.json"
     runs.write_text(json.dumps(compared()))
     found = sharpness.main(
@@ -94,5 +94,5 @@ def test_adamw_divides_by_the_root_of_its_second_moment():
 
 
 @pytest.mark.parametrize("optimizer", sharpness.LINEAR)
-def test_the_linear_part_of_every_optimizer_has_a_limit(optimizer):
+def test_linear_part_of_every_optimizer_has_a_limit(optimizer):
     assert np.isfinite(pj.stability.max_curvature(sharpness.LINEAR[optimizer], 2))

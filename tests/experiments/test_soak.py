@@ -8,7 +8,7 @@ import pytest
 from experiments import soak
 
 # The profile `ci` has three cases, and float32 compiles quickly.
-ONE = "tests/codecs/test_properties.py::test_error_is_within_the_bound[float32]"
+ONE = "tests/codecs/test_properties.py::test_errors_of_vectors_are_bounded[float32]"
 
 
 def config(out, **changes):
@@ -16,7 +16,7 @@ def config(out, **changes):
 
 
 @pytest.mark.full
-def test_result_says_how_many_cases(tmp_path):
+def test_soak_result_counts_its_cases(tmp_path):
     out = tmp_path / "soak.json"
     assert soak.main(config(out, least=3)) == 0
     record = json.loads(out.read_text())
@@ -26,7 +26,7 @@ def test_result_says_how_many_cases(tmp_path):
 
 @pytest.mark.full
 @pytest.mark.parametrize("changes", [{"least": 4}, {"tests": ("tests/no_such",)}])
-def test_too_few_or_failing_tests_have_no_result(tmp_path, capsys, changes):
+def test_soak_with_few_cases_or_failures_writes_no_result(tmp_path, capsys, changes):
     out = tmp_path / "soak.json"
     assert soak.main(config(out, **changes)) == 1
     assert not out.exists()
@@ -37,7 +37,7 @@ PRINTED = "  - 3 passing examples, 0 failing examples\n==== 1 passed in 1.00s ==
 
 
 @pytest.mark.parametrize(("code", "least"), [(0, 4), (1, 3)])
-def test_what_pytest_says_of_too_few_or_failing_tests_fails(
+def test_soak_fails_if_pytest_reports_few_cases_or_failures(
     tmp_path, capsys, monkeypatch, code, least
 ):
     def run(command, **settings):

@@ -63,7 +63,7 @@ def undisturbed(tmp_path_factory):
     return out
 
 
-def test_a_run_leaves_its_records(undisturbed):
+def test_finished_run_leaves_its_records(undisturbed):
     names = {path.name for path in undisturbed.iterdir()}
     assert {"config.json", "metrics.jsonl", "curves.png", "result.json"} <= names
     assert any(name.startswith("events.out.tfevents") for name in names)
@@ -127,7 +127,7 @@ def latest_step(out):
 
 
 @pytest.mark.full
-def test_killed_while_it_saves_ends_with_the_same_bits(undisturbed, tmp_path):
+def test_run_killed_during_a_save_ends_with_the_same_bits(undisturbed, tmp_path):
     out = tmp_path / "killed"
     assert interrupt(out, saving(out, 20), signal.SIGKILL) == -signal.SIGKILL
     assert not (out / "result.json").exists()
@@ -136,7 +136,7 @@ def test_killed_while_it_saves_ends_with_the_same_bits(undisturbed, tmp_path):
 
 
 @pytest.mark.full
-def test_killed_anywhere_ends_with_the_same_bits(tmp_path):
+def test_run_killed_anywhere_ends_with_the_same_bits(tmp_path):
     """Kills a run before any checkpoint, between two, and twice during a save."""
     out, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
     train(undisturbed)
@@ -154,7 +154,7 @@ def assert_same(out, undisturbed):
     assert learned(out) == learned(undisturbed)
 
 
-def test_sigterm_saves_and_exits_here(undisturbed, tmp_path, monkeypatch):
+def test_sigterm_in_process_saves_and_exits(undisturbed, tmp_path, monkeypatch):
     out = tmp_path / "terminated"
     terminate(monkeypatch, 25)
     assert "stopped by SIGTERM, saved at step 25" in train_here(out)
@@ -165,7 +165,7 @@ def test_sigterm_saves_and_exits_here(undisturbed, tmp_path, monkeypatch):
 
 
 @pytest.mark.full
-def test_sigterm_saves_and_exits(undisturbed, tmp_path):
+def test_sigterm_to_the_command_saves_and_exits(undisturbed, tmp_path):
     out = tmp_path / "terminated"
     assert interrupt(out, logged(out, 25), signal.SIGTERM) == 0
     saved = latest_step(out)
@@ -175,7 +175,7 @@ def test_sigterm_saves_and_exits(undisturbed, tmp_path):
 
 
 @pytest.mark.full
-def test_other_device_count_is_drained_and_said_here(tmp_path, monkeypatch):
+def test_other_device_count_in_process_drains_with_a_message(tmp_path, monkeypatch):
     out = tmp_path / "fewer"
     terminate(monkeypatch, 20)
     train_here(out)
@@ -186,7 +186,7 @@ def test_other_device_count_is_drained_and_said_here(tmp_path, monkeypatch):
 
 
 @pytest.mark.full
-def test_other_device_count_is_drained_and_said(tmp_path):
+def test_other_device_count_in_the_command_drains_with_a_message(tmp_path):
     out = tmp_path / "fewer"
     assert interrupt(out, logged(out, 20), signal.SIGTERM) == 0
     printed = train(out, "--resume", "--devices", "1")
@@ -201,14 +201,14 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("flags", "message"), REFUSED)
-def test_folder_of_another_run_is_refused_here(undisturbed, flags, message):
+def test_folder_of_another_run_is_refused_in_process(undisturbed, flags, message):
     with pytest.raises((FileExistsError, ValueError), match=message):
         train_here(undisturbed, *flags)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(("flags", "message"), REFUSED)
-def test_folder_of_another_run_is_refused(undisturbed, flags, message):
+def test_folder_of_another_run_is_refused_by_the_command(undisturbed, flags, message):
     done = subprocess.run(
         command(undisturbed, *flags),
         cwd=ROOT,

@@ -30,7 +30,7 @@ def stacked(params):
     return params | {"layers": layers}
 
 
-def test_at_the_start_all_bytes_are_about_as_likely():
+def test_all_bytes_are_about_equally_likely_at_the_start():
     params = init(SMALL)
     loss = jax.jit(transformer.loss_fn(SMALL))(params, tokens())
     # Logits of deviation 0.02 sqrt(32) = 0.11 add half of its square, 0.006, to the
@@ -38,7 +38,7 @@ def test_at_the_start_all_bytes_are_about_as_likely():
     assert loss == pytest.approx(math.log(256), abs=0.1)
 
 
-def test_a_scan_has_the_same_loss_and_gradients():
+def test_scan_has_the_same_loss_and_gradients():
     scan = dataclasses.replace(SMALL, scan=True)
     line, looped = (init(c) for c in (SMALL, scan))
     chex.assert_trees_all_close(stacked(line), looped, rtol=1e-6)
@@ -48,7 +48,7 @@ def test_a_scan_has_the_same_loss_and_gradients():
     chex.assert_trees_all_close(stacked(grads), others, rtol=1e-4, atol=1e-6)
 
 
-def test_no_token_sees_those_after_it():
+def test_tokens_do_not_see_later_tokens():
     params = init(SMALL)
     logits = jax.jit(lambda tokens: transformer._logits(params, tokens, SMALL))
     a, b = tokens((2, 9))
@@ -57,7 +57,7 @@ def test_no_token_sees_those_after_it():
     assert jnp.all(logits(a)[5] != logits(mixed)[5])
 
 
-def test_the_default_size():
+def test_default_size_has_38_million_parameters():
     shapes = jax.eval_shape(
         lambda key: transformer.init(key, transformer.Config()), jax.random.key(0)
     )
@@ -74,6 +74,6 @@ def test_the_default_size():
         ({"layers": 0}, "sizes must be positive"),
     ],
 )
-def test_bad_sizes(change, message):
+def test_bad_sizes_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(SMALL, **change)

@@ -85,7 +85,9 @@ def hosts_here(monkeypatch):
         pytest.param(ALL, 2, marks=pytest.mark.full),
     ],
 )
-def test_side_by_side(tmp_path, names, rounds):
+def test_methods_side_by_side_send_the_bytes_of_their_algorithm(
+    tmp_path, names, rounds
+):
     """Each method sends the bytes of its algorithm, and "compute" sends none."""
     out = tmp_path / "figures.json"
     measured = [name for name in names if name == "Pipe-SGD"]
@@ -113,7 +115,7 @@ def test_side_by_side(tmp_path, names, rounds):
         assert len(times["ratio"]) == rounds
 
 
-def test_what_the_cores_work_is_counted():
+def test_work_of_one_core_is_counted_as_its_share():
     """A tenth of a second on one core is its share of all cores, to a tick of each."""
     before, start = member.cores(), time.process_time()
     while time.process_time() - start < 0.1:
@@ -121,7 +123,7 @@ def test_what_the_cores_work_is_counted():
     assert member.cores() - before >= 0.1 / os.cpu_count() - 0.01
 
 
-def test_rows_of_a_table():
+def test_rows_of_a_table_compare_each_method_with_its_limit():
     """The limit is the longer of a method's own compute and its time on the wire."""
     found = {
         "compute": {"seconds": [1.0, 1.0], "cores": [0.9, 0.9], "wire_bytes": 0},
@@ -141,7 +143,7 @@ def test_rows_of_a_table():
 
 
 @pytest.mark.full
-def test_speedup_here(tmp_path, hosts_here):
+def test_speedup_in_process_writes_result_and_plot(tmp_path, hosts_here):
     out, plot = tmp_path / "speedup.json", tmp_path / "speedup.png"
     size = {"cells": (5,), "rounds": 2, "methods": ("D-Sync", "DDP")}
     speedup.main(speedup.Config(**size, out=out, plot=plot))
@@ -153,7 +155,7 @@ def test_speedup_here(tmp_path, hosts_here):
     assert plot.exists()
 
 
-def test_a_run_of_some_cells_keeps_the_others(tmp_path, monkeypatch):
+def test_partial_run_keeps_the_other_cells(tmp_path, monkeypatch):
     """Each cell has its own commit, date and processor. The list gives their order."""
 
     def measured(cell, config):
@@ -177,7 +179,7 @@ def test_a_run_of_some_cells_keeps_the_others(tmp_path, monkeypatch):
 
 @pytest.mark.full
 @needs_namespaces
-def test_speedup(tmp_path):
+def test_speedup_command_writes_result_and_plot(tmp_path):
     out, plot = tmp_path / "speedup.json", tmp_path / "speedup.png"
     names = ("compute", "PS-Sync", "D-Sync", "Pipe-SGD", "DDP compute")
     files = ("--out", str(out), "--plot", str(plot))
@@ -191,7 +193,9 @@ def test_speedup(tmp_path):
 
 
 @pytest.mark.full
-def test_prediction_here(tmp_path, hosts_here, monkeypatch, capsys):
+def test_prediction_in_process_writes_result_and_plot(
+    tmp_path, hosts_here, monkeypatch, capsys
+):
     few = {name: timing.FORMS[name] for name in ("psum", "ring")}
     monkeypatch.setattr(timing, "FORMS", few)
     out, plot = tmp_path / "prediction.json", tmp_path / "prediction.png"
@@ -207,7 +211,7 @@ def test_prediction_here(tmp_path, hosts_here, monkeypatch, capsys):
 
 @pytest.mark.full
 @needs_namespaces
-def test_prediction(tmp_path):
+def test_prediction_command_writes_result_and_plot(tmp_path):
     out, plot = tmp_path / "prediction.json", tmp_path / "prediction.png"
     size = ("--hosts", "2", "--rates", "1gbit", "--elements", "65536", "--rounds", "1")
     files = ("--out", str(out), "--plot", str(plot))
@@ -222,7 +226,9 @@ def test_prediction(tmp_path):
 
 
 @pytest.mark.full
-def test_allreduce_profile_here(tmp_path, hosts_here, monkeypatch):
+def test_allreduce_profile_in_process_writes_result_and_plot(
+    tmp_path, hosts_here, monkeypatch
+):
     def algorithms(devices, codec):
         found = every(devices, codec)
         return {name: found[name] for name in ("hierarchical", "ring") if name in found}
@@ -243,7 +249,7 @@ def test_allreduce_profile_here(tmp_path, hosts_here, monkeypatch):
 
 @pytest.mark.full
 @needs_namespaces
-def test_allreduce_profile(tmp_path):
+def test_allreduce_profile_command_writes_result_and_plot(tmp_path):
     out, plot = tmp_path / "profile.json", tmp_path / "profile.png"
     size = ("--hosts", "2", "--elements", "4096", "--rounds", "1", "--codecs", "int8")
     experiment("allreduce_profile", *size, "--out", str(out), "--plot", str(plot))
@@ -258,7 +264,7 @@ def test_allreduce_profile(tmp_path):
     assert plot.exists()
 
 
-def test_the_parts_of_a_step():
+def test_parts_of_a_step_explain_its_time():
     """A synchronous step takes the sum of its parts, a pipelined one the longer."""
     answer = {
         "methods": {
@@ -280,7 +286,7 @@ def test_the_parts_of_a_step():
     assert "exchange" not in rows["PS-Async"]
 
 
-def test_paper_here(tmp_path, hosts_here, monkeypatch):
+def test_paper_in_process_writes_result_and_plot(tmp_path, hosts_here, monkeypatch):
     """Both a run of all methods and a run for each of them."""
     small = Problem("softmax", 4, images="digits")
     cells = (
@@ -302,7 +308,7 @@ def test_paper_here(tmp_path, hosts_here, monkeypatch):
     assert plot.exists()
 
 
-def test_a_batch_of_real_images(tmp_path):
+def test_batches_of_real_images_differ_between_hosts(tmp_path):
     """Each host has its own images, and as many as its problem says."""
     problem = Problem("mlp", 4, images="digits")
     first, second = (problem.real_batch(host, tmp_path) for host in (0, 1))
@@ -313,7 +319,7 @@ def test_a_batch_of_real_images(tmp_path):
 
 @pytest.mark.full
 @needs_namespaces
-def test_paper(tmp_path):
+def test_paper_command_writes_result_and_plot(tmp_path):
     out, plot = tmp_path / "paper.json", tmp_path / "paper.png"
     files = ("--out", str(out), "--plot", str(plot))
     printed = experiment("paper", "--cells", "0", "--rounds", "2", *files)
@@ -323,7 +329,7 @@ def test_paper(tmp_path):
     assert plot.exists()
 
 
-def test_a_pause_has_the_gradient_of_its_batch():
+def test_pause_returns_the_gradient_of_its_batch():
     problem = scaling.Pause(seconds=0.01, size=8)
     batch = problem.random_batch(0)
     start = time.monotonic()
@@ -334,7 +340,9 @@ def test_a_pause_has_the_gradient_of_its_batch():
 
 
 @pytest.mark.full
-def test_scaling_here(tmp_path, hosts_here, monkeypatch, capsys):
+def test_scaling_in_process_writes_result_and_plot(
+    tmp_path, hosts_here, monkeypatch, capsys
+):
     few = {name: scaling.METHODS[name] for name in ("D-Sync", "Pipe-SGD, int8")}
     monkeypatch.setattr(scaling, "METHODS", few)
     monkeypatch.setattr(
@@ -355,7 +363,7 @@ def test_scaling_here(tmp_path, hosts_here, monkeypatch, capsys):
     assert plot.exists()
 
 
-def test_the_simulated_efficiency_of_an_asynchronous_server():
+def test_simulated_efficiency_of_a_server_is_limited_by_its_link():
     """The link carries three gradients in each step of the slowest worker."""
     four = timing.Cluster(4, timing.Link(0.0, 4e6))
     work = timing.Workload(0.5, 10**6)  # each transfer takes a second
@@ -363,7 +371,7 @@ def test_the_simulated_efficiency_of_an_asynchronous_server():
     assert found == pytest.approx(0.5 / 3, rel=0.05)
 
 
-def test_beside_the_server_a_worker_waits_only_for_its_own_transfers():
+def test_worker_beside_the_server_waits_only_for_own_transfers():
     two = timing.Cluster(2, timing.Link(0.0, 4e6))
     work = timing.Workload(2.0, 10**6)
     assert scaling.asynchronous(two, work) == pytest.approx(2 / (1 + 2 + 1))
@@ -371,7 +379,7 @@ def test_beside_the_server_a_worker_waits_only_for_its_own_transfers():
 
 @pytest.mark.full
 @needs_namespaces
-def test_scaling(tmp_path):
+def test_scaling_command_writes_result_and_plot(tmp_path):
     out, plot = tmp_path / "scaling.json", tmp_path / "scaling.png"
     size = ("--hosts", "1", "4", "--simulated", "8", "--elements", "65536")
     files = ("--rounds", "1", "--out", str(out), "--plot", str(plot))
@@ -383,7 +391,7 @@ def test_scaling(tmp_path):
     assert plot.exists()
 
 
-def test_labels_keep_a_distance():
+def test_labels_keep_a_distance_from_each_other():
     ends = {"slow": 90.0, "late": 41.0, "fast": 40.0}
     assert time_to_accuracy.spread(ends, 100.0) == {
         "fast": 40.0,
@@ -405,7 +413,9 @@ def test_seeds_are_drawn_on_one_axis():
 
 
 @pytest.mark.full
-def test_time_to_accuracy_here(tmp_path, hosts_here, monkeypatch, capsys):
+def test_time_to_accuracy_in_process_writes_result_and_plot(
+    tmp_path, hosts_here, monkeypatch, capsys
+):
     race = time_to_accuracy.RACES["digits"]
     race = dataclasses.replace(race, problem=Problem("mlp", 128, images="digits"))
     monkeypatch.setitem(time_to_accuracy.RACES, "digits", race)
@@ -425,7 +435,7 @@ def test_time_to_accuracy_here(tmp_path, hosts_here, monkeypatch, capsys):
 @pytest.mark.full
 @needs_namespaces
 @pytest.mark.skipif(not REAL.exists(), reason="no MNIST here")
-def test_time_to_accuracy(tmp_path):
+def test_time_to_accuracy_command_writes_result_and_plot(tmp_path):
     out, plot = tmp_path / "race.json", tmp_path / "race.png"
     names = ("PS-Async", "D-Sync", "Pipe-SGD, int8", "DDP")
     printed = experiment(
@@ -442,7 +452,7 @@ def test_time_to_accuracy(tmp_path):
     assert plot.exists()
 
 
-def test_a_race_that_was_broken_off_goes_on(tmp_path, monkeypatch):
+def test_broken_off_race_continues_with_its_finished_seeds(tmp_path, monkeypatch):
     """A race continues with its finished seeds if commit and settings are the same."""
     out, runs = tmp_path / "race.json", {"0": {"D-Sync": {}}}
     settings = {"steps": 20, "methods": ("D-Sync",)}

@@ -11,7 +11,7 @@ from .results import ROOT, result
 RECORD = result("clients")
 
 
-def test_tables_are_those_of_the_result_file():
+def test_tables_equal_the_result_file():
     text = (ROOT / "docs/clients.md").read_text()
     assert clients.with_tables(text, *clients.tables(RECORD)) == text
 
@@ -48,13 +48,13 @@ def words():
     assert statistics.median(apart) > 1000
 
 
-def test_words_are_those_of_the_result_file():
+def test_words_equal_the_result_file():
     text = " ".join((ROOT / "docs/clients.md").read_text().split())
     for each in words():
         assert each in text
 
 
-def test_everything_was_tried():
+def test_every_client_was_tried():
     assert set(RECORD["programs"]) == set(clients.PROGRAMS)
     assert set(RECORD["optimizers"]) == set(clients.OPTIMIZERS)
     assert len(RECORD["optimizers"]) >= 40

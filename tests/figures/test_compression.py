@@ -85,5 +85,5 @@ def rows_of_codec_speed():
         ("docs/compression.md", rows_of_codec_speed),
     ],
 )
-def test_figures_are_those_of_the_result_files(path, rows):
+def test_figures_equal_the_result_files(path, rows):
     assert_shown(path, rows())

@@ -123,5 +123,5 @@ def rows_of_delay_robust():
         ("docs/convergence.md", rows_of_delay_robust),
     ],
 )
-def test_figures_are_those_of_the_result_files(path, rows):
+def test_figures_equal_the_result_files(path, rows):
     assert_shown(path, rows())

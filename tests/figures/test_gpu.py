@@ -44,7 +44,7 @@ def words_on_steps():
     yield f"differ by {checked:.2f}"
 
 
-def test_the_documents_claim_the_bits_that_were_found():
+def test_documents_claim_the_bits_of_the_result_file():
     exact = found("exact")
     compared = [*exact["steps"].values(), exact["restored"], exact["skipped"]]
     assert all(comparison["same_bits"] for comparison in compared)
@@ -126,5 +126,5 @@ def words_on_assumed_speeds():
         ("docs/timing.md", words_on_assumed_speeds),
     ],
 )
-def test_figures_are_those_of_the_result_file(path, rows):
+def test_figures_equal_the_result_file(path, rows):
     assert_shown(path, rows())

@@ -75,5 +75,5 @@ def words_on_strangers():
         ("docs/many_hosts.md", words_on_strangers),
     ],
 )
-def test_figures_are_those_of_the_result_files(path, rows):
+def test_figures_equal_the_result_files(path, rows):
     assert_shown(path, rows())

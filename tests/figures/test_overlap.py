@@ -84,5 +84,5 @@ def _needs_more(cells, model):
 @pytest.mark.parametrize(
     "found", [rows_of_overlap, words_on_d_sync, rows_of_memory, words_on_memory]
 )
-def test_figures_are_those_of_the_result_files(found):
+def test_figures_equal_the_result_files(found):
     assert_shown("docs/overlap.md", found())

@@ -69,5 +69,5 @@ def words_on_scaling():
     "rows",
     [rows_of_steps, rows_of_parts, rows_of_scaling, words_on_scaling, words_on_alexnet],
 )
-def test_figures_are_those_of_the_result_files(rows):
+def test_figures_equal_the_result_files(rows):
     assert_shown("docs/paper.md", rows())

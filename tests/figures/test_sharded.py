@@ -121,5 +121,5 @@ def words_on_a_sharded_optimizer():
         words_on_a_sharded_optimizer,
     ],
 )
-def test_figures_are_those_of_the_result_files(rows):
+def test_figures_equal_the_result_files(rows):
     assert_shown("docs/sharded.md", rows())

@@ -81,5 +81,5 @@ def _nats(change):
         *(rows_of_cluster, words_on_cluster),
     ],
 )
-def test_figures_are_those_of_the_result_files(rows):
+def test_figures_equal_the_result_files(rows):
     assert_shown("docs/sharded_optimizer.md", rows())

@@ -67,11 +67,11 @@ def rows_of_convex():
         ("docs/convergence.md", rows_of_convex),
     ],
 )
-def test_figures_are_those_of_the_result_files(path, rows):
+def test_figures_equal_the_result_files(path, rows):
     assert_shown(path, rows())
 
 
-def test_convex_delays_are_gone_in_the_end():
+def test_cost_of_a_delay_is_gone_at_the_end_of_convex_runs():
     """The document says 3 % for smooth losses, and 2 % for softmax regression."""
     found = result("convex")
     bounds = [(found["smooth"], 0.03)]

@@ -96,5 +96,5 @@ def words_on_the_prediction():
         ("docs/timing.md", words_on_the_prediction),
     ],
 )
-def test_figures_are_those_of_the_result_files(path, rows):
+def test_figures_equal_the_result_files(path, rows):
     assert_shown(path, rows())

@@ -85,7 +85,7 @@ def run(train, state, steps=STEPS):
     return state, losses
 
 
-def test_a_train_state_is_trained_and_written_back():
+def test_train_state_is_trained_and_written_back():
     train, before = make_train(), fresh()
     state = pj.flax.linen.init(train, before, rng=jax.random.key(1), batch=batch_at(0))
     state, losses = run(train, state)
@@ -132,7 +132,7 @@ def by_hand(params, model_state, batch, key):
 
 
 @grid(devices=[1, 4], width=[1, 2])
-def test_equals_a_loop_written_by_hand(devices, width):
+def test_linen_training_equals_a_loop_by_hand(devices, width):
     """Batch norm and dropout agree, with a key of its own for each device and step."""
     tx = optax.sgd(0.1, momentum=0.9)
     train = pj.make_train_step(loss_fn, tx, mesh=pj.data_mesh(devices), width=width)
@@ -157,7 +157,7 @@ def test_equals_a_loop_written_by_hand(devices, width):
     )
 
 
-def test_a_train_state_goes_on_where_it_was():
+def test_train_state_continues_after_an_update():
     """It does not hold the mean gradient by which the default rule predicts."""
     train = make_train(weight_prediction="own")
     state = pj.flax.linen.init(train, fresh(), rng=jax.random.key(1), batch=batch_at(0))
@@ -171,7 +171,7 @@ def test_a_train_state_goes_on_where_it_was():
     assert_bits_equal(raw(again), raw(whole))
 
 
-def test_a_train_state_without_batch_statistics():
+def test_train_state_without_batch_statistics_is_trained():
     params = {"w": np.ones((5, 1), np.float32)}
     before = TrainState.create(apply_fn=None, params=params, tx=TX)
     train = pj.make_train_step(
@@ -188,7 +188,7 @@ def test_a_train_state_without_batch_statistics():
     assert not np.array_equal(after.params["w"], before.params["w"])
 
 
-def test_frozen_dicts_come_back_frozen():
+def test_frozen_dicts_stay_frozen():
     """Older code has frozen dicts, although `apply` returns ordinary ones."""
     train, before = make_train(), fresh()
     frozen = State.create(
@@ -221,7 +221,7 @@ class Counting(nn.Module):
         return Model()(x, train)
 
 
-def test_several_variable_collections_and_a_field_set_aside():
+def test_several_collections_and_an_extra_field_are_kept():
     class More(State):
         counters: Any
         key: jax.Array | None = None
@@ -257,7 +257,7 @@ def test_several_variable_collections_and_a_field_set_aside():
     assert after.key is key
 
 
-def test_fields_that_training_would_leave_as_they_are():
+def test_fields_untouched_by_training_are_refused():
     class Scaled(State):
         dynamic_scale: Any = None
 
@@ -284,13 +284,13 @@ def test_fields_that_training_would_leave_as_they_are():
 
 
 @pytest.mark.parametrize("collections", ["batch_stats", ["batch_stats", "params"]])
-def test_collections_are_a_list_without_parameters(collections):
+def test_collections_must_be_a_list_without_parameters(collections):
     message = "`collections` must be a sequence of names of variable collections, none"
     with pytest.raises(ValueError, match=message):
         pj.flax.linen.init(make_train(), fresh(), collections=collections)
 
 
-def test_a_dynamic_scale_is_not_needed_in_bfloat16():
+def test_dynamic_scale_is_not_needed_in_bfloat16():
     """The gradient is below the range of float16, where it would need a scale."""
     tiny = 2.0**-40
 
@@ -312,7 +312,7 @@ def test_a_dynamic_scale_is_not_needed_in_bfloat16():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_train_state_that_is_replicated_for_pmap():
+def test_train_state_replicated_for_pmap_is_refused():
     message = r"must not be replicated for jax.pmap, got a `step` of shape \(\d,\). Pa"
     for devices in (jax.devices()[:1], jax.devices()[:4]):
         with pytest.raises(ValueError, match=message):
@@ -324,7 +324,7 @@ def test_a_train_state_that_is_replicated_for_pmap():
     assert_bits_equal(state.params, fresh().params)
 
 
-def test_gradients_in_flight_are_not_lost():
+def test_update_with_gradients_in_flight_is_refused():
     train, before = make_train(), fresh()
     state = pj.flax.linen.init(train, before, rng=jax.random.key(1), batch=batch_at(0))
     assert_bits_equal(pj.flax.linen.update(before, state).params, before.params)
@@ -338,7 +338,7 @@ OVERWRITTEN = "_overwrite_with_gradient"
 
 
 @pytest.mark.parametrize("width", [1, 2])
-def test_scales_that_their_gradient_overwrites(width):
+def test_fp8_scales_equal_the_scales_of_apply_gradients(width):
     """Compares scales in the model state with those of `TrainState.apply_gradients`."""
     net = nn.Dense(8, dot_general_cls=fp8_ops.Fp8DirectDotGeneralOp)
     batch = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32) * 5
@@ -374,7 +374,7 @@ def test_scales_that_their_gradient_overwrites(width):
         np.testing.assert_allclose(got, wanted, rtol=4 * 2**-23)
 
 
-def test_scales_among_the_parameters_are_refused():
+def test_fp8_scales_among_the_parameters_are_refused():
     tx = optax.sgd(0.1)
     params = {"params": {"w": jnp.ones(2)}, OVERWRITTEN: {"scale": jnp.ones(1)}}
     train = pj.make_train_step(lambda p, b: 0.0, tx, mesh=pj.data_mesh(1))

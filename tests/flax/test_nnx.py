@@ -49,7 +49,7 @@ def values(model):
     return nnx.to_pure_dict(nnx.state(model))
 
 
-def test_a_model_is_trained_and_updated_in_place():
+def test_model_is_trained_and_updated_in_place():
     model = fresh()
     train, state = start(model, jax.random.key(2))
     state, losses = run(train, state)
@@ -136,7 +136,7 @@ LOSSES = {
 
 
 @grid(kind=LOSSES, devices=[1, 4], width=[1, 2])
-def test_equals_a_loop_written_by_hand(kind, devices, width):
+def test_nnx_training_equals_a_loop_by_hand(kind, devices, width):
     """Batch norm agrees, and so does dropout by streams of the model or the call."""
     tx, key = optax.sgd(0.1, momentum=0.9), jax.random.key(2)
     model = kind(rngs=nnx.Rngs(params=0, dropout=1))
@@ -190,7 +190,7 @@ def draws(rng, steps=3, devices=4):
     return np.stack(out), state, model_state
 
 
-def test_with_a_key_every_device_and_step_draws_its_own():
+def test_every_device_and_step_draws_with_its_own_key():
     drawn, state, given = draws(jax.random.key(3))
     assert len(np.unique(drawn)) == drawn.size
     np.testing.assert_array_equal(drawn, draws(jax.random.key(3))[0])
@@ -199,7 +199,7 @@ def test_with_a_key_every_device_and_step_draws_its_own():
     assert len(set(pj.replica_digest(state).values())) == 1
 
 
-def test_streams_have_the_keys_of_their_names():
+def test_streams_use_the_keys_of_their_names():
     """A stream without a key draws from the default key, as in `nnx.Rngs`."""
     key, other = jax.random.key(3), jax.random.key(4)
     single = draws(key)[0]
@@ -244,7 +244,7 @@ def test_frozen_variables_are_not_sent():
     assert_bits_equal(state.model_state["base"], model_state["base"])
 
 
-def test_random_numbers_need_a_key():
+def test_random_numbers_without_a_key_are_refused():
     message = r"`rng` must be given to `train.init`, because `loss_fn` {}.*; got None\."
     with pytest.raises(ValueError, match=message.format("draws from the random strea")):
         draws(None)
@@ -261,7 +261,7 @@ def test_random_numbers_need_a_key():
     train.step(state, batch_at(0))
 
 
-def test_random_numbers_from_outside_of_the_loss():
+def test_random_numbers_from_outside_of_the_loss_are_refused():
     rngs = nnx.Rngs(0)
 
     def loss(model, batch):
@@ -278,7 +278,7 @@ def test_random_numbers_from_outside_of_the_loss():
 
 
 @pytest.mark.parametrize("rng", [None, jax.random.key(0)])
-def test_a_model_without_state(rng):
+def test_model_without_state_is_trained(rng):
     model = nnx.Linear(5, 1, rngs=nnx.Rngs(0))
     loss, params, model_state = pj.flax.nnx.split(
         model, lambda model, batch: jnp.mean(model(batch["x"]) ** 2)
@@ -292,7 +292,7 @@ def test_a_model_without_state(rng):
     assert_bits_equal(model.kernel[...], state.params["kernel"])
 
 
-def test_streams_of_layers_stacked_by_vmap():
+def test_streams_of_layers_stacked_by_vmap_are_kept():
     @nnx.split_rngs(splits=3)
     @nnx.vmap
     def stack(rngs):
@@ -373,7 +373,7 @@ def zoo_loss(model, batch):
     return cross_entropy(model(batch["x"]), batch)
 
 
-def test_a_model_of_many_kinds_of_variables():
+def test_model_with_many_kinds_of_variables_is_trained():
     """On one device, the result is that of a loop by hand, up to the order of sums."""
     tx = optax.sgd(0.1)
     expected, model = (Zoo(rngs=nnx.Rngs(0)) for _ in range(2))
@@ -390,7 +390,7 @@ def test_a_model_of_many_kinds_of_variables():
     )
 
 
-def test_only_some_of_the_parameters():
+def test_frozen_base_weights_stay_while_adapters_are_trained():
     """Trains low-rank adapters beside frozen weights, as `nnx.Optimizer` does."""
 
     def fresh():
@@ -411,7 +411,7 @@ def test_only_some_of_the_parameters():
     chex.assert_trees_all_close(values(model), values(expected), rtol=0, atol=atol)
 
 
-def test_goes_on_from_an_optimizer():
+def test_training_continues_from_an_nnx_optimizer():
     """NNX numbers the eleven layers; sorting their names as text would mix them up."""
 
     def fresh():
@@ -433,7 +433,7 @@ def test_goes_on_from_an_optimizer():
         trained(model, zoo_loss, tx, 5, opt_state=optimizer.opt_state)
 
 
-def test_a_loss_with_weights():
+def test_weighted_loss_is_averaged_over_all_devices():
     """The mean over weighted examples is also taken over all devices."""
     weights = np.r_[np.ones(5), np.zeros(59)].astype(np.float32)
 
@@ -459,7 +459,7 @@ def test_a_loss_with_weights():
     chex.assert_trees_all_close(state.params, values(model), rtol=0, atol=1e-7)
 
 
-def test_model_state_that_the_loss_returns_itself():
+def test_model_state_returned_by_the_loss_is_refused():
     loss, params, model_state = pj.flax.nnx.split(
         fresh(), lambda model, batch: (model(batch["x"]).mean(), pj.Aux(model_state=1))
     )
@@ -487,7 +487,7 @@ class Counted(nnx.Linear):
     ("kind", "what"),
     [(Sown, r"a new variable model\['seen'\]"), (Counted, "an attribute that has ch")],
 )
-def test_a_model_that_its_loss_rebuilds(kind, what):
+def test_model_rebuilt_by_its_loss_is_refused(kind, what):
     model = kind(5, 3, rngs=nnx.Rngs(0))
     loss, params, model_state = pj.flax.nnx.split(model, zoo_loss)
     train = pj.make_train_step(loss, TX, mesh=pj.data_mesh(2))
@@ -498,7 +498,7 @@ def test_a_model_that_its_loss_rebuilds(kind, what):
         train.step(train.init(params, model_state=model_state), batch_at(0))
 
 
-def test_what_is_sown_and_taken_out_again():
+def test_sown_values_may_be_returned_as_metrics():
     def loss(model, batch):
         loss = zoo_loss(model, batch)
         seen = nnx.pop(model, nnx.Intermediate)
@@ -512,7 +512,7 @@ def test_what_is_sown_and_taken_out_again():
     np.testing.assert_allclose(info.metrics["seen"], batch_at(0)["x"].mean(), rtol=1e-5)
 
 
-def test_evaluation_leaves_training_as_it_was():
+def test_evaluation_leaves_training_unchanged():
     """`model.eval()` affects only this model: the loss was split in training mode."""
     model, key = fresh(), jax.random.key(2)
     train, state = start(model, key)
@@ -526,7 +526,7 @@ def test_evaluation_leaves_training_as_it_was():
     assert_bits_equal(raw(state), raw(expected))
 
 
-def test_gradients_in_flight_are_not_lost():
+def test_update_with_gradients_in_flight_is_refused():
     model = fresh()
     train, state = start(model, jax.random.key(0))
     state, _ = train.step(state, batch_at(0))

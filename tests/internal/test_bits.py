@@ -19,14 +19,14 @@ def pack_ref(codes, bits):
     return packed
 
 
-def test_four_bits_by_hand():
+def test_four_bit_codes_are_packed_by_halves():
     """The first half of the codes is in the lower halves of the bytes."""
     packed = pack(jnp.uint8([0x1, 0x2, 0x3, 0x4]), 4)
     assert_bits_equal(packed, np.uint8([0x31, 0x42]))
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
-def test_rows_are_packed_as_by_the_loop(bits):
+def test_packed_rows_equal_a_loop(bits):
     codes = np.random.default_rng(bits).integers(2**bits, size=(3, 40)).astype(np.uint8)
     packed = jax.jit(pack, static_argnums=1)(codes, bits)
     assert_bits_equal(packed, np.stack([pack_ref(row, bits) for row in codes]))
@@ -42,7 +42,7 @@ def test_rows_are_packed_as_by_the_loop(bits):
         ("bfloat16", "uint16"),
     ],
 )
-def test_words_are_the_bits(dtype, word):
+def test_words_keep_all_bits(dtype, word):
     """The lowest word comes first, and a NaN with a payload and -0 keep their bits."""
     values = np.array([1, -0.0, np.inf, -np.nan, 1e-30], jnp.dtype(dtype))
     with x64():
@@ -54,7 +54,7 @@ def test_words_are_the_bits(dtype, word):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_one_bad_element_of_many_poisons(bad):
+def test_bad_element_poisons_the_sum(bad):
     """Finds the bad element among 5,000; XLA's maximum may lose a NaN on CPUs."""
     x = np.ones(5000, np.float32)
     poisoned = jax.jit(poison)

@@ -31,13 +31,13 @@ def by_hand(array):
 @pytest.mark.parametrize(
     "dtype", ["float32", "bfloat16", "int8", "uint32", "bool", "float16", "complex64"]
 )
-def test_equals_its_twin(dtype):
+def test_checksum_equals_its_twin(dtype):
     values = np.random.default_rng(0).normal(size=(3, 5, 4)) * 100
     array = jnp.asarray(values.astype(np.float32)).astype(dtype)
     assert checksums({"x": array}) == {"x": by_hand(np.asarray(array))}
 
 
-def test_64_bits():
+def test_checksum_of_64_bit_arrays_equals_its_twin():
     with jax.enable_x64(True):
         array = jnp.asarray(np.random.default_rng(0).normal(size=(3, 7)))
         assert array.dtype == "float64"
@@ -46,13 +46,13 @@ def test_64_bits():
 
 @pytest.mark.parametrize("spec", [P(), P("data"), P(None, "data"), P(None, None)])
 @pytest.mark.parametrize("devices", [1, 4])
-def test_the_layout_does_not_matter(devices, spec):
+def test_checksum_does_not_depend_on_the_layout(devices, spec):
     values = np.random.default_rng(0).normal(size=(8, 12)).astype(np.float32)
     array = jax.device_put(values, NamedSharding(pj.data_mesh(devices), spec))
     assert checksums({"x": array}) == {"x": by_hand(values)}
 
 
-def test_two_axes():
+def test_checksum_does_not_depend_on_the_axes():
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("host", "device"))
     values = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
     for spec in (P("host", "device"), P("device"), P(("host", "device"))):
@@ -60,7 +60,7 @@ def test_two_axes():
         assert checksums({"x": array}) == {"x": by_hand(values)}
 
 
-def test_every_bit_counts():
+def test_checksum_depends_on_every_bit():
     """Any single flip changes the first sum, because the mixing is bijective."""
     values = np.zeros((4, 5), np.uint32)
     found = {checksums({"x": jnp.asarray(values)})["x"][:8]}
@@ -72,7 +72,7 @@ def test_every_bit_counts():
     assert len(found) == 1 + 20 * 7
 
 
-def test_what_has_moved_is_noticed():
+def test_checksum_notices_moved_values():
     values = np.arange(24, dtype=np.float32).reshape(4, 6)
     others = [values[::-1], values.T.reshape(4, 6), np.roll(values, 1), -values]
     sums = [checksums({"x": jnp.asarray(x)})["x"] for x in (values, *others)]
@@ -81,7 +81,7 @@ def test_what_has_moved_is_noticed():
     assert checksums({"x": jnp.zeros(3)}) == checksums({"x": jnp.zeros(3)})
 
 
-def test_scalars_and_names():
+def test_checksums_keep_names_and_accept_scalars():
     found = checksums({"b": jnp.float32(2), "a": jnp.float32(2)})
     assert list(found) == ["b", "a"]
     assert found["a"] == found["b"] == by_hand(np.float32([2]))

@@ -7,7 +7,7 @@ import pytest
 from pipejax._internal.figures import new_figure
 
 
-def test_a_figure_has_the_settings_and_no_window(monkeypatch):
+def test_figure_has_its_settings_and_no_window(monkeypatch):
     """`pyplot` would choose a window system, and keep each figure until closed."""
     figure = pytest.importorskip("matplotlib.figure")
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # makes an import fail
@@ -17,7 +17,7 @@ def test_a_figure_has_the_settings_and_no_window(monkeypatch):
     assert made.get_dpi() == 50
 
 
-def test_without_matplotlib_it_says_how_to_get_it(monkeypatch):
+def test_missing_matplotlib_is_reported_with_its_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"^pip install 'pipejax\[demo\]'$"):
         new_figure()

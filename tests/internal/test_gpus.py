@@ -23,7 +23,7 @@ def test_every_gpu_has_a_data_sheet():
 
 
 @pytest.mark.parametrize("kind", DATA_SHEETS)
-def test_figures_multiply_to_those_of_the_data_sheet(kind):
+def test_speeds_of_a_gpu_equal_its_data_sheet(kind):
     """A float32 unit computes a multiplication and an addition in each clock cycle."""
     gpu, (tera, memory, links) = GPUS[kind], DATA_SHEETS[kind]
     found = 2 * gpu.cores * gpu.fpus * gpu.clock * 1e9
@@ -34,7 +34,7 @@ def test_figures_multiply_to_those_of_the_data_sheet(kind):
 
 
 @pytest.mark.parametrize("kind", GPUS)
-def test_every_figure_is_in_the_text_at_its_place(kind):
+def test_every_figure_is_at_its_place_in_the_target_text(kind):
     gpu, text = GPUS[kind], target_config(GPUS[kind])
     found = dict(re.findall(r'(\w+): "?([^"\n]*?)"? ?[\n}]', text))
     wanted = {

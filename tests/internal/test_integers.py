@@ -13,7 +13,7 @@ def test_integers_of_every_kind_count(value):
     assert not is_integer(value, 10**31)
 
 
-def test_the_least_is_one_of_them():
+def test_smallest_allowed_integer_counts():
     assert is_integer(0, 0)
     assert is_integer(-3, -3)
     assert not is_integer(-4, -3)
@@ -22,5 +22,5 @@ def test_the_least_is_one_of_them():
 @pytest.mark.parametrize(
     "value", [True, 2.0, "2", None, np.float32(2), np.array([2]), jnp.float32(2), 2j]
 )
-def test_what_only_looks_like_one_does_not(value):
+def test_values_similar_to_integers_do_not_count(value):
     assert not is_integer(value, 0)

@@ -15,7 +15,7 @@ def function(x):
     return jax.nn.relu(inner(x)), branch, jnp.float32(3)
 
 
-def test_equations_are_run_one_by_one():
+def test_inlined_equations_run_like_the_function():
     x = jnp.float32([-3, 1, 1])
     closed = jax.make_jaxpr(function)(x)
     (variable,) = closed.jaxpr.invars
@@ -32,7 +32,7 @@ def test_equations_are_run_one_by_one():
     assert "cond" in seen
 
 
-def test_literals_are_constants():
+def test_literals_are_read_as_constants():
     closed = jax.make_jaxpr(lambda x: x * 2)(1.0)
     ((_, _, reads, _),) = inlined(closed, {closed.jaxpr.invars[0]: "x"})
     assert reads[0] == "x"

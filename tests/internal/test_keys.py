@@ -11,7 +11,7 @@ from pipejax._internal.keys import as_numbers, is_key
 from ..switches import switched
 
 
-def test_what_is_a_key():
+def test_typed_keys_are_told_from_other_arrays():
     key = jax.random.key(0)
     assert is_key(key)
     assert is_key(jax.random.split(key, 3))
@@ -30,7 +30,7 @@ def test_keys_keep_their_implementation(kind):
     np.testing.assert_array_equal(moved, before + 1)
 
 
-def test_a_barrier_does_not_use_a_key():
+def test_barrier_does_not_use_up_a_key():
     @jax.jit
     def drawn(key):
         return jax.random.normal(as_numbers(lax.optimization_barrier, key))

@@ -71,7 +71,7 @@ def interrupted(name):
 
 
 @WITHOUT_JAX
-def test_an_interrupted_program_waits_for_no_thread():
+def test_interrupted_program_does_not_wait_for_threads():
     """Python would wait for the thread for ten minutes."""
     out, code = interrupted("raised")
     assert "KeyboardInterrupt" in out
@@ -79,7 +79,7 @@ def test_an_interrupted_program_waits_for_no_thread():
 
 
 @WITHOUT_JAX
-def test_an_interrupt_that_python_drops_is_raised_again():
+def test_interrupt_dropped_by_python_is_raised_again():
     """It was raised in a callback, as in the one of JAX in a garbage collection."""
     out, code = interrupted("dropped")
     assert "in Dropping" not in out
@@ -88,7 +88,7 @@ def test_an_interrupt_that_python_drops_is_raised_again():
 
 
 @WITHOUT_JAX
-def test_a_process_that_is_stuck_in_a_call_leaves():
+def test_process_stuck_in_a_call_leaves():
     """Python would raise the KeyboardInterrupt in some minutes."""
     out, code = interrupted("stuck")
     assert "still in the same call 0.2 s after Ctrl-C" in out
@@ -97,12 +97,12 @@ def test_a_process_that_is_stuck_in_a_call_leaves():
 
 @WITHOUT_JAX
 @pytest.mark.parametrize("name", ["own", pytest.param("later", marks=pytest.mark.full)])
-def test_a_handler_of_the_program_decides_what_ctrl_c_does(name):
+def test_signal_handler_of_the_program_takes_precedence(name):
     out, code = interrupted(name)
     assert (out, code) == ("ended\n", 0)
 
 
-def test_work_is_waited_for_only_so_long(caplog):
+def test_wait_for_work_is_bounded(caplog):
     gate = threading.Event()
     assert not leaving.within(0.05, gate.wait)
     gate.set()
@@ -115,7 +115,7 @@ def test_work_is_waited_for_only_so_long(caplog):
     assert "while this process was leaving: no route to host" in caplog.text
 
 
-def test_only_a_keyboard_interrupt_ends_a_program_in_a_hurry(monkeypatch):
+def test_timer_for_leaving_is_started_only_by_keyboard_interrupts(monkeypatch):
     """`hurry_after_interrupts` would also replace the handler of SIGINT."""
     shown, timers = [], []
     monkeypatch.setattr(sys, "excepthook", lambda *error: shown.append(error))
@@ -130,7 +130,7 @@ def test_only_a_keyboard_interrupt_ends_a_program_in_a_hurry(monkeypatch):
 
 
 @pytest.mark.parametrize(("last", "code"), [(None, 1), (KeyboardInterrupt(), 130)])
-def test_the_exit_status(monkeypatch, last, code):
+def test_exit_status_follows_the_last_exception(monkeypatch, last, code):
     codes = []
     monkeypatch.setattr(os, "_exit", codes.append)
     monkeypatch.setattr(threading.Thread, "start", lambda _: None)  # for the bound
@@ -139,7 +139,7 @@ def test_the_exit_status(monkeypatch, last, code):
     assert codes == [code]
 
 
-def test_the_others_are_waited_for_only_so_long(monkeypatch):
+def test_wait_for_other_processes_is_bounded(monkeypatch):
     gate = threading.Event()
     monkeypatch.setattr(leaving, "_GOODBYE", 0.05)
     monkeypatch.setattr(leaving, "_say_goodbye", gate.wait)

@@ -17,7 +17,7 @@ BOTH = ("host", "device")
 
 
 @pytest.mark.parametrize("count", [None, 1, 3, 8, np.int64(2)])
-def test_the_first_devices(count):
+def test_data_mesh_has_the_first_devices(count):
     mesh = pj.data_mesh(count)
     assert mesh.devices.tolist() == jax.devices()[:count]
     assert mesh.axis_names == ("data",)
@@ -26,19 +26,19 @@ def test_the_first_devices(count):
 
 @TPU
 @pytest.mark.parametrize(("axis_name", "shape"), [("data", (8,)), (BOTH, (2, 4))])
-def test_slices_of_a_tpu(axis_name, shape):
+def test_data_mesh_keeps_the_order_of_tpu_slices(axis_name, shape):
     devices = pj.overlap.topology("tpu:2xv5e:2x2")
     mesh = pj.data_mesh(devices=devices, axis_name=axis_name)
     assert mesh.devices.shape == shape
     assert list(mesh.devices.flat) == devices
 
 
-def test_an_axis_of_another_name():
+def test_data_mesh_accepts_another_axis_name():
     assert dict(pj.data_mesh(2, axis_name="rows").shape) == {"rows": 2}
 
 
 @pytest.mark.parametrize("count", [0, -1, 9, 2.0, 1.5, True, "2"])
-def test_devices_that_are_not_there(count):
+def test_bad_number_of_devices_is_refused(count):
     message = (
         rf"`num_devices` must be an integer between 1 and 8, the number of devices; got"
         rf" {count!r}. On CPU, call `jax.config.update\('jax_num_cpu_devices', n\)`"
@@ -47,7 +47,7 @@ def test_devices_that_are_not_there(count):
         pj.data_mesh(count)
 
 
-def test_without_the_mesh_that_is_set():
+def test_set_mesh_is_suspended_by_without_mesh():
     """Inside, arrays on other meshes can be used; the set mesh returns at the end."""
     own = jax.sharding.NamedSharding(pj.data_mesh(4), jax.sharding.PartitionSpec())
     leaf = jax.device_put(np.arange(3), own)
@@ -69,7 +69,7 @@ def test_without_the_mesh_that_is_set():
     ],
     ids=["explicit", "other devices", "reversed"],
 )
-def test_a_step_is_the_same_on_any_mesh_of_four(mesh):
+def test_step_has_the_same_bits_on_any_mesh_of_four(mesh):
     """`jax.make_mesh` makes Explicit axes, and the user orders the devices."""
 
     def run(mesh):
@@ -82,7 +82,7 @@ def test_a_step_is_the_same_on_any_mesh_of_four(mesh):
     assert_bits_equal(run(mesh), run(pj.data_mesh(4)))
 
 
-def test_hosts_and_devices():
+def test_mesh_of_hosts_has_two_axes():
     mesh = pj.data_mesh(6, axis_name=("host", "device"), hosts=2)
     assert dict(mesh.shape) == {"host": 2, "device": 3}
     # All devices belong to this process.
@@ -91,19 +91,19 @@ def test_hosts_and_devices():
 
 
 @pytest.mark.parametrize("hosts", [0, 3])
-def test_hosts_that_do_not_divide(hosts):
+def test_hosts_must_divide_the_devices(hosts):
     message = rf"`hosts` must divide the 4 devices into equal parts, got {hosts}"
     with pytest.raises(ValueError, match=message):
         pj.data_mesh(4, axis_name=("host", "device"), hosts=hosts)
 
 
 @pytest.mark.parametrize("axis_name", ["data", ("a", "b", "c")])
-def test_hosts_without_two_axes(axis_name):
+def test_hosts_without_two_axes_are_refused(axis_name):
     with pytest.raises(ValueError, match=r"`axis_name` must be one name, or two"):
         pj.data_mesh(4, axis_name=axis_name, hosts=2)
 
 
-def test_train_step_over_an_axis_that_is_not_there():
+def test_train_step_over_a_missing_axis_is_refused():
     mesh = pj.data_mesh(4, axis_name=("host", "device"), hosts=2)
     with pytest.raises(ValueError, match=r"`mesh` must have the axis \('host', 'x'\)"):
         pj.make_train_step(
@@ -111,7 +111,7 @@ def test_train_step_over_an_axis_that_is_not_there():
         )
 
 
-def test_which_devices_are_attached():
+def test_described_devices_are_not_attached():
     assert is_attached(pj.data_mesh(2))
     pytest.importorskip("libtpu")
     assert not is_attached(pj.data_mesh(devices=pj.overlap.topology("tpu:v5e:2x4")))

@@ -16,7 +16,7 @@ from ..helpers import assert_bits_equal
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float8_e4m3fn", "float8_e5m2"])
-def test_a_narrow_dtype_has_sums_of_float32(dtype):
+def test_sums_of_narrow_dtypes_are_float32(dtype):
     assert is_narrow(dtype)
     assert sum_dtype(dtype) == "float32"
 
@@ -31,11 +31,11 @@ def test_other_dtypes_are_left_alone(dtype):
         assert scaled_up(x, 4) is x
 
 
-def test_the_headroom_is_the_next_power_of_two():
+def test_headroom_is_the_next_power_of_two():
     assert [headroom(p) for p in (1, 2, 3, 4, 5, 1000)] == [1, 2, 4, 4, 8, 1024]
 
 
-def test_what_is_normal_afterwards_is_exact_and_what_is_below_is_rounded():
+def test_scaling_is_exact_except_below_the_normal_range():
     """With eight devices, small numbers become multiples of 8 times 2^-24."""
     x = jnp.float16([65504, -1 / 3, 2.0**-11, 2.0**-21, 1.25 * 2.0**-22, 2.0**-23])
     back = scaled_up(scaled_down(x, 8), 8)
@@ -44,7 +44,7 @@ def test_what_is_normal_afterwards_is_exact_and_what_is_below_is_rounded():
     assert_bits_equal(back, wanted)
 
 
-def test_what_is_not_finite_stays_so():
+def test_scaling_keeps_nan_and_infinity():
     x = jnp.float16([np.inf, -np.inf, np.nan])
     back = np.asarray(scaled_up(scaled_down(x, 8), 8))
     np.testing.assert_array_equal(back, [np.inf, -np.inf, np.nan])

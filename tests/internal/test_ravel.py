@@ -21,7 +21,7 @@ ARRAYS = {
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", ARRAYS)
-def test_joined_is_its_twin_and_apart_its_inverse(name, compiled):
+def test_joined_equals_its_twin_and_apart_is_its_inverse(name, compiled):
     arrays = list(map(jnp.asarray, ARRAYS[name]))
     vector = (jax.jit(ravel) if compiled else ravel)(arrays)
     wanted = [np.ravel(x) for x in arrays] or [np.zeros(0, np.float32)]
@@ -30,20 +30,20 @@ def test_joined_is_its_twin_and_apart_its_inverse(name, compiled):
     assert_bits_equal(list(cut(vector, arrays)), arrays)
 
 
-def test_one_dtype_on_the_way_and_each_its_own_after_it():
+def test_joined_vector_has_one_dtype_and_apart_restores_each():
     arrays = [jnp.float32([1.25, 2]), jnp.bfloat16([[3], [4]])]
     vector = ravel(arrays, jnp.float32)
     assert_bits_equal(vector, np.float32([1.25, 2, 3, 4]))
     assert_bits_equal(list(unravel(vector, arrays)), arrays)
 
 
-def test_what_is_left_over_is_not_looked_at():
+def test_apart_ignores_elements_beyond_the_forms():
     vector = jnp.float32([1, 2, np.nan])
     form = jax.ShapeDtypeStruct((2, 1), "float32")
     assert_bits_equal(unravel(vector, [form]), (np.float32([[1], [2]]),))
 
 
-def test_every_bit_travels():
+def test_joined_and_apart_keep_every_bit():
     """The arrays hold infinities, NaNs with a payload, denormals and negative zero."""
     bits = np.array(
         [0x7F800000, 0xFF800000, 0x7FC12345, 0x00000001, 0x80000000, 0x7F7FFFFF],
@@ -56,7 +56,7 @@ def test_every_bit_travels():
     np.testing.assert_array_equal(np.asarray(back).view(np.uint32), bits[2:])
 
 
-def test_differentiable():
+def test_joined_is_differentiable():
     """The gradient of a weighted sum is the weights, in the shapes of the arrays."""
     arrays = jnp.ones((2, 2)), jnp.ones(3)
     weights = jnp.arange(7.0)
@@ -73,5 +73,5 @@ def test_differentiable():
         ("float16", "float32"),
     ],
 )
-def test_sums_are_at_least_float32(dtype, wanted):
+def test_working_dtype_is_at_least_float32(dtype, wanted):
     assert working_dtype(dtype) == wanted

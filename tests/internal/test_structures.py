@@ -44,7 +44,7 @@ def test_containers_and_paths_count():
     assert not alike((optax.EmptyState(),), ((),))
 
 
-def test_a_form_is_a_key():
+def test_form_is_a_key_for_shape_dtype_and_paths():
     forms = {form_of({"a": np.float32(1)}), form_of({"a": jnp.float32(2)})}
     assert len(forms) == 1
     assert form_of({"a": np.ones(1)}) not in forms

@@ -15,7 +15,7 @@ from pipejax._internal import threads
 from ..launch.helpers import free_port
 
 
-def test_the_threads_of_this_process_are_counted():
+def test_threads_of_the_process_are_counted():
     jax.devices()
     assert threads.running() == int(os.environ["NPROC"])  # set in conftest.py
 
@@ -30,7 +30,9 @@ def test_the_threads_of_this_process_are_counted():
     ],
 )
 @pytest.mark.parametrize(("given", "cores"), [("", 1), ("3", 64), ("many", 8)])
-def test_enough_are_set(monkeypatch, setting, flags, devices, least, given, cores):
+def test_number_of_threads_is_raised_only_if_too_small(
+    monkeypatch, setting, flags, devices, least, given, cores
+):
     """The number of cores, or a number that the user has set, stays if it is enough."""
     config = types.SimpleNamespace(jax_num_cpu_devices=setting)
     monkeypatch.setattr(threads.jax, "config", config)
@@ -52,7 +54,7 @@ def mesh_of(devices, processes=2, platform="cpu"):
     )
 
 
-def test_too_few_are_refused(monkeypatch):
+def test_too_few_threads_are_refused(monkeypatch):
     monkeypatch.setattr(threads, "running", lambda: 5)
     message = (
         "`mesh` must lie on processes with at least 6 threads of XLA where 2 CPU"
@@ -74,7 +76,7 @@ def test_too_few_are_refused(monkeypatch):
         (mesh_of(100), 256),  # XLA's limit
     ],
 )
-def test_others_are_not(monkeypatch, mesh, there):
+def test_enough_threads_are_accepted(monkeypatch, mesh, there):
     monkeypatch.setattr(threads, "running", lambda: there)
     threads.check_threads(mesh)
 
@@ -103,7 +105,7 @@ except ValueError as error:
 @pytest.mark.parametrize(
     ("how", "said"), [("pipejax", "made with 6"), ("jax", "this process has 2. Call")]
 )
-def test_two_processes_with_two_devices(how, said):
+def test_two_processes_with_two_devices_need_six_threads(how, said):
     command = [sys.executable, "-c", PROGRAM]
     port = str(free_port())
     started = [
@@ -119,7 +121,7 @@ def test_two_processes_with_two_devices(how, said):
         assert said in each.communicate(timeout=120)[0]
 
 
-def test_a_train_step_checks_its_mesh(monkeypatch):
+def test_train_step_checks_its_mesh(monkeypatch):
     def refused(mesh):
         raise ValueError(f"{mesh.size} devices")
 

@@ -48,6 +48,6 @@ def in_rows(x):
         *("all_gather", "grad", "remat", "scan", "cond", "while"),
     ],
 )
-def test_axes_of_collectives(local, axes):
+def test_traced_axes_equal_the_axes_of_collectives(local, axes):
     """Neither an index along an axis nor an axis of `jax.vmap` exchanges anything."""
     assert collective_axes(on_hosts(local), X) == axes

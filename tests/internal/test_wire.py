@@ -46,7 +46,7 @@ def in_text(text):
 
 
 @pytest.mark.parametrize(("algorithm", "devices"), COUNTED)
-def test_counts_in_the_lowered_text(algorithm, devices):
+def test_lowered_text_has_the_known_number_of_collectives(algorithm, devices):
     each, found = case(algorithm, None, devices, 8), []
 
     def local(row):
@@ -64,7 +64,7 @@ def test_counts_in_the_lowered_text(algorithm, devices):
 
 
 @EACH
-def test_a_codec_changes_no_count(each):
+def test_codec_changes_no_count_except_power_sgd(each):
     """Only power_sgd changes the count, because it has two rounds."""
     wanted = COUNTS[each.algorithm](each.devices)
     if (each.algorithm, each.codec) == ("psum", "power_sgd+feedback"):
@@ -74,7 +74,7 @@ def test_a_codec_changes_no_count(each):
 
 
 @EACH
-def test_the_compiled_program_sends_what_the_stages_say(each):
+def test_compiled_program_sends_the_transfers_of_the_stages(each):
     found = pj.overlap.inspect(program(each).step).collectives
     sent = [(c.kind, c.bytes, c.wire_bytes) for c in found]
     said = [(x.kind, x.bytes, x.wire_bytes) for x in program(each).transfers]
@@ -83,7 +83,7 @@ def test_the_compiled_program_sends_what_the_stages_say(each):
 
 
 @EACH
-def test_what_is_compressed_travels_as_unsigned_integers(each):
+def test_compressed_payload_travels_as_unsigned_integers(each):
     """No backend widens unsigned integers, as XLA:CPU widens bfloat16."""
     found = pj.overlap.inspect(program(each).step).collectives
     dtypes = {dtype for c in found for dtype in c.dtypes}
@@ -99,14 +99,14 @@ def total(each):
 
 @pytest.mark.parametrize("algorithm", ["ring", "two_shot", "halving_doubling"])
 @pytest.mark.parametrize("devices", [2, 4, 8])
-def test_as_little_as_an_all_reduce_can(algorithm, devices):
+def test_bytes_equal_the_minimum_of_an_all_reduce(algorithm, devices):
     """Devices send `2 (p-1)/p` of the 4-byte elements, as `psum` does at best."""
     each = case(algorithm, None, devices, 1024)
     assert total(each) == 2 * (devices - 1) / devices * 4 * 1024
     assert total(each) == total(case("psum", None, devices, 1024))
 
 
-def test_int8_sends_a_quarter():
+def test_int8_sends_a_quarter_of_the_bytes():
     """int8 sends 1 + 4/256 bytes for an element, instead of 4."""
     plain, coded = (case("two_shot", c, 4, 1024) for c in (None, "int8"))
     assert math.isclose(total(coded) / total(plain), (1 + 4 / 256) / 4)

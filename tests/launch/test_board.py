@@ -6,7 +6,7 @@ from pipejax.launch._judge import Beat
 from .helpers import Store
 
 
-def test_a_beat_is_posted_in_place_of_the_last():
+def test_new_beat_replaces_the_last_of_its_rank():
     store = Store()
     first, second = Board(store), Board(store)
     first.post(Beat(1, "host1", step=3))
@@ -19,7 +19,7 @@ def test_a_beat_is_posted_in_place_of_the_last():
     assert second.beats(2) == []
 
 
-def test_a_verdict_is_read_by_all_and_is_no_beat():
+def test_verdict_is_read_by_all_and_is_no_beat():
     store = Store()
     assert Board(store).verdict() == ""
     Board(store).condemn(1, "process 0 is silent")
@@ -27,7 +27,7 @@ def test_a_verdict_is_read_by_all_and_is_no_beat():
     assert Board(store).beats() == []
 
 
-def test_a_second_watchdog_does_not_hear_the_first():
+def test_second_watchdog_does_not_hear_the_first():
     store = Store()
     boards = [[Board.opened(store, rank) for rank in range(2)] for _ in range(2)]
     for board in boards[0]:
@@ -38,7 +38,7 @@ def test_a_second_watchdog_does_not_hear_the_first():
     assert boards[1][1].verdict() == ""
 
 
-def test_the_port_of_lifelines_is_offered_to_all():
+def test_port_of_lifelines_is_offered_to_all():
     store = Store()
     assert Board(store).offered() is None
     Board(store).offer(1234)

@@ -70,7 +70,7 @@ TORCHRUN_PLACE = ("torchrun", "10.0.0.1:1234", 4, 3)
         ({}, None),
     ],
 )
-def test_a_launcher_is_told_by_its_variables(environ, variables, place):
+def test_launcher_is_detected_by_its_variables(environ, variables, place):
     environ(variables)
     assert launch.detect() == (place and launch.Place(*place))
 
@@ -89,7 +89,7 @@ def test_a_launcher_is_told_by_its_variables(environ, variables, place):
         ("Mpi4pyCluster", 1, {"PMI_SIZE": "4", "PMI_RANK": "3"}, "MPI", (1,)),
     ],
 )
-def test_what_jax_detects_is_taken_from_it(
+def test_cluster_found_by_jax_is_taken_over(
     environ, monkeypatch, name, local, variables, launcher, devices
 ):
     """Replaces the answers of clusters that are absent."""
@@ -157,19 +157,19 @@ def test_what_jax_detects_is_taken_from_it(
         ),
     ],
 )
-def test_what_says_nothing_or_two_things_is_refused(environ, variables, message):
+def test_missing_or_contradicting_variables_are_refused(environ, variables, message):
     environ(variables)
     with pytest.raises((ValueError, RuntimeError), match=message):
         launch.detect()
 
 
-def test_the_command_line_says_what_is_wrong_in_one_line(environ, capsys):
+def test_bad_launcher_variable_is_one_line_on_the_command_line(environ, capsys):
     environ(TORCHRUN | {"RANK": "4"})
     assert main(["calibrate"]) == 2
     assert capsys.readouterr().err.startswith("pipejax: `rank` must lie in [0, 4)")
 
 
-def test_a_timeout_below_a_second_is_not_none(environ, monkeypatch):
+def test_timeout_below_a_second_is_passed_on_as_one_second(environ, monkeypatch):
     """JAX takes whole seconds, and a timeout of 0 means none."""
     asked = []
 

@@ -14,7 +14,7 @@ from .helpers import connected, outcomes, record
 
 
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"", b"0 1\n"])
-def test_a_stranger_disturbs_nobody(port, said):
+def test_stranger_disturbs_no_roll_call(port, said):
     """A scanner of ports, for example, sends text that is not a proof."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         first = pool.submit(outcomes, port, [record(0, 2)])
@@ -33,7 +33,7 @@ def test_a_stranger_disturbs_nobody(port, said):
         record(1).to_json().replace(b'"abc"', b"[1]"),
     ],
 )
-def test_what_is_no_record_disturbs_nobody(port, said):
+def test_malformed_record_disturbs_no_roll_call(port, said):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         first = pool.submit(outcomes, port, [record(0, 2)])
         visit(port, said)
@@ -47,7 +47,7 @@ def visit(port, said, source="127.0.0.1", secret=b""):
         visitor.sendall(said)
 
 
-def test_who_leaves_before_all_have_come_is_named(port):
+def test_process_gone_before_the_end_is_named(port):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         first = pool.submit(outcomes, port, [record(0)], timeout=4.0)
         visit(port, record(1).to_json())
@@ -57,7 +57,7 @@ def test_who_leaves_before_all_have_come_is_named(port):
     assert "\n- process 1 on host1 came, and then disconnected; its own" in told
 
 
-def test_who_has_left_may_come_again(port):
+def test_disconnected_process_may_come_again(port):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         first = pool.submit(outcomes, port, [record(0)])
         visit(port, record(1).to_json())
@@ -67,7 +67,7 @@ def test_who_has_left_may_come_again(port):
         assert first.result() == [["host0", "host1", "host2"]]
 
 
-def test_the_silent_keep_nobody_waiting(port):
+def test_silent_connections_delay_no_roll_call(port):
     """Serving these connections one after another would take minutes."""
     with (
         contextlib.ExitStack() as silent,
@@ -91,7 +91,7 @@ input()
 """
 
 
-def test_more_strangers_than_there_may_be_files(port):
+def test_strangers_beyond_the_file_limit_disturb_no_roll_call(port):
     """Silent connections are closed, so that others can be accepted."""
     threads = concurrent.futures.ThreadPoolExecutor(2)
     with contextlib.ExitStack() as stack, threads as pool:
@@ -117,12 +117,12 @@ def test_more_strangers_than_there_may_be_files(port):
 SECRET = b"of this job"
 
 
-def test_a_job_with_a_secret(port):
+def test_job_with_a_secret_starts(port):
     records = [record(0), record(1), record(2)]
     assert outcomes(port, records, secret=SECRET) == [["host0", "host1", "host2"]] * 3
 
 
-def test_another_secret_is_named(port):
+def test_process_with_another_secret_is_named(port):
     """Neither side says anything about the job before the other has proved itself."""
     secrets = [SECRET, SECRET, b"another"]
     records = [record(0), record(1), record(2)]
@@ -135,7 +135,7 @@ def test_another_secret_is_named(port):
 @pytest.mark.parametrize(
     "doubtful", [record(7), record(1, 4), record(-1), record(2, 10**6)]
 )
-def test_an_impossible_record_from_elsewhere_does_not_end_the_roll_call(port, doubtful):
+def test_impossible_record_of_a_stranger_does_not_end_the_roll_call(port, doubtful):
     """The job begins when its own processes have come, without the stranger."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         first = pool.submit(outcomes, port, [record(0)])
@@ -148,7 +148,7 @@ def test_an_impossible_record_from_elsewhere_does_not_end_the_roll_call(port, do
             assert stranger.recv(10) == b""
 
 
-def test_a_rank_that_two_addresses_claim_ends_nothing_before_the_time_is_up(port):
+def test_doubly_claimed_rank_is_an_error_only_at_the_timeout(port):
     """One of them may be a stranger; the message names both."""
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         first = pool.submit(outcomes, port, [record(0)], timeout=4.0)
@@ -185,7 +185,7 @@ def test_long_lines_cost_no_memory(port):
         assert first.result() == [["host0", "host1"]]
 
 
-def test_messages_about_strangers_are_few(port, caplog):
+def test_messages_about_strangers_are_limited(port, caplog):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         first = pool.submit(outcomes, port, [record(0, 2)])
         for _ in range(60):

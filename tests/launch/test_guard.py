@@ -48,7 +48,7 @@ def run(program):
     return done.returncode, done.stdout, done.stderr
 
 
-def test_a_signal_that_arrives_as_it_begins_to_wait_is_passed_on():
+def test_signal_at_the_start_of_the_wait_is_passed_on():
     code, _, errors = run("""
         def wait(*arguments):
             os.waitpid = waitpid
@@ -61,7 +61,7 @@ def test_a_signal_that_arrives_as_it_begins_to_wait_is_passed_on():
     assert code == 5, errors
 
 
-def test_no_signal_goes_to_a_child_that_has_been_waited_for():
+def test_signal_is_not_sent_to_a_finished_child():
     code, out, errors = run("""
         def wait(*arguments):
             wait = functools.partial(waitpid, *arguments)
@@ -82,7 +82,7 @@ def test_no_signal_goes_to_a_child_that_has_been_waited_for():
     assert (code, out) == (5, "over\n"), errors
 
 
-def test_a_signal_from_before_the_child_began_is_known_there():
+def test_signal_before_the_fork_is_known_to_the_child():
     code, _, errors = run("""
         fork = os.fork
         os.fork = lambda: [os.kill(os.getpid(), signal.SIGINT), fork()][1]
@@ -91,7 +91,7 @@ def test_a_signal_from_before_the_child_began_is_known_there():
     assert code == 2, errors
 
 
-def test_a_parent_that_ended_before_the_kernel_was_asked_is_noticed():
+def test_parent_gone_before_the_request_is_noticed():
     """The grandchild outlives its parent, calls `die_with_parent`, and is killed."""
     code, out, errors = run("""
         if os.fork() == 0:
@@ -108,7 +108,7 @@ def test_a_parent_that_ended_before_the_kernel_was_asked_is_noticed():
     assert (code, out) == (0, "orphan\n"), errors
 
 
-def test_the_exit_status_is_known_where_that_of_children_was_ignored():
+def test_exit_status_is_known_although_sigchld_is_ignored():
     code, _, errors = run("""
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         sys.exit(_guard.guarded(lambda received: 5))
@@ -116,7 +116,7 @@ def test_the_exit_status_is_known_where_that_of_children_was_ignored():
     assert code == 5, errors
 
 
-def test_a_signal_between_two_attempts_ends_it():
+def test_signal_between_two_attempts_ends_the_job():
     """No process is started again, and the exit status is that of the signal."""
     code, out, errors = run("""
         from pipejax.cli import _launch, main

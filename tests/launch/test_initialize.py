@@ -14,13 +14,13 @@ from .helpers import OWN
 
 
 @pytest.mark.parametrize("given", [("host:1",), ("host:1", 2), (None, 2, 0)])
-def test_arguments_come_together_or_not_at_all(environ, given):
+def test_arguments_must_be_given_together_or_not_at_all(environ, given):
     environ(OWN)
     with pytest.raises(ValueError, match="must be given together, or none"):
         launch.initialize(*given)
 
 
-def test_without_a_launcher_nothing_is_done(environ, caplog):
+def test_process_without_a_launcher_runs_alone(environ, caplog):
     environ({})
     with caplog.at_level("INFO", "pipejax"):
         assert launch.initialize() is None
@@ -37,7 +37,7 @@ def test_without_a_launcher_nothing_is_done(environ, caplog):
         ({"bind": "[::]:99999"}, "`bind` must be host:port"),
     ],
 )
-def test_bad_arguments_are_named_before_anything_is_done(environ, given, message):
+def test_bad_arguments_are_named_before_joining(environ, given, message):
     environ(OWN)
     with pytest.raises(ValueError, match=message):
         launch.initialize(**given)
@@ -76,13 +76,13 @@ def programs(port, *settings):
 
 
 @pytest.mark.full  # in the quick run, the jobs of other files join
-def test_two_processes_join(port):
+def test_two_processes_join_and_see_all_devices(port):
     for rank, (out, errors, code) in enumerate(programs(port, 1, 1)):
         assert code == 0, errors
         assert out == f"{rank} 2 4\n"
 
 
-def test_processes_have_as_many_devices_as_one_another(monkeypatch):
+def test_processes_must_have_equally_many_devices(monkeypatch):
     """If a host has lost a GPU, its process still sees the devices of the others."""
 
     class Device(NamedTuple):
@@ -94,7 +94,7 @@ def test_processes_have_as_many_devices_as_one_another(monkeypatch):
         _initialize.check_devices(["host0", "host1"])
 
 
-def test_two_processes_of_other_settings_do_not(port):
+def test_two_processes_of_other_settings_do_not_join(port):
     for _, errors, code in programs(port, 1, 0):
         assert code == 1
         says = "jax_threefry_partitionable must be the same in all processes; got"

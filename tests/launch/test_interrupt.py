@@ -104,7 +104,7 @@ def ended(tmp_path, port):
 
 
 @pytest.mark.parametrize("ahead", [1, pytest.param(0, marks=pytest.mark.full)])
-def test_one_process_is_a_step_ahead(ended, ahead):
+def test_interrupt_ends_a_process_ahead_by_a_step(ended, ahead):
     """The other would wait for it until JAX aborts it, for 90 seconds."""
     codes = [code for code, _ in ended("raised", ahead)]
     # The one that is ahead gives up its reduction. The other ends as Python does.
@@ -114,7 +114,7 @@ def test_one_process_is_a_step_ahead(ended, ahead):
 
 @pytest.mark.full  # the interrupt ends the same way, later
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_the_program_catches_the_interrupt(ended, ahead):
+def test_caught_interrupt_is_followed_by_a_bounded_exit(ended, ahead):
     found = ended("caught", ahead)
     assert all("caught" in said for _, said in found)
     assert found[ahead][0] == 1
@@ -123,7 +123,7 @@ def test_the_program_catches_the_interrupt(ended, ahead):
 
 
 @pytest.mark.full  # a process of its own tests this in the quick run
-def test_one_process_is_in_a_collective_of_its_main_thread(ended):
+def test_interrupt_ends_a_process_in_a_collective(ended):
     """It fails when the other has gone, and so notices the interrupt."""
     found = ended("stuck", 0)
     assert found[1][0] == 130
@@ -131,7 +131,7 @@ def test_one_process_is_in_a_collective_of_its_main_thread(ended):
 
 
 @pytest.mark.full  # three processes
-def test_a_checkpoint_is_whole_or_absent(ended, tmp_path):
+def test_interrupted_checkpoint_is_whole_or_absent(ended, tmp_path):
     codes = [code for code, _ in ended("saving", 0)]
     assert set(codes) <= {130, -signal.SIGINT}
 

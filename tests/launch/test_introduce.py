@@ -14,7 +14,7 @@ from .helpers import connected, record
 SECRET = b"of this job"
 
 
-def test_process_0_must_prove_itself(port):
+def test_process_0_must_prove_its_secret(port):
     """A program that only greets learns nothing about a process."""
     heard = []
     with socket.create_server(("127.0.0.1", port)) as server:
@@ -37,7 +37,7 @@ def test_process_0_must_prove_itself(port):
     assert nothing == b""
 
 
-def test_a_connection_to_itself(port, monkeypatch):
+def test_connection_to_its_own_port_is_refused(port, monkeypatch):
     """The system may choose the coordinator's port for the connection to it."""
 
     def to_itself(address, timeout):

@@ -51,7 +51,7 @@ def stuck(rank, **changes):
         [seen(0), seen(1, failed="Gloo", since=GRACE)],
     ],
 )
-def test_nobody_is_at_fault(fine):
+def test_healthy_processes_have_no_verdict(fine):
     assert judge(fine, (), LIMIT) == ""
 
 
@@ -101,16 +101,16 @@ def test_nobody_is_at_fault(fine):
         ),
     ],
 )
-def test_who_is_at_fault(bad, verdict):
+def test_faulty_process_is_named_in_the_verdict(bad, verdict):
     assert judge(bad, (), LIMIT).startswith(verdict)
 
 
-def test_one_that_never_came_to_be_watched():
+def test_process_without_a_watchdog_is_named():
     verdict = "process 2, 3 has not entered its `Watchdog`"
     assert judge([stuck(0), stuck(1)], {3, 2}, LIMIT) == verdict
     assert judge([stuck(0), seen(1)], {3, 2}, LIMIT) == ""
 
 
-def test_a_beat_is_what_was_written():
+def test_beat_is_unchanged_by_json():
     beat = Beat(1, "host", count=3, since=0.5, failed='a "quoted"\nline')
     assert Beat.from_json(beat.to_json()) == beat

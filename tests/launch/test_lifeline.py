@@ -51,7 +51,7 @@ def held(lines, rank):
     return line
 
 
-def test_who_closes_its_lifeline_has_ended(lines):
+def test_closed_lifelines_are_reported_by_rank(lines):
     first, second = held(lines, 1), held(lines, 2)
     assert lines.closed() == set()
     first.close()
@@ -60,7 +60,7 @@ def test_who_closes_its_lifeline_has_ended(lines):
     until(lambda: lines.closed() == {1, 2})
 
 
-def test_a_killed_process_is_noticed(lines):
+def test_killed_process_closes_its_lifeline(lines):
     program = (
         "import sys, time; from pipejax.launch._lifeline import Lifeline;"
         "line = Lifeline('127.0.0.1', 3); line._open(int(sys.argv[1]));"
@@ -74,7 +74,7 @@ def test_a_killed_process_is_noticed(lines):
         until(lambda: lines.closed() == {3})
 
 
-def test_what_others_have_closed_is_opened_again(lines):
+def test_lifeline_closed_from_outside_is_opened_again(lines):
     line = held(lines, 1)
     (connection,) = lines._named[1]
     connection.shutdown(socket.SHUT_RDWR)
@@ -88,7 +88,7 @@ def test_what_others_have_closed_is_opened_again(lines):
     line.close()
 
 
-def test_one_of_two_connections_of_a_rank_is_enough(lines):
+def test_rank_stays_alive_with_one_of_two_connections(lines):
     """A process that has opened its lifeline again still has an old connection."""
     first, second = held(lines, 1), held(lines, 1)
     until(lambda: lines.closed() == set() and len(lines._named[1]) == 2)
@@ -99,7 +99,7 @@ def test_one_of_two_connections_of_a_rank_is_enough(lines):
     until(lambda: lines.closed() == {1})
 
 
-def test_a_port_that_is_not_offered_yet_is_asked_for_again(lines):
+def test_port_is_asked_for_again_until_offered(lines):
     line, empty = Lifeline(HOST, 1), Board(Store())
     line.tend(empty)
     lines.tend(empty)  # offers it
@@ -109,7 +109,7 @@ def test_a_port_that_is_not_offered_yet_is_asked_for_again(lines):
     line.close()
 
 
-def test_where_nothing_listens_one_attempt_is_made():
+def test_lifeline_without_a_listener_is_tried_once():
     with socket.create_server((HOST, 0)) as probe:
         port = probe.getsockname()[1]
     offered = Board(Store())
@@ -120,14 +120,14 @@ def test_where_nothing_listens_one_attempt_is_made():
     line.close()
 
 
-def test_a_process_without_a_host_of_process_0_has_none():
+def test_process_without_a_coordinator_host_has_no_lifeline():
     ends = opened(None, 0, 4)
     assert ends.tend(Asked()) == set()
     ends.close()
 
 
 @pytest.mark.parametrize("line", [b"4\n", b"-1\n", b"GET / HTTP/1.1\r\n", b"1" * 40])
-def test_strangers_are_refused(lines, line):
+def test_strangers_are_refused_by_lifelines(lines, line):
     with socket.create_connection((HOST, lines.port)) as stranger:
         stranger.sendall(line)
         stranger.settimeout(0.01)
@@ -145,7 +145,7 @@ def test_strangers_are_refused(lines, line):
     assert lines._named == {}
 
 
-def test_no_more_connections_are_kept_than_there_may_be(lines):
+def test_oldest_unnamed_connections_are_dropped_but_no_lifeline(lines):
     """The oldest of those that say nothing are dropped, but no lifeline."""
     line = held(lines, 1)
     strangers = [socket.create_connection((HOST, lines.port)) for _ in range(100)]
@@ -160,7 +160,7 @@ def test_no_more_connections_are_kept_than_there_may_be(lines):
     until(lambda: lines.closed() == {1})
 
 
-def test_of_one_rank_the_newest_connections_are_kept(lines):
+def test_newest_connections_of_a_rank_are_kept(lines):
     strangers = [socket.create_connection((HOST, lines.port)) for _ in range(9)]
     for stranger in strangers:
         stranger.sendall(b"2\n")

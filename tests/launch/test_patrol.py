@@ -55,7 +55,7 @@ def until(condition):
         time.sleep(0.01)
 
 
-def test_all_that_leave_in_good_order_leave_together(patrols):
+def test_finished_processes_leave_together(patrols):
     _, ((first, here), (second, there)), verdicts = patrols(limit=20.0)
     here.finished = True
     assert not first.over.wait(0.3)
@@ -65,7 +65,7 @@ def test_all_that_leave_in_good_order_leave_together(patrols):
     assert verdicts == {}
 
 
-def test_a_compilation_is_no_fault_nor_the_time_right_after_it(patrols, monkeypatch):
+def test_compilation_and_the_time_after_are_no_fault(patrols, monkeypatch):
     monkeypatch.setattr(
         _where, "main_thread", lambda: _where.Where("compiling", True, ())
     )
@@ -77,14 +77,14 @@ def test_a_compilation_is_no_fault_nor_the_time_right_after_it(patrols, monkeypa
     assert all(not patrol.ending for patrol, _ in started)
 
 
-def test_both_say_the_same(patrols):
+def test_both_processes_reach_the_same_verdict(patrols):
     _, _, verdicts = patrols()
     until(lambda: len(verdicts) == 2)
     assert len(set(verdicts.values())) == 1
     assert "has made no progress for" in verdicts[0]
 
 
-def test_a_process_0_that_never_comes_is_named(monkeypatch):
+def test_missing_process_0_is_named(monkeypatch):
     monkeypatch.setattr(_patrol, "PERIOD", 0.02)
     monkeypatch.setattr(_patrol, "GRACE", 0.5)
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
@@ -99,7 +99,7 @@ def test_a_process_0_that_never_comes_is_named(monkeypatch):
     assert patrol.over.wait(10)
 
 
-def test_one_that_is_cut_off_says_so(patrols):
+def test_process_cut_off_from_the_store_reports_the_cut(patrols):
     store, ((_, here), (_, there)), verdicts = patrols()
     here.busy = there.busy = "an evaluation"
     store.cut_off = True
@@ -107,7 +107,7 @@ def test_one_that_is_cut_off_says_so(patrols):
     assert "could not be reached from process 1 on" in verdicts[1]
 
 
-def test_a_watchdog_that_fails_says_so(patrols):
+def test_failing_watchdog_reports_its_error(patrols):
     _, ((first, here), (second, _)), verdicts = patrols(limit=20.0)
     here.step = object()  # `object()` cannot be encoded as JSON
     until(lambda: 0 in verdicts)
@@ -117,7 +117,7 @@ def test_a_watchdog_that_fails_says_so(patrols):
         patrol.over.set()
 
 
-def test_a_save_that_fails_beside_the_main_thread_is_named(patrols, monkeypatch):
+def test_failing_save_beside_the_main_thread_is_named(patrols, monkeypatch):
     """The thread acts like Orbax's: it waits for all others before it raises."""
     for module in (_patrol, _judge):
         monkeypatch.setattr(module, "GRACE", 0.1)
@@ -145,7 +145,7 @@ def test_a_save_that_fails_beside_the_main_thread_is_named(patrols, monkeypatch)
     assert _where.failed_save() is None
 
 
-def test_a_save_that_handles_its_exceptions_has_not_failed(patrols, monkeypatch):
+def test_handled_exceptions_of_a_save_are_no_failure(patrols, monkeypatch):
     for module in (_patrol, _judge):
         monkeypatch.setattr(module, "GRACE", 0.2)
     released = threading.Event()
@@ -172,7 +172,7 @@ def test_a_save_that_handles_its_exceptions_has_not_failed(patrols, monkeypatch)
     assert all(not patrol.ending for patrol, _ in started)
 
 
-def test_an_exception_is_described_without_its_notes():
+def test_exception_is_described_without_its_notes():
     """JAX adds notes to exceptions that leave a jitted function, and they come last."""
 
     @jax.jit
@@ -185,7 +185,7 @@ def test_an_exception_is_described_without_its_notes():
     assert _patrol.described(caught.value) == "KeyError: 'label'"
 
 
-def test_one_whose_lifeline_has_closed_is_named_before_the_limit(monkeypatch):
+def test_process_with_a_closed_lifeline_is_named_before_the_limit(monkeypatch):
     """Process 1 opens its lifeline, and then sends no beat and closes it."""
     monkeypatch.setattr(_patrol, "PERIOD", 0.02)
     monkeypatch.setattr(_judge, "CLOSED", 0.2)
@@ -213,7 +213,7 @@ def test_one_whose_lifeline_has_closed_is_named_before_the_limit(monkeypatch):
     assert first.over.wait(10)
 
 
-def test_a_watchdog_works_without_a_port_for_lifelines(monkeypatch, caplog):
+def test_watchdog_works_without_a_port_for_lifelines(monkeypatch, caplog):
     def none(processes):
         raise OSError("no ports left")
 

@@ -46,7 +46,9 @@ def start(tmp_path):
         pytest.param(3, "one", marks=pytest.mark.full),
     ],
 )
-def test_all_save_the_same_step_and_go_on_from_it(start, tmp_path, processes, told):
+def test_processes_save_the_same_step_and_continue_there(
+    start, tmp_path, processes, told
+):
     first, end = start(processes), time.monotonic() + 120
     while len(list(tmp_path.glob("running*"))) < processes:
         assert first.poll() is None

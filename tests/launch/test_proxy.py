@@ -36,18 +36,18 @@ BEHIND = [
 
 
 @pytest.mark.parametrize("environ", DIRECT)
-def test_the_coordinator_is_reached_directly(environ):
+def test_coordinator_without_a_proxy_is_accepted(environ):
     check_proxy("127.0.0.1:1234", environ)
 
 
 @pytest.mark.parametrize("environ", BEHIND)
-def test_the_coordinator_is_looked_for_behind_a_proxy(environ):
+def test_coordinator_behind_a_proxy_is_refused(environ):
     with pytest.raises(ValueError, match="must not be set for the coordinator 127"):
         check_proxy("127.0.0.1:1234", environ)
 
 
 @pytest.mark.parametrize("host", ["node0.cluster", "[fd00::7]"])
-def test_names_and_addresses_of_version_6(host):
+def test_no_proxy_may_name_hosts_and_ipv6_networks(host):
     name = host.strip("[]")
     for direct in (name, "node0.CLUSTER" if "." in host else "fd00::/8"):
         check_proxy(f"{host}:1234", PROXY | {"no_proxy": direct})
@@ -55,7 +55,7 @@ def test_names_and_addresses_of_version_6(host):
         check_proxy(f"{host}:1234", PROXY | {"no_proxy": "other"})
 
 
-def test_the_error_names_the_variable_and_hides_the_password(environ, monkeypatch):
+def test_proxy_error_names_the_variable_and_hides_the_password(environ, monkeypatch):
     environ(OWN)
     for name in ("grpc_proxy", "https_proxy", "no_grpc_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)

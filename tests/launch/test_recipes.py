@@ -66,7 +66,7 @@ def said(command):
 
 
 @needs("mpirun")
-def test_open_mpi(recipe):
+def test_open_mpi_recipe_starts_all_ranks(recipe):
     command = recipe("mpi", "--processes", "2")
     assert said(["sh", "-c", command]) == [
         "[0] Open MPI: 0 of 2",
@@ -77,7 +77,7 @@ def test_open_mpi(recipe):
 @pytest.mark.one_python
 @needs("torchrun")
 @pytest.mark.full
-def test_torchrun(recipe):
+def test_torchrun_recipe_starts_all_ranks(recipe):
     command = recipe("torchrun", "--processes", "2")
     assert said(["sh", "-c", command]) == [
         "[0] torchrun: 0 of 2",
@@ -88,7 +88,7 @@ def test_torchrun(recipe):
 @pytest.mark.one_python
 @needs("bash")
 @pytest.mark.full
-def test_ssh(recipe, tmp_path, monkeypatch):
+def test_ssh_recipe_starts_all_ranks(recipe, tmp_path, monkeypatch):
     """A stand-in for ssh runs on this machine what ssh should run on a host."""
     ssh = tmp_path / "ssh"
     ssh.write_text('#!/bin/sh\n[ "$1" = -tt ] && exec sh -c "$3"\n')
@@ -104,7 +104,7 @@ def test_ssh(recipe, tmp_path, monkeypatch):
 
 
 @needs("bash")
-def test_ssh_to_too_few_hosts(recipe):
+def test_ssh_recipe_refuses_too_few_hosts(recipe):
     script = recipe("ssh", "--processes", "1", "--hosts", "2")
     command = ["bash", "-c", script, "job.sh", "node0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -113,7 +113,7 @@ def test_ssh_to_too_few_hosts(recipe):
 
 @needs("slurmctld", "slurmd", "srun", "unshare")
 @pytest.mark.skipif(os.geteuid() != 0, reason="slurmctld must be started by root")
-def test_slurm(recipe, tmp_path):
+def test_slurm_recipe_starts_all_ranks(recipe, tmp_path):
     script = tmp_path / "job.sh"
     script.write_text(recipe("slurm", "--processes", "1", "--hosts", "2"))
     start = pathlib.Path(__file__).with_name("slurm.sh")
@@ -157,7 +157,7 @@ def of_a_job_set():
 
 
 @pytest.mark.parametrize("gpus", ["0", "2"])
-def test_kubernetes_takes_it(recipe, gpus):
+def test_kubernetes_recipe_is_valid_for_its_schemas(recipe, gpus):
     arguments = ("--processes", "4", "--hosts", "2", "--gpus", gpus)
     found = yaml.safe_load(recipe("kubernetes", *arguments))
     jsonschema.validate(found, of_a_job_set())
@@ -170,7 +170,7 @@ def test_kubernetes_takes_it(recipe, gpus):
         kubernetes_validate.validate(job, "1.33", strict=True)
 
 
-def test_kubernetes(recipe):
+def test_kubernetes_recipe_passes_place_and_program(recipe):
     arguments = ("--processes", "4", "--hosts", "2", "--gpus", "1", "--grace", "90")
     program = ["sh", "-c", 'echo "$(hostname)": 1']
     job = yaml.safe_load(recipe("kubernetes", *arguments, program=program))
@@ -193,20 +193,20 @@ def test_kubernetes(recipe):
 
 
 @pytest.mark.parametrize("name", ["slurm", "mpi", "torchrun", "kubernetes"])
-def test_options_are_passed_on(recipe, name):
+def test_launch_options_are_passed_on_in_recipes(recipe, name):
     text = recipe(name, "--processes", "2", "--max-restarts", "4", "--grace", "60")
     given = text.replace('", "', " ")  # JSON separates arguments in this way
     assert "--max-restarts 4 --grace 60 --" in given
 
 
 @pytest.mark.parametrize("name", ["mpi", "torchrun"])
-def test_several_gpus_for_each_of_several_processes(capsys, name):
+def test_several_gpus_for_several_processes_are_refused(capsys, name):
     command = ["launch", "--print", name, "--gpus", "2", "--processes"]
     assert main([*command, "2", "--", "true"]) == 2
     assert "`--gpus` must be 1 for each of several processes" in capsys.readouterr().err
     assert main([*command, "1", "--", "true"]) == 0
 
 
-def test_processes_must_be_given(capsys):
+def test_processes_must_be_given_for_a_recipe(capsys):
     assert main(["launch", "--print", "slurm", "--", "true"]) == 2
     assert "`--processes` must be given with `--print`" in capsys.readouterr().err

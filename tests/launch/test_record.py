@@ -12,7 +12,7 @@ from pipejax.launch import _record
 from .helpers import record
 
 
-def test_of_many_differences_some_are_named():
+def test_differences_beyond_a_limit_are_only_counted():
     many = {f"module{i}": "abc" for i in range(12)}
     others = dict.fromkeys(many, "def")
     records = [record(rank, 9, modules=others if rank else many) for rank in range(9)]
@@ -26,7 +26,7 @@ def test_of_many_differences_some_are_named():
     assert last == "and 7 more like these"
 
 
-def test_a_record_is_of_versions_settings_config_and_own_sources(monkeypatch):
+def test_record_holds_versions_settings_config_and_sources(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_b=1  --xla_dump_to=/tmp/0 --xla_a=2")
     place = launch.Place("arguments", "host:1", 2, 1)
     mine = _record.of_this_process(place, {"learning_rate": 0.1})
@@ -39,7 +39,7 @@ def test_a_record_is_of_versions_settings_config_and_own_sources(monkeypatch):
     assert _record.Record.from_json(mine.to_json()) == mine
 
 
-def test_a_package_that_is_not_installed_is_absent(monkeypatch):
+def test_missing_package_is_recorded_as_absent(monkeypatch):
     def version(package):
         if package == "flax":
             raise importlib.metadata.PackageNotFoundError(package)
@@ -66,7 +66,7 @@ def test_a_package_that_is_not_installed_is_absent(monkeypatch):
         ({"more": 1}, "the line is not the record of a process$"),
     ],
 )
-def test_what_is_no_record_is_refused(change, says):
+def test_malformed_record_is_refused(change, says):
     known = json.loads(record(1).to_json())
     with pytest.raises(ValueError, match=says):
         _record.Record.from_json(json.dumps(known | change).encode())
@@ -81,12 +81,12 @@ def test_what_is_no_record_is_refused(change, says):
         (b"1", "not a JSON object"),
     ],
 )
-def test_what_is_no_json_object_is_refused(line, says):
+def test_line_other_than_a_json_object_is_refused(line, says):
     with pytest.raises(ValueError, match=f"the line is {says}"):
         _record.parsed(line)
 
 
-def test_those_alike_are_named_together_and_only_shared_modules_compared():
+def test_equal_processes_are_grouped_and_shared_modules_compared():
     records = [
         record(0, modules={"train": "abc", "boards": "1"}),
         record(1, same={"jax": "0.12.0", "XLA_FLAGS": ""}),

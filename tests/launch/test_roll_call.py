@@ -10,7 +10,7 @@ import pytest
 from .helpers import outcomes, record
 
 
-def test_all_alike_are_told_who_is_where(port):
+def test_equal_processes_learn_all_hosts(port):
     hosts = ["host0", "host1", "host2"]
     assert outcomes(port, [record(2), record(0), record(1)]) == [hosts] * 3
     # The port is free again after the first roll call.
@@ -53,25 +53,25 @@ def test_all_alike_are_told_who_is_where(port):
         ),
     ],
 )
-def test_all_are_told_what_is_wrong(port, records, message):
+def test_all_processes_are_told_the_fault(port, records, message):
     for told in outcomes(port, records):
         assert "processes (arguments) with the coordinator 127.0.0.1:" in told
         assert told.endswith(f"\n- {message}")
 
 
-def test_modules_that_only_one_has_imported_are_no_difference(port):
+def test_modules_of_one_process_are_no_difference(port):
     boards = record(1, modules={"train": "abc", "boards": "def"})
     assert outcomes(port, [record(0), boards, record(2)])[0][1] == "host1"
 
 
-def test_who_does_not_come_is_named_by_all_others(port):
+def test_missing_process_is_named_by_all_others(port):
     for told in outcomes(port, [record(0), record(2)], timeout=1.0):
         assert "\n- process 1 did not come within 1 s; those that came are 0 on" in told
         assert " 0 on host0, 2 on host2; check that every process was started" in told
         assert "127.0.0.1 is a loopback address on host0" in told
 
 
-def test_nobody_at_the_coordinator(port):
+def test_missing_coordinator_is_reported(port):
     (told,) = outcomes(port, [record(1)], timeout=0.5)
     assert re.search(r"process 1 on host1 could not reach process 0 at .* within", told)
     assert "127.0.0.1 is a loopback address on host1" in told
@@ -80,7 +80,7 @@ def test_nobody_at_the_coordinator(port):
 @pytest.mark.parametrize(
     "said", [b"HTTP/1.0 400\r\n", b'pipejax 0\n{"reasons": 5, "hosts": []}\n', b""]
 )
-def test_another_program_at_the_port(port, said):
+def test_foreign_program_at_the_port_is_reported(port, said):
     with socket.create_server(("127.0.0.1", port)) as server:
 
         def speak():
@@ -100,13 +100,13 @@ def test_another_program_at_the_port(port, said):
     )
 
 
-def test_an_address_of_another_host(port):
+def test_address_of_another_host_is_refused(port):
     (told,) = outcomes(port, [record(0)], bind=f"192.0.2.1:{port}")  # RFC 5737
     assert "must belong to the host of process 0" in told
     assert f"JAX_COORDINATOR_BIND_ADDRESS, such as 0.0.0.0:{port}" in told
 
 
-def test_a_name_that_is_not_known_yet(port, monkeypatch):
+def test_name_unknown_at_first_is_looked_up_again(port, monkeypatch):
     known = socket.getaddrinfo
     missing = iter(range(3))
 

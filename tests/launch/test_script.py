@@ -24,7 +24,7 @@ STOPPED_AT = "[0] epoch 1, batch 12:"
 @pytest.mark.parametrize(
     "name", ["SIGKILL", pytest.param("SIGTERM", marks=pytest.mark.full)]
 )
-def test_it_is_stopped_and_ends_as_by_hand(tmp_path, name):
+def test_stopped_script_continues_and_ends_like_a_loop_by_hand(tmp_path, name):
     (text,) = fences("docs/many_hosts.md", "python")
     path = tmp_path / "train.py"
     path.write_text(text)
@@ -47,7 +47,7 @@ def test_it_is_stopped_and_ends_as_by_hand(tmp_path, name):
 
 
 @pytest.mark.full
-def test_it_runs_on_one_process_without_a_launcher(tmp_path):
+def test_script_runs_on_one_process_without_a_launcher(tmp_path):
     (text,) = fences("docs/many_hosts.md", "python")
     done = subprocess.run(
         [sys.executable, "-c", text, str(tmp_path)],
@@ -123,7 +123,7 @@ def trained_by_hand(text):
     return float(script["loss_fn"](params, test)), float(right.mean())
 
 
-def test_its_test_batches_hold_every_example_once():
+def test_batches_of_the_script_hold_every_test_example_once():
     (text,) = fences("docs/many_hosts.md", "python")
     script = {"__name__": "train"}
     exec(compile(text, "train.py", "exec"), script)

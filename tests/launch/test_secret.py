@@ -6,13 +6,13 @@ import hmac
 from pipejax.launch import _secret
 
 
-def test_the_proof_is_that_of_hmac():
+def test_proof_equals_hmac_sha256():
     wanted = hmac.new(b"key", b"process ab cd", hashlib.sha256).hexdigest()
     assert _secret.proof(b"key", "process", "ab", "cd") == wanted
     assert _secret.proves(wanted, b"key", "process", "ab", "cd")
 
 
-def test_everything_counts():
+def test_proof_depends_on_every_argument():
     given = ("key", "process", "ab", "cd")
     good = _secret.proof(b"key", *given[1:])
     for changed in (
@@ -26,12 +26,12 @@ def test_everything_counts():
     assert not _secret.proves("", b"key", *given[1:])
 
 
-def test_numbers_are_drawn_anew():
+def test_drawn_numbers_differ_each_time():
     drawn = {_secret.drawn() for _ in range(100)}
     assert len(drawn) == 100
     assert all(len(number) == 32 for number in drawn)
 
 
-def test_the_secret_of_a_job():
+def test_secret_of_a_job_is_read_from_the_environment():
     assert _secret.secret_of({}) == b""
     assert _secret.secret_of({"PIPEJAX_SECRET": "s"}) == b"s"

@@ -7,7 +7,7 @@ import pytest
 from pipejax.launch import _share
 
 
-def test_a_process_for_each_gpu():
+def test_each_gpu_gets_a_process():
     assert _share.gpus({"CUDA_VISIBLE_DEVICES": "0,2,5"}) == 3
     assert _share.gpus({"CUDA_VISIBLE_DEVICES": ""}) == 0
     job = _share.Job(4, 2, 1, "node0:99")
@@ -17,7 +17,7 @@ def test_a_process_for_each_gpu():
     assert "NPROC" not in variables
 
 
-def test_gpus_are_shared_out():
+def test_gpus_are_shared_out_among_processes():
     assert list(_share.accelerators(1, 3, 6)) == [2, 3]
     variables = _share.environment(_share.Job(2, 1, 0, "host:1"), 1, gpus=4)
     assert variables["JAX_LOCAL_DEVICE_IDS"] == "2,3"
@@ -28,7 +28,9 @@ def test_gpus_are_shared_out():
 
 @pytest.mark.parametrize(("count", "size"), [(1, 6), (2, 3), (4, 1), (6, 1), (9, 1)])
 @pytest.mark.parametrize(("devices", "threads"), [(1, 2), (2, 6)])
-def test_cores_are_shared_out(monkeypatch, count, size, devices, threads):
+def test_cores_are_shared_out_among_processes(
+    monkeypatch, count, size, devices, threads
+):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(10, 16)))
     monkeypatch.setattr(_share, "configured_devices", lambda: devices)
     shares = [_share.cores(local, count) for local in range(count)]
@@ -39,6 +41,6 @@ def test_cores_are_shared_out(monkeypatch, count, size, devices, threads):
 
 
 @pytest.mark.parametrize("counts", [(0, 1, 0), (1, 0, 0), (1, 2, 2), (1, 2, -1)])
-def test_a_job_of_impossible_counts(counts):
+def test_impossible_counts_of_a_job_are_refused(counts):
     with pytest.raises(ValueError, match=r"`(processes|hosts|host)` must"):
         _share.Job(*counts, "host:1")

@@ -11,7 +11,7 @@ from .test_guard import run
 pytestmark = pytest.mark.one_python
 
 
-def test_only_processes_that_have_not_been_waited_for_are_sent_signals():
+def test_signals_are_sent_only_to_unfinished_processes():
     """The ids of the other processes may already belong to new processes."""
     code, out, errors = run("""
         killpg = os.killpg
@@ -31,7 +31,7 @@ def test_only_processes_that_have_not_been_waited_for_are_sent_signals():
     assert (code, out) == (0, "0 1\n"), errors
 
 
-def test_lines_are_shown_behind_names_and_the_last_of_a_failure_kept():
+def test_lines_are_named_and_the_last_of_a_failure_kept():
     """A process has its own core and variables, and 20 lines of a failure are kept."""
     code, out, errors = run("""
         core = min(os.sched_getaffinity(0))
@@ -55,7 +55,7 @@ def test_lines_are_shown_behind_names_and_the_last_of_a_failure_kept():
     assert lines == [f"[b] {i}" for i in range(30)]
 
 
-def test_a_signal_is_passed_on_and_told(tmp_path):
+def test_signal_is_passed_on_and_reported(tmp_path):
     """One process ends at SIGTERM, and the other one ignores it and is killed."""
     code, out, errors = run(f"""
         import pathlib, threading
@@ -83,7 +83,7 @@ def test_a_signal_is_passed_on_and_told(tmp_path):
     assert (code, out) == (0, "None 0 15\nNone -9 15\n"), errors
 
 
-def test_ctrl_c_is_sent_again_to_a_process_that_drops_it():
+def test_ctrl_c_dropped_by_python_is_sent_again():
     """Python drops exceptions of finalizers, and goes on."""
     code, out, errors = run("""
         dropping = (

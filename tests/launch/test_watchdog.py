@@ -52,7 +52,7 @@ def run():
         each.stdout.close()
 
 
-def test_one_that_is_killed_is_named_by_all_others(run):
+def test_killed_process_is_named_by_all_others(run):
     ended = run("killed")
     assert ended[1][1] == -signal.SIGKILL
     for said, status in (ended[0], ended[2]):
@@ -63,7 +63,7 @@ def test_one_that_is_killed_is_named_by_all_others(run):
 
 
 @pytest.mark.full
-def test_one_that_is_lost_is_named_with_where_it_is(run):
+def test_stuck_process_is_named_with_its_place_in_the_code(run):
     for said, status in run("lost"):
         assert status == launch.FAULT
         assert re.search(r"has made no progress for 1\d s, at step 5", said)
@@ -71,7 +71,7 @@ def test_one_that_is_lost_is_named_with_where_it_is(run):
 
 
 @pytest.mark.full
-def test_one_that_holds_the_interpreter_shows_where_it_is(run):
+def test_process_holding_the_interpreter_shows_its_place(run):
     ended = run("holds the interpreter")
     for said, status in (ended[0], ended[2]):
         assert status == launch.FAULT
@@ -82,32 +82,32 @@ def test_one_that_holds_the_interpreter_shows_where_it_is(run):
 
 
 @pytest.mark.full
-def test_one_that_raises_ends_all_others(run):
+def test_raising_process_ends_all_others(run):
     for said, status in run("raises"):
         assert status == launch.FAULT
         assert re.search(r"1 on \S+ failed at step 5: KeyError: 'label'", said)
 
 
 @pytest.mark.full
-def test_where_process_0_stands_still_all_others_say_so(run):
+def test_stopped_process_0_is_reported_by_all_others(run):
     for said, status in run("stopped", faulty=0)[1:]:
         assert status == launch.FAULT
         assert "process 0, which holds JAX's key-value store, could not be reac" in said
 
 
 @pytest.mark.full
-def test_a_pause_longer_than_the_limit_is_no_fault(run):
+def test_pause_longer_than_the_limit_is_no_fault(run):
     assert [said.splitlines()[-1] for said, _ in run("slow")] == ["done"] * 3
 
 
-def test_one_process_alone_is_not_watched():
+def test_single_process_is_not_watched():
     threads = threading.active_count()
     with launch.Watchdog(limit=10.0) as watchdog:
         watchdog.step(0)
         assert threading.active_count() == threads
 
 
-def test_a_pause_without_a_name_is_refused():
+def test_pause_without_a_name_is_refused():
     """An empty name would count as no pause."""
     said = pytest.raises(ValueError, match=r"`what` must name the work.* got ''")
     with launch.Watchdog() as watchdog, said, watchdog.pause(""):
@@ -115,12 +115,12 @@ def test_a_pause_without_a_name_is_refused():
 
 
 @pytest.mark.parametrize("limit", [9.9, -1.0, float("nan"), 80.1])
-def test_a_limit_too_short_to_hear_anyone_or_longer_than_jax_waits(limit):
+def test_limit_out_of_range_is_refused(limit):
     with pytest.raises(ValueError, match=r"`limit` must lie in \[10, 80\] seconds"):
         launch.Watchdog(limit)
 
 
-def test_a_longer_heartbeat_allows_a_longer_limit(monkeypatch):
+def test_longer_heartbeat_allows_a_longer_limit(monkeypatch):
     given = {}
     monkeypatch.setenv("NPROC", "64")  # enough threads, so that it stays
     monkeypatch.setattr(
@@ -138,7 +138,7 @@ def test_a_longer_heartbeat_allows_a_longer_limit(monkeypatch):
 
 
 @pytest.mark.parametrize("number", [3, np.int64(3), jnp.int32(3)])
-def test_a_step_is_a_whole_number_of_any_type(number):
+def test_step_may_be_a_whole_number_of_any_type(number):
     with launch.Watchdog() as watchdog:
         watchdog.step(number)
         assert type(watchdog._progress.step) is int

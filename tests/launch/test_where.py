@@ -21,13 +21,13 @@ def looked_at():
         return pool.submit(_where.main_thread).result()
 
 
-def test_a_program_of_ones_own_neither_waits_nor_is_busy():
+def test_user_code_neither_waits_nor_is_busy():
     where = looked_at()
     assert (where.busy, where.waits) == ("", False)
-    assert "in test_a_program_of_ones_own_neither_waits" in where.stack
+    assert "in test_user_code_neither_waits_nor_is_busy" in where.stack
 
 
-def test_a_compilation_is_busy(monkeypatch):
+def test_compilation_counts_as_busy(monkeypatch):
     found = []
 
     def compiled(*_, **__):
@@ -41,7 +41,7 @@ def test_a_compilation_is_busy(monkeypatch):
     assert found[0].busy == "compiling"
 
 
-def test_whoever_has_called_into_jax_waits(monkeypatch):
+def test_call_into_jax_counts_as_waiting(monkeypatch):
     frame = traceback.FrameSummary(jax.monitoring.__file__, 1, "wait")
     mine = traceback.FrameSummary(__file__, 1, "train")
     assert _where.of([mine, frame]).waits
@@ -51,7 +51,7 @@ def test_whoever_has_called_into_jax_waits(monkeypatch):
     assert not _where.of([frame, mine]).waits
 
 
-def test_a_checkpoint_is_busy_but_not_the_wait_for_what_is_to_be_saved():
+def test_checkpoint_is_busy_but_not_its_wait_for_arrays():
     orbax = pathlib.Path(ocp.__file__).parent / "checkpoint_manager.py"
     mine, ours, theirs, jaxs = (
         traceback.FrameSummary(str(file), 1, "save")
@@ -62,7 +62,7 @@ def test_a_checkpoint_is_busy_but_not_the_wait_for_what_is_to_be_saved():
     assert (waits.busy, waits.waits) == ("", True)
 
 
-def test_a_stack_is_that_of_one_moment():
+def test_stack_is_read_in_one_call():
     """No thread runs while the stack is read, because Python 3.11 could crash.
 
     Meanwhile the reading thread calls no function in Python, not even the one that
@@ -85,5 +85,5 @@ def test_a_stack_is_that_of_one_moment():
     assert sys._current_frames not in [of for event, _, of in called]
     assert getattr not in [of for event, _, of in called]
     names = [name for _, _, name in frames]
-    assert "test_a_stack_is_that_of_one_moment" in names[:-1]
+    assert "test_stack_is_read_in_one_call" in names[:-1]
     assert names[-1] == traceback.extract_stack()[0].name

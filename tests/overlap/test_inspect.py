@@ -31,7 +31,7 @@ def step():
     )
 
 
-def test_a_synchronous_all_reduce_of_known_size(step):
+def test_synchronous_all_reduce_is_reported_with_its_size(step):
     report = inspect(step, X)
     (c,) = report.collectives
     assert (c.kind, c.dtypes, c.group_size) == ("all-reduce", ("f32",), 8)
@@ -42,7 +42,7 @@ def test_a_synchronous_all_reduce_of_known_size(step):
     assert report.share == report.covered == 0
 
 
-def test_the_mesh_is_that_of_the_arguments(step):
+def test_mesh_is_taken_from_the_arguments(step):
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     placed = jax.ShapeDtypeStruct(
         X.shape, X.dtype, sharding=NamedSharding(mesh, P("data"))
@@ -53,7 +53,7 @@ def test_the_mesh_is_that_of_the_arguments(step):
     assert report.covered_by == {("data",): 0}
 
 
-def test_a_mesh_that_is_not_that_of_the_program():
+def test_mesh_of_a_dropped_argument_is_harmless():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     placed = jax.ShapeDtypeStruct(
         X.shape, X.dtype, sharding=NamedSharding(mesh, P("data"))
@@ -63,7 +63,7 @@ def test_a_mesh_that_is_not_that_of_the_program():
     assert report.collectives == ()
 
 
-def test_in_a_scan():
+def test_collective_in_a_scan_is_counted_for_every_iteration():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
 
     def local(x):
@@ -77,14 +77,14 @@ def test_in_a_scan():
     assert report.flops == 6 * 2 * 16**3
 
 
-def test_none():
+def test_program_without_collectives_has_no_share():
     report = inspect(jax.jit(lambda x: x @ x.T), X)
     assert report.collectives == ()
     assert report.share is None
     assert "no collectives" in str(report)
 
 
-def test_every_way_to_hand_it_in_gives_the_same(step):
+def test_lowered_compiled_and_text_give_the_same_report(step):
     lowered = step.lower(X)
     compiled = lowered.compile()
     expected = inspect(step, X)
@@ -93,7 +93,7 @@ def test_every_way_to_hand_it_in_gives_the_same(step):
     assert inspect(compiled.as_text()) == expected._replace(memory=None)
 
 
-def test_compiler_options_are_those_given_or_the_programs_own(step):
+def test_given_compiler_options_replace_options_of_the_program(step):
     seen = []
 
     class Lowered(jax.stages.Lowered):
@@ -113,7 +113,7 @@ def test_compiler_options_are_those_given_or_the_programs_own(step):
     assert seen == [{"own": True}, {"given": 1}, None]
 
 
-def test_a_function_never_jitted():
+def test_function_without_jit_is_refused():
     def loss(x):
         return x
 
@@ -124,7 +124,7 @@ def test_a_function_never_jitted():
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "hello", "module @jit_f {"])
-def test_text_that_is_no_hlo(text):
+def test_text_other_than_hlo_is_refused(text):
     with pytest.raises(ValueError, match="`program` must be HLO text, which begins"):
         inspect(text)
 
@@ -178,23 +178,23 @@ def test_damaged_text_is_read_or_refused(step, name):
     assert {error[:18] for error in refused} == {"`program` must be "}
 
 
-def test_text_without_schedule():
+def test_text_without_schedule_is_refused():
     text = program("ROOT %r = f32[100] copy(%x)", scheduled="false")
     with pytest.raises(ValueError, match=r"`program` must be scheduled.*got step with"):
         inspect(text)
 
 
-def test_arguments_for_what_is_lowered_already(step):
+def test_arguments_for_a_lowered_program_are_refused(step):
     with pytest.raises(ValueError, match=r"`args` must be left out.* got 1 of them"):
         inspect(step.lower(X), X)
 
 
-def test_options_for_what_is_compiled_already(step):
+def test_options_for_a_compiled_program_are_refused(step):
     with pytest.raises(ValueError, match="`compiler_options` must be left out"):
         inspect(step.lower(X).compile(), compiler_options={"a": 1})
 
 
-def test_a_pmap_of_another_number_of_devices():
+def test_pmap_over_another_number_of_devices_is_refused():
     """It is compiled for the devices of this machine, whatever the mesh is."""
     step = jax.pmap(lambda x: x @ x.T)
     says = (
@@ -207,7 +207,7 @@ def test_a_pmap_of_another_number_of_devices():
     assert inspect(step, jax.ShapeDtypeStruct((8, 4, 4), "float32")).flops
 
 
-def test_a_known_failure_of_xla_names_the_flag_that_helps(monkeypatch):
+def test_known_failure_of_xla_names_a_helpful_flag(monkeypatch):
     def compile(self, *args, **kwargs):
         raise jax.errors.JaxRuntimeError("INTERNAL: number of output tile sizes")
 

@@ -16,7 +16,7 @@ def full_loss(params, batch, *, model_state, rng):
 
 
 @grid(1, width=[1, 2, 3], executor=["fused", "host"])
-def test_all_three_and_leaves_the_state_alone(executor, width):
+def test_measurement_has_three_times_and_leaves_the_state_alone(executor, width):
     train = pj.make_train_step(
         full_loss,
         optax.sgd(0.1),
@@ -45,7 +45,7 @@ def test_all_three_and_leaves_the_state_alone(executor, width):
 
 
 @grid(1, width=[1, 2, 3], executor=["fused", "host"])
-def test_with_a_sharded_optimizer(executor, width):
+def test_step_with_a_sharded_optimizer_is_measured(executor, width):
     train = pj.make_train_step(
         loss_fn,
         optax.adamw(0.1),
@@ -60,14 +60,14 @@ def test_with_a_sharded_optimizer(executor, width):
     assert all(value > 0 for values in measured for value in values)
 
 
-def test_ratio_floor_and_ceiling():
+def test_ratio_and_ceiling_follow_from_the_times():
     measured = pj.overlap.Measurement((2.0, 2.0), (1.0, 2.0), (2.5, 4.0))
     assert measured.ratio == (1.25, 2.0)
     assert measured.ceiling == (1.5, 2.0)
 
 
 @pytest.mark.parametrize("wrong", [{"rounds": 1}, {"steps": 0}])
-def test_too_few(wrong):
+def test_too_few_rounds_or_steps_are_refused(wrong):
     train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(1))
     state = train.init(init_params())
     with pytest.raises(

@@ -80,13 +80,13 @@ def mesh_of(target):
 
 
 @pytest.mark.parametrize(("target", "program"), list(cases(*TARGETS)))
-def test_every_number(target, program):
+def test_report_of_every_program_equals_independent_numbers(target, program):
     check(target, program, mesh_of(target), {})
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(("target", "program"), list(cases(*WITH_OPTIONS)))
-def test_every_number_with_options(target, program):
+def test_report_with_overlap_options_equals_independent_numbers(target, program):
     """The options that let collectives overlap make more of them asynchronous."""
     mesh = mesh_of(target)
     options = pj.compiler_options(mesh)

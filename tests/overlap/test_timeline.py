@@ -22,7 +22,7 @@ def scheduled(*items):
     return inspect(text)._replace(schedule=tuple(Item(*item) for item in items))
 
 
-def test_kernels_are_as_wide_as_their_flops_and_others_a_hair():
+def test_kernels_are_as_wide_as_their_flops():
     """Widths are 1/4, two hairs of h/2 and 3/4, scaled to end at 1."""
     kernels = ("matmul", 25.0), ("other", 0.0), ("other", 0.0), ("matmul", 75.0)
     edges, done = _edges(
@@ -42,7 +42,7 @@ def test_kernels_are_as_wide_as_their_flops_and_others_a_hair():
     assert _at(1.0, edges, done) == pytest.approx(1)
 
 
-def test_collectives_that_overlap_have_lanes_of_their_own():
+def test_overlapping_collectives_have_separate_lanes():
     found = _lanes(
         scheduled(
             ("m", "matmul", 1.0, 0, 1),
@@ -58,7 +58,7 @@ def test_collectives_that_overlap_have_lanes_of_their_own():
     ]
 
 
-def test_picture(report, tmp_path):
+def test_timeline_is_drawn_for_one_or_several_reports(report, tmp_path):
     pytest.importorskip("matplotlib")
     timeline(report, tmp_path / "one.png")
     nothing = inspect(program("ROOT %r = f32[100] bitcast(%x)"))
@@ -69,7 +69,9 @@ def test_picture(report, tmp_path):
     assert "empty: no collectives" in text
 
 
-def test_picture_without_matplotlib(report, tmp_path, monkeypatch):
+def test_timeline_without_matplotlib_names_the_install_command(
+    report, tmp_path, monkeypatch
+):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"^pip install 'pipejax\[demo\]'$"):
         timeline(report, tmp_path / "one.png")

@@ -28,7 +28,7 @@ TPU = needs("libtpu")
         pytest.param("tpu:tpu7x:2x2x1", 8, "TPU7x", marks=TPU),
     ],
 )
-def test_devices_that_programs_compile_for(target, count, kind):
+def test_absent_devices_can_be_compiled_for(target, count, kind):
     """A sum over all devices compiles to one all-reduce, although they are absent."""
     devices = pj.overlap.topology(target)
     assert len(devices) == count
@@ -50,7 +50,7 @@ def test_devices_that_programs_compile_for(target, count, kind):
 
 
 @TPU
-def test_slices_of_a_tpu():
+def test_slices_of_a_tpu_are_listed_in_order():
     devices = pj.overlap.topology("tpu:3xv5e:2x2")
     assert [device.slice_index for device in devices] == [0] * 4 + [1] * 4 + [2] * 4
 
@@ -69,7 +69,7 @@ def test_slices_of_a_tpu():
         pytest.param("tpu:v5e:3x3", "INVALID_ARGUMENT", marks=TPU),
     ],
 )
-def test_targets_that_do_not_exist(target, why):
+def test_unknown_targets_are_refused(target, why):
     kinds = "a100, h100, h200, b200 .* v5e, v5p, v6e, tpu7x"
     with pytest.raises(ValueError, match=rf"`target` must be .*{kinds}.*{why}"):
         pj.overlap.topology(target)
@@ -82,7 +82,7 @@ def test_targets_that_do_not_exist(target, why):
         ("tpu:v5e:2x4", "libtpu"),
     ],
 )
-def test_missing_wheels(target, missing, monkeypatch):
+def test_missing_wheels_are_named(target, missing, monkeypatch):
     monkeypatch.setattr(_topology, "_exists", lambda module: False)
     install = r"pip install 'pipejax\[aot\]'"
     with pytest.raises(ImportError, match=rf"{missing} must be installed .* {install}"):
@@ -92,6 +92,6 @@ def test_missing_wheels(target, missing, monkeypatch):
 @pytest.mark.parametrize(
     "target", ["h100:1x9999999999x8", "h100:1x1x100001", "tpu:99999xv5e:2x2"]
 )
-def test_more_devices_than_can_be_described(target):
+def test_too_many_devices_are_refused(target):
     with pytest.raises(ValueError, match="there may be at most 100,000 devices"):
         pj.overlap.topology(target)

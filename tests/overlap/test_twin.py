@@ -21,7 +21,7 @@ def report(*collectives):
     return inspect(f"{header}{body}\n}}", mesh=MESH)
 
 
-def test_the_exchange_is_left_out_and_the_rest_added_up():
+def test_twin_comparison_omits_the_exchange_and_sums_the_rest():
     first = report(("all-reduce", 10, INSIDE), ("all-reduce", 99, BETWEEN))
     second = report(
         ("all-reduce", 10, INSIDE),
@@ -43,5 +43,5 @@ def test_the_exchange_is_left_out_and_the_rest_added_up():
         ((1e6, 1.02e6), False),
     ],
 )
-def test_a_few_numbers_more_are_alike(sent, alike):
+def test_bytes_inside_count_as_alike_within_a_small_difference(sent, alike):
     assert Inside("all-reduce", ("fsdp",), (1, 1), sent).alike is alike

@@ -50,7 +50,7 @@ def nearby(problem, radius, count=20):
         yield problem.optimum + radius * away / np.linalg.norm(away)
 
 
-def test_nothing_is_lower_than_the_optimum(problem):
+def test_no_point_nearby_is_lower_than_the_optimum(problem):
     for radius in (1e-6, 1e-3, 1.0, 10.0):
         for w in nearby(problem, radius):
             assert problem.excess(w) >= -1e-14
@@ -96,7 +96,7 @@ def test_no_example_has_a_steeper_gradient(problem):
             assert in_float64(each, w, problem.examples).max() <= bound * (1 + 1e-9)
 
 
-def test_a_train_step_takes_it(problem):
+def test_train_steps_approach_the_optimum(problem):
     """Steps on whole batches approach the optimum, in the pipeline too."""
     bound = problem.smoothness if np.isfinite(problem.smoothness) else 100.0
     train = pj.make_train_step(

@@ -8,7 +8,7 @@ from pipejax import problems
 from .helpers import N, features, labels, signs, targets
 
 
-def test_optimum_of_least_squares_is_lapacks():
+def test_optimum_of_least_squares_equals_lapack():
     expected = np.linalg.lstsq(features(), targets(), rcond=None)[0]
     np.testing.assert_allclose(
         problems.least_squares(features(), targets()).optimum, expected, rtol=1e-10
@@ -20,7 +20,7 @@ def test_optimum_of_the_absolute_loss_of_a_constant_is_the_median():
     assert problems.absolute(np.ones((5, 1)), y).optimum[0] == pytest.approx(2.5)
 
 
-def test_unsigned_targets_are_numbers_like_others():
+def test_unsigned_targets_equal_float_targets():
     y = np.abs(40 * targets()).astype(np.uint8)
     found, expected = (
         problems.absolute(features(), kind) for kind in (y, y.astype(float))

@@ -7,7 +7,7 @@ import pytest
 from pipejax.problems._newton import TOLERANCE, minimise
 
 
-def test_a_quadratic_is_solved_as_lapack_does():
+def test_newton_solves_a_quadratic_like_lapack():
     rng = np.random.default_rng(0)
     factor, b = rng.normal(size=(5, 5)), rng.normal(size=5)
     matrix = factor @ factor.T + np.eye(5)
@@ -24,7 +24,7 @@ def test_a_quadratic_is_solved_as_lapack_does():
 
 
 @pytest.mark.parametrize("start", [[[0.0, 1.0]], [[1.0, 0.0]], [[20.0, -20.0]]])
-def test_full_steps_that_diverge_are_halved(start):
+def test_full_steps_are_halved_if_divergent(start):
     """Newton's step for `log cosh` is `-sinh(2 w) / 2`, which diverges from 1.09 on."""
     center = np.array([[3.0, -1.0]])
 
@@ -35,13 +35,13 @@ def test_full_steps_that_diverge_are_halved(start):
     np.testing.assert_allclose(found, center, atol=2 * TOLERANCE)
 
 
-def test_it_starts_at_the_optimum_and_stays():
+def test_newton_stays_at_the_optimum():
     assert (
         minimise(lambda w: jnp.sum((w - 2) ** 2), np.full(3, 2.0)).tolist() == [2] * 3
     )
 
 
-def test_a_function_without_a_minimum_is_refused():
+def test_function_without_a_minimum_is_refused():
     """A convex function whose slope is 2 far left, 4 far right, and 3 at the start."""
     with pytest.raises(ValueError, match="the gradient fell to 2, not to 3e-11"):
         minimise(lambda w: 3 * w[0] + jnp.log(jnp.cosh(w[0])), np.zeros(1))

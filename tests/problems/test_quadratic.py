@@ -11,7 +11,7 @@ from .helpers import in_float64
 SPECTRUM = [0.5, 1.0, 4.0]
 
 
-def test_the_hessian_has_the_spectrum_in_a_basis_of_its_own():
+def test_hessian_has_the_given_spectrum_in_a_rotated_basis():
     problem = problems.quadratic(SPECTRUM)
     hessian = in_float64(
         jax.hessian(problem.loss_fn), problem.optimum, problem.examples
@@ -24,7 +24,7 @@ def test_the_hessian_has_the_spectrum_in_a_basis_of_its_own():
         assert problem.excess(problem.optimum + 2 * vector) == pytest.approx(2 * value)
 
 
-def test_the_noise_of_a_gradient_is_the_example_wherever_it_is_taken():
+def test_gradient_noise_is_the_same_at_every_point():
     problem = problems.quadratic(SPECTRUM, noise=0.3)
     gradient = jax.grad(problem.loss_fn)
     for away in (0.0, 5.0):
@@ -34,7 +34,7 @@ def test_the_noise_of_a_gradient_is_the_example_wherever_it_is_taken():
         np.testing.assert_allclose(all_of_them - one, problem.examples[0], atol=1e-12)
 
 
-def test_the_noise_has_mean_0_and_the_deviation_asked_for():
+def test_gradient_noise_has_mean_0_and_the_given_deviation():
     x = problems.quadratic(SPECTRUM, noise=0.3, size=10_000).examples
     assert x.shape == (10_000, 3)
     np.testing.assert_allclose(x.mean(axis=0), 0, atol=1e-14)
@@ -43,7 +43,7 @@ def test_the_noise_has_mean_0_and_the_deviation_asked_for():
     assert not problems.quadratic(SPECTRUM).examples.any()
 
 
-def test_a_seed_chooses_the_problem():
+def test_seed_chooses_the_problem():
     first, again, other = (
         problems.quadratic(SPECTRUM, noise=1.0, seed=seed) for seed in (1, 1, 2)
     )

@@ -25,7 +25,7 @@ max_curvature, max_learning_rate, spectral_radius = (
 
 
 @pytest.mark.parametrize("width", range(1, 9))
-def test_sgd_has_a_closed_form(width):
+def test_limit_of_sgd_equals_its_closed_form(width):
     # z^(K-1) (z - 1) = -x on the unit circle, which roots leave at the angle pi / (2 K
     # - 1).
     expected = 2 * np.sin(np.pi / (4 * width - 2))
@@ -33,13 +33,13 @@ def test_sgd_has_a_closed_form(width):
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
-def test_heavy_ball_has_closed_forms(momentum):
+def test_limit_of_heavy_ball_equals_its_closed_forms(momentum):
     family = functools.partial(optax.sgd, momentum=momentum)
     assert max_learning_rate(family, 1) == pytest.approx(2 * (1 + momentum), rel=1e-6)
     assert max_learning_rate(family, 2) == pytest.approx(1 - momentum, rel=1e-6)
 
 
-def test_nesterov_has_a_closed_form():
+def test_limit_of_nesterov_equals_its_closed_form():
     # At z = -1, 2 (1 + mu) = x (1 + 2 mu).
     expected = 2 * 1.9 / 2.8
     assert max_learning_rate(nesterov, 1) == pytest.approx(expected, rel=1e-6)
@@ -51,23 +51,23 @@ def test_curvature_and_learning_rate_trade_one_to_one():
     assert max_curvature(heavy_ball(0.005), 2) == pytest.approx(20.0, rel=1e-5)
 
 
-def test_weight_decay_is_curvature():
+def test_weight_decay_counts_as_curvature():
     # w - eta (g + 0.5 w) is stable up to eta (lambda + 0.5) = 2.
     assert max_curvature(decayed(0.1), 1) == pytest.approx(19.5)
 
 
-def test_no_step_is_always_stable():
+def test_zero_learning_rate_is_always_stable():
     assert max_curvature(optax.sgd(0.0), 2) == np.inf
 
 
-def test_a_step_uphill_never_is():
+def test_negative_learning_rate_is_never_stable():
     assert max_curvature(optax.sgd(-0.1), 2) == 0.0
 
 
 @pytest.mark.parametrize("predicts", [False, True])
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_radius_is_one_at_the_limit(name, width, predicts):
+def test_spectral_radius_is_1_at_the_limit(name, width, predicts):
     tx, how = FAMILIES[name](1.0), {"weight_prediction": predicts}
     limit = stability.max_curvature(tx, width, **how)
     below, at, above = (
@@ -91,7 +91,9 @@ CORRECTED = {
     family=[optax.sgd, averaged],
     correction=CORRECTED,
 )
-def test_a_plain_delay_has_a_limit_at_any_scale(momentum, rate, family, correction):
+def test_limit_of_a_plain_delay_is_found_at_any_scale(
+    momentum, rate, family, correction
+):
     for width in (2, 6, 16):
         correct = CORRECTED[correction](momentum, width)
         tx = optax.chain(correct, family(rate, momentum))
@@ -104,14 +106,14 @@ def test_a_plain_delay_has_a_limit_at_any_scale(momentum, rate, family, correcti
 
 
 @pytest.mark.parametrize("width", range(2, 9))
-def test_predicted_sgd_has_a_closed_form(width):
+def test_limit_of_predicted_sgd_equals_its_closed_form(width):
     # z^(K-1) + x (z^(K-2) + ... + 1) has roots of unity at x = 1.
     limit = stability.max_learning_rate(sgd, width)
     assert limit == pytest.approx(1, rel=1e-6)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
-def test_predicted_heavy_ball_has_closed_forms(momentum):
+def test_limit_of_predicted_heavy_ball_equals_its_closed_forms(momentum):
     family = functools.partial(optax.sgd, momentum=momentum)
     at_2, at_3 = (stability.max_learning_rate(family, width) for width in (2, 3))
     assert at_2 == pytest.approx(1, rel=1e-6)
@@ -119,13 +121,13 @@ def test_predicted_heavy_ball_has_closed_forms(momentum):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 0.8])
-def test_feedback_has_a_closed_form(share):
+def test_limit_with_feedback_equals_its_closed_form(share):
     # z^2 + x z + c x has a root at -1, or two on the unit circle.
     limit = stability.max_learning_rate(heavy_ball, 2, deviation_feedback=share)
     assert limit == pytest.approx(min(1 / (1 - share), 1 / (share or 1)), rel=1e-6)
 
 
-def test_a_step_uphill_at_first_drifts_apart_to_one_side():
+def test_limit_is_found_for_divergence_to_one_side():
     # The root of z - 1.7 x leaves the unit circle at z = 1.
     taps = (-1.7, 2.43, -0.729)
 
@@ -140,36 +142,36 @@ def test_a_step_uphill_at_first_drifts_apart_to_one_side():
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_without_a_delay_there_is_nothing_to_predict(name):
+def test_prediction_changes_no_limit_at_width_1(name):
     tx = FAMILIES[name](0.1)
     assert stability.max_curvature(tx, 1) == max_curvature(tx, 1)
 
 
-def test_the_mean_may_be_what_is_unstable():
+def test_limit_may_be_set_by_the_mean_over_devices():
     """The newest of eight averaged gradients deviates, and it is only an eighth."""
     tx = optax.chain(average_gradients(8), optax.sgd(1.0))
     assert stability.max_curvature(tx, 2) == stability.max_curvature(tx, 1)
 
 
-def test_what_is_not_proportional_is_refused():
+def test_rate_family_without_proportionality_is_refused():
     with pytest.raises(ValueError, match="proportional to its learning rate"):
         max_learning_rate(lambda rate: optax.sgd(0.1 + rate), 2)
 
 
 @pytest.mark.parametrize("curvature", [0.0, -1.0, float("nan")])
-def test_curvature_must_be_above_zero(curvature):
+def test_curvature_of_a_rate_must_be_above_zero(curvature):
     with pytest.raises(ValueError, match="`curvature` must be a number above 0"):
         max_learning_rate(sgd, 2, curvature=curvature)
 
 
 @pytest.mark.parametrize("curvature", [-1.0, float("inf"), float("nan")])
-def test_curvature_must_not_be_negative(curvature):
+def test_curvature_of_a_radius_must_not_be_negative(curvature):
     with pytest.raises(
         ValueError, match="`curvature` must be a finite number of at least 0"
     ):
         spectral_radius(optax.sgd(0.1), 2, curvature)
 
 
-def test_width_must_be_one_or_more():
+def test_width_must_be_at_least_1():
     with pytest.raises(ValueError, match="`width` must be an integer of at least 1"):
         max_curvature(optax.sgd(0.1), 0)

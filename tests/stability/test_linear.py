@@ -33,7 +33,7 @@ MATRICES = {
 
 
 @pytest.mark.parametrize("name", MATRICES)
-def test_matrices_are_those_by_hand(name):
+def test_matrices_equal_matrices_by_hand(name):
     tx, state, gradient = MATRICES[name]
     found = linear_update(tx)
     # Float32 constants inside an optimizer may have 24 bits.
@@ -42,7 +42,7 @@ def test_matrices_are_those_by_hand(name):
 
 
 @pytest.mark.parametrize("tx", [optax.adam(1e-3), optax.sign_sgd(0.1)])
-def test_what_is_not_linear_is_refused(tx):
+def test_nonlinear_optimizer_is_refused(tx):
     with pytest.raises(ValueError, match="must be linear in its gradients"):
         max_curvature(tx, 2)
 
@@ -54,11 +54,11 @@ def test_what_is_not_linear_is_refused(tx):
         optax.MultiSteps(optax.sgd(0.1), 4),
     ],
 )
-def test_what_stands_still_in_the_end_is_refused(tx):
+def test_optimizer_at_rest_in_the_end_is_refused(tx):
     with pytest.raises(ValueError, match="must still move parameters at step 1048576"):
         max_curvature(tx, 2)
 
 
-def test_of_a_schedule_the_end_counts():
+def test_schedule_counts_by_its_last_rate():
     tx = optax.sgd(optax.linear_schedule(0.0, 0.1, 1000), momentum=0.9)
     assert max_curvature(tx, 2) == pytest.approx(1.0, rel=1e-6)

@@ -20,7 +20,7 @@ def update_of(family):
 
 
 @pytest.mark.parametrize("family", [sgd, heavy_ball])
-def test_the_updates_here_are_those_of_the_optimizers(family):
+def test_updates_by_hand_equal_the_optimizers(family):
     for found, wanted in zip(
         linear_update(family(ETA)), update_of(family), strict=True
     ):
@@ -42,7 +42,7 @@ def test_the_updates_here_are_those_of_the_optimizers(family):
         (heavy_ball, 2, [1, -1 - MU, MU, 0], [0, 0, ETA, 0]),
     ],
 )
-def test_polynomials_are_those_by_hand(family, width, p, q):
+def test_polynomials_equal_polynomials_by_hand(family, width, p, q):
     found = loop(update_of(family), width).polynomials()
     np.testing.assert_allclose(found[0], p, rtol=1e-12)
     np.testing.assert_allclose(found[1], q, rtol=1e-12)
@@ -64,14 +64,14 @@ def test_polynomials_are_those_by_hand(family, width, p, q):
         (3, 0.3, [0, ETA, (1 + MU) * ETA, 0.3 * (1 + MU) * ETA]),
     ],
 )
-def test_polynomials_of_deviations_are_those_by_hand(width, feedback, q):
+def test_polynomials_of_deviations_equal_polynomials_by_hand(width, feedback, q):
     found = deviations(update_of(heavy_ball), width, feedback).polynomials()
     np.testing.assert_allclose(found[0], [1] + width * [0], atol=0)
     np.testing.assert_allclose(found[1], q, rtol=1e-12)
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])
-def test_a_step_of_the_matrix_is_a_step_of_the_recursion(width):
+def test_step_of_the_matrix_equals_a_step_of_the_recursion(width):
     """`w[t+1] = w[t] - eta m`, `m = mu m + lambda w[t-K+1]`, starting from zeros."""
     curvature, w, m, queue = 2.5, 1.0, 0.0, [0.0] * (width - 1)
     matrix = loop(update_of(heavy_ball), width).matrix(curvature)

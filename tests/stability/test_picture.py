@@ -8,7 +8,7 @@ import pipejax as pj
 from pipejax.stability import _picture
 
 
-def test_picture_draws_a_line_a_width(monkeypatch):
+def test_picture_draws_a_line_for_each_width(monkeypatch):
     pytest.importorskip("matplotlib")
     # The default has 100 values.
     monkeypatch.setattr(_picture, "_MOMENTA", np.linspace(0, 0.99, 12))

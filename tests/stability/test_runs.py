@@ -18,7 +18,7 @@ PLAIN = {"weight_prediction": False}
 
 
 @grid(1, name=FAMILIES, width=[1, 2, 3, 4])
-def test_train_step_is_stable_to_the_third_digit(name, width):
+def test_train_step_is_stable_to_the_third_digit_of_the_limit(name, width):
     """A run shrinks a thousandth below the limit, and grows a thousandth above it."""
     tx = FAMILIES[name](0.1)
     limit = stability.max_curvature(tx, width, **PLAIN)
@@ -27,7 +27,7 @@ def test_train_step_is_stable_to_the_third_digit(name, width):
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])
-def test_radius_is_the_rate_of_a_run(width):
+def test_spectral_radius_equals_the_rate_of_a_run(width):
     tx = heavy_ball(0.1)
     curvature = 0.7 * stability.max_curvature(tx, width, **PLAIN)
     (rate,) = growth(tx, width, [curvature])

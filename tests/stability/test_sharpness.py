@@ -36,18 +36,18 @@ def formed(params, x, y):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 50])
-def test_of_a_quadratic(size):
+def test_sharpness_of_a_quadratic_is_its_largest_curvature(size):
     curvatures = jnp.arange(1.0, size + 1)
     found = sharpness(bowl, jnp.ones(size), curvatures, rtol=1e-5)
     assert found == pytest.approx(size, rel=1e-5)
 
 
-def test_of_a_network_it_is_that_of_its_hessian(net):
+def test_sharpness_of_a_network_is_the_top_eigenvalue_of_its_hessian(net):
     largest = np.linalg.eigvalsh(formed(*net)).max()
     assert sharpness(net_loss, *net, rtol=1e-5) == pytest.approx(largest, rel=1e-4)
 
 
-def test_with_a_preconditioner_it_is_that_of_other_coordinates(net):
+def test_preconditioner_gives_the_sharpness_in_scaled_coordinates(net):
     params, x, y = net
     preconditioner = jax.tree.map(lambda w: 0.1 + jnp.abs(w), params)
     scale = np.asarray(ravel_pytree(preconditioner)[0]) ** -0.5
@@ -56,7 +56,7 @@ def test_with_a_preconditioner_it_is_that_of_other_coordinates(net):
     assert found == pytest.approx(expected, rel=1e-4)
 
 
-def test_what_curves_down_is_negative_and_what_curves_both_ways_is_the_largest():
+def test_negative_curvature_counts_only_without_positive_curvature():
     assert sharpness(bowl, jnp.ones(3), -jnp.array([1.0, 2.0, 3.0])) == pytest.approx(
         -1, rel=1e-2
     )
@@ -66,12 +66,12 @@ def test_what_curves_down_is_negative_and_what_curves_both_ways_is_the_largest()
 
 
 @pytest.mark.parametrize("size", [1, 2, 50])
-def test_a_straight_line_has_none(size):
+def test_straight_line_has_no_sharpness(size):
     assert sharpness(lambda params: jnp.sum(params), jnp.ones(size)) == 0
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-def test_of_any_precision(dtype):
+def test_sharpness_accepts_parameters_of_any_precision(dtype):
     params = {"a": jnp.ones(4, dtype), "b": jnp.ones((), jnp.float32)}
 
     def loss(params):
@@ -81,7 +81,7 @@ def test_of_any_precision(dtype):
 
 
 @pytest.mark.parametrize(("share", "stable"), [(0.9, True), (1.1, False)])
-def test_beyond_the_limit_the_train_step_diverges(share, stable):
+def test_train_step_diverges_beyond_the_limit(share, stable):
     tx, start = optax.sgd(0.1, momentum=0.9), jnp.ones(3)
     limit = pj.stability.max_curvature(tx, 2, weight_prediction=False)
     curvatures = share * limit * jnp.array([0.1, 0.5, 1.0])
@@ -98,7 +98,7 @@ def test_beyond_the_limit_the_train_step_diverges(share, stable):
     assert (bowl(state.params, curvatures) < bowl(start, curvatures)) == stable
 
 
-def test_a_loss_is_compiled_once(net):
+def test_loss_is_compiled_once(net):
     params, x, y = net
     traces = []
 
@@ -115,13 +115,13 @@ def test_a_loss_is_compiled_once(net):
 @pytest.mark.parametrize(
     "wrong", [{"w1": jnp.ones((5, 7))}, jnp.ones(3), {"w1": 1, "b1": 1, "w2": 1}]
 )
-def test_a_preconditioner_of_another_form_is_refused(net, wrong):
+def test_preconditioner_of_another_form_is_refused(net, wrong):
     with pytest.raises(ValueError, match="`preconditioner` must be like `params`"):
         sharpness(net_loss, *net, preconditioner=wrong)
 
 
 @pytest.mark.parametrize("least", [0.0, -1.0, float("nan")])
-def test_a_preconditioner_must_be_above_zero(net, least):
+def test_preconditioner_must_be_above_zero(net, least):
     params, x, y = net
     right = jax.tree.map(jnp.ones_like, params)
     for name in right:
@@ -130,18 +130,18 @@ def test_a_preconditioner_must_be_above_zero(net, least):
             sharpness(net_loss, params, x, y, preconditioner=wrong)
 
 
-def test_a_preconditioner_may_be_of_integers():
+def test_preconditioner_may_be_of_integers():
     divided = jnp.full(3, 2, jnp.int32)
     found = sharpness(bowl, jnp.ones(3), jnp.ones(3), preconditioner=divided)
     assert found == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("rtol", [0.0, -1.0, 1.0, float("nan")])
-def test_a_tolerance_must_be_a_share(rtol):
+def test_tolerance_must_be_between_0_and_1(rtol):
     with pytest.raises(ValueError, match=r"`rtol` must lie in \(0, 1\)"):
         sharpness(bowl, jnp.ones(3), jnp.ones(3), rtol=rtol)
 
 
-def test_what_is_not_finite_is_refused():
+def test_nan_in_second_derivatives_is_refused():
     with pytest.raises(ValueError, match="must have finite second derivatives"):
         sharpness(bowl, jnp.ones(3), jnp.array([1.0, jnp.nan, 1.0]))

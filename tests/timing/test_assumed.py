@@ -16,7 +16,7 @@ def result(name):
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
-def test_a_core_copies_as_fast_as_was_measured():
+def test_copy_speed_of_a_core_equals_the_measurement():
     copy = result("codec_speed")["pages"]["huge pages"]["copy"]
     measured = copy["bytes moved"] / copy["ms"] * 1e3
     assert timing.DEVICES["cpu"].memory == pytest.approx(measured, rel=1e-3)
@@ -49,7 +49,7 @@ FEEDBACK -= seconds("int8, block 256, decode")
         ),
     ],
 )
-def test_codecs_on_a_core_were_that_fast_and_less_than_twice(name, encode, decode):
+def test_assumed_codec_speeds_are_lower_bounds_of_measurements(name, encode, decode):
     """The assumed speeds are lower bounds of the measured ones."""
     size = result("codec_speed")["mebibytes"] * 2**20
     assumed = timing.assumed(2, 1e9).codec(name)
@@ -57,7 +57,7 @@ def test_codecs_on_a_core_were_that_fast_and_less_than_twice(name, encode, decod
     assert 0.99 < size / decode / assumed.decode < 2
 
 
-def test_gloo_has_the_shares_that_were_fitted():
+def test_assumed_shares_of_gloo_equal_the_fitted_medians():
     """Two hosts have no shift, so their share of it is left out."""
     cells = result("prediction")["cells"]
     for name, share in dataclasses.asdict(timing.DEVICES["cpu"].shares).items():
@@ -69,7 +69,7 @@ def test_gloo_has_the_shares_that_were_fitted():
         assert share == pytest.approx(fitted, abs=0.005)
 
 
-def test_a_gpu_by_its_data_sheet():
+def test_assumed_gpu_follows_its_data_sheet():
     """The H100 has 3.35 TB/s of memory and 18 links of 25 GB/s."""
     cluster = timing.assumed(4, 125e6, 8, device="h100", latency=1e-5)
     assert (cluster.hosts, cluster.devices) == (4, 8)
@@ -82,6 +82,6 @@ def test_a_gpu_by_its_data_sheet():
     assert timing.assumed(4, 125e6, device="b200").inner is None
 
 
-def test_a_device_of_which_nothing_is_known():
+def test_unknown_device_is_refused():
     with pytest.raises(ValueError, match=r"`device` must be one of cpu, a100, h100, h"):
         timing.assumed(4, 125e6, device="v5e")

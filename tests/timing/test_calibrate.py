@@ -10,7 +10,7 @@ from pipejax import codecs, timing
 from pipejax.timing._calibrate import core_speeds
 
 
-def test_calibration_measures_here():
+def test_calibration_measures_every_exchange_and_codec():
     """Every sample and the codec are measured once; times depend on the machine."""
     fit = timing.calibrate(
         pj.data_mesh(2), {"int8": codecs.int8()}, sizes=(16, 4096), rounds=2
@@ -40,6 +40,6 @@ def test_power_sgd_is_measured_on_matrices():
     assert 0 < speeds["it"].encode < math.inf
 
 
-def test_one_device_exchanges_nothing():
+def test_calibration_on_one_device_is_refused():
     with pytest.raises(ValueError, match="`mesh` must have several devices, got one"):
         timing.calibrate(pj.data_mesh(1))

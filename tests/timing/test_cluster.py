@@ -10,7 +10,7 @@ from pipejax.timing import Cluster, CodecSpeed, Link, Shares
 LINK = Link(1e-4, 62.5e6)
 
 
-def test_what_is_not_said_takes_no_time_and_shares_nothing():
+def test_omitted_speeds_cost_no_time():
     cluster = Cluster(2, LINK)
     assert cluster.reduction == math.inf
     assert cluster.synchronisation == 0
@@ -18,7 +18,7 @@ def test_what_is_not_said_takes_no_time_and_shares_nothing():
     assert (cluster.devices, cluster.inner) == (1, None)
 
 
-def test_a_codec_is_as_fast_as_its_name_says():
+def test_codec_speed_is_found_by_its_name():
     cluster = Cluster(2, LINK, codecs={"int8": CodecSpeed(1e9, 2e9)})
     assert cluster.codec("int8") == CodecSpeed(encode=1e9, decode=2e9)
     assert cluster.codec(None) == CodecSpeed(math.inf, math.inf)
@@ -63,6 +63,6 @@ def test_a_codec_is_as_fast_as_its_name_says():
         (lambda: Cluster(2, LINK, synchronisation=-1), "`synchronisation` must be"),
     ],
 )
-def test_bad_input(make, says):
+def test_bad_numbers_of_a_cluster_are_refused(make, says):
     with pytest.raises(ValueError, match="^" + re.escape(says)):
         make()

@@ -39,7 +39,7 @@ def declared(algorithm, codec, p, n, shapes=None):
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 7, 8])
 @pytest.mark.parametrize(("algorithm", "codec"), PAIRS)
 @pytest.mark.parametrize("n", [1, 1000])
-def test_counts_are_those_of_the_collectives(algorithm, codec, p, n):
+def test_counts_equal_the_declared_transfers(algorithm, codec, p, n):
     chosen = CODECS.get(codec)
     counts = FORMS[algorithm](p, n, chosen)
     sent = declared(algorithm, chosen, p, n)
@@ -53,7 +53,7 @@ def test_counts_are_those_of_the_collectives(algorithm, codec, p, n):
         assert counts.messages == counts.collectives == counts.wire == 0
 
 
-def test_linear_codecs_under_psum():
+def test_psum_of_a_linear_codec_counts_two_rounds():
     """PowerSGD of rank r sends `r (rows + columns)` floats a matrix, in two rounds."""
     codec = codecs.power_sgd(2, jax.random.key(0)).of(((64, 32),))
     counts = FORMS["psum"](4, 64 * 32, codec)
@@ -65,7 +65,7 @@ def test_linear_codecs_under_psum():
 
 
 @pytest.mark.parametrize("algorithm", FORMS)
-def test_power_sgd_goes_with_what_does_not_cut_leaves(algorithm):
+def test_power_sgd_is_compatible_only_with_whole_leaves(algorithm):
     """The collectives refuse the same algorithms."""
     codec = codecs.error_feedback(codecs.power_sgd(1, jax.random.key(0)))
     shapes, n = ((6, 8), (5,)), 53
@@ -79,13 +79,13 @@ def test_power_sgd_goes_with_what_does_not_cut_leaves(algorithm):
     assert not timing.compatible(algorithm, codec, levels=True)
 
 
-def test_a_piece_has_the_zeros_that_blocks_ask_for():
+def test_piece_is_padded_to_whole_blocks():
     """10 elements in 3 pieces are 4 each, or a block of 8 with its scale."""
     assert Piece.of(10, 3, None) == Piece(bytes=16, coded=0, payload=16)
     assert Piece.of(10, 3, codecs.int8(8)) == Piece(bytes=32, coded=32, payload=12)
 
 
-def test_counts_of_a_ring_by_hand():
+def test_counts_of_a_ring_equal_numbers_by_hand():
     """3 devices send 10 elements in blocks of 8: a piece as above, 2 hops each half."""
     assert FORMS["ring"](3, 10, codecs.int8(8)) == Counts(
         messages=4,
@@ -98,6 +98,6 @@ def test_counts_of_a_ring_by_hand():
     )
 
 
-def test_both_after_one_another():
+def test_plus_adds_counts_field_by_field():
     both = Counts(messages=1, wire=2).plus(Counts(wire=3, collectives=4))
     assert both == Counts(messages=1, wire=5, collectives=4)

@@ -31,7 +31,7 @@ def cluster(hosts, **changes):
 
 
 @pytest.mark.parametrize("p", [2, 4, 8, 64])
-def test_the_papers_forms(p):
+def test_durations_equal_the_closed_forms_of_the_paper(p):
     n = 4096 * p  # bytes
     wire, gamma, several = 2 * (p - 1) / p * n * BETA, n * GAMMA, p - 1
     wanted = {
@@ -53,7 +53,7 @@ def test_the_papers_forms(p):
 @pytest.mark.parametrize(
     ("algorithm", "codec"), [pair for pair in PAIRS if pair[1] is not None]
 )
-def test_a_codec_takes_its_time(algorithm, codec):
+def test_time_of_a_codec_follows_its_speed(algorithm, codec):
     """A codec that is twice as fast takes half as long, and changes nothing else."""
     slow = cluster(4, codecs={codec: CodecSpeed(1e9, 2e9)})
     fast = cluster(4, codecs={codec: CodecSpeed(2e9, 4e9)})
@@ -69,7 +69,7 @@ def test_a_codec_takes_its_time(algorithm, codec):
 HOSTS = Cluster(4, SLOW, devices=2, inner=Link(1e-5, 1e10), reduction=1 / GAMMA)
 
 
-def test_between_hosts_a_share_of_the_vector():
+def test_hierarchical_exchange_sends_a_share_between_hosts():
     """Each of d devices moves a d-th of the vector, through one link."""
     n = 4096
     found = hierarchical(HOSTS, "two_shot", n)
@@ -80,7 +80,7 @@ def test_between_hosts_a_share_of_the_vector():
     assert coded.between.wire < 0.26 * found.between.wire
 
 
-def test_what_crosses_where_nobody_knows_of_hosts():
+def test_flat_exchange_counts_bytes_between_hosts():
     """Two-shot sends to 6 of 7 devices elsewhere; a ring from one device of a host."""
     n = 4096
     once = 2 * 7 / 8 * 4 * n
@@ -108,14 +108,14 @@ def test_what_crosses_where_nobody_knows_of_hosts():
         ("parameter_server", 4, 1),
     ],
 )
-def test_who_sends_and_receives_at_once_has_a_share_of_the_link(algorithm, p, factor):
+def test_wire_time_grows_with_the_share_of_the_link(algorithm, p, factor):
     exchange = flat(cluster(p), algorithm, 2**10 * 105)
     some = cluster(p, shares=Shares(pair=1 / 2, shift=4 / 5, shuffle=1 / 4))
     found = duration(some, exchange).wire / duration(cluster(p), exchange).wire
     assert math.isclose(found, factor)
 
 
-def test_leaves_one_by_one_cost_a_latency_each():
+def test_separate_leaves_cost_a_latency_each():
     """Leaves one by one cost `(L-1) (2(p-1) alpha + S)` more than all together."""
     sizes = [4096, 64, 1024]
     p = cluster(4)
@@ -134,6 +134,6 @@ def test_leaves_one_by_one_cost_a_latency_each():
         ),
     ],
 )
-def test_bad_input(make, says):
+def test_bad_arguments_of_exchange_are_refused(make, says):
     with pytest.raises(ValueError, match="^" + re.escape(says)):
         make()

@@ -26,7 +26,7 @@ def samples(noise=0.0, algorithms=ALGORITHMS, known=KNOWN, rounds=1):
     return found
 
 
-def test_what_is_known_is_found():
+def test_fit_finds_the_known_cluster_exactly():
     fit = timing.fit(4, samples(), KNOWN.reduction, KNOWN.codecs)
     np.testing.assert_allclose(fit.errors, 0, atol=1e-9)
     link, known = fit.cluster.link, KNOWN.link
@@ -38,7 +38,7 @@ def test_what_is_known_is_found():
     np.testing.assert_allclose(found, dataclasses.astuple(KNOWN.shares), rtol=1e-6)
 
 
-def test_noise_moves_it_by_as_much():
+def test_fit_of_noisy_samples_is_within_ten_percent():
     """5 % of noise on 20 samples of six numbers moves speeds by about 5 %/sqrt(3)."""
     fit = timing.fit(4, samples(noise=0.05), KNOWN.reduction)
     assert abs(fit.cluster.link.bandwidth / KNOWN.link.bandwidth - 1) < 0.1
@@ -46,7 +46,7 @@ def test_noise_moves_it_by_as_much():
     assert np.abs(fit.errors).max() > 0.01
 
 
-def test_times_that_vary_count_less():
+def test_samples_with_large_spread_count_less():
     """Samples of one size are off by half, and the bandwidth is that of the others."""
     true = samples()
     off = [
@@ -65,26 +65,26 @@ def test_times_that_vary_count_less():
     assert abs(found / known - 1) < abs(other / known - 1) / 2
 
 
-def test_a_link_of_two_free_directions_is_found():
+def test_full_duplex_link_is_found():
     free = dataclasses.replace(KNOWN, shares=Shares())
     shares = timing.fit(4, samples(known=free), KNOWN.reduction).cluster.shares
     assert min(dataclasses.astuple(shares)) > 0.98
 
 
-def test_two_hosts_have_no_ring_but_a_pair():
+def test_two_hosts_have_a_pair_share_but_no_shift():
     two = dataclasses.replace(KNOWN, hosts=2)
     shares = timing.fit(2, samples(known=two), KNOWN.reduction).cluster.shares
     assert shares.shift == 1
     assert math.isclose(shares.pair, 0.6, rel_tol=1e-6)
 
 
-def test_a_sample_is_its_median():
+def test_seconds_of_a_sample_are_its_median():
     sample = Sample("it", ExchangeCounts(), (1.0, 4.0, 2.0))
     assert sample.seconds == 2
     assert math.isclose(sample.spread, math.log(2) * math.sqrt(2 / 3))
 
 
-def test_a_fit_says_what_it_found():
+def test_text_of_a_fit_shows_the_found_speeds():
     text = str(timing.fit(4, samples(), KNOWN.reduction, KNOWN.codecs))
     assert "latency 200 us, bandwidth 500 Mbit/s (0.60 of it pair, 0.90" in text
     assert "synchronisation 500 us" in text
@@ -93,7 +93,7 @@ def test_a_fit_says_what_it_found():
 
 
 @pytest.mark.parametrize("algorithms", [(), ("psum",), ("ring",), ("two_shot",)])
-def test_samples_that_do_not_tell(algorithms):
+def test_samples_without_enough_variety_are_refused(algorithms):
     with pytest.raises(
         ValueError, match="`samples` must have several sizes, and algorithms"
     ):

@@ -15,7 +15,7 @@ def exchange(seconds, computed=0.0):
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.0, 2.0, 3.5, 10.0])
-def test_what_hides_what(seconds):
+def test_step_times_hide_the_exchange_according_to_width(seconds):
     comm = exchange(seconds)
     assert timing.synchronous_step_time(COMPUTE, comm) == 3.5 + seconds
     assert timing.overlapped_step_time(COMPUTE, comm) == 1.5 + max(2.0, seconds)
@@ -28,7 +28,7 @@ def test_what_hides_what(seconds):
 
 @pytest.mark.parametrize("seconds", [0.001, 0.01, 0.03])
 @pytest.mark.parametrize("buckets", [1, 2, 5, 32])
-def test_buckets_one_after_another(buckets, seconds):
+def test_buckets_start_when_made_and_when_the_link_is_free(buckets, seconds):
     """A bucket starts once it is made and the link is free."""
     compute, bucket = Compute(0.1, 0.2, 0.03), Duration(0, seconds, 0, 0, 0)
     free = 0.0
@@ -44,12 +44,12 @@ def test_buckets_one_after_another(buckets, seconds):
 
 
 @pytest.mark.parametrize("buckets", [0, 1.5, True])
-def test_numbers_of_buckets(buckets):
+def test_buckets_must_be_a_positive_whole_number(buckets):
     with pytest.raises(ValueError, match="`buckets` must be a whole number above 0"):
         timing.bucketed_step_time(Compute.of(0.1), Duration(0, 0, 0, 0, 0), buckets)
 
 
-def test_ceilings():
+def test_ceilings_are_2_and_four_thirds():
     """The ceilings are 2 over D-Sync, and 4/3 over D-Sync that overlaps."""
     compute = Compute.of(3.0)
     assert timing.ceilings(compute, exchange(3.0))["synchronous"] == 2
@@ -60,7 +60,7 @@ def test_ceilings():
         assert found["overlapped"] <= found["synchronous"] < 2
 
 
-def test_on_one_core_the_codec_is_computed_too():
+def test_codec_adds_to_compute_on_one_core():
     comm = exchange(3.0, computed=1.0)
     assert timing.pipelined_step_time(COMPUTE, comm) == 4.0
     assert timing.pipelined_step_time(COMPUTE, comm, one_core=True) == 5.0
@@ -70,7 +70,9 @@ def test_on_one_core_the_codec_is_computed_too():
 @pytest.mark.parametrize("one_core", [True, False])
 @pytest.mark.parametrize("width", [2, 3])
 @pytest.mark.parametrize("seconds", [1.0, 4.0, 30.0])
-def test_the_batch_that_hides_the_exchange(seconds, width, one_core, weight_prediction):
+def test_batch_size_found_by_batch_to_hide_just_hides_the_exchange(
+    seconds, width, one_core, weight_prediction
+):
     """Below this batch size a step takes the exchange's time, above it more."""
     comm = exchange(seconds, computed=0.25)
 
@@ -94,14 +96,14 @@ def test_the_batch_that_hides_the_exchange(seconds, width, one_core, weight_pred
     assert math.isclose(found, low, abs_tol=1e-9)
 
 
-def test_no_batch_and_any_batch():
+def test_batch_to_hide_may_be_zero_or_infinite():
     assert timing.batch_to_hide(COMPUTE, exchange(0.1)) == 0
     assert timing.batch_to_hide(Compute(0.0, 0.0), exchange(1.0)) == math.inf
     with pytest.raises(ValueError, match="`width` must be a whole number of at least"):
         timing.batch_to_hide(COMPUTE, exchange(1.0), 1)
 
 
-def test_asynchronous():
+def test_asynchronous_step_is_limited_by_worker_or_server_link():
     """The limit is a worker's own cycle, then the server's link."""
     link = Link(0.0, 4e6)
     assert timing.asynchronous_step_time(Cluster(1, link), COMPUTE, 10**6) == 3.5
@@ -111,17 +113,17 @@ def test_asynchronous():
     assert timing.asynchronous_step_time(slow, COMPUTE, 10**6) == 12.0
 
 
-def test_efficiency():
+def test_efficiency_is_compute_over_step_time():
     assert timing.efficiency(3.5, 7.0) == 0.5
 
 
 @pytest.mark.parametrize("width", [0, -1, 1.5, True])
-def test_width(width):
+def test_width_must_be_a_positive_whole_number(width):
     with pytest.raises(ValueError, match="`width` must be a whole number above 0"):
         timing.pipelined_step_time(COMPUTE, exchange(1.0), width)
 
 
-def test_seconds():
+def test_negative_seconds_are_refused():
     with pytest.raises(
         ValueError, match="`backward` must be at least 0 seconds and finite"
     ):

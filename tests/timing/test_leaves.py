@@ -7,7 +7,7 @@ import pytest
 from pipejax import timing
 
 
-def test_leaves_of_so_many_elements():
+def test_square_leaves_are_matrices_rows_and_a_vector():
     """Leaves are matrices of 2^20 elements, rows of 2^10, and a vector."""
     assert timing.square_leaves(3) == ((3,),)
     assert timing.square_leaves(2**21) == ((1024, 1024),) * 2
@@ -16,7 +16,7 @@ def test_leaves_of_so_many_elements():
 
 
 @pytest.mark.parametrize("elements", [1, 1023, 1024, 1025, 2**20 - 1, 3_000_000])
-def test_leaves_hold_all_elements_and_none_is_empty(elements):
+def test_square_leaves_hold_all_elements_and_none_is_empty(elements):
     sizes = [math.prod(shape) for shape in timing.square_leaves(elements)]
     assert sum(sizes) == elements
     assert min(sizes) > 0

@@ -18,7 +18,7 @@ def figures(monkeypatch):
     return made
 
 
-def test_a_picture(tmp_path):
+def test_profile_picture_is_written_as_png(tmp_path):
     pytest.importorskip("matplotlib")
     each = timing.Profile(*(0.001 * i for i in range(7)))
     path = tmp_path / "profile.png"
@@ -47,7 +47,7 @@ def test_phases_follow_one_another_in_milliseconds(tmp_path, figures):
     assert list(limit.get_ydata()) == [0.6, 1.4]
 
 
-def test_a_curve_for_each_way(tmp_path, figures):
+def test_scaling_picture_has_a_curve_for_each_way(tmp_path, figures):
     pytest.importorskip("matplotlib")
     curves = {"width 1": {1: 1.0, 2: 0.5}, "width 2": {1: 1.0, 2: 0.9, 4: 0.8}}
     path = tmp_path / "scaling.png"

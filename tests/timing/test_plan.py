@@ -24,7 +24,7 @@ def best(compute, **changes):
     return timing.plan(CLUSTER, N, Compute.of(compute), CODECS, **changes)[0]
 
 
-def test_compute_bound_needs_no_codec():
+def test_compute_bound_plan_needs_no_codec():
     choice = best(0.5)
     assert (choice.way.width, choice.way.codec) == (2, None)
     assert choice.step == 0.5
@@ -32,14 +32,14 @@ def test_compute_bound_needs_no_codec():
     assert "hidden behind compute" in choice.reason
 
 
-def test_wire_bound_is_compressed():
+def test_wire_bound_plan_uses_a_codec():
     choice = best(0.12)
     assert (choice.way.width, choice.way.codec) == (2, "int8")
     assert choice.step == 0.12
     assert "to spare" in choice.reason
 
 
-def test_bound_by_the_wire_even_so():
+def test_plan_reports_exposed_time_of_a_compressed_exchange():
     choice = best(0.01)
     assert choice.way.codec == "int8"
     assert choice.step == choice.exchange.total > 0.09
@@ -47,13 +47,13 @@ def test_bound_by_the_wire_even_so():
     assert choice.reason.endswith("wire")
 
 
-def test_a_wider_pipeline_is_not_taken_for_nothing():
+def test_wider_pipeline_is_not_chosen_without_a_gain():
     assert best(0.5, widths=(1, 2, 3)).way.width == 2
     alone = dataclasses.replace(CLUSTER, link=Link(0, 1e15), reduction=math.inf)
     assert timing.plan(alone, N, Compute.of(0.5))[0].way == timing.Way(1, "psum")
 
 
-def test_all_are_ranked():
+def test_every_way_is_ranked_by_step_time():
     found = timing.plan(CLUSTER, N, Compute.of(0.1), CODECS)
     # There are six algorithms, and five with int8, at two widths. Width 1 has 1, 4 or
     # 16 buckets.
@@ -67,7 +67,7 @@ def test_all_are_ranked():
 
 
 @pytest.mark.parametrize("widths", [(1, 2), (2,)])
-def test_gains_are_over_the_fastest_exchange_of_all_bits(widths):
+def test_gains_are_relative_to_the_fastest_uncompressed_exchange(widths):
     """Exchanging 16 MB takes 384 ms on the wire, 3 ms to add, and four latencies."""
     exchange = 2 * 3 / 4 * 16e6 / 62.5e6 + 3 / 4 * 16e6 / 4e9 + 4 * 5e-5
     found = timing.plan(CLUSTER, N, Compute.of(0.12), CODECS, widths)
@@ -78,7 +78,7 @@ def test_gains_are_over_the_fastest_exchange_of_all_bits(widths):
     assert found[0].gains["synchronous"] > 4 / 3
 
 
-def test_gains_over_hierarchical_all_reduces():
+def test_gains_include_hierarchical_all_reduces():
     """A hierarchical all-reduce is the fastest one of all bits on these hosts."""
     many = dataclasses.replace(CLUSTER, devices=8, inner=Link(1e-6, 1e11))
     found = timing.plan(many, N, Compute.of(0.12), CODECS)
@@ -87,7 +87,7 @@ def test_gains_over_hierarchical_all_reduces():
     assert d_sync == min(waits)
 
 
-def test_buckets_beside_the_backward_pass():
+def test_buckets_overlap_the_backward_pass_of_synchronous_steps():
     """A synchronous step has 0.2 s of backward pass, and 0.1 s before it."""
     found = timing.plan(CLUSTER, N, Compute.of(0.3), widths=(1,), buckets=(1, 64))
     assert found[0].way.buckets == 64
@@ -104,7 +104,7 @@ def test_buckets_beside_the_backward_pass():
     assert {choice.way.buckets for choice in wide} == {1}
 
 
-def test_levels_where_there_are_several():
+def test_levels_are_planned_for_hosts_with_several_devices():
     """Eight devices share a link: a two-shot with levels sends a seventh over it."""
     inner = Link(1e-6, 1e11)
     many = dataclasses.replace(CLUSTER, devices=8, inner=inner)
@@ -120,7 +120,7 @@ def test_levels_where_there_are_several():
     assert str(choice).startswith("width 2")
 
 
-def test_scaling():
+def test_scaling_falls_once_the_exchange_is_exposed():
     """The exchange is hidden while it is shorter than compute; ring latency grows."""
     compute = Compute.of(0.5)
     choice = best(0.5)
@@ -134,7 +134,7 @@ def test_scaling():
     assert all(waits[p] < curve[p] for p in curve if p > 1)
 
 
-def test_scaling_with_a_codec():
+def test_scaling_with_a_codec_stays_at_1():
     """The bytes of a host do not depend on p, so the exchange stays hidden."""
     way, compute = best(0.12).way, Compute.of(0.12)
     curve = timing.scaling(CLUSTER, way, N, compute, CODECS, hosts=(1, 4))
@@ -151,7 +151,7 @@ WITH_POWER = dataclasses.replace(
 )
 
 
-def test_power_sgd_sends_two_thin_matrices():
+def test_power_sgd_is_planned_with_two_thin_matrices():
     """PowerSGD has rank 4, and is not used between hosts of several devices."""
     n = 3 * 2**20
     found = timing.plan(WITH_POWER, n, Compute.of(0.01), {"power_sgd": POWER})
@@ -168,7 +168,7 @@ def test_power_sgd_sends_two_thin_matrices():
     assert not any(c.way.levels for c in found if c.way.codec)
 
 
-def test_power_sgd_of_a_models_own_leaves():
+def test_power_sgd_is_planned_for_the_leaves_of_a_model():
     leaves = ((512, 512), (100,))
     n = 512 * 512 + 100
     given = (WITH_POWER, n, Compute.of(0.01), {"power_sgd": POWER})
@@ -182,7 +182,7 @@ def test_power_sgd_of_a_models_own_leaves():
         timing.plan(*given, leaves=((512, 512),))
 
 
-def test_of_codecs_that_are_as_fast_the_one_that_drops_fewest_bits():
+def test_codec_with_fewest_dropped_bits_wins_at_equal_speed():
     """All codecs are hidden behind 0.35 s, and the exchange of all bits is not."""
     speeds = {name: CodecSpeed(1e12, 1e12) for name in ("bf16", "int8", "power_sgd")}
     cluster = Cluster(4, Link(5e-5, 40e6), codecs=speeds)
@@ -192,7 +192,7 @@ def test_of_codecs_that_are_as_fast_the_one_that_drops_fewest_bits():
     assert list(dict.fromkeys(hidden)) == ["bf16", "int8", "power_sgd"]
 
 
-def test_a_codec_whose_speed_is_not_known():
+def test_codec_of_unknown_speed_is_refused():
     with pytest.raises(ValueError, match="`codec` must be one of the cluster's codecs"):
         timing.plan(CLUSTER, N, Compute.of(0.1), {"sign": codecs.sign()})
 
@@ -205,13 +205,13 @@ def test_a_codec_whose_speed_is_not_known():
         {"synchronisation": 1e308},
     ],
 )
-def test_times_that_are_not_finite_cannot_be_ranked(change):
+def test_times_beyond_the_finite_range_are_refused(change):
     cluster = dataclasses.replace(Cluster(4, Link(5e-5, 62.5e6)), **change)
     with pytest.raises(ValueError, match=r"^`cluster` must have times, speeds and sh"):
         timing.plan(cluster, 10**6, Compute.of(0.1))
 
 
-def test_a_trillion_elements_are_planned_for():
+def test_trillion_elements_are_counted_by_shape():
     """Their leaves are counted by shape, and not one after another."""
     codec = codecs.power_sgd(4, jax.random.key(0)).of(timing.square_leaves(10**10))
     _, second = codec.round_sizes(10**10)

@@ -8,7 +8,7 @@ from pipejax import codecs, collectives, timing
 INT8 = codecs.int8()
 
 
-def test_a_profile():
+def test_profile_measures_the_phases_of_each_case():
     cases = {
         "two-shot": timing.Case(collectives.two_shot(INT8), 2**16),
         "psum": timing.Case(collectives.psum(), 2**16),
@@ -22,6 +22,6 @@ def test_a_profile():
     assert profiles["psum"].reduction == profiles["psum"].second == 0
 
 
-def test_one_device_exchanges_nothing():
+def test_profile_on_one_device_is_refused():
     with pytest.raises(ValueError, match="`mesh` must have several devices, got one"):
         timing.profile(pj.data_mesh(1), {}, rounds=1)

@@ -19,7 +19,7 @@ INSTANT = dataclasses.replace(KNOWN, reduction=math.inf, codecs={"int8": CodecSp
     "cluster",
     [KNOWN, Cluster(2, Link(0, 1e9), devices=8, inner=Link(0, 1e11)), INSTANT],
 )
-def test_a_cluster_is_written_and_read(cluster):
+def test_cluster_is_unchanged_by_json(cluster):
     """The JSON standard has no infinity."""
     text = json.dumps(timing.as_json(cluster), allow_nan=False)
     assert timing.from_json(json.loads(text)) == cluster
@@ -73,6 +73,6 @@ LINK = {"latency": 0, "bandwidth": 1e9}
         ),
     ],
 )
-def test_what_is_no_cluster(record, says):
+def test_malformed_cluster_record_is_refused(record, says):
     with pytest.raises(ValueError, match="^" + re.escape(says)):
         timing.from_json(record)

@@ -22,7 +22,7 @@ def messages(algorithm, p, n=8):
     ]
 
 
-def test_a_server_by_hand():
+def test_server_rounds_equal_messages_by_hand():
     up, down = [(1, 0)], [(0, 1)]
     assert messages("parameter_server", 3) == [
         *[("stream", up, 32), ("stream", [(2, 0)], 32)],
@@ -30,7 +30,7 @@ def test_a_server_by_hand():
     ]
 
 
-def test_a_tree_by_hand():
+def test_tree_rounds_equal_messages_by_hand():
     """Five devices add up as a tree, and send the sum back down the same tree.
 
     First 1 sends to 0 and 3 to 2, then 2 to 0, and last 4 to 0.
@@ -40,7 +40,7 @@ def test_a_tree_by_hand():
     assert messages("tree", 5) == [("stream", pairs, 32) for pairs in [*up, *down]]
 
 
-def test_halving_and_doubling_by_hand():
+def test_halving_doubling_rounds_equal_messages_by_hand():
     """The fifth device folds its vector into the first, and four halve and double."""
     far, near = [(0, 2), (1, 3), (2, 0), (3, 1)], [(0, 1), (1, 0), (2, 3), (3, 2)]
     assert messages("halving_doubling", 5) == [
@@ -50,7 +50,7 @@ def test_halving_and_doubling_by_hand():
     ]
 
 
-def test_a_ring_of_two_is_a_pair():
+def test_ring_of_two_is_a_pair():
     both = [(0, 1), (1, 0)]
     assert messages("ring", 2) == [("pair", both, 16), ("pair", both, 16)]
     assert {kind for kind, _, _ in messages("ring", 3)} == {"shift"}
@@ -58,7 +58,7 @@ def test_a_ring_of_two_is_a_pair():
 
 
 @pytest.mark.parametrize("p", DEVICES)
-def test_in_each_half_of_a_two_shot_everybody_sends_to_everybody_once(p):
+def test_two_shot_halves_connect_every_pair_once(p):
     pairs = [pairs for _, pairs, _ in messages("two_shot", p)]
     every = sorted((a, b) for a in range(p) for b in range(p) if a != b)
     for half in pairs[: p - 1], pairs[p - 1 :]:
@@ -67,7 +67,7 @@ def test_in_each_half_of_a_two_shot_everybody_sends_to_everybody_once(p):
 
 @pytest.mark.parametrize("algorithm", FORMS)
 @pytest.mark.parametrize("p", DEVICES)
-def test_in_a_round_no_device_sends_or_receives_twice(algorithm, p):
+def test_no_device_sends_or_receives_twice_in_a_round(algorithm, p):
     for _, pairs, _ in messages(algorithm, p):
         for ranks in zip(*pairs, strict=True):
             assert len(set(ranks)) == len(ranks)
@@ -75,7 +75,7 @@ def test_in_a_round_no_device_sends_or_receives_twice(algorithm, p):
 
 @pytest.mark.parametrize("algorithm", sorted(FORMS.keys() - {"two_shot"}))
 @pytest.mark.parametrize("p", DEVICES)
-def test_everybody_hears_of_everybody_as_soon_as_can_be(algorithm, p):
+def test_all_devices_know_all_contributions_as_early_as_possible(algorithm, p):
     """A message carries all that its sender knows, of itself and from others."""
     pairs = [pairs for _, pairs, _ in messages(algorithm, p)]
     known = [{rank} for rank in range(p)]
@@ -93,7 +93,7 @@ def test_everybody_hears_of_everybody_as_soon_as_can_be(algorithm, p):
     assert complete == [i + 1 >= needed for i in range(len(pairs))]
 
 
-def test_work_is_by_the_clusters_speeds():
+def test_work_times_follow_the_speeds_of_the_cluster():
     speeds = {"int8": CodecSpeed(encode=1e9, decode=2e9)}
     cluster = Cluster(2, Link(0.0, 1.0), reduction=4e9, codecs=speeds)
     work = WorkSeconds.of(cluster, "int8")
@@ -104,7 +104,7 @@ def test_work_is_by_the_clusters_speeds():
 
 @pytest.mark.parametrize("algorithm", ["ring", "two_shot", "halving_doubling"])
 @pytest.mark.parametrize("p", [2, 4, 8])
-def test_a_device_works_as_long_as_the_closed_form_says(algorithm, p):
+def test_work_of_a_device_equals_the_closed_form(algorithm, p):
     """All devices work equally long on each kind, at a byte a second."""
     codec = codecs.int8(8)
     counts = FORMS[algorithm](p, 1000, codec)
@@ -115,7 +115,7 @@ def test_a_device_works_as_long_as_the_closed_form_says(algorithm, p):
         assert found == getattr(counts, wanted)
 
 
-def test_a_round_has_its_share_of_a_link():
+def test_round_has_the_link_share_of_its_kind():
     shares, none = Shares(pair=0.5, shift=0.8, shuffle=0.25), np.zeros(0, int)
     found = [
         Round(none, none, 1.0, kind).share(shares)

@@ -16,7 +16,7 @@ from pipejax.timing import (
 CLUSTER = Cluster(4, Link(50e-6, 1e9), devices=8, inner=Link(1e-6, 100e9))
 
 
-def test_inside_a_host_by_hand():
+def test_traffic_inside_a_host_equals_numbers_by_hand():
     """Seven eighths of a gigabyte are sent three times."""
     found = fsdp(CLUSTER, 250_000_000)
     assert found.bytes == pytest.approx(3 * 7 / 8 * 1e9)
@@ -25,7 +25,7 @@ def test_inside_a_host_by_hand():
     assert fsdp(Cluster(4, Link(0.0, 1e9)), 10**6) == (0, 0)
 
 
-def test_between_hosts_a_device_sends_an_eighth_at_an_eighth_of_the_rate():
+def test_shards_use_their_share_of_the_link_between_hosts():
     """The bytes on a host's link are those of a host that has one device."""
     one = Cluster(4, Link(50e-6, 1e9))
     compute = Compute.of(0.1)
@@ -36,7 +36,7 @@ def test_between_hosts_a_device_sends_an_eighth_at_an_eighth_of_the_rate():
         assert ours.exchange.wire == pytest.approx(theirs.exchange.wire, rel=1e-3)
 
 
-def test_the_simulation_agrees_with_the_plan():
+def test_simulation_of_sharded_devices_agrees_with_the_plan():
     """A ring of all bits on the links of four devices with the same shards."""
     cluster = sharded(CLUSTER)
     (way,) = (

@@ -19,7 +19,7 @@ def test_half_of_the_exchange_hides_behind_each_pass(seconds, wanted):
     )
 
 
-def test_ways_with_two_halves():
+def test_sharded_optimizer_is_planned_for_algorithms_with_halves():
     cluster = timing.Cluster(4, timing.Link(50e-6, 125e6))
     ranked = timing.plan(cluster, 4_000_000, COMPUTE)
     found = timing.shard_optimizer(ranked, COMPUTE, 4)
@@ -36,7 +36,7 @@ def test_ways_with_two_halves():
             assert choice.step == pytest.approx(3.1 + choice.exchange.total)
 
 
-def test_low_rank_has_no_halves():
+def test_low_rank_codec_is_left_out_of_a_sharded_optimizer():
     codec = pj.codecs.error_feedback(pj.codecs.power_sgd(4, jax.random.key(0)))
     speeds = {"power_sgd": timing.CodecSpeed(1e9, 1e9)}
     cluster = timing.Cluster(4, timing.Link(50e-6, 125e6), codecs=speeds)

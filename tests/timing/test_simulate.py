@@ -34,7 +34,7 @@ def exchange_seconds(where, work):
     [(a, c) for a in FORMS for c in (None, "int8") if (a, c) != ("psum", "int8")],
 )
 @pytest.mark.parametrize("shares", [Shares(), Shares(0.5, 0.8, 0.7)])
-def test_exchanges_take_what_the_closed_form_says(algorithm, codec, p, shares):
+def test_simulated_exchanges_equal_the_closed_form(algorithm, codec, p, shares):
     """Hosts are alike, and p divides n because psum does not declare how it cuts."""
     work = Workload(0.0, 64 * 64 * 105, algorithm, codec and INT8, codec)
     where = cluster(p, shares=shares)
@@ -48,7 +48,7 @@ def test_exchanges_take_what_the_closed_form_says(algorithm, codec, p, shares):
         assert math.isclose(found, wanted, rel_tol=1e-9)
 
 
-def test_a_server_has_two_directions():
+def test_server_uses_both_directions_of_its_link():
     """It receives the next step's gradients while it sends this step's sum."""
     work = Workload(0.0, 10**6, "parameter_server")
     found = timing.simulate(cluster(8), work, width=1).step_time
@@ -57,7 +57,7 @@ def test_a_server_has_two_directions():
 
 @pytest.mark.parametrize("width", [1, 2, 3])
 @pytest.mark.parametrize("seconds", [0.01, 0.2])
-def test_steps_take_what_the_closed_form_says(width, seconds):
+def test_simulated_steps_equal_the_closed_form(width, seconds):
     """A step takes `c + x` at width 1 and `max(c, x)` above."""
     work = Workload(seconds, 10**6, "ring")
     counts = timing.flat(cluster(4), "ring", 10**6)
@@ -67,13 +67,13 @@ def test_steps_take_what_the_closed_form_says(width, seconds):
     assert math.isclose(found, timing.pipelined_step_time(compute, exchange, width))
 
 
-def test_a_straggler_sets_the_pace():
+def test_straggler_sets_the_pace():
     work = Workload(0.2, 10**5, "ring", slow=(1, 1, 3, 1))
     found = timing.simulate(cluster(4), work, width=2).step_time
     assert math.isclose(found, 0.6, rel_tol=1e-6)
 
 
-def test_jitter_is_waited_for_and_width_absorbs_some():
+def test_wider_pipeline_absorbs_some_jitter():
     """At width 1 all devices wait for the slowest in a step; wider pipelines less."""
     work = Workload(0.1, 10**6, "two_shot", jitter=0.3)
     steps = [timing.simulate(cluster(8), work, k, steps=200) for k in (1, 2, 4)]
@@ -84,14 +84,14 @@ def test_jitter_is_waited_for_and_width_absorbs_some():
     assert four > timing.simulate(cluster(8), even, 4).step_time * (1 - 1e-9)
 
 
-def test_jitter_keeps_the_mean():
+def test_jitter_keeps_the_mean_compute_time():
     work = Workload(0.1, 1, jitter=0.5)
     times = work.compute_times(10_000, 4, np.random.default_rng(0))
     # 40,000 times have a standard deviation of 0.1 sqrt(exp(0.25) - 1) = 0.053.
     assert abs(times.mean() - 0.1) < 5 * 0.053 / 200
 
 
-def test_devices_share_their_hosts_link():
+def test_devices_share_the_link_of_their_host():
     """In a flat two-shot, all d devices of a host send through one link at once."""
     inner = Link(0.0, math.inf)
     where = cluster(4, devices=4, inner=inner, link=Link(0.0, 62.5e6), reduction=1e30)
@@ -103,7 +103,7 @@ def test_devices_share_their_hosts_link():
     assert wanted * (1 - 1e-9) <= found < 2 * wanted
 
 
-def test_thousands_of_workers():
+def test_simulation_of_4096_workers_equals_the_closed_form():
     """A ring has the latency of 2(p-1) hops, and halving that of 2 log2(p) hops."""
     where = cluster(4096, synchronisation=0.0)
     found = {
@@ -116,13 +116,13 @@ def test_thousands_of_workers():
 
 
 @pytest.mark.parametrize(("width", "steps"), [(2, 1), (0, 20), (1.5, 20), (2, 2.5)])
-def test_too_few(width, steps):
+def test_too_few_steps_or_widths_are_refused(width, steps):
     says = f"at least 2 and `width` at least 1, got {steps}, {width}"
     with pytest.raises(ValueError, match=says):
         timing.simulate(cluster(2), Workload(0.1, 10), width, steps)
 
 
-def test_slow_is_of_each_device():
+def test_slow_must_have_one_number_for_each_device():
     work = Workload(0.1, 10, slow=(1,))
     with pytest.raises(ValueError, match="`slow` must have one number for each of 2"):
         timing.simulate(cluster(2), work, width=2)

@@ -9,20 +9,20 @@ from pipejax import codecs, timing
 from pipejax.timing._stopwatch import CompiledAllReduce, check_several, in_turn
 
 
-def test_exchange_times_are_of_every_round():
+def test_exchange_times_are_given_for_every_round():
     case = timing.Case(pj.collectives.two_shot(codecs.int8()), 1000)
     found = timing.exchange_times(pj.data_mesh(4), {"one": case, "other": case}, 3)
     assert {name: len(times) for name, times in found.items()} == {"one": 3, "other": 3}
 
 
-def test_over_two_axes():
+def test_exchange_over_two_axes_is_measured():
     mesh = pj.data_mesh(4, axis_name=("host", "device"), hosts=2)
     case = timing.Case(pj.collectives.hierarchical(), 100)
     assert len(timing.exchange_times(mesh, {"it": case}, 1)["it"]) == 1
     assert jax.device_count() >= 4
 
 
-def test_all_run_once_before_and_then_in_turn():
+def test_programs_run_once_before_and_then_in_turn():
     called = []
     programs = {name: lambda name=name: called.append(name) for name in "abc"}
     times = in_turn(pj.data_mesh(2), programs, 2)
@@ -31,7 +31,7 @@ def test_all_run_once_before_and_then_in_turn():
     assert all(seconds >= 0 for each in times.values() for seconds in each)
 
 
-def test_a_program_has_a_vector_of_its_own_on_each_device():
+def test_each_device_has_its_own_vector():
     """The summands are leaves for PowerSGD: 2^20 elements are a matrix, 5 a vector."""
     case = timing.Case(pj.collectives.psum(), 2**20 + 5)
     program = CompiledAllReduce(pj.data_mesh(2), case)
@@ -42,7 +42,7 @@ def test_a_program_has_a_vector_of_its_own_on_each_device():
         assert (first != second).all()
 
 
-def test_one_device_exchanges_nothing():
+def test_single_device_is_refused():
     check_several(pj.data_mesh(2))
     with pytest.raises(ValueError, match="`mesh` must have several devices, got one"):
         check_several(pj.data_mesh(1))

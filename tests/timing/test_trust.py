@@ -30,7 +30,7 @@ def judged(noise=0.0, rounds=3, known=KNOWN, sizes=SIZES, change=None):
     return timing.trust(timing.fit(known.hosts, samples, known.reduction))
 
 
-def test_times_by_the_formula_are_trusted():
+def test_fit_of_exact_times_is_trusted():
     trust = judged()
     assert trust.trusted
     assert trust.reasons == ()
@@ -57,7 +57,7 @@ def committed():
         yield timing.fit(cell["hosts"], samples, cell["cluster"]["reduction"])
 
 
-def test_fits_that_have_predicted_well_are_trusted():
+def test_committed_fits_are_trusted():
     """The limits come from these fits: errors of 9 % and 30 %, a spread of 12 %."""
     found = [timing.trust(fit) for fit in committed()]
     assert len(found) == 9
@@ -86,7 +86,7 @@ def test_fits_that_have_predicted_well_are_trusted():
         ),
     ],
 )
-def test_what_speaks_against_a_fit(made, says):
+def test_doubtful_fit_is_reported_with_its_reasons(made, says):
     trust = judged(**made)
     assert not trust.trusted
     assert str(trust).startswith("This fit cannot be trusted. ")
@@ -94,14 +94,14 @@ def test_what_speaks_against_a_fit(made, says):
     assert all(reason in str(trust) for reason in trust.reasons)
 
 
-def test_short_exchanges_are_told_and_not_judged():
+def test_short_exchanges_are_reported_and_not_judged():
     trust = judged(change=lambda algorithm, n: 3.0 if n == 2**10 else 1.0)
     assert trust.trusted
     assert trust.short_error > 0.3
     assert f"{trust.short_error:.0%} at worst for shorter ones" in str(trust)
 
 
-def test_as_json():
+def test_trust_is_written_as_json():
     trust = judged(rounds=2)
     record = json.loads(json.dumps(trust.to_dict(), allow_nan=False))
     assert record["trusted"] is False

@@ -21,25 +21,25 @@ def exchange(wire=0.0, codec=0.0):
         (Way(1, "ring", buckets=4), "width 1, ring, all bits, 4 buckets"),
     ],
 )
-def test_a_way_is_told_by_what_it_does(way, says):
+def test_way_is_printed_by_its_settings(way, says):
     assert str(way) == says
 
 
-def test_an_exchange_is_of_one_bucket():
+def test_exchange_of_a_way_is_one_bucket():
     """Three buckets of 10 elements have 4 each; psum on 4 devices sends 2 * 3/4."""
     cluster = Cluster(4, Link(0.0, 1.0))
     assert Way(1, "psum", buckets=3).exchange(cluster, 10, None).wire == 1.5 * 16
     assert Way(1, "psum").exchange(cluster, 10, None).wire == 1.5 * 40
 
 
-def test_one_device_exchanges_nothing():
+def test_exchange_on_one_device_takes_no_time():
     speeds = {"int8": CodecSpeed(1.0, 1.0)}
     alone = Cluster(1, Link(1.0, 1.0), codecs=speeds, synchronisation=1.0)
     way = Way(2, "ring", "int8")
     assert way.exchange(alone, 1000, codecs.int8()) == Duration(0, 0, 0, 0, 0)
 
 
-def test_between_hosts_a_share_of_the_vector():
+def test_levels_send_a_share_of_the_vector_between_hosts():
     """Two hosts of two devices send 4 n bytes over a link; a flat psum sends 3/2."""
     cluster = Cluster(2, Link(0.0, 1.0), devices=2, inner=Link(0.0, float("inf")))
     assert Way(2, "psum", levels=True).exchange(cluster, 100, None).wire == 400
@@ -59,7 +59,7 @@ def test_between_hosts_a_share_of_the_vector():
         (Way(2, "psum"), True, 0.56),
     ],
 )
-def test_steps_by_hand(way, one_core, seconds):
+def test_step_time_of_a_way_equals_numbers_by_hand(way, one_core, seconds):
     found = way.step(COMPUTE, exchange(wire=0.3, codec=0.2), one_core=one_core)
     assert found == pytest.approx(seconds)
 
@@ -101,7 +101,7 @@ def test_steps_by_hand(way, one_core, seconds):
         ),
     ],
 )
-def test_a_choice_says_where_its_time_goes(way, wire, step, says):
+def test_reason_of_a_choice_tells_where_time_goes(way, wire, step, says):
     choice = Choice(way, exchange(wire=wire), step, 0.5, d_sync=1.5, overlapped=1.25)
     assert choice.reason == says
     assert choice.ratio == step / 0.5
@@ -113,7 +113,7 @@ def test_a_choice_says_where_its_time_goes(way, wire, step, says):
     )
 
 
-def test_without_compute_there_is_no_ratio():
+def test_ratio_without_compute_is_infinite():
     way = Way(2, "psum")
     assert Choice(way, exchange(1.0), 1.0, 0.0, 1.0, 1.0).ratio == float("inf")
     nothing = Choice(way, exchange(), 0.0, 0.0, 0.0, 0.0)

@@ -70,7 +70,7 @@ def full_loss(params, batch, *, model_state, rng):
     ],
     ids=["alone", "together"],
 )
-def test_everything_on_board(all_reduce, sums, width):
+def test_full_step_has_the_all_reduces_of_one_message(all_reduce, sums, width):
     """The step has metrics, model state, a key, microbatches, clipping and AdamW."""
     train = pj.make_train_step(
         full_loss,
@@ -113,7 +113,9 @@ def with_accuracy(params, batch):
     ],
     ids=["f32", "mixed", "f32-as-bf16", "mixed-as-bf16", "mixed-as-f32"],
 )
-def test_one_for_each_dtype_that_travels(params, reduce_dtype, types, width):
+def test_combined_step_has_one_all_reduce_for_each_dtype(
+    params, reduce_dtype, types, width
+):
     train = pj.make_train_step(
         with_accuracy,
         optax.sgd(0.1),
@@ -128,7 +130,7 @@ def test_one_for_each_dtype_that_travels(params, reduce_dtype, types, width):
     assert all_reduces(lowered(train, state)) == sorted(types * (width - 1))
 
 
-def test_as_many_while_warming_up():
+def test_warm_up_has_as_many_all_reduces_as_a_step():
     train = pj.make_train_step(
         loss_fn,
         optax.sgd(0.1),
@@ -149,7 +151,7 @@ def linear(w, batch):
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_rank_coded_values(width, devices):
+def test_rank_coded_gradients_give_exact_parameters(width, devices):
     """
     Device i sends (i + 1) 2^t in step t, so sums are exact and show each sender.
 

@@ -23,24 +23,24 @@ from .refusals import BATCH, make, refused
         {},
     ],
 )
-def test_part_that_does_not_divide(part):
+def test_indivisible_part_of_a_batch_is_refused(part):
     with refused("`local` must hold arrays with one common .* of its 2 shares"):
         make().batch(part)
 
 
 @pytest.mark.parametrize("own", [-1, 2.0, None])
-def test_number_of_batches(own):
+def test_number_of_batches_must_be_an_integer(own):
     with refused("`own` must be an integer of at least 0, got"):
         make().fewest_batches(own)
 
 
-def test_a_batch_on_one_process_is_what_it_was():
+def test_batch_on_one_process_is_unchanged():
     train = make()
     assert_bits_equal(train.batch(BATCH), BATCH)
     assert train.fewest_batches(3) == 3
 
 
-def test_devices_that_share_no_data_need_no_share_of_their_own():
+def test_devices_with_the_same_data_share_a_part_of_the_batch():
     """On a mesh with a second axis, four devices have two shares."""
     mesh = pj.data_mesh(4, axis_name=("data", "model"), hosts=2)
     part = np.arange(6.0)
@@ -58,7 +58,7 @@ MAPPINGS = {
 
 
 @pytest.mark.parametrize("kind", MAPPINGS)
-def test_any_mapping_is_a_batch(kind):
+def test_mappings_of_any_kind_are_batches(kind):
     """JAX takes such a mapping for a leaf, whose length is its number of keys."""
     of, train = MAPPINGS[kind], make()
     nested = of({"x": BATCH["x"], "more": of({"y": BATCH["y"]})})
@@ -77,7 +77,7 @@ def test_any_mapping_is_a_batch(kind):
     assert_bits_equal(state.params, wanted.params)
 
 
-def test_a_registered_mapping_stays_what_it_is():
+def test_registered_mapping_keeps_its_type():
     batch = collections.OrderedDict(x=BATCH["x"], y=BATCH["y"])
     assert type(make().batch(batch)) is collections.OrderedDict
 
@@ -90,7 +90,7 @@ def aligned(shape):
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_batch_shares_no_memory(devices):
+def test_batch_shares_no_memory_with_the_input(devices):
     buffer = aligned((16, 64))
     buffer[:] = 1
     train = make(devices=devices)
@@ -101,7 +101,7 @@ def test_a_batch_shares_no_memory(devices):
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_a_state_shares_no_memory(sharded):
+def test_state_shares_no_memory_with_the_input(sharded):
     """Neither does the first state share the caller's arrays, nor does it wait."""
     params, model_state = aligned((64, 64)), aligned((64, 64))
     params[:] = model_state[:] = 1
@@ -117,7 +117,7 @@ def test_a_state_shares_no_memory(sharded):
         assert_bits_equal(leaf, np.ones((64, 64), np.float32))
 
 
-def test_a_step_does_not_write_into_numpy_arrays():
+def test_step_does_not_write_into_numpy_arrays():
     """A donated state may be one of NumPy arrays."""
     train = make(donate=True)
     state, _ = train.step(train.init(init_params()), BATCH)
@@ -128,7 +128,7 @@ def test_a_step_does_not_write_into_numpy_arrays():
     assert_bits_equal(state, before)
 
 
-def test_keys_of_the_examples():
+def test_keys_of_the_examples_are_kept():
     keys = jax.random.split(jax.random.key(0), 16)
     found = make().batch({"keys": keys})["keys"]
     assert found.dtype == keys.dtype

@@ -27,7 +27,7 @@ def running(params, batch, *, model_state):
 
 @pytest.mark.parametrize("executor", ["fused", "host"])
 @pytest.mark.parametrize(("width", "microbatches"), [(1, 1), (2, 2)])
-def test_what_the_loss_leaves_alone_may_hold_anything(executor, width, microbatches):
+def test_leaves_unchanged_by_the_loss_may_hold_infinity(executor, width, microbatches):
     train = pj.make_train_step(
         masked,
         optax.adam(1e-2),
@@ -50,7 +50,7 @@ def test_what_the_loss_leaves_alone_may_hold_anything(executor, width, microbatc
 
 
 @pytest.mark.parametrize("start", [-np.inf, np.nan])
-def test_what_it_changes_must_be_finite_at_the_start(start):
+def test_changed_leaves_must_be_finite_at_the_start(start):
     train = pj.make_train_step(running, optax.sgd(0.1), mesh=pj.data_mesh(4))
     state = train.init(init_params(), model_state={"largest": np.float32(start)})
     (batch,) = batches(1)
@@ -63,7 +63,7 @@ def test_what_it_changes_must_be_finite_at_the_start(start):
     assert int(state.skipped) == 0
 
 
-def test_a_later_infinity_is_skipped_and_counted():
+def test_later_infinity_is_skipped_and_counted():
     train = pj.make_train_step(running, optax.sgd(0.1), mesh=pj.data_mesh(4), width=1)
     state = train.init(init_params(), model_state={"largest": np.float32(0)})
     data = batches(3)
@@ -76,7 +76,7 @@ def test_a_later_infinity_is_skipped_and_counted():
     assert np.isfinite(state.model_state["largest"])
 
 
-def test_step_looks_once_at_a_form(monkeypatch):
+def test_model_state_is_checked_once_for_each_form(monkeypatch):
     looked = []
     where = "pipejax.train_step._step.check_model_state"
     monkeypatch.setattr(where, lambda *_: looked.append("here"))

@@ -42,7 +42,7 @@ def batch_of(*rows):
 
 
 @grid(way=WAYS, executor=["fused", "host"], width=[1, 2, 3], predicts=[False, True])
-def test_the_mean_is_applied(way, executor, width, predicts):
+def test_float16_mean_is_applied_exactly(way, executor, width, predicts):
     """Numbers and means are exact in float16, so the parameters are as by hand."""
     settings = {"weight_prediction": predicts and width > 1, **WAYS[way]}
     if settings["weight_prediction"] and width == 2:
@@ -59,7 +59,7 @@ def test_the_mean_is_applied(way, executor, width, predicts):
 
 
 @pytest.mark.parametrize("width", [1, 2])
-def test_a_gradient_that_float16_cannot_hold_is_skipped(width):
+def test_gradient_beyond_float16_is_skipped(width):
     train, state = make(width=width, reduce_dtype=jnp.float16)
     state, _ = train.step(state, batch_of(70000, 0, 0, 0))
     state, _ = train.drain(state)
@@ -67,7 +67,7 @@ def test_a_gradient_that_float16_cannot_hold_is_skipped(width):
     assert_bits_equal(state.params, jnp.zeros(2))
 
 
-def test_small_gradients_are_rounded_to_the_headroom_times_the_smallest_number():
+def test_small_gradients_are_rounded_by_the_headroom():
     """With 4 devices, that is 4 times 2^-24."""
     train, state = make(width=1, reduce_dtype=jnp.float16)
     small = [2.0**-22, 2.0**-23, 3 * 2.0**-24, 2.0**-20]
@@ -78,7 +78,7 @@ def test_small_gradients_are_rounded_to_the_headroom_times_the_smallest_number()
 
 
 @pytest.mark.parametrize("width", [1, 2])
-def test_changes_of_model_state_travel_with_the_same_room(width):
+def test_changes_of_model_state_have_the_same_headroom(width):
     def loss_fn(w, batch, *, model_state):
         moved = model_state + batch.mean()
         return w * batch.mean(), pj.Aux(model_state=moved)
@@ -96,7 +96,7 @@ def test_changes_of_model_state_travel_with_the_same_room(width):
     assert state.model_state == 17009
 
 
-def test_as_an_optax_transformation():
+def test_pipelined_loop_in_float16_has_the_same_means():
     """The hand-written loop of `pipelined` gets the same means."""
     mesh = pj.data_mesh(DEVICES)
     tx = pj.pipelined(optax.sgd(RATE), "data", width=2, reduce_dtype=jnp.float16)

@@ -114,7 +114,7 @@ def reporting(params, batch):
 
 @pytest.mark.parametrize("microbatches", [1, 2])
 @pytest.mark.parametrize("width", [1, 3])
-def test_metrics_are_means_and_lag(width, microbatches):
+def test_metrics_are_delayed_means(width, microbatches):
     data = batches(6)
     train = make(
         reporting, width=width, microbatches=microbatches, weight_prediction=False
@@ -145,7 +145,7 @@ def test_metrics_are_means_and_lag(width, microbatches):
 
 
 @pytest.mark.parametrize("width", [1, 3])
-def test_value_is_the_loss_of_the_gradients_applied(width):
+def test_value_is_the_loss_of_the_applied_gradients(width):
     def update(updates, state, params=None, *, value, **extra):
         return jax.tree.map(jnp.zeros_like, updates), value
 
@@ -156,7 +156,7 @@ def test_value_is_the_loss_of_the_gradients_applied(width):
         assert_bits_equal(state.opt_state, info.loss)
 
 
-def test_reduce_on_plateau():
+def test_reduce_on_plateau_halves_the_scale():
     """The loss stays equal, and the scale halves each time two more values came."""
     tx = optax.chain(
         optax.sgd(0.0), optax.contrib.reduce_on_plateau(factor=0.5, patience=2)
@@ -189,7 +189,7 @@ MORE_OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", MORE_OPTIMIZERS)
-def test_optimizers_of_other_kinds(name):
+def test_other_optimizers_equal_the_reference_on_one_device(name):
     """On one device nothing is summed, so the bits are those of the reference."""
     tx, data, width = MORE_OPTIMIZERS[name], batches(7), 2
     train = pj.make_train_step(loss_fn, tx, mesh=pj.data_mesh(1), width=width)
@@ -205,7 +205,7 @@ def test_optimizers_of_other_kinds(name):
     chex.assert_trees_all_close(got, expected, rtol=0, atol=1e-6)
 
 
-def test_multi_steps_as_it_is():
+def test_multi_steps_object_is_accepted_as_optimizer():
     """The optimizer is the object itself, not its `gradient_transformation()`."""
     data = batches(4)
     train = make(loss_fn, optax.MultiSteps(optax.sgd(0.1), 2), width=1)

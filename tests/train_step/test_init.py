@@ -25,7 +25,7 @@ def noting(params, batch, *, model_state, rng):
 
 @pytest.mark.parametrize("feedback", [0.0, 0.5])
 @pytest.mark.parametrize("dtype", [np.dtype("float32"), jnp.dtype("bfloat16")])
-def test_the_first_state_by_hand(dtype, feedback):
+def test_first_state_equals_arrays_by_hand(dtype, feedback):
     """At width 3 there is room for two messages, with one row for each device.
 
     Loss, weight and metric stay float32.
@@ -63,7 +63,7 @@ def test_the_first_state_by_hand(dtype, feedback):
     assert_bits_equal(in_flight.deviation, gradients if feedback else None)
 
 
-def test_one_copy_for_all_devices_and_a_queue_for_each():
+def test_state_is_shared_and_the_queue_is_split_over_devices():
     train = pj.make_train_step(loss_fn, optax.adam(0.1), mesh=pj.data_mesh(DEVICES))
     state = train.init(init_params())
     shared = jax.tree.leaves(state._replace(in_flight=None))
@@ -73,7 +73,7 @@ def test_one_copy_for_all_devices_and_a_queue_for_each():
         assert rows == {len(leaf) // DEVICES}
 
 
-def test_opt_state_goes_on():
+def test_opt_state_given_to_init_continues_the_run():
     train = pj.make_train_step(
         loss_fn, optax.adamw(1e-2), mesh=pj.data_mesh(4), width=1
     )
@@ -89,13 +89,13 @@ def test_opt_state_goes_on():
     )
 
 
-def test_state_shapes_without_computing():
+def test_eval_shape_of_init_gives_the_shapes_of_the_state():
     train = pj.make_train_step(loss_fn, optax.adam(1e-3), mesh=pj.data_mesh(4), width=3)
     shapes = jax.eval_shape(train.init, init_params())
     chex.assert_trees_all_equal_shapes_and_dtypes(shapes, train.init(init_params()))
 
 
-def test_donation_spares_the_users_parameters():
+def test_donation_spares_the_parameters_of_the_user():
     train = pj.make_train_step(
         loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2), donate=True
     )
@@ -111,7 +111,7 @@ def test_donation_spares_the_users_parameters():
 
 @pytest.mark.parametrize("microbatches", [1, 2])
 @pytest.mark.parametrize("executor", ["fused", "host"])
-def test_several_keys_are_the_keys_that_each_would_be(executor, microbatches):
+def test_several_keys_give_the_same_draws_as_each_alone(executor, microbatches):
     """The loss gets the pytree of `init`, and each key in it moves as a single one."""
     keys = {"a": jax.random.key(3), "b": [jax.random.PRNGKey(4)]}
 

@@ -49,7 +49,7 @@ def make(name, codec):
 
 
 @pytest.mark.parametrize(("params", "name", "codec"), CASES)
-def test_a_step_compiles_and_knows_its_size(params, name, codec):
+def test_large_step_compiles_and_knows_its_bytes(params, name, codec):
     params, train = PARAMS[params], make(name, codec)
     state = jax.eval_shape(train.init, params)
     batch = jax.ShapeDtypeStruct((4, 8), jnp.float32)
@@ -66,6 +66,6 @@ def test_a_step_compiles_and_knows_its_size(params, name, codec):
 
 
 @pytest.mark.parametrize(("name", "codec"), WHOLE)
-def test_what_jax_cannot_index_is_refused_before_a_step(name, codec):
+def test_codec_beyond_int32_is_refused_at_init(name, codec):
     with pytest.raises(ValueError, match="`codec` must have at most 2,147,483,647"):
         jax.eval_shape(make(name, codec).init, PARAMS["one leaf"])

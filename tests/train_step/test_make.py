@@ -54,7 +54,7 @@ DEFAULTS = {
 }
 
 
-def test_defaults():
+def test_defaults_equal_the_documented_settings():
     train = pj.make_train_step(loss_fn, TX, mesh=MESH)
     assert settings_of(train) == DEFAULTS
 
@@ -73,23 +73,23 @@ def test_defaults():
         ("skip_nonfinite", False),
     ],
 )
-def test_an_argument_changes_one_setting(name, value):
+def test_each_argument_changes_one_setting(name, value):
     train = pj.make_train_step(loss_fn, TX, mesh=MESH, **{name: value})
     assert settings_of(train) == DEFAULTS | {name: value}
 
 
-def test_feedback_is_for_predictions_by_own_gradients():
+def test_feedback_is_accepted_with_own_predictions():
     both = {"deviation_feedback": 0.5, "weight_prediction": "own"}
     train = pj.make_train_step(loss_fn, TX, mesh=MESH, **both)
     assert settings_of(train) == DEFAULTS | both
 
 
-def test_true_is_the_default_rule():
+def test_weight_prediction_true_is_the_default_rule():
     train = pj.make_train_step(loss_fn, TX, mesh=MESH, weight_prediction=True)
     assert settings_of(train) == DEFAULTS
 
 
-def test_the_last_algorithm_of_a_schedule_is_that_of_the_step():
+def test_last_algorithm_of_a_schedule_is_the_one_of_the_step():
     algorithms = collectives.psum(combine_threshold_bytes=8), collectives.ring()
     schedule = collectives.scheduled(algorithms, [3])
     train = pj.make_train_step(loss_fn, TX, mesh=MESH, all_reduce=schedule)
@@ -135,7 +135,7 @@ def test_warm_up_and_schedule_share_their_phases():
         ({"width": 3, "weight_prediction": False}, [1, 1, 1 / 2, 0, -1 / 2]),
     ],
 )
-def test_the_recursion_by_hand(settings, wanted):
+def test_recursion_equals_numbers_by_hand(settings, wanted):
     """The gradient of `w^2 / 2` is w. Training starts at 1, with a rate of 1/2."""
 
     def half_square(w, batch):
@@ -153,7 +153,7 @@ AUTO = 2 * (jax.sharding.AxisType.Auto,)
 
 
 @pytest.mark.filterwarnings("ignore:nothing is split over the mesh axis 'model'")
-def test_a_mesh_with_another_axis():
+def test_replicas_along_another_axis_change_no_bit():
     """Replicas along the other axis do the same, and the mean does not count them."""
 
     def trained(mesh):

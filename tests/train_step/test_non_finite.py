@@ -108,7 +108,7 @@ def check(train, name, data):
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", ["sgd", "clip+adamw"])
 @pytest.mark.parametrize("width", [1, 2, 3])
-def test_one_update_is_skipped_when_it_arrives(width, name, value):
+def test_bad_update_is_skipped_on_arrival(width, name, value):
     bad = 3
     skips, drain_skips, drained = check(make(name, width), name, poisoned([bad], value))
     assert np.flatnonzero(skips).tolist() == [bad + width - 1]
@@ -118,27 +118,27 @@ def test_one_update_is_skipped_when_it_arrives(width, name, value):
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])
-def test_several_in_a_row_and_later(width):
+def test_several_bad_updates_are_skipped(width):
     skips, drain_skips, _ = check(make("sgd", width), "sgd", poisoned([1, 2, 4]))
     assert sum(skips) + drain_skips == 3
 
 
 @pytest.mark.parametrize("width", [2, 3])
-def test_in_the_first_step_while_the_pipeline_fills(width):
+def test_bad_first_step_is_skipped(width):
     skips, _, _ = check(make("sgd", width), "sgd", poisoned([0]))
     assert np.flatnonzero(skips).tolist() == [width - 1]
 
 
 @pytest.mark.parametrize("width", [2, 3])
 @pytest.mark.parametrize("last", [1, 2])
-def test_in_flight_at_the_end(width, last):
+def test_bad_gradient_in_flight_is_skipped_by_the_drain(width, last):
     """The drain skips the bad gradient and applies the others."""
     skips, drain_skips, _ = check(make("sgd", width), "sgd", poisoned([STEPS - last]))
     assert sum(skips) == (last >= width)
     assert drain_skips == (last < width)
 
 
-def test_during_the_warm_up_and_in_its_last_step():
+def test_bad_gradients_of_the_warm_up_are_skipped():
     train = make("clip+adamw", 3, warmup_steps=3)
     data = poisoned([0, 2, 4])
     skips, _, drained = check(train, "clip+adamw", data)
@@ -146,7 +146,7 @@ def test_during_the_warm_up_and_in_its_last_step():
     assert int(drained.opt_state[1][0].count) == STEPS - 3
 
 
-def test_infinities_that_cancel_to_nan():
+def test_infinities_with_sum_nan_are_skipped():
     """One device has +inf and another one -inf."""
     data = poisoned([2], np.inf, device=0)
     data[2]["y"][14, 1] = -np.inf
@@ -171,7 +171,7 @@ def linear(w, batch):
     ],
 )
 @pytest.mark.parametrize("width", [1, 2])
-def test_overflow_of_the_reduction(width, reduce_dtype, share, skipped):
+def test_overflow_of_the_reduction_is_skipped(width, reduce_dtype, share, skipped):
     train = pj.make_train_step(
         linear,
         optax.sgd(1e-37),
@@ -191,7 +191,7 @@ def with_metric(w, batch):
 
 
 @pytest.mark.parametrize("width", [1, 2])
-def test_a_metric_may_be_nan(width):
+def test_metric_of_nan_skips_nothing(width):
     """A metric of NaN skips nothing, and the next metric is clean again."""
     train = pj.make_train_step(
         with_metric, optax.sgd(1.0), mesh=pj.data_mesh(DEVICES), width=width
@@ -216,7 +216,7 @@ def with_state(w, batch, *, model_state):
 
 
 @pytest.mark.parametrize("width", [1, 2])
-def test_model_state_that_is_not_finite_is_skipped_with_its_update(width):
+def test_nan_in_model_state_is_skipped_with_its_update(width):
     train = pj.make_train_step(
         with_state, optax.sgd(1.0), mesh=pj.data_mesh(DEVICES), width=width
     )
@@ -231,7 +231,7 @@ def test_model_state_that_is_not_finite_is_skipped_with_its_update(width):
 
 @pytest.mark.parametrize("codec", [None, pj.codecs.int8(), pj.codecs.quantize()])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_one_bad_element_of_many_is_seen(codec, value):
+def test_bad_element_among_many_is_found(codec, value):
     """One of 10,000 elements of the gradient is not finite, on one device."""
     all_reduce = pj.collectives.two_shot(codec) if codec else pj.collectives.psum()
     train = pj.make_train_step(
@@ -248,7 +248,7 @@ def test_one_bad_element_of_many_is_seen(codec, value):
     assert (np.asarray(state.params) == 1).all()
 
 
-def test_left_to_the_optimizer():
+def test_optimizer_gets_bad_gradients_without_skip_nonfinite():
     """Without `skip_nonfinite`, a bad gradient acts as in a loop without checks."""
     data = poisoned([2])
 

@@ -141,7 +141,7 @@ def assert_close(found, wanted):
         pytest.param(8, "host", marks=pytest.mark.full),
     ],
 )
-def test_states_unlike_the_parameters(devices, executor):
+def test_states_unlike_the_parameters_are_split(devices, executor):
     tx, specs = unlike()
     two_shot = collectives.two_shot()
     _, wanted = run(tx, devices, all_reduce=two_shot, executor=executor)
@@ -183,7 +183,7 @@ CONTAINERS = {
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
-def test_states_in_containers_and_of_other_shapes(name):
+def test_states_in_containers_are_close_to_unsharded(name):
     tx = CONTAINERS[name]
     _, wanted = run(tx, 4, all_reduce=collectives.two_shot(), empty=False)
     _, found = run(tx, 4, shard_optimizer=True, empty=False)
@@ -191,7 +191,7 @@ def test_states_in_containers_and_of_other_shapes(name):
     assert_close(found.opt_state, wanted.opt_state)
 
 
-def test_a_state_in_one_long_vector_is_refused():
+def test_state_in_one_long_vector_is_refused():
     tx = optax.flatten(optax.adam(0.1))
     train = pj.make_train_step(loss_fn, tx, mesh=pj.data_mesh(4), shard_optimizer=True)
     with pytest.raises(ValueError, match="got an operation `reshape`"):
@@ -201,13 +201,13 @@ def test_a_state_in_one_long_vector_is_refused():
 @pytest.mark.parametrize(
     "tx", [optax.contrib.muon(0.01), optax.flatten(optax.sgd(0.1))]
 )
-def test_one_device_takes_any_optimizer(tx):
+def test_single_device_accepts_any_optimizer(tx):
     runs = (run(tx, 1, shard_optimizer=x, empty=False) for x in (False, True))
     (_, wanted), (_, found) = runs
     assert_close(found.params, wanted.params)
 
 
-def test_a_state_of_another_optimizer_of_the_same_form_is_refused():
+def test_state_of_another_optimizer_of_equal_form_is_refused():
     """Its arrays are whole, where this optimizer would leave pieces."""
     still = optax.GradientTransformation(
         lambda p: [jnp.zeros(16)] * 2, lambda g, s, p=None: (g, s)
@@ -225,7 +225,7 @@ def test_a_state_of_another_optimizer_of_the_same_form_is_refused():
     trains[1].step(other, batches(1)[0])
 
 
-def test_a_parameter_that_others_would_split_further_is_refused():
+def test_parameter_split_further_by_others_is_refused():
     """Groups split "a" along both axes, and "b" of the same shape along one."""
     mesh = jax.make_mesh(
         (2, 3),
@@ -251,7 +251,7 @@ def test_a_parameter_that_others_would_split_further_is_refused():
 MASK, ROWS = jnp.array([[1.0, 0.0, 1.0]]), jnp.arange(1.0, 6)[:, None]
 
 
-def test_masks_scales_and_bits():
+def test_masks_scales_and_bits_are_close_to_unsharded():
     """Operands of length 1 along the split axis, and updates that read bits."""
 
     def update(g, state, params=None):
@@ -273,7 +273,7 @@ def test_masks_scales_and_bits():
     assert_close(found.params, wanted.params)
 
 
-def test_python_numbers_are_given_and_made():
+def test_python_numbers_in_a_state_are_accepted():
     train, state = run(unlike()[0], 4, shard_optimizer=True, steps=2)
     assert int(jax.tree.leaves(state.opt_state)[8]) == 2
     given = jax.tree.map(lambda x: int(x) if x.dtype == int else x, state.opt_state)
@@ -281,7 +281,7 @@ def test_python_numbers_are_given_and_made():
     assert_bits_equal(*(jax.device_get(x.opt_state) for x in (other, state)))
 
 
-def test_a_checkpoint_keeps_the_pieces(tmp_path):
+def test_checkpoint_keeps_the_pieces(tmp_path):
     tx, specs = unlike()
     _, state = run(tx, 4, shard_optimizer=True, steps=2)
     with checkpoint.manager(tmp_path / "run") as manager:
@@ -297,7 +297,7 @@ def test_a_checkpoint_keeps_the_pieces(tmp_path):
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_go_on_from_the_parameters_and_the_state_of_another_step(sharded):
+def test_state_of_another_step_continues_with_init(sharded):
     """The remedy of errors: `train.init(state.params, opt_state=state.opt_state)`."""
 
     def made(hosts, width):
@@ -332,7 +332,7 @@ def test_go_on_from_the_parameters_and_the_state_of_another_step(sharded):
         other.step(found, other.batch(batch))
 
 
-def test_a_schedule_of_algorithms_with_halves():
+def test_schedule_of_algorithms_with_halves_is_followed():
     """Three steps send all bits, and two steps send 8 bits with error feedback."""
     feedback = codecs.error_feedback(codecs.int8())
     schedule = collectives.scheduled(
@@ -361,7 +361,7 @@ def test_a_schedule_of_algorithms_with_halves():
     assert sent[0].kind == "all-to-all"
 
 
-def test_a_schedule_needs_halves_in_every_phase():
+def test_schedule_needs_halves_in_every_phase():
     schedule = collectives.scheduled([collectives.psum(), collectives.tree()], [3])
     with pytest.raises(ValueError, match=r"^`all_reduce` must have two halves"):
         pj.make_train_step(

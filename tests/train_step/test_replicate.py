@@ -29,7 +29,7 @@ def test_every_device_has_a_copy():
 
 
 @pytest.mark.parametrize("kind", ["threefry2x32", "rbg", "unsafe_rbg"])
-def test_a_typed_key_stays_what_it_is(kind):
+def test_typed_key_keeps_its_kind(kind):
     key = jax.random.key(3, impl=kind)
     found = placed({"rng": key}, {"rng": P()}, pj.data_mesh(2))["rng"]
     assert found.dtype == key.dtype
@@ -101,7 +101,7 @@ def test_equal_arrays_are_accepted(monkeypatch, ours, theirs):
         (jax.random.key(0, impl="rbg"), jax.random.key(0, impl="unsafe_rbg")),
     ],
 )
-def test_arrays_that_differ_are_named(monkeypatch, ours, theirs):
+def test_differing_arrays_are_named(monkeypatch, ours, theirs):
     givens = [{"params": {"a": ZEROS, "b": x}} for x in (ours, theirs, ours, theirs)]
     message = (
         "`params['b']` must be the same on every process, because every device has a"
@@ -111,7 +111,7 @@ def test_arrays_that_differ_are_named(monkeypatch, ours, theirs):
     assert said(monkeypatch, *givens) == [message] * 4
 
 
-def test_the_first_array_that_differs_is_named(monkeypatch):
+def test_first_differing_array_is_named(monkeypatch):
     """Names are sorted, so `opt_state` comes before `params`."""
     one, two = ({"params": {"w": x}, "opt_state": [ZEROS]} for x in (ZEROS, ZEROS + 1))
     found = said(monkeypatch, one, two, one | {"opt_state": [ZEROS + 2]})
@@ -120,7 +120,7 @@ def test_the_first_array_that_differs_is_named(monkeypatch):
     assert all("on processes [1, 2] than on process 0" in x for x in found)
 
 
-def test_other_structures_are_told_with_the_own_names(monkeypatch):
+def test_differing_structures_are_reported_with_own_names(monkeypatch):
     found = said(monkeypatch, {"params": {"a": ZEROS}}, {"params": {"b": ZEROS}})
     message = (
         "`train.init` must be given the same structure of arrays on every process; got"

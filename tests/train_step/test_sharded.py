@@ -131,7 +131,7 @@ ALL += [(2, ("fsdp", "tp"), "muon", 2, True), (2, ("fsdp", "spare"), "adamw", 1,
     ("groups", "inner", "name", "width", "predicted"),
     [*QUICK, *(pytest.param(*x, marks=FULL) for x in ALL if x not in QUICK)],
 )
-def test_equals_a_run_of_as_many_devices(groups, inner, name, width, predicted):
+def test_groups_train_like_as_many_devices(groups, inner, name, width, predicted):
     """A group does what a single device does, up to the order of its sums."""
     options = {"width": width, "weight_prediction": predicted}
     one, many = both(groups, inner, tx=OPTIMIZERS[name], **options)
@@ -152,7 +152,7 @@ def test_equals_a_run_of_as_many_devices(groups, inner, name, width, predicted):
         ),
     ],
 )
-def test_equals_it_bit_for_bit_where_the_order_of_sums_is_the_same(name, width):
+def test_groups_have_the_same_bits_for_equal_order_of_sums(name, width):
     # Other predictions have bounds of slopes, which are norms.
     options = {"tx": OPTIMIZERS[name], "width": width, "weight_prediction": "own"}
     one, many = both(4, ("fsdp",), elementwise, **options)
@@ -183,7 +183,7 @@ OTHERS = {
 
 @pytest.mark.one_python
 @pytest.mark.parametrize("name", some_of(OTHERS, "microbatches", "host executor"))
-def test_whatever_the_options(name):
+def test_groups_train_like_devices_with_every_option(name):
     one, many = both(2, ("fsdp",), **OTHERS[name])
     (state, losses), (other, others) = run(*one), run(*many, axis_name=("host", "fsdp"))
     # One bit more or less of a gradient may become one bit more or less of bfloat16.
@@ -203,7 +203,7 @@ def full_loss(params, batch, *, model_state, rng):
 
 @pytest.mark.one_python
 @pytest.mark.parametrize("dtype", [None, pytest.param(jnp.bfloat16, marks=FULL)])
-def test_keys_metrics_weights_and_model_state(dtype):
+def test_full_loss_of_a_group_equals_a_single_device(dtype):
     """A group gets one key, and its sharded model state follows the same recursion."""
     tx, batch = OPTIMIZERS["momentum"], batches(1)[0]
     mesh = mesh_of(2, ("fsdp",))
@@ -259,7 +259,7 @@ STATEFUL = {
 
 @pytest.mark.one_python
 @pytest.mark.parametrize("name", some_of(STATEFUL, "host executor"))
-def test_every_array_stays_where_its_shards_are(name):
+def test_every_array_stays_with_its_shards(name):
     inner, mesh = ("fsdp", "tp"), mesh_of(2, ("fsdp", "tp"))
     train = pj.make_train_step(
         loss_fn, OPTIMIZERS["muon"], mesh=mesh, axis_name="host", **STATEFUL[name]
@@ -304,7 +304,7 @@ SENT = {
 @pytest.mark.parametrize(
     "name", some_of(SENT, "psum", "two_shot(int8)", "ring(top_k)", "power_sgd")
 )
-def test_a_device_sends_its_shards_and_all_copies_stay_the_same(name):
+def test_device_sends_its_shards_and_all_copies_stay_equal(name):
     """Devices with the same shards have the same bits, whatever a codec loses."""
     inner = ("half",)
     mesh = mesh_of(4, inner)
@@ -333,7 +333,7 @@ def test_a_device_sends_its_shards_and_all_copies_stay_the_same(name):
     assert len(set(pj.replica_digest(whole).values())) == 1
 
 
-def test_a_quarter_of_the_bytes():
+def test_int8_sends_a_quarter_of_the_bytes():
     """Eight bits take a quarter of the bytes of float32, beside the blocks' scales."""
     mesh = mesh_of(4, ("half",))
 
@@ -368,7 +368,7 @@ def make(mesh, **options):
     )
 
 
-def test_what_must_not_be_sharded_is_named():
+def test_arrays_with_a_wrong_sharding_are_named():
     mesh = mesh_of(2, ("fsdp",))
     given = params()
 
@@ -392,7 +392,7 @@ def test_what_must_not_be_sharded_is_named():
         make(mesh).batch(np.zeros((6, 2)), axis_name=("host", "fsdp"))
 
 
-def test_copies_that_differ_between_groups_are_refused():
+def test_copies_differing_between_groups_are_refused():
     """JAX takes the copies of one array to be the same, and uses any of them."""
     mesh, given = mesh_of(2, ("fsdp",)), params()
     sharding = NamedSharding(mesh, P("fsdp"))
@@ -407,7 +407,7 @@ def test_copies_that_differ_between_groups_are_refused():
         make(mesh).init(given | {"up": up})
 
 
-def test_an_axis_that_nothing_uses_is_told_once():
+def test_unused_axis_is_reported_once():
     mesh = mesh_of(2, ("fsdp",))
     train, (first, second) = make(mesh), batches(2)
     state = train.init(params())

@@ -42,7 +42,7 @@ def reference(name, workers, width, warmup_steps):
 
 
 @grid(width=[1, 2, 3, 4], devices=[1, 2, 4, 8], name=OPTIMIZERS, warmup_steps=[0, 3])
-def test_recursion(width, devices, name, warmup_steps):
+def test_plain_delay_equals_the_recursion_by_hand(width, devices, name, warmup_steps):
     train = pj.make_train_step(
         loss_fn,
         OPTIMIZERS[name],
@@ -69,7 +69,7 @@ def test_recursion(width, devices, name, warmup_steps):
 
 
 @grid(1, name=OPTIMIZERS, devices=[1, 2, 8])
-def test_width_one_is_a_psum_and_an_optax_step(name, devices):
+def test_width_1_equals_psum_and_an_optax_step(name, devices):
     tx, mesh = OPTIMIZERS[name], pj.data_mesh(devices)
 
     @jax.jit
@@ -97,7 +97,7 @@ def test_width_one_is_a_psum_and_an_optax_step(name, devices):
 
 
 @grid(1, width=[2, 3, 4], warmup_steps=[0, 2])
-def test_start_leaves_everything_and_says_so(width, warmup_steps):
+def test_first_steps_change_nothing_and_report_no_loss(width, warmup_steps):
     """With AdamW, a zero gradient would change its count, moments and weights."""
     train = pj.make_train_step(
         loss_fn,
@@ -152,7 +152,7 @@ def test_pipeline_refills_after_a_drain():
     assert applied == [False, False, True, True, True] * 2
 
 
-def test_metrics_are_those_of_the_gradient_applied():
+def test_loss_belongs_to_the_applied_gradient():
     width, data = 3, batches(8)
     train = pj.make_train_step(
         loss_fn,
@@ -191,7 +191,7 @@ def test_replicas_stay_identical():
     )
 
 
-def test_one_trace_per_program():
+def test_each_program_is_traced_once():
     """Warm-up, step and drain are three programs, each of which is traced once."""
     traced = []
 
@@ -218,7 +218,7 @@ def test_one_trace_per_program():
         state, _ = jitted(state, batch)
 
 
-def test_steps_inside_a_scan():
+def test_scan_of_steps_equals_the_recursion():
     data = jax.tree.map(lambda *xs: np.stack(xs), *batches(6))
     train = pj.make_train_step(loss_fn, optax.adam(1e-2), mesh=pj.data_mesh(4))
 
@@ -250,7 +250,7 @@ def donating(width, executor="fused", *, donate=True, **options):
 
 @pytest.mark.parametrize("executor", ["fused", "host"])
 @pytest.mark.parametrize("width", [1, 2, 3])
-def test_donation_takes_all_that_does_not_stay(width, executor):
+def test_donation_takes_only_arrays_leaving_the_state(width, executor):
     """The fused step donates what leaves the queue; the host executor needs it."""
     train = donating(width, executor, all_reduce=FEEDBACK)
     state = train.init(init_params())

@@ -61,7 +61,7 @@ def trained(mesh=None, all_reduce="psum", executor="fused", width=2, rng=KEY):
     all_reduce=list(ALL_REDUCES),
     width=[1, 2],
 )
-def test_a_switch_changes_nothing(switch, executor, all_reduce, width):
+def test_jax_switches_change_no_bit(switch, executor, all_reduce, width):
     settings = {"executor": executor, "all_reduce": all_reduce, "width": width}
     wanted = trained(**settings)
     with switched(*SWITCHES[switch]):
@@ -71,7 +71,7 @@ def test_a_switch_changes_nothing(switch, executor, all_reduce, width):
 
 @pytest.mark.parametrize("executor", each(["fused", "host"], full=["host"]))
 @pytest.mark.parametrize("mesh", ["auto", "explicit"])
-def test_inside_set_mesh_with_explicit_axes(executor, mesh):
+def test_set_mesh_with_explicit_axes_changes_no_bit(executor, mesh):
     explicit = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
     wanted = trained(executor=executor)
     with jax.set_mesh(explicit):
@@ -80,7 +80,7 @@ def test_inside_set_mesh_with_explicit_axes(executor, mesh):
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_inside_set_mesh_of_another_mesh(sharded):
+def test_set_mesh_of_another_mesh_changes_no_bit(sharded):
     """The mesh that is set has neither the axes nor the devices of the step."""
     mesh = pj.data_mesh(4, axis_name=("host", "fsdp"), hosts=2)
 
@@ -109,7 +109,7 @@ def test_inside_set_mesh_of_another_mesh(sharded):
         assert_bits_equal(run(), wanted)
 
 
-def test_what_explicit_axes_are_good_for():
+def test_explicit_state_is_usable_inside_set_mesh():
     """A state on an Explicit mesh can be computed with inside `jax.set_mesh`."""
     mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
     train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=mesh)
@@ -121,7 +121,7 @@ def test_what_explicit_axes_are_good_for():
         assert not info.arrived
 
 
-def test_a_loop_inside_set_mesh():
+def test_loop_inside_set_mesh_has_the_same_bits():
     mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
     train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=mesh)
     data = jax.tree.map(lambda *leaves: np.stack(leaves), *batches(STEPS))
@@ -140,14 +140,14 @@ def test_a_loop_inside_set_mesh():
     ("name", "value"),
     [("jax_default_prng_impl", "rbg"), ("jax_threefry_partitionable", False)],
 )
-def test_other_random_numbers(name, value):
+def test_other_random_generators_give_a_finite_loss(name, value):
     with switched(name, value):
         _, _, loss = trained(rng=jax.random.key(0))
     assert np.isfinite(loss)
 
 
 @pytest.mark.parametrize("width", [1, 2])
-def test_x64(width):
+def test_x64_changes_only_roundings(width):
     wanted = trained(width=width)
     with jax.enable_x64(True):
         got = trained(width=width)
@@ -156,7 +156,7 @@ def test_x64(width):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
 
 
-def test_under_debug_nans_what_has_not_arrived_is_zero():
+def test_missing_loss_is_zero_under_debug_nans():
     train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(4))
     (batch,) = batches(1)
     with switched("jax_debug_nans", True):

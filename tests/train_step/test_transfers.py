@@ -37,20 +37,20 @@ def transfers(loss=loss_fn, tx=None, **settings):
 
 
 @pytest.mark.parametrize("width", [1, 3])
-def test_the_exchange_whatever_the_width(width):
+def test_transfers_do_not_depend_on_the_width(width):
     assert transfers(width=width) == EXCHANGE
 
 
-def test_the_loss_stays_float32():
+def test_loss_stays_float32():
     assert transfers(reduce_dtype=jnp.bfloat16) == sums(14, 70, 42, 4)
 
 
-def test_arrays_in_place_of_shapes():
+def test_transfers_accept_arrays_and_shapes():
     train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(DEVICES))
     assert train.transfers(train.init(init_params()), BATCH) == EXCHANGE
 
 
-def test_after_the_last_boundary_of_a_schedule():
+def test_transfers_belong_to_the_last_phase_of_a_schedule():
     """A ring sends every piece around once to sum it, and once to hand it out."""
     schedule = collectives.scheduled([collectives.psum(), collectives.ring()], [5])
     found = transfers(all_reduce=schedule)
@@ -58,7 +58,7 @@ def test_after_the_last_boundary_of_a_schedule():
 
 
 @pytest.mark.parametrize("width", [1, 2])
-def test_a_sharded_model_with_a_sharded_optimizer(width):
+def test_transfers_of_a_sharded_model_and_optimizer_are_listed(width):
     """The loss has a sum inside the group; the exchange has two halves between them."""
     mesh = pj.data_mesh(4, axis_name=("host", "fsdp"), hosts=2)
     train = pj.make_train_step(
@@ -92,7 +92,7 @@ def centred(params, batch):
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])
-def test_collectives_of_the_loss_come_first_as_often_as_they_run(microbatches):
+def test_collectives_of_the_loss_come_first_with_their_count(microbatches):
     found = transfers(centred, microbatches=microbatches)
     assert found == sums(20) * microbatches + EXCHANGE
 
@@ -111,13 +111,13 @@ def averaging(updates, state, params=None):
         ({"width": 2, "weight_prediction": False}, 1),
     ],
 )
-def test_collectives_of_the_optimizer_also_in_a_prediction(settings, updates):
+def test_collectives_of_the_optimizer_count_in_predictions_too(settings, updates):
     tx = optax.GradientTransformation(lambda params: optax.EmptyState(), averaging)
     tx = optax.chain(tx, optax.sgd(0.1))
     assert transfers(tx=tx, **settings) == sums(28) * updates + EXCHANGE
 
 
-def test_transfers_as_often_as_they_run():
+def test_transfers_in_a_loop_count_for_every_iteration():
     """Five floats are 20 bytes; two floats in each of three iterations are 8 bytes."""
 
     def local(x):
@@ -132,6 +132,6 @@ def test_transfers_as_often_as_they_run():
     assert sorted(found) == [small, small, small, Transfer("all-reduce", 2, 20)]
 
 
-def test_without_a_collective_nothing_is_compiled():
+def test_program_without_collectives_is_not_compiled():
     """The argument cannot be compiled, so compiling it would raise an error."""
     assert _own_transfers(lambda x: x + 1, X) == ()

@@ -105,7 +105,7 @@ def close(got, wanted, steps=STEPS):
     executor=["fused", "host"],
     empty=[(), (1,)],
 )
-def test_it_equals_the_loss_of_the_global_batch(width, microbatches, executor, empty):
+def test_weighted_loss_equals_the_global_batch(width, microbatches, executor, empty):
     data = padded(empty=empty)
     tx = optax.adamw(1e-2)
     state, infos = trained(
@@ -120,7 +120,7 @@ def test_it_equals_the_loss_of_the_global_batch(width, microbatches, executor, e
     assert int(state.skipped) == 0
 
 
-def test_a_mean_of_means_is_something_else():
+def test_unweighted_mean_differs_from_the_global_batch():
     """Without the weight, the result differs."""
     data = padded()
     state, _ = trained(data, loss=weighted_mean, width=1)
@@ -129,7 +129,7 @@ def test_a_mean_of_means_is_something_else():
 
 
 @pytest.mark.parametrize("width", [1, 2])
-def test_a_weight_of_zero_contributes_nothing_even_as_nan(width):
+def test_weight_of_zero_ignores_even_nan(width):
     data = padded(empty=(2,))
     clean, _ = trained(data, width=width)
     for batch in data:
@@ -141,7 +141,7 @@ def test_a_weight_of_zero_contributes_nothing_even_as_nan(width):
 
 
 @pytest.mark.parametrize("width", [1, 2])
-def test_without_any_weight_the_update_is_held_and_not_counted(width):
+def test_update_without_any_weight_is_held_and_not_counted(width):
     data = padded()
     data[2]["w"][:] = 0
     state, infos = trained(data, width=width)
@@ -156,7 +156,7 @@ def test_without_any_weight_the_update_is_held_and_not_counted(width):
     assert np.isnan(gone.loss)
 
 
-def test_a_negative_weight_is_skipped_and_counted():
+def test_negative_weight_is_skipped_and_counted():
     data = padded()
     data[1]["w"][:4] = -1
     state, _ = trained(data, width=1)
@@ -164,7 +164,7 @@ def test_a_negative_weight_is_skipped_and_counted():
 
 
 @pytest.mark.parametrize("width", [2, 3])
-def test_predicted_on_one_device_it_is_synchronous(width):
+def test_prediction_with_weights_on_one_device_is_synchronous(width):
     data = padded()
     state, _ = trained(data, devices=1, width=width, weight_prediction=True)
     wanted, _ = by_hand(optax.adamw(1e-2), data, 1)
@@ -205,7 +205,7 @@ def test_error_feedback_conserves_the_weighted_sum():
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_weights_where_dtypes_must_not_be_mixed(dtype):
+def test_weighted_steps_keep_float64_and_bfloat16(dtype):
     def loss(params, batch):
         return (params * batch).mean(), pj.Aux(weight=jnp.float32(2))
 
@@ -238,7 +238,7 @@ def batch_norm(params, batch):
 
 @pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("empty", [(), (1,)])
-def test_a_loss_with_a_collective_is_that_of_the_global_batch(width, empty):
+def test_weighted_loss_with_a_collective_equals_the_global_batch(width, empty):
     """The statistics include all examples, also those of a share without weight."""
     data, tx = padded(empty=empty), optax.sgd(0.5)
     state, infos = trained(data, tx, loss=batch_norm, width=width)
@@ -258,7 +258,7 @@ def test_a_loss_with_a_collective_is_that_of_the_global_batch(width, empty):
 
 
 @pytest.mark.parametrize("width", [2, 3])
-def test_a_prediction_with_a_collective_where_a_device_has_no_weight(width):
+def test_prediction_with_a_collective_works_for_zero_weight(width):
     """The optimizer must run on every device, or the others would wait for it."""
 
     def update(gradients, state, params=None):

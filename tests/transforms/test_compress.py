@@ -13,7 +13,7 @@ from .loops import random_like
 TREE = {"w": jnp.zeros((8, 12)), "b": jnp.zeros(5)}
 
 
-def test_all_leaves_are_one_vector():
+def test_compress_encodes_all_leaves_as_one_vector():
     """A block of eight crosses into the next leaf, and sign sends a mean magnitude."""
     gradients = {
         "a": jnp.array([[1.0, -3.0]]),
@@ -31,7 +31,7 @@ def test_all_leaves_are_one_vector():
     np.testing.assert_array_equal(state.codec.residual[:9], given - sent)
 
 
-def test_nothing_to_compress():
+def test_compress_leaves_an_empty_tree_unchanged():
     """A tree without elements passes unchanged, and its state is empty."""
     tx = transforms.compress(codecs.int8())
     nothing = {"void": jnp.zeros((0, 3)), "none": None}
@@ -42,7 +42,7 @@ def test_nothing_to_compress():
     assert after == state
 
 
-def test_one_vector_of_all_dtypes():
+def test_compress_joins_all_dtypes_in_float32():
     mixed = TREE | {"half": jnp.zeros(10, jnp.bfloat16), "void": jnp.zeros(0, "f2")}
     state = transforms.compress(codecs.error_feedback(codecs.sign(8))).init(mixed)
     assert isinstance(state, CompressState)
@@ -51,7 +51,7 @@ def test_one_vector_of_all_dtypes():
     assert state.codec.residual.dtype == jnp.float32
 
 
-def test_the_sum_of_updates_follows_the_sum_of_gradients():
+def test_sum_of_updates_follows_the_sum_of_gradients():
     """`sum Delta = sum g - e`; a step has two operations that round sums below s."""
     steps, tree = 8, {"w": jnp.zeros(64)}
     tx = transforms.compress(codecs.error_feedback(codecs.top_k(4)))
@@ -69,18 +69,18 @@ def test_the_sum_of_updates_follows_the_sum_of_gradients():
 
 
 @pytest.mark.parametrize("bad", ["int8", 8])
-def test_what_is_no_codec(bad):
+def test_compress_refuses_values_other_than_codecs(bad):
     message = r"`codec` must be a codec such as pj\.codecs\.int8\(\).*got "
     with pytest.raises(ValueError, match=message):
         transforms.compress(bad)
 
 
-def test_biased_without_feedback():
+def test_compress_warns_of_a_biased_codec_without_feedback():
     with pytest.warns(UserWarning, match=r"Sign is biased: .*error_feedback\(codec\)"):
         transforms.compress(codecs.sign())
 
 
-def test_what_a_codec_cannot_encode_is_said_by_init():
+def test_init_refuses_leaves_too_small_for_the_codec():
     tx = transforms.compress(codecs.error_feedback(codecs.top_k(102)))
     with pytest.raises(ValueError, match=r"`k` must be at most the 101 elements"):
         tx.init(TREE)

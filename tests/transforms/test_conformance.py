@@ -57,7 +57,7 @@ def test_updates_are_like_gradients_and_traced_once(name):
 
 
 @EACH
-def test_scan_is_a_loop(name):
+def test_scan_gives_the_same_updates_as_a_loop(name):
     updates, state = ran(name)
     last, scanned = loop(name).scan(loop(name).init(), GRADIENTS)
     if "power_sgd" not in name:
@@ -73,7 +73,7 @@ def test_scan_is_a_loop(name):
 
 
 @EACH
-def test_shapes_without_computing(name):
+def test_eval_shape_gives_the_shapes_of_updates_and_state(name):
     """`eval_shape` works, and a state keeps its form, as `lax.scan` requires."""
     first = jax.tree.map(lambda g: g[0], GRADIENTS)
     state = jax.eval_shape(loop(name).init)
@@ -83,14 +83,14 @@ def test_shapes_without_computing(name):
 
 
 @pytest.mark.parametrize("name", each(MEANS, full=VARIANTS))
-def test_every_device_has_the_same(name):
+def test_every_device_has_the_same_updates(name):
     updates, _ = ran(name)
     for leaf in jax.tree.leaves(updates):
         assert_bits_equal(leaf, np.repeat(leaf[:, :1], DEVICES, axis=1))
 
 
 @EACH
-def test_trees_without_elements(name):
+def test_trees_without_elements_pass_unchanged(name):
     for tree in ({}, (), {"void": jnp.zeros(0)}, {"a": {}, "b": [(), None]}):
         empty = Loop(TRANSFORMS[name], tree, axis_of(name))
         like = random_like(tree, (DEVICES,))
@@ -111,7 +111,7 @@ def scaled():
 
 
 @EACH
-def test_masked_in_a_chain_with_extra_arguments(name):
+def test_masked_transform_works_in_a_chain_with_extra_arguments(name):
     """Masked leaves pass unchanged, and extra arguments reach their transform."""
     tree = {"w": jnp.zeros((6, 8)), "own": jnp.zeros(5)}
     gradients = random_like(tree, (2, DEVICES), seed=1)
@@ -125,7 +125,7 @@ def test_masked_in_a_chain_with_extra_arguments(name):
 
 
 @pytest.mark.parametrize("name", each(LOCAL, full=VARIANTS))
-def test_without_devices(name):
+def test_local_transforms_work_without_devices(name):
     """Under plain jit, a transform gives the device's update, except random ones."""
     tx = LOCAL[name]
     state, update = tx.init(TREE), jax.jit(tx.update)

@@ -78,12 +78,12 @@ def assert_close(got, wanted):
 @pytest.mark.parametrize(
     "name", each(CASES, full=["two_shot", "ring", "parameter_server top_k"])
 )
-def test_pipelined_mean_is_width_1(name):
+def test_pipelined_mean_of_width_1_equals_the_train_step(name):
     check(name, 1)
 
 
 @grid(1, name=["two_shot sign", "hierarchical"], width=[2, 3])
-def test_pipelined_mean_is_that_width(width, name):
+def test_pipelined_mean_of_any_width_equals_the_train_step(width, name):
     check(name, width)
 
 

@@ -17,7 +17,7 @@ ADAMW = optax.adamw(1e-2, weight_decay=0.1)
 
 
 @grid(1, width=[3, 2, 1], check_vma=[False, True])
-def test_it_waits_for_the_first_gradient(width, check_vma):
+def test_optimizer_waits_for_the_first_gradient(width, check_vma):
     tx = pj.pipelined(ADAMW, "data", width)
     states = Loop(tx, check_vma=check_vma).run(width)
     fresh = ADAMW.init(jax.tree.map(jnp.asarray, init_params()))
@@ -34,7 +34,7 @@ def test_it_waits_for_the_first_gradient(width, check_vma):
     width=[3, 2, 1],
     check_vma=[False, True],
 )
-def test_predicted_it_equals_make_train_step(optimizer, width, check_vma):
+def test_predicted_loop_equals_make_train_step(optimizer, width, check_vma):
     tx = pj.pipelined(optimizer, "data", width)
     states = Loop(tx, check_vma=check_vma, ahead=optimizer).run(width)
     wanted = expected(width, optimizer, weight_prediction=True)
@@ -71,18 +71,18 @@ def test_extra_arguments_reach_the_optimizer():
         ),
     ],
 )
-def test_optimizers_that_cannot_be_given_a_late_mean(tx, rule):
+def test_optimizers_without_use_for_a_late_mean_are_refused(tx, rule):
     with pytest.raises(ValueError, match=rule):
         pj.pipelined(tx, "data").init({"w": jnp.ones(4)})
 
 
-def test_an_optimizer_whose_state_changes_its_structure():
+def test_optimizer_with_a_changing_state_structure_is_refused():
     tx = pj.pipelined(optax.monitor({"norm": optax.tree.norm}), "data")
     with pytest.raises(ValueError, match="`tx` must keep the structure of its state"):
         Loop(tx).run(1)
 
 
 @pytest.mark.parametrize("width", [0, 1.5])
-def test_width(width):
+def test_width_must_be_an_integer_of_at_least_1(width):
     with pytest.raises(ValueError, match="`width` must be an integer of at least 1"):
         pj.pipelined(ADAMW, "data", width)

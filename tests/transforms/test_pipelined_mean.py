@@ -31,7 +31,7 @@ from .flax_loop import (
 
 
 @grid(1, width=[1, 2, 3, 4], check_vma=[False, True])
-def test_a_shard_map_loop_equals_make_train_step(width, check_vma):
+def test_shard_map_loop_equals_make_train_step(width, check_vma):
     """Gradients of zero drain the pipeline, because SGD does nothing with them."""
     loop = Loop(chained(width, optax.sgd(0.1)), check_vma=check_vma)
     states = loop.run(width)
@@ -40,7 +40,7 @@ def test_a_shard_map_loop_equals_make_train_step(width, check_vma):
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])
-def test_a_pmap_loop_equals_make_train_step(width):
+def test_pmap_loop_equals_make_train_step(width):
     devices = jax.devices()[:DEVICES]
 
     @functools.partial(jax.pmap, axis_name="data", devices=devices)
@@ -131,7 +131,7 @@ def means(gradients, width):
 
 
 @grid(1, width=[1, 2, 4], devices=[1, 2, 4, 8])
-def test_rank_coded_values(width, devices):
+def test_rank_coded_gradients_give_their_delayed_means(width, devices):
     gradients = rank_coded(devices)
     got = delayed(pj.pipelined_mean("data", width=width), gradients)
     np.testing.assert_array_equal(got, means(gradients, width), strict=True)
@@ -141,13 +141,13 @@ def scanned(step, state, xs):
     return jax.jit(functools.partial(lax.scan, step))(state, xs)[1]
 
 
-def test_inside_a_scan():
+def test_scan_gives_the_same_delayed_means():
     gradients = rank_coded(4)
     got = delayed(pj.pipelined_mean("data", width=3), gradients, run=scanned)
     np.testing.assert_array_equal(got, means(gradients, 3))
 
 
-def test_shapes_without_computing():
+def test_eval_shape_gives_the_shapes_of_state_and_updates():
     gradients = rank_coded(4)
 
     def shapes(step, state, xs):
@@ -171,7 +171,7 @@ def all_reduces(step, state, xs):
     return text.count("stablehlo.all_reduce")
 
 
-def test_each_gradient_in_its_own_shape_and_dtype():
+def test_each_gradient_travels_in_its_own_shape_and_dtype():
     coded = rank_coded(4, shape=(2, 2))
     gradients = {
         "a": coded,
@@ -195,7 +195,7 @@ def test_each_gradient_in_its_own_shape_and_dtype():
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])
-def test_reduce_dtype_rounds_what_travels_and_no_more(width):
+def test_reduce_dtype_rounds_only_the_message(width):
     rng = np.random.default_rng(0)
     gradients = {
         "a": rng.normal(size=(5, 4, 7)).astype(np.float32),
@@ -221,7 +221,7 @@ def test_reduce_dtype_rounds_what_travels_and_no_more(width):
     assert got["a"].dtype == np.float32
 
 
-def test_exactly_one_trace():
+def test_update_is_traced_exactly_once():
     traced = []
     tx = pj.pipelined_mean("data", width=2)
 

@@ -43,7 +43,7 @@ def test_two_gradients_in_flight_are_applied_in_turn():
     width=[3, 2, 1],
     check_vma=[False, True],
 )
-def test_gradients_taken_ahead_equal_those_of_make_train_step(inner, width, check_vma):
+def test_predicted_gradients_equal_make_train_step(inner, width, check_vma):
     loop = Loop(chained(width, inner), check_vma=check_vma, ahead=inner)
     states = loop.run(width)
     wanted = expected(width, inner, weight_prediction=True)
@@ -52,7 +52,7 @@ def test_gradients_taken_ahead_equal_those_of_make_train_step(inner, width, chec
     chex.assert_trees_all_close(got, wanted[:STEPS], rtol=0, atol=1e-6)
 
 
-def test_an_optimizer_that_counts_is_predicted_from_its_first_gradient_on():
+def test_masked_optimizer_is_predicted_after_its_first_gradient():
     """Optax's mask holds the optimizer at the start, as without prediction."""
     width, adamw = 3, optax.adamw(1e-2)
     inner = optax.conditionally_mask(adamw, lambda step: step >= width - 1)
@@ -62,7 +62,7 @@ def test_an_optimizer_that_counts_is_predicted_from_its_first_gradient_on():
     chex.assert_trees_all_close(got, wanted[:STEPS], rtol=0, atol=1e-5)
 
 
-def test_a_chain_of_several_is_given_as_one():
+def test_chain_of_several_optimizers_is_predicted_as_one():
     parts = (optax.clip_by_global_norm(0.3), optax.sgd(0.1))
     tx = optax.chain(pj.pipelined_mean("data", width=2), *parts)
     states = Loop(tx, ahead=optax.chain(*parts)).run(2)
@@ -71,7 +71,7 @@ def test_a_chain_of_several_is_given_as_one():
     chex.assert_trees_all_close(got, wanted[:STEPS], rtol=0, atol=1e-6)
 
 
-def test_prediction_wants_the_state_of_a_chain():
+def test_prediction_refuses_a_state_without_a_pipeline():
     tx = optax.sgd(0.1)
     with pytest.raises(
         ValueError, match=r"`opt_state` must be the state of pj\.pipelined"

@@ -36,7 +36,7 @@ def gradients_of(params, batch):
     return jax.grad(loss_fn)(params, batch)
 
 
-def test_axis_that_is_not_bound():
+def test_unbound_axis_is_refused():
     message = (
         r"`axis_name` must be an axis of the surrounding shard_map or pmap, got 'data',"
         r" .* Call this inside jax.shard_map over a mesh with the axis 'data'"
@@ -60,7 +60,7 @@ def test_axis_that_is_not_bound():
         lambda g: (g["hidden"], g["bias"], g["out"]),
     ],
 )
-def test_gradients_of_another_structure(change):
+def test_gradients_of_another_structure_are_refused(change):
     message = (
         r"gradients must have the structure and shapes of the parameters: got .* for"
         r" .* Take them with jax.grad with respect to the same pytree"
@@ -72,7 +72,7 @@ def test_gradients_of_another_structure(change):
         )
 
 
-def test_gradients_already_summed():
+def test_gradients_already_summed_are_refused():
     message = (
         r"gradients must differ between the devices of 'data', got gradients that"
         r" jax.grad has already summed .*jax.lax.pcast\(params, 'data', to='varying'\)`"
@@ -91,7 +91,7 @@ def test_gradients_already_summed():
     on_mesh(tx, remedied, check_vma=True)
 
 
-def test_gradients_summed_over_one_of_two_axes():
+def test_gradients_summed_over_one_of_two_axes_are_refused():
     mesh = jax.make_mesh((2, 2), ("host", "device"), axis_types=(AxisType.Auto,) * 2)
     tx, params = pj.pipelined_mean(("host", "device")), init_params()
 
@@ -116,7 +116,7 @@ def test_gradients_summed_over_one_of_two_axes():
         lambda params: pj.pipelined_mean("data", reduce_dtype="bfloat16").init(params),
     ],
 )
-def test_pipeline_of_another_form(other):
+def test_pipeline_state_of_another_form_is_refused(other):
     message = (
         r"`state` must come from `init` of the same width and parameters: width 2 with"
         r" gradients .*'bias'.* in flight, got width \d with .* Call `init` again"

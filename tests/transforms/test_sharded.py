@@ -57,7 +57,7 @@ def trained(mesh, split, all_reduce):
         ),
     ],
 )
-def test_groups_train_as_single_devices_do(all_reduce):
+def test_groups_train_like_single_devices(all_reduce):
     flat = trained(pj.data_mesh(2, axis_name="host"), False, all_reduce)
     inner = pj.data_mesh(4, axis_name=("host", "fsdp"), hosts=2)
     found = trained(inner, True, all_reduce)

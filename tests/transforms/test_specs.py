@@ -11,7 +11,7 @@ from pipejax import codecs, transforms
 TREE = {"w": jnp.zeros((8, 12)), "b": jnp.zeros(5)}
 
 
-def test_specs_of_both_states():
+def test_specs_split_compression_and_pipeline_states_only():
     """The first two states differ between devices, and all others are shared."""
     tx = optax.chain(
         transforms.compress(codecs.error_feedback(codecs.sign(8))),
@@ -23,7 +23,7 @@ def test_specs_of_both_states():
     assert set(jax.tree.leaves(specs[2])) == {P()}
 
 
-def test_axes_of_two_levels_and_a_state_inside_others():
+def test_specs_of_a_nested_pipeline_name_both_axes():
     """A pipeline is one leaf of the specs at any place, which shard_map accepts."""
     tx = pj.pipelined(optax.sgd(0.1, momentum=0.9), ("host", "device"))
     state = {"step": jnp.zeros(()), "inner": [tx.init(TREE)]}
@@ -34,6 +34,6 @@ def test_axes_of_two_levels_and_a_state_inside_others():
     assert set(jax.tree.leaves(specs["inner"][0].inner_state)) == {P()}
 
 
-def test_a_state_without_either_is_shared():
+def test_specs_share_the_state_of_a_plain_optimizer():
     state = optax.adam(1e-3).init(TREE)
     assert set(jax.tree.leaves(pj.state_specs(state))) == {P()}

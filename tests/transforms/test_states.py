@@ -14,7 +14,7 @@ TREE = {"w": jnp.zeros((8, 12)), "b": jnp.zeros(5)}
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_no_scalars_in_the_states(name):
+def test_states_have_no_scalars_and_split_along_the_axis(name):
     """The states of all devices are laid side by side along the first axis."""
     tx, axis = TRANSFORMS[name], axis_of(name)
     loop = Loop(tx, TREE, axis)
@@ -32,7 +32,7 @@ STATEFUL = [
 
 
 @grid(1, name=STATEFUL, bad=[np.nan, np.inf])
-def test_of_what_is_not_finite_nothing_is_kept(name, bad):
+def test_state_keeps_nothing_of_an_update_with_nan(name, bad):
     """Residuals, keys and warm starts keep their bits if an update is not finite."""
     gradients = random_like(TREE, (3, DEVICES))
     gradients["w"][1, :, 2, 3] = bad
@@ -48,7 +48,7 @@ def test_of_what_is_not_finite_nothing_is_kept(name, bad):
     assert any(not np.array_equal(a, b) for a, b in leaves)
 
 
-def test_one_bad_device_and_all_keep_what_they_had():
+def test_nan_on_one_device_keeps_the_states_of_all():
     loop = Loop(MEANS["two_shot sign"], TREE)
     gradients = random_like(TREE, (DEVICES,))
     gradients["b"][2, 0] = np.nan

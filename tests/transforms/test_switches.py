@@ -57,7 +57,7 @@ def trained(name):
 
 
 @grid(1, switch=list(SWITCHES), name=list(CHAINS))
-def test_a_switch_changes_nothing(switch, name):
+def test_jax_switches_change_no_bit(switch, name):
     wanted = trained(name)
     with switched(*SWITCHES[switch]):
         got = trained(name)
@@ -65,7 +65,7 @@ def test_a_switch_changes_nothing(switch, name):
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_float32_with_x64(name):
+def test_float32_under_x64_is_close(name):
     """The learning rate may be rounded in another place."""
     wanted = trained(name)
     with jax.enable_x64(True):

@@ -37,7 +37,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_a_batch(kind):
+def test_batch_must_hold_arrays_of_numbers(kind):
     leaf, said = FAULTS[kind]
     train, batch = make(), BATCH | {"extra": {"more": leaf}}
     state = train.init({"w": jnp.ones(2)})
@@ -54,7 +54,7 @@ def test_a_batch(kind):
         train.init({"w": jnp.ones(2)}, batch=batch)
 
 
-def test_an_array_of_another_library():
+def test_arrays_of_another_library_need_a_conversion():
     train = make()
     assert train.batch({"x": Tensor()})["x"].shape == (16, 2)
     with refused(r"got `local\['x'\]`, a Tensor: can't convert cuda:0 .* Leave it"):
@@ -64,7 +64,7 @@ def test_an_array_of_another_library():
         train.step(state, {"x": Tensor()})
 
 
-def test_arrays_of_numbers():
+def test_arrays_of_numbers_are_told_from_other_leaves():
     key = jax.random.key(0)
     for leaf in (1, 2.0, True, np.float32(1), np.ones(1, bool), jnp.ones(1), key):
         assert fault_of(leaf) is None
@@ -74,7 +74,7 @@ def test_arrays_of_numbers():
         assert fault_of(leaf) is not None
 
 
-def test_model_state_that_is_no_array():
+def test_model_state_must_hold_arrays_of_numbers():
     def loss(params, batch, *, model_state):
         return 0.0
 
@@ -104,7 +104,7 @@ def with_rng(params, batch, *, rng):
 
 
 @pytest.mark.parametrize("kind", RNGS)
-def test_what_is_no_key(kind):
+def test_rng_must_be_a_key_or_a_pytree_of_keys(kind):
     rng, said = RNGS[kind]
     message = f"`rng` must be a PRNG key or a pytree of keys, got {said}"
     for call in (make(with_rng).init, make(with_rng).abstract_state):
@@ -112,7 +112,7 @@ def test_what_is_no_key(kind):
             call({"w": jnp.ones(2)}, rng=rng)
 
 
-def test_no_keys():
+def test_rng_must_hold_at_least_one_key():
     with refused(
         r"`rng` must hold at least one PRNG key, got {}\. Pass `jax.random.key"
     ):

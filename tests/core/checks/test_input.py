@@ -14,7 +14,7 @@ from ...helpers import batches, init_params, loss_fn
 from ...train_step.refusals import BATCH, make, refused
 
 
-def test_integer_parameters():
+def test_integer_parameters_are_refused():
     params = init_params() | {"table": {"index": np.arange(3)}}
     message = (
         r"`params` must be floating arrays, got `params\['table'\]\['index'\]` of"
@@ -24,7 +24,7 @@ def test_integer_parameters():
         make().init(params)
 
 
-def test_devices_that_programs_are_only_compiled_for():
+def test_init_on_absent_devices_is_refused():
     """A state cannot be placed there, and JAX itself ends with a segmentation fault."""
     pytest.importorskip("jax_cuda12_plugin")
     mesh = pj.data_mesh(devices=pj.overlap.topology("h100:1x1x2"))
@@ -39,7 +39,7 @@ def test_devices_that_programs_are_only_compiled_for():
 
 
 @pytest.mark.parametrize("dtype", [np.bool_, np.complex64])
-def test_other_parameters_without_a_real_gradient(dtype):
+def test_bool_and_complex_parameters_are_refused(dtype):
     with refused(rf"`params` must be floating arrays, .* of dtype {np.dtype(dtype)}"):
         make().init({"w": np.ones(3, dtype)})
 
@@ -69,13 +69,13 @@ NOT_TRAINABLE = {
 
 
 @pytest.mark.parametrize("kind", NOT_TRAINABLE)
-def test_parameters_without_an_update(kind):
+def test_parameters_of_other_kinds_are_refused(kind):
     leaf, said = NOT_TRAINABLE[kind]
     with refused(rf"`params` must be floating arrays, got `params\['w'\]`,? {said}"):
         make().init({"w": leaf})
 
 
-def test_what_flax_overwrites_with_its_gradient():
+def test_fp8_scales_among_the_parameters_are_refused():
     params = {"params": init_params(), "_overwrite_with_gradient": {"scale": 1.0}}
     message = (
         r"`params` must not hold the collection `_overwrite_with_gradient` of Flax, .*"
@@ -87,20 +87,20 @@ def test_what_flax_overwrites_with_its_gradient():
 
 
 @pytest.mark.parametrize("params", [{}, None, []])
-def test_no_parameters(params):
+def test_empty_parameters_are_refused(params):
     with refused("`params` must hold at least one array, got none"):
         make().init(params)
 
 
 @pytest.mark.parametrize("leaf", [jax.nn.relu, jnp.sin, "relu", object()])
-def test_parameters_that_are_no_arrays(leaf):
+def test_parameters_other_than_arrays_are_refused(leaf):
     message = r"got `params\['act'\]`, a \w+. Keep .* eqx.partition\(model"
     with refused(message):
         make().init(init_params() | {"act": leaf})
 
 
 @pytest.mark.parametrize("name", ["params", "model_state", "opt_state"])
-def test_what_is_sharded(name):
+def test_input_sharded_over_the_data_axis_is_refused(name):
     mesh = pj.data_mesh(2)
     sharded = jax.device_put({"w": jnp.ones(4)}, NamedSharding(mesh, P("data")))
     given = {"params": {"w": jnp.ones(4)}, name: sharded}
@@ -118,7 +118,7 @@ def with_keywords(params, batch, *, model_state, rng):
     ("name", "other"),
     [("rng", {"model_state": {"n": np.zeros(1)}}), ("model_state", {"rng": 0})],
 )
-def test_keywords_that_init_was_not_given(name, other):
+def test_keywords_of_the_loss_must_be_given_to_init(name, other):
     if "rng" in other:
         other = {"rng": jax.random.key(other["rng"])}
     with refused(rf"`{name}` must be given to `train.init`, because `loss_fn`"):
@@ -126,7 +126,7 @@ def test_keywords_that_init_was_not_given(name, other):
 
 
 @pytest.mark.parametrize("name", ["rng", "model_state"])
-def test_keywords_that_the_loss_does_not_take(name):
+def test_keywords_unknown_to_the_loss_are_refused(name):
     given = {name: jax.random.key(0)}
     message = rf"`loss_fn` must take the keyword `{name}`, .* Add `\*, {name}` to its"
     with refused(message):
@@ -138,7 +138,9 @@ def test_keywords_that_the_loss_does_not_take(name):
 @pytest.mark.parametrize(
     ("size", "microbatches"), [(15, 1), (16, 3), (2, 2), (0, 1), (0, 2)]
 )
-def test_batch_that_does_not_divide(size, microbatches, call):
+def test_batch_size_must_divide_among_devices_and_microbatches(
+    size, microbatches, call
+):
     train = make(microbatches=microbatches)
     state = train.init(init_params())
     (batch,) = batches(1, size)
@@ -164,7 +166,7 @@ def test_batch_that_does_not_divide(size, microbatches, call):
         BATCH | {"scale": 0.5},
     ],
 )
-def test_batch_without_a_common_axis(batch):
+def test_batch_without_a_common_axis_is_refused(batch):
     """Parameters of a teacher, which change, must not become constants."""
     train = make()
     message = (

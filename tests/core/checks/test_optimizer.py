@@ -12,7 +12,7 @@ from ...helpers import assert_bits_equal, init_params, loss_fn
 from ...train_step.refusals import BATCH, TX, make, refused
 
 
-def test_tx_with_a_pipeline_of_its_own():
+def test_tx_with_a_pipeline_of_its_own_is_refused():
     tx = optax.chain(pj.pipelined_mean("data"), TX)
     params = init_params()
     for settings in ({}, {"opt_state": tx.init(params)}):
@@ -20,7 +20,7 @@ def test_tx_with_a_pipeline_of_its_own():
             make(tx=tx).init(params, **settings)
 
 
-def test_optimizers_that_cannot_be_delayed_or_averaged():
+def test_optimizers_unfit_for_a_delay_or_a_mean_are_refused():
     with refused("`tx` must not hold optax.lookahead, whose parameters are pairs"):
         make(tx=optax.lookahead(TX, 5, 0.5)).init(init_params())
     lbfgs = make(tx=optax.chain(optax.clip(1.0), optax.lbfgs()))
@@ -49,13 +49,13 @@ def test_optimizers_that_cannot_be_delayed_or_averaged():
         ),
     ],
 )
-def test_optimizers_that_need_more_than_a_mean_gradient(tx, message):
+def test_optimizers_needing_more_than_a_mean_gradient_are_refused(tx, message):
     with refused(f"`tx` must not hold optax.contrib.{message}"):
         make(tx=tx, width=1).init(init_params())
 
 
 @pytest.mark.parametrize("width", [1, 2])
-def test_optimizer_state_that_changes_its_structure(width):
+def test_optimizer_changing_the_structure_of_its_state_is_refused(width):
     tx = optax.chain(TX, optax.monitor({"norm": optax.tree.norm}))
     train = make(tx=tx, width=width)
     message = (
@@ -73,7 +73,7 @@ def transformation(state, update):
 
 
 @pytest.mark.parametrize("width", [1, 2])
-def test_optimizer_state_that_changes_its_dtype(width):
+def test_optimizer_changing_the_dtype_of_its_state_is_refused(width):
     given = {
         r"`opt_state\['n'\]` is bfloat16\[\] before an update, got float32\[\] after": (
             lambda g, s, p=None, **_: (g, {"n": s["n"] + jnp.float32(1)})
@@ -91,7 +91,7 @@ def test_optimizer_state_that_changes_its_dtype(width):
             train.step(train.init(init_params()), BATCH)
 
 
-def test_optimizers_that_ask_for_more():
+def test_optimizers_with_additional_arguments_are_refused():
     def by_keyword(updates, state, params=None, *, hessian, **_):
         return updates, state
 
@@ -111,7 +111,7 @@ def test_optimizers_that_ask_for_more():
             train.step(train.init(init_params()), BATCH)
 
 
-def test_an_error_of_the_optimizer_itself_is_not_hidden():
+def test_error_of_the_optimizer_is_not_hidden():
     def fails(updates, state, params=None, **_):
         raise TypeError("unsupported operand")
 
@@ -120,7 +120,7 @@ def test_an_error_of_the_optimizer_itself_is_not_hidden():
         train.step(train.init(init_params()), BATCH)
 
 
-def test_a_state_goes_on_with_other_static_objects():
+def test_state_continues_with_other_static_objects():
     """The structures differ in a function only, and the functions of the new model."""
 
     @jax.tree_util.register_pytree_node_class
@@ -149,7 +149,7 @@ def test_a_state_goes_on_with_other_static_objects():
     again, _ = train.step(again, BATCH)
 
 
-def test_an_optimizer_state_of_something_else():
+def test_optimizer_state_of_another_optimizer_is_refused():
     params, other = init_params(), init_params() | {"out": np.zeros((7, 4), np.float32)}
     momentum = optax.sgd(0.1, momentum=0.9)
     half = optax.adamw(1e-2, mu_dtype="bfloat16")

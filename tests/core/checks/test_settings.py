@@ -12,7 +12,7 @@ from ...train_step.refusals import make, refused
 
 
 @pytest.mark.parametrize("width", [0, -1, True, False, 2.0, 1.5, "2", None, [2]])
-def test_width(width):
+def test_width_must_be_an_integer_of_at_least_1(width):
     message = r"`width` must be an integer of at least 1, got .* 1 is synchronous"
     with refused(message):
         make(width=width)
@@ -20,37 +20,37 @@ def test_width(width):
         pj.pipelined_mean("data", width=width)
 
 
-def test_widths_of_other_integer_types():
+def test_width_may_be_a_numpy_integer():
     assert make(width=np.int64(3)).width == 3
 
 
 @pytest.mark.parametrize("steps", [-1, 1.0, True, "3"])
-def test_warmup_steps(steps):
+def test_warmup_steps_must_be_an_integer_of_at_least_0(steps):
     with refused(r"`warmup_steps` must be an integer of at least 0, got "):
         make(warmup_steps=steps)
 
 
 @pytest.mark.parametrize("parts", [0, -2, 2.0, True])
-def test_microbatches(parts):
+def test_microbatches_must_be_an_integer_of_at_least_1(parts):
     with refused(r"`microbatches` must be an integer of at least 1, got "):
         make(microbatches=parts)
 
 
 @pytest.mark.parametrize("name", ["compute_dtype", "reduce_dtype"])
 @pytest.mark.parametrize("dtype", [jnp.int8, "int32", bool, jnp.complex64])
-def test_dtypes(name, dtype):
+def test_dtypes_must_be_floating_or_none(name, dtype):
     with refused(rf"`{name}` must be a floating dtype or None, got .* jnp.bfloat16"):
         make(**{name: dtype})
 
 
 @pytest.mark.parametrize("wrong", [None, "psum", 3])
-def test_all_reduce(wrong):
+def test_all_reduce_must_be_an_algorithm(wrong):
     with refused(rf"`all_reduce` must be an algorithm .* got {wrong!r}"):
         make(all_reduce=wrong)
 
 
 @pytest.mark.parametrize("tx", [optax.sgd, None, 0.1])
-def test_tx(tx):
+def test_tx_must_be_a_gradient_transformation(tx):
     with refused(r"`tx` must be an optax.GradientTransformation, .* optax.sgd\(0.1\)"):
         make(tx=tx)
 
@@ -58,7 +58,7 @@ def test_tx(tx):
 @pytest.mark.parametrize(
     "axis_name", [None, (), 0, ["data"], ("data", None), ("data", "data")]
 )
-def test_axis_name(axis_name):
+def test_axis_name_must_be_a_name_or_distinct_names(axis_name):
     message = "`axis_name` must be the name of a mesh axis, or a tuple of distinct"
     with refused(message):
         make(axis_name=axis_name)
@@ -66,7 +66,7 @@ def test_axis_name(axis_name):
         pj.pipelined_mean(axis_name)
 
 
-def test_mesh_without_the_axis():
+def test_mesh_must_have_the_axis():
     mesh = jax.make_mesh((2,), ("batch",))
     message = r"`mesh` must have the axis 'data', got the axes \('batch',\).*axis_name"
     with refused(message):
@@ -74,7 +74,7 @@ def test_mesh_without_the_axis():
     assert make(mesh=mesh, axis_name="batch").axis_name == "batch"
 
 
-def test_mesh_without_devices_of_a_process(monkeypatch):
+def test_mesh_must_have_devices_of_every_process(monkeypatch):
     """The program would run, and fail where the process reads the loss."""
     monkeypatch.setattr(jax, "process_count", lambda: 3)
     with refused("`mesh` must have devices of all 3 processes .* none of process 1, 2"):
@@ -84,24 +84,24 @@ def test_mesh_without_devices_of_a_process(monkeypatch):
 
 
 @pytest.mark.parametrize("mesh", [None, 2, jax.devices])
-def test_mesh_that_is_none(mesh):
+def test_mesh_must_be_a_jax_mesh(mesh):
     with refused(r"`mesh` must be a jax.sharding.Mesh, got \w+. Use pj.data_mesh\(\)"):
         make(mesh=mesh)
 
 
 @pytest.mark.parametrize("value", ["linear", 1, 0, None])
-def test_weight_prediction_is_a_rule(value):
+def test_weight_prediction_must_be_a_known_rule(value):
     with refused("`weight_prediction` must be 'linearized', 'own' or False, got"):
         make(weight_prediction=value)
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.0, float("nan"), "half", True, None])
-def test_feedback_is_a_share(value):
+def test_deviation_feedback_must_be_a_share(value):
     with refused("`deviation_feedback` must be a number from"):
         make(deviation_feedback=value)
 
 
 @pytest.mark.parametrize("rule", ["linearized", False])
-def test_feedback_needs_predictions_by_own_gradients(rule):
+def test_deviation_feedback_needs_prediction_by_own_gradients(rule):
     with refused("`deviation_feedback` must be 0 unless devices predict by their own"):
         make(weight_prediction=rule, deviation_feedback=0.5)

@@ -22,7 +22,7 @@ def between_processes(monkeypatch):
     monkeypatch.setattr(CollectiveGroups, "crosses_processes", True)
 
 
-def test_begins_as_the_host_executor():
+def test_auto_starts_as_the_host_executor():
     config = config_of(Appending())
     auto = Auto(config, "two processes")
     assert (auto.name, auto.reason) == ("host", "two processes")
@@ -33,7 +33,7 @@ def test_begins_as_the_host_executor():
 
 
 @pytest.mark.usefixtures("between_processes")
-def test_stays_the_host_executor_without_such_a_collective():
+def test_auto_stays_the_host_executor_without_own_collectives():
     config = config_of(Appending())
     auto = Auto(config, "two processes")
     assert written(auto, config, [1, 2, 3]) == [0, 1, 12, 123]
@@ -42,7 +42,7 @@ def test_stays_the_host_executor_without_such_a_collective():
 
 @pytest.mark.usefixtures("between_processes")
 @pytest.mark.parametrize("own", ["compute", "apply"])
-def test_takes_the_step_anew_in_one_program(own):
+def test_auto_takes_a_step_with_an_own_collective_in_one_program(own):
     """The step that finds the collective is taken once, although it starts twice."""
     config = config_of(Appending(own))
     auto = Auto(config, "two processes")
@@ -53,7 +53,7 @@ def test_takes_the_step_anew_in_one_program(own):
 
 @pytest.mark.usefixtures("between_processes")
 @pytest.mark.parametrize(("own", "name"), [("compute", "host"), ("apply", "fused")])
-def test_a_drain_has_the_collectives_of_the_update_alone(own, name):
+def test_drain_has_only_the_collectives_of_the_update(own, name):
     config = config_of(Appending(own), width=3)
     fused, auto = Fused(config, "asked for"), Auto(config, "two processes")
     state = start(config)
@@ -90,7 +90,7 @@ class UnpluggedError(Exception):
     """Stands for the error of a broken network."""
 
 
-def test_any_other_error_is_the_callers():
+def test_other_errors_reach_the_caller():
     config = config_of(Appending(), width=1)
     auto = Auto(config, "two processes")
 

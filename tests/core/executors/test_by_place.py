@@ -20,7 +20,7 @@ from .shards import sharded
 
 
 @pytest.mark.parametrize("codec", [None, codecs.int8(8)])
-def test_by_place_equals_the_sum_in_place(codec):
+def test_reduction_by_place_equals_the_sum_on_the_mesh(codec):
     config, message, states = sharded(codec)
     by_place, on_mesh = reduce_by_place(config), reduce_on_mesh(config)
     for _ in range(2):  # the second time with the residuals of the first
@@ -37,7 +37,7 @@ def test_by_place_equals_the_sum_in_place(codec):
         np.testing.assert_array_equal(gradient, rows[0] + rows[1])
 
 
-def test_by_place_an_infinity_at_one_place_keeps_the_states_of_all():
+def test_infinity_at_one_place_keeps_the_states_of_all():
     config, message, states = sharded(codecs.int8(8), bad=True)
     found, after = reduce_by_place(config)(message, states)
     assert not bool(found.finite)
@@ -45,7 +45,7 @@ def test_by_place_an_infinity_at_one_place_keeps_the_states_of_all():
 
 
 @pytest.mark.parametrize("names", [("data", "fsdp"), ("fsdp", "data")])
-def test_places_are_those_of_one_device_of_each_group(names):
+def test_places_hold_one_device_of_each_group(names):
     extents = {"data": 4, "fsdp": 2}
     devices = np.arange(8).reshape([extents[name] for name in names])
     mesh = Mesh(np.array(jax.devices())[devices], names)
@@ -56,7 +56,7 @@ def test_places_are_those_of_one_device_of_each_group(names):
         assert [x.id for x in place.devices] == column.tolist()
 
 
-def test_a_process_has_its_groups_together():
+def test_single_process_does_not_count_as_groups_in_processes():
     """All devices of this process, which has no others to wait for."""
     assert not groups_in_processes(pj.data_mesh(8), "data")
     inner = pj.data_mesh(8, axis_name=("data", "fsdp"), hosts=2)

@@ -12,7 +12,7 @@ def make(**options):
     return pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2), **options)
 
 
-def test_one_process_on_cpu(caplog):
+def test_single_cpu_process_uses_the_fused_executor(caplog):
     caplog.set_level(logging.INFO, logger="pipejax")
     executor = make().executor
     assert executor.name == "fused"
@@ -21,13 +21,13 @@ def test_one_process_on_cpu(caplog):
 
 
 @pytest.mark.parametrize("name", ["fused", "host"])
-def test_asked_for(name):
+def test_requested_executor_is_used(name):
     executor = make(executor=name).executor
     assert (executor.name, executor.reason) == (name, "asked for")
 
 
 @pytest.mark.parametrize("name", ["gpu", "", None, 1])
-def test_no_such_executor(name):
+def test_unknown_executor_is_refused(name):
     message = rf"`executor` must be 'auto', 'fused' or 'host', got {name!r}"
     with pytest.raises(ValueError, match=message):
         make(executor=name)

@@ -61,12 +61,12 @@ def test_four_devices_share_the_data(name):
     assert states["place"].sharding.is_equivalent_to(config.data, 1)
 
 
-def test_states_of_an_all_reduce_that_keeps_nothing():
+def test_all_reduce_without_states_has_no_codec_states():
     like = Message({"w": jax.ShapeDtypeStruct((3,), jnp.float32)})
     assert config_on(pj.data_mesh(4)).codec_states(like) == {}
 
 
-def test_elsewhere_it_counts_the_devices_there():
+def test_config_at_another_mesh_counts_its_devices():
     """A configuration for another mesh does not use values found for the first."""
     config = config_on(pj.data_mesh(4))
     assert (config.devices, config.data.mesh) == (4, config.mesh)
@@ -83,7 +83,7 @@ class Fitted(Numbered):
         return psum(combine_threshold_bytes=mesh.size)
 
 
-def test_sums_by_what_the_all_reduce_is_on_this_mesh():
+def test_all_reduce_is_adapted_to_the_mesh():
     config = config_on(pj.data_mesh(4), all_reduce=Fitted())
     assert config.sums_by == psum(combine_threshold_bytes=4)
     assert config.at(pj.data_mesh(2)).sums_by == psum(combine_threshold_bytes=2)

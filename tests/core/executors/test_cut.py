@@ -83,7 +83,7 @@ def in_pieces(function, count, *args):
 
 # The quick run cuts every function once, and most of them in three.
 @grid(1, count=[3, 7, 2, 1], name=FUNCTIONS)
-def test_same_result(name, count):
+def test_pieces_give_the_same_result(name, count):
     """Pieces give the same gradients too; barriers between them may change rounding."""
     function = jax.value_and_grad(FUNCTIONS[name])
     want = jax.jit(function)(*example())
@@ -93,7 +93,7 @@ def test_same_result(name, count):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_arguments_and_constants_as_results():
+def test_arguments_and_constants_may_be_results():
     def function(x):
         return x, jnp.float32(3), (x + 1, None)
 
@@ -116,12 +116,12 @@ def shares_of(pieces):
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_equal_work_between_layers(count):
+def test_layers_are_cut_into_equal_work(count):
     """Six layers have 17 matmuls, and each cut is within one matmul of its place."""
     np.testing.assert_allclose(work(layers, count), 1 / count, atol=1 / 17)
 
 
-def test_a_scan_is_left_whole_where_its_edge_is_near():
+def test_scan_with_a_cut_near_its_edge_is_left_whole():
     """The forward scan has 6 matmuls and the backward one 12; the cut is in between."""
     shares = work(scanned, 2)
     np.testing.assert_allclose(shares, [1 / 3, 2 / 3], atol=0.03)
@@ -136,19 +136,19 @@ def microbatched(params, x):
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_a_scan_over_microbatches_is_cut(count):
+def test_scan_over_microbatches_is_cut(count):
     pieces, _ = cut(microbatched, equal(count), *example())
     np.testing.assert_allclose(shares_of(pieces), 1 / count)
 
 
-def test_pieces_have_their_shares():
+def test_pieces_have_the_given_shares():
     """Six layers have 17 matmuls."""
     pieces, _ = cut(jax.value_and_grad(layers), [0.5, 0.25, 0.25], *example())
     np.testing.assert_allclose(shares_of(pieces), [0.5, 0.25, 0.25], atol=1 / 17)
 
 
 @pytest.mark.parametrize("function", [layers, scanned])
-def test_a_small_share_is_one_operation(function):
+def test_small_share_is_one_operation(function):
     """A stage that sends a few numbers has a matmul, or one iteration, beside it."""
     pieces, _ = cut(jax.value_and_grad(function), [0.499, 0.002, 0.499], *example())
     shares = shares_of(pieces)

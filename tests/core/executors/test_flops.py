@@ -8,7 +8,7 @@ from jax import lax
 from pipejax._core.executors._flops import flops_of
 
 
-def test_flops():
+def test_flops_of_matmul_and_convolution_equal_the_formula():
     """Counts 2 x 4 x 12 x 12 FLOPs in a matmul, and those of a 3 x 3 convolution."""
     (equation,) = jax.make_jaxpr(jnp.matmul)(*map(jnp.ones, [(4, 12), (12, 12)])).eqns
     assert flops_of(equation) == 2 * 4 * 12 * 12
@@ -30,12 +30,12 @@ def flops(function, *shapes):
     return sum(map(flops_of, jax.make_jaxpr(function)(*arrays).eqns))
 
 
-def test_a_batch_of_matmuls():
+def test_flops_of_a_batch_of_matmuls_equal_the_formula():
     """Counts 3 products of a 4 x 5 by a 5 x 6 matrix."""
     assert flops(jnp.matmul, (3, 4, 5), (3, 5, 6)) == 3 * (2 * 4 * 5 * 6)
 
 
-def test_a_convolution_of_each_channel_alone():
+def test_flops_of_a_depthwise_convolution_equal_the_formula():
     """Counts nine taps for each of 4 x 4 x 8 outputs, with one input channel each."""
 
     def convolve(x, k):
@@ -75,6 +75,6 @@ def times(count):
         "while",
     ],
 )
-def test_functions_and_loops_inside(function, matmuls):
+def test_flops_inside_functions_and_loops_are_counted(function, matmuls):
     """A loop counts by its length if known, and a condition by its longer branch."""
     assert flops(function, (4, 4)) == matmuls * ONE

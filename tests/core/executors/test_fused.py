@@ -14,7 +14,7 @@ from .digits import Appending, batch_of, config_of, number_of, start
     ("width", "numbers"),
     [(1, [1, 12, 123, 1234]), (2, [0, 1, 12, 123]), (3, [0, 0, 1, 12])],
 )
-def test_applies_every_message_once_in_order(width, numbers):
+def test_fused_step_applies_every_message_once_in_order(width, numbers):
     """Step t + K - 1 appends digit t, and the drain appends the remaining digits."""
     work = Appending()
     config = config_of(work, width=width, devices=4)
@@ -37,7 +37,7 @@ def test_applies_every_message_once_in_order(width, numbers):
 
 
 @pytest.mark.parametrize("donate", [False, True])
-def test_may_overwrite_the_state_and_the_oldest_message_alone(donate):
+def test_fused_step_donates_only_state_and_oldest_message(donate):
     """Neither the messages that stay in the queue nor the batch are donated."""
     config = config_of(Appending(), width=3, donate=donate)
     lowered = Fused(config, "asked for").lower(start(config), batch_of(1))
@@ -50,7 +50,7 @@ def donated(tree):
     return {leaf.donated for leaf in jax.tree.leaves(tree)}
 
 
-def test_hands_on_what_stays_without_a_copy():
+def test_fused_step_hands_on_waiting_messages_without_a_copy():
     config = config_of(Appending(), width=4)
     fused = Fused(config, "asked for")
     state = start(config)
@@ -65,7 +65,7 @@ def test_hands_on_what_stays_without_a_copy():
 
 
 @pytest.mark.parametrize(("devices", "waits"), [(1, False), (2, True)])
-def test_waits_for_the_step_before_on_several_cpu_devices(monkeypatch, devices, waits):
+def test_fused_step_waits_for_the_previous_on_several_cpus(monkeypatch, devices, waits):
     """A step and a drain wait for the step before, except inside a traced program.
 
     The devices share threads. Two programs in flight could each hold some of them.

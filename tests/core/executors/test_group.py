@@ -21,7 +21,7 @@ from .group import Group, GroupError
         ("sleeps", r"no answer from \[1\]"),
     ],
 )
-def test_what_goes_wrong_in_one_process_is_said_at_once(task, message):
+def test_failure_of_one_process_is_reported_at_once(task, message):
     with contextlib.closing(Group(2)) as group:
         assert group.ask("rank") == [0, 1]
         start = time.monotonic()

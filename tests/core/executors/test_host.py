@@ -41,7 +41,7 @@ def trained(train, steps=6):
 
 
 @grid(1, width=[1, 2, 3, 4], optimizer=OPTIMIZERS)
-def test_same_bits_as_fused(width, optimizer):
+def test_host_executor_has_the_bits_of_the_fused(width, optimizer):
     options = {"width": width, "tx": OPTIMIZERS[optimizer], "warmup_steps": 1}
     fused = trained(make("fused", **options))
     assert_bits_equal(trained(make("host", **options)), fused)
@@ -55,7 +55,7 @@ def full_loss(params, batch, *, model_state, rng):
 
 
 @pytest.mark.parametrize("donate", [pytest.param(False, marks=FULL), True])
-def test_same_bits_with_everything_on_board(donate):
+def test_host_executor_has_the_same_bits_with_every_option(donate):
     def run(executor):
         train = pj.make_train_step(
             full_loss,
@@ -80,7 +80,7 @@ def test_same_bits_with_everything_on_board(donate):
     assert_bits_equal(run("host"), run("fused"))
 
 
-def test_states_go_from_one_executor_to_the_other():
+def test_states_may_change_between_executors():
     """A state holds unreduced gradients, so any executor can continue from it."""
     fused, host = make("fused", width=3), make("host", width=3)
     state = fused.init(init_params())
@@ -91,7 +91,7 @@ def test_states_go_from_one_executor_to_the_other():
     assert_bits_equal(jax.tree.map(np.asarray, host.drain(state)[0]), trained(fused)[2])
 
 
-def test_stepping_twice_from_one_state():
+def test_two_steps_may_start_from_one_state():
     train = make("host", width=3)
     state = train.init(init_params())
     first, second, third = batches(3)
@@ -122,7 +122,7 @@ def break_reduction(train, failing):
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])
-def test_failure_surfaces_at_the_next_step(width):
+def test_failed_reduction_is_raised_at_the_next_step(width):
     """The error keeps its traceback, and the step can be taken again from the state."""
     train = make("host", width=width)
     break_reduction(train, {width})
@@ -145,7 +145,7 @@ def test_failure_surfaces_at_the_next_step(width):
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_failure_surfaces_in_drain(failing):
+def test_failed_reduction_is_raised_in_the_drain(failing):
     """The state can be drained again, although a drain overwrites a donated state."""
     train = make("host", width=3, donate=True)
     state = train.init(init_params())
@@ -162,7 +162,7 @@ def test_failure_surfaces_in_drain(failing):
     )
 
 
-def test_by_copy_over_other_devices():
+def test_gradients_are_summed_by_copy_on_other_devices():
     """Gradients are copied to one CPU device, as from a GPU, summed and copied back.
 
     The gradients of all devices of this process are added up before the copy.
@@ -181,7 +181,7 @@ def test_by_copy_over_other_devices():
 @pytest.mark.parametrize(
     "all_reduce", [collectives.psum(), collectives.ring(codecs.int8(8))]
 )
-def test_float64_switched_on_for_the_caller_alone(all_reduce):
+def test_float64_of_the_caller_applies_on_the_thread(all_reduce):
     def trained(executor):
         train = pj.make_train_step(
             lambda params, batch: (params * batch).mean(),
@@ -199,7 +199,7 @@ def test_float64_switched_on_for_the_caller_alone(all_reduce):
 
 
 @pytest.mark.parametrize("executor", ["host", "fused"])
-def test_a_copy_of_a_step_trains_as_the_step(executor):
+def test_copy_of_a_step_trains_like_the_step(executor):
     """The copy of a step that has reductions under way has none of them."""
     train, data = make(executor), batches(4)
     state = train.init(init_params())
@@ -213,7 +213,7 @@ def test_a_copy_of_a_step_trains_as_the_step(executor):
     assert_bits_equal(*ends)
 
 
-def test_not_inside_jit():
+def test_host_executor_inside_jit_is_refused():
     train = make("host")
     state = train.init(init_params())
     message = r"`executor` must be 'fused' for a step inside jit or scan: .* got 'host'"
@@ -223,7 +223,7 @@ def test_not_inside_jit():
         jax.jit(train.drain)(state)
 
 
-def test_compute_has_no_collective():
+def test_compute_program_has_no_collective():
     train = make("host")
     text = train.lower(train.init(init_params()), batches(1)[0]).as_text()
     assert "stablehlo.dot_general" in text
@@ -249,7 +249,7 @@ def test_join_waits_and_changes_nothing():
     "codec",
     [pytest.param(None, marks=FULL), codecs.error_feedback(codecs.int4(8))],
 )
-def test_nothing_of_the_past_is_kept_alive(codec):
+def test_past_steps_keep_no_arrays_alive(codec):
     """12 steps leave as many arrays as 6, although each sum waits for another."""
     train = make("host", width=4, all_reduce=collectives.two_shot(codec))
     state, counts = train.init(init_params()), []

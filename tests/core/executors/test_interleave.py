@@ -42,7 +42,7 @@ def appending(count):
 
 
 @pytest.mark.parametrize(("count", "digits"), [(0, 9), (1, 19), (2, 129), (3, 1239)])
-def test_results_are_those_of_each_alone(count, digits):
+def test_interleaved_results_equal_each_alone(count, digits):
     """Gradients start at 0, and changes of model state at 5."""
     message = Message({"w": jnp.zeros(1)}, {"mean": jnp.full(1, 5.0)})
     states = {"times": jnp.zeros(1, jnp.int32)}
@@ -79,7 +79,7 @@ def woven(count):
         (4, ["stage", "layer", "barrier"] * 4),
     ],
 )
-def test_a_barrier_stands_after_each_stage_and_its_share_of_layers(count, order):
+def test_barrier_follows_each_stage_and_its_share_of_layers(count, order):
     """Each barrier holds back the sum, the states, and what the piece hands on."""
     equations = woven(count)
     names = [NAMES[equation.primitive.name] for equation in equations]
@@ -89,7 +89,7 @@ def test_a_barrier_stands_after_each_stage_and_its_share_of_layers(count, order)
     assert len(barriers[-1].invars) == 3
 
 
-def test_what_follows_a_barrier_waits_for_it():
+def test_next_stage_and_layer_wait_for_the_barrier():
     """The next stage reads the sum, and the next layer the last layer's output."""
     _, _, _, first, stage, layer, _, second, finish = woven(2)
     for barrier, following in ((first, stage), (first, layer), (second, finish)):

@@ -30,7 +30,7 @@ def group():
         yield group
 
 
-def test_programs_on_one_process(tmp_path):
+def test_quick_random_programs_equal_numpy_on_one_process(tmp_path):
     for seed in mixed.QUICK[1]:
         with mixed.alone(seed):
             assert mixed.drawn(seed, tmp_path / str(seed)) == []
@@ -38,7 +38,9 @@ def test_programs_on_one_process(tmp_path):
 
 @pytest.mark.full  # 30 programs take a minute of the processor
 @pytest.mark.parametrize("first", range(0, mixed.COUNT, SHARE))
-def test_all_programs(group, tmp_path, first):
+def test_all_random_programs_equal_numpy_on_one_and_two_processes(
+    group, tmp_path, first
+):
     for seed in range(first, first + SHARE):
         with mixed.alone(seed):
             one, two = tmp_path / f"one{seed}", tmp_path / f"two{seed}"
@@ -46,7 +48,7 @@ def test_all_programs(group, tmp_path, first):
             assert group.ask("drawn", seed, two) == [[], []]
 
 
-def test_the_quick_programs_cover_all_kinds():
+def test_quick_programs_cover_all_kinds():
     def names(seeds):
         return set().union(*(Program.drawn(seed).names for seed in seeds))
 
@@ -55,7 +57,7 @@ def test_the_quick_programs_cover_all_kinds():
     assert names(quick) == names(range(mixed.COUNT))
 
 
-def test_the_seed_of_a_failing_program_is_said():
+def test_seed_of_a_failing_program_is_reported():
     with pytest.raises(AssertionError) as caught, mixed.alone(137):
         raise AssertionError
     (note,) = caught.value.__notes__
@@ -86,7 +88,7 @@ RIGHT = ByHand(
     ],
     ids=lambda wrong: "-".join(map(str, *wrong.items())),
 )
-def test_what_is_wrong_is_far_above_the_tolerance(wrong):
+def test_wrong_rules_differ_far_beyond_the_tolerance(wrong):
     """A step by another rule ends with other parameters."""
     ends = []
     for hand in (dataclasses.replace(RIGHT), dataclasses.replace(RIGHT, **wrong)):

@@ -20,12 +20,12 @@ from ...overlap.test_topology import GPU as NEEDS_GPU
 from ...overlap.test_topology import TPU as NEEDS_TPU
 
 
-def test_none_on_cpu():
+def test_cpu_has_no_compiler_options():
     train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2))
     assert train.compiler_options == {}
 
 
-def test_a_refused_option_is_dropped_and_reported(caplog):
+def test_refused_option_is_dropped_and_reported(caplog):
     caplog.set_level(logging.WARNING, logger="pipejax")
     wanted = {"xla_cpu_enable_fast_math": False, "xla_no_such_option": True}
     options = probe(pj.data_mesh(1), wanted)
@@ -34,7 +34,7 @@ def test_a_refused_option_is_dropped_and_reported(caplog):
     assert "compiler option xla_no_such_option left out" in caplog.text
 
 
-def test_an_option_that_is_refused_beside_another(monkeypatch):
+def test_option_refused_beside_another_is_dropped(monkeypatch):
     def refusal(mesh, options):
         return "not both" if len(options) > 1 else None
 
@@ -43,7 +43,7 @@ def test_an_option_that_is_refused_beside_another(monkeypatch):
     assert options == ({"one": 1}, {"other": "not both"})
 
 
-def test_all_taken():
+def test_accepted_options_are_all_kept():
     wanted = {"xla_cpu_enable_fast_math": False}
     assert probe(pj.data_mesh(1), wanted) == (wanted, {})
 
@@ -60,7 +60,7 @@ def test_all_taken():
         pytest.param("tpu:tpu7x:2x2x1", 2, {}, marks=NEEDS_TPU),
     ],
 )
-def test_by_backend_and_generation(target, width, expected):
+def test_options_depend_on_backend_and_generation(target, width, expected):
     mesh = pj.data_mesh(devices=pj.overlap.topology(target))
     train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=mesh, width=width)
     kept, dropped = train.executor.options
@@ -73,7 +73,7 @@ def test_by_backend_and_generation(target, width, expected):
 
 
 @NEEDS_GPU
-def test_a_synchronous_step_sends_its_first_gradients_early():
+def test_synchronous_step_sends_its_first_gradients_early():
     """XLA alone would merge all gradients here, 29 MB, into one all-reduce."""
     mesh = pj.data_mesh(devices=pj.overlap.topology("h100:1x8x8"))
     train = pj.make_train_step(wide_loss, optax.sgd(0.1), mesh=mesh, width=1)
@@ -88,7 +88,7 @@ def test_a_synchronous_step_sends_its_first_gradients_early():
     assert report.covered == pytest.approx(9 / 20)
 
 
-def test_a_step_inside_jit_takes_none():
+def test_step_inside_jit_ignores_its_options():
     """JAX takes compiler options only for whole programs, so the outer one decides."""
     train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2))
     train.executor.__dict__["options"] = probe(
@@ -102,7 +102,7 @@ def test_a_step_inside_jit_takes_none():
 
 
 @NEEDS_GPU
-def test_pipelined_mean_in_a_loop_of_ones_own():
+def test_pipelined_mean_in_a_user_loop_is_hidden():
     """The all-reduce overlaps all of the compute."""
     mesh = pj.data_mesh(devices=pj.overlap.topology("h100:1x8x8"))
     tx = optax.chain(pj.pipelined_mean("data"), optax.sgd(0.1))

@@ -41,7 +41,7 @@ class Device(NamedTuple):
     process_index: int
 
 
-def test_a_collective_between_processes_is_refused():
+def test_collective_between_processes_is_refused():
     program = on_hosts(summed("host")).lower(X).compile()
     check_no_own(program, [Device(i, 0) for i in range(4)])
     message = (
@@ -56,7 +56,7 @@ def test_a_collective_between_processes_is_refused():
     assert caught.value.reason.startswith("`loss_fn` or `tx` has a collective")
 
 
-def test_a_collective_inside_each_process_is_allowed():
+def test_collective_inside_each_process_is_allowed():
     program = on_hosts(summed("device")).lower(X).compile()
     check_no_own(program, [Device(i, i // 2) for i in range(4)])
 
@@ -65,7 +65,9 @@ def test_a_collective_inside_each_process_is_allowed():
     ("platform", "multi_process", "spans"),
     [("cpu", True, True), ("cpu", False, False), ("cuda", True, False)],
 )
-def test_only_cpus_of_several_processes_are_looked_at(platform, multi_process, spans):
+def test_check_applies_only_to_cpus_of_several_processes(
+    platform, multi_process, spans
+):
     device = types.SimpleNamespace(platform=platform)
     mesh = types.SimpleNamespace(
         is_multi_process=multi_process, devices=np.array([device])

@@ -61,7 +61,7 @@ def test_each_process_gives_its_own_part_of_a_batch(ask):
 
 
 @pytest.mark.one_python
-def test_interrupted_while_it_waits_for_the_other(tmp_path):
+def test_process_interrupted_in_a_wait_leaves(tmp_path):
     group, end = Group(2), time.monotonic() + 120
     with contextlib.closing(group):
         group.begin("interrupted", tmp_path)
@@ -86,7 +86,7 @@ def test_interrupted_while_it_waits_for_the_other(tmp_path):
         pytest.param(4, (1, 2, 3), marks=FULL),
     ],
 )
-def test_same_bits_as_one_process(ask, processes, widths):
+def test_several_processes_have_the_bits_of_one(ask, processes, widths):
     """The host executor is chosen with a reason, and all ranks agree at all widths."""
     first, *others = ask("exact", *widths, processes=processes)
     assert all(other == first for other in others)
@@ -108,7 +108,7 @@ def test_same_bits_as_one_process(ask, processes, widths):
 
 @pytest.mark.one_python
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=FULL)])
-def test_same_bits_as_one_process_with_codecs(ask, processes):
+def test_several_processes_with_codecs_have_the_bits_of_one(ask, processes):
     """Each process keeps its devices' own residuals, keys and warm starts."""
     first, *others = ask("coded", processes=processes)
     assert all(other == first for other in others)
@@ -121,7 +121,7 @@ def test_same_bits_as_one_process_with_codecs(ask, processes):
         assert bits(train.drain(state)[0].params) == first[name]
 
 
-def test_checkpoint_of_two_processes_goes_on_in_one(ask, tmp_path):
+def test_checkpoint_of_two_processes_continues_in_one(ask, tmp_path):
     assert ask("saved", tmp_path) == [None, None]
     alone = tmp_path / "alone"
     state = run(train := fed_back(2), 4, drained=False)
@@ -132,7 +132,7 @@ def test_checkpoint_of_two_processes_goes_on_in_one(ask, tmp_path):
 
 
 @pytest.mark.parametrize("devices", [2, pytest.param(4, marks=FULL)])
-def test_checkpoint_of_one_process_goes_on_in_two(ask, tmp_path, devices):
+def test_checkpoint_of_one_process_continues_in_two(ask, tmp_path, devices):
     """The new run has as many devices or twice as many, which get the residuals."""
     with checkpoint.manager(tmp_path) as manager:
         checkpoint.save(manager, run(fed_back(devices), 4, drained=False))
@@ -149,7 +149,7 @@ def goes_on(folder, devices):
 
 
 @grid(1, name=["sync batch norm", "scalar", "optimizer"], width=[1, 2, 3])
-def test_a_collective_of_the_loss_or_the_optimizer(ask, name, width):
+def test_own_collectives_of_two_processes_have_the_bits_of_one(ask, name, width):
     """The step runs in one program, and gives the bits of one process."""
     first, second = ask("own_collective", name, width)
     assert first == second
@@ -171,7 +171,7 @@ def test_a_collective_of_the_loss_or_the_optimizer(ask, name, width):
 
 
 @pytest.mark.parametrize("kind", [pytest.param("typed", marks=FULL), "raw"])
-def test_random_keys(ask, kind):
+def test_random_keys_of_two_processes_have_the_bits_of_one(ask, kind):
     first, second = ask("keyed", kind)
     assert first == second
     train = pj.make_train_step(noisy_loss, optax.sgd(0.1), mesh=pj.data_mesh(2))
@@ -181,7 +181,7 @@ def test_random_keys(ask, kind):
     assert first["params"] == bits(run(train, 3, state).params)
 
 
-def test_static_objects_and_complex_model_state(ask):
+def test_static_objects_may_differ_between_processes(ask):
     """Processes compare structures without static objects, which differ there."""
     first, second = ask("stateful")
     assert first == second
@@ -193,7 +193,7 @@ def test_static_objects_and_complex_model_state(ask):
 
 
 @pytest.mark.parametrize("name", ["out", "rng", "structure"])
-def test_what_differs_between_processes_is_refused(ask, name):
+def test_input_differing_between_processes_is_refused(ask, name):
     message = {
         "out": "`params['out']` must be the same on every process, because",
         "rng": "`rng` must be the same on every process, because",
@@ -220,7 +220,7 @@ MIXTURES = {
         *(pytest.param(x, seed, 100, marks=FULL) for x in MIXTURES for seed in (2, 3)),
     ],
 )
-def test_several_train_steps_in_one_program(ask, name, seed, count):
+def test_several_train_steps_keep_their_sums_apart(ask, name, seed, count):
     """Their sums do not meet, whatever the order of steps, drains and beginnings."""
     processes, kinds = MIXTURES[name]
     found = ask("of_kinds", seed, count, *kinds, processes=processes)
@@ -229,14 +229,14 @@ def test_several_train_steps_in_one_program(ask, name, seed, count):
 
 @FULL  # the processes of this group compile programs for two devices
 @pytest.mark.parametrize("seed", [0, 1])
-def test_several_train_steps_of_sharded_models_in_one_program(seed):
+def test_train_steps_of_sharded_models_keep_their_sums_apart(seed):
     kinds = ("sharded", "host", "both", "fused")
     with contextlib.closing(Group(2, devices=2)) as group:
         assert group.ask("of_kinds", seed, 60, *kinds) == [[], []]
 
 
 @pytest.mark.one_python  # two processes work for 10 processor seconds
-def test_programs_drawn_at_random(ask, tmp_path):
+def test_random_programs_equal_numpy_on_two_processes(ask, tmp_path):
     """Three programs of `test_mixed.py`, whose hosts have one device each."""
     for seed in mixed.QUICK[2]:
         with mixed.alone(seed):
@@ -244,7 +244,7 @@ def test_programs_drawn_at_random(ask, tmp_path):
 
 
 @FULL
-def test_a_collective_inside_each_process():
+def test_collective_inside_each_process_runs_beside_the_thread():
     """The collective runs beside the communication thread."""
     with contextlib.closing(Group(2, devices=2)) as group:
         first, second = group.ask("inside")
@@ -264,7 +264,7 @@ def test_a_collective_inside_each_process():
 
 @FULL
 @pytest.mark.parametrize("name", ["int8", "predicted", "one program"])
-def test_a_group_in_each_process_does_what_it_does_in_one(tmp_path, name):
+def test_groups_in_two_processes_have_the_bits_of_one_process(tmp_path, name):
     """Runs continue from checkpoints bit for bit, and end with the same bits."""
     with contextlib.closing(Group(2, devices=2)) as group:
         first, second = group.ask("sharded", name, tmp_path / "two")
@@ -280,7 +280,7 @@ def test_a_group_in_each_process_does_what_it_does_in_one(tmp_path, name):
 @pytest.mark.parametrize(
     "name", ["predicted", *(pytest.param(x, marks=FULL) for x in ("plain", "int8"))]
 )
-def test_a_sharded_optimizer_does_what_it_does_in_one_process(ask, tmp_path, name):
+def test_sharded_optimizer_of_two_processes_has_the_bits_of_one(ask, tmp_path, name):
     """Runs continue from checkpoints bit for bit, and end with the same bits."""
     first, second = ask("pieces", name, tmp_path / "two")
     assert first == second
@@ -293,7 +293,7 @@ def test_a_sharded_optimizer_does_what_it_does_in_one_process(ask, tmp_path, nam
 
 @pytest.mark.one_python  # two processes work for 20 processor seconds
 @pytest.mark.parametrize("width", [pytest.param(2, marks=FULL), 3])
-def test_compute_and_reduction_run_at_once(ask, width):
+def test_compute_and_reduction_run_at_the_same_time(ask, width):
     for met in ask("overlapping", width):
         # Five of them wait for a reduction, and five for a compute.
         assert met == [True] * 10

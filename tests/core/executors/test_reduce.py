@@ -34,7 +34,7 @@ def other_mesh():
 
 
 @pytest.mark.parametrize("beside", [False, True])
-def test_sums_over_devices_and_lays_the_sum_on_the_mesh(beside):
+def test_sum_over_devices_is_placed_on_the_mesh(beside):
     """Device i sends digit i of the sum."""
     config = config_on(mesh := pj.data_mesh(4))
     reduce = make_reduce(config, other_mesh() if beside else mesh)
@@ -47,14 +47,14 @@ def test_sums_over_devices_and_lays_the_sum_on_the_mesh(beside):
     assert states == {}
 
 
-def test_says_of_a_sum_that_it_is_not_finite():
+def test_sum_with_infinity_is_marked():
     config = config_on(pj.data_mesh(4))
     placed = jax.device_put(np.float32([1, np.inf, 2, 3]), config.data)
     reduced, _ = reduce_on_mesh(config)(Message({"w": placed}), {})
     assert (bool(reduced.arrived), bool(reduced.finite)) == (True, False)
 
 
-def test_returns_when_the_sum_is_there(monkeypatch):
+def test_reduction_returns_after_the_sum_is_ready(monkeypatch):
     """A failure is then raised by the reduction, not where its result is read."""
     config = config_on(pj.data_mesh(2))
     placed = jax.device_put(np.float32([1, 10]), config.data)
@@ -71,7 +71,7 @@ def test_returns_when_the_sum_is_there(monkeypatch):
 
 
 @pytest.mark.parametrize("names", [("data", "model"), ("model", "data")])
-def test_by_copy_of_parts_that_several_devices_have(names):
+def test_parts_on_several_devices_are_summed_once_by_copy(names):
     """Devices have copies of a part along an axis that does not share the data."""
     extents = {"data": 4, "model": 2}
     devices = np.array(jax.devices()).reshape([extents[name] for name in names])
@@ -82,7 +82,7 @@ def test_by_copy_of_parts_that_several_devices_have(names):
     np.testing.assert_array_equal(total.sum.gradients["w"], [12, 16])
 
 
-def test_bfloat16_by_copy():
+def test_bfloat16_is_summed_by_copy():
     rows = jnp.arange(8, dtype=jnp.bfloat16)
     config = config_on(pj.data_mesh(4))
     placed = jax.device_put(rows, config.data)
@@ -93,12 +93,12 @@ def test_bfloat16_by_copy():
     np.testing.assert_array_equal(np.asarray(total, np.float32), [12, 16])
 
 
-def test_a_mesh_of_cpus_sums_by_itself():
+def test_mesh_of_cpus_is_its_own_reduction_mesh():
     mesh = pj.data_mesh(4)
     assert reduction_mesh(mesh, "data") is mesh
 
 
-def test_one_cpu_stands_for_all_devices_of_a_process():
+def test_first_cpu_stands_for_all_devices_of_a_process():
     """The first CPU device is used, with the axis names of the mesh."""
     mesh = Mesh(np.array(jax.devices())[::-1].reshape(2, 4), ("model", "data"))
     cpus = _one_cpu_a_process(mesh, "data")
@@ -106,7 +106,7 @@ def test_one_cpu_stands_for_all_devices_of_a_process():
     assert list(cpus.devices.flat) == jax.devices()[:1]
 
 
-def test_no_cpu_backend_beside_the_accelerators(monkeypatch):
+def test_missing_cpu_backend_is_refused(monkeypatch):
     def none(backend):
         raise RuntimeError("Unknown backend cpu")
 
@@ -117,7 +117,7 @@ def test_no_cpu_backend_beside_the_accelerators(monkeypatch):
         _one_cpu_a_process(mesh, "data")
 
 
-def test_by_copy_of_shards():
+def test_shards_are_summed_by_copy():
     """Each process puts its shards together, and lays the sum on them again."""
     config, message, _ = sharded()
     cpus = Mesh(np.array(jax.devices()[7:]).reshape(1, 1), ("data", "fsdp"))

@@ -58,7 +58,7 @@ def results(operations, names, args, writes):
 @pytest.mark.parametrize(
     ("fraction", "first"), [(0.0, 1), (0.4, 2), (0.6, 3), (1.0, 4)]
 )
-def test_halves(fraction, first, reverse):
+def test_halves_of_a_scan_have_their_flops_and_results(fraction, first, reverse):
     """Each iteration has 2 FLOPs. Neither half is empty."""
     args = BASE, ZERO, DIGITS
     scan, names = scan_of(writing(reverse), *args)
@@ -69,7 +69,7 @@ def test_halves(fraction, first, reverse):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_halves_of_halves_down_to_single_iterations(reverse):
+def test_halves_can_be_cut_down_to_single_iterations(reverse):
     args = BASE, ZERO, DIGITS
     scan, names = scan_of(writing(reverse), *args)
     whole = results([scan], names, args, scan.writes)
@@ -85,7 +85,7 @@ def test_halves_of_halves_down_to_single_iterations(reverse):
     assert found == whole == WRITTEN[reverse]
 
 
-def test_without_arrays_to_run_along():
+def test_scan_without_arrays_is_cut_in_halves():
     """Six doublings are cut into two and four."""
 
     def doubled(number):

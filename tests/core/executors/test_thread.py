@@ -16,7 +16,7 @@ from pipejax._core.executors._thread import CommunicationThread, _leave
 from .digits import Appending, batch_of, config_of, start
 
 
-def test_runs_jobs_in_order_on_a_thread_of_its_own():
+def test_thread_runs_jobs_in_order():
     """Earlier jobs finish first, although they take longer."""
     owner, done = CommunicationThread(), []
 
@@ -31,7 +31,7 @@ def test_runs_jobs_in_order_on_a_thread_of_its_own():
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
-def test_an_error_reaches_the_caller_and_the_next_job_runs(kind):
+def test_error_of_a_job_is_raised_and_the_next_job_runs(kind):
     owner = CommunicationThread()
 
     def fail():
@@ -52,13 +52,13 @@ def test_join_waits_for_all_jobs():
     assert done == [1]
 
 
-def test_no_thread_without_a_job():
+def test_no_thread_is_started_without_a_job():
     owner = CommunicationThread()
     owner.join()
     assert owner._thread is None
 
 
-def test_keeps_no_job_alive_while_it_waits_for_the_next():
+def test_waiting_thread_keeps_no_job_alive():
     class Gradients:
         pass
 
@@ -103,7 +103,7 @@ def test_all_train_steps_share_the_thread():
     assert order == [*2 * ["first"], *2 * ["second"], "first", *2 * ["second"]]
 
 
-def test_an_error_stays_with_its_own_train_step():
+def test_error_is_raised_only_in_its_own_train_step():
     broken, sound = of("broken", []), of("sound", order := [])
 
     def fail(*args):
@@ -119,7 +119,7 @@ def test_an_error_stays_with_its_own_train_step():
     assert order == 2 * ["sound"]
 
 
-def test_a_fused_step_takes_its_turn(monkeypatch):
+def test_fused_step_waits_for_its_turn_on_the_thread(monkeypatch):
     """It starts after what was submitted before, and later work waits until it ends."""
     where = "pipejax._core.executors._fused.spans_cpu_processes"
     monkeypatch.setattr(where, lambda mesh: True)
@@ -143,9 +143,7 @@ def test_a_fused_step_takes_its_turn(monkeypatch):
 @pytest.mark.parametrize(
     ("last", "seconds"), [(None, "GRACE"), (KeyboardInterrupt(), "HURRY")]
 )
-def test_a_program_leaves_without_a_job_that_does_not_end(
-    monkeypatch, caplog, last, seconds
-):
+def test_program_leaves_without_an_endless_job(monkeypatch, caplog, last, seconds):
     where = {
         "GRACE": "_core.executors._thread.GRACE",
         "HURRY": "_internal.leaving.HURRY",
@@ -160,7 +158,7 @@ def test_a_program_leaves_without_a_job_that_does_not_end(
     assert "still waits for other processes 0.05 s after" in caplog.text
 
 
-def test_a_program_waits_for_a_job_that_ends():
+def test_program_waits_for_a_job_before_leaving():
     owner, done, left = CommunicationThread(), [], []
     owner.submit(time.sleep, 0.05)
     owner.submit(done.append, 1)
@@ -185,7 +183,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-def test_a_forked_process_is_told_so():
+def test_submit_in_a_forked_process_is_refused():
     """Its work would wait forever for a thread that is not there."""
     command = [sys.executable, "-W", "ignore", "-c", FORKS]
     assert subprocess.run(command, timeout=60, check=False).returncode == 7

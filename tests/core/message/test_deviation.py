@@ -11,7 +11,7 @@ from ...helpers import batches, init_params, loss_fn
 
 
 @pytest.mark.parametrize("executor", ["fused", "host"])
-def test_deviations_sum_to_nothing_and_end_with_the_drain(executor):
+def test_deviations_sum_to_zero_and_end_with_the_drain(executor):
     train = pj.make_train_step(
         loss_fn,
         optax.adam(1e-2),
@@ -37,7 +37,7 @@ def by_device(gradients):
     return np.concatenate(rows, axis=1)
 
 
-def test_only_feedback_keeps_a_deviation():
+def test_deviation_is_kept_only_with_feedback():
     for width, feedback in ((1, 0.5), (2, 0.0)):
         train = pj.make_train_step(
             loss_fn,
@@ -61,7 +61,7 @@ def weighted(w, batch):
         ([1, 3], [1 - 4, 5 - 4]),  # the mean of 1, 5, 5 and 5
     ],
 )
-def test_a_deviation_by_hand(weights, deviation):
+def test_deviation_equals_numbers_by_hand(weights, deviation):
     """Two devices have the gradients 1 and 5; then one of them is not finite."""
     train = pj.make_train_step(
         weighted,

@@ -17,7 +17,7 @@ DEVICES = 4
 
 
 @pytest.mark.parametrize("bad", [0.0, np.nan])
-def test_summed_over_devices(bad):
+def test_exchange_sums_over_devices_and_keeps_residuals_of_nan(bad):
     """Device i sends 10^i. Residuals stay as they are if the sum is not finite."""
     all_reduce = collectives.two_shot(codecs.error_feedback(codecs.int8(8)))
 

@@ -32,7 +32,7 @@ def flags(found):
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
-def test_a_message_leaves_width_minus_1_steps_after_it_entered(width):
+def test_message_leaves_the_queue_width_minus_1_steps_later(width):
     """Step t takes the message of step t - (K-1); zeros at the start do not count."""
     queue, twin = empty(message(0.0), width, {}), [0.0] * (width - 1)
     for t in range(6):
@@ -54,7 +54,7 @@ def test_a_message_leaves_width_minus_1_steps_after_it_entered(width):
     assert width_of(queue) == width
 
 
-def test_an_empty_queue_has_the_form_of_the_messages():
+def test_empty_queue_has_the_form_of_the_messages():
     like = jax.eval_shape(lambda: message(1.0))
     queue = empty(like, 3, {"site": jnp.ones(2)}, feeds_back=True)
     assert len(queue.pending) == 2
@@ -67,7 +67,7 @@ def test_an_empty_queue_has_the_form_of_the_messages():
     np.testing.assert_array_equal(queue.codec_states["site"], [1, 1])
 
 
-def test_after_a_drain_nothing_is_left_but_what_codecs_keep():
+def test_drained_queue_keeps_only_codec_states():
     queue = empty(message(0.0), 2, {"site": jnp.ones(2)}, feeds_back=True)
     queue = shift(queue, message(5.0), {"site": jnp.full(2, 7.0)}, {"w": jnp.ones(3)})
     after = emptied(queue, {"site": jnp.full(2, 9.0)})
@@ -77,7 +77,7 @@ def test_after_a_drain_nothing_is_left_but_what_codecs_keep():
     np.testing.assert_array_equal(after.codec_states["site"], [9, 9])
 
 
-def test_what_a_synchronous_step_is_given():
+def test_queue_of_a_synchronous_step_is_empty():
     """The given queue is empty, has no deviation, and shares the codecs' states."""
     queue = empty(message(0.0), 3, {"site": jnp.ones(2)}, feeds_back=True)
     given = at_width_1(queue)

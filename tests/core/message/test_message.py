@@ -11,7 +11,7 @@ from ...helpers import assert_bits_equal, x64
 METRICS = {"accuracy": jnp.float32(0.25), "norms": (jnp.int32(3), jnp.bfloat16(1.5))}
 
 
-def test_passengers_come_out_where_they_went_in():
+def test_passengers_are_a_vector_of_loss_weight_and_metrics():
     """A float32 vector holds the loss, the weight and the metrics in order."""
     loss, weight = jnp.float16(2.5), jnp.float32(64)
     passengers = Passengers.of(loss, METRICS, weight)
@@ -25,7 +25,7 @@ def test_passengers_come_out_where_they_went_in():
     assert passengers.names == ["loss", "weight", *metrics]
 
 
-def test_passengers_without_a_weight():
+def test_passengers_may_have_no_weight():
     passengers = Passengers.of(jnp.float32(1), METRICS)
     np.testing.assert_array_equal(passengers.values, np.float32([1, 0.25, 3, 1.5]))
     assert passengers.weight is None
@@ -33,7 +33,7 @@ def test_passengers_without_a_weight():
     assert passengers.metrics["norms"] == (3, 1.5)
 
 
-def test_passengers_are_a_pytree_that_knows_its_own_form():
+def test_passengers_are_added_as_one_array():
     """Passengers of two devices are added as one array."""
     first = Passengers.of(jnp.float32(1), METRICS, jnp.float32(2))
     second = Passengers.of(jnp.float32(3), METRICS, jnp.float32(4))
@@ -48,7 +48,7 @@ def weighted(weight):
     )
 
 
-def test_a_mean_divides_by_devices_or_by_their_weights():
+def test_mean_divides_by_devices_or_by_their_weights():
     total = jnp.array([6.0, -9.0])
     plain = Message({}, passengers=Passengers.of(jnp.float32(0), {}))
     np.testing.assert_array_equal(mean(total, plain, 3), [2, -3])
@@ -58,7 +58,7 @@ def test_a_mean_divides_by_devices_or_by_their_weights():
     np.testing.assert_array_equal(mean(0 * total, weighted(0), 3), [0, 0])
 
 
-def test_a_mean_keeps_the_dtype_of_the_sum():
+def test_mean_keeps_the_dtype_of_the_sum():
     """The weight keeps its dtype: in bfloat16, 257 would be 256, and the mean 2."""
     total = jnp.array([512], jnp.bfloat16)
     found = mean(total, weighted(257), 1)
@@ -69,7 +69,7 @@ def test_a_mean_keeps_the_dtype_of_the_sum():
         assert_bits_equal(wide, jnp.array([1 / 3], jnp.float64))
 
 
-def test_scalars_travel_as_vectors_and_arrive_as_they_were():
+def test_scalars_travel_as_vectors_and_are_restored():
     tree = {"scale": jnp.float32(1.5), "w": jnp.ones((2, 3), jnp.float16), "none": None}
     sent = travelling(tree, jnp.bfloat16)
     shapes = {name: x.shape for name, x in sent.items() if x is not None}
@@ -80,7 +80,7 @@ def test_scalars_travel_as_vectors_and_arrive_as_they_were():
     assert (own["scale"].dtype, own["w"].dtype) == (jnp.float32, jnp.float16)
 
 
-def test_a_mean_may_have_a_sum_beyond_its_dtype():
+def test_mean_may_have_a_sum_beyond_its_dtype():
     """The sum is divided in the wider dtype, with a weight too, and then cast."""
     sums = {"w": jnp.full((1,), 3 * 40000, jnp.float32)}
     like = {"w": jnp.zeros((), jnp.float16)}
@@ -108,7 +108,7 @@ def test_complex_numbers_travel_as_pairs():
     assert_bits_equal(found, tree)
 
 
-def test_complex_numbers_of_128_bits():
+def test_complex128_travels_as_pairs_of_float64():
     with x64():
         tree = jnp.complex128(1 / 3 + 2j / 3)
         sent = travelling(tree, None)

@@ -21,7 +21,7 @@ from .example import message
 DEVICES = 4
 
 
-def test_what_may_be_compressed_and_what_stays_exact():
+def test_gradients_are_coded_and_the_rest_stays_exact():
     """Gradients may be compressed, but changes and passengers stay exact."""
     whole = message(weight=5)
     arrays = summands(whole)
@@ -39,7 +39,7 @@ def test_what_may_be_compressed_and_what_stays_exact():
     ("arrived", "weight", "bad"),
     list(itertools.product([True, False], [None, 0, 3], [0.0, np.nan, np.inf])),
 )
-def test_counts_and_usable(arrived, weight, bad):
+def test_sum_counts_with_examples_and_is_usable_if_finite(arrived, weight, bad):
     """A sum counts if it has examples, and is usable if it also is finite."""
     found = Reduced.of(message(1.0, weight, bad), jnp.array(arrived))
     counts = arrived and weight != 0
@@ -50,7 +50,7 @@ def test_counts_and_usable(arrived, weight, bad):
     np.testing.assert_array_equal(kept["e"], [float(found.usable)] * 2)
 
 
-def test_finite_means_gradients_and_changes():
+def test_finiteness_depends_on_gradients_and_changes():
     """A loss of NaN leaves a sum usable, and a change of NaN does not."""
     whole, arrived = message(), jnp.array(True)
     nan = jnp.float32(np.nan)

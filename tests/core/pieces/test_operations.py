@@ -81,7 +81,7 @@ def compared(function, *args, splits=None, rounding=2e-6):
         assert_close(on_devices(program, args, splits, count), wanted, rounding)
 
 
-def test_elementwise_operations():
+def test_elementwise_operations_equal_whole_arrays():
     """Special functions are series of up to 100 terms, which compilers add differently.
 
     Neighbouring elements differ by 0.01 or more.
@@ -89,7 +89,7 @@ def test_elementwise_operations():
     compared(elementwise, X, Y, N, rounding=100 * 2**-23)
 
 
-def test_all_elementwise_operations_of_this_jax_are_tested():
+def test_every_elementwise_operation_of_the_installed_jax_is_tested():
     closed = jax.make_jaxpr(elementwise)(X, Y, N)
     names = dict(zip(closed.jaxpr.invars, "xyn", strict=True))
     found = {each.equation.primitive.name for each in inlined(closed, names)}
@@ -132,7 +132,7 @@ def called(x, y, number):
     )
 
 
-def test_calls_branches_and_loops():
+def test_calls_branches_and_loops_equal_whole_arrays():
     compared(called, X, Y, jnp.float32(3), splits=[ROWS, ROWS, ()])
 
 
@@ -149,17 +149,17 @@ def reduced(x, n, flags):
     return both, logical, jnp.max(with_nan), jnp.prod(x, 1), jnp.max(flags, 0)
 
 
-def test_reductions():
+def test_reductions_equal_whole_arrays():
     compared(reduced, X, N, np.arange(24).reshape(8, 3) % 5 > 1)
 
 
-def test_maxima_of_gradients_differ_where_several_elements_are_largest():
+def test_gradient_of_a_maximum_is_shared_by_equal_elements():
     """JAX shares the derivative of a maximum among the elements that attain it."""
     x = np.float32(np.minimum(X, 0.5))
     compared(lambda x, y: jax.jvp(jnp.max, (x,), (y,)), x, Y)
 
 
-def test_a_sum_of_integers_wraps_around():
+def test_sum_of_integers_wraps_around():
     big = np.full((8, 3), 2**30, np.int32)
     compared(jnp.sum, big)
 
@@ -185,7 +185,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_axes_of_length_1_and_changes_of_shape(name):
+def test_changes_of_shape_equal_whole_arrays(name):
     function, other, split = SHAPES[name]
     compared(function, X, other, splits=[ROWS, split or whole(2)])
 
@@ -203,13 +203,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("operation", REFUSED)
-def test_what_needs_other_pieces_is_refused_by_its_name(operation):
+def test_unsupported_operation_is_refused_by_its_name(operation):
     on_pieces(REFUSED[operation], [X], [ROWS], Devices({"data": 1}))
     with pytest.raises(NotElementwiseError, match=f"^{operation}$"):
         on_pieces(REFUSED[operation], [X], [ROWS], Devices({"data": 2}))
 
 
-def test_arrays_that_are_split_along_different_axes():
+def test_multiplication_accepts_arrays_split_along_different_axes():
     devices = Devices({"host": 2, "fsdp": 3})
     splits = [(("host",), ()), ((), ("fsdp",))]
     program = on_pieces(lax.mul, [X, Y], splits, devices)

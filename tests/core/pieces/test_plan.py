@@ -16,18 +16,18 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_an_update_that_needs_more_names_the_operation(name):
+def test_unsupported_update_names_its_operation(name):
     tx, operation = REFUSED[name]
     with pytest.raises(NotElementwiseError, match=f"^{operation}$"):
         planned(tx)
 
 
-def test_an_update_without_sums_has_one_level():
+def test_update_without_sums_has_one_level():
     _, _, _, program = planned(optax.adamw(1e-3))
     assert len(program.levels) == 1
 
 
-def test_what_follows_from_equal_elements_is_a_number():
+def test_equal_elements_are_handed_on_as_a_number():
     """An update by zeros hands on numbers, and no arrays of zeros."""
 
     def update(x):
@@ -50,7 +50,7 @@ def test_what_follows_from_equal_elements_is_a_number():
     assert shapes == {(), (2,)}
 
 
-def test_a_level_hands_on_what_later_levels_read():
+def test_level_hands_on_only_values_read_later():
     """`x * 2` is read after the sum, `x + 1` only before it."""
 
     def update(x):

@@ -43,7 +43,7 @@ WITH_SUMS = {
 
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
-def test_elementwise_updates_are_those_of_whole_arrays(name):
+def test_elementwise_updates_equal_whole_arrays(name):
     """XLA simplifies the two programs differently, so roundings may differ."""
     update, args, splits, program = planned(ELEMENTWISE[name])
     found = on_devices(program, args, splits)
@@ -89,7 +89,7 @@ EQUAL = {
 
 
 @pytest.mark.parametrize("function", EQUAL.values(), ids=EQUAL)
-def test_equal_elements_are_those_of_whole_arrays(function):
+def test_functions_of_equal_elements_equal_whole_arrays(function):
     args = jnp.arange(8, dtype=jnp.float32), jnp.float32(3)
     splits = [(("data",),), ()]
     program = on_pieces(function, args, splits, DEVICES)

@@ -53,7 +53,7 @@ def on_pieces(function, splits, *args):
         (lambda x: jax.lax.broadcast_in_dim(x, (2, 8, 3), (1, 2)), [ROWS]),
     ],
 )
-def test_results_are_those_of_whole_arrays(function, splits):
+def test_results_on_pieces_equal_whole_arrays(function, splits):
     args = [X / 24] * len(splits)
     wanted = jax.jit(function)(*args)
     found = on_pieces(function, splits, *args)
@@ -64,7 +64,7 @@ def test_results_are_those_of_whole_arrays(function, splits):
 
 @pytest.mark.parametrize("bad", [None, 0, 23])
 @pytest.mark.parametrize("reduce", [jnp.all, jnp.any])
-def test_whether_all_or_any(reduce, bad):
+def test_all_and_any_on_pieces_equal_whole_arrays(reduce, bad):
     x = np.full(24, reduce is jnp.all)
     if bad is not None:
         x[bad] = not x[bad]
@@ -72,7 +72,7 @@ def test_whether_all_or_any(reduce, bad):
     assert on_pieces(reduce, [ROWS], x) == reduce(x)
 
 
-def test_an_array_on_some_devices_counts_once():
+def test_piece_on_several_devices_counts_once():
     """Devices along the second axis have the same piece."""
     assert on_pieces(jnp.sum, [(("host",), ())], X) == X.sum()
 
@@ -85,18 +85,18 @@ def test_an_array_on_some_devices_counts_once():
         (jax.lax.add, [ROWS, ((), ("host",))], "add of arrays split apart"),
     ],
 )
-def test_what_has_no_rule_is_named(function, splits, said):
+def test_operation_without_a_rule_is_named(function, splits, said):
     with pytest.raises(NotElementwiseError, match=said):
         rule_of(equation(function, *[X] * len(splits)), splits, DEVICES)
 
 
-def test_only_split_operands_make_an_operation_elementwise():
+def test_operation_is_elementwise_only_with_split_operands():
     found = equation(jax.lax.add, X, X)
     assert is_elementwise(found, [ROWS, whole(2)])
     assert not is_elementwise(found, [whole(2), whole(2)])
     assert not is_elementwise(equation(jnp.transpose, X), [ROWS])
 
 
-def test_shapes_of_pieces():
+def test_shapes_of_pieces_are_divided_along_split_axes():
     assert DEVICES.shape((8, 3), ROWS) == (2, 3)
     assert DEVICES.count(("host", "device")) == 4

@@ -17,7 +17,7 @@ def stages(function, count=1):
     return stages_of(program, DEVICES)
 
 
-def test_without_sums_there_is_no_stage():
+def test_function_without_sums_has_no_stage():
     assert not stages(jnp.exp).stages
 
 
@@ -26,13 +26,13 @@ def test_sums_of_one_level_travel_together():
     assert found.transfers == (Transfer("all-reduce", 4, 8),)
 
 
-def test_a_sum_that_needs_another_sum_has_its_own_stage():
+def test_sum_of_a_sum_has_its_own_stage():
     found = stages(lambda x: (x - x.mean()).std())
     assert len(found.stages) == 3
     assert {x.bytes for x in found.transfers} == {4}
 
 
-def test_a_norm_is_one_number_for_each_array():
+def test_norm_sends_one_number_for_each_array():
     def clipped(x, y):
         clip = optax.clip_by_global_norm(1.0)
         return clip.update([x, y], clip.init(None))

@@ -43,7 +43,7 @@ LENGTH = float(np.sqrt(0.25 + 4 + 9 + 0.0625 + 2))
         (lambda g: jax.tree.map(jnp.sign, g), lambda x: 0 * x),
     ],
 )
-def test_value_and_slope_by_hand(function, slope):
+def test_value_and_slope_equal_results_by_hand(function, slope):
     value, (found,) = expanded(function, [M])
     for name, x in M.items():
         np.testing.assert_array_equal(value[name], function(M)[name])
@@ -101,12 +101,12 @@ ELEMENTWISE = {
 
 
 @pytest.mark.parametrize("name", MIXING)
-def test_elements_that_are_mixed_are_found(name):
+def test_functions_mixing_elements_are_found(name):
     assert not works_elementwise(lambda gs: MIXING[name](gs[0]), [M])
 
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
-def test_sums_over_arrays_are_no_mixing(name):
+def test_sums_over_arrays_do_not_count_as_mixing(name):
     assert works_elementwise(lambda gs: ELEMENTWISE[name](gs[0]), [M])
 
 
@@ -124,6 +124,6 @@ def test_sums_over_arrays_are_no_mixing(name):
         ),
     ],
 )
-def test_what_a_result_depends_on(function, any_of, jumps):
+def test_dependencies_of_a_result_are_found(function, any_of, jumps):
     found = reads(function, 1.0, 2.0)
     assert (found.any, found.jumps) == (any_of, jumps)

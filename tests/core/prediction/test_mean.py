@@ -7,7 +7,7 @@ import numpy as np
 from pipejax._core.prediction import Mean
 
 
-def test_a_mean_has_the_smaller_dtype():
+def test_mean_has_the_smaller_dtype():
     params = {"w": jnp.ones(2), "half": jnp.ones(2, jnp.bfloat16)}
     dtypes = jax.tree.map(lambda x: x.dtype, Mean.empty(params, jnp.bfloat16).gradients)
     assert dtypes == {"w": jnp.bfloat16, "half": jnp.bfloat16}
@@ -17,7 +17,7 @@ def test_a_mean_has_the_smaller_dtype():
     assert (kept.loss, kept.known) == (2, True)
 
 
-def test_a_mean_keeps_what_was_finite():
+def test_mean_keeps_the_last_finite_values():
     """With `skip_nonfinite=False`, an optimizer may be given NaN."""
     mean = Mean({"w": jnp.float32([0.1, -0.2, 0.05])}, jnp.float32(2), jnp.array(True))
     bad = {"w": jnp.float32([np.nan, 5.0, np.inf])}

@@ -47,14 +47,14 @@ KINDS = {
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_kind_of_an_optimizer(name, count):
+def test_kind_of_an_optimizer_is_found(name, count):
     tx, wanted = KINDS[name]
     params = {"w": jnp.ones((2, 3)), "b": jnp.ones(2)}
     state = jax.eval_shape(tx.init, params)
     assert kind_of(updating(tx), params, state, count).name == wanted
 
 
-def test_slopes_of_momentum_depend_on_nothing_and_those_of_adam_on_moments():
+def test_slopes_of_momentum_are_constant_and_of_adam_are_not():
     momentum, adam = kind(optax.sgd(0.1, momentum=0.9)), kind(optax.adam(0.1))
     assert not momentum.params
     assert not any(jax.tree.leaves(momentum.opt_state))
@@ -73,7 +73,7 @@ def adam_by_hand(g, m, v, t, eps, rate=0.1, b1=0.9, b2=0.999):
 
 
 @pytest.mark.parametrize("eps", [1e-8, 0.0])
-def test_adam_by_hand(eps):
+def test_prediction_for_adam_equals_results_by_hand(eps):
     """v = w + U(m) + P (g - m), after one update by m."""
     tx = optax.adam(0.1, eps=eps)
     _, state = tx.update(M, tx.init(W), W)
@@ -84,7 +84,7 @@ def test_adam_by_hand(eps):
         np.testing.assert_allclose(found[name], w + update + slope * (g - m), rtol=1e-5)
 
 
-def test_a_norm_is_held_at_the_mean():
+def test_norm_is_held_at_the_mean():
     tx = optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.5))
     found = ahead(tx, tx.init(W))
     length = np.sqrt(sum(np.sum(np.square(x)) for x in M.values()))
@@ -93,7 +93,7 @@ def test_a_norm_is_held_at_the_mean():
         np.testing.assert_allclose(found[name], wanted, rtol=1e-6)
 
 
-def test_before_any_mean_the_own_gradient_is_followed():
+def test_first_prediction_follows_the_own_gradient():
     tx = optax.adamw(0.1)
     found = ahead(tx, tx.init(W), known=NO, mean=jax.tree.map(jnp.zeros_like, M))
     updates, _ = tx.update(G, tx.init(W), W)
@@ -101,7 +101,7 @@ def test_before_any_mean_the_own_gradient_is_followed():
         np.testing.assert_allclose(found[name], x, rtol=1e-6)
 
 
-def test_nothing_in_flight_is_no_prediction():
+def test_prediction_without_gradients_in_flight_is_the_parameters():
     tx = optax.adamw(0.1)
     for known in (YES, NO):
         found = ahead(tx, tx.init(W), known=known, in_flight=[own(real=NO)])
@@ -109,7 +109,7 @@ def test_nothing_in_flight_is_no_prediction():
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_gradient_that_is_not_usable(known):
+def test_unusable_gradient_counts_as_zero(known):
     """It counts as zero, and before any mean nothing is predicted."""
     tx = optax.chain(optax.clip_by_global_norm(1e9), optax.sgd(0.5))
     bad = jax.tree.map(jnp.zeros_like, G)
@@ -120,7 +120,7 @@ def test_a_gradient_that_is_not_usable(known):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, W)
 
 
-def test_muon_is_given_half_of_the_way_to_the_own_gradient():
+def test_muon_is_predicted_halfway_to_the_own_gradient():
     tx = optax.contrib.muon(0.1)
     params = {"w": jnp.float32([[1.0, 2.0], [3.0, 5.0]])}
     m, g = {"w": jnp.float32([[0.1, -0.2], [0.3, 0.4]])}, {"w": jnp.ones((2, 2))}
@@ -149,7 +149,7 @@ def test_predictions_are_finite_and_bounded(name):
         assert np.abs(x - W[key]).max() < 100
 
 
-def test_a_parameter_of_minus_infinity_stays():
+def test_parameter_of_minus_infinity_stays():
     tx = optax.adamw(0.1, weight_decay=0.1)
     params = W | {"w": W["w"].at[1].set(-jnp.inf)}
     given = kind(tx), updating(tx), params, tx.init(params), Mean(M, ZERO, YES)
@@ -158,7 +158,7 @@ def test_a_parameter_of_minus_infinity_stays():
     assert np.isfinite(found["w"][::2]).all()
 
 
-def test_no_slope_is_ten_times_that_of_its_array():
+def test_slope_is_at_most_ten_times_the_slope_of_its_array():
     """Adam's slope at the small second moment would be a million times the others."""
     tx = optax.adam(0.1)
     _, state = tx.update(M, tx.init(W), W)
@@ -178,7 +178,7 @@ def test_no_slope_is_ten_times_that_of_its_array():
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_part_of_all_devices_and_the_own_part_make_the_prediction(count):
+def test_shared_and_own_part_add_up_to_the_prediction(count):
     """c + P g with slopes as they are; c alone is made with slopes of 8 bits."""
     tx = optax.adamw(0.1)
     _, state = tx.update(M, tx.init(W), W)

@@ -49,7 +49,7 @@ def splitting(params, batch):
     return plain(params, jax.lax.with_sharding_constraint(batch, P("tp")))
 
 
-def test_axes_that_nothing_uses_are_named():
+def test_unused_inner_axes_are_named():
     (both,) = said(plain)
     assert both.startswith("nothing is split over the mesh axis 'fsdp', 'tp': neither")
     (tp,) = said(plain, params=P("fsdp"))
@@ -66,11 +66,11 @@ def test_axes_that_nothing_uses_are_named():
     ],
     ids=["parameters", "batch", "loss", "size 1"],
 )
-def test_axes_that_something_uses(loss_fn, specs):
+def test_used_inner_axes_are_not_named(loss_fn, specs):
     assert said(loss_fn, **specs) == []
 
 
-def test_nothing_is_said_without_inner_axes():
+def test_no_warning_is_given_without_inner_axes():
     train = pj.make_train_step(
         lambda w, batch: jnp.mean((w - batch) ** 2),
         optax.sgd(0.1),
@@ -80,7 +80,7 @@ def test_nothing_is_said_without_inner_axes():
 
 
 @pytest.mark.parametrize("width", [1, 2])
-def test_a_train_step_with_a_sharded_optimizer_warns(width):
+def test_unused_axis_with_a_sharded_optimizer_warns(width):
     """The loss is read with the whole parameters, of which a device has pieces."""
     mesh = pj.data_mesh(4, axis_name=("host", "fsdp"), hosts=2)
     train = pj.make_train_step(

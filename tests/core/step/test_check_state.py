@@ -14,7 +14,7 @@ from ...helpers import assert_bits_equal, batches, init_params, loss_fn
 from ...train_step.refusals import BATCH, make, refused
 
 
-def test_metrics_without_a_batch():
+def test_metrics_need_a_batch_at_init():
     def loss(params, batch):
         return loss_fn(params, batch), pj.Aux(metrics={"a": {"b": jnp.ones(())}})
 
@@ -31,7 +31,7 @@ def test_metrics_without_a_batch():
     synchronous.step(synchronous.init(init_params()), BATCH)
 
 
-def test_state_that_is_none():
+def test_state_of_another_type_is_refused():
     train = make()
     for call in (train.drain, lambda s: train.step(s, BATCH)):
         with refused(r"`state` must be the pj.PipelineState that .*, got dict\."):
@@ -39,7 +39,7 @@ def test_state_that_is_none():
 
 
 @pytest.mark.parametrize("executor", ["fused", "host"])
-def test_state_that_was_donated(executor):
+def test_donated_state_is_refused(executor):
     train = make(donate=True, executor=executor)
     first = train.init(init_params())
     second, _ = train.step(first, BATCH)
@@ -50,7 +50,7 @@ def test_state_that_was_donated(executor):
 
 
 @pytest.mark.parametrize("other", [1, 3, 4])
-def test_state_of_another_width(other):
+def test_state_of_another_width_is_refused(other):
     train, state = make(), make(width=other).init(init_params())
     message = (
         rf"`state` must be of width 2, as this train step; got one of width {other}."
@@ -63,7 +63,7 @@ def test_state_of_another_width(other):
 
 
 @pytest.mark.parametrize("width", [1, 2])
-def test_state_of_another_mesh(width):
+def test_state_of_another_mesh_is_refused(width):
     train = make(width=width)
     elsewhere = Mesh(np.array(jax.devices()[2:4]), ("data",))
     message = r"`state` must be of this mesh, on devices \[0, 1\]; got one on devices"
@@ -74,7 +74,7 @@ def test_state_of_another_mesh(width):
                 call(state)
 
 
-def test_state_of_another_mesh_brought_here():
+def test_state_of_another_mesh_is_refused_even_from_the_host():
     """Two devices cannot hold four devices' gradients, even if the host brings them."""
     train, other = make(), make(devices=4)
     state = jax.device_get(other.init(init_params()))
@@ -88,7 +88,7 @@ def test_state_of_another_mesh_brought_here():
     train.step(state, BATCH)
 
 
-def test_state_of_another_reduce_dtype():
+def test_state_of_another_reduce_dtype_is_refused():
     train = make(reduce_dtype=jnp.bfloat16)
     state = make().init(init_params())
     message = (
@@ -101,7 +101,7 @@ def test_state_of_another_reduce_dtype():
         train.drain(state)
 
 
-def test_state_of_other_metrics():
+def test_state_of_other_metrics_is_refused():
     def loss(params, batch, names="a"):
         metrics = {name: batch["x"].mean() for name in names}
         return loss_fn(params, batch), pj.Aux(metrics=metrics)
@@ -124,7 +124,7 @@ def test_state_of_other_metrics():
     make().drain(state)
 
 
-def test_state_traced_during_the_warm_up():
+def test_step_is_not_traced_during_the_warm_up():
     train = make(warmup_steps=3)
     state = train.init(init_params())
     message = (
@@ -158,7 +158,7 @@ FAILURES = {
 
 @pytest.mark.parametrize("failure", FAILURES)
 @pytest.mark.parametrize("donate", [False, True])
-def test_a_refusal_harms_nothing(donate, failure):
+def test_failed_step_harms_neither_state_nor_parameters(donate, failure):
     train, params = make(donate=donate), jax.tree.map(jnp.asarray, init_params())
     state = train.step(train.init(params), BATCH)[0]
     before = jax.device_get(state)
@@ -182,7 +182,7 @@ def test_a_refusal_harms_nothing(donate, failure):
         },
     ],
 )
-def test_state_of_a_train_step_that_does_not_count(counted):
+def test_state_without_a_counter_is_refused(counted):
     state, train = make().init(init_params()), make(**counted)
     for call in (train.drain, lambda s: train.step(s, BATCH)):
         with refused("`state` must count its steps in a run with `warmup_steps` or"):
@@ -192,7 +192,7 @@ def test_state_of_a_train_step_that_does_not_count(counted):
 @pytest.mark.parametrize("tx", [optax.sgd(0.1, momentum=0.9), optax.adam(0.1)])
 @pytest.mark.parametrize("rules", [("linearized", False), (False, "linearized")])
 @pytest.mark.parametrize("sharded", [True, False])
-def test_a_state_goes_with_its_prediction(tx, rules, sharded):
+def test_state_of_another_prediction_is_refused(tx, rules, sharded):
     """A plain delay would take predictions that were gathered for the parameters."""
     of, into = (
         make(tx=tx, weight_prediction=rule, shard_optimizer=sharded) for rule in rules
@@ -208,7 +208,7 @@ def test_a_state_goes_with_its_prediction(tx, rules, sharded):
 
 
 @pytest.mark.parametrize("shares", [(0.0, 0.5), (0.5, 0.0)])
-def test_a_state_goes_with_its_feedback(shares):
+def test_state_of_another_feedback_is_refused(shares):
     of, into = (
         make(deviation_feedback=share, weight_prediction="own") for share in shares
     )
@@ -228,7 +228,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_a_state_of_another_optimizer(sharded):
+def test_state_of_another_optimizer_is_refused(sharded):
     """Each of them refuses the states of all others before anything is traced."""
     steps = {name: make(tx=tx, shard_optimizer=sharded) for name, tx in OTHERS.items()}
     states = {name: train.init(init_params()) for name, train in steps.items()}
@@ -247,7 +247,7 @@ def test_a_state_of_another_optimizer(sharded):
                 train.drain(state)
 
 
-def test_a_state_of_the_other_kind():
+def test_state_of_the_other_kind_of_optimizer_is_refused():
     whole, split = make(), make(shard_optimizer=True)
     states = [train.init(init_params()) for train in (whole, split)]
     for train, state, kinds in (
@@ -263,7 +263,7 @@ def test_a_state_of_the_other_kind():
                 call(state)
 
 
-def test_a_state_of_other_axes():
+def test_state_of_other_axes_is_refused():
     """The devices are the same, but in groups."""
     mesh = pj.data_mesh(4, axis_name=("host", "fsdp"), hosts=2)
     groups = make(mesh=mesh, axis_name="host")
@@ -275,7 +275,7 @@ def test_a_state_of_other_axes():
         every.drain(groups.init(init_params()))
 
 
-def test_a_state_without_what_the_loss_takes():
+def test_state_without_the_arguments_of_the_loss_is_refused():
     def loss(params, batch, *, model_state):
         return loss_fn(params, batch), pj.Aux(model_state=model_state)
 

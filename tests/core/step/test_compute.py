@@ -13,7 +13,7 @@ from ...helpers import assert_bits_equal
 DEVICES = 4
 
 
-def test_a_drain_moves_neither_the_count_nor_the_key():
+def test_drain_moves_neither_the_count_nor_the_key():
     def loss(w, batch, *, rng):
         return w * batch.mean() * jax.random.uniform(rng)
 
@@ -51,7 +51,7 @@ def draws(width, seed, steps=6):
     return np.stack([info.metrics for info in infos])[width - 1 :]
 
 
-def test_a_key_for_every_device_and_step():
+def test_key_differs_for_every_device_and_step():
     drawn = draws(1, seed=0)
     assert len(np.unique(drawn)) == drawn.size
     np.testing.assert_array_equal(drawn, draws(1, seed=0))

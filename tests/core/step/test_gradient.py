@@ -77,7 +77,7 @@ def test_model_state_passes_through_the_microbatches_in_turn():
     assert float(state.model_state) == np.mean(after)
 
 
-def test_microbatches_of_arrays_without_elements():
+def test_microbatches_may_have_arrays_without_elements():
     """Features that are left out are arrays of shape (examples, 0)."""
 
     def loss(params, batch):
@@ -91,7 +91,7 @@ def test_microbatches_of_arrays_without_elements():
     assert float(state.params) == 0
 
 
-def test_a_key_for_every_microbatch():
+def test_key_differs_for_every_microbatch():
     def loss(params, batch, *, rng):
         here = jnp.arange(DEVICES) == lax.axis_index("data")
         drawn = jax.random.uniform(rng)
@@ -108,7 +108,7 @@ def test_a_key_for_every_microbatch():
     assert (second - first**2 > 1e-3).all()
 
 
-def test_bfloat16_compute_with_float32_masters():
+def test_bfloat16_compute_keeps_float32_parameters():
     (batch,) = batches(1)
     train = make(loss_fn, reveal_gradient(), width=2, compute_dtype=jnp.bfloat16)
     state = train.init(init_params())
@@ -178,7 +178,7 @@ def linear_message(batch):
         ([1, 2, 1, 0], [12, 8], [28, 4, 8]),
     ],
 )
-def test_a_message_by_hand(weights, gradient, values):
+def test_message_equals_numbers_by_hand(weights, gradient, values):
     """The numbers are small integers, so that sums in any order are exact."""
     given = {"x": X} if weights is None else {"x": X, "n": np.float32(weights)}
     message, after = linear_message(given)
@@ -189,7 +189,7 @@ def test_a_message_by_hand(weights, gradient, values):
     assert_bits_equal(after, {"sum": np.float32(38), "seen": np.int32(7)})
 
 
-def test_a_microbatch_without_weight_adds_nothing_but_a_count():
+def test_microbatch_without_weight_changes_only_counters():
     x = X.copy()
     x[:2] = np.nan
     message, after = linear_message({"x": x, "n": np.float32([0, 0, 1, 1])})
@@ -199,7 +199,7 @@ def test_a_microbatch_without_weight_adds_nothing_but_a_count():
 
 
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
-def test_an_empty_message_has_the_form_of_a_full_one(dtype):
+def test_empty_message_has_the_form_of_a_full_one(dtype):
     params = {"w": jnp.ones(3, jnp.bfloat16), "b": jnp.float32(1)}
     model_state = {"mean": jnp.float32(2), "seen": jnp.int32(3)}
 
@@ -221,7 +221,7 @@ def test_an_empty_message_has_the_form_of_a_full_one(dtype):
 
 
 @pytest.mark.parametrize("settings", [{"reduce_dtype": jnp.float16}])
-def test_float16_ends_before_a_number_of_tokens(settings):
+def test_float16_reduction_of_weighted_losses_is_refused(settings):
     def loss(params, batch):
         return loss_fn(params, batch), pj.Aux(weight=jnp.float32(16))
 

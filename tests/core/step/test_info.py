@@ -30,7 +30,7 @@ def epoch(steps, width, **settings):
 
 
 @grid(2, width=[1, 2, 3], executor=["fused", "host"], steps=[1, 5])
-def test_a_drain_reports_what_the_steps_did_not(width, executor, steps):
+def test_drain_reports_the_losses_missing_from_the_steps(width, executor, steps):
     state, infos, late = epoch(steps, width, executor=executor)
     assert len(late) == width - 1
     arrived = [info for info in (*infos, *late) if info.arrived]
@@ -53,7 +53,7 @@ def test_a_drain_reports_what_the_steps_did_not(width, executor, steps):
     assert not any(info.arrived for info in nothing)
 
 
-def test_infos_of_a_drain_inside_jit():
+def test_drain_inside_jit_gives_the_same_infos():
     train = pj.make_train_step(with_metric, optax.sgd(0.1), mesh=pj.data_mesh(4))
     (batch,) = batches(1)
     state, _ = train.step(train.init(init_params(), batch=batch), batch)
@@ -61,7 +61,7 @@ def test_infos_of_a_drain_inside_jit():
     assert_bits_equal(plain[1], traced[1])
 
 
-def test_the_mean_of_what_has_not_arrived():
+def test_mean_of_infos_before_any_arrival_is_nan():
     _, (info,), _ = epoch(1, 2)
     mean = pj.mean_info([info])
     assert not mean.arrived
@@ -71,6 +71,6 @@ def test_the_mean_of_what_has_not_arrived():
         pj.mean_info([])
 
 
-def test_a_naive_mean_is_loud():
+def test_numpy_mean_of_infos_with_a_missing_loss_is_nan():
     _, infos, _ = epoch(3, 2)
     assert np.isnan(np.mean([info.loss for info in infos]))

@@ -22,14 +22,14 @@ def returning(make_loss, message, **init):
             train.step(train.init(init_params(), **init), BATCH)
 
 
-def test_loss_that_is_a_vector():
+def test_vector_loss_is_refused():
     returning(
         lambda loss: jnp.stack([loss, loss]),
         r"`loss_fn` must return a scalar, got an array of shape \(2,\). Average",
     )
 
 
-def test_loss_that_is_an_integer():
+def test_integer_loss_is_refused():
     returning(
         lambda loss: loss.astype(jnp.int32),
         r"`loss_fn` must return a floating scalar, got int32. Only a real loss",
@@ -37,13 +37,13 @@ def test_loss_that_is_an_integer():
 
 
 @pytest.mark.parametrize("out", [None, "loss", {"loss": 1}, 0, (1.0, 2.0, 3.0)])
-def test_loss_that_is_no_array(out):
+def test_loss_other_than_an_array_is_refused(out):
     name = type(out).__name__
     returning(lambda loss: out, rf"`loss_fn` must return a scalar, or .* got {name}\.")
 
 
 @pytest.mark.parametrize("width", [1, 2])
-def test_metrics_that_are_no_real_scalars(width):
+def test_metrics_other_than_real_scalars_are_refused(width):
     def step(metric):
         train = make(
             lambda p, b: (loss_fn(p, b), pj.Aux(metrics={"logits": metric})),
@@ -57,7 +57,7 @@ def test_metrics_that_are_no_real_scalars(width):
         step(jnp.complex64(1j))
 
 
-def test_loss_over_an_axis_that_the_mesh_does_not_have():
+def test_loss_over_an_axis_outside_the_mesh_is_refused():
     train = make(lambda params, batch: lax.pmean(loss_fn(params, batch), "model"))
     state = train.init(init_params())
     with refused("`loss_fn` must use axes of the mesh only: .* axis name: model"):
@@ -65,7 +65,7 @@ def test_loss_over_an_axis_that_the_mesh_does_not_have():
 
 
 @pytest.mark.parametrize("aux", [{"accuracy": 1.0}, None, 1.0])
-def test_aux_that_is_something_else(aux):
+def test_second_result_other_than_aux_is_refused(aux):
     returning(
         lambda loss: (loss, aux),
         rf"pj.Aux\(metrics=...,.*got {type(aux).__name__} in second place",
@@ -82,7 +82,7 @@ def test_aux_that_is_something_else(aux):
         ({"mean": np.zeros(3, np.float32)}, {"mean": np.zeros((3, 1), np.float32)}),
     ],
 )
-def test_model_state_of_another_form(given, returned):
+def test_model_state_of_another_form_is_refused(given, returned):
     returning(
         lambda loss: (loss, pj.Aux(model_state=returned)),
         r"`loss_fn` must return the model state in the structure and shapes that"
@@ -92,13 +92,13 @@ def test_model_state_of_another_form(given, returned):
 
 
 @pytest.mark.parametrize("weight", [jnp.ones(2), 1j, True])
-def test_weights_that_are_no_real_scalars(weight):
+def test_weights_other_than_real_scalars_are_refused(weight):
     train = make(lambda params, batch: (0.0, pj.Aux(weight=weight)))
     with refused("must return a weight that is a real scalar"):
         train.init(init_params(), batch=BATCH)
 
 
-def test_a_weight_that_is_counted_in_a_narrow_dtype():
+def test_weight_in_a_narrow_dtype_is_refused():
     """A mask of floating numbers is cast like all inputs; bfloat16 has 8 bits."""
 
     def loss(params, batch):
@@ -117,13 +117,13 @@ def test_a_weight_that_is_counted_in_a_narrow_dtype():
 @pytest.mark.parametrize(
     ("weight", "wanted"), [(3, 3), (0.5, 0.5), (0, 0), (-1, np.nan), (np.nan, np.nan)]
 )
-def test_a_weight_that_is_negative_makes_nan(weight, wanted):
+def test_negative_weight_becomes_nan(weight, wanted):
     full = full_form(lambda params, batch: (1.0, pj.Aux(weight=weight)), None)
     _, returned = full(None, None, None, None)
     np.testing.assert_array_equal(returned.weight, np.float32(wanted), strict=True)
 
 
-def test_keywords_are_passed_where_there_is_something():
+def test_keywords_are_passed_only_if_given():
     passed = []
 
     def loss(params, batch, **keywords):
@@ -136,7 +136,7 @@ def test_keywords_are_passed_where_there_is_something():
     assert passed == [{}, {"model_state": 3}, {"rng": key}]
 
 
-def test_leaves_that_are_returned_as_they_were_are_noted():
+def test_leaves_returned_unchanged_are_noted():
     def loss(params, batch, *, model_state):
         after = model_state | {"copy": 1 * model_state["copy"]}
         return params, pj.Aux(model_state=after)
@@ -147,7 +147,7 @@ def test_leaves_that_are_returned_as_they_were_are_noted():
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])
-def test_a_loss_may_change_the_model_state_that_it_is_passed(microbatches):
+def test_loss_may_write_into_the_model_state(microbatches):
     """The loss puts new leaves into the dict that it is passed, and returns it."""
 
     def loss(params, batch, *, model_state):

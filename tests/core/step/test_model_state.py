@@ -140,7 +140,7 @@ def states(train, shares, state):
     ],
     ids=str,
 )
-def test_equals_the_recursion_by_hand(width, settings):
+def test_model_state_equals_the_recursion_by_hand(width, settings):
     train, shares = make(width=width, **settings), data(2)
     found = states(train, shares, begin(train))
     wanted = by_hand(shares, width, settings.get("microbatches", 1))
@@ -152,7 +152,7 @@ def test_equals_the_recursion_by_hand(width, settings):
 
 @pytest.mark.parametrize("predicts", [True, False])
 @pytest.mark.parametrize("width", [2, 3])
-def test_a_replaced_value_is_that_of_the_synchronous_twin(width, predicts):
+def test_replaced_value_follows_the_synchronous_twin(width, predicts):
     """It arrives `width - 1` steps late, and neither oscillates nor grows."""
     shares = data(2, 9)
     train = make(width=width, weight_prediction=predicts)
@@ -164,7 +164,7 @@ def test_a_replaced_value_is_that_of_the_synchronous_twin(width, predicts):
     np.testing.assert_allclose(found[-1]["last"], shares[-1].mean(), **CLOSE)
 
 
-def test_a_warm_up_begins_synchronously():
+def test_warm_up_starts_synchronously():
     train, shares = make(width=2, warmup_steps=3), data(2)
     found = states(train, shares, begin(train))
     for got, hand in zip(found[:3], by_hand(shares[:3], 1), strict=False):
@@ -173,7 +173,7 @@ def test_a_warm_up_begins_synchronously():
     assert_close(found[-1], by_hand(shares, 1)[-1])
 
 
-def test_a_skipped_change_is_not_counted_on():
+def test_skipped_change_is_not_predicted():
     """A device expects no change of a message of its own that is not finite."""
     for skips in (True, False):
         train = make(width=2, weight_prediction=False, skip_nonfinite=skips)
@@ -203,7 +203,7 @@ class TestWhatIsSent:
                 assert sent == {*MOVING}
             assert state.in_flight.pending[0].changes["wave"].dtype == jnp.float32
 
-    def test_it_sends_no_more_bytes_than_without_what_stays(self):
+    def test_unchanged_leaves_cost_no_bytes(self):
         def frozen(params, batch, *, model_state):
             value = jnp.mean(batch @ model_state["base"]) * params["w"].mean()
             return value, pj.Aux(model_state=model_state)
@@ -224,7 +224,7 @@ class TestWhatIsSent:
                 sent.append(train.transfers(state, batch))
         assert sent[:2] == sent[2:]
 
-    def test_without_a_batch_it_warns_and_has_the_same_values(self):
+    def test_init_without_a_batch_warns_and_keeps_the_values(self):
         train, shares = make(width=2), data(2)
         state = begin(train, batch=None)
         message = (
@@ -235,7 +235,7 @@ class TestWhatIsSent:
             found = states(train, shares, state)
         assert_close(found[-1], by_hand(shares, 2)[-1])
 
-    def test_a_state_of_a_loss_that_changes_less(self):
+    def test_state_of_a_loss_with_fewer_changes_is_refused(self):
         def still(params, batch, *, model_state):
             return loss(params, batch, model_state=model_state)[0], pj.Aux(
                 model_state=model_state
@@ -275,7 +275,7 @@ def small(params, batch, *, model_state):
 class TestFloatingDtypesBelow16Bits:
     """They may be frozen, and cannot be averaged."""
 
-    def test_unchanged(self):
+    def test_unchanged_float8_leaf_keeps_its_dtype(self):
         train = make(small)
         state = train.init({"w": jnp.ones(SIZE)}, model_state=SMALL)
         for _ in range(3):
@@ -284,7 +284,7 @@ class TestFloatingDtypesBelow16Bits:
         assert state.model_state["scale"].dtype == jnp.float8_e4m3fn
         assert int(state.model_state["seen"]) == 3
 
-    def test_changed(self):
+    def test_changed_float8_leaf_is_refused(self):
         def changing(params, batch, *, model_state):
             value, aux = small(params, batch, model_state=model_state)
             half = aux.model_state["scale"] * jnp.float8_e4m3fn(0.5)
@@ -298,7 +298,7 @@ class TestFloatingDtypesBelow16Bits:
         ):
             train.step(state, ONES)
 
-    def test_which_leaves_are_averaged(self):
+    def test_floating_leaves_of_at_least_16_bits_are_averaged(self):
         yes = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.complex64)
         no = (jnp.float8_e4m3fn, jnp.int32, jnp.bool_)
         assert all(averaged(jnp.zeros(1, dtype)) for dtype in yes)
@@ -307,7 +307,7 @@ class TestFloatingDtypesBelow16Bits:
 
 
 @pytest.mark.parametrize("devices", [2, 1])
-def test_a_checkpoint(tmp_path, devices):
+def test_checkpoint_restores_changes_in_flight(tmp_path, devices):
     """On other devices, the changes in flight are applied first."""
     train, shares = make(width=3, weight_prediction=False), data(2)
     state = begin(train)
@@ -328,7 +328,7 @@ def test_a_checkpoint(tmp_path, devices):
     assert_close(drained, by_hand(shares, 3)[-1])
 
 
-def test_a_new_object_of_static_data_in_the_state_that_a_loss_returns():
+def test_model_state_keeps_the_static_objects_of_init():
     """The structure of the state is that which `init` was given."""
 
     @jax.tree_util.register_pytree_node_class

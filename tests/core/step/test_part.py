@@ -35,7 +35,7 @@ def squared(w, batch, model_state, rng):
         (np.nan, 2, (np.nan, np.nan, np.nan)),  # the weight is below 0
     ],
 )
-def test_everything_is_multiplied_by_the_weight(weight, x, wanted):
+def test_gradient_loss_and_metrics_are_multiplied_by_the_weight(weight, x, wanted):
     weight = None if weight is None else jnp.float32(weight)
     given = jnp.float32(3), (jnp.float32(x), weight), None, None
     part, _, _ = part_of(squared, *given, axis_name="data", specs=())
@@ -51,7 +51,7 @@ def test_everything_is_multiplied_by_the_weight(weight, x, wanted):
         ([0, 0], [0, 0], [0, 0]),
     ],
 )
-def test_a_collective_of_the_loss_sees_the_weights_of_all_devices(
+def test_collective_of_the_loss_sees_the_weights_of_all_devices(
     weights, gradients, losses
 ):
     """
@@ -95,7 +95,7 @@ def test_microbatches_make_a_mean_or_with_weights_a_sum():
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])
-def test_a_float16_loss_times_its_tokens_may_exceed_float16(microbatches):
+def test_float16_loss_times_its_tokens_may_exceed_float16(microbatches):
     def loss(params, batch):
         return 5 + 0 * (params * batch).mean(), pj.Aux(weight=np.float32(20_000))
 
@@ -111,7 +111,7 @@ def test_a_float16_loss_times_its_tokens_may_exceed_float16(microbatches):
     assert float(info.loss) == 5
 
 
-def test_a_loss_with_a_collective_in_float16_may_have_many_tokens():
+def test_float16_loss_with_a_collective_may_have_many_tokens():
     def loss(params, batch):
         mean = jax.lax.pmean((params * batch).mean(), "data")
         return mean, pj.Aux(weight=jnp.float32(80_000))

@@ -23,7 +23,7 @@ def places(shards, sizes):
     return Places.of(optax.adam(0.1), PARAMS, shards, "data", sizes)
 
 
-def test_arrays_of_the_optimizer_lie_as_their_parameters():
+def test_optimizer_arrays_are_placed_like_their_parameters():
     found = places(Shards(cuts=(None, 0)), {"data": 4, "other": 2})
     assert found.devices.names == ("data",)
     assert found.data == 4
@@ -58,7 +58,7 @@ def test_splits_name_every_axis():
         assert spec_of(split) == spec
 
 
-def test_a_result_that_lies_as_before_keeps_its_spec():
+def test_result_in_the_same_place_keeps_its_spec():
     found = places(Shards(cuts=(None, 0)), {"data": 4})
     assert found.kept(P("data"), (("data",), ())) == P("data")
     assert found.kept(P(), ((), ("data",))) == P(None, "data")
@@ -66,7 +66,7 @@ def test_a_result_that_lies_as_before_keeps_its_spec():
     assert alone.kept(P("data"), ((), ())) == P("data")
 
 
-def test_the_specs_of_a_state_come_first():
+def test_specs_of_a_state_take_precedence():
     specs = (P(), P("data"), P("data"), P(), P(None, "data"))
     shards = Shards(cuts=(None, 0), opt_state=specs)
     found = places(shards, {"data": 4})
@@ -77,7 +77,7 @@ def test_the_specs_of_a_state_come_first():
         check_places(after, found)
 
 
-def test_passengers_are_whole():
+def test_passengers_are_not_split():
     message = Message(
         PARAMS,
         {"mean": jnp.zeros(4), "count": None},

@@ -22,7 +22,7 @@ from ...helpers import loss_fn
         (0, 10),
     ],
 )
-def test_a_prediction_by_hand(filled, wanted, weight):
+def test_prediction_equals_numbers_by_hand(filled, wanted, weight):
     """w is 10, the learning rate 1/2; 4 and 2 are in flight, and 1/4 is fed back."""
     train = pj.make_train_step(
         loss_fn,

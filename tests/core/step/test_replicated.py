@@ -36,7 +36,7 @@ def drained(data, tx, *, loss=loss_fn, params=None, **settings):
 
 
 @grid(1, name=OPTIMIZERS, width=[2, 4], executor=["fused", "host"])
-def test_one_device_predicts_what_comes(width, name, executor):
+def test_training_on_one_device_with_prediction_is_synchronous(width, name, executor):
     """The device's own gradient is the mean, so training is synchronous."""
     run = functools.partial(
         drained, batches(STEPS), OPTIMIZERS[name], mesh=pj.data_mesh(1)
@@ -52,7 +52,9 @@ def test_one_device_predicts_what_comes(width, name, executor):
 
 
 @grid(width=[2, 3], name=OPTIMIZERS, warmup_steps=[0, 3], feedback=[0.0, 0.5, None])
-def test_recursion(width, name, warmup_steps, feedback):
+def test_predicted_training_equals_the_recursion_by_hand(
+    width, name, warmup_steps, feedback
+):
     """Compares with the recursion without pipejax; rounding is as in `test_step`.
 
     Without feedback, predictions are linearized.
@@ -85,7 +87,7 @@ def test_recursion(width, name, warmup_steps, feedback):
 
 
 @grid(1, width=[2, 3, 4], tx=[optax.sgd(0.02, momentum=0.9), optax.sgd(0.1)])
-def test_on_a_quadratic_it_takes_synchronous_steps(width, tx):
+def test_quadratic_with_prediction_takes_synchronous_steps(width, tx):
     """With noise too, the mean of gradients is the gradient at the mean.
 
     The plain pipeline diverges at this learning rate, so the test cannot pass just
@@ -105,7 +107,7 @@ def test_on_a_quadratic_it_takes_synchronous_steps(width, tx):
 
 
 @grid(1, width=[3, 2], feedback=[0.5, None])
-def test_executors_agree_to_the_bit(width, feedback):
+def test_both_executors_have_the_same_bits(width, feedback):
     run = functools.partial(
         drained,
         batches(STEPS),
@@ -118,7 +120,7 @@ def test_executors_agree_to_the_bit(width, feedback):
     assert_bits_equal(run(executor="fused"), run(executor="host"))
 
 
-def test_replicas_stay_the_same_and_sends_no_more():
+def test_prediction_sends_no_more_and_keeps_replicas_equal():
     settings = dict(mesh=pj.data_mesh(4), width=2)
     ahead = pj.make_train_step(loss_fn, optax.adam(1e-2), **settings)
     plain = pj.make_train_step(
@@ -133,7 +135,7 @@ def test_replicas_stay_the_same_and_sends_no_more():
 
 
 @pytest.mark.parametrize("feedback", [None, 0.0, 0.5])
-def test_a_gradient_that_is_not_finite_is_not_followed(feedback):
+def test_gradient_with_nan_is_not_predicted(feedback):
     """A device would otherwise compute at NaN, and send NaN from then on."""
     train = pj.make_train_step(
         loss_fn,

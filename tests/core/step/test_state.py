@@ -23,7 +23,7 @@ def test_shared_part_leaves_out_queue_and_counter():
     assert shared(state) == state._replace(in_flight=None, calls=None)
 
 
-def test_without_trainable_keeps_how_arrays_are_split():
+def test_shards_are_kept_by_without_trainable():
     shards = Shards(cuts=(0,))
     state = PipelineState(Trainable("p", "o", "m", shards=shards), *"nfrstc")
     found = without_trainable(state)
@@ -31,7 +31,7 @@ def test_without_trainable_keeps_how_arrays_are_split():
     assert found.model_state == "n"
 
 
-def test_names_of_the_arrays_in_a_state():
+def test_arrays_in_a_state_have_their_documented_names():
     """A checkpoint finds the arrays by these names, without `trainable`."""
     train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2))
     paths = jax.tree_util.tree_leaves_with_path(train.init(init_params()))

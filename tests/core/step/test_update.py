@@ -57,12 +57,12 @@ def made(update):
         (optax.chain(made(plain), optax.identity()), 1),
     ],
 )
-def test_the_loss_reaches_optimizers_that_read_it(tx, factor):
+def test_loss_reaches_optimizers_with_a_value_argument(tx, factor):
     updates, _ = updated(tx, ONES, tx.init(ONES), ONES, jnp.float32(3))
     assert_bits_equal(updates, factor * ONES)
 
 
-def test_what_needs_more_is_refused_and_other_errors_pass():
+def test_additional_arguments_are_refused_and_other_errors_pass():
     with pytest.raises(ValueError, match=r"`tx` must need nothing but .* 'value_fn'"):
         updated(made(needing), ONES, (), ONES, jnp.float32(3))
     with pytest.raises(TypeError, match="something else"):
@@ -105,7 +105,7 @@ def by_hand(tx, takes_value):
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_wrappers_train_as_in_a_loop_by_hand(name):
+def test_wrappers_train_like_a_loop_by_hand(name):
     tx, takes_value = WRAPPERS[name]
     train = pj.make_train_step(loss_fn, tx, mesh=pj.data_mesh(DEVICES), width=1)
     state = train.init(init_params())
@@ -117,7 +117,7 @@ def test_wrappers_train_as_in_a_loop_by_hand(name):
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_predicted_on_one_device_wrappers_are_synchronous(name):
+def test_predicted_wrappers_on_one_device_are_synchronous(name):
     tx, _ = WRAPPERS[name]
     found = []
     for width in (1, 2):
@@ -129,7 +129,7 @@ def test_predicted_on_one_device_wrappers_are_synchronous(name):
     chex.assert_trees_all_close(*found, rtol=0, atol=1e-5)
 
 
-def test_other_leaves_move_at_once():
+def test_counters_are_replaced_and_means_are_moved():
     state, after = {"mean": ONES, "seen": jnp.int32(1)}, {"mean": 9.0, "seen": 2}
     out = moved(state, after, {"mean": 2 * ONES, "seen": None})
     assert_bits_equal(out, {"mean": 3 * ONES, "seen": 2})

@@ -100,7 +100,7 @@ def assert_close(found, wanted, rounding):
     devices=(1, 2, 4, 8),
     executor=("fused", "host"),
 )
-def test_a_plain_delay_has_the_bits_of_the_unsharded_pipeline(
+def test_plain_delay_has_the_bits_of_the_unsharded_pipeline(
     name, width, devices, executor
 ):
     options = {"width": width, "executor": executor, "weight_prediction": False}
@@ -112,7 +112,7 @@ def test_a_plain_delay_has_the_bits_of_the_unsharded_pipeline(
 
 @ONE_PYTHON
 @grid(1, width=(1, 2, 3), devices=(2, 4, 8), executor=("fused", "host"))
-def test_a_norm_is_added_in_another_order(width, devices, executor):
+def test_clipping_by_the_global_norm_is_close_to_unsharded(width, devices, executor):
     options = {"width": width, "executor": executor, "weight_prediction": False}
     tx = OPTIMIZERS["clip+adamw"]
     (wanted, losses), (found, others) = both(tx, devices, **options)
@@ -129,7 +129,7 @@ WITH_SUMS = {
 
 @ONE_PYTHON
 @grid(1, name=("lamb", "fromage", "adafactor"), predicts=(False, True))
-def test_optimizers_with_sums_of_their_own(name, predicts):
+def test_optimizers_with_sums_are_close_to_unsharded(name, predicts):
     """Without prediction, they train as in the unsharded pipeline."""
     (wanted, losses), (found, others) = both(
         WITH_SUMS[name], weight_prediction=predicts
@@ -165,9 +165,7 @@ PREDICTED = OPTIMIZERS | {
 
 @ONE_PYTHON
 @grid(1, name=PREDICTED, width=(2, 3), devices=(4, 2, 1), executor=("fused", "host"))
-def test_predictions_are_those_of_the_unsharded_pipeline(
-    name, width, devices, executor
-):
+def test_exact_predictions_are_close_to_unsharded(name, width, devices, executor):
     options = {"width": width, "executor": executor, "exact": True}
     (wanted, losses), (found, others) = both(PREDICTED[name], devices, **options)
     assert_close(found.params, wanted.params, 1e-5)
@@ -185,7 +183,7 @@ def test_predictions_with_slopes_of_8_bits_are_close(name):
 
 
 @ONE_PYTHON
-def test_one_device_predicts_adam_exactly():
+def test_adam_on_one_device_is_close_to_unsharded():
     (wanted, losses), (found, others) = both(OPTIMIZERS["adamw"], 1)
     assert_close(found.params, wanted.params, 1e-6)
     np.testing.assert_allclose(others, losses, rtol=1e-6)
@@ -231,7 +229,7 @@ def full_form(params, batch, *, model_state, rng):
 
 @ONE_PYTHON
 @grid(1, width=(1, 2, 3), executor=("fused", "host"), predicted=(False, True))
-def test_keys_metrics_weights_and_model_state(width, executor, predicted):
+def test_full_loss_is_close_to_unsharded(width, executor, predicted):
     options = {"width": width, "executor": executor, "weight_prediction": predicted}
     (wanted, losses), (found, others) = both(
         OPTIMIZERS["momentum"], loss=full_form, init=given(), microbatches=2, **options
@@ -248,7 +246,7 @@ def given():
 
 
 @grid(1, switch=list(SWITCHES), executor=("fused", "host"), width=(2, 1, 3))
-def test_a_switch_changes_nothing(switch, executor, width):
+def test_jax_switches_change_no_bit(switch, executor, width):
     options = {"loss": full_form, "init": given(), "width": width, "steps": 3}
     options |= {"executor": executor, "shard_optimizer": True, "donate": True}
     # Optax's AdamW multiplies float32 by int32.
@@ -265,7 +263,7 @@ def test_a_switch_changes_nothing(switch, executor, width):
 
 @ONE_PYTHON
 @pytest.mark.parametrize("executor", ["fused", "host"])
-def test_inside_set_mesh_with_explicit_axes(executor):
+def test_set_mesh_with_explicit_axes_changes_no_bit(executor):
     explicit = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
     options = {"executor": executor, "shard_optimizer": True}
     wanted, losses = run(OPTIMIZERS["adamw"], **options)
@@ -276,7 +274,7 @@ def test_inside_set_mesh_with_explicit_axes(executor):
 
 
 @ONE_PYTHON
-def test_in_a_scan():
+def test_scan_of_steps_is_close_to_a_loop():
     train = pj.make_train_step(
         loss_fn, OPTIMIZERS["adamw"], mesh=pj.data_mesh(4), shard_optimizer=True
     )
@@ -291,7 +289,7 @@ def test_in_a_scan():
 
 @ONE_PYTHON
 @pytest.mark.parametrize("width", [1, 2])
-def test_x64(width):
+def test_x64_changes_only_roundings(width):
     options = {"width": width, "shard_optimizer": True}
     wanted, _ = run(OPTIMIZERS["clip+adamw"], **options)
     with jax.enable_x64(True):
@@ -301,7 +299,7 @@ def test_x64(width):
 
 
 @pytest.mark.parametrize("width", [1, 2])
-def test_what_a_step_sends(width):
+def test_bytes_sent_are_as_in_an_all_reduce(width):
     """The declared bytes are those of the compiled program: as in an all-reduce."""
     train = pj.make_train_step(
         loss_fn,
@@ -325,7 +323,7 @@ def test_what_a_step_sends(width):
 
 
 @grid(executor=("fused", "host"), width=(1, 2))
-def test_a_gradient_that_is_not_finite_is_skipped(executor, width):
+def test_gradient_with_nan_is_skipped(executor, width):
     def bad(params, batch):
         loss = loss_fn(params, batch)
         return jnp.where(batch["x"][0, 0] > 1e6, jnp.nan, 1.0) * loss
@@ -356,9 +354,7 @@ def test_a_gradient_that_is_not_finite_is_skipped(executor, width):
 
 @ONE_PYTHON
 @grid(executor=("fused", "host"), width=(2, 3), predicted=(False, True))
-def test_after_a_drain_the_gathered_parameters_are_those_of_the_state(
-    executor, width, predicted
-):
+def test_gathered_parameters_equal_the_pieces_after_a_drain(executor, width, predicted):
     state, _ = run(
         OPTIMIZERS["adamw"],
         width=width,
@@ -380,7 +376,7 @@ def test_donation_changes_no_bit(executor):
 
 @ONE_PYTHON
 @pytest.mark.parametrize("predicted", [pytest.param(False, marks=FULL), True])
-def test_both_executors_have_the_same_bits(predicted):
+def test_both_executors_agree(predicted):
     options = {"shard_optimizer": True, "weight_prediction": predicted, "width": 3}
     fused, losses = run(OPTIMIZERS["clip+adamw"], executor="fused", **options)
     host, others = run(OPTIMIZERS["clip+adamw"], executor="host", **options)
@@ -390,7 +386,7 @@ def test_both_executors_have_the_same_bits(predicted):
 
 @ONE_PYTHON
 @pytest.mark.parametrize("width", [2, 3])
-def test_a_warm_up_is_synchronous(width):
+def test_warm_up_is_close_to_unsharded(width):
     options = {"width": width, "warmup_steps": 2}
     (wanted, losses), (found, others) = both(OPTIMIZERS["momentum"], **options)
     assert_close(found.params, wanted.params, 2e-6)
@@ -413,7 +409,7 @@ def test_parameters_travel_in_the_compute_dtype(predicted):
 
 
 @ONE_PYTHON
-def test_a_codec_keeps_its_states():
+def test_codec_keeps_its_states():
     feedback = codecs.error_feedback(codecs.int8(8))
     options = {"all_reduce": collectives.two_shot(feedback), "shard_optimizer": True}
     state, losses = run(OPTIMIZERS["momentum"], steps=20, **options)
@@ -422,7 +418,7 @@ def test_a_codec_keeps_its_states():
     np.testing.assert_allclose(losses[1:], wanted[1:], rtol=0.1)
 
 
-def test_replicas_are_the_same():
+def test_replicas_are_equal():
     state, _ = run(OPTIMIZERS["adamw"], shard_optimizer=True)
     assert len(set(pj.replica_digest(state).values())) == 1
 
@@ -449,7 +445,7 @@ def test_replicas_are_the_same():
         ),
     ],
 )
-def test_what_is_refused(options, said):
+def test_unsupported_options_are_refused(options, said):
     with pytest.raises(ValueError, match=f"^{said}"):
         pj.make_train_step(
             loss_fn,
@@ -459,7 +455,7 @@ def test_what_is_refused(options, said):
         )
 
 
-def test_the_host_executor_needs_cpus():
+def test_host_executor_needs_cpus():
     pytest.importorskip("jax_plugins.xla_cuda12")
     mesh = pj.data_mesh(devices=pj.overlap.topology("h100:1x1x2"))
     with pytest.raises(ValueError, match=r"^`executor` must be 'fused' or 'auto' wi"):
@@ -472,7 +468,7 @@ def test_the_host_executor_needs_cpus():
         )
 
 
-def test_an_optimizer_that_needs_whole_gradients_is_refused():
+def test_optimizer_of_whole_gradients_is_refused():
     train = pj.make_train_step(
         loss_fn,
         optax.contrib.muon(1e-2),
@@ -484,7 +480,7 @@ def test_an_optimizer_that_needs_whole_gradients_is_refused():
         train.init(params())
 
 
-def test_states_go_from_one_optimizer_to_the_other():
+def test_drained_states_start_the_other_kind_of_optimizer():
     """A drained state of either kind is a start for the other."""
     for kind in (False, True):
         state, _ = run(OPTIMIZERS["adamw"], shard_optimizer=kind)
@@ -557,7 +553,7 @@ def test_groups_shard_the_model_and_the_optimizer(name, groups, width, predicted
 
 
 @ONE_PYTHON
-def test_groups_with_a_codec():
+def test_groups_with_a_codec_are_close_to_unsharded():
     (_, _, losses), (_, _, others) = grouped(
         2,
         tx=OPTIMIZERS["momentum"],

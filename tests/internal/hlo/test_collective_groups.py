@@ -35,7 +35,7 @@ def mesh_of(devices, *shape):
 
 @pytest.mark.parametrize("axes", ["a", "b", "c", ("a", "c"), ("a", "b", "c")])
 @pytest.mark.parametrize("order", [range(8), [5, 2, 7, 0, 3, 6, 1, 4]])
-def test_along_axes_of_a_mesh_in_any_order(axes, order):
+def test_groups_follow_the_axes_of_a_mesh_in_any_order(axes, order):
     mesh = mesh_of([jax.devices()[i] for i in order], 2, 2, 2)
     (one,) = collective_groups(summed(mesh, axes), mesh)
     assert one.kind == "all-reduce"
@@ -45,14 +45,14 @@ def test_along_axes_of_a_mesh_in_any_order(axes, order):
     assert not one.crosses_processes
 
 
-def test_text_and_devices_in_a_list():
+def test_groups_are_found_in_text_with_a_list_of_devices():
     mesh = mesh_of(jax.devices(), 2, 4)
     both = summed(mesh, "b")
     expected = collective_groups(both, mesh)
     assert collective_groups(both.as_text(), list(mesh.devices.flat)) == expected
 
 
-def test_in_loops_and_branches_and_without_a_schedule():
+def test_groups_are_found_in_loops_and_branches():
     mesh = mesh_of(jax.devices(), 8)
 
     def local(x):
@@ -67,7 +67,7 @@ def test_in_loops_and_branches_and_without_a_schedule():
 
 @GPU
 @pytest.mark.parametrize(("axes", "crosses"), [("a", True), ("b", False)])
-def test_across_hosts(axes, crosses):
+def test_groups_across_hosts_are_marked(axes, crosses):
     mesh = mesh_of(pj.overlap.topology("h100:1x2x4"), 2, 4)
     (one,) = collective_groups(summed(mesh, axes), mesh)
     assert one.crosses_processes == crosses
@@ -84,7 +84,7 @@ def test_across_hosts(axes, crosses):
     ],
 )
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [0, 3, 1, 2]])
-def test_across_slices(axes, kinds, order):
+def test_groups_across_slices_are_marked(axes, kinds, order):
     """If each slice has an order of its own, XLA has to list the groups."""
     devices = pj.overlap.topology("tpu:2xv5e:2x2")
     mesh = mesh_of([*devices[:4], *(devices[4 + i] for i in order)], 2, 4)
@@ -96,7 +96,7 @@ def test_across_slices(axes, kinds, order):
     assert [one.crosses_processes for one in found] == ["a" in one for one in along]
 
 
-def test_devices_of_another_mesh():
+def test_devices_of_another_mesh_are_refused():
     mesh = mesh_of(jax.devices()[:4], 4)
     with pytest.raises(
         ValueError, match=r"`devices` must be the 4 devices that .*; got 8 devices"
@@ -104,7 +104,7 @@ def test_devices_of_another_mesh():
         collective_groups(summed(mesh, "a"), jax.devices())
 
 
-def test_slices_of_other_devices():
+def test_slices_of_other_devices_are_refused():
     target = 'frontend_attributes={_xla_megascale_target="{1,2}x{0:7}",'
     target += '_xla_megascale_transfer_type="ALL_REDUCE"}'
     text = program(

@@ -31,13 +31,13 @@ def report(mesh, local):
 
 @pytest.mark.parametrize("axes", [("a",), ("b",), ("c",), ("a", "c"), NAMES])
 @pytest.mark.parametrize("order", [range(8), [5, 2, 7, 0, 3, 6, 1, 4]])
-def test_the_axes_along_which_devices_of_a_group_differ(axes, order):
+def test_axes_of_a_group_are_found_for_any_device_order(axes, order):
     mesh = mesh_of([jax.devices()[i] for i in order])
     (one,) = report(mesh, lambda x: lax.psum(x, axes)).collectives
     assert one.axes == axes
 
 
-def test_shares_by_axis():
+def test_shares_are_reported_by_axis():
     """On CPUs collectives are synchronous, so that nothing runs during them."""
     mesh = mesh_of(jax.devices())
     found = report(mesh, lambda x: lax.psum(lax.psum(x @ x, "a") @ x, ("b", "c")))
@@ -50,7 +50,7 @@ def test_shares_by_axis():
     assert [x["axes"] for x in written["collectives"]] == [["a"], ["b", "c"]]
 
 
-def test_flops_under_collectives_of_each_axis():
+def test_flops_under_collectives_are_counted_by_axis():
     """The first of two matmuls runs during both collectives, the second during one."""
     text = """HloModule step, is_scheduled=true, replica_count=4
 ENTRY %main (p: f32[8,8], x: f32[100]) -> f32[100] {
@@ -74,7 +74,7 @@ ENTRY %main (p: f32[8,8], x: f32[100]) -> f32[100] {
     assert "  ?  " in str(unknown)
 
 
-def test_a_mesh_of_another_size():
+def test_mesh_of_another_size_is_refused():
     module = parse(
         "HloModule m, replica_count=4\nENTRY %e {\n  ROOT %c = f32[] constant(0)\n}"
     )
@@ -84,7 +84,7 @@ def test_a_mesh_of_another_size():
 
 
 @TPU
-def test_between_slices():
+def test_axes_between_slices_are_found():
     devices = pj.overlap.topology("tpu:2xv5e:2x2")
     mesh = pj.data_mesh(devices=devices, axis_name=("slice", "chip"))
     assert dict(mesh.shape) == {"slice": 2, "chip": 4}

@@ -3,13 +3,13 @@
 from ...overlap import DOT, FLOPS, dots, work
 
 
-def test_dots_and_operations():
+def test_flops_and_operations_of_dots_are_counted():
     found, uncounted = work(dots("d", "e"))
     assert (found.flops, found.matmuls, found.operations) == (2 * FLOPS, 2, 3)
     assert not uncounted
 
 
-def test_library_calls_that_cannot_be_counted_are_named():
+def test_library_calls_of_unknown_flops_are_named():
     for target in (
         "__cudnn$fmhaSoftmax",
         "tpu_custom_call",
@@ -29,7 +29,7 @@ def test_library_calls_that_cannot_be_counted_are_named():
         assert not uncounted
 
 
-def test_a_matmul_in_an_instruction_that_repeats_it():
+def test_matmul_inside_a_repeating_instruction_is_counted_once():
     others = """
         %f (p: f32[8,8]) -> f32[8,8] {
           %p = f32[8,8]{1,0} parameter(0)
@@ -41,7 +41,7 @@ def test_a_matmul_in_an_instruction_that_repeats_it():
     assert uncounted == {"s": "scan of a matmul, counted once"}
 
 
-def test_a_conditional_counts_as_its_largest_branch():
+def test_conditional_counts_as_its_largest_branch():
     others = """
         %none (p: f32[8,8]) -> f32[8,8] {
           ROOT %p = f32[8,8]{1,0} parameter(0)

@@ -124,7 +124,7 @@ GLOBAL = "channel_id=1, use_global_device_ids=true, replica_groups="
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form(form):
+def test_every_form_of_groups_is_read_as_by_xla(form):
     text = text_of(REDUCE.format(GLOBAL + form))
     assert found(text) == as_xla_runs(text, DEVICES) == FORMS[form]
 
@@ -142,7 +142,7 @@ def test_every_form(form):
         (PERMUTE, "channel_id=1, source_target_pairs={PARTITION_RING}"),
     ],
 )
-def test_what_is_numbered(line, attributes, partitions):
+def test_numbers_mean_replicas_partitions_or_devices(line, attributes, partitions):
     """The numbers are replicas, partitions or devices, by attributes and opcode."""
     replicas = DEVICES // partitions
 
@@ -175,7 +175,7 @@ def test_what_is_numbered(line, attributes, partitions):
 @pytest.mark.parametrize(
     ("line", "size", "many"), [(GATHER, 4, 1), (SCATTER, 1, 4), (EXCHANGE, 4, 4)]
 )
-def test_other_collectives(line, size, many):
+def test_groups_of_other_collectives_are_read_as_by_xla(line, size, many):
     form = "mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}"
     text = text_of(line.format(GLOBAL + form), size=size, many=many)
     if line == EXCHANGE:
@@ -210,14 +210,14 @@ def meshes(draw):
 
 
 @hypothesis.given(meshes())
-def test_any_mesh(form):
+def test_groups_of_any_mesh_are_read_as_by_xla(form):
     # JAX 0.10's parser refuses groups of one device.
     hypothesis.assume("{}" not in form)
     text = text_of(REDUCE.format(GLOBAL + form))
     assert found(text) == as_xla_runs(text, DEVICES)
 
 
-def test_no_axis_leaves_each_alone():
+def test_groups_without_axes_hold_one_device_each():
     text = text_of(REDUCE.format(GLOBAL + "mesh['x'=2,'y'=4] {}"))
     assert found(text) == {(i,) for i in range(8)}
 
@@ -231,7 +231,7 @@ def test_no_axis_leaves_each_alone():
         ("{}", {tuple(range(8))}),
     ],
 )
-def test_pairs_connect(written, expected):
+def test_pairs_are_connected_to_groups(written, expected):
     line = PERMUTE.format(f"channel_id=1, source_target_pairs={written}")
     assert found(text_of(line)) == expected
 
@@ -258,7 +258,7 @@ def test_pairs_connect(written, expected):
         "@mesh<x=8> {x}",
     ],
 )
-def test_forms_that_are_not_known(form):
+def test_unknown_forms_of_groups_are_refused(form):
     text = text_of(REDUCE.format(GLOBAL + form))
     line = next(line for line in text.splitlines() if "all-reduce" in line).strip()
     with pytest.raises(
@@ -277,19 +277,19 @@ def test_forms_that_are_not_known(form):
         ("cross_replica_and_partition", "{{0},{1}}", ROWS),
     ],
 )
-def test_a_mode_that_is_written_out(mode, numbered, expected):
+def test_explicit_mode_of_groups_is_followed(mode, numbered, expected):
     """The text has 2 replicas with 4 partitions each."""
     line = REDUCE.format(f"channel_id=1, replica_groups={numbered}, mode={mode}")
     assert found(text_of(line, partitions=4)) == expected
 
 
-def test_a_mode_that_is_not_known():
+def test_unknown_mode_of_groups_is_refused():
     text = text_of(REDUCE.format("mode=by_colour, replica_groups={}"))
     with pytest.raises(ValueError, match=r"an unknown form.*\n.*mode=by_colour"):
         found(text)
 
 
-def test_a_collective_that_does_not_say():
+def test_collective_without_groups_is_refused():
     text = text_of(REDUCE.format("channel_id=1"))
     with pytest.raises(ValueError, match="its groups have an unknown form"):
         found(text)

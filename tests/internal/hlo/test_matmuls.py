@@ -47,7 +47,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_as_xla_counts(name):
+def test_flops_equal_the_count_of_xla(name):
     f, *args = PROGRAMS[name]()
     compiled = jax.jit(f).lower(*args).compile()
     # The counts are equal, because these programs have no other arithmetic.
@@ -63,7 +63,7 @@ def test_gradient_of_a_convolution_does_the_work_of_two():
     assert both.matmuls == 3
 
 
-def test_a_tpu_matmul_is_a_convolution_with_holes():
+def test_tpu_matmul_as_a_convolution_is_counted():
     others = """
         %f (q: f32[4,16,32], w: f32[4,32,8]) -> f32[4,16,8] {
           %q = f32[4,16,32]{2,1,0} parameter(0)
@@ -77,7 +77,7 @@ pad=0_0 lhs_dilate=4}, dim_labels=0bf_0io->0bf
     assert (found.matmuls, found.operations) == (1, 2)
 
 
-def test_cublas():
+def test_cublas_matmul_is_counted():
     config = '{"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_\
 dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}'
     for target in ("__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8"):
@@ -107,7 +107,7 @@ dim_labels=b01f_o01i->b01f, custom_call_target="__cudnn$convTARGET"
         ("BackwardFilter", "%i, %o", "f32[4,3,3,3]"),
     ],
 )
-def test_cudnn(target, operands, result):
+def test_cudnn_convolution_is_counted(target, operands, result):
     text = CUDNN.replace("TARGET", target).replace("OPERANDS", operands)
     found, _ = work(text.replace("RESULT", result + "{3,2,1,0}"))
     # In both dimensions, 9 places x 3 taps, less one tap on the padding at each end.
@@ -115,7 +115,7 @@ def test_cudnn(target, operands, result):
     assert found.matmuls == 1
 
 
-def test_a_matmul_whose_shapes_do_not_fit():
+def test_matmul_of_inconsistent_shapes_is_refused():
     with pytest.raises(ValueError, match=r"its FLOPs cannot be counted:\n%d = "):
         work("%d = f32[8,8] dot(%p, %p), lhs_contracting_dims={7}")
 
@@ -123,7 +123,7 @@ def test_a_matmul_whose_shapes_do_not_fit():
 @pytest.mark.parametrize(
     ("ragged", "flops"), [("{0}", 2 * 64 * 32 * 16), ("{1}", None)]
 )
-def test_ragged_dots(ragged, flops):
+def test_ragged_dot_is_counted_if_rows_are_grouped(ragged, flops):
     """Rows are in groups, or the summed dimension is, which makes a result each."""
     found, uncounted = work(
         "%a = f32[64,32] broadcast(%x)\n%b = f32[4,32,16] broadcast(%x)\n"

@@ -10,7 +10,7 @@ X = jax.ShapeDtypeStruct((1000, 1000), jnp.float32)
 
 
 @pytest.mark.parametrize("donated", [False, True])
-def test_arguments_outputs_and_what_is_aliased(donated):
+def test_memory_has_arguments_outputs_and_aliased_bytes(donated):
     step = jax.jit(lambda x: 2 * x, donate_argnums=(0,) if donated else ())
     memory = inspect(step, X).memory
     assert (memory.arguments, memory.outputs) == (4_000_000, 4_000_000)
@@ -18,19 +18,19 @@ def test_arguments_outputs_and_what_is_aliased(donated):
     assert memory.live == memory.temporaries + (4_000_000 if donated else 8_000_000)
 
 
-def test_temporaries_hold_what_is_between():
+def test_temporaries_hold_intermediate_results():
     def step(x):
         return jnp.tanh(x @ x) @ x
 
     assert inspect(jax.jit(step), X).memory.temporaries >= 4_000_000
 
 
-def test_in_the_table_and_in_the_record():
+def test_memory_is_in_the_table_and_in_the_record():
     report = inspect(jax.jit(lambda x: 2 * x), X)
     assert "memory: arguments 4 MB, outputs 4 MB, temporaries 0 B" in str(report)
     assert report.to_dict()["memory"]["live"] == 8_000_000
 
 
-def test_text_does_not_say():
+def test_memory_is_unknown_for_text():
     text = jax.jit(lambda x: 2 * x).lower(X).compile().as_text()
     assert inspect(text).memory is None

@@ -16,11 +16,11 @@ def instruction(line):
     ("dtype", "bits"),
     [("bf16", 16), ("u8", 8), ("s4", 4), ("pred", 8), ("c64", 64), ("f8e4m3fn", 8)],
 )
-def test_bytes(dtype, bits):
+def test_bytes_of_a_shape_follow_its_dtype(dtype, bits):
     assert Shape(dtype, (3, 4)).bytes == 12 * bits / 8
 
 
-def test_a_token_has_no_bytes():
+def test_token_has_no_bytes():
     assert Shape("token", ()).bytes == 0
 
 
@@ -29,7 +29,7 @@ def test_split_keeps_brackets_and_strings_together():
     assert split("") == []
 
 
-def test_an_operand_or_attribute_that_must_be_there():
+def test_missing_operand_or_attribute_is_refused():
     op = instruction("%a = f32[100] get-tuple-element(%x), index=two")
     assert (op.operand(), op.attribute("index")) == ("x", "two")
     with pytest.raises(ValueError, match=r"it has 1 operands:\n%a = f32"):
@@ -49,13 +49,13 @@ def test_an_operand_or_attribute_that_must_be_there():
         ("[1,2]", {}),
     ],
 )
-def test_backend_config(config, expected):
+def test_backend_config_is_read_as_json(config, expected):
     assert instruction(f"%a = f32[100] copy(%x), backend_config={config}").config == (
         expected
     )
 
 
-def test_frontend_attributes():
+def test_frontend_attributes_are_read_as_strings():
     op = instruction(
         '%a = f32[100] copy(%x), frontend_attributes={a={{0,1},{1,2}},b="{1}x{0:3}"}'
     )
@@ -63,7 +63,7 @@ def test_frontend_attributes():
     assert instruction("%a = f32[100] copy(%x)").frontend == {}
 
 
-def test_a_long_line_is_shown_in_part():
+def test_long_line_is_shortened_in_the_message():
     long = "x" * 1000
     op = instruction(f'%a = f32[100] copy(%x), metadata={{op_name="{long}"}}')
     with pytest.raises(ValueError, match=r"x\.\.\.$"):

@@ -16,7 +16,7 @@ def instruction(line, others=""):
     return parse(program(f"{line}\n{ROOT}", others)).entry.instructions[2]
 
 
-def test_module():
+def test_module_is_parsed_with_its_instructions():
     module = parse(program(f"{dots('d')}\n{ROOT}"))
     assert (module.name, module.is_scheduled) == ("step", True)
     assert (module.num_partitions, module.replica_count) == (8, 1)
@@ -29,7 +29,7 @@ def test_module():
     ]
 
 
-def test_tiled_layouts_index_comments_and_strings():
+def test_tiled_layouts_comments_and_strings_are_parsed():
     op = instruction(
         "%f = (bf16[2,8]{1,0:T(8,128)(2,1)S(1)}, u32[]{:S(2)}, /*index=2*/f32[3]{0})"
         " fusion(%p, /*index=1*/%x), kind=kLoop, calls=%add, output_to_operand_aliasing"
@@ -44,7 +44,7 @@ def test_tiled_layouts_index_comments_and_strings():
     assert op.attributes["output_to_operand_aliasing"] == "{{1}: (0, {})}"
 
 
-def test_operands_with_shapes_and_quoted_config_of_older_texts():
+def test_operands_of_older_texts_are_parsed():
     op = instruction(
         "%g = f32[8,8]{1,0} custom-call(f32[8,8]{1,0} %p, f32[8,8]{1,0} %p),"
         ' custom_call_target="__cublas$gemm", backend_config="{\\"n\\":\\"1\\"}"'
@@ -59,7 +59,7 @@ def test_literals_are_no_operands():
     assert (op.operands, op.literal) == ((), "{ {1, 2}, {3, 4} }")
 
 
-def test_branches_are_calls():
+def test_branches_count_as_calls():
     op = instruction(
         "%c = f32[] conditional(%p, %x, %x), branch_computations={%add, %add}"
     )
@@ -79,19 +79,19 @@ def test_branches_are_calls():
         ("%d = f32[eight]{0} add(%x, %x)", "an unknown shape"),
     ],
 )
-def test_a_line_not_understood_is_shown(line, why):
+def test_unknown_line_is_shown_in_the_message(line, why):
     with pytest.raises(ValueError, match=why) as caught:
         parse(program(f"{line}\n{ROOT}"))
     assert line in str(caught.value)
 
 
-def test_text_between_computations_not_understood():
+def test_unknown_text_between_computations_is_refused():
     text = program(ROOT).replace("%add (a", "surprise\n%add (a")
     with pytest.raises(ValueError, match=r"no computation begins here:\nsurprise"):
         parse(text)
 
 
-def test_text_without_entry_or_root():
+def test_text_without_entry_or_root_is_refused():
     with pytest.raises(ValueError, match="inside a computation or has no ENTRY"):
         parse(program(ROOT).replace("ENTRY ", ""))
     with pytest.raises(ValueError, match="inside a computation or has no ENTRY"):
@@ -100,7 +100,7 @@ def test_text_without_entry_or_root():
         parse(program(dots("d")))
 
 
-def test_a_real_program_of_this_version():
+def test_program_of_the_installed_jax_is_parsed():
     def f(x):
         y, _ = jax.lax.scan(lambda c, _: (jnp.tanh(c @ x), None), x, None, length=3)
         return jax.lax.cond(y[0, 0] > 0, jnp.sin, jnp.cos, jnp.linalg.norm(y))
@@ -113,6 +113,6 @@ def test_a_real_program_of_this_version():
     assert module.is_scheduled
 
 
-def test_a_collective_keeps_its_attributes():
+def test_collective_keeps_its_attributes():
     line = f"%a = f32[100]{{0}} all-reduce(%x), {GROUPS}"
     assert instruction(line).attributes["channel_id"] == "1"

@@ -8,7 +8,7 @@ from ...overlap import DOT, FLOPS, GROUPS, HIDDEN, dots, program
 from .test_schedule import DONE, START, WRAPPED, loop, only, read
 
 
-def test_variadic():
+def test_variadic_collective_has_the_bytes_of_all_operands():
     c = only(
         f"%s = (f32[100], f32[8,8]) all-reduce(%x, %p), {GROUPS}",
         "ROOT %r = f32[100] get-tuple-element(%s), index=0",
@@ -16,7 +16,7 @@ def test_variadic():
     assert (c.bytes, c.wire_bytes, c.dtypes) == (656, 2 * 7 / 8 * 656, ("f32",))
 
 
-def test_in_a_loop():
+def test_collective_in_a_loop_is_counted_for_every_iteration():
     entry, others = loop(
         f"{START}\n{dots('a')}\n%r = f32[100] all-reduce-done(%s)\n{dots('c')}\n"
         "ROOT %t = (s32[], f32[8,8], f32[100]) tuple(%i, %a, %r)"
@@ -45,7 +45,7 @@ BRANCHES = f"""
 """
 
 
-def test_in_a_branch():
+def test_collective_in_a_branch_is_compared_with_the_largest_branch():
     report = read(
         "%c = f32[8,8] conditional(%x, %p, %p), branch_computations={%many, %few}",
         "ROOT %r = f32[100] copy(%x)",
@@ -62,7 +62,7 @@ def test_in_a_branch():
     assert report.collectives[0].share == report.covered == 1
 
 
-def test_of_branches_the_largest_is_drawn():
+def test_largest_branch_is_drawn():
     """The other branch's collective is counted, and has no place in the picture."""
     report = read(
         "%c = f32[8,8] conditional(%x, %p, %p), branch_computations={%many, %few}",
@@ -74,7 +74,7 @@ def test_of_branches_the_largest_is_drawn():
     assert found == [("a", 0, 1), ("d", 1, 2), ("r", 2, 3)]
 
 
-def test_covered_is_a_union():
+def test_covered_flops_are_a_union():
     second = START.replace("%s", "%s2")
     report = read(
         START,
@@ -92,20 +92,20 @@ def test_covered_is_a_union():
     assert overlapping == [(0, 2), (1, 3)]
 
 
-def test_a_collective_called_from_somewhere_unheard_of():
+def test_collective_called_by_an_unknown_instruction_is_refused():
     with pytest.raises(ValueError, match="a collective in wrapped, which no loop"):
         read("ROOT %r = f32[100] sort(%x), to_apply=%wrapped", others=WRAPPED)
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("bf16", 200), ("u8", 100), ("s4", 50)])
-def test_payload_of_narrow_dtypes(dtype, size):
+def test_payload_of_narrow_dtypes_has_their_bytes(dtype, size):
     convert = f"%n = {dtype}[100] convert(%x)"
     text = f"{convert}\nROOT %r = {dtype}[100] all-reduce(%n), {GROUPS}"
     (c,) = inspect(program(text)).collectives
     assert (c.bytes, c.dtypes) == (size, (dtype,))
 
 
-def test_compute_and_collectives_are_drawn_where_they_run():
+def test_compute_and_collectives_are_drawn_in_their_order():
     report = inspect(program(HIDDEN))
     found = [(x.name, x.kind, x.start, x.end) for x in report.schedule]
     assert found == [

@@ -30,7 +30,7 @@ def report():
         ("recv", 0),
     ],
 )
-def test_wire_bytes(kind, sent):
+def test_wire_bytes_follow_the_kind_of_collective(kind, sent):
     assert wire_bytes(kind, 4, 100.0) == sent
     assert wire_bytes(kind, 1, 100.0) == 0
 
@@ -43,7 +43,7 @@ def test_share_is_weighted_by_bytes_sent(report):
     assert report.covered == 1
 
 
-def test_dict_is_json(report):
+def test_report_can_be_written_as_json(report):
     found = json.loads(json.dumps(report.to_dict()))
     assert found["flops"] == 2 * FLOPS
     assert found["share"] == pytest.approx(1 / 4)
@@ -53,7 +53,7 @@ def test_dict_is_json(report):
     assert found["memory"] is None  # text does not contain the memory
 
 
-def test_table(report):
+def test_report_is_printed_as_an_aligned_table(report):
     lines = str(report).splitlines()
     head = "step: 2.05 kFLOP in matmuls and convolutions (2), collectives (2)"
     assert lines[0] == head
@@ -67,14 +67,14 @@ def test_table(report):
     assert lines[-1] == "share of FLOPs under communication, weighted by bytes: 0.25"
 
 
-def test_what_is_not_counted_is_said():
+def test_uncounted_operations_are_printed():
     line = '%g = f32[8,8] custom-call(%p), custom_call_target="__cudnn$fmha"'
     report = inspect(program(f"{line}\nROOT %r = f32[100] copy(%x)"))
     assert report.uncounted == ("g: __cudnn$fmha, its FLOPs counted as 0",)
     assert "not counted: g: __cudnn$fmha" in str(report)
 
 
-def test_without_collectives_it_says_why_that_may_be():
+def test_report_without_collectives_lists_possible_reasons():
     report = inspect(program(f"{dots('a')}\nROOT %r = f32[100] copy(%x)"))
     assert report.share is None
     assert report.covered == 0
@@ -84,19 +84,19 @@ def test_without_collectives_it_says_why_that_may_be():
     assert "JAX_NUM_CPU_DEVICES=8 in the environment" in said
 
 
-def test_without_flops_there_is_no_share():
+def test_report_without_flops_has_no_share():
     report = inspect(program(f"ROOT %r = f32[100] all-reduce(%x), {GROUPS}"))
     assert report.share is None
     assert report.covered is None
     assert str(report).endswith("weighted by bytes: none, it has no matmul")
 
 
-def test_amounts():
+def test_amounts_are_printed_with_unit_prefixes():
     found = [amount(x) for x in (0, 999, 1000, 1.5e7, 2e13)]
     assert found == ["0 ", "999 ", "1 k", "15 M", "20 T"]
 
 
-def test_share_of_a_collective_of_one_device():
+def test_collective_of_one_device_has_no_share():
     line = "ROOT %r = f32[100] all-reduce(%x), replica_groups={{0}}"
     report = inspect(program(f"{dots('a')}\n{line}"))
     assert report.share is None

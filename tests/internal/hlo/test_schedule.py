@@ -20,7 +20,7 @@ def only(*entry, others=""):
     return collective
 
 
-def test_synchronous():
+def test_synchronous_collective_overlaps_nothing():
     c = only(
         dots("a"), f"%s = f32[100]{{0}} {AR}", dots("b"), "ROOT %r = f32[100] copy(%s)"
     )
@@ -28,14 +28,14 @@ def test_synchronous():
     assert (c.operations, c.matmuls, c.share) == (0, 0, 0)
 
 
-def test_a_start_that_is_synchronous_on_a_gpu():
+def test_start_marked_as_sync_on_a_gpu_is_synchronous():
     config = ', backend_config={"collective_backend_config":{"is_sync":true}}'
     c = only(START + config, dots("a"), DONE)
     assert not c.asynchronous
     assert c.matmuls == 0
 
 
-def test_start_and_done():
+def test_operations_between_start_and_done_are_counted():
     report = read(
         dots("a"),
         START,
@@ -66,7 +66,7 @@ def test_start_and_done():
         "collective-broadcast",
     ],
 )
-def test_every_kind(kind):
+def test_every_kind_of_collective_is_found(kind):
     lines = [line.replace("all-reduce", kind) for line in (START, DONE)]
     c = only(lines[0], dots("a"), lines[1])
     assert (c.kind, c.matmuls) == (kind, 1)
@@ -77,7 +77,7 @@ def test_every_kind(kind):
 PAIRS = "frontend_attributes={_xla_send_recv_source_target_pairs={{0,1},{1,2}}}"
 
 
-def test_send_and_receive():
+def test_send_and_receive_are_followed_to_their_ends():
     send, receive = read(
         "%k = token[] after-all()",
         f"%s = (f32[100], u32[], token[]) send(%x, %k), channel_id=1, {PAIRS}",
@@ -97,7 +97,7 @@ def test_send_and_receive():
     assert send.group_size == receive.group_size == 3
 
 
-def test_what_goes_to_the_host_is_no_collective():
+def test_transfer_to_the_host_is_no_collective():
     report = read(
         "%k = token[] after-all()",
         "%s = (f32[100], u32[], token[]) send(%x, %k), is_host_transfer=true",
@@ -115,7 +115,7 @@ WRAPPED = f"""
 """
 
 
-def test_wrapped_asynchronously():
+def test_collective_in_an_async_wrapper_is_followed():
     c = only(
         "%s = ((f32[100]), f32[100]) async-start(%x), calls=%wrapped",
         dots("a"),
@@ -128,7 +128,7 @@ def test_wrapped_asynchronously():
     assert (c.name, c.kind, c.matmuls, c.bytes) == ("s", "reduce-scatter", 2, 400)
 
 
-def test_several_that_begin_together():
+def test_collectives_started_together_are_followed_separately():
     """They begin as a group or in an asynchronous fusion, with or without a call."""
     others = f"""
         %inner (q: f32[100]) -> f32[100] {{
@@ -169,7 +169,7 @@ def test_asynchronous_compute_is_no_collective():
     assert not report.collectives
 
 
-def test_sparse_core_begins_where_it_gets_its_operands():
+def test_sparse_core_collective_begins_with_its_operands():
     thread = 'async_execution_thread="sparsecore", to_apply=%wrapped'
     prepared = only(
         f"%s = ((), (), (s32[1]{{0}})) call-start(), {thread}",
@@ -218,13 +218,13 @@ GO_ON = "%go = (f32[100], f32[8,8]) fusion(%x, %p), kind=kOutput, calls=%go_on"
 FINISH = "ROOT %r = f32[100] fusion(%x), kind=kCustom, calls=%finish"
 
 
-def test_fusions_of_a_tpu_v5e_that_continue_a_collective():
+def test_fusions_continuing_a_collective_on_tpu_v5e_are_followed():
     c = only(dots("a"), BEGIN, GO_ON, dots("b"), FINISH, others=FUSED)
     assert (c.name, c.kind, c.asynchronous) == ("s", "all-reduce", True)
     assert (c.matmuls, c.operations, c.share) == (2, 2, 2 / 3)
 
 
-def test_a_fused_collective_that_nobody_started_is_synchronous():
+def test_fused_collective_without_a_start_is_synchronous():
     lone = FUSED[FUSED.index("%go_on") : FUSED.index("%finish")]
     c = only(GO_ON, "ROOT %r = f32[100] copy(%x)", others=lone)
     assert (c.name, c.asynchronous, c.matmuls) == ("go", False, 0)
@@ -257,7 +257,7 @@ def loop(body, trips=5):
     return entry, others
 
 
-def test_around_a_loop():
+def test_collective_around_a_loop_covers_its_iterations():
     entry, others = loop(
         f"{dots('a')}\nROOT %t = (s32[], f32[8,8], f32[100]) tuple(%i, %a, %x)"
     )
@@ -267,7 +267,7 @@ def test_around_a_loop():
     assert (c.times, c.matmuls, c.share) == (1, 5, 1)
 
 
-def test_from_one_iteration_to_the_next():
+def test_collective_between_iterations_is_followed():
     state = "(s32[], f32[8,8], f32[100])"
     entry, others = loop(
         f"{dots('a')}\n%done = f32[100] all-reduce-done(%x)\n{dots('b')}\n"
@@ -293,7 +293,7 @@ def test_from_one_iteration_to_the_next():
     assert report.covered == pytest.approx((1 + 10) / 17)
 
 
-def test_two_in_flight_from_one_iteration_to_the_next():
+def test_two_collectives_in_flight_between_iterations_are_followed():
     entry, others = loop(
         f"%s = f32[100] all-reduce-start(%x), {GROUPS}\n{dots('a', 'b')}\n"
         "%done = f32[100] all-reduce-done(%x)\n"
@@ -304,18 +304,18 @@ def test_two_in_flight_from_one_iteration_to_the_next():
     assert report.covered == 1
 
 
-def test_an_asynchronous_instruction_not_known():
+def test_unknown_asynchronous_instruction_is_refused():
     with pytest.raises(ValueError, match=r"'swap-start' may hide a collective.*\n%s ="):
         read("%s = f32[100] swap-start(%x)", DONE)
 
 
-def test_a_collective_not_known():
+def test_unknown_collective_is_refused():
     line = f"%s = f32[100] all-swap(%x), {GROUPS}"
     with pytest.raises(ValueError, match="a collective of an unknown kind:\n%s = f32"):
         read(line, "ROOT %r = f32[100] copy(%s)")
 
 
-def test_a_start_without_end():
+def test_start_without_an_end_is_refused():
     with pytest.raises(
         ValueError, match=r"this one is started and never waited for:\n%s"
     ):
@@ -324,13 +324,13 @@ def test_a_start_without_end():
         read(BEGIN, "ROOT %r = f32[100] copy(%x)", others=FUSED)
 
 
-def test_an_end_without_start():
+def test_end_without_a_start_is_refused():
     with pytest.raises(ValueError, match="this one is waited for and started nowhere"):
         read(DONE.replace("%s", "%x"))
     with pytest.raises(ValueError, match="this one is waited for and started nowhere"):
         read(FINISH, others=FUSED)
 
 
-def test_a_fusion_that_starts_twice():
+def test_fusion_started_twice_is_refused():
     with pytest.raises(ValueError, match="this one is started while it is in progress"):
         read(BEGIN, BEGIN.replace("%s", "%s2"), FINISH, others=FUSED)

@@ -46,7 +46,7 @@ def exchange(*between, send=None, recv=None):
         ),
     ],
 )
-def test_targets(target, expected):
+def test_targets_are_read_as_groups_of_devices(target, expected):
     send = parse(exchange(send=megascale(target=target))).entry["s"]
     assert {tuple(sorted(group)) for group in groups_by_id(send)} == expected
 
@@ -61,13 +61,13 @@ def test_targets(target, expected):
         ("ONE_TO_ONE", "collective-permute", 400),
     ],
 )
-def test_kinds(kind, expected, sent):
+def test_kinds_of_slice_transfers_are_read_with_their_bytes(kind, expected, sent):
     report = inspect(exchange(send=megascale(kind, target='"{1,2,3,4}x{0:3}"')))
     (c,) = report.collectives
     assert (c.kind, c.group_size, c.bytes, c.wire_bytes) == (expected, 4, 400, sent)
 
 
-def test_from_the_send_to_what_arrives():
+def test_slice_transfer_lasts_from_send_to_arrival():
     text = exchange(dots("a"), dots("b"), dots("c"), dots("d"))
     (c,) = inspect(text).collectives
     assert (c.name, c.asynchronous, c.matmuls, c.share) == ("s", True, 3, 0.75)
@@ -90,6 +90,6 @@ def test_from_the_send_to_what_arrives():
         ),
     ],
 )
-def test_what_is_not_known(text, why):
+def test_unknown_slice_transfers_are_refused(text, why):
     with pytest.raises(ValueError, match=rf"{why}.*:\n%s = "):
         inspect(text)

@@ -30,13 +30,13 @@ WHILE = """
 """
 
 
-def test_trip_count_as_the_backend_prints_it():
+def test_trip_count_is_read_from_the_backend_config():
     config = ', backend_config={"known_trip_count":{"n":"12"}}'
     found, _ = work(WHILE.rstrip() + config, LOOP)
     assert (found.flops, found.matmuls) == (12 * FLOPS, 12)
 
 
-def test_trip_count_of_a_counting_loop():
+def test_trip_count_of_a_counting_loop_is_found():
     found, uncounted = work(WHILE, LOOP)
     assert found.flops == 3 * FLOPS  # the loop runs for i = 1, 3, 5
     assert not uncounted
@@ -57,14 +57,14 @@ def test_trip_count_of_a_counting_loop():
         ("%n = s32[] constant(7)", "%n = s32[] get-tuple-element(%c), index=0"),
     ],
 )
-def test_a_loop_of_unknown_length_counts_once_and_is_named(known, unknown):
+def test_loop_of_unknown_length_counts_once_and_is_named(known, unknown):
     assert known in WHILE + LOOP
     found, uncounted = work(WHILE.replace(known, unknown), LOOP.replace(known, unknown))
     assert found.flops == FLOPS
     assert uncounted == {"w": "a loop of unknown length, counted once"}
 
 
-def test_a_trip_count_that_is_no_number():
+def test_trip_count_other_than_a_number_is_refused():
     config = ', backend_config={"known_trip_count":{"n":"many"}}'
     with pytest.raises(ValueError, match=r"its trip count is .*many.*\n%w = "):
         work(WHILE.rstrip() + config, LOOP)

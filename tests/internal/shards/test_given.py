@@ -44,14 +44,14 @@ def test_specs_are_read_from_arrays_and_shapes():
         ("fsdp", r"`params\['w'\]` must not be sharded over 'fsdp', over which"),
     ],
 )
-def test_arrays_that_no_group_can_shard(axis_name, rule):
+def test_arrays_sharded_over_wrong_axes_are_refused(axis_name, rule):
     on = mesh()
     w = jax.device_put(np.ones(4), NamedSharding(on, P("fsdp")))
     with pytest.raises(ValueError, match=rule):
         inner_specs("params", {"w": w}, on, axis_name)
 
 
-def test_shapes_that_do_not_divide():
+def test_shapes_must_divide_among_the_devices():
     """JAX refuses such arrays itself, but not their shapes."""
     sharding = NamedSharding(mesh(), P(None, "fsdp"))
     w = jax.ShapeDtypeStruct((2, 5), jnp.float32, sharding=sharding)
@@ -60,7 +60,7 @@ def test_shapes_that_do_not_divide():
         inner_specs("params", {"w": w}, mesh(), "host")
 
 
-def test_a_sharding_that_names_no_axes():
+def test_sharding_without_named_axes_is_refused():
     class Nameless:
         is_fully_replicated = False
 

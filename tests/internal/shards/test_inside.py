@@ -14,7 +14,7 @@ def mesh():
     return pj.data_mesh(4, axis_name=("host", "fsdp"), hosts=2)
 
 
-def test_work_on_the_own_shards():
+def test_each_device_works_on_its_own_shard():
     """Each device of a group sees its part, and the inner axes of the program."""
 
     def local(x):
@@ -30,6 +30,6 @@ def test_work_on_the_own_shards():
     assert program(np.zeros(8, np.int32)).tolist() == [0, 0, 10, 10] * 2
 
 
-def test_without_specs_arrays_stay_as_they_are():
+def test_constrained_leaves_arrays_unchanged_without_specs():
     tree = {"x": jnp.ones(3)}
     assert constrained(tree, ()) is tree

@@ -17,13 +17,13 @@ from pipejax._internal.shards import (
 SIZES = {"fsdp": 2, "tp": 4, "one": 1}
 
 
-def test_specs_say_nothing_on_a_mesh_without_inner_axes():
+def test_shards_are_empty_without_inner_axes():
     assert not Shards()
     assert Shards((P(),))
     assert jax.tree.leaves(Shards((P("fsdp"),))) == []
 
 
-def test_the_axes_and_the_shape_of_a_shard():
+def test_axes_and_shape_of_a_shard_follow_its_spec():
     assert split_axes(P(("fsdp", "one"), None, "tp"), SIZES) == {"fsdp", "tp"}
     form = jax.ShapeDtypeStruct((4, 3, 8), jnp.bfloat16)
     shard = shard_form(form, P("fsdp", None, ("tp", "one")), SIZES)
@@ -42,7 +42,7 @@ OPTIMIZERS = [
 
 
 @pytest.mark.parametrize("tx", OPTIMIZERS)
-def test_moments_are_split_as_their_parameters(tx):
+def test_moments_are_split_like_their_parameters(tx):
     params = {"b": jnp.zeros(4), "w": jnp.zeros((4, 6))}
     specs = (P(), P(None, "fsdp"))
     opt_state = jax.eval_shape(tx.init, params)
@@ -53,7 +53,7 @@ def test_moments_are_split_as_their_parameters(tx):
     assert split == matrices != []
 
 
-def test_specs_of_what_differs_between_groups():
+def test_specs_for_all_groups_begin_with_the_outer_axes():
     assert of_all_groups(P(), "host") == P("host")
     assert of_all_groups(P(), ()) == P(None)
     assert of_all_groups(P("fsdp", "tp"), ()) == P("fsdp", "tp")
