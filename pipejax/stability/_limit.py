@@ -230,8 +230,8 @@ def _loops(
     feedback = check_feedback(deviation_feedback, "own" if weight_prediction else False)
     if not weight_prediction:
         return [loop(update, width)]
-    apart = [deviations(update, width, feedback)] if width > 1 else []
-    return [loop(update, 1), *apart]
+    spread = [deviations(update, width, feedback)] if width > 1 else []
+    return [loop(update, 1), *spread]
 
 
 def _limit(of: Loop) -> float:
@@ -271,9 +271,9 @@ def _crossings(of: Loop) -> list[float]:
     # A root and its complex conjugate give the same edge, which is kept once. An edge
     # at curvature 0 is dropped: its root z = 1 only says that a parameter without a
     # loss stays where it is.
-    apart = np.diff(curvatures, prepend=0.0) > 1e-6 * np.abs(curvatures)
+    distinct = np.diff(curvatures, prepend=0.0) > 1e-6 * np.abs(curvatures)
     least = 1e-9 * np.abs(p).max() / (np.abs(q).max() or 1)
-    return [float(x) for x in curvatures[apart & (curvatures > least)]]
+    return [float(x) for x in curvatures[distinct & (curvatures > least)]]
 
 
 def _radius(of: Loop, curvature: float) -> float:

@@ -10,7 +10,7 @@ from pipejax._core.executors import StepConfig
 from pipejax._core.message import InFlight, Message
 from pipejax._core.step import PipelineState, inner_state_specs, state_data_specs
 from pipejax._internal.mesh import AxisName
-from pipejax._internal.shards import Shards, of_all_groups, together
+from pipejax._internal.shards import Shards, combined_spec, of_all_groups
 from pipejax._internal.types import Leaf, Tree
 
 
@@ -29,7 +29,7 @@ def state_shardings(
         every = jax.tree.map(lambda _: P(), state.trainable)
         over_data = over_data._replace(trainable=every)
     return jax.tree.map(
-        lambda leaf, *specs: _sharding(leaf, together(*specs), mesh),
+        lambda leaf, *specs: _sharding(leaf, combined_spec(*specs), mesh),
         state,
         inside,
         over_data,

@@ -163,8 +163,8 @@ class Fused:
             # sent.
             after = reduced.settled(after, before)
         state, info = step.apply(state, computed, reduced)
-        apart = deviation(in_flight, reduced, config.axis_name)
-        queue = shift(in_flight, fresh, after, apart)
+        spread = deviation(in_flight, reduced, config.axis_name)
+        queue = shift(in_flight, fresh, after, spread)
         # Messages that stay in the queue are not results, which would be copies.
         return state, queue._replace(pending=queue.pending[-1:]), info
 

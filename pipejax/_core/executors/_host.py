@@ -326,8 +326,8 @@ class Host:
             real = valid_in_step(due.filled, config.width - 1)
             total = total._replace(arrived=real.message)
             state, info = config.step.apply(state, computed, total)
-            apart = deviation(due, total, config.axis_name)
-            queue = InFlight((), entered(due.filled, config.width - 1), {}, apart)
+            spread = deviation(due, total, config.axis_name)
+            queue = InFlight((), entered(due.filled, config.width - 1), {}, spread)
             return state, queue, info
 
         specs = (P(), P(), P(), own), (P(), own, P())

@@ -14,7 +14,7 @@ from pipejax._core.step import Trainable, data_specs
 from pipejax._internal.mesh import AxisName, axes, on_mesh_by
 from pipejax._internal.types import CodecStates, Tree
 
-from ._by_place import groups_in_processes, reduce_by_place, sum_specs
+from ._by_shard import groups_in_processes, reduce_by_shard, sum_specs
 from ._config import StepConfig
 
 Reduce = Callable[[Message, Any], tuple[Reduced, Any]]
@@ -35,7 +35,7 @@ def make_reduce(config: StepConfig, where: Mesh) -> Reduce:
     if where is not config.mesh:
         return reduce_by_copy(config, where)
     if groups_in_processes(where, config.axis_name):
-        return reduce_by_place(config)
+        return reduce_by_shard(config)
     return reduce_on_mesh(config)
 
 

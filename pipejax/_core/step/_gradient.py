@@ -32,9 +32,9 @@ from pipejax._internal.shards import UNSHARDED, Shards, constrained
 from pipejax._internal.types import Keys, ModelState
 
 from ._batch import Batch
+from ._contribution import combined, contribution
 from ._loss import full_form
 from ._model_state import changes_of, every_change, warn_of_zeros, with_changes
-from ._part import part_of, together
 from ._step import Settings
 
 
@@ -67,18 +67,18 @@ def local_message(
       ValueError: If `loss_fn` breaks its contract.
     """
     full = full_form(settings.loss_fn, settings.compute_dtype)
-    part_of_batch = functools.partial(
-        part_of, full, params, axis_name=settings.axis_name, specs=shards.params
+    of_batch = functools.partial(
+        contribution, full, params, axis_name=settings.axis_name, specs=shards.params
     )
     arrays, count = constrained(batch.arrays, batch.specs), settings.microbatches
     if count == 1:
-        part, after, unchanged = part_of_batch(arrays, model_state, rng)
+        part, after, unchanged = of_batch(arrays, model_state, rng)
     else:
 
         def add(carry: Any, inputs: Any) -> Any:
             total, before = carry
             arrays, keys = inputs
-            part, after, unchanged = part_of_batch(arrays, before, keys)
+            part, after, unchanged = of_batch(arrays, before, keys)
             total = jax.tree.map(jnp.add, total, part.gradients)
             return (total, after), (part._replace(gradients=None), unchanged)
 
@@ -91,7 +91,7 @@ def local_message(
         (total, after), (each, unchanged) = lax.scan(
             add, (zeros, model_state), (parts, keys)
         )
-        part = together(total, each)
+        part = combined(total, each)
     changes = changes_of(after, model_state, unchanged.leaves, room)
     warn_of_zeros(changes, model_state, unchanged.leaves)
     message = with_constraints(

@@ -12,11 +12,11 @@ from pipejax._core.pieces import Devices, Split
 from pipejax._internal.mesh import AxisName, axes
 from pipejax._internal.shards import (
     Shards,
+    combined_spec,
     cut_spec,
     optimizer_specs,
     over,
     shard_form,
-    together,
 )
 from pipejax._internal.types import Tree
 
@@ -69,7 +69,7 @@ class Places(NamedTuple):
         devices = Devices({name: sizes[name] for name in names})
         cuts = tuple(cut_spec(cut, axis_name) for cut in shards.cuts)
         inside = shards.params or (P(),) * len(cuts)
-        split = tuple(map(together, inside, cuts))
+        split = tuple(map(combined_spec, inside, cuts))
         whole = jax.eval_shape(tx.init, params)
         # The first guess is by path and shape. `zero1_step` plans the update to find
         # the rest.

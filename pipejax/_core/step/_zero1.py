@@ -222,12 +222,12 @@ def _exchange(
     def leave(value: Tree, states: CodecStates) -> tuple[Any, Any]:
         found = program.result(value)
         sent = tuple(map(to_words, to_gather(program, found, places)))
-        return (sent, found._replace(ahead=None, codes=None)), states
+        return (sent, found._replace(anchor=None, codes=None)), states
 
     def end(value: Tree) -> Reduced:
         gathered, found = value
         structure, count = jax.tree.structure(trainable.params), len(shards.cuts)
-        ahead, *codes = (
+        anchor, *codes = (
             jax.tree.unflatten(structure, gathered[i : i + count])
             for i in range(0, len(gathered), count)
         )
@@ -243,7 +243,7 @@ def _exchange(
                 params=found.params,
                 opt_state=found.opt_state,
                 mean=found.mean,
-                gathered=ahead,
+                gathered=anchor,
                 slopes=slopes,
             ),
         )

@@ -38,7 +38,7 @@ class Between(NamedTuple):
     params: optax.Params
     opt_state: optax.OptState
     mean: Mean | None
-    ahead: optax.Params | None
+    anchor: optax.Params | None
     codes: Any
     steepest: Any
     finite: jax.Array
@@ -148,19 +148,19 @@ def _between(
     # The update is computed and then selected: a branch could not hold its sums.
     new = advanced(settings.tx, *learned, total, places.data)
     params, opt_state, mean = select(applies, new, learned)
-    ahead, slopes = params, None
+    anchor, slopes = params, None
     kind = kind_of(params, len(valid.behind), places.data)
     # Where slopes depend on what is split and are not sent, as in a drain, the
     # parameters are gathered as they are.
     anchors = sends or (kind and not needs_slopes(kind, places))
     if kind is not None and mean is not None and anchors:
         given = kind, update_of(settings), params, opt_state, mean
-        ahead, slopes = anchored(*given, valid.behind, settings.slope_dtype)
+        anchor, slopes = anchored(*given, valid.behind, settings.slope_dtype)
     return Between(
         params=params,
         opt_state=opt_state,
         mean=mean,
-        ahead=jax.tree.map(lambda x: x.astype(gathered_dtype(settings, x)), ahead),
+        anchor=jax.tree.map(lambda x: x.astype(gathered_dtype(settings, x)), anchor),
         codes=None if slopes is None else slopes.codes,
         steepest=None if slopes is None else slopes.steepest,
         finite=reduced.finite,
@@ -197,8 +197,8 @@ def to_gather(program: Program, found: Between, places: Places) -> list[jax.Arra
     on every device.
     """
     numbers = jax.tree.unflatten(program.tree, range(program.tree.num_leaves))
-    at = [*jax.tree.leaves(numbers.ahead), *jax.tree.leaves(numbers.codes)]
-    arrays = [*jax.tree.leaves(found.ahead), *jax.tree.leaves(found.codes)]
+    at = [*jax.tree.leaves(numbers.anchor), *jax.tree.leaves(numbers.codes)]
+    arrays = [*jax.tree.leaves(found.anchor), *jax.tree.leaves(found.codes)]
     specs = places.params * (len(arrays) // len(places.params))
 
     def piece(number: int, x: jax.Array, spec: P) -> jax.Array:

@@ -17,6 +17,7 @@ from ._inside import group_axes as group_axes
 from ._inside import on_shards as on_shards
 from ._specs import UNSHARDED as UNSHARDED
 from ._specs import Shards as Shards
+from ._specs import combined_spec as combined_spec
 from ._specs import cut_axes as cut_axes
 from ._specs import cut_spec as cut_spec
 from ._specs import of_all_groups as of_all_groups
@@ -24,4 +25,3 @@ from ._specs import optimizer_specs as optimizer_specs
 from ._specs import over as over
 from ._specs import shard_form as shard_form
 from ._specs import split_axes as split_axes
-from ._specs import together as together

@@ -153,7 +153,7 @@ def cut_spec(cut: int | None, axis_name: AxisName) -> P:
     return P() if cut is None else P(*[None] * cut, axis_name)
 
 
-def together(inside: P, over_data: P) -> P:
+def combined_spec(inside: P, over_data: P) -> P:
     """Returns the spec of an array that is split inside groups and over the data.
 
     Args:
@@ -161,7 +161,7 @@ def together(inside: P, over_data: P) -> P:
       over_data: Its spec over the axes of the data, along other axes of the array.
 
     Examples:
-      >>> together(P(None, "fsdp"), P("host")) == P("host", "fsdp")
+      >>> combined_spec(P(None, "fsdp"), P("host")) == P("host", "fsdp")
       True
     """
     pairs = itertools.zip_longest(inside, over_data)

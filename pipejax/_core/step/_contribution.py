@@ -37,7 +37,7 @@ from ._loss import Loss, Unchanged
 from ._model_state import averaged
 
 
-class Part(NamedTuple):
+class Contribution(NamedTuple):
     """The part of a message that one microbatch adds, or all of them together.
 
     If there is a weight, gradients, loss and metrics are multiplied by it.
@@ -54,7 +54,7 @@ class Part(NamedTuple):
     weight: jax.Array | None
 
 
-def part_of(
+def contribution(
     full: Loss,
     params: optax.Params,
     batch: Tree,
@@ -63,7 +63,7 @@ def part_of(
     *,
     axis_name: AxisName,
     specs: tuple[P, ...],
-) -> tuple[Part, Any, Unchanged]:
+) -> tuple[Contribution, Any, Unchanged]:
     """Runs the loss, in its full form, and its gradient.
 
     Args:
@@ -85,7 +85,7 @@ def part_of(
         (gradients,) = vjp(jnp.ones_like(loss))
         # Without this, XLA may sum whole gradients on every device of a group.
         gradients = constrained(gradients, specs)
-        return Part(gradients, wide, metrics, None), after, returned.unchanged
+        return Contribution(gradients, wide, metrics, None), after, returned.unchanged
     empty, talks = weight == 0, collective_axes(of_params, params)
     if shared := tuple(name for name in axes(axis_name) if name in talks):
         most = lax.pmax(weight, shared)
@@ -103,10 +103,10 @@ def part_of(
     after = jax.tree.map(
         lambda a, b: jnp.where(empty, b, a) if averaged(b) else a, after, model_state
     )
-    return Part(gradients, wide, metrics, weight), after, returned.unchanged
+    return Contribution(gradients, wide, metrics, weight), after, returned.unchanged
 
 
-def together(gradients: optax.Updates, each: Part) -> Part:
+def combined(gradients: optax.Updates, each: Contribution) -> Contribution:
     """Returns what m microbatches add: their mean, or their sum if there are weights.
 
     Args:

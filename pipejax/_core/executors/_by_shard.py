@@ -20,7 +20,7 @@ from pipejax.collectives import Grouped
 from ._config import StepConfig
 
 
-def reduce_by_place(
+def reduce_by_shard(
     config: StepConfig,
 ) -> Callable[[Message, Any], tuple[Reduced, Any]]:
     """Returns a function that sums the shards at each place in a group by themselves.
@@ -32,7 +32,7 @@ def reduce_by_place(
     does in `reduce_on_mesh`, so the bits are the same.
     """
     mesh, axis = config.mesh, config.axis_name
-    meshes, own = _by_place(mesh, axis), P(axis)
+    meshes, own = _by_shard(mesh, axis), P(axis)
 
     @functools.cache
     def programs(sets: tuple[tuple[int, ...], ...]) -> list[Any]:
@@ -66,11 +66,11 @@ def groups_in_processes(mesh: Mesh, axis_name: AxisName) -> bool:
     """Returns whether every process has a whole group of several CPU devices."""
     if not mesh.is_multi_process or not inner_axes(mesh, axis_name):
         return False
-    columns = np.stack([x.devices.flatten() for x in _by_place(mesh, axis_name)])
+    columns = np.stack([x.devices.flatten() for x in _by_shard(mesh, axis_name)])
     return all(len({d.process_index for d in group}) == 1 for group in columns.T)
 
 
-def _by_place(mesh: Mesh, axis_name: AxisName) -> list[Mesh]:
+def _by_shard(mesh: Mesh, axis_name: AxisName) -> list[Mesh]:
     """Returns a mesh of the devices at each place in a group, one of each group."""
     data = [mesh.axis_names.index(name) for name in axes(axis_name)]
     rows = np.moveaxis(mesh.devices, data, range(len(data)))

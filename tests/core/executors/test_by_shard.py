@@ -8,10 +8,10 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax import codecs
-from pipejax._core.executors._by_place import (
-    _by_place,
+from pipejax._core.executors._by_shard import (
+    _by_shard,
     groups_in_processes,
-    reduce_by_place,
+    reduce_by_shard,
 )
 from pipejax._core.executors._reduce import reduce_on_mesh
 
@@ -22,9 +22,9 @@ from .shards import sharded
 @pytest.mark.parametrize("codec", [None, codecs.int8(8)])
 def test_reduction_by_place_equals_the_sum_on_the_mesh(codec):
     config, message, states = sharded(codec)
-    by_place, on_mesh = reduce_by_place(config), reduce_on_mesh(config)
+    by_shard, on_mesh = reduce_by_shard(config), reduce_on_mesh(config)
     for _ in range(2):  # the second time with the residuals of the first
-        found, states_found = by_place(message, states)
+        found, states_found = by_shard(message, states)
         wanted, states = on_mesh(message, states)
         assert_bits_equal(*(jax.device_get(x) for x in (found, wanted)))
         assert_bits_equal(*(jax.device_get(x) for x in (states_found, states)))
@@ -39,7 +39,7 @@ def test_reduction_by_place_equals_the_sum_on_the_mesh(codec):
 
 def test_infinity_at_one_place_keeps_the_states_of_all():
     config, message, states = sharded(codecs.int8(8), bad=True)
-    found, after = reduce_by_place(config)(message, states)
+    found, after = reduce_by_shard(config)(message, states)
     assert not bool(found.finite)
     assert after is states
 
@@ -49,7 +49,7 @@ def test_places_hold_one_device_of_each_group(names):
     extents = {"data": 4, "fsdp": 2}
     devices = np.arange(8).reshape([extents[name] for name in names])
     mesh = Mesh(np.array(jax.devices())[devices], names)
-    first, second = _by_place(mesh, "data")
+    first, second = _by_shard(mesh, "data")
     along = devices if names[0] == "data" else devices.T
     for place, column in zip((first, second), along.T, strict=True):
         assert place.axis_names == ("data",)

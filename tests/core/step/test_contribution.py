@@ -11,8 +11,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
+from pipejax._core.step._contribution import Contribution, combined, contribution
 from pipejax._core.step._loss import Returned, Unchanged
-from pipejax._core.step._part import Part, part_of, together
 
 from ...helpers import assert_bits_equal
 
@@ -38,9 +38,9 @@ def squared(w, batch, model_state, rng):
 def test_gradient_loss_and_metrics_are_multiplied_by_the_weight(weight, x, wanted):
     weight = None if weight is None else jnp.float32(weight)
     given = jnp.float32(3), (jnp.float32(x), weight), None, None
-    part, _, _ = part_of(squared, *given, axis_name="data", specs=())
+    part, _, _ = contribution(squared, *given, axis_name="data", specs=())
     gradient, loss, metric = map(np.float32, wanted)
-    assert_bits_equal(part, Part(gradient, loss, {"x": metric}, weight))
+    assert_bits_equal(part, Contribution(gradient, loss, {"x": metric}, weight))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_collective_of_the_loss_sees_the_weights_of_all_devices(
     )
     def parts(w, x, weight):
         given = w, (x[0], weight[0]), None, None
-        part, _, _ = part_of(full, *given, axis_name="data", specs=())
+        part, _, _ = contribution(full, *given, axis_name="data", specs=())
         return part.gradients[None], part.loss[None]
 
     found = jax.jit(parts)(jnp.float32(1), np.float32([1, 3]), np.float32(weights))
@@ -84,13 +84,13 @@ def test_collective_of_the_loss_sees_the_weights_of_all_devices(
 
 def test_microbatches_make_a_mean_or_with_weights_a_sum():
     gradients, losses = np.float32([6, 9]), jnp.array([1.0, 2.0, 6.0])
-    each = Part(None, losses, {"m": jnp.array([0.0, 3.0, 3.0])}, None)
-    found = together(gradients, each)
-    wanted = Part(np.float32([2, 3]), np.float32(3), {"m": np.float32(2)}, None)
+    each = Contribution(None, losses, {"m": jnp.array([0.0, 3.0, 3.0])}, None)
+    found = combined(gradients, each)
+    wanted = Contribution(np.float32([2, 3]), np.float32(3), {"m": np.float32(2)}, None)
     assert_bits_equal(found, wanted)
     each = each._replace(weight=jnp.array([1.0, 0.0, 2.0]))
-    found = together(gradients, each)
-    wanted = Part(gradients, np.float32(9), {"m": np.float32(6)}, np.float32(3))
+    found = combined(gradients, each)
+    wanted = Contribution(gradients, np.float32(9), {"m": np.float32(6)}, np.float32(3))
     assert_bits_equal(found, wanted)
 
 

@@ -1,0 +1,66 @@
+"""
+Tests that the library has no identifiers that collide with words of JAX, DDP or ZeRO.
+
+Only identifiers are read, never prose: the words may be good English.
+"""
+
+import ast
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+# Words that were replaced, and what is said now.
+REPLACED = {
+    "Beside": "Grouped",
+    "Groups": "Combined, and combine_threshold_bytes",
+    "Halved": "ReduceScatterAllGather",
+    "Learned": "Trainable",
+    "LocalStep": "Step and Settings",
+    "PiecewiseStep": "zero1_step",
+    "SharedState": "PipelineState without in_flight",
+    "apart": "unravel",
+    "arrivals": "valid",
+    "by_place": "by_shard",
+    "has_arrived": "valid_in_step",
+    "has_halves": "has_reduce_scatter",
+    "in_place": "with_constraints",
+    "joined": "ravel",
+    "reshard": "checkpoint",  # as a package; jax.sharding.reshard is another
+    "together": "combine_threshold_bytes, combined or combined_spec",
+    "weave": "interleave",
+}
+
+ALLOWED = {("pipejax/checkpoint/_reshard.py", "reshard")}
+
+
+def identifiers(text):
+    """Returns the names that a module defines: of functions, classes and values."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
+def test_identifiers_are_names_that_a_module_defines():
+    text = (
+        "import together\ndef weave(apart):\n    '''In place.'''\n    joined = sum(x)"
+    )
+    assert identifiers(text) == {"weave", "apart", "joined"}
+
+
+@pytest.mark.parametrize("word", REPLACED)
+def test_replaced_words_name_nothing(word):
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "pipejax").rglob("*.py")
+        if word in identifiers(path.read_text())
+    }
+    allowed = {path for path, name in ALLOWED if name == word}
+    assert found - allowed == set(), f"say {REPLACED[word]}"
