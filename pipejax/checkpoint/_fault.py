@@ -49,7 +49,7 @@ def attempt(read: Callable[[], T]) -> T | Fault:
     return agreed(fault) or result
 
 
-def together(action: Callable[[], T]) -> T:
+def all_or_none(action: Callable[[], T]) -> T:
     """Calls `action` on all processes; if it fails on any, raises its error on all.
 
     Args:

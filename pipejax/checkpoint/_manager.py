@@ -14,7 +14,7 @@ from etils import epath
 from pipejax._internal import leaving
 from pipejax._internal.integers import is_integer
 
-from ._fault import together, while_files_vanish, writing_to
+from ._fault import all_or_none, while_files_vanish, writing_to
 from ._lock import Lock
 
 _log = logging.getLogger("pipejax")
@@ -146,7 +146,7 @@ def _locked(place: str) -> Lock | None:
             pathlib.Path(place).mkdir(parents=True, exist_ok=True)
             return Lock(pathlib.Path(place))
 
-    return together(lock)
+    return all_or_none(lock)
 
 
 def check_manager(manager: Any) -> None:

@@ -14,7 +14,7 @@ from pipejax._internal.checksums import checksums
 from pipejax._internal.mesh import without_mesh
 from pipejax.train_step import PipelineState
 
-from ._fault import together, writing_to
+from ._fault import all_or_none, writing_to
 from ._json_values import json_copy
 from ._leaves import encoded, named
 from ._manager import check_manager, is_read_only, steps
@@ -178,7 +178,7 @@ def _check_writable(manager: ocp.CheckpointManager) -> None:
                 path.mkdir(exist_ok=True)
                 path.rmdir()
 
-    together(probe)
+    all_or_none(probe)
 
 
 def _check_same_everywhere(step: int, extras: dict[str, Any]) -> None:

@@ -52,8 +52,8 @@ def phases(stages: Stages) -> tuple[Phase, ...]:
     for (name, sends), links in itertools.groupby(
         named, key=lambda pair: (pair[0], isinstance(pair[1], Sent))
     ):
-        together = [link for _, link in links]
-        for part in [[link] for link in together] if sends else [together]:
+        every = [link for _, link in links]
+        for part in [[link] for link in every] if sends else [every]:
             found.append(Phase(name, chained(part)))
     return tuple(found)
 

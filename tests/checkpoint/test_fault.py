@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from pipejax.checkpoint._fault import DamagedError, Fault, agreed, attempt, together
+from pipejax.checkpoint._fault import DamagedError, Fault, agreed, all_or_none, attempt
 
 
 def raising(error):
@@ -66,5 +66,5 @@ def test_results_pass_through_without_an_error():
 @pytest.mark.parametrize("error", [ValueError("in use"), OSError(30, "read-only")])
 def test_error_of_an_action_is_raised_with_its_kind(error):
     with pytest.raises(type(error), match=r"in use|read-only"):
-        together(raising(error))
-    assert together(lambda: 3) == 3
+        all_or_none(raising(error))
+    assert all_or_none(lambda: 3) == 3

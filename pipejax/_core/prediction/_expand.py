@@ -226,10 +226,10 @@ def _depends(
         elif each.equation.primitive.name == "optimization_barrier":
             results = operands
         else:
-            together = _joined_sets(operands)
+            sources = _joined_sets(operands)
             if _is_flat(each.equation):
-                together |= {_jump(i) for i in together if i >= 0}
-            results = [together] * len(each.writes)
+                sources |= {_jump(i) for i in list(sources) if i >= 0}
+            results = [sources] * len(each.writes)
         known.update(zip(each.writes, results, strict=True))
     return [depends(name_of(names, v)) for v in closed.jaxpr.outvars]
 

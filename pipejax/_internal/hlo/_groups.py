@@ -147,9 +147,9 @@ def connected(pairs: Iterable[Group]) -> list[Group]:
     """
     found: list[Group] = []
     for pair in pairs:
-        joined = [group for group in found if group & pair]
+        connected_sets = [group for group in found if group & pair]
         found = [group for group in found if not group & pair]
-        found.append(pair.union(*joined))
+        found.append(pair.union(*connected_sets))
     return found
 
 
