@@ -228,7 +228,7 @@ def _depends(
         else:
             sources = _joined_sets(operands)
             if _is_flat(each.equation):
-                sources |= {_jump(i) for i in list(sources) if i >= 0}
+                sources |= {_jump(i) for i in sources if i >= 0}
             results = [sources] * len(each.writes)
         known.update(zip(each.writes, results, strict=True))
     return [depends(name_of(names, v)) for v in closed.jaxpr.outvars]
