@@ -24,7 +24,7 @@ from pipejax._internal.jaxpr import (
 from pipejax._internal.types import ClosedJaxpr
 
 from ._flops import flops_of
-from ._scan import Operation, scan_operation
+from ._scan import TracedOperation, scan_operation
 
 Piece = Callable[[list[Any]], list[Any]]
 
@@ -81,8 +81,8 @@ def cut(
 
 
 def _repeating(
-    parts: list[list[Operation]], known: dict[Any, Any]
-) -> list[list[Operation]]:
+    parts: list[list[TracedOperation]], known: dict[Any, Any]
+) -> list[list[TracedOperation]]:
     """Returns pieces that repeat cheap operations in place of handing on their results.
 
     Without a cut, XLA repeats such operations wherever their results are needed. With a
@@ -107,7 +107,7 @@ def _repeating(
             else:
                 there.update(needed.intersection(operation.writes))
         # From the last to the first, only those that something needs.
-        repeated: list[Operation] = []
+        repeated: list[TracedOperation] = []
         for operation in reversed(again):
             if needed.intersection(operation.writes):
                 repeated.insert(0, operation)
@@ -116,7 +116,9 @@ def _repeating(
     return found
 
 
-def _handed(parts: list[list[Operation]], results: tuple[Any, ...]) -> list[list[Any]]:
+def _handed(
+    parts: list[list[TracedOperation]], results: tuple[Any, ...]
+) -> list[list[Any]]:
     """Returns the names of the values that each piece is given, and of the results.
 
     A piece hands on what is written so far, and what a later piece reads before it
@@ -139,7 +141,10 @@ def _handed(parts: list[list[Operation]], results: tuple[Any, ...]) -> list[list
 
 
 def _piece(
-    part: list[Operation], known: dict[Any, Any], before: list[Any], after: list[Any]
+    part: list[TracedOperation],
+    known: dict[Any, Any],
+    before: list[Any],
+    after: list[Any],
 ) -> Piece:
     """Returns a function that runs the operations of one piece.
 
@@ -158,7 +163,7 @@ def _piece(
     return piece
 
 
-def _points(operations: list[Operation], shares: Sequence[float]) -> list[int]:
+def _points(operations: list[TracedOperation], shares: Sequence[float]) -> list[int]:
     """Returns the indices in `operations` at which the pieces begin, and the end.
 
     Cuts a scan in two, in place, if both ends of the scan are more than half a piece
@@ -193,7 +198,7 @@ def _points(operations: list[Operation], shares: Sequence[float]) -> list[int]:
     return [*points, len(operations)]
 
 
-def _least(operations: list[Operation], start: int, flops: float) -> int:
+def _least(operations: list[TracedOperation], start: int, flops: float) -> int:
     """Returns the end of the shortest piece from `start` that has any work.
 
     A scan that is longer than `flops` is cut in two, in place.
@@ -207,7 +212,9 @@ def _least(operations: list[Operation], start: int, flops: float) -> int:
     return len(operations)
 
 
-def _operations(closed: ClosedJaxpr, names: dict[Any, Any]) -> Iterator[Operation]:
+def _operations(
+    closed: ClosedJaxpr, names: dict[Any, Any]
+) -> Iterator[TracedOperation]:
     """Yields the operations of a program, with the functions that it calls inlined.
 
     Args:
@@ -222,7 +229,7 @@ def _operations(closed: ClosedJaxpr, names: dict[Any, Any]) -> Iterator[Operatio
             run, flops = runner(found), flops_of(equation)
             cheap = equation.primitive.name in _CHEAP
             large = _large(found) if cheap else ()
-            yield Operation(flops, reads, writes, run, cheap=cheap, large=large)
+            yield TracedOperation(flops, reads, writes, run, cheap=cheap, large=large)
 
 
 def _large(found: Equation) -> tuple[Any, ...]:

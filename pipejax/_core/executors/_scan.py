@@ -12,7 +12,7 @@ from pipejax._internal.types import JaxprEqn
 from ._flops import flops_of
 
 
-class Operation(NamedTuple):
+class TracedOperation(NamedTuple):
     """An operation of a program, with unique names for what it reads and writes.
 
     Attributes:
@@ -34,7 +34,7 @@ class Operation(NamedTuple):
 
 def scan_operation(
     equation: JaxprEqn, reads: tuple[Any, ...], writes: tuple[Any, ...]
-) -> Operation:
+) -> TracedOperation:
     """Returns the scan of an equation as an operation."""
     params, outer, results = equation.params, equation.invars, equation.outvars
     length, body = params["length"], core.jaxpr_as_fun(params["jaxpr"])
@@ -45,7 +45,7 @@ def scan_operation(
     carried = len(results) - _stacked(results, params["jaxpr"].jaxpr.outvars)
     fixed = len(outer) - carried - along
 
-    def part(start: int, stop: int, reads: Any, writes: Any) -> Operation:
+    def part(start: int, stop: int, reads: Any, writes: Any) -> TracedOperation:
         """Returns the operation of the iterations from `start` to `stop`.
 
         Unless it is the first part, it also reads the stacked results of the iterations
@@ -78,7 +78,7 @@ def scan_operation(
                 ys = [jnp.concatenate(pair[::order]) for pair in pairs]
             return [*state, *ys]
 
-        def halves(fraction: float) -> list[Operation]:
+        def halves(fraction: float) -> list[TracedOperation]:
             # At least one iteration stays on either side.
             k = start + round(fraction * (stop - start))
             k = min(max(k, start + 1), stop - 1)
@@ -90,7 +90,9 @@ def scan_operation(
             return [part(start, k, reads, middle), part(k, stop, after, writes)]
 
         work = flops_of(equation) * (stop - start) / length
-        return Operation(work, reads, writes, run, halves if stop - start > 1 else None)
+        return TracedOperation(
+            work, reads, writes, run, halves if stop - start > 1 else None
+        )
 
     return part(0, length, reads, writes)
 
