@@ -27,7 +27,7 @@ class TracedOperation(NamedTuple):
     reads: tuple[Any, ...]
     writes: tuple[Any, ...]
     run: Callable[..., Sequence[Any]]
-    halves: Callable[[float], list["Operation"]] | None = None
+    halves: Callable[[float], list["TracedOperation"]] | None = None
     cheap: bool = False
     large: tuple[Any, ...] = ()
 
