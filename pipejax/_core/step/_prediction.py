@@ -19,7 +19,7 @@ from pipejax._internal.shards import Shards, constrained
 
 from ._state import PipelineState
 from ._step import Settings
-from ._update import applied, select, updated
+from ._update import apply, select, updated
 
 KindOf = Callable[[optax.Params, int, int], Kind | None]
 """From shapes of the whole parameters, the number of gradients in flight, and that of
@@ -121,9 +121,7 @@ def by_own(
         reduced = Reduced.of(own, real)
         if either:
             reduced = _or_zeros(reduced)
-        state, _ = applied(
-            settings, state, state.model_state, reduced, devices=1, alike=False
-        )
+        state, _ = apply(settings, state, None, reduced, alone=True)
     return state.params
 
 

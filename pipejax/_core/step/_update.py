@@ -34,12 +34,16 @@ def apply(
     state: PipelineState,
     computed: Computed | None,
     reduced: Reduced,
+    *,
+    alone: bool = False,
 ) -> tuple[PipelineState, StepInfo]:
     """Applies the mean that is due, if it has arrived and is finite.
 
     Args:
-      state: State before the update.
-      computed: What `compute` left. `None` in a drain, which computes nothing.
+      computed: What `compute` left. `None` if nothing was computed, as in a drain.
+        Leaves of the model state that are not averaged advance in any case.
+      alone: Whether each device applies its own message, in a prediction. Otherwise,
+        all devices apply the same sum.
 
     Returns:
       The state after the update, and what the step reports.
@@ -50,32 +54,7 @@ def apply(
         state = state._replace(rng=computed.rng, step=computed.step)
     if reduced.updated is not None:
         state = state._replace(trainable=reduced.updated)
-    devices = lax.axis_size(settings.axis_name)
-    return applied(settings, state, after, reduced, devices=devices, alike=True)
-
-
-def applied(
-    settings: Settings,
-    state: PipelineState,
-    after: Tree,
-    reduced: Reduced,
-    *,
-    devices: int,
-    alike: bool,
-) -> tuple[PipelineState, StepInfo]:
-    """Applies the mean of one step's messages, if there is one to apply.
-
-    Args:
-      state: State before the update.
-      after: Model state as this device's loss left it. Leaves that are not averaged
-        advance whether or not there is an update.
-      devices: Number of devices over which the messages were summed.
-      alike: Whether all devices apply the same sum. Otherwise, each device applies its
-        own message, in a prediction.
-
-    Returns:
-      The state after the update, and what to report.
-    """
+    devices = 1 if alone else lax.axis_size(settings.axis_name)
     applies, skips = decided(reduced, skip_nonfinite=settings.skip_nonfinite)
     message, trained = reduced.sum, state.trainable
     learned = trained.params, trained.opt_state, trained.mean
@@ -92,7 +71,7 @@ def applied(
 
     # A branch compiles the update by itself, as in a step by hand, with the same bits.
     # But a collective in it would wait in vain for devices in the other branch.
-    if settings.branches and (alike or not collective_axes(update)):
+    if settings.branches and not (alone and collective_axes(update)):
         found = lax.cond(applies, update, hold)
     else:
         found = select(applies, update(), hold())
