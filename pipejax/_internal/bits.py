@@ -12,25 +12,16 @@ from jax import lax
 
 
 def pack(codes: jax.Array, bits: int) -> jax.Array:
-    """Packs codes of a few bits each into bytes.
-
-    Byte `j` holds the codes `j`, `j + m'`, `j + 2 m'`, ..., the first of them in the
-    lowest bits, where `m' = m bits / 8` is the number of bytes in a row. Neighboring
-    codes go into neighboring bytes, which suits vector units.
-
-    Args:
-      codes: Integers below `2^bits`, uint8 `[..., m]`. `m` must be a multiple of
-        `8 / bits`.
-      bits: The number of bits per code: 1, 2, 4 or 8.
-
-    Returns:
-      The bytes, uint8 `[..., m bits / 8]`.
+    """Packs codes of 1, 2, 4 or 8 bits, uint8 `[..., m]`, into bytes.
 
     Examples:
       >>> [hex(byte) for byte in pack(jnp.uint8([1, 2, 3, 4]), 4).tolist()]
       ['0x31', '0x42']
     """
     per_byte = 8 // bits
+    # Byte j holds the codes j, j + m', j + 2 m', ..., the first of them in the lowest
+    # bits, where m' is the number of bytes in a row. Neighboring codes go into
+    # neighboring bytes, which suits vector units.
     planes = codes.reshape(*codes.shape[:-1], per_byte, -1)
     packed = planes[..., 0, :]
     for i in range(1, per_byte):
@@ -39,19 +30,7 @@ def pack(codes: jax.Array, bits: int) -> jax.Array:
 
 
 def unpack(packed: jax.Array, bits: int) -> jax.Array:
-    """Undoes `pack`.
-
-    Args:
-      packed: The bytes, uint8 `[..., b]`.
-      bits: The number of bits per code: 1, 2, 4 or 8.
-
-    Returns:
-      The codes, uint8 `[..., 8 b / bits]`.
-
-    Examples:
-      >>> unpack(jnp.uint8([0x31, 0x42]), 4).tolist()
-      [1, 2, 3, 4]
-    """
+    """Undoes `pack`."""
     if bits == 8:
         return packed
     planes = [(packed >> shift) & (2**bits - 1) for shift in range(0, 8, bits)]
@@ -62,33 +41,15 @@ def poison(x: jax.Array) -> jax.Array:
     """Returns 0 if all elements are finite, and NaN otherwise.
 
     A codec adds this number to its payload, so that a bad element makes the decoded
-    vector NaN even if the element itself is not sent. The function does not use a
-    maximum because on CPUs, XLA's maximum of 4,096 or more elements loses NaN,
-    https://github.com/openxla/xla/issues/21461
-
-    Args:
-      x: An array of a floating dtype.
-
-    Returns:
-      A scalar of the dtype of `x`.
-
-    Examples:
-      >>> float(poison(jnp.float32([1.0, jnp.inf])))
-      nan
+    vector NaN even if the element itself is not sent.
     """
+    # No maximum is used: on CPUs, XLA's maximum of 4,096 or more elements loses NaN,
+    # https://github.com/openxla/xla/issues/21461
     return jnp.where(jnp.isfinite(x).all(), 0.0, jnp.nan).astype(x.dtype)
 
 
 def to_words(x: jax.Array, word: Any = jnp.uint8) -> jax.Array:
     """Returns the bits of an array as a vector of unsigned integers.
-
-    Args:
-      x: An array of any shape.
-      word: The dtype of the integers. It must not be wider than the dtype of `x`.
-
-    Returns:
-      A vector of `word`. An element that is wider than `word` becomes several integers,
-      the lowest bits first.
 
     Examples:
       >>> to_words(jnp.float32([1.0])).tolist()  # 1.0 is 0x3f800000
@@ -98,19 +59,8 @@ def to_words(x: jax.Array, word: Any = jnp.uint8) -> jax.Array:
 
 
 def from_words(words: jax.Array, dtype: Any) -> jax.Array:
-    """Undoes `to_words` for an array that was a vector.
-
-    Args:
-      words: A vector of unsigned integers, as `to_words` returns.
-      dtype: The dtype of the original vector.
-
-    Returns:
-      The original vector.
-
-    Examples:
-      >>> from_words(jnp.uint8([0, 0, 128, 63]), jnp.float32)
-      Array([1.], dtype=float32)
-    """
+    """Undoes `to_words` for an array that was a vector."""
+    # JAX joins words along a last axis of exactly this length.
     ratio = jnp.dtype(dtype).itemsize // words.dtype.itemsize
     grouped = words.reshape(-1, ratio) if ratio > 1 else words
     return lax.bitcast_convert_type(grouped, dtype)

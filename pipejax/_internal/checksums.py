@@ -28,11 +28,6 @@ def checksums(arrays: dict[str, jax.Array]) -> dict[str, str]:
 
     All processes must call this function with the same names and shapes. If each of
     them holds a whole copy of an array, its checksum is that of its own copy.
-
-    Examples:
-      >>> before, after = jnp.float32([1.0, 2.0]), jnp.float32([2.0, 1.0])
-      >>> checksums({"w": before})["w"] == checksums({"w": after})["w"]
-      False
     """
     # All devices begin before the first result is fetched.
     begun = [_own_sums(array) for array in arrays.values()]
@@ -57,12 +52,12 @@ def _own_sums(array: jax.Array) -> list[jax.Array]:
     if array.is_fully_replicated:
         shards = shards[:1]
     else:
+        # Each piece counts once, on whichever process holds its first copy.
         shards = [shard for shard in shards if shard.replica_id == 0]
     return [_sums(shard.data, *_place(shard, array.shape)) for shard in shards]
 
 
 def _total(sums: Any) -> np.ndarray:
-    """Returns the sums modulo 2^32 over the first axis."""
     return np.asarray(np.sum(sums, axis=0, dtype=np.uint32))
 
 
@@ -116,11 +111,10 @@ def _words(x: jax.Array) -> jax.Array:
 
 
 def _mixed(x: jax.Array) -> jax.Array:
-    """Returns a bijective function of an integer in which each bit changes many.
-
-    The function is the finalizer of MurmurHash3
-    (https://github.com/aappleby/smhasher/wiki/MurmurHash3).
-    """
+    """Returns a bijective function of an integer in which each bit changes many."""
+    # The finalizer of MurmurHash3,
+    # https://github.com/aappleby/smhasher/wiki/MurmurHash3. Each step can be undone: a
+    # shift that leaves the upper bits, or an odd factor.
     x ^= x >> jnp.uint32(16)
     x *= jnp.uint32(0x85EBCA6B)
     x ^= x >> jnp.uint32(13)

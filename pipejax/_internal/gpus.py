@@ -21,8 +21,7 @@ class Gpu(NamedTuple):
       memory: The size of the device memory in bytes.
       bandwidth: The bandwidth of the device memory in bytes per second.
       l2: The size of the L2 cache in bytes.
-      shared: The size in bytes of the shared memory of a multiprocessor. A thread
-        block can use up to 1 KiB less than that.
+      shared: The size in bytes of the shared memory of a multiprocessor.
       links: The number of NVLinks.
     """
 
@@ -92,20 +91,9 @@ GPUS = {
 
 
 def target_config(gpu: Gpu) -> str:
-    """Returns the description of a GPU as a `GpuTargetConfigProto` in text form.
-
-    The description names CUDA 12.8 and cuDNN 9.10, the versions of 2025.
-
-    Args:
-      gpu: The figures of the GPU, for example `GPUS["h100"]`.
-
-    Returns:
-      The `target_config` argument of `jax.experimental.topologies.get_topology_desc`.
-
-    Examples:
-      >>> "core_count: 132" in target_config(GPUS["h100"])
-      True
-    """
+    """Returns the description of a GPU as a `GpuTargetConfigProto` in text form."""
+    # CUDA 12.8 and cuDNN 9.10 are the versions of 2025. A thread block can use up to 1
+    # KiB less than the shared memory of a multiprocessor.
     return f"""
 gpu_device_info {{
   threads_per_block_limit: 1024

@@ -9,14 +9,6 @@ def is_integer(value: Any, least: int) -> bool:
 
     Python's and NumPy's integers count, and so do integer arrays without dimensions. A
     bool does not count, and neither does a float that has an integer value.
-
-    Args:
-      value: The value to check.
-      least: The smallest integer that is accepted.
-
-    Examples:
-      >>> is_integer(2, 1), is_integer(0, 1), is_integer(2.0, 1), is_integer(True, 1)
-      (True, False, False, False)
     """
     if isinstance(value, bool):
         return False

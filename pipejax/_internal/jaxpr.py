@@ -27,14 +27,7 @@ class Constant:
 
 
 class Equation(NamedTuple):
-    """An equation of a program, with unique names for what it reads and writes.
-
-    Attributes:
-      equation: The equation of the jaxpr.
-      jaxpr: The jaxpr.
-      reads: Names or constants in place of its operands.
-      writes: Names of its results.
-    """
+    """An equation of a program, with unique names for what it reads and writes."""
 
     equation: Any
     jaxpr: Any
@@ -45,10 +38,8 @@ class Equation(NamedTuple):
 def inlined(closed: Any, names: dict[Any, Any]) -> Iterator[Equation]:
     """Yields the equations of a program, with the functions that it calls inlined.
 
-    Args:
-      closed: The program, as a closed jaxpr.
-      names: Names of its variables. At first, these are the arguments of the program. A
-        name is added for each value that the program reads or writes.
+    `names` has the arguments of the program at first, and gets a name for each value
+    that the program reads or writes.
     """
     jaxpr = closed.jaxpr
     constants = zip(jaxpr.constvars, closed.consts, strict=True)
@@ -57,6 +48,8 @@ def inlined(closed: Any, names: dict[Any, Any]) -> Iterator[Equation]:
         reads = tuple(name_of(names, v) for v in equation.invars)
         if equation.primitive.name in _CALLS:
             inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+            # The function has variables of its own, which may be the same as in another
+            # call of it. Their names are therefore kept apart.
             inside = dict(zip(inner.jaxpr.invars, reads, strict=True))
             yield from inlined(inner, inside)
             returned = [name_of(inside, v) for v in inner.jaxpr.outvars]
@@ -68,12 +61,10 @@ def inlined(closed: Any, names: dict[Any, Any]) -> Iterator[Equation]:
 
 
 def name_of(names: dict[Any, Any], variable: Any) -> Any:
-    """Returns the name of a variable, or a `Constant` for a literal."""
     return Constant(variable.val) if _is_literal(variable) else names[variable]
 
 
 def value_of(env: dict[Any, Any], name: Any) -> Any:
-    """Returns the value that a name or a `Constant` stands for."""
     return name.value if isinstance(name, Constant) else env[name]
 
 

@@ -7,28 +7,17 @@ import jax
 
 
 def is_key(leaf: Any) -> bool:
-    """Returns whether a leaf is an array of typed PRNG keys, or its shape.
-
-    Examples:
-      >>> is_key(jax.random.key(0)), is_key(jax.random.PRNGKey(0))
-      (True, False)
-    """
+    """Returns whether a leaf is an array of typed PRNG keys, or its shape."""
     dtype = getattr(leaf, "dtype", None)
     return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def as_numbers(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Returns `function(tree)`, and gives the function the numbers in place of keys.
-
-    JAX takes a key as used once it has passed through an operation that is not about
-    keys, such as a barrier, and `jax_debug_key_reuse` then raises an error at the next
-    use.
-
-    Args:
-      function: Function from a pytree to a pytree of the same structure.
-      tree: Pytree of arrays and typed keys.
-    """
+    """Returns `function(tree)`, where the function gets numbers in place of keys."""
     leaves, structure = jax.tree.flatten(tree)
+    # JAX takes a key as used once it has passed through an operation that is not about
+    # keys, such as a barrier, and `jax_debug_key_reuse` then raises an error at the
+    # next use.
     found = [jax.random.key_data(x) if is_key(x) else x for x in leaves]
     found = jax.tree.leaves(function(jax.tree.unflatten(structure, found)))
     after = [

@@ -64,9 +64,7 @@ def interrupted() -> bool:
 def prepared() -> Callable[[], None]:
     """Returns a function that ends the process, whatever its threads wait for.
 
-    The function first tells JAX's runtime that the process leaves. The exit status is
-    130 after a `KeyboardInterrupt`, or else 1. A thread that bounds the time starts
-    now, because Python starts no threads at the end of a program.
+    The exit status is 130 after a `KeyboardInterrupt`, or else 1.
     """
     leaving = threading.Event()
 
@@ -83,17 +81,13 @@ def prepared() -> Callable[[], None]:
         _say_goodbye()
         end()
 
+    # This thread starts now: Python starts no threads at the end of a program.
     threading.Thread(target=bound, name="pipejax-leaving", daemon=True).start()
     return leave
 
 
 def within(seconds: float, work: Callable[[], Any]) -> bool:
-    """Runs `work` on another thread, and returns whether it has ended in time.
-
-    Args:
-      seconds: The time to wait. Afterwards, the thread is left alone.
-      work: The function to run. Its errors are logged.
-    """
+    """Runs `work` on another thread, and returns whether it has ended in time."""
 
     def run() -> None:
         try:
@@ -108,7 +102,6 @@ def within(seconds: float, work: Callable[[], Any]) -> bool:
 
 
 def hurry_after_interrupts() -> None:
-    """Has this program exit in bounded time after Ctrl-C."""
     _raise_again()
     _hurry_at_the_end()
     main = threading.current_thread() is threading.main_thread()
@@ -135,10 +128,8 @@ def _raise_again() -> None:
 
 
 def _hurry_at_the_end() -> None:
-    """Has this program exit within `LIMIT` after a `KeyboardInterrupt` that ends it.
-
-    `sys.excepthook` is called before Python waits for threads and for JAX.
-    """
+    """Has this program exit within `LIMIT` after a `KeyboardInterrupt` that ends it."""
+    # Python calls this hook before it waits for threads and for JAX.
     before = sys.excepthook
 
     def hook(
@@ -154,11 +145,9 @@ def _hurry_at_the_end() -> None:
 
 
 def _hurry_in_calls() -> None:
-    """Has this program exit if its main thread does not notice Ctrl-C for `STUCK`.
-
-    The system's handler writes the numbers of signals to a socket, even while the main
-    thread is in C++.
-    """
+    """Has this program exit if its main thread does not notice Ctrl-C for `STUCK`."""
+    # The system's handler writes the numbers of signals to a socket, even while the
+    # main thread is in C++.
     heard, told = socket.socketpair()
     told.setblocking(False)
     if (other := signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)) != -1:
@@ -197,7 +186,6 @@ def _say_goodbye() -> None:
 
 
 def _exit(status: int) -> None:
-    """Ends the process without waiting for anything."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

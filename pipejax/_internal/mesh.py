@@ -21,12 +21,7 @@ AxisName = str | tuple[str, ...]
 
 
 def axes(axis_name: AxisName) -> tuple[str, ...]:
-    """Returns the axis names as a tuple.
-
-    Examples:
-      >>> axes("data"), axes(("host", "device"))
-      (('data',), ('host', 'device'))
-    """
+    """Returns the axis names as a tuple."""
     return (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
 
 
@@ -111,14 +106,7 @@ def _by_host(devices: list[Any], hosts: int | None) -> tuple[int, int]:
 
 
 def axis_size(axis_name: AxisName) -> int:
-    """Returns the number of devices along one axis or several.
-
-    Args:
-      axis_name: Axis or axes of the surrounding `shard_map` or `pmap`.
-
-    Raises:
-      ValueError: If an axis is not bound.
-    """
+    """Returns the number of devices along one axis or several."""
     try:
         return int(lax.axis_size(axis_name))
     except NameError:
@@ -131,11 +119,9 @@ def axis_size(axis_name: AxisName) -> int:
 
 @contextlib.contextmanager
 def without_mesh() -> Iterator[None]:
-    """Leaves the mesh that the caller has set with `jax.set_mesh`, as a context.
-
-    Under a mesh that is set, JAX raises an error for a computation on arrays of another
-    mesh. While tracing, the mesh stays set.
-    """
+    """Leaves the mesh that the caller has set with `jax.set_mesh`, as a context."""
+    # Under a mesh that is set, JAX raises an error for a computation on arrays of
+    # another mesh. While tracing, the mesh stays set.
     if jax.sharding.get_abstract_mesh().empty or is_traced():
         yield
         return
@@ -163,18 +149,9 @@ def on_mesh(
 ) -> Callable[..., Any]:
     """Returns a function that runs `local` on every device or group of a mesh.
 
-    The function differs from the result of `jax.shard_map` in two ways. On a mesh with
-    Explicit axes, it first lays out its arguments as in `in_specs`. It also ignores the
-    mesh that the caller has set with `jax.set_mesh`.
-
-    Args:
-      local: Function of the shares of one device, or of one group if there are more
-        axes than `axis_name`.
-      mesh: The devices.
-      in_specs: Partition specs of the arguments, over `axis_name`.
-      out_specs: Partition specs of the results, over `axis_name`.
-      axis_name: The axis or axes over which `local` runs. XLA splits arrays and compute
-        over the others. `None` stands for all axes.
+    Unlike the result of `jax.shard_map`, the function lays out its arguments on a mesh
+    with Explicit axes as in `in_specs`, and ignores the mesh that the caller has set.
+    `local` runs over `axis_name`, by default over all axes. XLA splits over the others.
     """
 
     def specs(*_: Any) -> tuple[Any, Any]:
@@ -189,14 +166,7 @@ def on_mesh_by(
     mesh: Mesh,
     axis_name: AxisName | None = None,
 ) -> Callable[..., Any]:
-    """Returns what `on_mesh` does, for specs that depend on the arguments.
-
-    Args:
-      specs: Function of the arguments that returns `in_specs` and `out_specs`.
-      local: As for `on_mesh`.
-      mesh: As for `on_mesh`.
-      axis_name: As for `on_mesh`.
-    """
+    """Returns what `on_mesh` does, for specs that depend on the arguments."""
     explicit = AxisType.Explicit in mesh.axis_types
     names = set(mesh.axis_names if axis_name is None else axes(axis_name))
 

@@ -28,48 +28,22 @@ def is_narrow(dtype: DTypeLike) -> bool:
 
 
 def sum_dtype(dtype: DTypeLike) -> np.dtype:
-    """Returns the dtype of a sum over devices: float32 if `dtype` is narrow.
-
-    Examples:
-      >>> sum_dtype("float16"), sum_dtype("float64")
-      (dtype('float32'), dtype('float64'))
-    """
+    """Returns the dtype of a sum over devices: float32 if `dtype` is narrow."""
     return np.dtype("float32") if is_narrow(dtype) else jnp.dtype(dtype)
 
 
 def headroom(devices: int) -> float:
-    """Returns the smallest power of two that is not below the number of devices.
-
-    Examples:
-      >>> headroom(1), headroom(6)
-      (1.0, 8.0)
-    """
+    """Returns the smallest power of two that is not below the number of devices."""
     return 2.0 ** (devices - 1).bit_length()
 
 
 def scaled_down(x: jax.Array, devices: int) -> jax.Array:
-    """Returns the summand that travels: `x / headroom(devices)` if `x` is narrow.
-
-    Args:
-      x: What one device contributes to a sum.
-      devices: Number of devices that contribute.
-
-    Returns:
-      An array of the shape and dtype of `x`.
-    """
+    """Returns the summand that travels: `x / headroom(devices)` if `x` is narrow."""
     return x / headroom(devices) if is_narrow(x.dtype) else x
 
 
 def scaled_up(total: jax.Array, devices: int) -> jax.Array:
-    """Undoes `scaled_down` on the sum over devices.
-
-    Args:
-      total: Sum over devices of what `scaled_down` returned.
-      devices: The same number.
-
-    Returns:
-      The sum, in the dtype `sum_dtype(total.dtype)`.
-    """
+    """Undoes `scaled_down` on the sum over devices, and returns it in `sum_dtype`."""
     if not is_narrow(total.dtype):
         return total
     return total.astype(jnp.float32) * headroom(devices)

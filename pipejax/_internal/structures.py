@@ -30,22 +30,12 @@ def containers(tree: Any) -> str:
 
 
 def paths(tree: Any) -> set[Any]:
-    """Returns the path of every leaf.
-
-    Examples:
-      >>> sorted(map(jax.tree_util.keystr, paths({"a": 1, "b": None, "c": [2]})))
-      ["['a']", "['c'][0]"]
-    """
+    """Returns the path of every leaf."""
     return {path for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def alike(a: Any, b: Any) -> bool:
-    """Returns whether two pytrees have the same containers, and leaves at equal paths.
-
-    Examples:
-      >>> alike({"a": 1}, {"a": 2}), alike({"a": 1}, {"b": 1}), alike([1], (1,))
-      (True, False, False)
-    """
+    """Returns whether two pytrees have equal containers, and leaves at equal paths."""
     return paths(a) == paths(b) and containers(a) == containers(b)
 
 
@@ -55,10 +45,7 @@ def restructured(tree: Any, like: Any) -> Any:
 
 
 def form_of(tree: Any) -> Any:
-    """Returns structure, shapes and dtypes of a pytree as a value to compare and hash.
-
-    The structure includes static data.
-    """
+    """Returns structure, shapes and dtypes of a pytree, to be compared or hashed."""
     leaves, structure = jax.tree.flatten(tree)
     # This runs in every step. `jnp.shape` and `jnp.result_type` take ten times as long.
     forms = ((getattr(x, "shape", ()), getattr(x, "dtype", type(x))) for x in leaves)
@@ -68,13 +55,8 @@ def form_of(tree: Any) -> Any:
 def difference(name: str, wanted: Any, given: Any) -> tuple[str, str, str] | None:
     """Returns the first leaf at which two pytrees differ in dtype or shape, or `None`.
 
-    Args:
-      name: The name of the argument that is `given`.
-      wanted: The pytree with the right leaves.
-      given: The pytree to compare with it.
-
-    Returns:
-      The path of the leaf, its wanted form such as `float32[7, 3]`, and the given one.
+    The result is the path of the leaf, its wanted form such as `float32[7, 3]`, and the
+    given one.
     """
     forms, found = (_named_forms(name, tree) for tree in (wanted, given))
     for path in forms | found:
@@ -84,7 +66,6 @@ def difference(name: str, wanted: Any, given: Any) -> tuple[str, str, str] | Non
 
 
 def _named_forms(name: str, tree: Any) -> dict[str, str]:
-    """Returns dtype and shape of every leaf on a device, by its path."""
     return {
         f"{name}{jax.tree_util.keystr(path)}": f"{_dtype(leaf)}{[*jnp.shape(leaf)]}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)

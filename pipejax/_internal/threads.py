@@ -50,10 +50,7 @@ def configured_devices() -> int:
 
 
 def set_enough() -> None:
-    """Sets `NPROC` so that XLA:CPU starts enough threads. Call it before the backend.
-
-    A larger value stays.
-    """
+    """Sets `NPROC` so that XLA:CPU starts enough threads, before JAX has a backend."""
     least, given = needed(configured_devices()), os.environ.get("NPROC", "")
     own = int(given) if given.isdecimal() else len(os.sched_getaffinity(0))
     if own < least:
@@ -63,12 +60,7 @@ def set_enough() -> None:
 
 
 def check_threads(mesh: Mesh) -> None:
-    """Raises a `ValueError` if XLA:CPU has too few threads for train steps on a mesh.
-
-    Args:
-      mesh: The devices of a train step. They have enough threads unless they are CPUs
-        of several processes, of which this one has several.
-    """
+    """Raises a `ValueError` if XLA:CPU has too few threads for steps on a mesh."""
     if not mesh.is_multi_process or mesh.devices.flat[0].platform != "cpu":
         return
     devices, there = len(mesh.local_devices), running()
@@ -84,10 +76,8 @@ def check_threads(mesh: Mesh) -> None:
 
 
 def running() -> int | None:
-    """Returns the number of threads in XLA:CPU's pool, or `None` if it is unknown.
-
-    The threads themselves are counted, because `NPROC` may have been set too late.
-    """
+    """Returns the number of threads in XLA:CPU's pool, or `None` if it is unknown."""
+    # The threads themselves are counted, because `NPROC` may have been set too late.
     tasks = pathlib.Path("/proc/self/task")
     if not tasks.is_dir():
         return None

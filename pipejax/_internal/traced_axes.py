@@ -9,26 +9,13 @@ from .mesh import axes
 
 
 def collective_axes(function: Any, *args: Any) -> set[str]:
-    """Returns the names of the axes over which a function has collectives.
-
-    Args:
-      function: A function that JAX can trace.
-      *args: Its arguments, or their shapes.
-
-    Returns:
-      The names. `lax.axis_index` is not a collective, and adds no name.
-    """
+    """Returns the names of the axes over which a function has collectives."""
     equations = _equations(jax.make_jaxpr(function)(*args))
     return {name for equation in equations for name in _axes_of(equation)}
 
 
 def constrained_axes(function: Any, *args: Any) -> set[str]:
-    """Returns the axes over which a function tells XLA to split arrays.
-
-    Args:
-      function: A function that JAX can trace.
-      *args: Its arguments, or their shapes.
-    """
+    """Returns the axes over which a function tells XLA to split arrays."""
     found: set[str] = set()
     for equation in _equations(jax.make_jaxpr(function)(*args)):
         if equation.primitive.name == "sharding_constraint":
@@ -39,9 +26,9 @@ def constrained_axes(function: Any, *args: Any) -> set[str]:
 
 
 def _axes_of(equation: Any) -> Iterator[str]:
-    """Yields the mesh axes over which an equation of a jaxpr communicates."""
     names = equation.params.get("axes", equation.params.get("axis_name", ()))
     names = (names,) if isinstance(names, str) else names or ()
+    # This equation names an axis, and sends nothing along it.
     if equation.primitive.name != "axis_index":
         yield from (name for name in names if isinstance(name, str))
 

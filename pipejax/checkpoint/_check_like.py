@@ -11,13 +11,7 @@ from pipejax.train_step import PipelineState, TrainStep
 
 
 def form_of(like: Any, train: TrainStep) -> PipelineState:
-    """Returns the shapes and dtypes of `like`, which must be a state of `train`.
-
-    The optimizer state is not checked; see `check_optimizer_of`.
-
-    Raises:
-      ValueError: If `like` is no state, or that of a train step of another kind.
-    """
+    """Returns the shapes and dtypes of `like`, which must be a state of `train`."""
     if not isinstance(train, TrainStep):
         raise ValueError(
             "`train` must be the train step that continues the run, got"
@@ -45,7 +39,6 @@ def form_of(like: Any, train: TrainStep) -> PipelineState:
 
 
 def check_optimizer_of(train: TrainStep, like: PipelineState) -> None:
-    """Raises a `ValueError` unless `like` has a state of the optimizer of `train`."""
     found = opt_state_difference(train.settings.tx, like.params, like.opt_state)
     if found is not None:
         name, rule, value = found

@@ -48,7 +48,6 @@ def check_passengers(
 def check_sharded_optimizer(
     path: epath.Path, meta: dict[str, Any], like: PipelineState
 ) -> None:
-    """Raises an error unless the optimizer was sharded as that of `like` is."""
     was = any(part_of(name, ("gathered",)) for name in meta["leaves"])
     now = like.gathered is not None
     if was != now:
@@ -60,7 +59,6 @@ def check_sharded_optimizer(
 
 
 def check_form(path: epath.Path, saved: dict[str, Any], target: PipelineState) -> None:
-    """Raises an error unless all leaves have the saved names, shapes and dtypes."""
     wanted = {name: form(leaf) for name, leaf in named(target).items()}
     there = {name: (tuple(shape), dtype) for name, (shape, dtype) in saved.items()}
     names = [*wanted, *(name for name in there if name not in wanted)]

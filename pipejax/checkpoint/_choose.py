@@ -23,21 +23,10 @@ def whole(
 ) -> Saved:
     """Returns the contents of a whole checkpoint, the same one on all processes.
 
-    Another job may save in the folder, and delete old checkpoints, at the same time. If
-    a checkpoint is deleted while it is read, the next one is taken.
-
-    Args:
-      manager: The manager of the folder.
-      step: The step of the checkpoint. `None` takes the newest that is whole, and moves
-        newer ones aside.
-      read: A function that reads the checkpoint of a step.
-
-    Raises:
-      FileNotFoundError: If there is no checkpoint, or none of this step.
-      OSError: If a checkpoint cannot be read although it may be whole, or if one after
-        the other is deleted while it is read.
-      ValueError: If the checkpoint of `step` is damaged, or all checkpoints are.
+    `read` reads the checkpoint of a step. If `step` is `None`, the newest whole
+    checkpoint is taken, and newer ones are moved aside.
     """
+    # Another job may save in the folder, and delete old checkpoints, at the same time.
     gone: frozenset[int] = frozenset()
     for tries in range(_TRIES):
         time.sleep(_PAUSE * tries)
@@ -67,8 +56,8 @@ def _first_whole(
 ) -> Saved | frozenset[int]:
     """Returns the first candidate that is whole.
 
-    Instead of it, returns the steps that were deleted meanwhile, if another job deletes
-    checkpoints: then the candidates must be listed again.
+    Instead, it returns the steps that another job has deleted meanwhile. The candidates
+    must then be listed again.
     """
     damaged: dict[int, str] = {}
     for number in _candidates(manager, there, step):
@@ -105,7 +94,6 @@ def _first_whole(
 def _candidates(
     manager: ocp.CheckpointManager, there: list[int], step: int | None
 ) -> list[int]:
-    """Returns the steps to try: `step` alone, or all of them, the newest first."""
     if not there:
         raise FileNotFoundError(
             f"`manager` must have a checkpoint, got none in {manager.directory}. Save"
@@ -122,10 +110,7 @@ def _candidates(
 
 
 def _move_aside(manager: ocp.CheckpointManager, damaged: dict[int, str]) -> None:
-    """Renames the folders of damaged steps on process 0, and waits for that.
-
-    A read-only manager renames nothing.
-    """
+    """Renames the folders of damaged steps on process 0, and waits for that."""
 
     def rename() -> None:
         if jax.process_index() == 0:
@@ -133,6 +118,7 @@ def _move_aside(manager: ocp.CheckpointManager, damaged: dict[int, str]) -> None
                 path = manager.directory / str(step)
                 path.rename(_free(manager, f"damaged-{step}"))
 
+    # A reader beside the job that saves must change nothing in its folder.
     if damaged and not is_read_only(manager):
         fault = attempt(rename)
         if isinstance(fault, Fault):
@@ -141,7 +127,6 @@ def _move_aside(manager: ocp.CheckpointManager, damaged: dict[int, str]) -> None
 
 
 def _free(manager: ocp.CheckpointManager, name: str) -> object:
-    """Returns a path in the folder that does not exist yet."""
     number, path = 1, manager.directory / name
     while path.exists():
         number += 1

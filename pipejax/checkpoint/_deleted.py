@@ -15,17 +15,11 @@ from ._manager import is_read_only
 
 
 def is_deleted(manager: ocp.CheckpointManager, step: int) -> bool:
-    """Returns whether the folder of a checkpoint is gone, the same on all processes.
-
-    If the manager is read-only, another job may be deleting the folder. The function
-    then waits as long as files disappear.
-
-    Args:
-      manager: The manager of the folder.
-      step: A step that was there, and could not be read.
-    """
+    """Returns whether the folder of a checkpoint is gone, the same on all processes."""
     path, gone = manager.directory / str(step), False
     if jax.process_index() == 0:
+        # If the manager is read-only, another job may be deleting the folder file by
+        # file.
         # Buckets have no folders to look into.
         if is_read_only(manager) and "://" not in str(path):
             _wait(str(path))

@@ -24,8 +24,7 @@ class Fault(NamedTuple):
     """Why a checkpoint cannot be restored.
 
     Attributes:
-      damaged: Whether what is read or given is at fault. Otherwise, the storage or this
-        process could not do the work, and a checkpoint may be whole.
+      damaged: Whether what is read or given is at fault, and not storage or process.
       text: What is wrong.
     """
 
@@ -36,8 +35,7 @@ class Fault(NamedTuple):
 def attempt(read: Callable[[], T]) -> T | Fault:
     """Calls `read` on all processes; if it fails on any, returns a fault on all.
 
-    Args:
-      read: A function without collectives, which may fail on some processes only.
+    `read` must have no collectives, since it may fail on some processes only.
     """
     fault = None
     try:
@@ -52,9 +50,7 @@ def attempt(read: Callable[[], T]) -> T | Fault:
 def all_or_none(action: Callable[[], T]) -> T:
     """Calls `action` on all processes; if it fails on any, raises its error on all.
 
-    Args:
-      action: A function without collectives, which may raise a `ValueError` or an
-        `OSError` on some processes only.
+    `action` must have no collectives. Only `ValueError`s and `OSError`s are passed on.
     """
     fault, cause = None, None
     try:
@@ -67,11 +63,9 @@ def all_or_none(action: Callable[[], T]) -> T:
 
 
 def while_files_vanish(action: Callable[[], T]) -> T:
-    """Calls `action` again on all processes if it has missed a file on any.
-
-    Orbax lists a folder and then looks into what it has found there, which another job
-    may have deleted meanwhile.
-    """
+    """Calls `action` again on all processes if it has missed a file on any."""
+    # Orbax lists a folder and then looks into what it has found there, which another
+    # job may have deleted meanwhile.
     for _ in range(_TRIES):
         missed = None
         try:
@@ -109,6 +103,7 @@ def agreed(fault: Fault | None) -> Fault | None:
         return fault
     join()  # Only one collective may run at a time.
     own = b"" if fault is None else bytes([1 + fault.damaged]) + fault.text.encode()
+    # The first byte is 0 without a fault, and otherwise 1 or 2.
     padded = np.zeros(_MOST, np.uint8)
     padded[: len(own)] = np.frombuffer(own[:_MOST], np.uint8)[:_MOST]
     every = multihost_utils.process_allgather(padded)

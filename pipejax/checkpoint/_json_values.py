@@ -18,22 +18,6 @@ def json_copy(name: str, value: Any) -> Any:
     """Copies a dict that JSON returns unchanged.
 
     NaN and infinities are allowed, because Python's `json` writes and reads them.
-
-    Args:
-      name: Name of the argument, for the error message.
-      value: A dict with string keys. Its values are dicts with string keys, lists,
-        strings, numbers, bools and None.
-
-    Returns:
-      A deep copy of `value`.
-
-    Raises:
-      ValueError: If `value` or an entry in it is anything else. The message names the
-        first such entry.
-
-    Examples:
-      >>> json_copy("extras", {"next_index": 640, "shards": [1, 5]})
-      {'next_index': 640, 'shards': [1, 5]}
     """
     try:
         problem = next(_foreign(name, value), None)
@@ -54,7 +38,6 @@ def json_copy(name: str, value: Any) -> Any:
 
 
 def _foreign(where: str, value: Any) -> Iterator[str]:
-    """Yields a description of each entry that JSON would change or refuse."""
     if type(value) is dict:
         for key, entry in value.items():
             if type(key) is not str:

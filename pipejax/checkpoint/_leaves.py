@@ -50,14 +50,7 @@ def named(tree: Any) -> dict[str, Any]:
 
 
 def form(leaf: Any) -> Form:
-    """Returns the shape and the dtype of `leaf`.
-
-    The dtype of a PRNG key names the implementation of the key.
-
-    Examples:
-      >>> form(jax.random.key(0))
-      ((), 'key<fry>')
-    """
+    """Returns shape and dtype of `leaf`; a key's dtype names its implementation."""
     return tuple(leaf.shape), leaf.dtype.name
 
 
@@ -79,12 +72,7 @@ def encoded(leaf: Any) -> Any:
 
 
 def decoded(array: jax.Array, like: Any) -> jax.Array:
-    """Returns the leaf whose encoded form is `array`.
-
-    Args:
-      array: The result of `encoded`.
-      like: An array or a `jax.ShapeDtypeStruct` of the dtype of the leaf.
-    """
+    """Returns the leaf, with the dtype of `like`, whose encoded form is `array`."""
     if is_key(like):
         return jax.random.wrap_key_data(array, impl=_implementation(like))
     return array.astype(like.dtype) if _is_narrow(like) else array
@@ -95,16 +83,14 @@ def is_weak(leaf: Any) -> bool:
 
 
 def weakened(leaf: jax.Array) -> jax.Array:
-    """Returns an array of the same bits whose type is weak.
-
-    An update `array.at[...].set(leaf)` keeps the type of `array`. Here `array` is
-    filled with a Python scalar, and therefore has a weak type. A Python scalar becomes
-    an array of 64 bits only under `jax_enable_x64`.
-    """
+    """Returns an array of the same bits whose type is weak."""
 
     def written(leaf: jax.Array) -> jax.Array:
+        # An update keeps the type of the array that it is applied to. This array is
+        # filled with a Python scalar, and therefore has a weak type.
         return jnp.full(leaf.shape, leaf.dtype.type(0).item()).at[...].set(leaf)
 
+    # A Python scalar becomes an array of 64 bits only under `jax_enable_x64`.
     with jax.enable_x64(leaf.dtype.name in ("int64", "float64", "complex128")):
         return jax.jit(written, out_shardings=leaf.sharding)(leaf)
 
@@ -122,7 +108,6 @@ def _is_narrow(leaf: Any) -> bool:
 
 
 def _implementation(like: Any) -> Any:
-    """Returns the PRNG implementation of a key or of a key's `ShapeDtypeStruct`."""
     found: list[Any] = []
     jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), like)
     return found[0]

@@ -26,16 +26,7 @@ class Lock:
     """The lock of a folder, held until `release` or until the process ends."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        """Takes the lock.
-
-        Args:
-          folder: A folder that exists, on a file system of this machine or on one that
-            other machines share.
-
-        Raises:
-          ValueError: If another manager holds the lock.
-          OSError: If nothing can be written to the folder.
-        """
+        """Takes the lock, or raises a `ValueError` if another manager holds it."""
         path = folder / NAME
         self._file: Any = open(path, "a+")  # noqa: SIM115 - held until `release`
         try:
@@ -63,7 +54,6 @@ class Lock:
         self._file.flush()
 
     def release(self) -> None:
-        """Frees the lock; calling this again does nothing."""
         self._file.close()
 
 
@@ -73,7 +63,6 @@ def _closed(file: Any) -> None:
 
 
 def _holder(path: pathlib.Path) -> str:
-    """Returns who holds the lock, in words."""
     try:
         held = json.loads(path.read_text())
         return f"process {held['pid']} on {held['host']}"

@@ -38,19 +38,16 @@ class LockedManager(ocp.CheckpointManager):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Closes the manager. After Ctrl-C, a save may be left unfinished.
-
-        It may wait for processes that were interrupted before they began it. What it
-        has written is then no checkpoint, as after SIGKILL.
-        """
+        """Closes the manager. After Ctrl-C, a save may be left unfinished."""
         interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
         if not interrupted or jax.process_count() == 1:
             self.close()
+        # The save may wait for processes that were interrupted before they began it.
+        # What it has written is then no checkpoint, as after SIGKILL.
         elif not leaving.within(leaving.HURRY, self.close):
             _log.error("interrupted: leaving without the checkpoint under way")
 
     def close(self) -> None:
-        """Waits for a running save, and frees the folder for other jobs."""
         try:
             super().close()
         finally:
@@ -150,7 +147,6 @@ def _locked(place: str) -> Lock | None:
 
 
 def check_manager(manager: Any) -> None:
-    """Raises an error unless `manager` is a manager of checkpoints that is open."""
     if not isinstance(manager, ocp.CheckpointManager):
         raise ValueError(
             "`manager` must be what pipejax.checkpoint.manager(folder) returned, got"
@@ -169,26 +165,15 @@ def is_read_only(manager: ocp.CheckpointManager) -> bool:
 
 
 def steps(manager: ocp.CheckpointManager) -> list[int]:
-    """Waits for a running save, and returns the steps of the checkpoints in the folder.
-
-    The manager's own list may be out of date, because another manager may have saved or
-    deleted checkpoints, so the folder is read again.
-    """
+    """Waits for a running save, and returns the steps of the checkpoints."""
     manager.wait_until_finished()
+    # The manager's own list does not show what another manager has saved or deleted.
     manager.reload()
     return [int(step) for step in manager.all_steps()]
 
 
 def _absolute(folder: os.PathLike[str] | str) -> str:
-    """Returns the absolute path of a folder; returns a URL unchanged.
-
-    Raises:
-      ValueError: If it names no folder, or if there is a file at the path.
-
-    Examples:
-      >>> _absolute("gs://bucket/run"), _absolute("/tmp/run")
-      ('gs://bucket/run', '/tmp/run')
-    """
+    """Returns the absolute path of a folder; returns a URL unchanged."""
     name = os.fspath(folder) if isinstance(folder, str | os.PathLike) else None
     if not isinstance(name, str) or not name:
         raise ValueError(

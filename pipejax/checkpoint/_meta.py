@@ -60,16 +60,10 @@ def passengers_of(state: PipelineState) -> list[str]:
 
 
 def read(path: epath.Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Reads `meta` and `extras` of the checkpoint in a folder.
-
-    Raises:
-      DamagedError: If one of them is missing or is not the JSON of an object.
-    """
     return _read(path, "meta"), _read(path, "extras")
 
 
 def check_version(path: epath.Path, meta: dict[str, Any]) -> None:
-    """Raises an error if an earlier version of pipejax has written a checkpoint."""
     if meta.keys() in _FORMER:
         raise ValueError(
             f"the checkpoint in {path} must be of this version of pipejax, and is of an"
@@ -79,13 +73,7 @@ def check_version(path: epath.Path, meta: dict[str, Any]) -> None:
 
 
 def damage(meta: dict[str, Any], extras: dict[str, Any], step: int) -> str | None:
-    """Returns what differs from what `save` has written, or `None`.
-
-    Args:
-      meta: The `meta` of a checkpoint.
-      extras: The extras of the checkpoint.
-      step: The step that the name of the checkpoint's folder gives.
-    """
+    """Returns what differs from what `save` has written, or `None`."""
     rest = {name: value for name, value in meta.items() if name != _DIGEST}
     if meta.get(_DIGEST) != digest(rest):
         return "`meta` is not what was saved"
@@ -97,18 +85,12 @@ def damage(meta: dict[str, Any], extras: dict[str, Any], step: int) -> str | Non
 
 
 def digest(value: Any) -> str:
-    """Returns the SHA-256 of a value that JSON returns unchanged.
-
-    Examples:
-      >>> digest({"b": 1, "a": [2.5]}) == digest({"a": [2.5], "b": 1})
-      True
-    """
+    """Returns the SHA-256 of a value, whatever the order of the keys in its dicts."""
     text = json.dumps(value, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _read(path: epath.Path, item: str) -> dict[str, Any]:
-    """Reads the JSON of an item, as Orbax writes it."""
     file = path / item / "metadata"
     if not file.exists():
         raise DamagedError(

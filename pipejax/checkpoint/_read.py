@@ -44,14 +44,9 @@ class Saved(NamedTuple):
     Attributes:
       arrays: The arrays by name, as they were written.
       form: The shapes and dtypes of the arrays, as a state.
-      extras: The extras that `save` was given.
       meta: What `save` has written about the state.
-      devices: Number of devices, or groups, that shared the data. If the train step has
-        others, each device has the messages of all of them.
-      anew: The parts of a state that were not read and must be made anew: `QUEUE` if
-        nothing was in flight, `MEAN` and `SLOPES` if only one of the train steps, on
-        several devices, predicts with them, and `CODECS` if the train step cannot use
-        those that were saved.
+      devices: Number of devices, or groups, that shared the data.
+      anew: The parts of a state that were not read and must be made anew.
     """
 
     arrays: dict[str, jax.Array]
@@ -67,14 +62,7 @@ def read_step(
 ) -> Saved | Fault:
     """Reads a checkpoint; returns its contents, or a fault on all processes.
 
-    Args:
-      manager: The manager of the folder.
-      train: The train step that continues the run.
-      like: The shapes and dtypes of its states.
-      step: The step, whose folder must exist.
-
-    Raises:
-      ValueError: If the checkpoint is of another version, width or form.
+    Raises a `ValueError` if the checkpoint is of another version, width or form.
     """
     path = manager.directory / str(step)
     found = attempt(lambda: read(path))
@@ -115,7 +103,6 @@ def _anew(
     train: TrainStep,
     like: PipelineState,
 ) -> tuple[str, ...]:
-    """Returns the parts of a state that are not read."""
     # A single device predicts without a mean. Where nothing is in flight, the dtype of
     # messages may be another, and with it that of the mean.
     other = before.devices != now.devices or meta["in_flight"] == 0
@@ -138,7 +125,6 @@ def _same_mean(saved: dict[str, Any], like: PipelineState) -> bool:
 
 
 def _without(anew: tuple[str, ...], like: PipelineState) -> PipelineState:
-    """Returns a state without its parts `anew`."""
     in_flight = like.in_flight
     if QUEUE in anew:
         in_flight = in_flight._replace(pending=())
@@ -150,20 +136,16 @@ def _without(anew: tuple[str, ...], like: PipelineState) -> PipelineState:
 
 
 def _saved_counter(saved: dict[str, Any]) -> jax.ShapeDtypeStruct | None:
-    """Returns the form of the counter of calls that was saved, or `None`."""
     return jax.ShapeDtypeStruct((), jnp.int32) if "calls" in saved else None
 
 
 def _arrays(path: Any, shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
-    """Reads the arrays without the barriers of a manager.
-
-    At such a barrier, other processes would wait for one that fails.
-    """
     args = ocp.args.PyTreeRestore(
         item=shapes,
         restore_args=ocp.checkpoint_utils.construct_restore_args(shapes),
         partial_restore=True,
     )
+    # At a barrier of a manager, other processes would wait for one that fails.
     arrays = ocp.PyTreeCheckpointHandler().restore(path / "state", args=args)
     if missing := [name for name in shapes if name not in arrays]:
         raise DamagedError(f"{missing[0]} is missing")
@@ -188,15 +170,12 @@ def _wrong(found: dict[str, str], saved: dict[str, str]) -> str | None:
 def _shapes(
     train: TrainStep, target: PipelineState, *, own: bool
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shape, dtype and sharding of each array to restore, by name.
-
-    Each device or group has its own part of the arrays in flight. If `own`, it receives
-    its own part. Otherwise it receives the parts of all, for `reshard` to redistribute.
-    """
+    """Returns the shape, dtype and sharding of each array to restore, by name."""
     written = functools.partial(jax.tree.map, encoded)
     target = target._replace(calls=None)
     shapes, shards = jax.eval_shape(written, target), target.shards
     data = axes(train.axis_name) if own else ()
+    # Without axes, every device receives the parts of all, for `reshard` to share out.
     in_flight = in_flight_shardings(target.in_flight, shards, train.config, data)
     if states := target.in_flight.codec_states:
         placed_states = codec_states(train, target, abstract=True)

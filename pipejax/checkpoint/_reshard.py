@@ -25,16 +25,7 @@ from pipejax.train_step import PipelineState, TrainStep, in_flight_shardings
 
 
 def shapes_on(train: TrainStep, like: PipelineState, devices: int) -> PipelineState:
-    """Returns the shapes that a state of `train` would have on other devices.
-
-    Args:
-      train: The train step.
-      like: A state of `train`, or its shapes.
-      devices: Number of the other devices, or groups, that share the data.
-
-    Returns:
-      The shapes, without those of codec states.
-    """
+    """Returns the shapes that a state of `train` has on so many devices or groups."""
     now = train.config.devices
 
     def resized(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -48,15 +39,8 @@ def shapes_on(train: TrainStep, like: PipelineState, devices: int) -> PipelineSt
 def reshard(train: TrainStep, state: PipelineState, before: int) -> PipelineState:
     """Moves a state to the devices of a train step.
 
-    Args:
-      train: The train step that continues from the state.
-      state: A state whose `in_flight` has the parts of all old devices, replicated on
-        each new device. Everything else is already a state of `train`.
-      before: Number of old devices.
-
-    Returns:
-      The state on the devices of `train`. Codec states and replicated leaves are
-      unchanged.
+    `state.in_flight` has the parts of all old devices, `before` in number, replicated
+    on each new device. Everything else is already a state of `train`, and is unchanged.
     """
     states, now = state.in_flight.codec_states, train.config.devices
     in_flight = state.in_flight._replace(codec_states={})
@@ -71,13 +55,7 @@ def reshard(train: TrainStep, state: PipelineState, before: int) -> PipelineStat
 
 
 def _shared_out(in_flight: InFlight, before: int, now: int) -> InFlight:
-    """Returns what is in flight for another number of devices, equal on all of them.
-
-    Args:
-      in_flight: The parts of the old devices, without codec states.
-      before: Number of old devices.
-      now: Number of new devices.
-    """
+    """Returns what is in flight for another number of devices, equal on all of them."""
 
     def rows(leaf: jax.Array) -> jax.Array:
         return leaf.reshape(before, leaf.shape[0] // before, *leaf.shape[1:])

@@ -165,7 +165,6 @@ def _check_step(step: Any) -> None:
 def _with_empty_queue(
     train: TrainStep, state: PipelineState, wanted: PipelineState
 ) -> PipelineState:
-    """Returns a state with nothing in flight, whose queue has the form of `wanted`."""
     form = wanted.in_flight._replace(codec_states={})
     data = axes(train.axis_name)
     places = in_flight_shardings(form, state.shards, train.config, data).pending

@@ -96,23 +96,20 @@ def save(
 
 
 def _arrays(state: PipelineState) -> dict[str, jax.Array]:
-    """Returns a copy of each array to write, by name."""
     leaves = named(state._replace(calls=None))
     return {k: _copied(encoded(leaf)) for k, leaf in leaves.items() if leaf.size}
 
 
 def _copied(array: jax.Array) -> jax.Array:
-    """Returns a copy, without the errors of `jax_debug_nans` and `jax_debug_infs`.
-
-    On CPU, Orbax reads the memory of an array after `save` has returned. Without the
-    copy, a step with `donate=True` could overwrite this memory before Orbax reads it.
-    """
+    """Returns a copy, without the errors of `jax_debug_nans` and `jax_debug_infs`."""
+    # On CPU, Orbax reads the memory of an array after `save` has returned. Without the
+    # copy, a step with `donate=True` could overwrite this memory before. The copy of a
+    # NaN is no error, so the two checks are off.
     with jax.debug_nans(False), jax.debug_infs(False):
         return jnp.copy(array)
 
 
 def _check_state(state: Any) -> None:
-    """Raises an error unless all leaves are arrays, undeleted, and on all processes."""
     if not isinstance(state, PipelineState):
         raise ValueError(
             "`state` must be the pj.PipelineState that `train.step` returned, got"
@@ -146,7 +143,6 @@ _PLACE = "Place it with jax.device_put(leaf, NamedSharding(train.mesh, P()))."
 
 
 def _check_later(manager: ocp.CheckpointManager, step: int) -> None:
-    """Raises an error unless `step` is later than all checkpoints in the folder."""
     latest = max(steps(manager), default=-1)
     if step <= latest:
         raise ValueError(
@@ -160,17 +156,15 @@ def _check_later(manager: ocp.CheckpointManager, step: int) -> None:
 
 
 def _check_writable(manager: ocp.CheckpointManager) -> None:
-    """Raises an error on all processes unless a folder can be made on process 0.
-
-    If a folder cannot be made, Orbax raises an error too, and then keeps the process
-    from ending.
-    """
+    """Raises an error on all processes unless a folder can be made on process 0."""
     if is_read_only(manager):
         raise ValueError(
             "`manager` must be allowed to save, got one with read_only=True. Leave"
             " `read_only` out."
         )
 
+    # If a folder cannot be made, Orbax raises an error too, and then keeps the process
+    # from ending.
     def probe() -> None:
         if jax.process_index() == 0:
             path = manager.directory / ".probe"
@@ -182,7 +176,6 @@ def _check_writable(manager: ocp.CheckpointManager) -> None:
 
 
 def _check_same_everywhere(step: int, extras: dict[str, Any]) -> None:
-    """Raises an error unless step and extras are the same on all processes."""
     if jax.process_count() == 1:
         return
     own = np.frombuffer(bytes.fromhex(digest([step, extras])), np.uint8)

@@ -19,9 +19,8 @@ class Spread(NamedTuple):
     Attributes:
       devices: Number of devices, or groups, that share the data.
       inner: The inner axes of the mesh, over which each group shards its model.
-      split: For each leaf of the parameters, the inner axes that split each of its
-        axes.
-      codecs: The axes over which codec states are spread, or `None` if there are none.
+      split: For each parameter, the inner axes that split each of its axes.
+      codecs: The axes over which codec states are spread, or `None` without any.
     """
 
     devices: int
@@ -31,7 +30,6 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, state: PipelineState) -> "Spread":
-        """Returns the spread of a state whose leaves in flight have shardings."""
         shards, filled = state.shards, state.in_flight.filled
         # Beside accelerators, codec states may lie on another mesh, one of CPUs.
         kept = [x for x in jax.tree.leaves(state.in_flight.codec_states) if x.size]
@@ -44,12 +42,6 @@ class Spread(NamedTuple):
 
     @classmethod
     def now(cls, train: TrainStep, like: PipelineState) -> "Spread":
-        """Returns the spread of the states that `train` makes.
-
-        Args:
-          train: The train step.
-          like: A state of `train`, or its shapes.
-        """
         filled: Any = jax.ShapeDtypeStruct(
             like.in_flight.filled.shape, "int32", sharding=train.config.data
         )
@@ -61,20 +53,15 @@ class Spread(NamedTuple):
         return self[:3] == other[:3]
 
     def same_codecs(self, other: "Spread", train: TrainStep) -> bool:
-        """Returns whether codec states of one spread can be used on the other.
-
-        Axis names do not matter if the all-reduce treats all axes of the data as one.
-        If only one of the spreads has codec states, the codecs differ, which shows when
-        the states are compared.
-
-        Args:
-          other: The spread of the states that `train` makes.
-          train: The train step whose all-reduces keep codec states.
-        """
+        """Returns whether codec states of one spread can be used on the other."""
+        # If only one of the spreads has codec states, the codecs differ, which shows
+        # when the states are compared.
         if None in (self.codecs, other.codecs) or not self.same_shards(other):
             return self.same_shards(other)
         if any(x.all_reduce.axes is not None for x in (*train.earlier, train.config)):
             return self.codecs == other.codecs
+        # Axis names do not matter where the all-reduce treats all axes of the data as
+        # one.
         places = (math.prod(n for _, n in x.codecs or ()) for x in (self, other))
         return len({*places}) == 1
 

@@ -13,17 +13,7 @@ training", or sends about as many bytes as one of these.
 
 
 def candidates(names: Iterable[str]) -> dict[str, codecs.Codec]:
-    """Makes codecs by name, each with error feedback if `feeds_back` says so.
-
-    Args:
-      names: Keys of `pj.codecs.NAMES`.
-
-    Returns:
-      The codecs, by name.
-
-    Raises:
-      ValueError: If no codec has one of the names.
-    """
+    """Makes codecs by name, each with error feedback if `feeds_back` says so."""
     found = {name: codecs.named(name) for name in names}
     return {
         name: codecs.error_feedback(codec) if _fed(name, codec) else codec
@@ -32,19 +22,11 @@ def candidates(names: Iterable[str]) -> dict[str, codecs.Codec]:
 
 
 def feeds_back(name: str) -> bool:
-    """Returns whether commands use a codec with error feedback.
-
-    Codecs that need error feedback have it. int4 also trains without error feedback,
-    but has it because docs/compression.md, "Which one", recommends that.
-
-    Args:
-      name: A key of `pj.codecs.NAMES`.
-
-    Raises:
-      ValueError: If no codec has the name.
-    """
+    """Returns whether commands use a codec with error feedback."""
     return _fed(name, codecs.named(name))
 
 
 def _fed(name: str, codec: codecs.Codec) -> bool:
+    # int4 also trains without error feedback, but docs/compression.md, "Which one",
+    # recommends it.
     return codec.needs_feedback or name == "int4"

@@ -22,19 +22,13 @@ _WAY = (
 
 
 class Known(NamedTuple):
-    """A cluster, and remarks about where its speeds come from.
-
-    Attributes:
-      cluster: The cluster with its speeds.
-      notes: Lines that say what is assumed, or why the speeds cannot be relied on.
-    """
+    """A cluster, with `notes` on where its speeds come from or why to distrust them."""
 
     cluster: timing.Cluster
     notes: list[str]
 
 
 def add(parser: Any) -> None:
-    """Adds the arguments that describe a cluster."""
     parser.add_argument(
         "cluster",
         nargs="?",
@@ -69,16 +63,7 @@ def add(parser: Any) -> None:
 
 
 def known(args: argparse.Namespace, elements: int) -> Known:
-    """Reads the cluster from the file, or makes it from the options without a file.
-
-    Args:
-      args: The arguments that `add` has added.
-      elements: The number of elements of the gradient for which the cluster is used.
-
-    Raises:
-      UsageError: If both a file and options are given or neither is, or if the file is
-        not a calibration.
-    """
+    """Reads the cluster from the file, or makes it from the options without a file."""
     if args.cluster is None:
         return _assumed(args)
     given = _options(args, (*_NEEDED, *_OPTIONAL), there=True)
@@ -111,16 +96,7 @@ def written(fit: timing.Fit) -> str:
 
 
 def read(path: str, elements: int) -> Known:
-    """Reads a calibration that `written` has written; its part `fit` may be missing.
-
-    Args:
-      path: The path of the file.
-      elements: The number of elements of the gradient for which the cluster is used.
-
-    Raises:
-      UsageError: If there is no such file, or it is not a calibration. The message
-        names the field that is wrong.
-    """
+    """Reads a calibration that `written` has written; its part `fit` may be missing."""
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read(_MOST + 1)
@@ -143,12 +119,7 @@ def read(path: str, elements: int) -> Known:
 
 
 def extrapolated(elements: int, largest: int | None) -> list[str]:
-    """Returns a line if a gradient is longer than all vectors measured, else none.
-
-    Args:
-      elements: The number of elements of the gradient.
-      largest: The number of elements of the longest vector measured, if it is known.
-    """
+    """Returns a line if a gradient is longer than all vectors measured, else none."""
     if not largest or elements <= largest:
         return []
     return [
@@ -158,7 +129,6 @@ def extrapolated(elements: int, largest: int | None) -> list[str]:
 
 
 def _of(record: Any, elements: int) -> Known:
-    """Returns the cluster in a calibration; raises a ValueError for anything else."""
     if not isinstance(record, Mapping) or "cluster" not in record:
         raise ValueError(
             "a calibration must be an object with `cluster`, and perhaps `fit`, as"
@@ -217,7 +187,6 @@ def _assumed(args: argparse.Namespace) -> Known:
 
 
 def _shares(shares: timing.Shares) -> list[str]:
-    """Returns a line about shares of a link, unless devices have all of it."""
     if shares == timing.Shares():
         return []
     named = dataclasses.asdict(shares).items()

@@ -16,17 +16,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def new_file(text: str) -> str:
-    """Returns the name of a file that can be made; as `type=` of an argument.
-
-    What a command has measured for minutes is then not lost in its last line.
-
-    Args:
-      text: The name.
-
-    Raises:
-      argparse.ArgumentTypeError: If the name is empty or that of a folder, or there is
-        no folder for the file.
-    """
+    """Returns the name of a file that can be made; as `type=` of an argument."""
+    # This is checked first: minutes of measurements would be lost in the last line.
     path = pathlib.Path(text)
     try:
         possible = bool(text) and not path.is_dir() and path.parent.is_dir()
@@ -50,13 +41,8 @@ def add_command(
 ) -> argparse.ArgumentParser:
     """Adds a command without arguments, and returns its parser.
 
-    Args:
-      commands: The result of `ArgumentParser.add_subparsers`.
-      name: The name of the command.
-      summary: One sentence for the list of commands.
-      description: The text at the top of the command's own help page.
-      example: A command line that is shown at the end of that page.
-      run: The function that runs the command and returns its exit status.
+    `commands` is the result of `ArgumentParser.add_subparsers`, and `example` a command
+    line for the end of the help page.
     """
     parser: argparse.ArgumentParser = commands.add_parser(
         name,

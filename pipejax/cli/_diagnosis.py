@@ -20,7 +20,6 @@ class Overlap(NamedTuple):
     Attributes:
       of: The name of the program that was measured.
       executor: The name of its executor, and the reason for it.
-      times: Seconds of compute, communication and step.
     """
 
     of: str
@@ -29,26 +28,18 @@ class Overlap(NamedTuple):
 
     @property
     def hidden(self) -> float | None:
-        r"""Returns the share of the shorter part that the longer part hides, or `None`.
-
-        $$hidden = (ceiling - ratio) / (ceiling - 1)$$
-
-        The share is limited to [0, 1]. It is `None` if communication takes less than a
-        twentieth of compute, or the reverse.
-        """
+        """Returns the share of the shorter part that the longer hides, or `None`."""
         ceiling, ratio = map(statistics.median, (self.times.ceiling, self.times.ratio))
+        # Communication takes less than a twentieth of compute, or the reverse.
         if ceiling < SHORT:
             return None
+        # A ratio of 1 hides all of the shorter part, and one of `ceiling` hides
+        # nothing.
         return min(1.0, max(0.0, (ceiling - ratio) / (ceiling - 1)))
 
 
 class Advice(NamedTuple):
-    """The ways to train a model on the measured cluster, with their step times.
-
-    Attributes:
-      model: The size and the compute of the model.
-      ways: All ways to train, the best first.
-    """
+    """The ways to train a model on the measured cluster, with their step times."""
 
     model: Model
     ways: list[timing.Choice]
@@ -76,15 +67,13 @@ class Advice(NamedTuple):
 
 
 class Diagnosis(NamedTuple):
-    """All findings.
+    """All findings of `pipejax doctor`.
 
     Attributes:
       here: Devices and versions, by name.
       kept: The compiler options that the installed compiler accepts.
       dropped: Those that it refuses, each with its reason.
-      overlap: How much of its communication a step hides.
-      fit: The speeds of the cluster; `None` on a single device.
-      advice: What to choose; `None` on a single device.
+      fit: The speeds of the cluster; `None` on a single device, as is `advice`.
     """
 
     here: dict[str, str]

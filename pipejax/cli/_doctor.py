@@ -133,11 +133,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _described(args: argparse.Namespace) -> Model | None:
-    """Returns the model that the options describe in numbers, or `None`.
-
-    Raises:
-      UsageError: If an option is wrong, or options do not go together.
-    """
     check("rounds", args.rounds, 2, ROUNDS)
     numbers = args.parameters, args.compute_ms
     if numbers == (None, None):
@@ -152,7 +147,6 @@ def _described(args: argparse.Namespace) -> Model | None:
 
 
 def _here(mesh: Mesh, place: Place | None) -> dict[str, str]:
-    """Describes the devices, the job and the versions."""
     device = mesh.devices.flat[0]
     return {
         "devices": f"{mesh.size} x {device.device_kind} ({device.platform})",

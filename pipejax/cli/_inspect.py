@@ -138,15 +138,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _alike(reports: dict[str, Report], train: Any) -> bool:
-    """Prints the collectives inside groups, and returns whether they are as the twin's.
-
-    Args:
-      reports: The reports on the synchronous twin and on the pipelined step.
-      train: The train step.
-
-    Raises:
-      UsageError: If there is nothing to compare.
-    """
+    """Prints the collectives inside groups; returns whether they are as the twin's."""
     if len(reports) < 2:
         raise UsageError(
             "`--twin` must be used with a pipelined train step, which has a synchronous"
@@ -166,12 +158,10 @@ def _alike(reports: dict[str, Report], train: Any) -> bool:
 def _programs(
     name: str, returned: Any
 ) -> tuple[dict[str, tuple[Any, ...]], dict[str, Any]]:
-    """Returns what to compile, and the settings of the train step.
+    """Returns what to compile by title, and the settings of the train step by name.
 
-    Returns:
-      A dictionary of `(program, *args)` by title, the pipelined program last, and a
-      dictionary of settings by name, which is empty for a program that is no train
-      step.
+    The pipelined program is the last one. Other programs than train steps have no
+    settings.
     """
     parts = returned if isinstance(returned, tuple) and returned else (None,)
     if not isinstance(parts[0], pj.TrainStep):
@@ -204,7 +194,6 @@ def _programs(
 
 
 def _to_plan(returned: Any) -> list[str]:
-    """Returns a line that plans for a train step, or none for another program."""
     if not isinstance(returned[0], pj.TrainStep):
         return []
     model = RunnableStep(*returned)
@@ -216,10 +205,6 @@ def _to_plan(returned: Any) -> list[str]:
 
 
 def _inspected(program: Any, *args: Any) -> Report:
-    """Compiles and inspects a program.
-
-    Errors of pipejax and of XLA are `UsageError`s.
-    """
     try:
         return inspect(program, *args)
     except jax.errors.JaxRuntimeError as error:
@@ -247,11 +232,6 @@ def _exchange(train: Any) -> tuple[str, ...] | None:
 
 
 def _along(names: str, report: Report) -> tuple[str, ...]:
-    """Returns the given axes in the order of the report.
-
-    Raises:
-      UsageError: If no collective runs along exactly these axes.
-    """
     for found in report.covered_by:
         if set(found) == set(names.split("+")):
             return found

@@ -142,7 +142,6 @@ def _print(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, received: Sequence[int]) -> int:
-    """Starts the processes, and starts them again after failures."""
     for attempt in range(args.max_restarts + 1):
         starts, coordinator = _starts(args)
         if received:  # a signal between two attempts, which no process can get
@@ -153,6 +152,8 @@ def _run(args: argparse.Namespace, received: Sequence[int]) -> int:
         if ended.first is None:
             return 0
         failed = starts[ended.first]
+        # JAX aborts a process with SIGABRT when process 0 is gone. The process is then
+        # only the first to fail on this host, and not the one at fault.
         aborted = (
             ended.code == -signal.SIGABRT
             and all(start.name != "0" for start in starts)  # process 0 runs elsewhere
@@ -173,7 +174,6 @@ def _run(args: argparse.Namespace, received: Sequence[int]) -> int:
 
 
 def _starts(args: argparse.Namespace) -> tuple[list[_supervise.Start], str]:
-    """Returns the processes to start on this host, and the coordinator's address."""
     with in_one_line(ValueError):
         place = launch.detect() if args.hosts == 1 else None
         if place is not None and not args.processes:
@@ -195,13 +195,13 @@ def _starts(args: argparse.Namespace) -> tuple[list[_supervise.Start], str]:
     for local, variables in enumerate(given):
         cores = None if gpus else _share.cores(local, job.processes)
         name, environ = str(job.rank(local)), {**variables, **os.environ}
+        # The user's own variables win, except for the place in the job.
         environ |= {key: variables[key] for key in variables if key.startswith("JAX_")}
         starts.append(_supervise.Start(name, args.program, environ, cores))
     return starts, job.coordinator
 
 
 def _job(args: argparse.Namespace) -> tuple[_share.Job, int]:
-    """Returns the job, and the number of GPUs of this host."""
     gpus = 0 if os.environ.get("JAX_PLATFORMS") == "cpu" else _share.gpus(os.environ)
     processes = args.processes or gpus
     if not processes:
@@ -225,7 +225,6 @@ def _free_port() -> int:
 
 
 def _answers(address: str) -> bool:
-    """Returns whether a program listens at this address."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
@@ -235,7 +234,6 @@ def _answers(address: str) -> bool:
 
 
 def _how(code: int) -> str:
-    """Describes an exit status, negative for a signal."""
     if code > 0:
         return f"exit status {code}"
     return f"ended by {signal.Signals(-code).name}"

@@ -17,15 +17,11 @@ _COMMANDS = (_doctor, _inspect, _launch, _calibrate, _plan, _profile)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command.
+    """Runs one command, and returns its exit status.
 
-    Args:
-      argv: The arguments of the command line. `None` takes those of this process.
-
-    Returns:
-      The exit status: 0 if the command succeeds, 1 if `--fail-under` fails or if
-      nobody reads the output to its end, and 2 if the user has to correct something.
-      `pipejax launch` returns the exit status of the first process that fails.
+    The status is 1 if `--fail-under` fails or if nobody reads the output to its end,
+    and 2 if the user has to correct something. `pipejax launch` returns the status of
+    the first process that fails.
     """
     parser = Parser(
         "pipejax",

@@ -13,8 +13,6 @@ from ._usage import UsageError
 
 
 class RunnableStep(NamedTuple):
-    """A train step with a state and a batch to run it on."""
-
     train: pj.TrainStep
     state: pj.PipelineState
     batch: Any
@@ -55,24 +53,11 @@ class Model(NamedTuple):
 
 
 def flags(elements: int, compute: str, batch: int | None) -> str:
-    """Returns the arguments with which `pipejax plan` plans for a model.
-
-    Args:
-      elements: The number of elements of its gradient.
-      compute: Milliseconds that its step takes without an exchange, as text.
-      batch: The number of examples that a device takes in the step, if it is known.
-    """
     also = "" if batch is None else f" --batch {batch}"
     return f"--parameters {elements} --compute-ms {compute}{also}"
 
 
 def given(name: str, mesh: jax.sharding.Mesh) -> RunnableStep:
-    """Calls the function that is called `name` with a mesh, and checks its result.
-
-    Raises:
-      UsageError: If the function returns anything but (train, state, batch) with
-        arrays.
-    """
     returned = load(name)(mesh)
     match returned:
         case (pj.TrainStep(), pj.PipelineState() as state, batch):

@@ -122,6 +122,8 @@ def run(args: argparse.Namespace) -> int:
     cluster, notes = _cluster.known(args, elements)
     if args.sharded:
         notes = [*notes, _inside(cluster, elements)]
+        # A device exchanges only its shard of the gradient, rounded up to whole
+        # elements.
         cluster, elements = timing.sharded(cluster), -(-elements // cluster.devices)
     compute = timing.Compute.of(args.compute_ms / 1e3)
     # Nothing is run, so leave the accelerators of this machine alone.
@@ -160,11 +162,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _inside(cluster: timing.Cluster, elements: int) -> str:
-    """Says what a sharded model moves inside a host, and what it sends to others.
-
-    Raises:
-      UsageError: If a host has a single device.
-    """
+    """Says what a sharded model moves inside a host, and what it sends to others."""
     if cluster.devices < 2:
         raise UsageError(
             "`--sharded` must be used with several devices on each host, got"
@@ -181,7 +179,6 @@ def _inside(cluster: timing.Cluster, elements: int) -> str:
 
 
 def _about(known: Mapping[str, Codec]) -> list[str]:
-    """Returns lines about the settings of codecs that their names do not give."""
     fed = ", ".join(name for name in known if feeds_back(name))
     notes = [f"Codecs with error feedback: {fed}."] if fed else []
     if any(codec.needs_leaves for codec in known.values()):
@@ -244,7 +241,6 @@ def _written(
 
 
 def _synchronous(ranked: list[timing.Choice]) -> list[timing.Way]:
-    """Returns the fastest synchronous way, and the fastest one that sends all bits."""
     waits = [choice.way for choice in ranked if choice.way.width == 1]
     plain = next(way for way in waits if way.codec is None)
     return list(dict.fromkeys([waits[0], plain]))

@@ -130,7 +130,6 @@ def run(args: argparse.Namespace) -> int:
 def _chosen(
     algorithms: list[Any], names: list[str], elements: int
 ) -> dict[str, tuple[Any, Any]]:
-    """Returns each pair of algorithm and codec that go together, by its name."""
     leaves = timing.square_leaves(elements)
     coded = candidates(name for name in names if name != NONE)
     found = {

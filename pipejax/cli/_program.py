@@ -12,13 +12,7 @@ from ._usage import UsageError
 def load(name: str) -> Callable[[Any], Any]:
     """Imports and returns the function that is called `MODULE:FUNCTION`.
 
-    Args:
-      name: The name of a module that can be imported from the current folder, or the
-        path of a `.py` file; then a colon and the name of a function in it.
-
-    Raises:
-      UsageError: If `name` has another form, there is no such file, module or
-        function, or the file is not Python.
+    MODULE can be imported from the current folder, or is the path of a `.py` file.
     """
     where, _, attribute = name.rpartition(":")
     if not where or not attribute:
@@ -49,7 +43,6 @@ def load(name: str) -> Callable[[Any], Any]:
 
 
 def types(returned: Any) -> str:
-    """Returns the types of what a function has returned, for an error message."""
     parts = returned if isinstance(returned, tuple) else (returned,)
     names = ", ".join(type(part).__name__ for part in parts)
     return f"({names})" if isinstance(returned, tuple) else names

@@ -15,17 +15,9 @@ GAIN = (
 
 
 def chosen(ranked: list[timing.Choice], row: int | None = None) -> timing.Choice:
-    """Returns the choice in a row, for a train step of `pj.make_train_step`.
-
-    Args:
-      ranked: All ways to train, the best first.
-      row: The number of the row, from 1 on. `None` takes the best way in one bucket,
-        because `pj.make_train_step` has no buckets.
-
-    Raises:
-      UsageError: If there is no such row, or its way has several buckets.
-    """
+    """Returns the choice in a row, for a train step of `pj.make_train_step`."""
     if row is None:
+        # `pj.make_train_step` has no buckets.
         return next(choice for choice in ranked if choice.way.buckets == 1)
     if not 1 <= row <= len(ranked):
         raise UsageError(
@@ -60,20 +52,13 @@ def d_sync(ranked: list[timing.Choice]) -> timing.Choice:
 
 
 def number(ranked: list[timing.Choice], choice: timing.Choice) -> int:
-    """Returns the number of the row of a choice."""
     return 1 + ranked.index(choice)
 
 
 def lines(
     ranked: list[timing.Choice], top: int, also: Collection[timing.Choice]
 ) -> list[str]:
-    """Returns the first rows as text, and those of other choices, with their numbers.
-
-    Args:
-      ranked: All ways to train, the best first.
-      top: The number of rows that are printed in any case.
-      also: The choices whose rows are printed wherever they are.
-    """
+    """Returns the first rows as text with their numbers, and those of other choices."""
     shown = {*ranked[:top], *also}
     return [
         f"{row:>3}  {choice}" for row, choice in enumerate(ranked, 1) if choice in shown

@@ -11,11 +11,6 @@ def snippet(
     """Returns Python source that makes the train step of a way with one bucket.
 
     The source uses the names `loss_fn` and `tx`, which the program must define.
-
-    Args:
-      way: The way to train.
-      sharded: Whether the devices of a host shard the model.
-      shard_optimizer: Whether the optimizer is sharded over the data.
     """
     axes = 'axis_name=("host", "device")' if way.levels else ""
     on = 'axis_name=("host", "fsdp")' if sharded else axes
@@ -43,6 +38,5 @@ def snippet(
 
 
 def _codec(name: str) -> str:
-    """Returns the expression that makes a codec, with error feedback if it has it."""
     codec = f'pj.codecs.named("{name}")'
     return f"pj.codecs.error_feedback({codec})" if feeds_back(name) else codec

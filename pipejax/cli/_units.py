@@ -21,17 +21,6 @@ ROUNDS = 10_000
 def count(option: str, text: str, most: int = MOST) -> int:
     """Reads a count, such as `300M`, `1.3B`, `70k` or `4194304`.
 
-    Args:
-      option: The name of the option, for the error message.
-      text: The text to read.
-      most: The largest count.
-
-    Returns:
-      The count, from 1 to `most`.
-
-    Raises:
-      UsageError: If `text` is anything else, such as 0 or a fraction.
-
     Examples:
       >>> count("parameters", "1.3B")
       1300000000
@@ -49,21 +38,11 @@ def count(option: str, text: str, most: int = MOST) -> int:
 def bits(option: str, text: str) -> float:
     """Reads a rate in bits per second, such as `10gbit`, `500mbit` or `2.5Gbit/s`.
 
-    Args:
-      option: The name of the option, for the error message.
-      text: The text to read.
-
-    Returns:
-      The rate in bits per second, from 1 to 10^18.
-
-    Raises:
-      UsageError: If `text` is anything else. A bare number or `GB/s` is refused,
-        because it may mean bytes.
-
     Examples:
       >>> bits("bandwidth", "2.5Gbit/s")
       2500000000.0
     """
+    # A bare number or GB/s is refused, because it may mean bytes.
     found = re.fullmatch(_NUMBER + r"([kmgt]?)bit(?:/s|ps)?", text.lower())
     rate = Fraction(found[1]) * _RATES[found[2]] if found else Fraction(0)
     if not 1 <= rate <= 10**18:
@@ -76,17 +55,6 @@ def bits(option: str, text: str) -> float:
 
 
 def check(option: str, value: float, least: float, most: float) -> None:
-    """Raises a `UsageError` unless a number lies in a range.
-
-    Args:
-      option: The name of the option, without the dashes.
-      value: The number. NaN lies in no range.
-      least: The least number of the range.
-      most: The largest number of the range.
-
-    Examples:
-      >>> check("rounds", 3, 1, 100)
-    """
     if not least <= value <= most:
         limit = f"at most {most:,}" if value > most else f"at least {least:,}"
         raise UsageError(f"`--{option}` must be {limit}, got {value!s:.40}")

@@ -7,18 +7,12 @@ import jax
 
 
 class UsageError(Exception):
-    """An error that the user can correct, printed without a traceback.
-
-    The message is one line, or one line for each of several faults.
-    """
+    """An error that the user can correct, printed without a traceback."""
 
 
 @contextmanager
 def in_one_line(*kinds: type[Exception]) -> Iterator[None]:
-    """Turns exceptions of these kinds into a `UsageError` with the same message.
-
-    Use it around code whose messages already say what the user has to change.
-    """
+    """Turns exceptions of these kinds into a `UsageError` with the same message."""
     try:
         yield
     except kinds as error:
@@ -27,11 +21,7 @@ def in_one_line(*kinds: type[Exception]) -> Iterator[None]:
 
 @contextmanager
 def enough_memory(option: str) -> Iterator[None]:
-    """Turns a failed allocation into a `UsageError` about an option.
-
-    Args:
-      option: The name of the option, without the dashes.
-    """
+    """Turns a failed allocation into a `UsageError` about an option."""
     try:
         yield
     except (MemoryError, jax.errors.JaxRuntimeError) as error:

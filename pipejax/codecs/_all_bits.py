@@ -17,19 +17,14 @@ from ._codec import Codec
 class AllBits(Codec):
     """Codec that sends every bit of a float32 or float64 vector.
 
-    `cast("float32")` differs from this codec in that it rounds float64 vectors to
-    float32.
-
-    Attributes:
-      dtype: The dtype of the vectors, `"float32"` or `"float64"`. Other floating dtypes
-        are sent as this dtype.
+    Vectors of other floating dtypes are sent as `dtype`. `cast("float32")` differs in
+    that it rounds float64 vectors to float32.
     """
 
     dtype: str = "float32"
 
     @property
     def unbiased(self) -> bool:
-        """Returns `True`, because decoding restores the encoded vector."""
         return True
 
     def of(
@@ -50,5 +45,4 @@ class AllBits(Codec):
         return from_words(payload, self.dtype)
 
     def bound(self, x: jax.Array) -> jax.Array:
-        """Returns zeros, because the codec loses nothing."""
         return jnp.zeros_like(x)

@@ -45,12 +45,7 @@ SMALL = 2.0**-100
 
 
 class Blocks(Codec):
-    """Base class of the block codecs: splits into blocks, scales, packs, and unpacks.
-
-    Attributes:
-      block: The number of elements in a block.
-      bits: The number of bits in the code of an element.
-    """
+    """Base class of the block codecs: splits into blocks, scales and packs."""
 
     block: int
     bits: int
@@ -60,7 +55,6 @@ class Blocks(Codec):
         return self.block
 
     def size(self, n: int) -> int:
-        """Returns the size in bytes of the codes and of 4 bytes per block."""
         return n * self.bits // 8 + 4 * (n // self.block)
 
     def scale(self, blocks: jax.Array) -> jax.Array:
@@ -68,15 +62,7 @@ class Blocks(Codec):
         return jnp.max(jnp.abs(blocks), axis=1, keepdims=True)
 
     def packed(self, codes: jax.Array, scale: jax.Array) -> jax.Array:
-        """Packs codes and scales into one payload.
-
-        Args:
-          codes: Codes below `2^bits`, uint8 `[b, block]`.
-          scale: Scales, float32 `[b, 1]`.
-
-        Returns:
-          The payload, a vector of uint8.
-        """
+        """Packs codes, uint8 `[b, block]`, and scales `[b, 1]` into one payload."""
         return jnp.concatenate([pack(codes, self.bits).reshape(-1), to_words(scale)])
 
     def parted(self, payload: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
@@ -87,7 +73,6 @@ class Blocks(Codec):
         return unpack(packed, self.bits), scale[:, None]
 
     def _blocks(self, x: jax.Array) -> jax.Array:
-        """Returns the vector as float32 blocks, `[b, block]`."""
         return x.astype(jnp.float32).reshape(-1, self.block)
 
 
@@ -104,19 +89,19 @@ class Integers(Blocks, Rounding):
         return 2 ** (self.bits - 1) - 1
 
     def rounded(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
-        """Returns the integers in two's complement, followed by the scales."""
         blocks = self._blocks(x)
         scale = self.scale(blocks)
+        # This is one division a block, in place of one an element.
         units = blocks * _over(self.top, scale)
         q = to_integer(units, noise, self.top)
         # `units` is NaN for an infinite element too. Its scale is infinite, so that
         # `top / scale` is 0, and infinity times 0 is NaN.
         q = jnp.where(jnp.isnan(units), -self.top - 1, q)
         codes = lax.bitcast_convert_type(q.astype(jnp.int8), jnp.uint8)
+        # The lower four bits of a byte are the same integer in four bits.
         return self.packed(codes if self.bits == 8 else codes & 15, scale)
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
-        """Returns `q s / L`, or NaN where the code stands for NaN."""
         codes, scale = self.parted(payload, n)
         if self.bits < 8:
             codes = (codes ^ 8) - 8  # extends the sign bit of the four-bit integer
@@ -129,17 +114,16 @@ class Integers(Blocks, Rounding):
     def bound(self, x: jax.Array) -> jax.Array:
         """Returns half the level spacing, `s / 2L`, plus the float32 rounding error."""
         scale = self.scale(self._blocks(x))
+        # A block below SMALL decodes to zeros, so its error is at most its scale. 2e-5
+        # levels are for rounding: in float32, the largest integer is off by 127 * 2^-24
+        # = 8e-6 levels after each of the products with `L / s` and `s / L`.
         level = jnp.where(scale < SMALL, scale, scale * ((0.5 + 2e-5) / self.top))
         return jnp.broadcast_to(level, (level.size, self.block)).reshape(-1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Float8(Blocks):
-    """Codec with eight-bit floats as codes; see `fp8`.
-
-    Attributes:
-      dtype: The name of the JAX dtype of the codes.
-    """
+    """Codec with eight-bit floats as codes; see `fp8`."""
 
     dtype: str
     block: int
@@ -151,14 +135,14 @@ class Float8(Blocks):
         return float(jnp.finfo(self.dtype).max)
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        """Returns the eight-bit floats, followed by the scales."""
         blocks = self._blocks(x)
         scale = self.scale(blocks)
+        # The largest element may come out an ulp of float32 above L. It still rounds to
+        # L: only numbers that are half a step of the small format above L overflow.
         small = (blocks * _over(self.top, scale)).astype(self.dtype)
         return self.packed(lax.bitcast_convert_type(small, jnp.uint8), scale), state
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
-        """Returns `q s / L`."""
         codes, scale = self.parted(payload, n)
         q = lax.bitcast_convert_type(codes, self.dtype).astype(jnp.float32)
         return (q * (scale / self.top)).reshape(-1)
@@ -168,6 +152,8 @@ class Float8(Blocks):
         info = jnp.finfo(self.dtype)
         blocks = self._blocks(x)
         scale = self.scale(blocks)
+        # Subnormal numbers have the spacing of the smallest normal number. Half a unit
+        # in the last place of `x` is at most 2^-nmant |x| / 2.
         least = scale * (float(info.smallest_normal) / self.top)
         ulp = jnp.maximum(jnp.abs(blocks), least) * ((1 + 2e-5) * 2.0**-info.nmant / 2)
         return jnp.where(scale < SMALL, scale, ulp).reshape(-1)
@@ -186,20 +172,16 @@ class Sign(Blocks):
         return True
 
     def scale(self, blocks: jax.Array) -> jax.Array:
-        """Returns the mean magnitude in each block: `[b, block]` to `[b, 1]`.
-
-        Each element is divided before the sum, so that the sum cannot overflow. The
-        division is exact because the block size is a power of two.
-        """
+        """Returns the mean magnitude in each block: `[b, block]` to `[b, 1]`."""
+        # The sum of undivided elements could overflow. The division is exact, because
+        # the block size is a power of two.
         return jnp.sum(jnp.abs(blocks) * (1 / self.block), axis=1, keepdims=True)
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        """Returns the sign bits, eight to a byte, followed by the scales."""
         blocks = self._blocks(x)
         return self.packed((blocks < 0).astype(jnp.uint8), self.scale(blocks)), state
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
-        """Returns `-s` for negative elements, and `s` for all others."""
         codes, scale = self.parted(payload, n)
         return jnp.where(codes > 0, -scale, scale).reshape(-1)
 
@@ -365,7 +347,6 @@ def sign(block: int = 1024) -> Sign:
 
 
 def check_block(block: int) -> int:
-    """Returns `block`, or raises a `ValueError` if it is not a valid block size."""
     if not is_integer(block, 8) or block & (block - 1):
         raise ValueError(
             f"`block` must be a power of two of at least 8; got {block!r}. Sizes of 64"
@@ -377,4 +358,5 @@ def check_block(block: int) -> int:
 
 def _over(top: float, scale: jax.Array) -> jax.Array:
     """Returns `top / scale`, or 0 for a block whose scale is below `SMALL`."""
+    # The inner maximum keeps the branch that is not taken finite.
     return jnp.where(scale < SMALL, 0.0, top / jnp.maximum(scale, SMALL))

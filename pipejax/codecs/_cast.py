@@ -21,9 +21,7 @@ _WORDS = {2: jnp.uint16, 4: jnp.uint32}
 class Cast(Rounding):
     """Codec that sends each element in another floating dtype; see `cast`.
 
-    Attributes:
-      dtype: `"float32"`, `"bfloat16"` or `"float16"`.
-      headroom: What elements are divided by before they are rounded, a power of two.
+    Elements are divided by `headroom`, a power of two, before they are rounded.
     """
 
     dtype: str
@@ -55,7 +53,7 @@ class Cast(Rounding):
         return n * jnp.dtype(self.dtype).itemsize
 
     def rounded(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
-        """Returns the bits of `x` in the codec's dtype, one integer per element."""
+        # The headroom is a power of two, so that only subnormal numbers lose bits.
         x = x.astype(jnp.float32) / self.headroom
         if noise is not None:
             x = self._dithered(x, noise)
@@ -79,12 +77,11 @@ class Cast(Rounding):
         return jnp.where(jnp.abs(x) <= most, ulp, jnp.inf)
 
     def _dithered(self, x: jax.Array, noise: jax.Array) -> jax.Array:
-        """Rounds `x` to bfloat16 stochastically.
-
-        Moves each element away from zero by the fraction `noise` of the spacing of
-        bfloat16 numbers, and then clears the lower 16 bits of the float32.
-        """
+        """Rounds `x` to bfloat16 stochastically."""
         bits = to_words(x, jnp.uint32)
+        # Bfloat16 numbers are 2^16 apart in the bits of float32. This moves each
+        # element away from zero by the fraction `noise` of that, and the mask then
+        # rounds it towards zero.
         moved = bits + (noise * 2**16).astype(jnp.uint32)
         cut = from_words(moved & jnp.uint32(0xFFFF0000), jnp.float32)
         # A NaN whose bits are all ones would wrap around to zero.
@@ -104,12 +101,10 @@ class Truncate(Codec):
         return 2 * n
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        """Returns the upper 16 bits of each float32."""
         bits = to_words(x.astype(jnp.float32), jnp.uint32)
         return (bits >> 16).astype(jnp.uint16), state
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
-        """Returns float32 numbers whose lower 16 bits are zero."""
         del n
         return from_words(payload.astype(jnp.uint32) << 16, jnp.float32)
 

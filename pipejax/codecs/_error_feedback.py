@@ -57,15 +57,7 @@ class ErrorFeedbackState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ErrorFeedback(Linear):
-    """Codec that adds error feedback to the wrapped `codec`; see `error_feedback`.
-
-    It has as many linear rounds as the wrapped codec, which is none if that codec is
-    not linear.
-
-    Attributes:
-      codec: The wrapped codec.
-      dtype: The dtype of the residual, `"float32"` or `"float64"`.
-    """
+    """Codec that adds error feedback to the wrapped `codec`; see `error_feedback`."""
 
     codec: Codec
     dtype: str = "float32"
@@ -88,7 +80,6 @@ class ErrorFeedback(Linear):
         dtype: DTypeLike = jnp.float32,
         devices: int = 1,
     ) -> "ErrorFeedback":
-        """Adapts the wrapped codec, and keeps the residual in `dtype`."""
         return ErrorFeedback(
             self.codec.of(shapes, dtype, devices), jnp.dtype(dtype).name
         )
@@ -97,7 +88,6 @@ class ErrorFeedback(Linear):
         return self.codec.leaves(x)
 
     def init(self, n: int, seed: jax.Array) -> ErrorFeedbackState:
-        """Returns a residual of zeros and the wrapped codec's first state."""
         nothing = self.codec.leaves(jnp.zeros(n, self.dtype))
         return ErrorFeedbackState(nothing, self.codec.init(n, seed))
 
@@ -129,7 +119,6 @@ class ErrorFeedback(Linear):
     def project(
         self, leaves: Any, state: Any, sums: tuple[jax.Array, ...]
     ) -> jax.Array:
-        """Returns the wrapped codec's contribution for `leaves` plus the residual."""
         due = optax.tree.add(leaves, state.residual)
         return self._linear.project(due, state.codec, sums)
 
@@ -139,13 +128,11 @@ class ErrorFeedback(Linear):
     def settled(
         self, leaves: Any, state: Any, sums: tuple[jax.Array, ...], own: jax.Array
     ) -> Any:
-        """Returns the state whose residual is what this device's part of the sum lost.
-
-        This device's part is decoded from its own contribution to the last round, in
-        place of the sum of that round.
-        """
+        """Returns the state whose residual is what this device's part has lost."""
         due = optax.tree.add(leaves, state.residual)
         size = optax.tree.size(leaves)
+        # With this device's own contribution in place of the last round's sum, the
+        # codec returns the device's part of the decoded sum.
         sent = self._linear.rebuild(state.codec, (*sums[:-1], own), size)
         inner = self._linear.settled(due, state.codec, sums, own)
         return ErrorFeedbackState(optax.tree.sub(due, sent), inner)

@@ -49,12 +49,8 @@ from ._rounding import check_key
 class PowerSGD(Linear):
     """Codec that sends low-rank matrices; see `power_sgd`.
 
-    The state is a float32 vector of all matrices `Q`, one after another.
-
-    Attributes:
-      rank: The rank `r`, the number of columns that are sent.
-      key: The key of the first `Q`.
-      shapes: The shapes of the leaves that a vector holds, or `None` if not yet known.
+    The state is a float32 vector of all matrices `Q`, one after another. `shapes` are
+    those of the leaves that a vector holds, or `None` as long as they are not known.
     """
 
     rank: int
@@ -68,7 +64,6 @@ class PowerSGD(Linear):
 
     @property
     def needs_leaves(self) -> bool:
-        """Returns `True`, because the codec works on whole matrices."""
         return True
 
     @property
@@ -82,12 +77,10 @@ class PowerSGD(Linear):
         dtype: DTypeLike = jnp.float32,
         devices: int = 1,
     ) -> "PowerSGD":
-        """Returns the codec for leaves of these shapes, or itself if none are given."""
         del dtype, devices
         return self if shapes is None else dataclasses.replace(self, shapes=shapes)
 
     def init(self, n: int, seed: jax.Array) -> Any:
-        """Returns a random `Q` for every matrix."""
         self._forms(n)
         length = self.rank * sum(n for _, n in self._matrices())
         key = jax.random.fold_in(self.key, seed)
@@ -110,13 +103,12 @@ class PowerSGD(Linear):
         )
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        """Runs both rounds on this device alone; returns `P`, `Q` and the other leaves.
-
-        The `P` of the payload is already orthonormal.
-        """
+        """Runs both rounds on this device; returns `P`, `Q` and the other leaves."""
         leaves = self.leaves(x.astype(jnp.float32))
         first = self.project(leaves, state, ())
         last = self.project(leaves, state, (first,))
+        # The payload has orthonormal columns, so that `decode` need not make them so
+        # again.
         columns = [p.reshape(-1) for p in self._orthonormal(first)]
         payload = to_words(ravel([*columns, last]), jnp.uint32)
         return payload, self.settled(leaves, state, (first, last), last)
@@ -135,6 +127,9 @@ class PowerSGD(Linear):
             norm = jnp.zeros((), x.dtype)
             if self._is_coded(leaf.shape):
                 unit, largest = _scaled(leaf.reshape(-1))
+                # `P Q^T = P P^T M` is a projection of M. The Frobenius norm of the
+                # error is thus at most that of M, and no element of the error is larger
+                # than its norm. 1e-4 is for rounding.
                 norm = jnp.linalg.norm(unit) * (1 + 1e-4) * largest
                 # The sums inside the matrix products may overflow.
                 norm = jnp.where(jnp.isfinite(largest * unit.size), norm, jnp.inf)
@@ -142,7 +137,6 @@ class PowerSGD(Linear):
         return ravel(bounds)
 
     def leaves(self, x: jax.Array) -> Any:
-        """Returns the gradients in their own shapes, as a tuple of arrays."""
         return unravel(x, self._forms(x.size, x.dtype))
 
     def project(
@@ -159,10 +153,10 @@ class PowerSGD(Linear):
         # XLA:CPU is far slower at `m.T @ p` if p has a single column.
         products = [(p.T @ m).T for m, p in zip(matrices, columns, strict=True)]
         rest = [x for x in leaves if not self._is_coded(x.shape)]
+        # All other leaves travel in this round, and need no collective of their own.
         return ravel([*products, *rest])
 
     def rebuild(self, state: Any, sums: tuple[jax.Array, ...], n: int) -> Any:
-        """Returns `P Q^T` for every matrix, and the sums of the other leaves."""
         del state
         return self._product(self._orthonormal(sums[0]), sums[1], n)
 
@@ -172,19 +166,15 @@ class PowerSGD(Linear):
         """Returns the new `Q`; columns that are zero or not finite keep the old one."""
         del leaves, own
         sides = [n for _, n in self._matrices()]
+        # The sum begins with every new `Q`, in the layout of the state.
         last = sums[1][: state.size].astype(state.dtype)
         new, old = self._cut(last, sides), self._cut(state, sides)
         return ravel([_restarted(n, o) for n, o in zip(new, old, strict=True)])
 
     def _product(self, columns: list[jax.Array], last: jax.Array, n: int) -> Any:
-        """Returns the leaves that follow from every `P` and the sum of the last round.
-
-        Args:
-          columns: The orthonormal matrix `P` of every gradient matrix.
-          last: Every `Q`, followed by all elements that are in no matrix.
-          n: The length of the vector of all leaves.
-        """
+        """Returns the leaves that follow from every `P` and the last round's sum."""
         sides = [n for _, n in self._matrices()]
+        # `last` has every `Q`, followed by all elements that are in no matrix.
         split = self.rank * sum(sides)
         rows = self._cut(last[:split], sides)
         products = iter([p @ q.T for p, q in zip(columns, rows, strict=True)])
@@ -198,7 +188,6 @@ class PowerSGD(Linear):
         )
 
     def _orthonormal(self, first: jax.Array) -> list[jax.Array]:
-        """Returns every `P`, with orthonormal columns, from the first round's sum."""
         sides = [m for m, _ in self._matrices()]
         return [orthonormal(p) for p in self._cut(first, sides)]
 
@@ -211,7 +200,6 @@ class PowerSGD(Linear):
         ]
 
     def _matrices(self) -> list[tuple[int, int]]:
-        """Returns the numbers of rows and columns of every matrix that is coded."""
         return [_sides(shape) for shape in self._shapes() if self._is_coded(shape)]
 
     def _is_coded(self, shape: tuple[int, ...]) -> bool:
@@ -222,17 +210,10 @@ class PowerSGD(Linear):
     def _forms(
         self, n: int, dtype: DTypeLike = jnp.float32
     ) -> list[jax.ShapeDtypeStruct]:
-        """Returns the shapes and dtypes of the leaves of a vector of `n` elements."""
         self._check_total(n, collections.Counter(self._shapes()))
         return [jax.ShapeDtypeStruct(x or (1,), dtype) for x in self._shapes()]
 
     def _check_total(self, n: int, shapes: Mapping[tuple[int, ...], int]) -> None:
-        """Raises a `ValueError` unless the leaves have `n` elements.
-
-        Args:
-          n: The number of elements of a vector.
-          shapes: How many leaves there are of each shape.
-        """
         if (total := sum(math.prod(x) * k for x, k in shapes.items())) != n:
             raise ValueError(
                 f"`power_sgd` must be given whole leaves, {total} elements; got a"
@@ -241,7 +222,6 @@ class PowerSGD(Linear):
             )
 
     def _shapes(self) -> Shapes:
-        """Returns the shapes of the leaves, or raises a `ValueError` if not known."""
         if self.shapes is None:
             raise ValueError(
                 "`power_sgd` must know the shapes of the leaves; got none. Choose an"
@@ -306,14 +286,10 @@ def power_sgd(rank: int, key: jax.Array) -> PowerSGD:
 
 
 def orthonormal(columns: jax.Array) -> jax.Array:
-    """Makes the columns of a matrix orthonormal by the Gram-Schmidt process.
+    """Makes the columns of a matrix `[m, r]` orthonormal by the Gram-Schmidt process.
 
-    Args:
-      columns: The matrix, `[m, r]`.
-
-    Returns:
-      The orthonormal columns, `[m, r]`. A column that depends linearly on the columns
-      before it becomes zero. A column that contains NaN stays NaN.
+    A column that depends linearly on the columns before it becomes zero. A column that
+    contains NaN stays NaN.
     """
     done: list[jax.Array] = []
     for i in range(columns.shape[1]):
@@ -323,6 +299,9 @@ def orthonormal(columns: jax.Array) -> jax.Array:
             for other in done:
                 column = column - jnp.vdot(other, column) * other
         norm = jnp.linalg.norm(column)
+        # What is left of a dependent column is rounding error. That of float32 is 6e-8
+        # for each operation, so 1e-5 leaves room for about 160 of them in the same
+        # direction.
         kept = norm > 1e-5 * length
         # Both comparisons are false for NaN, so that a NaN column stays NaN.
         gone = norm <= 1e-5 * length
@@ -332,23 +311,21 @@ def orthonormal(columns: jax.Array) -> jax.Array:
 
 
 def _scaled(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Divides a vector by its largest magnitude, and returns that magnitude too.
-
-    The squares of the elements could overflow or underflow in float32 otherwise.
-    """
+    """Divides a vector by its largest magnitude, and returns that magnitude too."""
+    # The squares of the elements could overflow or underflow in float32 otherwise.
     largest = jnp.max(jnp.abs(x), initial=0.0)
     largest = jnp.where(largest == 0, 1.0, largest)
     return x / largest, largest
 
 
 def _restarted(new: jax.Array, old: jax.Array) -> jax.Array:
-    """Scales the columns of `new` to a largest magnitude of 1.
-
-    A column that is zero or not finite is replaced by that of `old`. Otherwise it would
-    stay zero or not finite in all later steps.
-    """
+    """Scales the columns of `new` to a largest magnitude of 1."""
     largest = jnp.max(jnp.abs(new), axis=0, keepdims=True)
+    # A zero or NaN column would remain in all later steps, since `M Q` has it too.
     good = jnp.isfinite(new).all(axis=0, keepdims=True) & (largest > 0)
+    # Only the directions of the columns count, because `P` is made orthonormal.
+    # Unscaled, `Q` has the magnitude of M, and `M Q` that of its square, which may
+    # overflow.
     return jnp.where(good, new / jnp.where(good, largest, 1.0), old)
 
 

@@ -12,11 +12,7 @@ from ._rounding import Rounding, to_integer
 
 @dataclasses.dataclass(frozen=True)
 class Quantize(Rounding):
-    """Codec with equally spaced levels for the whole vector; see `quantize`.
-
-    Attributes:
-      bits: The number of bits per element.
-    """
+    """Codec with equally spaced levels for the whole vector; see `quantize`."""
 
     bits: int
 
@@ -34,7 +30,6 @@ class Quantize(Rounding):
         return n * self.bits // 8 + 8
 
     def rounded(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
-        """Returns the packed codes, followed by the minimum and the level spacing."""
         x = x.astype(jnp.float32)
         low, level = self._levels(x)
         # The difference of two finite numbers may overflow. The difference of their
@@ -45,7 +40,6 @@ class Quantize(Rounding):
         return jnp.concatenate([packed, to_words(jnp.stack([low, level]))])
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
-        """Returns minimum plus code times level spacing, for each element."""
         coded = n * self.bits // 8
         low, level = from_words(payload[coded:], jnp.float32)
         codes = unpack(payload[:coded], self.bits).astype(jnp.float32)

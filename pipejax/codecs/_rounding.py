@@ -23,11 +23,7 @@ from ._codec import Codec
 
 
 class Rounding(Codec):
-    """A codec that rounds elements to levels, and that `stochastic` may wrap.
-
-    A subclass implements `rounded`, which encodes with or without noise. `encode` calls
-    it without noise.
-    """
+    """A codec that rounds elements to levels, and that `stochastic` may wrap."""
 
     @property
     def takes_noise(self) -> bool:
@@ -38,10 +34,8 @@ class Rounding(Codec):
     def rounded(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
         """Rounds a vector to levels and returns the payload.
 
-        Args:
-          x: The vector, `[n]`.
-          noise: Random numbers in `[0, 1)`, `[n]`, for stochastic rounding. `None`
-            rounds to the nearest level.
+        `noise` has a random number in `[0, 1)` for each element. `None` rounds to the
+        nearest level.
         """
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
@@ -49,18 +43,9 @@ class Rounding(Codec):
 
 
 def to_integer(y: jax.Array, noise: jax.Array | None, top: float) -> jax.Array:
-    """Rounds numbers of magnitude at most `top` to integers in the same range.
-
-    Args:
-      y: The numbers, of a floating dtype.
-      noise: Random numbers in `[0, 1)`, as many as `y` has elements. `None` rounds to
-        the nearest integer, and halves to the even one.
-      top: The largest magnitude of `y`.
-
-    Returns:
-      The integers, in the shape and dtype of `y`.
-    """
+    """Rounds numbers of magnitude at most `top` to integers in the same range."""
     if noise is None:
+        # Halves go to the even integer, so that their errors have both signs.
         return jnp.round(y)
     # The clip has two reasons: the sum may round up to the next integer in float32, and
     # rounding errors may leave `y` itself slightly outside of [-top, top].
@@ -69,12 +54,7 @@ def to_integer(y: jax.Array, noise: jax.Array | None, top: float) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stochastic(Codec):
-    """Codec that rounds as the wrapped `codec`, but randomly; see `stochastic`.
-
-    Attributes:
-      codec: The wrapped codec.
-      key: The key from which the keys of all states are derived.
-    """
+    """Codec that rounds as the wrapped `codec`, but randomly; see `stochastic`."""
 
     codec: Rounding
     key: jax.Array
@@ -89,7 +69,6 @@ class Stochastic(Codec):
         return True
 
     def init(self, n: int, seed: jax.Array) -> Any:
-        """Returns the data of a key that is derived from `key` and `seed`."""
         del n
         return jax.random.key_data(jax.random.fold_in(self.key, seed))
 
@@ -97,8 +76,9 @@ class Stochastic(Codec):
         return self.codec.size(n)
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        """Rounds each element up or down with the probability that is unbiased."""
         impl = jax.random.key_impl(self.key)
+        # Each vector has its own noise: one half of the key is used up, and the other
+        # is kept.
         key, now = jax.random.split(jax.random.wrap_key_data(state, impl=impl))
         noise = jax.random.uniform(now, x.shape, jnp.float32)
         return self.codec.rounded(x, noise), jax.random.key_data(key)
@@ -108,6 +88,8 @@ class Stochastic(Codec):
 
     def bound(self, x: jax.Array) -> jax.Array:
         """Returns twice the wrapped codec's bound for rounding to the nearest level."""
+        # `floor(y + u)` is off by less than one level, and `round(y)` by at most half a
+        # level.
         return 2 * self.codec.bound(x)
 
 
@@ -162,7 +144,6 @@ def stochastic(codec: Codec, key: jax.Array) -> Stochastic:
 
 
 def check_key(key: Any) -> None:
-    """Raises a `ValueError` unless `key` is a single key with a PRNG key dtype."""
     typed = isinstance(key, jax.Array) and jnp.issubdtype(
         key.dtype, jax.dtypes.prng_key
     )

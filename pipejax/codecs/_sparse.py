@@ -17,11 +17,7 @@ from ._rounding import check_key
 
 @dataclasses.dataclass(frozen=True)
 class TopK(Codec):
-    """Codec that sends the elements of largest magnitude; see `top_k`.
-
-    Attributes:
-      k: The number of elements to send, or below 1 the fraction of them.
-    """
+    """Codec that sends the elements of largest magnitude; see `top_k`."""
 
     k: int | float
 
@@ -35,7 +31,6 @@ class TopK(Codec):
         return 8 * self._count(n)
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        """Returns the indices of the largest elements, followed by their values."""
         x = x.astype(jnp.float32)
         # NaN counts as the largest magnitude, so that it is sent. The magnitudes are
         # floats because XLA:CPU sorts the whole vector for any other dtype.
@@ -45,17 +40,17 @@ class TopK(Codec):
         return jnp.concatenate(payload), state
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
-        """Returns the elements that were sent, and zeros for all others."""
         places, values = jnp.split(payload, 2)
         zeros = jnp.zeros(n, jnp.float32)
         return zeros.at[places].set(from_words(values, jnp.float32))
 
     def bound(self, x: jax.Array) -> jax.Array:
         """Returns the smallest magnitude that is sent, a scalar."""
+        # An element that is dropped has an error of its own magnitude, which is at most
+        # this.
         return lax.top_k(jnp.abs(x), self._count(x.size))[0].min(initial=jnp.inf)
 
     def _count(self, n: int) -> int:
-        """Returns how many of `n` elements to send, if int32 can index them."""
         _check_indices("encoded vector", n)
         return count(self.k, n)
 
@@ -65,11 +60,6 @@ class RandomK(Linear):
     """Codec that sends randomly drawn elements; see `random_k`.
 
     The code calls the k equal parts of a vector strata.
-
-    Attributes:
-      k: The number of elements to send, or below 1 the fraction of them.
-      key: The key from which the keys of all states are derived.
-      scaled: Whether values are scaled up, which makes the codec unbiased.
     """
 
     k: int | float
@@ -90,7 +80,6 @@ class RandomK(Linear):
         return 1
 
     def init(self, n: int, seed: jax.Array) -> Any:
-        """Returns the data of a key that is derived from `key` and `seed`."""
         del n
         return jax.random.key_data(jax.random.fold_in(self.key, seed))
 
@@ -106,38 +95,38 @@ class RandomK(Linear):
         return jnp.concatenate([seed[None], values]), self._next(state)
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
-        """Returns the values that were drawn, and zeros for all other elements."""
         return self._placed(payload[0], from_words(payload[1:], jnp.float32), n)
 
     def bound(self, x: jax.Array) -> jax.Array:
         """Returns `|x|`, or `(m - 1) |x|` if values are scaled up by `m > 2`."""
         strata = -(-x.size // count(self.k, x.size))
+        # A drawn element decodes to m x, with an error of (m - 1) |x|, and any other to
+        # 0, with an error of |x|.
         times = max(1, strata - 1) if self.scaled else 1
         sent = (strata if self.scaled else 1) * jnp.abs(x)
         return jnp.where(jnp.isinf(sent), sent, times * (1 + 1e-6) * jnp.abs(x))
 
     def round_sizes(self, n: int) -> tuple[int, ...]:
-        """Returns one round of the drawn values."""
         return (count(self.k, n),)
 
     def project(
         self, leaves: Any, state: Any, sums: tuple[jax.Array, ...]
     ) -> jax.Array:
-        """Returns the drawn values, all of them NaN if any element is not finite.
-
-        A NaN or an infinity must be noticed even if it is not drawn.
-        """
+        """Returns the drawn values, all of them NaN if any element is not finite."""
         del sums
         x: jax.Array = leaves
         k = count(self.k, x.size)
         strata = -(-x.size // k)
+        # Each row is one of the strata. The last ones may hold zeros of the padding,
+        # which are drawn in place of elements.
         rows = jnp.pad(x, (0, k * strata - x.size)).reshape(k, strata)
         places = _drawn(self._seed(state), k, strata)
         values = jnp.take_along_axis(rows, places[:, None], axis=1)[:, 0]
+        # Each element is drawn with probability 1 / strata, which the factor makes up
+        # for. A NaN or an infinity must be noticed even if it is not drawn.
         return values * (strata if self.scaled else 1) + poison(x)
 
     def rebuild(self, state: Any, sums: tuple[jax.Array, ...], n: int) -> Any:
-        """Returns the sums of the drawn values, and zeros for all other elements."""
         return self._placed(self._seed(state), sums[0], n)
 
     def settled(
@@ -161,7 +150,7 @@ class RandomK(Linear):
         return jax.random.split(jax.random.wrap_key_data(state, impl=impl))
 
     def _seed(self, state: Any) -> jax.Array:
-        """Returns the uint32 seed of the current vector's draw."""
+        # 32 bits go on the wire with the values, in place of the whole data of a key.
         return jax.random.bits(self._keys(state)[1], dtype=jnp.uint32)
 
     def _next(self, state: Any) -> Any:
@@ -253,15 +242,7 @@ def random_k(k: int | float, key: jax.Array, *, scaled: bool = True) -> RandomK:
 
 
 def count(k: int | float, n: int) -> int:
-    """Returns how many of `n` elements to send, if `k` is a number or a fraction.
-
-    Args:
-      k: A number of elements, or a fraction of them, as `check_k` accepts.
-      n: The length of the vector.
-
-    Raises:
-      ValueError: If `k` is larger than `n`, or more than int32 can index.
-    """
+    """Returns how many of `n` elements to send, if `k` is a number or a fraction."""
     if isinstance(k, float):
         k = max(1, round(k * n))
         _check_indices("payload", k)
@@ -275,7 +256,6 @@ def count(k: int | float, n: int) -> int:
 
 
 def _check_indices(of: str, length: int) -> None:
-    """Raises a `ValueError` if `length` is more than int32, JAX's index, can count."""
     most = jnp.iinfo(jnp.int32).max
     if length > most:
         raise ValueError(
@@ -288,7 +268,6 @@ def _check_indices(of: str, length: int) -> None:
 
 
 def check_k(k: int | float) -> int | float:
-    """Returns `k`, or raises a `ValueError` if it is not a count or a fraction."""
     if isinstance(k, float) and 0 < k < 1:
         return k
     if isinstance(k, float) or not is_integer(k, 1):

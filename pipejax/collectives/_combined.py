@@ -1,4 +1,4 @@
-"""Combined of arrays, each of which is summed by one collective.
+"""Sets of arrays, each of which is summed by one collective.
 
 Every collective costs a latency, and joining arrays into one vector costs a pass over
 memory. Long arrays therefore travel alone, in their own shape, while short arrays may
@@ -16,12 +16,11 @@ from pipejax._internal.ravel import ravel, unravel
 
 
 class Combined(NamedTuple):
-    """Combined of arrays. One collective sends all arrays of a group.
+    """Sets of arrays. One collective sends all arrays of a set.
 
     Attributes:
       forms: Shapes and dtypes of all arrays.
-      members: For each set, the positions of its arrays in `forms`. An array without
-        elements is in no set.
+      members: For each set, the positions of its arrays in `forms`.
     """
 
     forms: tuple[jax.ShapeDtypeStruct, ...]
@@ -32,22 +31,13 @@ class Combined(NamedTuple):
         """Combines the arrays that are shorter than `threshold` bytes by dtype.
 
         Each longer array is a set of its own.
-
-        Args:
-          forms: Shapes and dtypes of the arrays.
-          threshold: Threshold in bytes.
-
-        Examples:
-          Two arrays of 32 bytes each:
-
-          >>> form = jax.ShapeDtypeStruct((8,), "float32")
-          >>> [Combined.of([form, form], threshold).members for threshold in (0, 64)]
-          [((0,), (1,)), ((0, 1),)]
         """
         groups: dict[tuple[str, int], list[int]] = {}
         for i, form in enumerate(forms):
             if not size(form):
                 continue
+            # The key 0 is shared by all short arrays of a dtype, and `i + 1` is no
+            # other array's.
             alone = i + 1 if size(form) >= threshold else 0
             groups.setdefault((form.dtype.name, alone), []).append(i)
         return cls(tuple(forms), tuple(map(tuple, groups.values())))

@@ -42,11 +42,9 @@ def gather_arrays(forms: Sequence[Any], cuts: Cuts, axis_name: AxisName) -> Stag
 
 
 def gather_words(forms: Sequence[Any], cuts: Cuts, axis_name: AxisName) -> Stages:
-    """Returns one stage that gathers the bits of all arrays, as a vector per width.
-
-    Between CPU processes, XLA would send bfloat16 as float32, and arrays one by one.
-    """
+    """Returns one stage that gathers the bits of all arrays, as a vector per width."""
     p = axis_size(axis_name)
+    # Between CPU processes, XLA would send bfloat16 as float32, and arrays one by one.
     widths: dict[int, list[int]] = {}
     for i, form in enumerate(forms):
         widths.setdefault(form.dtype.itemsize, []).append(i)
@@ -67,11 +65,16 @@ def gather_words(forms: Sequence[Any], cuts: Cuts, axis_name: AxisName) -> Stage
             ends = np.cumsum([math.prod(forms[i].shape) for i in places])
             for i, end in zip(places, ends, strict=True):
                 form, cut = forms[i], cuts[i]
+                # Row j has the pieces of device j, of all arrays of this width one
+                # after another.
                 bits = row[:, int(end) - math.prod(form.shape) : int(end)]
                 values = lax.bitcast_convert_type(bits, form.dtype)
                 shape = [
                     n * (p if axis == cut else 1) for axis, n in enumerate(form.shape)
                 ]
+                # The axis of the devices comes right before the axis that was cut. The
+                # reshape then joins both, so that the pieces follow one another in the
+                # order of the ranks.
                 in_order = jnp.moveaxis(values.reshape(p, *form.shape), 0, cut or 0)
                 found[i] = in_order.reshape(shape)
         return tuple(found[i] for i in range(len(forms)))

@@ -30,8 +30,6 @@ Cuts = tuple[int | None, ...]
 
 
 def piece_forms(forms: Sequence[Any], cuts: Cuts, devices: int) -> tuple[Any, ...]:
-    """Returns the shapes and dtypes of the pieces of arrays, one for each device."""
-
     def one(form: Any, cut: int | None) -> jax.ShapeDtypeStruct:
         shape = list(form.shape)
         if cut is not None:
@@ -46,6 +44,8 @@ def scatter_arrays(layout: Layout, cuts: Cuts, axis_name: AxisName) -> Stages:
     p = axis_size(axis_name)
 
     def pack(arrays: Any, states: States) -> tuple[Any, States]:
+        # The collective adds in the dtype of the arrays. In float16, a sum over devices
+        # could overflow although the mean would not.
         return tuple(scaled_down(x, p) for x in arrays), states
 
     def send(arrays: Any) -> Any:
@@ -64,24 +64,27 @@ def scatter_arrays(layout: Layout, cuts: Cuts, axis_name: AxisName) -> Stages:
 def scatter_rows(
     halves: ScatterGather, layout: Layout, cuts: Cuts, axis_name: AxisName
 ) -> Stages:
-    """Returns the reduce-scatter of an algorithm, on the pieces of all arrays as rows.
-
-    Row j is one vector of the pieces that device j will have.
-    """
+    """Returns an algorithm's reduce-scatter, on the pieces of all arrays as rows."""
     p = axis_size(axis_name)
     cut = Cut.of(layout, p, halves.codec.multiple)
     forms, dtype = piece_forms(layout.sums().coded, cuts, p), layout.working_dtype
+    # An array is cut only where p divides an axis, so that the pieces need no padding.
+    # A codec may need it, to fill its blocks.
     padding = cut.coded - layout.coded_size // p
 
     def rows(arrays: Any) -> Parts:
         pairs = zip(arrays, cuts, strict=True)
         pieces = [jnp.split(x, p, axis or 0) for x, axis in pairs]
         zeros = [jnp.zeros(padding, dtype)] if padding else []
+        # `pieces` has a list of p pieces for each array. Transposed, row j has the
+        # pieces that device j will have. Each row ends with its own padding.
         in_rows = [x for row in zip(*pieces, strict=True) for x in (*row, *zeros)]
         coded = ravel(in_rows, dtype).reshape(p, cut.coded)
+        # What travels exactly is not cut, and is summed as a whole elsewhere.
         return Parts(coded, jnp.zeros((p, 0), dtype))
 
     def own(piece: Parts) -> Any:
+        # `unravel` ignores the padding at the end of the row.
         return unravel(piece.coded, forms)
 
     return local(rows) + halves.reduce_scatter(cut, axis_name) + local(own)
@@ -96,6 +99,7 @@ def own_pieces(cuts: Cuts, axis_name: AxisName) -> Stages:
         for x, cut in zip(arrays, cuts, strict=True):
             axis = cut or 0
             length = x.shape[axis] // p
+            # A reduce-scatter leaves piece i on device i.
             piece = lax.dynamic_slice_in_dim(x, rank * length, length, axis)
             found.append(piece)
         return tuple(found)

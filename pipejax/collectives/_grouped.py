@@ -29,7 +29,6 @@ class Grouped(AllReduce):
     sets: tuple[tuple[int, ...], ...]
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
-        """Returns the stages, whose k-th has the k-th stages of all sets."""
         layouts = [layout._replace(**x._asdict()) for x in self._apart(layout)]
         parts = [self.all_reduce(part, axis_name) for part in layouts]
 
@@ -49,25 +48,24 @@ class Grouped(AllReduce):
         return Stages((Local(begin),)) + side_by_side(parts) + Stages((Local(finish),))
 
     def _apart(self, arrays: Any) -> list[Summands]:
-        """Returns the arrays, or their shapes and dtypes, of each set."""
         coded = [tuple(arrays.coded[i] for i in places) for places in self.sets]
         exact = [arrays.exact, *[()] * (len(self.sets) - 1)]
         return [Summands(*pair) for pair in zip(coded, exact, strict=True)]
 
 
 def side_by_side(parts: Sequence[Stages]) -> Stages:
-    """Returns several all-reduces as one, whose value is a list with theirs.
-
-    One that has fewer stages than others waits for its finish.
-
-    Args:
-      parts: The stages of each all-reduce.
-    """
+    """Returns several all-reduces as one, whose value is a list with theirs."""
+    # The first part keeps its names, so that a single part has the states that it has
+    # alone.
     own = [renamed(part, f"{i} ") if i else part for i, part in enumerate(parts)]
     rest = [part.by_stage for part in own]
     links: tuple[Link, ...] = ()
+    # The last list of links of each part is its finish. A part that has fewer stages
+    # than others waits with its finish until all have had theirs.
     while any(len(stages) > 1 for stages in rest):
         now = {i: stages.pop(0) for i, stages in enumerate(rest) if len(stages) > 1}
+        # Work before this place uses what the last collective brought. Only the work
+        # from there on prepares the next one, and may be marked so.
         begins = {i: _first_encoding(stage) for i, stage in now.items()}
         before = {i: stage[: begins[i]] for i, stage in now.items()}
         encode = {i: stage[begins[i] : -1] for i, stage in now.items()}

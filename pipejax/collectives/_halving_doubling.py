@@ -42,28 +42,27 @@ class HalvingDoubling(ScatterGather):
         return 1 << (devices.bit_length() - 1)
 
     def reduce_scatter(self, cut: Cut, axis_name: AxisName) -> Stages:
-        """Returns the stages of the halving, after which device i has piece i.
-
-        If p is not a power of two, the last p - q devices first send their vectors to
-        others. What these devices hold at the end is not used.
-        """
+        """Returns the stages of the halving, after which device i has piece i."""
+        # Each device has q rows. A halving at distance d turns 2 d rows into d rows of
+        # sums, so the first distance is q / 2, and one row is left at the end.
         total = self._fold(cut, axis_name)
         distance = cut.pieces // 2
         while distance:
             total += self._halve(cut, axis_name, distance)
             distance //= 2
+        # The last p - q devices have run the same program. Their row is not used.
         return total + local(lambda rows: jax.tree.map(lambda x: x[0], rows))
 
     def all_gather(self, cut: Cut, axis_name: AxisName) -> Stages:
-        """Returns the stages of the doubling, after which each device has all pieces.
-
-        If p is not a power of two, the last p - q devices receive them at the end.
-        """
+        """Returns the stages of the doubling: each device then has all pieces."""
         site = cut.site("owner", self.codec, axis_name)
 
         def encode(piece: Parts, states: States) -> tuple[Any, States]:
+            # Others encode too, because all devices run one program. Their states must
+            # not change.
             owns = lax.axis_index(axis_name) < cut.pieces
             payload, states = site.encode(piece, states, where=owns)
+            # The one row is doubled log2(q) times, to the q payloads of all pieces.
             return payload[None], states
 
         total = Stages((Local(encode, encodes=True),), (site.init,))
@@ -88,6 +87,8 @@ class HalvingDoubling(ScatterGather):
 
         def add(value: Any) -> Parts:
             rows, payload = value
+            # `permute` gives zeros to all other devices, and zeros need not decode to
+            # zeros.
             given = among(axis_name, (to for _, to in pairs))
             sums = rows + site.decode(payload)
             return jax.tree.map(lambda s, r: jnp.where(given, s, r), sums, rows)
@@ -105,6 +106,8 @@ class HalvingDoubling(ScatterGather):
             # The first row that this device keeps: 0, or `distance` in the upper half.
             upper = rank & distance
             own = _part(rows, upper, distance)
+            # The partner keeps the other half: its rank differs in the one bit
+            # `distance`.
             others = _part(rows, distance - upper, distance)
             payload, states = site.encode(others, states, where=rank < cut.pieces)
             return (own, payload), states
@@ -122,6 +125,8 @@ def _double(site: Site, axis_name: AxisName, distance: int, pieces: int) -> Stag
 
     def join(value: Any) -> jax.Array:
         own, other = value
+        # The device with the bit has the later pieces, so its payloads come second.
+        # Both devices of a pair end with the same rows in the same order.
         upper = lax.axis_index(axis_name) & distance > 0
         return jnp.concatenate(
             [jnp.where(upper, other, own), jnp.where(upper, own, other)]
@@ -133,6 +138,8 @@ def _double(site: Site, axis_name: AxisName, distance: int, pieces: int) -> Stag
 
 def _unfold(site: Site, axis_name: AxisName, pieces: int) -> Stages:
     """Returns the stage in which the last p - q devices receive all payloads."""
+    # The way back of `_fold`. Payloads are handed on as they are, so that the last
+    # devices decode the same bits as all others.
     pairs = [(rank - pieces, rank) for rank in range(pieces, axis_size(axis_name))]
     if not pairs:
         return Stages(())
@@ -140,7 +147,6 @@ def _unfold(site: Site, axis_name: AxisName, pieces: int) -> Stages:
 
 
 def _partners(distance: int, pieces: int) -> list[tuple[int, int]]:
-    """Returns pairs (sender, receiver) of ranks that are `distance` apart."""
     return [(rank, rank ^ distance) for rank in range(pieces)]
 
 

@@ -27,23 +27,16 @@ from ._two_shot import two_shot
 
 @dataclasses.dataclass(frozen=True)
 class Hierarchical(AllReduce):
-    """Hierarchical all-reduce over two mesh axes; see `hierarchical`.
-
-    Attributes:
-      inner: The algorithm inside each host, in two halves.
-      outer: The algorithm between hosts.
-    """
+    """Hierarchical all-reduce over two mesh axes; see `hierarchical`."""
 
     inner: ScatterGather
     outer: AllReduce
 
     @property
     def axes(self) -> int:
-        """Returns 2: one axis of hosts, and one of the devices of each host."""
         return 2
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
-        """Returns the stages: reduce-scatter, all-reduce between hosts, all-gather."""
         self.check_axes(axis_name)
         between, inside = axes(axis_name)
         devices = axis_size(inside)

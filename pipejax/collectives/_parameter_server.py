@@ -22,16 +22,11 @@ from ._tree import first, from_root
 
 @dataclasses.dataclass(frozen=True)
 class ParameterServer(AllReduce):
-    """Parameter server on device 0; see `parameter_server`.
-
-    Attributes:
-      codec: Encodes the payloads to the server and from it.
-    """
+    """Parameter server on device 0; see `parameter_server`."""
 
     codec: Codec
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
-        """Returns p-1 stages that send to the server and p-1 that send from it."""
         p = axis_size(axis_name)
         codec = self.codec.of(layout.shapes)
         cut = Cut.of(layout, 1, codec.multiple)
@@ -55,11 +50,9 @@ class ParameterServer(AllReduce):
 
 
 def _to_server(site: Site, axis_name: AxisName, rank: int) -> Stages:
-    """Returns the stage in which the device `rank` sends its payload to the server.
-
-    The value is a list of payloads. Its first element is the device's own payload, and
-    the stage appends the payload that the device receives.
-    """
+    """Returns the stage in which the device `rank` sends its payload to the server."""
+    # The value is a list of payloads that begins with the device's own. Each stage
+    # appends what the device has received.
     sent = permute(axis_name, [(rank, 0)], site.bytes)
     return (
         local(lambda payloads: (payloads, payloads[0]))

@@ -21,15 +21,10 @@ def among(axis_name: AxisName, ranks: Iterable[int]) -> jax.Array:
 
 
 def permute(axis_name: AxisName, pairs: Pairs, size: int) -> Sent:
-    """Returns a collective that sends a payload along `pairs`.
+    """Returns a collective that sends a payload of `size` bytes along `pairs`.
 
     The value is `(beside, payload)`. Each device keeps its `beside`. A device that
     receives no payload gets zeros.
-
-    Args:
-      axis_name: Axis or axes of the devices.
-      pairs: Ranks of sender and receiver.
-      size: Size of the payload in bytes.
     """
 
     def send(value: Any) -> Any:
@@ -40,14 +35,9 @@ def permute(axis_name: AxisName, pairs: Pairs, size: int) -> Sent:
 
 
 def hand_over(axis_name: AxisName, pairs: Pairs, size: int) -> Stages:
-    """Returns a stage that sends a payload along `pairs`.
+    """Returns a stage that sends a payload of `size` bytes along `pairs`.
 
     Unlike in `permute`, a device that receives no payload keeps its own.
-
-    Args:
-      axis_name: Axis or axes of the devices.
-      pairs: Ranks of sender and receiver.
-      size: Size of the payload in bytes.
     """
 
     def send(payload: jax.Array) -> jax.Array:

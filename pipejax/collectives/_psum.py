@@ -34,14 +34,9 @@ class Psum(AllReduce):
     """The all-reduce of the backend; see `psum`.
 
     Attributes:
-      codec: A linear codec, or `None`.
-      combine_threshold_bytes: Threshold below which arrays travel as one vector. `None`
-        until `on` has chosen it.
-      unmerged: `True` if XLA must not merge the sums with collectives of the loss.
-      scatters: `True` if the backend's own reduce-scatter and all-gather may be used
-        where the two halves of an all-reduce are apart. Between CPU processes, its
-        reduce-scatter can return wrong values,
-        https://github.com/jax-ml/jax/issues/40830
+      combine_threshold_bytes: The threshold, or `None` until `on` has chosen it.
+      unmerged: Whether XLA must not merge the sums with collectives of the loss.
+      scatters: Whether the backend's own reduce-scatter and all-gather may be used.
     """
 
     codec: Linear | None
@@ -61,19 +56,11 @@ class Psum(AllReduce):
         return _rounds(cast(Linear, codec), layout, axis_name, add)
 
     def init(self, layout: Layout, axis_name: AxisName) -> States:
-        """Returns the states of the codec on this device before the first sum.
-
-        Without a codec there are none, and `init` also works outside of `shard_map`.
-        """
+        """Returns the states of the codec on this device before the first sum."""
+        # Without a codec, this also works outside of `shard_map`.
         return super().init(layout, axis_name) if self.codec else {}
 
     def on(self, mesh: Mesh) -> "Psum":
-        """Returns the variant of this algorithm that suits `mesh` best.
-
-        On TPUs and between CPU processes, arrays below 1 MiB then travel together. A
-        threshold that the user chose, and a codec, are left unchanged. On GPUs, XLA is
-        kept from merging the sums with collectives of the loss.
-        """
         # XLA combines all-reduces into one that takes several arrays. On GPUs, such an
         # all-reduce is one kernel. Between CPU processes, it still sends its arrays one
         # after another. On TPUs, the compiler makes it synchronous.
@@ -81,8 +68,11 @@ class Psum(AllReduce):
         own = dataclasses.replace(
             self,
             unmerged=platform in ("gpu", "cuda"),
+            # Between CPU processes, the backend's reduce-scatter can return wrong
+            # values, https://github.com/jax-ml/jax/issues/40830
             scatters=platform != "cpu" and self.codec is None,
         )
+        # The user has chosen a threshold, or a codec sends all arrays as one vector.
         if self.combine_threshold_bytes is not None or self.codec is not None:
             return own
         one_by_one = platform == "cpu" and mesh.is_multi_process
@@ -91,12 +81,10 @@ class Psum(AllReduce):
 
 
 def _sum(x: jax.Array, axis_name: AxisName, *, unmerged: bool) -> jax.Array:
-    """Sums an array over devices, if `unmerged` in a way that XLA cannot merge.
-
-    XLA merges all-reduces over the same group of devices into one, which starts only
-    when the operands of all are computed. For XLA, a group in reverse order is another
-    group.
-    """
+    """Sums an array over devices, if `unmerged` in a way that XLA cannot merge."""
+    # XLA merges all-reduces over the same group of devices into one, which starts only
+    # when the operands of all are computed: a sum of gradients would wait for the loss.
+    # For XLA, a group in reverse order is another group.
     groups = [[*reversed(range(axis_size(axis_name)))]] if unmerged else None
     return lax.psum(x, axis_name, axis_index_groups=groups)
 
@@ -110,6 +98,7 @@ def _in_own_shapes(
 
     def pack(summands: Summands, states: States) -> tuple[Any, States]:
         arrays = (*summands.coded, *summands.exact)
+        # The backend adds in the dtype of the arrays, where float16 could overflow.
         return groups.combine([scaled_down(x, p) for x in arrays]), states
 
     def send(arrays: Any) -> Any:
@@ -125,12 +114,7 @@ def _in_own_shapes(
 
 
 def _rounds(codec: Linear, layout: Layout, axis_name: AxisName, add: Add) -> Stages:
-    """Returns one stage for each round of a linear codec.
-
-    Between rounds, the value is `(leaves, exact, sums)`: the gradients as the codec
-    takes them, the exact vector, and the sums of all rounds so far. The exact vector
-    travels in the last round.
-    """
+    """Returns one stage for each round of a linear codec."""
     n, dtype, forms = layout.coded_size, layout.working_dtype, layout.sums()
 
     def init() -> States:
@@ -139,6 +123,8 @@ def _rounds(codec: Linear, layout: Layout, axis_name: AxisName, add: Add) -> Sta
         seed = jnp.uint32(zlib.crc32(b"psum"))
         return {"psum": codec.init(n, seed)}
 
+    # Between rounds, the value is `(leaves, exact, sums)`: the gradients as the codec
+    # takes them, the exact vector, and the sums of all rounds so far.
     def begin(summands: Summands) -> Any:
         arrays = tuple(x.astype(dtype) for x in summands.coded)
         coded = arrays if codec.needs_leaves else ravel(arrays, dtype)
@@ -148,7 +134,12 @@ def _rounds(codec: Linear, layout: Layout, axis_name: AxisName, add: Add) -> Sta
         def run(value: Any, states: States) -> tuple[Any, States]:
             leaves, exact, sums = value
             check_kept("psum", states.get("psum", ()), functools.partial(codec.init, n))
+            # A round may depend on the sums of earlier rounds: PowerSGD needs the
+            # orthonormal sum of its first round for the second. The state is the same
+            # in all rounds.
             own = codec.project(leaves, states["psum"], sums).astype(dtype)
+            # The exact vector is short. It travels in the last round, and not in a
+            # collective of its own.
             last = number == codec.rounds - 1
             sent = jnp.concatenate([own, exact]) if last and exact.size else own
             return (sent, (leaves, exact, sums, own)), states
@@ -158,6 +149,8 @@ def _rounds(codec: Linear, layout: Layout, axis_name: AxisName, add: Add) -> Sta
     def send(value: Any) -> Any:
         sent, (leaves, exact, sums, own) = value
         total = add(sent)
+        # Before the last round, nothing follows the codec's part, and `exact` is not
+        # summed yet.
         exact = total[own.size :] if total.size > own.size else exact
         return leaves, exact, (*sums, total[: own.size]), own
 
@@ -165,6 +158,8 @@ def _rounds(codec: Linear, layout: Layout, axis_name: AxisName, add: Add) -> Sta
         leaves, exact, sums, own = value
         state = states["psum"]
         total = codec.rebuild(state, sums, n)
+        # Error feedback needs `own`, this device's part of the last round, to know what
+        # the codec has lost of this device's gradient.
         states = {**states, "psum": codec.settled(leaves, state, sums, own)}
         arrays = total if codec.needs_leaves else unravel(total, forms.coded)
         pairs = zip(arrays, forms.coded, strict=True)
@@ -179,6 +174,8 @@ def _rounds(codec: Linear, layout: Layout, axis_name: AxisName, add: Add) -> Sta
         sent = Sent(send, (Transfer("all-reduce", p, dtype.itemsize * size),))
         total += Stages((project(number), sent))
         if number < codec.rounds - 1:
+            # Only the finish needs the `own` of a round, and only that of the last
+            # round.
             total += local(lambda value: value[:3])
     return total + Stages((Local(finish),))
 

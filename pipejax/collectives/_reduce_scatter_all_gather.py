@@ -54,6 +54,8 @@ class ReduceScatterAllGather(AllReduce):
         pieces = piece_forms(layout.sums().coded, self.cuts, axis_size(axis_name))
         gather = self.all_gather(pieces, axis_name)
 
+        # The gather takes only the coded arrays. The exact ones are whole already, and
+        # wait beside it, in the second place of a pair.
         def before(sums: Summands, states: States) -> tuple[Any, States]:
             return (sums.coded, sums.exact), states
 
@@ -76,11 +78,14 @@ class ReduceScatterAllGather(AllReduce):
           axis_name: Axis or axes of the surrounding `shard_map` to sum over.
         """
         every = range(len(self.cuts))
+        # An optimizer can be given pieces only of arrays that are cut along one axis
+        # into equal parts. All others are summed as a whole, and exactly.
         left = [i for i in every if self.cuts[i] is None]
         sets = [
             [i for i in places if self.cuts[i] is not None]
             for places in self.sets or (every,)
         ]
+        # A set whose arrays all stay whole would be an all-reduce of nothing.
         sets = [places for places in sets if places]
         whole = tuple(layout.coded[i] for i in left)
         parts = [
@@ -91,9 +96,12 @@ class ReduceScatterAllGather(AllReduce):
             )
             for places in sets
         ]
+        # Side by side with the others, the sum of the whole arrays adds no stage.
         parts.append(self._whole(Layout((), (*whole, *layout.exact)), axis_name))
         scatter = side_by_side(parts)
         if isinstance(self.all_reduce, ScheduledAllReduce):
+            # A phase adds its number to the names of states. The parts were made by
+            # its algorithm alone, so the number is added here.
             scatter = self.all_reduce.named(scatter)
 
         def begin(arrays: Summands) -> list[Any]:
@@ -103,6 +111,8 @@ class ReduceScatterAllGather(AllReduce):
 
         def finish(values: list[Any]) -> Summands:
             *cut, (_, exact) = values
+            # `sets` and `left` have each place once, so sorting by place restores the
+            # order.
             places = [i for own in (*sets, left) for i in own]
             arrays = [x for own in (*cut, exact[: len(left)]) for x in own]
             in_order = sorted(zip(places, arrays, strict=True), key=lambda x: x[0])
@@ -129,6 +139,8 @@ class ReduceScatterAllGather(AllReduce):
             gather = repeat
 
         def begin(arrays: Sequence[jax.Array]) -> Any:
+            # Arrays that are not cut stay in the second place of the pair while others
+            # are sent.
             return _chosen(arrays, at), tuple(arrays)
 
         def finish(value: Any) -> tuple[jax.Array, ...]:
@@ -157,6 +169,9 @@ class ReduceScatterAllGather(AllReduce):
     def _whole(self, layout: Layout, axis_name: AxisName) -> Stages:
         if isinstance(self._sums_by, Psum | NoCommunication):
             return self._sums_by(layout, axis_name)
+        # The other algorithms would cut one vector of these arrays, and need both
+        # halves for it. The backend needs one stage, with arrays below 1 MiB as one
+        # vector.
         return Psum(None, MIB)(layout, axis_name)
 
     def _scattered(self, layout: Layout, cuts: Cuts, axis_name: AxisName) -> Stages:
@@ -165,6 +180,8 @@ class ReduceScatterAllGather(AllReduce):
             return own_pieces(cuts, axis_name)
         if self._native:
             return scatter_arrays(layout, cuts, axis_name)
+        # Where the reduce-scatter of `psum` cannot be used, that of `two_shot` takes
+        # its place, because it is a single collective.
         halves = self._sums_by if isinstance(self._sums_by, ScatterGather) else None
         return scatter_rows(halves or two_shot(), layout, cuts, axis_name)
 

@@ -34,12 +34,10 @@ class Ring(ScatterGather):
     """Ring all-reduce; see `ring`."""
 
     def reduce_scatter(self, cut: Cut, axis_name: AxisName) -> Stages:
-        """Returns p-1 hops of partial sums, after which device i has piece i.
-
-        Between hops, the value is `(rows, payload)`: the pieces of this device, and the
-        partial sum that it received.
-        """
+        """Returns p-1 hops of partial sums, after which device i has piece i."""
         p = axis_size(axis_name)
+        # Between hops, the value is `(rows, payload)`: the pieces of this device, and
+        # the partial sum that it received, which is `None` before the first hop.
         total = local(lambda rows: (rows, None))
         for hop in range(p - 1):
             site = cut.site(f"hop {hop}", self.codec, axis_name)
@@ -49,11 +47,7 @@ class Ring(ScatterGather):
         return total + _adding(last, axis_name, p - 1) + local(lambda value: value[1])
 
     def all_gather(self, cut: Cut, axis_name: AxisName) -> Stages:
-        """Returns p-1 hops of finished pieces, after which each device has all pieces.
-
-        Between hops, the value is `(seen, payload)`: the payloads before the last one,
-        and the last one that this device received.
-        """
+        """Returns p-1 hops of finished pieces: each device then has all pieces."""
         p = axis_size(axis_name)
         site = cut.site("owner", self.codec, axis_name)
 
@@ -61,6 +55,8 @@ class Ring(ScatterGather):
             payload, states = site.encode(piece, states)
             return ([], payload), states
 
+        # Between hops, the value is `(seen, payload)`: the payloads before the last
+        # one, and the last one that this device received.
         def keep(value: Any) -> Any:
             seen, payload = value
             return [*seen, payload], payload
@@ -78,22 +74,20 @@ class Ring(ScatterGather):
 
 
 def _hop(site: Site, axis_name: AxisName) -> Sent:
-    """Returns the collective that sends each payload to the next device."""
     p = axis_size(axis_name)
     to_next = [(i, (i + 1) % p) for i in range(p)]
     return permute(axis_name, to_next, site.bytes)
 
 
 def _adding(site: Site, axis_name: AxisName, hop: int) -> Stages:
-    """Returns local work that adds this device's values to the received partial sum.
-
-    Before hop h, device i has a partial sum of piece `(i - h - 1) % p`. After the last
-    hop, h = p - 1, this is piece i.
-    """
+    """Returns local work that adds this device's values to the received partial sum."""
 
     def add(value: Any) -> Any:
         rows, payload = value
         p = axis_size(axis_name)
+        # Device i begins with piece i - 1. Each hop takes the partial sum of a piece
+        # one rank further, so before hop h device i has that of piece i - h - 1. After
+        # the last hop, h = p - 1, this is piece i.
         piece = (lax.axis_index(axis_name) - hop - 1) % p
         own = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, piece, 0, False), rows)
         return rows, own if payload is None else own + site.decode(payload)
@@ -102,8 +96,6 @@ def _adding(site: Site, axis_name: AxisName, hop: int) -> Stages:
 
 
 def _encoding(site: Site) -> Any:
-    """Returns a function that encodes the partial sum of a device."""
-
     def encode(value: Any, states: States) -> tuple[Any, States]:
         rows, partial = value
         payload, states = site.encode(partial, states)

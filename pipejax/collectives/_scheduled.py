@@ -43,14 +43,7 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True)
 class ScheduledAllReduce(AllReduce):
-    """One algorithm of a schedule, with its number in the names of codec states.
-
-    The states of all algorithms of a schedule are kept in one dict.
-
-    Attributes:
-      all_reduce: The algorithm.
-      number: Its index in the schedule.
-    """
+    """One algorithm of a schedule, with its number in the names of codec states."""
 
     all_reduce: AllReduce
     number: int
@@ -60,11 +53,10 @@ class ScheduledAllReduce(AllReduce):
         return self.all_reduce.axes
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
-        """Returns the stages of the wrapped algorithm, with prefixed state names."""
         return self.named(self.all_reduce(layout, axis_name))
 
     def named(self, stages: Stages) -> Stages:
-        """Returns stages with the number of this phase in the names of their states."""
+        # The states of all algorithms of a schedule are kept in one dict.
         return renamed(stages, f"phase {self.number} ")
 
     def on(self, mesh: Mesh) -> "ScheduledAllReduce":

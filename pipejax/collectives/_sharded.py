@@ -47,6 +47,8 @@ class Sharded(AllReduce):
         """Returns the stages for arrays in the shapes that they have in a group."""
         mesh, _ = group_axes()
         own = self.of_one_device(mesh.shape)
+        # The stages are those of one device and know nothing of the group. They are
+        # made for the shapes of its shards.
         stages = own(self.shard(layout, mesh.shape), axis_name)
         specs = Summands(self.coded, self.exact)
         return on_own_shards(stages, specs, specs)
@@ -67,9 +69,13 @@ class Sharded(AllReduce):
         Args:
           sizes: The sizes of the inner axes, by name.
         """
+        # Arrays that are split over the same axes are held by the same devices of a
+        # group. Encoded apart from all others, they have the same payload on each of
+        # these.
         sets: dict[frozenset[str], list[int]] = {}
         for place, spec in enumerate(self.coded):
             sets.setdefault(split_axes(spec, sizes), []).append(place)
+        # Without coded arrays, one empty set carries what travels exactly.
         return tuple(map(tuple, sets.values())) or ((),)
 
     def shard(self, layout: Layout, sizes: Any) -> Layout:
@@ -99,6 +105,8 @@ def on_own_shards(stages: Stages, before: Any, after: Any) -> Stages:
       after: Partition specs of the value after the last stage.
     """
     _, inner = group_axes()
+    # A value between links differs between the devices of a group. With a new first
+    # axis, of length 1 on each device, the values are one array of the group.
     each = P(inner)
 
     def enter(value: Any, states: States) -> tuple[Any, States]:
@@ -116,6 +124,8 @@ def on_own_shards(stages: Stages, before: Any, after: Any) -> Stages:
             return link._replace(run=on_shards(send, (each,), each))
 
         def run(value: Any, states: States) -> tuple[Any, States]:
+            # States have no new axis: none is a scalar, so they are concatenated as
+            # they are.
             value, states = link.run(_row(value), states)
             return _rows(value), states
 

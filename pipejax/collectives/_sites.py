@@ -45,8 +45,6 @@ class Cut(NamedTuple):
     """How a vector of arrays is cut into equal pieces, padded with zeros at its end.
 
     Attributes:
-      layout: Layout of the arrays.
-      pieces: Number of pieces.
       coded: h, the number of elements of a piece that a codec may compress.
       exact: t, the number of elements of a piece that stay exact.
     """
@@ -58,13 +56,8 @@ class Cut(NamedTuple):
 
     @classmethod
     def of(cls, layout: Layout, pieces: int, multiple: int) -> "Cut":
-        """Returns a cut into pieces whose coded length is a multiple of `multiple`.
-
-        Args:
-          layout: Layout of the arrays.
-          pieces: Number of pieces.
-          multiple: `Codec.multiple` of the codec that encodes the pieces.
-        """
+        """Returns a cut into pieces whose coded length is a multiple of `multiple`."""
+        # There is at least one block, so that no codec has to encode an empty vector.
         blocks = max(1, -(-layout.coded_size // (pieces * multiple)))
         exact = -(-layout.exact_size // pieces)
         return cls(layout, pieces, multiple * blocks, exact)
@@ -85,12 +78,8 @@ class Cut(NamedTuple):
     ) -> "Site":
         """Returns a site that encodes pieces of this cut.
 
-        Args:
-          name: Name of the site.
-          codec: Codec for the coded part of a piece.
-          axis_name: Axis or axes of the devices that send the payload to each other.
-          rows: Number of pieces that are encoded at once; `None` for a single piece
-            without a leading axis.
+        `rows` is the number of pieces that are encoded at once. `None` stands for a
+        single piece without a leading axis.
         """
         over = self.layout.over or axis_name
         return Site(
@@ -105,7 +94,6 @@ class Cut(NamedTuple):
         )
 
     def _padded(self, x: jax.Array, length: int) -> jax.Array:
-        """Returns a vector, padded with zeros, as [pieces, length]."""
         x = jnp.pad(x, (0, self.pieces * length - x.size))
         return x.reshape(self.pieces, length)
 
@@ -115,14 +103,11 @@ class Site(NamedTuple):
 
     Attributes:
       name: Name of the site, and key of its codec's state in `States`.
-      codec: Codec for the coded part of a vector.
-      dtype: dtype in which vectors are summed.
       coded: h, the number of elements of a vector that the codec encodes.
       exact: t, the number of elements of a vector that stay exact.
       axis_name: Axis or axes of the devices that send the payload to each other.
       over: All axes of the sum. Along them, devices draw different random numbers.
-      rows: Number of vectors that are encoded at once, each with a state of its own;
-        `None` for a single vector without a leading axis.
+      rows: Number of vectors encoded at once; `None` for one without a leading axis.
     """
 
     name: str
@@ -141,10 +126,7 @@ class Site(NamedTuple):
         return (self.rows or 1) * (self.codec.size(self.coded) + exact)
 
     def init(self) -> States:
-        """Returns a dict from the name of the site to the initial state of its codec.
-
-        The dict is empty if the codec has no state.
-        """
+        """Returns the codec's first state by the name of the site, or an empty dict."""
         rank = lax.axis_index(self.over).astype(jnp.uint32)
         place = jnp.uint32(zlib.crc32(f"{self.axis_name} {self.name}".encode()))
         seed = place ^ (rank * jnp.uint32(2654435761))  # Knuth's multiplicative hash
@@ -154,20 +136,11 @@ class Site(NamedTuple):
     def encode(
         self, parts: Parts, states: States, where: Any = None
     ) -> tuple[jax.Array, States]:
-        """Encodes one vector, or `rows` of them.
+        """Encodes one vector, [h] and [t], or `rows` of them, [rows, h] and [rows, t].
 
-        Args:
-          parts: The vector, [h] and [t], or the vectors, [rows, h] and [rows, t].
-          states: States of the codecs of all sites on this device.
-          where: Whether this device sends the payload, a bool scalar. If it is false,
-            the state does not change. `None` means true.
-
-        Returns:
-          The payload, unsigned integers of shape [words] or [rows, words], and the
-          states of all sites after it.
-
-        Raises:
-          ValueError: If `states` does not hold a state that the codec can use.
+        Returns the payload, unsigned integers of shape [words] or [rows, words], and
+        the states of all sites after it. If `where` is false, the device does not send
+        the payload, and its state does not change.
         """
         state = states.get(self.name, ())
         check_kept(self.name, state, self._init)
@@ -193,6 +166,8 @@ class Site(NamedTuple):
     def _init(self, seed: jax.Array) -> Any:
         if self.rows is None:
             return self.codec.init(self.coded, seed)
+        # Each row has a seed of its own: an odd factor maps different rows to different
+        # seeds.
         rows = jnp.arange(self.rows, dtype=jnp.uint32) * jnp.uint32(40503)
         return jax.vmap(lambda row: self.codec.init(self.coded, seed ^ row))(rows)
 
@@ -215,16 +190,7 @@ class Site(NamedTuple):
 
 
 def check_kept(name: str, state: Any, init: Callable[[jax.Array], Any]) -> None:
-    """Raises a `ValueError` unless `state` has the form of what `init` returns.
-
-    Args:
-      name: Name of the site, for the message.
-      state: State of a codec.
-      init: Function from a seed, a uint32 scalar, to the initial state of the codec.
-
-    Raises:
-      ValueError: If the structure or the shapes differ.
-    """
+    """Raises a `ValueError` unless `state` has the form of what `init` returns."""
     wanted = jax.eval_shape(init, jax.ShapeDtypeStruct((), jnp.uint32))
     if not jax.tree.leaves(wanted) and not jax.tree.leaves(state):
         return

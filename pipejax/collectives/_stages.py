@@ -168,8 +168,6 @@ class Stages:
 
 
 def chained(links: Sequence[Link]) -> Stage:
-    """Returns a function that runs the links in order."""
-
     def stage(carry: tuple[Any, States]) -> tuple[Any, States]:
         value, states = carry
         for link in links:
@@ -208,16 +206,15 @@ def on_first(stages: Stages) -> Stages:
 
 
 def renamed(stages: Stages, prefix: str) -> Stages:
-    """Returns the same stages with `prefix` before the name of every state.
-
-    Two uses of one algorithm can then keep their states in one dict.
-    """
+    """Returns the same stages with `prefix` before the name of every state."""
 
     def own(link: Link) -> Link:
         if isinstance(link, Sent):
             return link
 
         def run(value: Any, states: States) -> tuple[Any, States]:
+            # Two uses of one algorithm keep their states in one dict. A link sees only
+            # its own.
             mine = {
                 name.removeprefix(prefix): x
                 for name, x in states.items()

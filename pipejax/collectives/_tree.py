@@ -27,16 +27,11 @@ from ._stages import Local, Stages, States, local
 
 @dataclasses.dataclass(frozen=True)
 class Tree(AllReduce):
-    """All-reduce on a binomial tree; see `tree`.
-
-    Attributes:
-      codec: Encodes the payloads on the way up and on the way down.
-    """
+    """All-reduce on a binomial tree; see `tree`."""
 
     codec: Codec
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
-        """Returns the stages of the way up, and then of the way down."""
         codec = self.codec.of(layout.shapes)
         cut = Cut.of(layout, 1, codec.multiple)
         up = cut.site("up", codec, axis_name)
@@ -58,12 +53,11 @@ def first(rows: Parts) -> Parts:
 
 
 def from_root(site: Site, axis_name: AxisName) -> Stages:
-    """Returns local work in which device 0 encodes the sum.
-
-    The other devices also compute a payload, which is not sent, and keep their states.
-    """
+    """Returns local work in which device 0 encodes the sum."""
 
     def encode(total: Parts, states: States) -> tuple[jax.Array, States]:
+        # The other devices also compute a payload, which is not sent, and keep their
+        # states.
         root = lax.axis_index(axis_name) == 0
         return site.encode(total, states, where=root)
 
@@ -71,14 +65,12 @@ def from_root(site: Site, axis_name: AxisName) -> Stages:
 
 
 def _up(site: Site, axis_name: AxisName, distance: int) -> Stages:
-    """Returns the stage of one level of the way up.
-
-    On the whole way up, each device sends at most once, so one site with one state per
-    device serves all levels.
-    """
+    """Returns the stage of one level of the way up."""
     pairs = [(high, low) for low, high in _neighbours(axis_name, distance)]
 
     def encode(own: Parts, states: States) -> tuple[Any, States]:
+        # On the whole way up, a device sends at most once. One site with one state for
+        # each device therefore serves all levels.
         sends = among(axis_name, (rank for rank, _ in pairs))
         payload, states = site.encode(own, states, where=sends)
         return (own, payload), states
@@ -94,10 +86,8 @@ def _up(site: Site, axis_name: AxisName, distance: int) -> Stages:
 
 
 def _neighbours(axis_name: AxisName, distance: int) -> list[tuple[int, int]]:
-    """Returns the pairs (low, high) of ranks that are joined at this distance.
-
-    They are (0, d), (2 d, 3 d), (4 d, 5 d), ... for d = `distance`.
-    """
+    """Returns the pairs (low, high) of ranks that are joined at this distance."""
+    # The pairs are (0, d), (2 d, 3 d), (4 d, 5 d), ... for d = `distance`.
     high = range(distance, axis_size(axis_name), 2 * distance)
     return [(rank - distance, rank) for rank in high]
 

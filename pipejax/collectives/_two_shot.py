@@ -48,7 +48,6 @@ class TwoShot(ScatterGather):
         )
 
     def all_gather(self, cut: Cut, axis_name: AxisName) -> Stages:
-        """Returns one stage, with `lax.all_gather`."""
         site = cut.site("gather", self.codec, axis_name)
 
         def send(payload: Any) -> Any:

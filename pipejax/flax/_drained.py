@@ -5,7 +5,6 @@ from pipejax._core.message import count
 
 
 def check_drained(state: PipelineState) -> None:
-    """Raises a ValueError if gradients are in flight (computed, not yet applied)."""
     in_flight = count(state.in_flight)
     if in_flight:
         raise ValueError(

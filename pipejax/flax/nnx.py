@@ -179,7 +179,6 @@ def _called(loss_fn: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
 
 
 def _stream_keys(model: nnx.Module, rngs: nnx.Rngs) -> dict[str, Any]:
-    """Returns a new key for each name of a random stream in the model."""
     nodes = (node for _, node in nnx.iter_graph(model))
     names = {node.tag for node in nodes if isinstance(node, nnx.RngStream)}
     if missing := sorted(names - {*rngs}) if "default" not in rngs else []:
@@ -192,7 +191,6 @@ def _stream_keys(model: nnx.Module, rngs: nnx.Rngs) -> dict[str, Any]:
 
 
 def _rngs(rng: Any) -> nnx.Rngs:
-    """Returns the streams of a step, from its key or from a dict of keys by name."""
     if isinstance(rng, dict):
         return nnx.Rngs(**rng)
     if isinstance(rng, jax.Array):
@@ -204,7 +202,6 @@ def _rngs(rng: Any) -> nnx.Rngs:
 
 
 def _changed(after: Tree, before: Tree) -> bool:
-    """Returns whether any leaf is a different object than before."""
     pairs = zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True)
     return any(a is not b for a, b in pairs)
 
@@ -225,7 +222,6 @@ def _loss_and_aux(out: Any) -> tuple[Any, pj.Aux]:
 
 
 def _no_rng(what: str) -> ValueError:
-    """Returns the error for a loss that needs random numbers but has no key."""
     return ValueError(
         f"`rng` must be given to `train.init`, because `loss_fn` {what}; got None. Call"
         " `train.init(params, model_state=model_state, rng=jax.random.key(0))`. Every"

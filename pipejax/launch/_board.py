@@ -18,14 +18,11 @@ class Board:
 
     Process 0 hosts the store. If process 0 cannot be reached, the methods raise an
     exception, or block for minutes.
-
-    Attributes:
-      client: The client of JAX's distributed runtime.
-      number: The index of the watchdog among those that the program opens one after
-        another, from 0. A board shows only what boards of the same number have written.
     """
 
     client: Any
+    # The index of the watchdog among those that the program opens in turn. A board
+    # shows only what boards of the same number have written.
     number: int = 0
 
     @classmethod
@@ -37,7 +34,6 @@ class Board:
         return cls(client, number)
 
     def post(self, beat: Beat) -> None:
-        """Replaces the last beat of the process by `beat`."""
         name = f"{self._beats}{beat.rank}/last"
         self.client.key_value_set(name, beat.to_json(), allow_overwrite=True)
 
@@ -54,7 +50,6 @@ class Board:
         self.client.key_value_set(name, verdict, allow_overwrite=True)
 
     def verdict(self) -> str:
-        """Returns a published verdict, or an empty string if there is none."""
         found = self.client.key_value_dir_get(self._verdicts)
         return found[0][1] if found else ""
 

@@ -87,13 +87,9 @@ def own_devices(
 ) -> tuple[int, ...] | None:
     """Returns which of the accelerators that a process sees are its own.
 
-    Args:
-      local: The number of the process among the job's processes on its host, from 0.
-      here: The number of the job's processes on the host, or `None` if it is unknown.
-      environ: The environment variables of the process.
-
-    Returns:
-      The numbers of the accelerators, or `None` if all are the process's own.
+    `local` is the number of the process among the job's processes on its host, and
+    `here` the number of these processes, if it is known. `None` stands for all
+    accelerators.
     """
     shown = next((environ[name] for name in _VISIBLE if environ.get(name)), None)
     bound = any(name in environ for name in _BOUND)
@@ -118,7 +114,6 @@ def _own(environ: Environment) -> Place | None:
 
 
 def _torchrun(environ: Environment) -> Place | None:
-    """Returns the place that torchrun's variables give, or `None` without them."""
     if not set(_TORCHRUN[2:]) <= environ.keys():
         return None
     host, port, processes, rank = _all_of(_TORCHRUN, environ)
@@ -177,11 +172,10 @@ def _ask_jax(environ: Environment, method: str | None, timeout: float) -> Any:
 
 
 def _name(environ: Environment) -> str:
-    """Returns the name of the cluster that JAX has detected.
-
-    Open MPI comes first, because JAX looks for it first and Slurm may have started its
-    processes. Slurm comes before PMIx, because srun may set the variables of PMIx too.
-    """
+    """Returns the name of the cluster that JAX has detected."""
+    # Open MPI comes first, because JAX looks for it first and Slurm may have started
+    # its processes. Slurm comes before PMIx, because srun may set the variables of PMIx
+    # too.
     names = {
         "OMPI_COMM_WORLD_RANK": "Open MPI",
         "SLURM_PROCID": "Slurm",
@@ -193,10 +187,7 @@ def _name(environ: Environment) -> str:
 
 
 def _on_this_host(environ: Environment) -> int | None:
-    """Returns the number of the job's processes on this host, or `None` if unknown.
-
-    Open MPI and Slurm set it.
-    """
+    """Returns the number of the job's processes on this host, or `None` if unknown."""
     if "OMPI_COMM_WORLD_LOCAL_SIZE" in environ:
         return _number(
             "OMPI_COMM_WORLD_LOCAL_SIZE", environ["OMPI_COMM_WORLD_LOCAL_SIZE"]
@@ -220,12 +211,10 @@ def _chosen(environ: Environment) -> tuple[int, ...] | None:
 
 
 def _check_agreement(found: Place, environ: Environment) -> None:
-    """Raises a ValueError if the variables of another launcher contradict `found`.
-
-    Contradicting variables are usually left over from another job. They are allowed
-    where torchrun or `pipejax launch` was itself started by another launcher. Both mark
-    the processes that they start.
-    """
+    """Raises a ValueError if the variables of another launcher contradict `found`."""
+    # Variables that contradict each other are usually left over from another job. They
+    # are in order where torchrun or `pipejax launch` was itself started by another
+    # launcher. Both mark the processes that they start.
     if "TORCHELASTIC_RUN_ID" in environ and found.launcher == "torchrun":
         return
     if LAUNCHED in environ and found.launcher == _OWN[1]:
@@ -250,10 +239,8 @@ def _check_agreement(found: Place, environ: Environment) -> None:
 
 
 def _check_nothing_is_missing(environ: Environment) -> None:
-    """Raises a ValueError if a launcher's variables are incomplete.
-
-    Without this check the process would train alone, as if it had no launcher.
-    """
+    """Raises a ValueError if a launcher's variables are incomplete."""
+    # Without this check the process would train alone, as if it had no launcher.
     if _OWN[0] in environ:
         _all_of(_OWN, environ)
     if set(_TORCHRUN[:2]) & environ.keys() and set(_TORCHRUN[2:]) & environ.keys():
@@ -272,7 +259,6 @@ def _all_of(names: tuple[str, ...], environ: Environment) -> list[str]:
 
 
 def _number(name: str, text: str) -> int:
-    """Returns the value of a variable as an integer that is not negative."""
     if not text.strip().isdecimal():
         raise ValueError(f"{name} must be a whole number of at least 0, got {text!r}.")
     return int(text)

@@ -56,11 +56,9 @@ class Visitor:
     """A connection that has not sent its whole record yet.
 
     Attributes:
-      address: The address from which the connection comes.
       drawn: The number that process 0 has drawn for this connection.
       since: The time of `time.monotonic()` since which a line is awaited.
       proven: Whether the other end has proved that it knows the secret.
-      line: The bytes of the next line that have been received.
     """
 
     address: str
@@ -75,12 +73,7 @@ class Enrolment:
 
     Attributes:
       came: The records of the processes that wait for an answer, by connection.
-      left: The records of processes that have disconnected since they sent it, by rank.
-
-    Args:
-      server: The socket at which process 0 listens.
-      processes: The number of processes of the job.
-      secret: The secret of the job, empty without one.
+      left: The records of processes that have disconnected since, by rank.
     """
 
     def __init__(
@@ -106,19 +99,15 @@ class Enrolment:
         self._selector.close()
 
     def wait(self, until: float) -> None:
-        """Waits until all other processes have sent their records, or time is up.
-
-        If all have, doubtful records beside theirs are dropped.
-
-        Args:
-          until: The time of `time.monotonic()` at which to return in any case.
-        """
+        """Waits until all other processes have sent their records, or time is up."""
         reported = time.monotonic()
         while (now := time.monotonic()) < until:
             # Once all have come, only read what has arrived: a process may have left.
             complete = self._complete()
             heard = self._selector.select(0.0 if complete else min(until - now, 1.0))
             if complete and not heard:
+                # The records of all processes are here, so doubtful ones are those of
+                # strangers.
                 for connection in self._doubtful():
                     self._forget(connection)
                 return
@@ -192,7 +181,6 @@ class Enrolment:
         return next(unproven, next(iter(self._visitors)))
 
     def _hear(self, connection: socket.socket) -> None:
-        """Reads what a connection has sent, or notices that it has ended."""
         part, why = b"", "the connection has ended"
         try:
             part = connection.recv(65536)
@@ -240,7 +228,6 @@ class Enrolment:
         visitor.line = bytearray()
 
     def _enrol(self, connection: socket.socket, visitor: Visitor) -> None:
-        """Keeps the record of a connection, which then waits for the answer."""
         record = Record.from_json(bytes(visitor.line))
         if len(self.came) >= self._processes + STRANGERS:
             raise ValueError("too many records")
@@ -249,7 +236,6 @@ class Enrolment:
         del self._visitors[connection]
 
     def _refuse_silent(self) -> None:
-        """Refuses connections that have not sent a line in time."""
         since = time.monotonic() - PATIENCE
         for connection, visitor in list(self._visitors.items()):
             if visitor.since < since:
@@ -269,7 +255,6 @@ class Enrolment:
             _log.warning("further strangers are refused without a message")
 
     def _forget(self, connection: socket.socket) -> Record:
-        """Closes the connection of a record, and returns the record."""
         del self._addresses[connection]
         self._drop(connection)
         return self.came.pop(connection)

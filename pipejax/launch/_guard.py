@@ -17,18 +17,9 @@ _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 def guarded(work: Callable[[Sequence[int]], int]) -> int:
     """Runs `work` in a child process, which can clean up after this process has ended.
 
-    A process that is killed cannot clean up after itself. So the kernel sends the child
-    SIGTERM when this process ends, and `work` can act on it. If the child is killed
-    instead, the kernel kills what `work` has started with `die_with_parent`.
-
-    Args:
-      work: A function that takes a list of signal numbers and returns an exit status.
-        Each signal that asks this process or the child to end is appended to the list
-        as it arrives: SIGINT, SIGTERM, SIGHUP or SIGQUIT.
-
-    Returns:
-      The exit status of the child. If a signal has ended the child, 128 plus the number
-      of the signal.
+    `work` is given a list, to which each signal that asks this process or the child to
+    end is appended as it arrives: SIGINT, SIGTERM, SIGHUP or SIGQUIT. Returns the exit
+    status of the child, or 128 plus the number of the signal that has ended it.
     """
     received: list[int] = []
     parent = os.getpid()
@@ -37,6 +28,9 @@ def guarded(work: Callable[[Sequence[int]], int]) -> int:
     with _collected(received):  # also in the child, from its first instruction on
         child = os.fork()
         if child == 0:
+            # A process that is killed cannot clean up after itself, so the kernel tells
+            # the child. If the child is killed instead, the kernel kills what `work`
+            # has started with `die_with_parent`.
             die_with_parent(parent, signal.SIGTERM)
             code = 1
             try:
@@ -72,13 +66,8 @@ def _collected(received: list[int]) -> Iterator[None]:
 
 
 def die_with_parent(parent: int, number: int) -> None:
-    """Asks the kernel to send this process a signal when its parent ends (Linux only).
-
-    Args:
-      parent: The process id of the parent. If the parent has ended before the call,
-        the kernel sends nothing, and this process sends the signal to itself.
-      number: The number of the signal.
-    """
+    """Asks the kernel to signal this process when its parent ends (Linux only)."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
+    # The parent has ended before the call: the kernel will send nothing.
     if os.getppid() != parent:
         os.kill(os.getpid(), number)

@@ -139,10 +139,7 @@ def _given(
 
 
 def check_devices(hosts: list[str]) -> None:
-    """Raises a RollCallError if processes have different numbers of devices.
-
-    Every process sees the devices of all others, so all come to the same conclusion.
-    """
+    # Every process sees the devices of all others, so all come to the same conclusion.
     counts = Counter(device.process_index for device in jax.devices())
     if len({counts[rank] for rank in range(len(hosts))}) > 1:
         each = (

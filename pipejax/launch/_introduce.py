@@ -12,15 +12,9 @@ from ._record import Record
 def introduced(place: Place, mine: Record, until: float, secret: bytes) -> bytes:
     """Connects to process 0, sends the record and returns the line of its answer.
 
-    Args:
-      place: The place of this process.
-      mine: The record of this process.
-      until: The time of `time.monotonic()` until which process 0 waits for others.
-      secret: The secret of the job, empty without one.
-
-    Raises:
-      OSError: If process 0 cannot be reached or does not answer.
-      ValueError: If another program listens there, or one with another secret.
+    `until` is the time of `time.monotonic()` until which process 0 waits for others.
+    Raises an OSError if process 0 does not answer, and a ValueError if another program
+    listens there, or one with another secret.
     """
     host, _, port = place.coordinator.rpartition(":")
     left = max(0.2, until - time.monotonic())
@@ -37,11 +31,7 @@ def introduced(place: Place, mine: Record, until: float, secret: bytes) -> bytes
 
 
 def prove(connection: socket.socket, secret: bytes, patience: float) -> None:
-    """Proves this end to process 0, and checks that the other end is process 0.
-
-    Raises:
-      ValueError: If another program listens there, or one with another secret.
-    """
+    """Proves this end to process 0, and checks that the other end is process 0."""
     greeting = _line(connection, patience, SHORT)
     if not greeting.startswith(GREETING):
         raise ValueError("another program listens there")
@@ -61,12 +51,7 @@ def prove(connection: socket.socket, secret: bytes, patience: float) -> None:
 
 
 def _line(connection: socket.socket, patience: float, longest: int) -> bytes:
-    """Reads a connection up to the end of a line, and returns the line.
-
-    Raises:
-      TimeoutError: If the line takes longer than `patience`, in seconds.
-      ValueError: If the connection ends before the line does, or the line is too long.
-    """
+    """Reads a line; raises a TimeoutError if it takes more than `patience` seconds."""
     until, read = time.monotonic() + patience, bytearray()
     while not read.endswith(b"\n"):
         connection.settimeout(max(0.001, until - time.monotonic()))

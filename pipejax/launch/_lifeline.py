@@ -33,27 +33,14 @@ class Ends(Protocol):
     """The ends of lifelines in one process."""
 
     def tend(self, board: Board) -> set[int]:
-        """Does what is to be done about once a second.
-
-        Args:
-          board: The board on which process 0 publishes its port.
-
-        Returns:
-          The ranks of processes that had a lifeline and have none now.
-        """
+        """Does what is due once a second, and returns the ranks of closed lifelines."""
 
     def close(self) -> None:
         """Closes all connections of this process."""
 
 
 def opened(host: str | None, rank: int, processes: int) -> Ends:
-    """Returns the ends of lifelines of this process, or none if it cannot have any.
-
-    Args:
-      host: The host of process 0; `None` for a process without lifelines.
-      rank: The rank of this process.
-      processes: The number of processes in the job.
-    """
+    """Returns the ends of lifelines of this process, or none if it cannot have any."""
     if host is not None and rank:
         return Lifeline(host, rank)
     if host is not None:
@@ -74,14 +61,7 @@ class _NoLifelines:
 
 
 class Lifelines:
-    """The ends of all lifelines at process 0.
-
-    Args:
-      processes: The number of processes in the job.
-
-    Raises:
-      OSError: If this process cannot listen at a port.
-    """
+    """The ends of all lifelines at process 0."""
 
     def __init__(self, processes: int) -> None:
         self._processes, self._offered = processes, False
@@ -96,11 +76,9 @@ class Lifelines:
 
     @property
     def port(self) -> int:
-        """Returns the port at which process 0 listens, which the system has chosen."""
         return int(self._server.getsockname()[1])
 
     def tend(self, board: Board) -> set[int]:
-        """Publishes the port at first, and looks which lifelines are open."""
         if not self._offered:
             board.offer(self.port)
             self._offered = True
@@ -124,7 +102,6 @@ class Lifelines:
         return {rank for rank, open_ones in self._named.items() if not open_ones}
 
     def close(self) -> None:
-        """Closes all connections, and listens no longer."""
         for connections in (self._unnamed, *self._named.values()):
             for connection in connections:
                 connection.close()
@@ -141,6 +118,7 @@ class Lifelines:
         line = self._unnamed.pop(connection) + part
         whole = line.endswith(b"\n")
         if whole and line.strip().isdigit() and int(line) < self._processes:
+            # A lifeline may be opened again before its old end is known to have closed.
             of_rank = self._named.setdefault(int(line), [])
             of_rank.append(connection)
             if len(of_rank) > _OF_ONE_RANK:
@@ -152,15 +130,7 @@ class Lifelines:
 
 
 class Lifeline:
-    """The end of a lifeline at a process other than process 0.
-
-    A watchdog also works without lifelines. If process 0 cannot be reached at its port,
-    for example because of a firewall, no other attempt is made.
-
-    Args:
-      host: The host of process 0.
-      rank: The rank of this process.
-    """
+    """The end of a lifeline at a process other than process 0."""
 
     def __init__(self, host: str, rank: int) -> None:
         self._host, self._rank = host, rank
@@ -177,7 +147,6 @@ class Lifeline:
         return set()
 
     def close(self) -> None:
-        """Closes the connection, if there is one."""
         if self._connection is not None:
             self._connection.close()
 
@@ -185,6 +154,9 @@ class Lifeline:
         try:
             connection = socket.create_connection((self._host, port), _PATIENCE)
         except OSError:
+            # A firewall may drop what is sent to this port. Another attempt would delay
+            # the beats by `_PATIENCE` each time, and a watchdog also works without
+            # lifelines.
             self._given_up = True
             return
         with contextlib.suppress(OSError):  # process 0 has closed it: try once more

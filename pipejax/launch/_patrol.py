@@ -51,23 +51,9 @@ class Progress:
 class Patrol:
     """Sends the beats of a process, judges those of others, and ends the process.
 
-    A patrol has two threads, because a call of the key-value store may take minutes to
-    fail once process 0 cannot be reached. One thread makes these calls. The other
-    thread watches the time.
-
     Attributes:
       over: An event that is set once all processes have left in good order.
       ending: Whether the patrol is ending its process.
-
-    Args:
-      board: The board on which the beats and verdicts of the job are published.
-      rank: The rank of this process.
-      processes: The number of processes in the job.
-      limit: Seconds without progress, or without a beat, that are too many.
-      progress: The report of the main thread, which the main thread keeps up to date.
-      end: The function that ends the process, given the rank and the verdict.
-      coordinator: The host of process 0, at which other processes open their lifelines.
-        `None` opens none.
     """
 
     def __init__(
@@ -99,7 +85,8 @@ class Patrol:
         self._save_failed: tuple[BaseException | None, float] = (None, 0.0)
 
     def start(self) -> None:
-        """Starts both threads as daemons, which do not keep the process alive."""
+        # A call of the key-value store may take minutes to fail once process 0 cannot
+        # be reached. `_speak` makes these calls, and `_look` watches the time.
         for work in (self._speak, self._look):
             threading.Thread(
                 target=self._guarded, args=(work,), daemon=True, name="pipejax watchdog"
@@ -128,6 +115,9 @@ class Patrol:
                     break
                 if self._accusation:
                     self._board.condemn(self._rank, self._accusation)
+                # Process 0 judges all beats. The others check only that process 0 is
+                # alive, so that n processes read 2 n beats a second in all, and not
+                # n^2.
                 self._note(self._board.beats(None if self._rank == 0 else 0))
                 self._verdict = self._board.verdict()
                 self._contact = time.monotonic()
@@ -158,14 +148,11 @@ class Patrol:
         faulthandler.cancel_dump_traceback_later()
 
     def _put_off(self) -> None:
-        """Postpones the forced end of this process to `limit + PERIOD` from now.
-
-        If a thread never releases the interpreter, `_look` stops, and the end is no
-        longer postponed. `faulthandler` then prints the stacks of all threads and ends
-        the process. It does so before process 0 ends, because JAX aborts all other
-        processes at that moment. The stacks go to file descriptor 2, since an object in
-        place of `sys.stderr` may have no descriptor.
-        """
+        """Postpones the forced end of this process to `limit + PERIOD` from now."""
+        # If a thread never releases the interpreter, `_look` stops and no longer
+        # postpones this. The process must end before process 0 does, because JAX aborts
+        # all others at that moment. File descriptor 2 is given since an object in place
+        # of `sys.stderr` may have none.
         faulthandler.dump_traceback_later(self._limit + PERIOD, exit=True, file=2)
 
     def _finally(self, verdict: str) -> None:
@@ -177,6 +164,7 @@ class Patrol:
         where = _where.main_thread()
         if where.busy:
             self._progress.since = now
+        # `Beat.outside` counts from the last moment of work or waiting inside of JAX.
         if where.busy or where.waits or self._progress.busy:
             self._inside = now
         failed, since = self._failure(now)
@@ -189,6 +177,7 @@ class Patrol:
             self._progress.busy or where.busy,
             bool(self._progress.busy),
             now - max(self._inside, self._progress.since),
+            # A stack is costly to format and to send, and is shown only in a verdict.
             where.stack if since > self._limit / 2 else "",
             failed,
             self._progress.finished,
@@ -199,13 +188,13 @@ class Patrol:
         """Returns the failure of this process, and the seconds since then.
 
         Without a failure, returns an empty string and the seconds since the last
-        progress. An exception in a thread that saves a checkpoint counts as a failure
-        only after `2 * GRACE` seconds, since the thread may be about to handle it.
+        progress.
         """
         error = _where.failed_save()
         if error is not self._save_failed[0]:
             self._save_failed = error, now
         lasts = now - self._save_failed[1]
+        # The thread that has saved may be about to handle this exception itself.
         if error is not None and lasts > 2 * GRACE and not self._progress.failed:
             return described(error), lasts
         return self._progress.failed, now - self._progress.since
@@ -214,6 +203,7 @@ class Patrol:
         """Remembers each new beat, and when it was first seen."""
         for beat in beats:
             before = self._newest.get(beat.rank)
+            # The age of a beat is by this process's own clock: clocks of hosts differ.
             if before is None or before[0].count != beat.count:
                 self._newest[beat.rank] = beat, time.monotonic()
 
@@ -224,7 +214,6 @@ class Patrol:
             self._newest[rank] = beat, self._contact
 
     def _judged(self) -> str:
-        """Returns the verdict of this process, or an empty string."""
         now = time.monotonic()
         seen = [
             Seen(beat, now - heard, rank in self._closed)
@@ -240,7 +229,6 @@ class Patrol:
         return judge(seen, absent, self._limit)
 
     def _is_over(self) -> bool:
-        """Returns whether all processes are known to have finished."""
         newest = [beat for beat, _ in self._newest.values()]
         if self._rank:
             return self._progress.finished and any(beat.over for beat in newest)
@@ -249,11 +237,9 @@ class Patrol:
 
 
 def described(error: BaseException) -> str:
-    """Returns the last line of an exception's traceback, without the notes after it.
-
-    JAX adds notes of its own to exceptions that leave a jitted function.
-    """
+    """Returns the last line of an exception's traceback, without the notes after it."""
     form = traceback.TracebackException(type(error), error, None)
+    # JAX adds notes of its own to exceptions that leave a jitted function.
     form.__notes__ = None
     return [*form.format_exception_only()][-1].strip()
 

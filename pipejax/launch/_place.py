@@ -46,13 +46,6 @@ class Place:
 
 
 def check_address(name: str, address: str, said_by: str) -> str:
-    """Returns `address`, or raises a ValueError if it is not `host:port`.
-
-    Args:
-      name: The name of the argument that holds the address, for the error message.
-      address: The address to check.
-      said_by: Where the address comes from, for the error message.
-    """
     host, _, port = address.rpartition(":")
     if not (host and port.isdecimal() and 0 < int(port) < 2**16):
         raise ValueError(

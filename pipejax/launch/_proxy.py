@@ -16,12 +16,7 @@ decides."""
 
 
 def check_proxy(coordinator: str, environ: Mapping[str, str]) -> None:
-    """Raises a ValueError if gRPC would look for the coordinator behind a proxy.
-
-    Args:
-      coordinator: The address `host:port` of the coordinator.
-      environ: The environment variables of the process.
-    """
+    """Raises a ValueError if gRPC would look for the coordinator behind a proxy."""
     proxy = next((name for name in _PROXIES if name in environ), None)
     # gRPC connects directly if the first variable is no URL of this scheme.
     if proxy is None or not environ[proxy].lower().startswith("http://"):
@@ -42,13 +37,12 @@ def check_proxy(coordinator: str, environ: Mapping[str, str]) -> None:
 
 
 def _covers(entry: str, host: str) -> bool:
-    """Returns whether an entry names the host, as gRPC reads it.
-
-    An entry is the end of a host's name or address, or a subnet. It has no wildcards.
-    """
+    """Returns whether an entry names the host, as gRPC reads it."""
     if not entry:
         return False
     try:
+        # An entry is the end of a host's name or address, or a subnet. gRPC knows no
+        # wildcards.
         return ipaddress.ip_address(host) in ipaddress.ip_network(entry, strict=False)
     except ValueError:  # one of them is a name or a part of an address
         return host.lower().endswith(entry.lower())

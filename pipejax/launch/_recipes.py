@@ -15,12 +15,8 @@ class Recipe:
     """A job for which a recipe is printed.
 
     Attributes:
-      program: The command that each process runs.
-      hosts: The number of hosts.
       processes: The number of processes on each host.
       gpus: The number of GPUs for each process, 0 for a job on CPUs.
-      max_restarts: The number of times that all processes are started again after a
-        failure.
       grace: Seconds between the notice that the job must end and its end, for saving.
     """
 
@@ -39,16 +35,13 @@ class Recipe:
 
     @property
     def watched(self) -> str:
-        """Returns the command that runs the program under `pipejax launch`.
-
-        `pipejax launch` then takes its place from the launcher that started it.
-        """
+        """Returns the command that runs the program under `pipejax launch`."""
+        # Without `--processes`, the place is that which another launcher has given.
         command = ("pipejax", "launch", *self.options, "--", *self.program)
         return shlex.join(command)
 
 
 def slurm(recipe: Recipe) -> str:
-    """Returns a batch script for Slurm's `sbatch`."""
     lines = [
         "#!/bin/bash",
         f"#SBATCH --nodes={recipe.hosts}",
@@ -85,10 +78,7 @@ def torchrun(recipe: Recipe) -> str:
 
 
 def _check_one_gpu(recipe: Recipe) -> None:
-    """Raises a ValueError if several processes need several GPUs each.
-
-    Open MPI and torchrun do not divide the GPUs of a host among the processes there.
-    """
+    # Open MPI and torchrun do not divide the GPUs of a host among the processes there.
     if recipe.gpus > 1 and recipe.processes > 1:
         raise ValueError(
             "`--gpus` must be 1 for each of several processes under Open MPI and"
@@ -98,10 +88,7 @@ def _check_one_gpu(recipe: Recipe) -> None:
 
 
 def kubernetes(recipe: Recipe) -> str:
-    """Returns a Kubernetes JobSet with a pod for each host.
-
-    See https://jobset.sigs.k8s.io.
-    """
+    """Returns a Kubernetes JobSet (https://jobset.sigs.k8s.io), a pod for each host."""
     place = ("--processes", str(recipe.processes), "--hosts", str(recipe.hosts))
     # The name that a JobSet gives to its first pod, inside of the JobSet's network.
     meeting = (
@@ -153,13 +140,11 @@ spec:
 
 
 def ssh(recipe: Recipe) -> str:
-    """Returns a script that starts the job on hosts which can be reached by ssh.
-
-    The script takes the names of the hosts as its arguments. On each host, it runs the
-    program in the folder that has the same path as the current one. When the job fails
-    on one host, the script ends it on all of them.
-    """
+    """Returns a script that starts the job on hosts which can be reached by ssh."""
     place = ("--hosts", str(recipe.hosts), "--processes", str(recipe.processes))
+    # The script takes the names of the hosts as its arguments. On each host, it runs
+    # the program in the folder with the path of the current one. If the job fails on
+    # one host, the trap ends it on all of them.
     program = shlex.quote(shlex.join(recipe.program))
     return f"""\
 #!/bin/bash

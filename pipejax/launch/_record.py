@@ -38,14 +38,9 @@ class Record:
     """A process of a job, as it describes itself before it joins the others.
 
     Attributes:
-      rank: The rank that the process was given.
-      processes: The number of processes that it was given.
-      host: The name of the host on which it runs.
-      same: Versions, settings, compiler flags and `config`, by name. They must be the
-        same in all processes.
-      modules: Digests of the source files of all imported modules that are not
-        installed, the main program included, by name. A module that two processes have
-        imported must have the same digest in both.
+      same: Values by name that must be the same in all processes.
+      modules: Digests of the sources of imported modules, without installed ones, by
+        name.
     """
 
     rank: int
@@ -62,11 +57,6 @@ class Record:
 
     @classmethod
     def from_json(cls, line: bytes) -> "Record":
-        """Returns the record that `to_json` has written.
-
-        Raises:
-          ValueError: If `line` is not the record of a process.
-        """
         read = parsed(line)
         kinds = {field.name: field.type for field in dataclasses.fields(cls)}
         if read.keys() != kinds.keys():
@@ -104,10 +94,7 @@ def of_this_process(place: Place, config: Mapping[str, Any]) -> Record:
 
 
 def differences(records: Sequence[Record]) -> list[str]:
-    """Returns a line for each value or module that differs between processes.
-
-    At most `_NAMED` values and `_NAMED` modules are named.
-    """
+    """Returns a line for each value or module that differs between processes."""
     keys = {key: None for record in records for key in record.same}
     same = {
         key: [(record, record.same.get(key, "absent")) for record in records]
@@ -149,7 +136,6 @@ def _some(names: list[str]) -> str:
 
 
 def _version(package: str) -> str:
-    """Returns the version of a package, or "absent" if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -157,19 +143,14 @@ def _version(package: str) -> str:
 
 
 def _compiler_flags(text: str) -> str:
-    """Returns the flags of XLA in alphabetical order, without those that write dumps.
-
-    Each process may dump its programs to a folder of its own.
-    """
+    """Returns the flags of XLA in alphabetical order, without those for dumps."""
     flags = re.split(r"\s+", text.strip())
+    # Each process may dump its programs to a folder of its own.
     return " ".join(sorted(flag for flag in flags if "xla_dump" not in flag))
 
 
 def _own_modules() -> Iterator[tuple[str, str]]:
-    """Yields name and digest of each imported module that is not an installed one.
-
-    Modules of Python's own library and in `site-packages` count as installed.
-    """
+    """Yields name and digest of each imported module that is not an installed one."""
     library = sysconfig.get_path("stdlib") + os.sep
     for name, module in sorted(sys.modules.copy().items()):
         path = pathlib.Path(getattr(module, "__file__", None) or "")

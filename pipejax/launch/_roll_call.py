@@ -33,12 +33,7 @@ _AGAIN = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """The answer of process 0 to all processes.
-
-    Attributes:
-      reasons: The reasons why the job cannot begin. Empty if it can.
-      hosts: The names of the processes' hosts, by rank. Empty if the job cannot begin.
-    """
+    """The answer of process 0: `reasons` not to begin, or the `hosts` by rank."""
 
     reasons: list[str]
     hosts: list[str] = dataclasses.field(default_factory=list)
@@ -48,7 +43,6 @@ class Answer:
 
     @classmethod
     def from_json(cls, line: bytes) -> "Answer":
-        """Returns the answer in `line`; raises a ValueError if there is none."""
         read = parsed(line)
         if read.keys() != {"reasons", "hosts"} or not all(
             isinstance(value, list) for value in read.values()
@@ -70,20 +64,9 @@ def call(
 ) -> list[str]:
     """Waits until all processes of the job have come, and checks that they are alike.
 
-    Args:
-      place: The place of this process.
-      mine: The record of this process.
-      bind: The address `host:port` at which process 0 listens.
-      timeout: Seconds after which the processes that have come are told which have not.
-      secret: The secret of the job, empty without one.
-
-    Returns:
-      The names of the processes' hosts, by rank.
-
-    Raises:
-      RollCallError: If a process is missing, comes twice or differs. All processes that
-        have come raise it, with the same reasons. A process that cannot reach process 0
-        raises it too.
+    Returns the names of the processes' hosts, by rank. If a process is missing, comes
+    twice or differs, all that have come raise a `RollCallError` with the same reasons.
+    A process that cannot reach process 0 raises one too.
     """
     until = time.monotonic() + timeout
     if place.rank == 0:
@@ -104,10 +87,8 @@ def faults(
 ) -> list[str]:
     """Returns a line for each fault of the processes that have come.
 
-    Args:
-      records: The records of the processes that are connected, process 0 first.
-      left: The records of processes that have disconnected.
-      timeout: The time in seconds that all processes had, for the message.
+    `records` are those of the connected processes, process 0 first, and `left` those of
+    processes that have disconnected.
     """
     expected = records[0].processes
     came = Counter(record.rank for record in records)
@@ -167,14 +148,13 @@ def _listen(
 def _report(
     place: Place, mine: Record, until: float, timeout: float, secret: bytes
 ) -> Answer:
-    """Sends the record to process 0 until it answers, or time is up.
-
-    The process that listens at first may be a process 0 that is about to end.
-    """
+    """Sends the record to process 0 until it answers, or time is up."""
     while True:
         try:
             return Answer.from_json(introduced(place, mine, until, secret))
         except (OSError, ValueError) as error:
+            # The process that listens there at first may be a process 0 that is about
+            # to end.
             if time.monotonic() + _AGAIN < until:
                 time.sleep(_AGAIN)
                 continue
@@ -191,11 +171,9 @@ def _report(
 def _second(
     place: Place, mine: Record, bind: str, until: float, secret: bytes
 ) -> Answer:
-    """Returns the answer for a process 0 whose port is taken.
-
-    Another process 0 of the same job may listen there. If so, that one answers.
-    """
+    """Returns the answer for a process 0 whose port is taken."""
     try:
+        # Another process 0 of the same job may listen there. If so, that one answers.
         return Answer.from_json(introduced(place, mine, until, secret))
     except (OSError, ValueError):
         taken = (
@@ -220,12 +198,11 @@ def _bound(address: str, until: float) -> socket.socket:
 
 
 def _found(host: str, port: int, until: float) -> Any:
-    """Resolves a host name, and retries until time is up.
-
-    The name of a Kubernetes pod is known only some time after the pod has begun.
-    """
+    """Resolves a host name, and retries until time is up."""
     while True:
         try:
+            # The name of a Kubernetes pod is known only some time after the pod has
+            # begun.
             return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         except socket.gaierror:
             if time.monotonic() + _AGAIN > until:

@@ -24,7 +24,6 @@ LISTENS, REPORTS = "process 0", "process"
 
 
 def secret_of(environ: Mapping[str, str] = os.environ) -> bytes:
-    """Returns the secret of the job, which is empty if there is none."""
     return environ.get(VARIABLE, "").encode()
 
 
@@ -34,18 +33,7 @@ def drawn() -> str:
 
 
 def proof(secret: bytes, role: str, own: str, other: str) -> str:
-    """Returns the proof of the end that has this role.
-
-    Args:
-      secret: The secret of the job.
-      role: The role of the end that proves itself.
-      own: The number that this end has drawn.
-      other: The number that the other end has drawn.
-
-    Examples:
-      >>> proof(b"secret", REPORTS, "a", "b") == proof(b"secret", LISTENS, "a", "b")
-      False
-    """
+    """Returns the proof of an end that drew `own`, for one that drew `other`."""
     return hmac.new(secret, f"{role} {own} {other}".encode(), "sha256").hexdigest()
 
 

@@ -19,13 +19,8 @@ class Job:
 
     Attributes:
       processes: The number of processes on each host.
-      hosts: The number of hosts.
       host: The number of this host, from 0 to `hosts - 1`.
       coordinator: The address `host:port` of host 0, which all other hosts can reach.
-
-    Raises:
-      ValueError: If `processes` or `hosts` is below 1, `host` is not in `[0, hosts)`,
-        or if `coordinator` is not `host:port`.
     """
 
     processes: int
@@ -59,31 +54,17 @@ def gpus(environ: Mapping[str, str]) -> int:
 
 
 def cores(local: int, processes: int) -> set[int]:
-    """Returns the CPU cores of a process: its share of those that this process may use.
-
-    Args:
-      local: The number of the process on this host, from 0.
-      processes: The number of processes on this host. If there are more processes than
-        cores, each process gets one core, and some share theirs.
-    """
+    """Returns the CPU cores of a process, out of those that this process may use."""
     usable = sorted(os.sched_getaffinity(0))
     share = len(usable) // processes
     if not share:
+        # With more processes than cores, each gets one core, and some share theirs.
         return {usable[local % len(usable)]}
     return set(usable[local * share : (local + 1) * share])
 
 
 def accelerators(local: int, processes: int, there: int) -> range:
-    """Returns the numbers of a process's GPUs: its share of the GPUs of this host.
-
-    Args:
-      local: The number of the process on this host, from 0.
-      processes: The number of processes on this host.
-      there: The number of GPUs on this host.
-
-    Raises:
-      ValueError: If the GPUs cannot be divided equally among the processes.
-    """
+    """Returns the numbers of a process's GPUs: its share of the GPUs of this host."""
     share, left = divmod(there, processes)
     if left or not share:
         raise ValueError(
@@ -94,14 +75,7 @@ def accelerators(local: int, processes: int, there: int) -> range:
 
 
 def environment(job: Job, local: int, gpus: int) -> dict[str, str]:
-    """Returns the environment variables that give a process its place and its share.
-
-    Args:
-      job: The job.
-      local: The number of the process on this host, from 0.
-      gpus: The number of GPUs on this host. If it is 0, the variables suit the share of
-        the CPU cores that the process gets.
-    """
+    """Returns the environment variables that give a process its place and its share."""
     place = {
         "JAX_COORDINATOR_ADDRESS": job.coordinator,
         "JAX_NUM_PROCESSES": str(job.hosts * job.processes),
@@ -116,10 +90,8 @@ def environment(job: Job, local: int, gpus: int) -> dict[str, str]:
 
 
 def cpu_environment(count: int) -> dict[str, str]:
-    """Returns environment variables that suit a process with `count` CPU cores.
-
-    Most of them take effect only if they are set before the process starts.
-    """
+    """Returns environment variables that suit a process with `count` CPU cores."""
+    # Most of these take effect only if they are set before the process starts.
     return {
         # The number of XLA's threads, for the devices that the environment asks for. If
         # the program asks for more, `initialize` sets the variable again.

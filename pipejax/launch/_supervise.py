@@ -27,9 +27,7 @@ class Start:
 
     Attributes:
       name: The name that stands before each line that the process prints.
-      command: The program and its arguments.
-      environment: All environment variables of the process.
-      cores: The numbers of the CPU cores that the process may use. `None` means all.
+      cores: The CPU cores that the process may use. `None` means all.
     """
 
     name: str
@@ -43,10 +41,9 @@ class Ended:
     """The end of the processes that `supervise` has run.
 
     Attributes:
-      first: The index of the process that failed first, or `None` if none failed before
-        a signal arrived.
-      code: The exit status of that process, or the negative number of the signal that
-        ended it. If `first` is `None`, the one of largest magnitude of all processes.
+      first: The index of the process that failed first, before any signal, or `None`.
+      code: Its exit status, negative for a signal; without `first`, the one of largest
+        magnitude.
       lines: The last lines that the process that failed first has printed.
       told: The signal that asked this process to end the others, or `None`.
     """
@@ -60,23 +57,8 @@ class Ended:
 def supervise(starts: Sequence[Start], grace: float, received: Sequence[int]) -> Ended:
     """Runs processes until all have ended or one has failed, and leaves none behind.
 
-    - When a process fails, the others have `grace` seconds to end by themselves. Then
-      they are sent SIGTERM, and after `grace` seconds more they are killed.
-    - When a signal asks this process to end, it is sent to all processes at once, and
-      again to one that says that it has dropped it. They are killed after `grace`
-      seconds.
-    - A process that is stopped, for example by SIGSTOP, for `grace` seconds is killed,
-      since it would never fail by itself.
-
-    A process is killed together with all processes that it has started in its group.
-
-    Args:
-      starts: The processes to start.
-      grace: The time in seconds that processes have to end.
-      received: The signals to end that have arrived, as `guarded` passes them.
-
-    Returns:
-      How the processes have ended.
+    `grace` are the seconds that processes have to end, and `received` the signals to
+    end that have arrived, as `guarded` passes them.
     """
     children: list[subprocess.Popen[str]] = []
     try:
@@ -87,12 +69,17 @@ def supervise(starts: Sequence[Start], grace: float, received: Sequence[int]) ->
             for start, child in zip(starts, children, strict=True)
         ]
         first = _first_failure(children, received, grace)
+        # A signal is for all processes, so they get it at once. After a failure, the
+        # others may still notice it by themselves and save, and so are asked only after
+        # `grace`.
         if received:
             _tell(children, [lines for _, lines in shown], received[0], grace)
         elif not _wait(children, grace):
             _send(children, signal.SIGTERM)
             _wait(children, grace)
     finally:
+        # SIGKILL goes to the whole group of each process, including those that have
+        # ended: what a process has started there may have outlived it.
         _send(children, signal.SIGKILL)
         codes = [child.wait() for child in children]
     for reader, _ in shown:
@@ -160,6 +147,8 @@ def _first_failure(
         for place, child in enumerate(children):
             if not _is_stopped(child.pid):
                 running[place] = time.monotonic()
+            # A process that stays stopped, for example by SIGSTOP, would never fail by
+            # itself.
             elif time.monotonic() - running[place] > grace:
                 os.kill(child.pid, signal.SIGKILL)
         codes = [_code(child) for child in children]
@@ -172,12 +161,10 @@ def _first_failure(
 
 
 def _code(child: "subprocess.Popen[str]") -> int | None:
-    """Returns the exit status of a process that has ended, or `None` while it runs.
-
-    The status is negative for a process that a signal has ended. Unlike `child.poll()`,
-    this function leaves the process a zombie. Its process id and its group id can then
-    not be given to another process while signals are still sent to them.
-    """
+    """Returns the exit status of a process that has ended, or `None` while it runs."""
+    # `WNOWAIT` leaves the process a zombie, unlike `child.poll()`. Its process id and
+    # its group id can then not be given to another process while signals are sent to
+    # them.
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
     ended = os.waitid(os.P_PID, child.pid, flags)
     if ended is None:
@@ -201,17 +188,15 @@ def _tell(
     number: int,
     grace: float,
 ) -> None:
-    """Sends a signal to all processes, and waits for their end, up to `grace` seconds.
-
-    Python drops a KeyboardInterrupt that is raised in a callback, such as the one that
-    JAX has in every garbage collection, and prints so. The signal is then sent again.
-    """
+    """Sends a signal to all processes, and waits `grace` seconds for their end."""
     _send(children, number)
     until = time.monotonic() + grace
     while not _wait(children, min(_AGAIN, until - time.monotonic())):
         if time.monotonic() > until:
             return
         for child, lines in zip(children, said, strict=True):
+            # Python drops a KeyboardInterrupt that is raised in a callback, such as the
+            # one that JAX has in every garbage collection, and prints so.
             text = "".join(list(lines))
             if "Exception ignored in" in text and "\nKeyboardInterrupt" in text:
                 lines.clear()
@@ -219,7 +204,6 @@ def _tell(
 
 
 def _wait(children: Sequence["subprocess.Popen[str]"], seconds: float) -> bool:
-    """Waits for all processes to end, and returns whether they do so in time."""
     until = time.monotonic() + seconds
     while any(_code(child) is None for child in children):
         if time.monotonic() > until:

@@ -30,10 +30,8 @@ _LEAST = 10 * PERIOD
 
 
 def check_heartbeat(seconds: float) -> float:
-    """Returns `seconds`, or raises a ValueError if it is not a valid heartbeat timeout.
-
-    The timeout must be finite, and leave room for the shortest limit of a watchdog.
-    """
+    """Returns `seconds`; raises a ValueError if it is no valid heartbeat timeout."""
+    # There has to be a valid limit, from _LEAST to `seconds - _SOONER`.
     if not _LEAST + _SOONER <= seconds <= 1e6:
         raise ValueError(
             f"`heartbeat` must lie in [{_LEAST + _SOONER:g}, 1e6] seconds, got"
@@ -155,6 +153,8 @@ class Watchdog:
         if client is not None and jax.process_count() > 1:
             rank, processes = jax.process_index(), jax.process_count()
             self._patrol = Patrol(
+                # Watchdogs that a program opens in turn have boards of their own, so
+                # that one never reads the last beats of the one before.
                 Board.opened(client, rank),
                 rank,
                 processes,
@@ -174,6 +174,7 @@ class Watchdog:
     ) -> None:
         if self._patrol is None:
             return
+        # `sys.exit()` is the usual end of a program, and its code is `None` or 0.
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self._progress.finished = True
         else:
@@ -187,5 +188,4 @@ class Watchdog:
 
 
 def _host_of(address: str | None) -> str | None:
-    """Returns the host of an address `host:port`, or `None` without an address."""
     return address.rpartition(":")[0].strip("[]") if address else None

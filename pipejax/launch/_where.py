@@ -31,8 +31,7 @@ class Where(NamedTuple):
     """The work of a thread, according to its stack.
 
     Attributes:
-      busy: The work that may take any time: "tracing", "lowering", "compiling" or "a
-        checkpoint". Empty if the thread does none of these.
+      busy: "tracing", "lowering", "compiling", "a checkpoint", or an empty string.
       waits: Whether the thread is inside of a call into JAX or pipejax.
       frames: The frames of the stack, outermost first.
     """
@@ -43,12 +42,10 @@ class Where(NamedTuple):
 
     @property
     def stack(self) -> str:
-        """Formats the innermost frames as in a traceback, with their source lines."""
         return "".join(traceback.format_list(self.frames[-_DEEPEST:]))
 
 
 def main_thread() -> Where:
-    """Returns where the main thread of this process is now."""
     found = _frames(threading.main_thread().ident or 0)
     # Source lines are left out, since they would be read from files every second.
     stack = [traceback.FrameSummary(*each, lookup_line=False) for each in found]
@@ -56,13 +53,11 @@ def main_thread() -> Where:
 
 
 def _frames(thread: int) -> list[tuple[str, int | None, str]]:
-    """Returns file, line and name of a thread's frames at one moment, innermost first.
-
-    A loop in Python would let the thread run between two frames. Python 3.11 may then
-    follow a link to a frame that no longer exists, and crash. Nothing below is
-    evaluated until `list` asks for the first element. From then on everything is one
-    call in C, during which no other thread runs.
-    """
+    """Returns file, line and name of a thread's frames, innermost first."""
+    # A loop in Python would let the thread run between two frames. Python 3.11 may then
+    # follow a link to a frame that no longer exists, and crash. Nothing here is
+    # evaluated until `list` asks for the first element. From then on everything is one
+    # call in C, during which no other thread runs.
     innermost = map(operator.itemgetter(thread), iter(sys._current_frames, None))
     links = itertools.chain(itertools.islice(innermost, 1), itertools.repeat("f_back"))
     frames = itertools.takewhile(operator.truth, itertools.accumulate(links, getattr))
@@ -84,11 +79,10 @@ def of(stack: Sequence[traceback.FrameSummary]) -> Where:
 
 
 def failed_save() -> BaseException | None:
-    """Returns the exception of a save that has failed in Orbax's thread, if any.
-
-    Orbax waits for all other processes before it raises this exception. The other
-    processes meanwhile wait for minutes for what this process was to write.
-    """
+    """Returns the exception of a save that has failed in Orbax's thread, if any."""
+    # Orbax waits for all other processes before it raises this exception, and they wait
+    # for minutes for what this process was to write. So the exception is read from its
+    # thread.
     raised = sys._current_exceptions()
     for thread in threading.enumerate():
         error: Any = raised.get(thread.ident or 0)

@@ -90,16 +90,11 @@ def inspect(
 
 
 def _mesh_of(args: tuple[Any, ...], devices: int) -> Mesh | None:
-    """Returns the mesh of the arguments' shardings, or `None` if there is not just one.
-
-    Args:
-      args: The arguments of a program.
-      devices: The number of devices that the program runs on. A mesh of another number
-        is that of an argument that the program does not use.
-    """
+    """Returns the mesh of the arguments' shardings, or `None` without a single one."""
     shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
     meshes = {x.mesh for x in shardings if isinstance(x, NamedSharding)}
     found = meshes.pop() if len(meshes) == 1 else None
+    # A mesh of another size is that of an argument that the program does not use.
     return found if isinstance(found, Mesh) and found.size == devices else None
 
 

@@ -161,7 +161,6 @@ def measure(
 
 
 def _time(train: TrainStep, state: PipelineState, batch: Any, steps: int) -> float:
-    """Returns the seconds per step of `steps` steps with a full pipeline."""
     for _ in range(train.width - 1):  # fills the pipeline
         state, _ = train.step(state, batch)
     jax.block_until_ready(state)
@@ -178,10 +177,7 @@ def _time(train: TrainStep, state: PipelineState, batch: Any, steps: int) -> flo
 def _communication(
     train: TrainStep, state: PipelineState, batch: Any, steps: int
 ) -> Callable[[], float]:
-    """Returns a function that times the exchange of one message, which holds zeros.
-
-    With a sharded optimizer, the exchange updates each device's pieces in between.
-    """
+    """Returns a function that times the exchange of one message, which holds zeros."""
     like = _with(train, width=2).init(
         state.params, model_state=state.model_state, rng=state.rng, batch=batch
     )
@@ -192,6 +188,7 @@ def _communication(
         reduce = make_reduce(train.config, train.executor.reduction_mesh)
         exchange = functools.partial(reduce, message, states)
     else:
+        # The exchange of a sharded optimizer updates each device's pieces in between.
         update = make_update(train.config, train.width - 1)
         exchange = functools.partial(update, state.trainable, message, states, filled)
 

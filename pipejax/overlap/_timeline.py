@@ -114,11 +114,7 @@ def _draw(axis: Any, title: str, report: Report, lanes: list[tuple[Item, int]]) 
 
 
 def _edges(report: Report) -> tuple[list[float], list[float]]:
-    """Returns the left edge of each compute item, and the share of FLOPs before it.
-
-    Both lists run from 0 to 1. They end with the right edge of the last item and the
-    share of FLOPs after it.
-    """
+    """Returns the left edge of each compute item, and the share of FLOPs before it."""
     compute = [item for item in report.schedule if item.kind in ("matmul", "other")]
     total = sum(item.flops for item in compute) or 1.0
     hair = _HAIRS / max(1, sum(item.flops == 0 for item in compute))

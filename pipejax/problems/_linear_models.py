@@ -313,13 +313,11 @@ def _pull(l2: float, optimum: np.ndarray, radius: float) -> float:
 
 
 def _least(rows: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """Returns the w that minimizes `sum s`, by linear programming.
-
-    The constraints are `s >= 0`, and `s >= a w - b` for every pair `(a, b)` in `rows`.
-    """
+    """Returns the w that minimizes `sum s`, by linear programming."""
     from scipy import optimize, sparse  # slow to import
 
     n, d = rows[0][0].shape
+    # The unknowns are w and then s. A row says `a w - s <= b`, that is `a w - b <= s`.
     matrix = sparse.vstack([sparse.hstack([a, -sparse.eye(n)]) for a, _ in rows])
     bound = np.concatenate([b for _, b in rows])
     solved = optimize.linprog(
@@ -341,6 +339,8 @@ def _separable(x: np.ndarray, y: np.ndarray) -> bool:
     """Returns whether some w has `y w^T x >= 0` everywhere, and above 0 somewhere."""
     from scipy import optimize  # slow to import
 
+    # The sum of the margins is above 0 only if some margin is, since none may be below
+    # 0. The bounds on w keep the sum finite: only the direction of w counts.
     margins = y[:, None] * x
     solved = optimize.linprog(
         -margins.sum(axis=0),

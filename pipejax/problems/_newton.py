@@ -18,24 +18,7 @@ _HALVINGS = 40
 def minimise(
     function: Callable[[jax.Array], jax.Array], start: np.ndarray
 ) -> np.ndarray:
-    """Returns the point at which the gradient of `function` vanishes.
-
-    Newton's direction d solves `H d = -g` for the Hessian H and the gradient g. The
-    conjugate gradient method solves for it. Along d the norm of the gradient decreases
-    at first, wherever the iteration starts, so a step is halved until the norm is
-    smaller than before.
-
-    Args:
-      function: A smooth and strictly convex function of one array.
-      start: The point at which the iteration starts, an array of any shape.
-
-    Returns:
-      A float64 array of the shape of `start`. The norm of the gradient there is at most
-      `TOLERANCE`, or at most `TOLERANCE` times its norm at the start if that is larger.
-
-    Raises:
-      ValueError: If the norm of the gradient does not become that small.
-    """
+    """Returns the point where the gradient of a strictly convex function vanishes."""
     with jax.enable_x64(True):
         gradient = jax.jit(jax.grad(function))
 
@@ -54,6 +37,10 @@ def minimise(
         for _ in range(_ROUNDS):
             if (norm := float(jnp.linalg.norm(g))) <= enough:
                 return np.asarray(w)
+            # Newton's direction d solves `H d = -g` for the Hessian H and the gradient
+            # g. Along d the norm of the gradient decreases at first, wherever the
+            # iteration starts, so the step is halved until the norm is smaller than
+            # before.
             step = direction(w, g)
             for halvings in range(_HALVINGS):
                 after = w + step / 2**halvings

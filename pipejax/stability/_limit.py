@@ -224,7 +224,6 @@ def _loops(
     weight_prediction: bool,
     deviation_feedback: float,
 ) -> list[Loop]:
-    """Returns all loops that must be stable, after a check of the arguments."""
     update, width = linear_update(tx), check_width(width)
     check_flag("weight_prediction", weight_prediction)
     feedback = check_feedback(deviation_feedback, "own" if weight_prediction else False)
@@ -235,7 +234,6 @@ def _loops(
 
 
 def _limit(of: Loop) -> float:
-    """Returns the largest curvature up to which this loop is stable."""
     edges = [0.0, *_crossings(of)]
     # No root crosses the unit circle between two edges, so stability is the same on the
     # whole interval, and one point of it decides.

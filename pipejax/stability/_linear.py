@@ -30,8 +30,7 @@ class LinearUpdate(NamedTuple):
     """The matrices of `(s', w') = state (s, w) + gradient g`, for one parameter w.
 
     Attributes:
-      state: Matrix A, float64 [n + 1, n + 1]. The first n rows and columns belong to
-        the n numbers of the optimizer state, the last row and column to w.
+      state: Matrix A, float64 [n + 1, n + 1], for n numbers of the state, and last w.
       gradient: Vector b, float64 [n + 1], in the same order.
     """
 
@@ -40,15 +39,7 @@ class LinearUpdate(NamedTuple):
 
 
 def linear_update(tx: optax.GradientTransformation) -> LinearUpdate:
-    """Returns the matrices of `tx`, computed from its derivatives.
-
-    Integer leaves of the state are treated as step counters and set to 2**20 (about a
-    million), so that the matrices describe a late step.
-
-    Raises:
-      ValueError: If `tx` is not linear in its state, parameter and gradient, or if it
-        has a counter and no longer moves its parameter at step 2**20.
-    """
+    """Returns the matrices of `tx` at a late step, computed from its derivatives."""
     with jax.enable_x64(True):
         w = jnp.zeros((), jnp.float64)
         start = tx.init(w)
@@ -58,6 +49,8 @@ def linear_update(tx: optax.GradientTransformation) -> LinearUpdate:
             update, after = tx.update(x[-1], rebuild(x[:-2]), x[-2])
             return jnp.concatenate([_floating(after)[0], (x[-2] + update)[None]])
 
+        # A linear function has the same derivative at any two points, and no constant
+        # term.
         points = np.random.default_rng(0).normal(size=(2, first.size + 2))
         matrix, other = (np.asarray(jax.jacfwd(respond)(x)) for x in points)
         at_point = np.asarray(respond(jnp.asarray(points[0])))
@@ -82,6 +75,8 @@ def linear_update(tx: optax.GradientTransformation) -> LinearUpdate:
 def _moves(update: LinearUpdate) -> bool:
     """Returns whether a gradient changes the parameter, in its own step or later."""
     response = update.gradient
+    # By the Cayley-Hamilton theorem, a response that is zero for as many steps as there
+    # are numbers in the state remains zero.
     for _ in range(len(response)):
         if response[-1]:
             return True

@@ -49,23 +49,15 @@ class Loop(NamedTuple):
     taken_at: np.ndarray
 
     def matrix(self, curvature: float) -> np.ndarray:
-        """Returns the matrix [n, n] of one step at this curvature."""
         return self.transition + curvature * np.outer(self.enters, self.taken_at)
 
     def polynomials(self) -> tuple[np.ndarray, np.ndarray]:
-        r"""Returns the polynomials p and q of `p(z) + curvature q(z)`.
-
-        The Faddeev-LeVerrier algorithm computes both from the entries of the matrices:
-
-        $$p(z) = \det(z - F), q(z) = -H adj(z - F) G$$
-
-        It is more exact than eigenvalues would be: eigenvalues that coincide, as those
-        of a queue do, lose half of their digits.
-
-        Returns:
-          The coefficients of p and of q, each float64 [n + 1], highest power first.
-        """
+        """Returns the polynomials p and q of `p(z) + curvature q(z)`."""
         identity = np.eye(len(self.transition))
+        # The Faddeev-LeVerrier algorithm computes the coefficients, highest power
+        # first, from the entries of the matrices: p(z) = det(z - F) and
+        # q(z) = -H adj(z - F) G. It is more exact than eigenvalues would be: those that
+        # coincide, as the ones of a queue do, lose half of their digits.
         p, q, adjugate = [1.0], [0.0], np.zeros_like(identity)
         for k in range(1, len(identity) + 1):
             adjugate = self.transition @ adjugate + p[-1] * identity
@@ -86,6 +78,7 @@ def loop(update: LinearUpdate, width: int) -> Loop:
     transition[:inner, :inner] = update.state
     taken_at[inner - 1] = 1
     if waiting:
+        # The oldest gradient in flight enters the optimizer, and the others move up.
         transition[:inner, inner] = update.gradient
         transition[inner:-1, inner + 1 :] = np.eye(waiting - 1)
         enters[-1] = 1
@@ -107,11 +100,9 @@ def deviations(update: LinearUpdate, width: int, feedback: float) -> Loop:
 
 
 def _exact(coefficients: list[float]) -> np.ndarray:
-    """Returns the coefficients with rounding errors set to 0.
-
-    On the unit circle a rounding error is negligible beside the other coefficients. As
-    the first or the last coefficient of a polynomial, however, it would add a root far
-    outside or far inside the circle.
-    """
+    """Returns the coefficients with rounding errors set to 0."""
+    # On the unit circle a rounding error is negligible beside the other coefficients.
+    # As the first or the last coefficient of a polynomial, however, it would add a root
+    # far outside or far inside the circle.
     found = np.array(coefficients)
     return np.where(np.abs(found) < 1e-13 * np.abs(found).max(), 0.0, found)

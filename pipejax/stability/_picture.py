@@ -64,8 +64,6 @@ def picture(
 
 
 def _limits(family: Family, width: int) -> list[float]:
-    """Returns the limit of the family at each momentum, under a plain delay."""
-
     def at(momentum: float) -> Callable[[float], optax.GradientTransformation]:
         return lambda rate: family(rate, momentum, width=width)
 

@@ -155,7 +155,6 @@ def _product(
 
 
 def _check_preconditioner(preconditioner: Any, params: optax.Params) -> None:
-    """Raises a ValueError unless `preconditioner` is like `params` and above 0."""
     shapes, wanted = _shapes(preconditioner), _shapes(params)
     if shapes != wanted:
         raise ValueError(

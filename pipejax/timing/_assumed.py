@@ -59,7 +59,6 @@ class Device(NamedTuple):
       name: The device in words, with the source of its figures.
       memory: Bytes that the device reads and writes in its memory per second.
       inner: Bytes per second to the other devices of its host, in one direction.
-      shares: The share of a link's bandwidth for each communication pattern.
     """
 
     name: str

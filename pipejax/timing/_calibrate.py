@@ -101,22 +101,13 @@ def core_speeds(
 ) -> tuple[float, dict[str, CodecSpeed]]:
     """Measures how fast a device adds, encodes and decodes.
 
-    One device of each host works, on all hosts at the same time. The vectors have the
-    leaves of `square_leaves`.
-
-    Args:
-      mesh: A mesh with one device of each host.
-      codecs: The codecs to measure, by name.
-      elements: The length of the vectors in elements of float32, rounded down to the
-        padding multiple of each codec.
-      rounds: The number of times that each is measured.
-
-    Returns:
-      The bytes of float32 that a device adds per second, and the speed of each codec.
+    One device of each host works, on all hosts at the same time. Returns the bytes of
+    float32 that a device adds per second, and the speed of each codec.
     """
     x = jnp.arange(elements, dtype=jnp.float32)
     work, sizes = {"add": _call(jnp.add, x, x)}, {"add": elements}
     for name, codec in codecs.items():
+        # Whole blocks only, so that the codec need not pad.
         n = codec.multiple * max(1, elements // codec.multiple)
         codec = codec.of(square_leaves(n))
         x = jax.random.normal(jax.random.key(0), (n,))
@@ -134,6 +125,5 @@ def core_speeds(
 
 
 def _call(function: Callable[..., Any], *args: Any) -> Callable[[], Any]:
-    """Returns a function that runs the compiled function and waits for its result."""
     compiled = jax.jit(function)
     return lambda: jax.block_until_ready(compiled(*args))

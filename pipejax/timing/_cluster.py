@@ -205,7 +205,6 @@ class Cluster:
 
 
 def _check_count(argument: str, value: Any) -> None:
-    """Raises a ValueError unless the value is an integer from 1 to `MOST`."""
     if not is_integer(value, 1) or value > MOST:
         raise ValueError(
             f"`{argument}` must be a whole number of at least 1 and at most {MOST:,},"
@@ -214,7 +213,6 @@ def _check_count(argument: str, value: Any) -> None:
 
 
 def check_seconds(argument: str, value: Any) -> None:
-    """Raises a ValueError unless the value is a finite time of at least 0 seconds."""
     if not (_is_number(value) and 0 <= value < math.inf):
         raise ValueError(
             f"`{argument}` must be at least 0 seconds and finite; got {value!r:.40}."
@@ -223,7 +221,6 @@ def check_seconds(argument: str, value: Any) -> None:
 
 
 def _check_speed(argument: str, value: Any) -> None:
-    """Raises a ValueError unless the value is above 0. Infinity is a valid speed."""
     if not (_is_number(value) and value > 0):
         raise ValueError(
             f"`{argument}` must be above 0 bytes per second; got {value!r:.40}. Write 1"

@@ -82,6 +82,8 @@ def psum(p: int, n: int, codec: Codec | None = None) -> Counts:
     if isinstance(codec, Linear) and codec.rounds:
         sizes: tuple[int, ...] = codec.round_sizes(n)
         done = FLOAT32 * sum(sizes)
+        # The payloads of a linear codec are added as they are. Each device encodes and
+        # decodes once, and not at every hop.
         work = Counts(encoded=FLOAT32 * n, decoded=FLOAT32 * n)
     else:
         sizes, done, work = (n,), FLOAT32 * n, Counts()
@@ -108,7 +110,9 @@ def ring(p: int, n: int, codec: Codec | None = None) -> Counts:
         paired=wire if p == 2 else 0,
         shifted=wire if p > 2 else 0,
         summed=hops * piece.bytes,
+        # The p - 1 partial sums and the finished piece.
         encoded=p * piece.coded,
+        # The p - 1 received partial sums, and then all p finished pieces.
         decoded=(hops + p) * piece.coded,
         collectives=2 * hops,
     )
@@ -120,9 +124,12 @@ def two_shot(p: int, n: int, codec: Codec | None = None) -> Counts:
     return Counts(
         messages=2 * (p - 1),
         wire=2 * (p - 1) * piece.payload,
+        # The all-to-all only: an all-gather sends the same payload to all.
         shuffled=(p - 1) * piece.payload,
         summed=(p - 1) * piece.bytes,
+        # The p pieces of the device's own vector, and its piece of the sum.
         encoded=(p + 1) * piece.coded,
+        # Its piece from each of p devices, and then the p pieces of the sum.
         decoded=2 * p * piece.coded,
         collectives=2 if p > 1 else 0,
     )
@@ -138,15 +145,20 @@ def halving_doubling(p: int, n: int, codec: Codec | None = None) -> Counts:
     piece, steps = Piece.of(n, q, codec), q.bit_length() - 1
     whole = Counts(
         messages=2 * steps,
+        # The halvings send q/2 + q/4 + ... + 1 = q - 1 pieces, and so do the doublings.
         wire=2 * (q - 1) * piece.payload,
         paired=2 * (q - 1) * piece.payload,
         summed=(q - 1) * piece.bytes,
         encoded=q * piece.coded,
+        # The q - 1 pieces to add, and then all q finished pieces.
         decoded=(2 * q - 1) * piece.coded,
         collectives=2 * steps,
     )
     if p == q:
         return whole
+    # One device encodes q pieces and sends them. Another then decodes and adds them,
+    # and sends q pieces back at the end. The two wait for each other, so all of this
+    # adds up.
     fold = Counts(
         messages=2,
         wire=2 * q * piece.payload,
@@ -165,6 +177,7 @@ def tree(p: int, n: int, codec: Codec | None = None) -> Counts:
         messages=2 * levels,
         wire=2 * levels * whole.payload,
         summed=levels * whole.bytes,
+        # One device after another encodes: at each level one, and at last the root.
         encoded=(levels + 1) * whole.coded,
         decoded=(levels + 1) * whole.coded,
         collectives=2 * levels,
@@ -182,7 +195,9 @@ def parameter_server(p: int, n: int, codec: Codec | None = None) -> Counts:
         messages=2 if p > 1 else 0,
         wire=2 * (p - 1) * whole.payload,
         summed=(p - 1) * whole.bytes,
+        # All workers encode at once, and the server encodes after them.
         encoded=2 * whole.coded,
+        # The server decodes p vectors, and the workers then decode one at once.
         decoded=(p + 1) * whole.coded,
         collectives=2 * (p - 1),
     )
@@ -204,7 +219,6 @@ and a codec or `None`. It returns `Counts`.
 
 
 def form_of(algorithm: Algorithm) -> Callable[[int, int, Codec | None], Counts]:
-    """Returns the closed form of an algorithm; a ValueError for an unknown name."""
     if algorithm not in FORMS:
         raise ValueError(
             f"`algorithm` must be one of {', '.join(FORMS)}, got {algorithm!r}."
@@ -261,7 +275,6 @@ class Piece(NamedTuple):
 
     @classmethod
     def of(cls, n: int, pieces: int, codec: Codec | None) -> "Piece":
-        """Returns the size of each piece when n elements are cut into equal pieces."""
         multiple = 1 if codec is None else codec.multiple
         elements = multiple * max(1, -(-n // (pieces * multiple)))
         size = FLOAT32 * elements

@@ -137,8 +137,9 @@ def duration(
 def _seconds(
     cluster: Cluster, link: Link, counts: Counts, speed: CodecSpeed
 ) -> Duration:
-    """Returns the seconds that the counts take on one kind of link."""
     shares = cluster.shares
+    # `wire` has these bytes once, as if they had all of the link. With a share s, they
+    # take 1/s times as long, which is 1/s - 1 more.
     waits = (
         counts.paired * (1 / shares.pair - 1)
         + counts.shifted * (1 / shares.shift - 1)
@@ -214,8 +215,11 @@ def _crossing(algorithm: Algorithm, hosts: int, devices: int) -> float:
             # Of p - 1 pieces that each device sends, p - devices go to other hosts.
             return devices * (p - devices) / (p - 1)
         case "parameter_server":
+            # Of the p - 1 vectors, those of the server's own host do not cross its
+            # link.
             return (p - devices) / (p - 1)
         case "tree":
+            # Ranks go host by host, so only the last levels are between hosts.
             return (hosts - 1).bit_length() / (p - 1).bit_length()
 
 

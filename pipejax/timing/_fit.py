@@ -187,6 +187,8 @@ def fit(
     from scipy.optimize import least_squares  # slow to import
 
     seconds = np.array([sample.seconds for sample in samples])
+    # The errors of the model and of the measurement are independent: their squares add
+    # up.
     sigma = np.hypot(MODEL, [sample.spread for sample in samples])
     counts = [sample.exchange.between for sample in samples]
     added = np.array([c.summed for c in counts]) / reduction
@@ -194,6 +196,7 @@ def fit(
     asked = asked.reshape(-1, len(COSTS))
     size = asked.max(axis=0, initial=0)
     seen = np.flatnonzero(size)
+    # Scaled to a maximum of 1, since messages are few and bytes are millions.
     rank = np.linalg.matrix_rank(asked[:, seen] / size[seen])
     if rank < seen.size or not size[:3].all():
         raise ValueError(
@@ -204,13 +207,12 @@ def fit(
         )
 
     def costs(x: np.ndarray) -> np.ndarray:
-        """Returns the seconds for one unit of each of COSTS, 0 for what no sample has.
-
-        The last three are extra seconds per byte. Their entries of x are relative to
-        the seconds for a byte on the wire.
-        """
+        """Returns the seconds per unit of each of COSTS, 0 for what no sample has."""
         cost = np.zeros(len(COSTS))
+        # The search is over logarithms, which keeps all costs above 0.
         cost[seen] = np.exp(x)
+        # The last three are extra seconds per byte. Their entries of x are relative to
+        # the seconds for a byte on the wire.
         cost[3:] *= cost[2]
         return cost
 
@@ -222,11 +224,13 @@ def fit(
     # shares of 1/2.
     start = np.log(seconds.max() / size[seen])
     start[3:] = 0.0
+    # Errors count as squares up to about 2 sigma, and linearly beyond.
     found = least_squares(errors, start, loss="soft_l1", f_scale=2)
     latency, synchronisation, beta, *waits = (float(cost) for cost in costs(found.x))
     cluster = Cluster(
         hosts,
         Link(latency, 1 / beta),
+        # A byte takes beta, and wait more while the device also receives.
         shares=Shares(*(beta / (beta + wait) for wait in waits)),
         reduction=reduction,
         synchronisation=synchronisation,

@@ -56,6 +56,8 @@ class Compute:
           seconds: Seconds of the forward and the backward pass together.
           update: Seconds to update the parameters and the optimizer state.
         """
+        # For each product of the forward pass, the backward pass has two: one for the
+        # gradient of the input, and one for that of the weights.
         return cls(seconds / 3, 2 * seconds / 3, update)
 
     @property
@@ -157,7 +159,9 @@ def bucketed_step_time(compute: Compute, exchange: Duration, buckets: int) -> fl
     """
     if not is_integer(buckets, 1):
         raise ValueError(f"`buckets` must be a whole number above 0, got {buckets!r}.")
+    # The link waits for the first bucket, and is never idle after that.
     busy = compute.backward / buckets + buckets * exchange.total
+    # The link keeps up with the backward pass, so the last bucket starts at its end.
     last = compute.backward + exchange.total
     return compute.forward + max(busy, last) + compute.update
 
@@ -211,7 +215,10 @@ def pipelined_step_time(
         raise ValueError(f"`width` must be a whole number above 0, got {width!r}.")
     if width == 1:
         return synchronous_step_time(compute, exchange)
+    # A core that encodes and adds cannot compute the model meanwhile. The rest of the
+    # exchange still runs beside the model.
     also = exchange.computed if one_core else 0.0
+    # The step itself updates once, which `compute.total` has.
     ahead = (width - 1) * compute.update if weight_prediction else 0.0
     return max(compute.total + ahead + also, exchange.total)
 
@@ -254,6 +261,7 @@ def asynchronous_step_time(cluster: Cluster, compute: Compute, n: int) -> float:
     size, others = FLOAT32 * n, cluster.hosts - 1
     alone = compute.total
     if others:
+        # The pull of the parameters, and the push of a gradient of the same size.
         alone += 2 * (cluster.link.latency + size / cluster.link.bandwidth)
     return max(
         alone,
@@ -346,9 +354,11 @@ def batch_to_hide(
             f"`width` must be a whole number of at least 2, got {width!r}. At width 1"
             " no exchange is hidden."
         )
+    # One update of the step itself, and K - 1 updates of the prediction.
     updates = (width if weight_prediction else 1) * compute.update
     left = exchange.total - updates - (exchange.computed if one_core else 0.0)
     passes = compute.forward + compute.backward
+    # The parts that do not grow with the batch already take as long as the exchange.
     if left <= 0:
         return 0.0
     return left / passes if passes else math.inf

@@ -99,13 +99,11 @@ def profile(mesh: Mesh, cases: Mapping[str, Case], rounds: int) -> dict[str, Pro
 
 
 def _profile(times: np.ndarray) -> Profile:
-    """Returns the profile for the seconds of all rounds on this process.
-
-    Args:
-      times: [rounds, 2, phases], the seconds for the whole vector and for one element.
-    """
+    """Returns the profile for the seconds `[rounds, 2, phases]` on this process."""
+    # The second axis of `times` has the whole vector, and the vector of one element.
     every = multihost_utils.process_allgather(times).reshape(-1, *times.shape)
     whole, short = np.median(every.mean(axis=0), axis=0)
+    # Noise may make one element slower than the whole vector.
     launch = np.minimum(whole, short)
     # Waiting is not part of the launch, although devices wait for one element as well.
     launch[PHASES.index("wait")] = 0
@@ -127,13 +125,15 @@ class _Chain:
 
             program = jax.jit(on_mesh(link, mesh, (own,), own), donate_argnums=0)
             self._programs.append((phase, program))
+        # The programs donate what they are given, and the summands are used in every
+        # run.
         self._copy = jax.jit(functools.partial(jax.tree.map, jnp.copy))
 
     def __call__(self, barrier: Callable[[], None]) -> list[float]:
-        """Runs all phases once and returns the seconds of each on this process."""
         taken = dict.fromkeys(PHASES, 0.0)
         carry = jax.block_until_ready(self._copy((self._whole.summands, self._states)))
         barrier()
+        # All devices have met once, so this is the time of a barrier itself.
         meeting = _seconds(barrier)
         for phase, program in self._programs:
             if phase in ("first", "second"):
@@ -145,7 +145,6 @@ class _Chain:
         return list(taken.values())
 
     def _phases(self, mesh: Mesh) -> list[str]:
-        """Returns the names of the phases in order."""
         found: list[str] = []
 
         def local() -> None:

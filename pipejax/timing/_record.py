@@ -68,7 +68,6 @@ def from_json(record: Mapping[str, Any]) -> Cluster:
 
 
 def _finite(value: Any) -> Any:
-    """Returns the value with `None` in place of every infinity."""
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}
     return None if value == math.inf else value
@@ -114,6 +113,5 @@ def _made(kind: type[T], record: Any, where: str, **parts: Read) -> T:
 
 
 def _check_object(record: Any, where: str, what: str) -> None:
-    """Raises a ValueError unless the record at the path `where` is a mapping."""
     if not isinstance(record, Mapping):
         raise ValueError(f"`{where}` must be an object {what}, got {record!r:.80}.")

@@ -21,16 +21,13 @@ Kind = Literal["stream", "pair", "shift", "shuffle"]
 class Round(NamedTuple):
     """Messages that are sent at the same time, with the work around them.
 
-    Each device sends at most one message in a round and receives at most one. A round
-    without messages is local work of the senders.
+    Each device sends at most one message in a round and receives at most one.
 
     Attributes:
-      senders: The ranks of the senders, [m] for m messages. Without messages, the ranks
-        of the devices that work.
-      receivers: The rank that receives each message, [m].
+      senders: The ranks of the senders; without messages, of the devices that work.
+      receivers: The rank that receives each message.
       bytes: The bytes of each message.
-      kind: The communication pattern, one of `pj.timing.Shares`, or `"stream"`, which
-        gets all of a link's bandwidth.
+      kind: A pattern of `Shares`, or `"stream"`, which gets all of the bandwidth.
       before: Seconds that each sender works before it sends.
       after: Seconds that each receiver works after it has received the message.
     """
@@ -43,18 +40,11 @@ class Round(NamedTuple):
     after: float = 0.0
 
     def share(self, shares: Shares) -> float:
-        """Returns the share of a link's bandwidth that a sender gets in this round."""
         return 1.0 if self.kind == "stream" else getattr(shares, self.kind)
 
 
 class WorkSeconds(NamedTuple):
-    """Functions from bytes of float32 to the seconds that a device works on them.
-
-    Attributes:
-      encode: Seconds to encode that many bytes.
-      decode: Seconds to decode payloads into that many bytes.
-      add: Seconds to add that many bytes.
-    """
+    """Functions from bytes of float32 to the seconds that a device works on them."""
 
     encode: Callable[[float], float]
     decode: Callable[[float], float]
@@ -62,7 +52,6 @@ class WorkSeconds(NamedTuple):
 
     @classmethod
     def of(cls, cluster: Cluster, codec: str | None) -> "WorkSeconds":
-        """Makes the functions from the speeds of a cluster and one of its codecs."""
         speed = cluster.codec(codec)
         return cls(
             lambda size: size / speed.encode,
@@ -74,11 +63,7 @@ class WorkSeconds(NamedTuple):
 def rounds(
     algorithm: Algorithm, p: int, n: int, codec: Codec | None, work: WorkSeconds
 ) -> Iterator[Round]:
-    """Yields the rounds of an all-reduce of n float32 elements over p devices.
-
-    Each of the two collectives of `two_shot` has p-1 rounds. In the d-th of them, each
-    device sends to the device d ranks further on.
-    """
+    """Yields the rounds of an all-reduce of n float32 elements over p devices."""
     return _ROUNDS[algorithm](p, n, codec, work)
 
 
@@ -110,6 +95,8 @@ def _two_shot(
 ) -> Iterator[Round]:
     piece, every = Piece.of(n, p, codec), np.arange(p)
     yield _local(p, before=p * work.encode(piece.coded))
+    # In round d, each device sends to the device d ranks further on. Thus each sends
+    # and receives one message in every round.
     for distance in range(1, p):
         yield Round(every, (every + distance) % p, piece.payload, "shuffle")
     sums = p * work.decode(piece.coded) + (p - 1) * work.add(piece.bytes)
@@ -122,19 +109,18 @@ def _two_shot(
 def _halving_doubling(
     p: int, n: int, codec: Codec | None, work: WorkSeconds
 ) -> Iterator[Round]:
-    """Yields the rounds of halving and doubling over q devices, a power of two.
-
-    The other p - q devices first send their vectors to a partner. They receive the
-    result at the end.
-    """
+    """Yields the rounds of halving and doubling over q devices, a power of two."""
     q = 1 << (p.bit_length() - 1)
     piece, some, rest = Piece.of(n, q, codec), np.arange(q), np.arange(q, p)
     after = work.decode(piece.coded) + work.add(piece.bytes)
+    # The last p - q devices first send their vectors to a partner, and receive the
+    # result at the end.
     if rest.size:
         before = q * work.encode(piece.coded)
         yield Round(rest, rest - q, q * piece.payload, "stream", before, q * after)
     distances = [1 << i for i in range(q.bit_length() - 1)]
     for d in reversed(distances):
+        # At distance d, a device sends d pieces, and adds as many.
         before = d * work.encode(piece.coded)
         yield Round(some, some ^ d, d * piece.payload, "pair", before, d * after)
     yield _local(p, before=work.encode(piece.coded))
@@ -168,6 +154,7 @@ def _parameter_server(
     yield _local(p, before=encode)
     for rank in range(1, p):
         yield Round(server + rank, server, whole.payload)
+    # The server alone decodes the vectors of all p devices, its own among them.
     yield _local(1, before=p * decode + (p - 1) * work.add(whole.bytes) + encode)
     for rank in range(1, p):
         yield Round(server, server + rank, whole.payload)

@@ -79,6 +79,7 @@ class Workload:
         Raises:
           ValueError: If `slow` does not have one number for each device.
         """
+        # The mean of exp(normal(m, j)) is exp(m + j^2 / 2), which is 1 for this m.
         noise = rng.normal(-(self.jitter**2) / 2, self.jitter, (steps, devices))
         slow = np.ones(devices) if self.slow is None else np.asarray(self.slow)
         if slow.shape != (devices,):
@@ -160,6 +161,8 @@ def simulate(
     zero = np.zeros(p)
     for t in range(steps):
         before = computed[t - 1] if t else zero
+        # The two rules of the steps, at the top of this module, are the next three
+        # lines.
         applied = exchanged[t - width] if t >= width else zero
         computed[t] = np.maximum(before, applied) + times[t]
         ready = np.maximum(computed[t], exchanged[t - 1] if t else zero)
@@ -171,11 +174,7 @@ def simulate(
 
 
 class Network:
-    """The links of a cluster, and the time until which each of them is occupied.
-
-    The devices of a host share the host's link. Inside a host, each pair of devices has
-    a link of its own, which is always free.
-    """
+    """The links of a cluster, and the time until which each of them is occupied."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -184,12 +183,7 @@ class Network:
         self._in = np.zeros(cluster.hosts)
 
     def exchange(self, todo: Iterable[Round], ready: np.ndarray) -> np.ndarray:
-        """Returns when each device is done with the rounds.
-
-        Args:
-          todo: The rounds, in order.
-          ready: [devices], when each device can start.
-        """
+        """Returns when each device is done with the rounds, if it begins at `ready`."""
         times = ready.copy()
         for one in todo:
             times[one.senders] += one.before
@@ -200,12 +194,7 @@ class Network:
         return times
 
     def _deliver(self, one: Round, ready: np.ndarray) -> np.ndarray:
-        """Returns when each message of a round has arrived.
-
-        Args:
-          one: The round, with at least one message.
-          ready: [messages], when each sender has its message ready.
-        """
+        """Returns when each message of a round arrives, if it is there at `ready`."""
         link, inner = self._cluster.link, self._cluster.inner
         sources, targets = self._host[one.senders], self._host[one.receivers]
         outside = sources != targets
@@ -213,15 +202,22 @@ class Network:
         wire = one.bytes / link.bandwidth / share
         arrived = np.empty_like(ready)
         if inner is not None:
+            # Inside a host, each pair of devices has a link of its own, which is always
+            # free.
             arrived[:] = ready + inner.latency + one.bytes / inner.bandwidth / share
         where = np.flatnonzero(outside)
         if self._cluster.devices == 1:
+            # A device sends and receives at most one message in a round. With one
+            # device a host, no link is asked for twice, and all messages can be
+            # computed at once.
             source, target = sources[where], targets[where]
             begin = np.maximum(self._out[source], self._in[target])
             done = np.maximum(begin, ready[where]) + wire
             self._out[source] = self._in[target] = done
             arrived[where] = done + link.latency
             return arrived
+        # The devices of a host share its link. It serves messages in the order in which
+        # they are ready, and each one can delay those after it.
         for i in where[np.argsort(ready[where], kind="stable")]:
             source, target = sources[i], targets[i]
             done = max(ready[i], self._out[source], self._in[target]) + wire

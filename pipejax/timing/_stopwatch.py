@@ -66,17 +66,7 @@ def in_turn(
 ) -> dict[str, list[float]]:
     """Measures how long each program takes until it is done on all processes.
 
-    All programs run once to compile, and then in turn in each round. A barrier before
-    each run makes all processes start it at the same time. No process is then still
-    busy with the run before, and processes that share a core do so in every run.
-
-    Args:
-      mesh: The mesh over which the processes meet at the barrier.
-      programs: Functions by name that return when their work is done.
-      rounds: The number of measurement rounds.
-
-    Returns:
-      The seconds of each program by name, one for each round, at the slowest process.
+    Returns the seconds of each program, one for each round, at the slowest process.
     """
     join()  # No train step may reduce meanwhile.
     barrier = CompiledAllReduce(mesh, Case(psum(), 1))
@@ -86,6 +76,8 @@ def in_turn(
     times: dict[str, list[float]] = {name: [] for name in programs}
     for _ in range(rounds):
         for name, program in programs.items():
+            # All processes start at the same time. No process is then still busy with
+            # the run before, and processes that share a core do so in every run.
             barrier()
             start = time.perf_counter()
             program()
@@ -94,7 +86,6 @@ def in_turn(
 
 
 def check_several(mesh: Mesh) -> None:
-    """Raises a ValueError for a mesh with a single device, which exchanges nothing."""
     if mesh.size == 1:
         raise ValueError(
             "`mesh` must have several devices, got one. Run this on every host, after"
@@ -103,12 +94,10 @@ def check_several(mesh: Mesh) -> None:
 
 
 def _slowest(times: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Returns the times of the slowest process in each round.
-
-    A process that has sent its last message may be done before the others have received
-    theirs.
-    """
+    """Returns the times of the slowest process in each round."""
     own = np.array([*times.values()])
+    # A process that has sent its last message may be done before the others have
+    # received theirs.
     every = multihost_utils.process_allgather(own).reshape(-1, *own.shape)
     return dict(zip(times, every.max(axis=0).tolist(), strict=True))
 
@@ -116,10 +105,7 @@ def _slowest(times: dict[str, list[float]]) -> dict[str, list[float]]:
 class CompiledAllReduce:
     """A compiled all-reduce, with the arrays that it sums and the states of its codecs.
 
-    Attributes:
-      axis: The mesh axis, or the axes, that the arrays are summed over.
-      summands: The arrays of all devices, concatenated along their first axis.
-      states: The states of the codecs of all devices, concatenated in the same way.
+    The arrays and states of all devices are concatenated along their first axis.
     """
 
     def __init__(self, mesh: Mesh, case: Case) -> None:
@@ -146,6 +132,7 @@ class CompiledAllReduce:
 
         self.summands = Summands(tuple(map(made, self._layout.coded)))
         self.states = jax.jit(on_mesh(init, mesh, (), own))()
+        # All devices have the same sums. Their states differ.
         self._step = jax.jit(on_mesh(local, mesh, (own, own), (P(), own)))
 
     def stages(self) -> Stages:
@@ -153,6 +140,5 @@ class CompiledAllReduce:
         return self._case.all_reduce(self._layout, self.axis)
 
     def __call__(self) -> None:
-        """Runs the all-reduce once and waits until it is done on this process."""
         total, self.states = self._step(self.summands, self.states)
         jax.block_until_ready(total)

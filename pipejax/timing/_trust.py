@@ -22,6 +22,8 @@ from ._fit import Fit
 
 LONG = 0.1
 """The share of the longest time from which on an exchange counts as long."""
+# A little above the 9 %, 30 % and 12 % of the nine fits. The median of three times is
+# the first that is not moved by a single outlier.
 MEDIAN, WORST, SPREAD, ROUNDS, WIRE = 0.10, 0.35, 0.20, 3, 0.5
 """The limits of a trusted fit.
 
@@ -129,6 +131,7 @@ def trust(fit: Fit) -> Trust:
     limit = LONG * max(sample.seconds for sample in fit.samples)
     pairs = list(zip(map(abs, fit.errors), fit.samples, strict=True))
     long = [pair for pair in pairs if pair[1].seconds >= limit]
+    # There is at least one long exchange: the longest.
     worst_error, worst = max(long, key=lambda pair: pair[0])
     found = Trust(
         reasons=(),
@@ -147,13 +150,14 @@ def trust(fit: Fit) -> Trust:
 
 def _wire(fit: Fit) -> float:
     """Returns the share of the time that the largest exchange spends on its bytes."""
+    # Predictions for larger gradients rest on the bandwidth. If most of this time were
+    # latency, the fit would hardly have measured the bandwidth.
     largest = max(fit.samples, key=lambda sample: sample.exchange.between.wire)
     parts = duration(fit.cluster, largest.exchange)
     return parts.wire / parts.total
 
 
 def _reasons(found: Trust) -> list[str]:
-    """Returns a reason with a remedy for each limit that the figures miss."""
     busy = "Measure again while nothing else runs on the hosts and their network."
     checks = [
         (

@@ -120,14 +120,8 @@ def kind_in(
 ) -> Kind | None:
     """Returns how an optimizer's update depends on gradients, for a prediction.
 
-    Args:
-      tx: The optimizer.
-      params: The parameters, or their shapes.
-      count: Number of gradients in flight, K-1.
-
-    Returns:
-      The kind, or `None` if nothing is in flight, or if the update needs more than
-      gradients and parameters, so that it cannot be predicted.
+    Returns `None` if nothing is in flight, or if the update needs more than gradients
+    and parameters, so that it cannot be predicted.
     """
     if not count:
         return None

@@ -108,11 +108,9 @@ def pipelined_mean(
 
 
 def _late(sums: Any, fresh: Any) -> tuple[Any, Any]:
-    """Returns both unchanged, and keeps the sums unused until `fresh` is computed.
-
-    Without the barrier, XLA puts the update before the compute of this step. The
-    all-reduce would then end there too, where nothing hides it.
-    """
+    """Returns both unchanged, and keeps the sums unused until `fresh` is computed."""
+    # Without a barrier, XLA puts the update before the compute of this step. The
+    # all-reduce would then end there too, where nothing hides it.
     # The inner barrier joins all of `fresh`. Without it, XLA computes the last gradient
     # after the end of the all-reduce, where that gradient hides nothing.
     late = lax.optimization_barrier((sums, lax.optimization_barrier(fresh)))
@@ -131,8 +129,6 @@ def _varying(x: Any) -> frozenset[str]:
 
 
 def _check_same_shapes(updates: Any, params: Any) -> None:
-    """Raises an error unless gradients have the form of the parameters."""
-
     def shapes(tree: Any) -> dict[str, tuple[int, ...]]:
         leaves = jax.tree_util.tree_leaves_with_path(tree)
         return {jax.tree_util.keystr(path): leaf.shape for path, leaf in leaves}
@@ -147,10 +143,8 @@ def _check_same_shapes(updates: Any, params: Any) -> None:
 
 
 def _check_not_summed(updates: Any, axis_name: str) -> None:
-    """Raises an error if `jax.grad` has already summed the gradients over the axis.
-
-    With `check_vma=True`, `jax.grad` does so for replicated parameters.
-    """
+    """Raises an error if `jax.grad` has already summed the gradients over the axis."""
+    # With `check_vma=True`, `jax.grad` sums the gradients of replicated parameters.
     tracks_axes = axis_name in _varying(lax.axis_index(axis_name))
     leaves = jax.tree.leaves(updates)
     if tracks_axes and leaves and not any(axis_name in _varying(g) for g in leaves):
@@ -164,7 +158,6 @@ def _check_not_summed(updates: Any, axis_name: str) -> None:
 
 
 def _check_state(state: InFlight, width: int, fresh: Message) -> None:
-    """Raises an error unless the state has this width and these gradients."""
     found, wanted = width_of(state), _form(fresh.gradients)
     pending = [_form(message.gradients) for message in state.pending]
     if found != width or any(form != wanted for form in pending):

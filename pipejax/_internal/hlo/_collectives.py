@@ -21,22 +21,18 @@ COLLECTIVES = (
 
 
 def is_collective(op: Instruction) -> bool:
-    """Returns whether `op` is a collective between devices, or the start of one.
-
-    Of the two instructions of a collective between slices, only the `send` counts. A
-    transfer to the host is not a collective.
-    """
+    """Returns whether `op` is a collective between devices, or the start of one."""
     if op.opcode.removesuffix("-start") not in COLLECTIVES:
         if {"replica_groups", "source_target_pairs"} & op.attributes.keys():
             op.refuse("it is a collective of an unknown kind")
         return False
     if _slices.between_slices(op):
+        # A collective between slices has two instructions, of which one is to count.
         return op.opcode == "send"
     return op.attributes.get("is_host_transfer") != "true"
 
 
 def kind_of(op: Instruction) -> str:
-    """Returns the kind of a collective, one of `COLLECTIVES`."""
     if _slices.between_slices(op):
         return _slices.kind(op)
     return op.opcode.removesuffix("-start")

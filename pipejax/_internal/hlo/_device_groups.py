@@ -11,15 +11,7 @@ from ._module import Instruction, Module, not_understood
 
 
 def by_slice(devices: list[Any], module: Module) -> list[list[Any]]:
-    """Returns the devices of each slice that a program is compiled for.
-
-    Args:
-      devices: All devices, in the order of the mesh.
-      module: The program.
-
-    Raises:
-      ValueError: If the program is compiled for another number of devices.
-    """
+    """Returns the devices of each slice that a program is compiled for."""
     count = module.replica_count * module.num_partitions
     if len(devices) == count:
         return [devices]
@@ -38,13 +30,7 @@ def by_slice(devices: list[Any], module: Module) -> list[list[Any]]:
 def device_groups(
     op: Instruction, module: Module, slices: list[list[Any]]
 ) -> tuple[frozenset[Any], ...]:
-    """Returns the sets of devices that exchange data in a collective.
-
-    Args:
-      op: The collective.
-      module: The program.
-      slices: The devices of each slice, as `by_slice` returns them.
-    """
+    """Returns the sets of devices that exchange data in a collective."""
     if not _slices.between_slices(op):
         return tuple(
             frozenset(devices[i] for i in group)
@@ -59,11 +45,7 @@ def device_groups(
 
 
 class MeshAxes:
-    """The axes of the mesh that a program is compiled for.
-
-    Attributes:
-      names: Names of the axes, in the order of the mesh.
-    """
+    """The axes of the mesh that a program is compiled for."""
 
     def __init__(self, mesh: jax.sharding.Mesh, module: Module):
         self.names = tuple(mesh.axis_names)
@@ -76,5 +58,7 @@ class MeshAxes:
         spanned = np.zeros(len(self.names), bool)
         for group in device_groups(op, self._module, self._slices):
             places = np.array([self._places[device] for device in group])
+            # An axis is spanned if some device of a group has another place on it than
+            # the first.
             spanned |= (places != places[:1]).any(axis=0)
         return tuple(np.array(self.names)[spanned].tolist())

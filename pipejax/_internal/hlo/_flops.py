@@ -48,7 +48,6 @@ class WorkCount:
 
     Attributes:
       flops: FLOPs of matmuls and convolutions.
-      matmuls: Number of matmuls and convolutions.
       operations: Number of kernels. A fusion is one kernel, whatever it contains.
     """
 
@@ -73,9 +72,7 @@ class Counter:
     """Counts the work of a module's instructions and computations.
 
     Attributes:
-      module: The module.
-      uncounted: Instructions whose FLOPs could not be counted in full, by name, with
-        the reason. It grows as instructions are counted.
+      uncounted: Why the FLOPs of an instruction are not counted in full, by its name.
     """
 
     def __init__(self, module: Module):
@@ -84,7 +81,6 @@ class Counter:
         self._known: dict[str, WorkCount] = {}
 
     def of(self, op: Instruction, home: Computation) -> WorkCount:
-        """Returns the work of `op`, an instruction of `home`."""
         if op.opcode == "while":
             parts = [self.whole(name) for name in op.calls]
             return sum(parts, WorkCount()).times(self.trips(op, home))
@@ -107,7 +103,6 @@ class Counter:
         return dataclasses.replace(inner, operations=int(inner.matmuls > 0 or not free))
 
     def whole(self, name: str) -> WorkCount:
-        """Returns the work of one execution of the computation `name`."""
         if name not in self._known:
             home = self.module.computations[name]
             parts = (self.of(op, home) for op in home.instructions)
@@ -115,11 +110,8 @@ class Counter:
         return self._known[name]
 
     def trips(self, loop: Instruction, home: Computation) -> int:
-        """Returns how often the body of `loop` runs.
-
-        A loop of unknown length counts as one execution and is added to `uncounted`.
-        """
         count = trip_count(loop, home, self.module)
+        # The loop is listed, so that the report says that FLOPs may be missing.
         if count is None:
             self.uncounted[loop.name] = "a loop of unknown length, counted once"
         return 1 if count is None else count

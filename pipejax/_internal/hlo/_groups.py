@@ -50,18 +50,14 @@ _REDUCTIONS = ("all-reduce", "all-gather", "reduce-scatter", "collective-reduce"
 
 
 def groups_of(collective: Instruction, module: Module) -> tuple[Group, ...]:
-    """Returns the sets of devices that exchange data, by their number in the program.
-
-    Raises:
-      ValueError: If the groups have an unknown form, overlap, or contain a device that
-        the program does not have.
-    """
+    """Returns the sets of devices that exchange data, as numbers in the program."""
     count = module.replica_count * module.num_partitions
     why = f"its groups have an unknown form or do not fit its {count} devices"
     try:
         found = _by_device(collective, _written(collective), module)
     except ValueError as error:
         raise not_understood(collective.line, why) from error
+    # Groups that overlap, or have unknown devices, were read in a wrong mode.
     members = [device for group in found for device in group]
     if len(members) != len(set(members)) or not set(members) <= set(range(count)):
         raise not_understood(collective.line, why)
@@ -69,15 +65,12 @@ def groups_of(collective: Instruction, module: Module) -> tuple[Group, ...]:
 
 
 def _written(op: Instruction) -> list[Group]:
-    """Returns the groups as the text numbers them; an empty list is one group of all.
-
-    Raises:
-      ValueError: If the groups have an unknown form.
-    """
+    """Returns the groups as written. An empty list stands for one group of all."""
     pairs = op.attributes.get("source_target_pairs") or op.frontend.get(
         "_xla_send_recv_source_target_pairs"
     )
     if pairs is not None:
+        # A ring of pairs is one group, because data can reach each of its devices.
         return connected(_listed(pairs))
     text = op.attribute("replica_groups")
     if text.startswith("mesh["):
@@ -113,18 +106,24 @@ def _along_mesh(text: str) -> list[Group]:
     for name, before, size in re.findall(_PART, mesh["along"]):
         if name not in sizes:
             raise ValueError(name)
+        # A part is kept as the range of sizes that it covers: `'x':(2)2` comes after a
+        # part of size 2, and so covers the sizes from 2 to 4.
         begin = int(before or 1)
         parts[name].append((begin, begin * int(size or sizes[name])))
     # Split each axis into dimensions at the places where a part of it begins or ends.
     dims: list[int] = []
     grouped: list[int] = []
     for name, size in sizes.items():
+        # Between two cuts, an axis has a dimension of size high / low. For an axis of
+        # size 8 and the part (2, 4), the dimensions are 2, 2 and 2, of which the second
+        # is in the group.
         cuts = sorted({1, size, *itertools.chain.from_iterable(parts[name])})
         for low, high in itertools.pairwise(cuts):
             if any(begin <= low and high <= end for begin, end in parts[name]):
                 grouped.append(len(dims))
             dims.append(high // low)
     cut = _mesh_devices(mesh["ids"], list(sizes.values())).reshape(dims)
+    # With the grouped dimensions last, each row of the reshaped array is a group.
     last = range(len(dims) - len(grouped), len(dims))
     width = math.prod(dims[i] for i in grouped)
     return _rows(np.moveaxis(cut, grouped, last).reshape(-1, width))
@@ -147,6 +146,7 @@ def connected(pairs: Iterable[Group]) -> list[Group]:
     """
     found: list[Group] = []
     for pair in pairs:
+        # A pair may join several groups that had no device in common so far.
         connected_sets = [group for group in found if group & pair]
         found = [group for group in found if not group & pair]
         found.append(pair.union(*connected_sets))

@@ -51,18 +51,12 @@ def flops_of(op: Instruction, shapes: list[Shape]) -> float | None:
 
 
 def _dot(lhs: Shape, out: Shape, contracting: str) -> float:
-    """Returns the FLOPs of a matmul that contracts these dimensions of `lhs`.
-
-    Examples:
-      >>> _dot(Shape("f32", (8, 100)), Shape("f32", (8, 10)), "{1}")
-      16000.0
-    """
+    """Returns the FLOPs of a matmul that contracts these dimensions of `lhs`."""
     contracted = (lhs.dims[int(i)] for i in re.findall(r"\d+", contracting))
     return 2.0 * out.size * math.prod(contracted)
 
 
 def _convolution(op: Instruction, lhs: Shape, rhs: Shape, out: Shape) -> float:
-    """Returns the FLOPs of a convolution of `lhs` with the kernel `rhs`."""
     left, right, result = re.split("_|->", op.attributes["dim_labels"])
     window = dict(re.findall(r"(\w+)=(\S+)", op.attributes.get("window", "{}")[1:-1]))
     taps = window.get("size", "").split("x") if window else []

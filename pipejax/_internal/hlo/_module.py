@@ -24,8 +24,6 @@ _CALLS = (
 
 
 class Shape(NamedTuple):
-    """The dtype and the dimensions of one array."""
-
     dtype: str
     dims: tuple[int, ...]
 
@@ -35,14 +33,8 @@ class Shape(NamedTuple):
 
     @property
     def bytes(self) -> float:
-        """Returns the size in bytes without padding.
-
-        A 4-bit number takes half a byte. A token takes no memory.
-
-        Examples:
-          >>> Shape("bf16", (3, 5)).bytes
-          30.0
-        """
+        """Returns the size in bytes without padding."""
+        # A 4-bit number takes half a byte, and a token takes no memory.
         if self.dtype in ("token", "opaque"):
             return 0.0
         bits = re.search(r"\d+", self.dtype)
@@ -54,14 +46,11 @@ class Instruction:
     """An HLO instruction, which is one line of a computation.
 
     Attributes:
-      name: Name of the instruction, unique in its computation.
-      opcode: Opcode, such as `"fusion"` or `"all-reduce-start"`.
-      shapes: Shapes of the arrays in the result. If the result is a tuple, these are
-        its leaves in order.
-      operands: Names of the operands, which are instructions of the same computation.
+      shapes: Shapes of the arrays in the result; of a tuple, those of its leaves in
+        order.
+      operands: Names of the operands, which are in the same computation.
       literal: Text between the parentheses of a constant or parameter.
       attributes: Text of each attribute as printed, by the name of the attribute.
-      line: The line as printed.
     """
 
     name: str
@@ -73,13 +62,11 @@ class Instruction:
     line: str
 
     def operand(self, place: int = 0) -> str:
-        """Returns the name of an operand; a missing operand is a `ValueError`."""
         if place >= len(self.operands):
             self.refuse(f"it has {len(self.operands)} operands")
         return self.operands[place]
 
     def attribute(self, name: str) -> str:
-        """Returns the text of an attribute; a missing attribute is a `ValueError`."""
         if name not in self.attributes:
             self.refuse(f"it has no attribute {name!r}")
         return self.attributes[name]
@@ -100,10 +87,7 @@ class Instruction:
 
     @property
     def op_name(self) -> str:
-        """Returns the JAX operation that the instruction comes from, if it is named.
-
-        Otherwise returns an empty string.
-        """
+        """Returns the JAX operation that the instruction is from, or an empty text."""
         found = re.search(
             r'op_name="((?:\\.|[^"\\])*)"', self.attributes.get("metadata", "")
         )
@@ -111,11 +95,9 @@ class Instruction:
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:
-        """Returns the configuration of the backend if it is JSON, else an empty dict.
-
-        Older HLO texts print the JSON inside a string.
-        """
+        """Returns the backend's configuration if it is JSON, or else an empty dict."""
         text = self.attributes.get("backend_config", "")
+        # Older HLO texts print the JSON inside a string.
         text = text[1:-1].replace('\\"', '"') if text.startswith('"') else text
         try:
             found = json.loads(text)
@@ -136,19 +118,15 @@ class Instruction:
         return self.attributes.get("custom_call_target", "").strip('"')
 
     def refuse(self, why: str) -> NoReturn:
-        """Raises a `ValueError` that quotes the line of this instruction."""
         raise not_understood(self.line, why)
 
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """An HLO computation.
+    """An HLO computation, whose value is that of its instruction `root`.
 
-    Attributes:
-      name: Name of the computation.
-      instructions: Instructions in the order of the text. This is the order in which
-        they run if the module is scheduled.
-      root: The instruction whose value the computation returns.
+    The instructions are in the order of the text. This is the order in which they run
+    if the module is scheduled.
     """
 
     name: str
@@ -160,7 +138,6 @@ class Computation:
 
     @functools.cached_property
     def index(self) -> dict[str, int]:
-        """Returns the position of each instruction in `instructions`, by name."""
         return {op.name: i for i, op in enumerate(self.instructions)}
 
     def shapes_of(self, operands: tuple[str, ...]) -> list[Shape]:
@@ -172,11 +149,8 @@ class Module:
     """An HLO module, which is a whole program.
 
     Attributes:
-      name: Name of the module.
       is_scheduled: Whether instructions stand in the order in which they run.
       num_partitions: Number of partitions of each replica.
-      replica_count: Number of replicas.
-      computations: All computations, by name.
       entry: The computation that the program starts with.
     """
 
@@ -210,12 +184,7 @@ def split(text: str) -> list[str]:
 
 
 def not_understood(line: str, why: str) -> ValueError:
-    """Returns the error for HLO text that cannot be read.
-
-    Args:
-      line: The line that is the reason, which the message quotes.
-      why: What is wrong with the line, as a clause.
-    """
+    """Returns the error for a line that cannot be read, with the reason as a clause."""
     line = line.strip()
     shown = line if len(line) < 600 else f"{line[:600]}..."
     return ValueError(

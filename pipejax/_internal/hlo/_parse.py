@@ -33,17 +33,7 @@ _SHAPE = re.compile(r"([a-z][a-z0-9]*)\[([^\]]*)\]")
 
 
 def parse(text: str) -> Module:
-    """Parses the text of a module.
-
-    Args:
-      text: HLO text, as `jax.stages.Compiled.as_text` returns it.
-
-    Returns:
-      The `Module`, scheduled or not.
-
-    Raises:
-      ValueError: If a line is not understood; the message quotes the first such line.
-    """
+    """Parses the text of a module, as `jax.stages.Compiled.as_text` returns it."""
     lines = text.strip("\n").split("\n")
     if not lines[0].startswith("HloModule "):
         raise not_understood(lines[0], "HLO text begins with `HloModule`")

@@ -20,10 +20,6 @@ class Reading:
     """A walk over the computations of a module, in the order they run.
 
     Attributes:
-      module: The module to read.
-      axes: The axes of the mesh that the module is compiled for, or `None`.
-      counter: Counts the work of the module's instructions.
-      finder: Finds the module's collectives.
       collectives: Collectives found so far. Their `share` is 0 until `report` sets it.
       schedule: Items found so far, for `timeline`.
     """
@@ -37,7 +33,6 @@ class Reading:
         self.schedule: list[Item] = []
 
     def report(self) -> Report:
-        """Walks the whole module and returns its report."""
         entry = self.module.entry
         total = self.counter.whole(entry.name)
         covered = self._walk(entry, 1, 0)[1]
@@ -63,27 +58,26 @@ class Reading:
     def _walk(self, home: Computation, times: int, place: int) -> tuple[int, Covered]:
         """Reads a computation, and the loops, branches and calls in it.
 
-        Args:
-          home: The computation.
-          times: Number of executions of `home`.
-          place: Number of compute items in the schedule before `home`.
-
-        Returns:
-          The number of compute items in the schedule before the end of `home`, and the
-          FLOPs of `home` that run while at least one collective is in progress, or at
-          least one over given axes.
+        The program runs `home` so many `times`, and `place` compute items are before it
+        in the schedule. Returns the number of compute items before its end, and the
+        FLOPs that run while at least one collective is in progress, or one over given
+        axes.
         """
         spans = self.finder.spans(home)
         under = self._under(spans)
         covered: Covered = collections.defaultdict(float)
         places: list[int] = []
         for i, op in enumerate(home.instructions):
+            # `places[i]` is where instruction i stands in the schedule, counted in
+            # compute items. Instructions that are no compute stand where the next
+            # compute item does.
             places.append(place)
             self.collectives += [
                 self._collective(span, home, times) for span in spans if span.at == i
             ]
             work = self.counter.of(op, home).times(times)
             inside: Covered = collections.defaultdict(float)
+            # A loop without collectives is a single item of the schedule.
             if op.opcode in ("while", "call", "conditional") and self._holds(op):
                 count = self.counter.trips(op, home) if op.opcode == "while" else 1
                 place, inside = self._inner(op, times * count, place)
@@ -92,11 +86,15 @@ class Reading:
                 self.schedule.append(Item(op.name, kind, work.flops, place, place + 1))
                 place += 1
             for axes in under.keys() | inside.keys():
+                # If the whole instruction runs under a collective, so does all that is
+                # in it. If not, there may still be collectives in it that cover a part.
                 whole = i in under.get(axes, ())
                 covered[axes] += work.flops if whole else inside[axes]
         places.append(place)
         for span in spans:
             at = places[span.at]
+            # A synchronous collective has no length. It is drawn at the place where it
+            # starts.
             for part in span.stretches or (range(0),):
                 start, end = (
                     (places[part.start], places[part.stop]) if part else (at,) * 2
@@ -106,10 +104,7 @@ class Reading:
         return place, covered
 
     def _under(self, spans: list[Span]) -> dict[tuple[str, ...] | None, set[int]]:
-        """Returns the instructions that run during any collective, or over given axes.
-
-        The key `None` stands for any collective.
-        """
+        """Returns the instructions that run during collectives, by their mesh axes."""
         under: dict[tuple[str, ...] | None, set[int]] = {None: set()}
         for span in spans:
             running = {i for stretch in span.stretches for i in stretch}
@@ -119,14 +114,7 @@ class Reading:
         return under
 
     def _inner(self, op: Instruction, times: int, place: int) -> tuple[int, Covered]:
-        """Walks the computations that a loop, call or conditional runs.
-
-        All branches of a conditional are searched for collectives. The schedule and the
-        result are those of the branch with the most work.
-
-        Returns:
-          The same two numbers as `_walk`.
-        """
+        """Walks the computations that a loop, call or conditional runs; see `_walk`."""
         if op.opcode != "conditional":
             covered: Covered = collections.defaultdict(float)
             for name in op.calls:
@@ -135,6 +123,8 @@ class Reading:
                 for axes, flops in inside.items():
                     covered[axes] += flops
             return place, covered
+        # All branches are searched for collectives. Only the branch with the most work
+        # is drawn and counted, as in the total of the FLOPs.
         largest, drawn = max(op.calls, key=self.counter.whole), self.schedule
         for name in op.calls:
             self.schedule = drawn if name == largest else []
@@ -147,6 +137,7 @@ class Reading:
     def _collective(self, span: Span, home: Computation, times: int) -> Collective:
         """Returns the numbers of one collective, without its share of all FLOPs."""
         beside = [home.instructions[i] for part in span.stretches for i in part]
+        # Work in a loop inside the stretch counts with all its iterations.
         once = sum((self.counter.of(op, home) for op in beside), WorkCount())
         work = once.times(times)
         shapes = handed_over(span.op, span.home)

@@ -73,12 +73,11 @@ class Item(NamedTuple):
     """A kernel, loop or collective of the schedule, as `timeline` draws it.
 
     Attributes:
-      name: Name of the HLO instruction.
-      kind: `"matmul"` if the item contains a matmul or convolution, the kind of a
-        collective, or `"other"`.
+      kind: `"matmul"` if there is one in the item, the kind of a collective, or
+        `"other"`.
       flops: FLOPs of all executions of the item; 0 for a collective.
-      start: Number of compute items that the schedule has before the item starts.
-      end: Number of compute items that the schedule has before the item ends.
+      start: Number of compute items in the schedule before the item starts.
+      end: Number of compute items in the schedule before the item ends.
     """
 
     name: str
@@ -293,7 +292,6 @@ def _table(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def _joined(axes: tuple[str, ...] | None) -> str:
-    """Returns the names of mesh axes in one word; `?` if they are not known."""
     return "?" if axes is None else "+".join(axes) or "none"
 
 

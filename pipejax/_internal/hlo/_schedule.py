@@ -51,14 +51,11 @@ class Span(NamedTuple):
     """A collective, and where it is in progress in the schedule of one computation.
 
     Attributes:
-      name: Name of `start`, followed by `/` and the name of `op` if `start` starts
-        several collectives.
-      start: The instruction that starts the collective.
+      name: Name of `start`, and of `op` too if `start` starts several collectives.
       op: The collective itself: `start`, or an instruction that `start` wraps.
       home: The computation that contains `op`.
       at: Index of `start` in the schedule of its computation.
-      stretches: Index ranges of the instructions in the same schedule that run while
-        the collective is in progress; an empty tuple if it is synchronous.
+      stretches: Indices in this schedule of what runs meanwhile; empty if synchronous.
     """
 
     name: str
@@ -74,10 +71,9 @@ class Span(NamedTuple):
 
 
 class Finder:
-    """Finds the collectives of a module, and records which computations it has read.
+    """Finds the collectives of a module.
 
     Attributes:
-      module: The module to search.
       seen: Names of the computations whose collectives have been found.
     """
 
@@ -86,18 +82,7 @@ class Finder:
         self.seen: set[str] = set()
 
     def spans(self, home: Computation) -> list[Span]:
-        """Finds the collectives that start in `home`, outside its loops and branches.
-
-        Args:
-          home: A computation of the module.
-
-        Returns:
-          A `Span` for each collective, in the order in which they start.
-
-        Raises:
-          ValueError: If `home` has an asynchronous instruction of an unknown kind, or a
-            collective that has a start but no end, or an end but no start.
-        """
+        """Finds the collectives that start in `home`, outside of loops and branches."""
         self.seen.add(home.name)
         here, above, fused = *self._ends(home), self._fused(home)
         found = []
@@ -105,6 +90,8 @@ class Finder:
             held = self.collectives_of(start, home)
             for op, inside in held:
                 if start.opcode == "fusion":
+                    # `None` for a fusion that continues or ends a collective of an
+                    # earlier fusion.
                     stretches = fused.get((at, op.name))
                 elif not _is_start(start) or _is_synchronous(start, op):
                     stretches = ()
@@ -121,6 +108,8 @@ class Finder:
         """Returns the collectives that `op` is or wraps, each with its computation."""
         if is_collective(op):
             return [(op, home)]
+        # The end of a collective that has been found at its start, or a transfer to the
+        # host.
         if _base(op) in COLLECTIVES:
             return []
         if op.opcode.endswith(("-start", *_WAITS)) and _base(op) not in _ASYNC:
@@ -134,12 +123,13 @@ class Finder:
         return self._wrapped(op)
 
     def _wrapped(self, op: Instruction) -> list[tuple[Instruction, Computation]]:
-        """Finds the collectives in the computations that `op` calls."""
         found = []
         for name in op.calls:
             inside = self.module.computations[name]
             for x in inside.instructions:
                 calls = x.opcode == "call"
+                # Inside a kernel, a plain call is a part of it: no walk will come to
+                # the call.
                 held = self._wrapped(x) if calls else self.collectives_of(x, inside)
                 found += held
             if found:
@@ -147,15 +137,13 @@ class Finder:
         return found
 
     def _ends(self, home: Computation) -> tuple[dict[str, int], dict[str, int]]:
-        """Returns the index of the instruction that waits for each start in `home`.
-
-        Both dicts are keyed by the name of the start. The first one holds starts that
-        are waited for in the same run of `home`. The second one holds starts that a
-        loop passes on, which its next iteration waits for.
-        """
+        """Returns the index of the instruction that waits for each start in `home`."""
+        # Starts that are waited for in the same run of `home`, by name.
         here: dict[str, int] = {}
+        # Starts that a loop passes on, and that its next iteration waits for.
         above: dict[str, int] = {}
         for at, op in enumerate(home.instructions):
+            # Copies may be asynchronous too, and are no collectives.
             if not op.opcode.endswith("-done") or _base(op) in _COPIES:
                 continue
             origin, place = _origin(home, op.operand())
@@ -165,6 +153,8 @@ class Finder:
                 body = self.module.computations[origin.attribute("body").strip("%")]
                 if _is_start(_handed_on(body, place)):
                     continue
+            # A value that comes with the parameter of a loop body is from the iteration
+            # before. The start is what a body hands on at the same place.
             ends = above if origin.opcode == "parameter" else here
             origin = _handed_on(home, place) if ends is above else origin
             if not _is_start(origin):
@@ -182,17 +172,14 @@ class Finder:
         return here, above
 
     def _fused(self, home: Computation) -> dict[tuple[int, str], tuple[range, ...]]:
-        """Finds the stretches of the collectives in fusions of `home`.
-
-        The keys are the index of the fusion that starts the collective and the name of
-        the collective in this fusion. A fusion that continues or ends a collective of
-        an earlier fusion has no entry.
-        """
+        """Finds the stretches of the collectives in fusions of `home`."""
         found: dict[tuple[int, str], tuple[range, ...]] = {}
         begun: dict[str, tuple[int, str]] = {}
         for at, op in enumerate(home.instructions):
             held = self.collectives_of(op, home) if op.opcode == "fusion" else []
             for one, inside in held:
+                # Each fusion has its own copy of the collective. The copies share a
+                # channel.
                 channel = one.attributes.get("channel_id", "")
                 uses = {x.target for x in inside.instructions if one.name in x.operands}
                 if "AsyncCollectiveStart" in uses:
@@ -204,6 +191,8 @@ class Finder:
                         raise _unpaired(op, "is waited for and started nowhere")
                     start = begun.pop(channel)
                     found[start] = (range(start[0] + 1, at),)
+                # The fusion has a whole collective, which nothing runs beside. If the
+                # channel has begun, the fusion only continues that collective.
                 elif channel not in begun:
                     found[at, one.name] = ()
         for at, _ in begun.values():
@@ -234,6 +223,9 @@ def _stretches(
     if start.name in here:
         return (range(begin, here[start.name]),)
     if start.name in above:
+        # The done is of the iteration before. If it comes before the start, the
+        # collective is in progress at both ends of the body. If it comes after the
+        # start, there is one in progress at any time.
         end = above[start.name]
         rest = range(begin, len(home.instructions))
         return (range(end), rest) if end < begin else (range(len(home.instructions)),)
@@ -248,15 +240,14 @@ def _stretches(
 
 
 def _origin(home: Computation, name: str) -> tuple[Instruction, int]:
-    """Returns the instruction that computed `name`, and the tuple index of the value.
-
-    The index is -1 if the value is the whole result of the instruction.
-    """
+    """Returns the instruction that computed `name`, and an index into its tuple."""
+    # An index of -1 stands for the whole result of the instruction.
     op, place = home[name], -1
     while True:
         if op.opcode == "get-tuple-element":
             place = op.index
         elif op.opcode == "tuple" and place >= 0:
+            # The element of this tuple is itself a whole value again.
             op, place = home[op.operand(place)], -1
             continue
         elif not (op.opcode in _SAME or op.opcode.endswith("-update")):

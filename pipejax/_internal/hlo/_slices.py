@@ -40,7 +40,6 @@ def between_slices(op: Instruction) -> bool:
 
 
 def kind(op: Instruction) -> str:
-    """Returns the kind of a collective between slices."""
     written = op.frontend["_xla_megascale_transfer_type"]
     if written not in _KINDS:
         op.refuse("it is a collective between slices of an unknown type")
@@ -70,11 +69,6 @@ def groups_by_id(op: Instruction) -> tuple[Group, ...]:
 
 
 def _numbers(text: str) -> list[int]:
-    """Expands a list of numbers and ranges; both ends of a range are included.
-
-    Examples:
-      >>> _numbers("0:3,8")
-      [0, 1, 2, 3, 8]
-    """
+    """Expands a list of numbers and ranges; both ends of a range are included."""
     ends = [[int(n) for n in piece.split(":")] for piece in text.split(",")]
     return [n for pair in ends for n in range(pair[0], pair[-1] + 1)]

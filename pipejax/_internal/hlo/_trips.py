@@ -47,7 +47,6 @@ def _element(home: Computation, name: str) -> int | None:
 
 
 def _number(home: Computation, name: str) -> int | None:
-    """Returns the value of an integer constant, and `None` for anything else."""
     op = _original(home, name)
     integer = op.opcode == "constant" and re.fullmatch(r"-?\d+", op.literal)
     return int(op.literal) if integer else None

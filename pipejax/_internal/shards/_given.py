@@ -17,18 +17,9 @@ def inner_specs(
 ) -> tuple[P, ...]:
     """Returns the specs by which the leaves of `tree` are split over inner axes.
 
-    Args:
-      name: Name of the argument, for the error message.
-      tree: Arrays or `jax.ShapeDtypeStruct`s. A leaf that has no sharding, or lies on a
-        single device, is split over no axis.
-      mesh: The mesh of the train step.
-      axis_name: Axis or axes of the data.
-      gathers: Whether leaves may be split over the axes of the data too, which then
-        count as not split over them.
-
-    Raises:
-      ValueError: If a leaf is split over an axis of the data, or over anything that is
-        no inner axis of `mesh`, or if it does not divide.
+    A leaf that has no sharding, or lies on a single device, is split over no axis. With
+    `gathers`, leaves may also be split over the axes of the data, which their specs
+    leave out. `name` is the argument, for errors.
     """
     inner = inner_axes(mesh, axis_name)
     leaves = jax.tree_util.tree_leaves_with_path(tree)
@@ -54,7 +45,6 @@ def inner_specs(
 def _check_spec(
     name: str, sharding: Any, mesh: Mesh, inner: tuple[str, ...], axis_name: AxisName
 ) -> None:
-    """Raises a `ValueError` unless an array is split over inner axes of `mesh` only."""
     if not inner:
         raise ValueError(
             f"`{name}` must be replicated on a mesh whose axes all share the data, got"
@@ -87,7 +77,6 @@ def _check_spec(
 
 
 def _check_divides(name: str, shape: tuple[int, ...], spec: P, mesh: Mesh) -> None:
-    """Raises a `ValueError` unless all shards of an array have the same shape."""
     for axis, entry in enumerate(spec):
         parts = math.prod(mesh.shape[x] for x in axes_along(entry))
         if shape[axis] % parts:

@@ -15,12 +15,8 @@ from pipejax._internal.keys import as_numbers
 def constrained(tree: Any, specs: Any) -> Any:
     """Returns arrays that XLA must split over inner axes as `specs` say.
 
-    Must be called inside the program of a step.
-
-    Args:
-      tree: Pytree of arrays.
-      specs: A spec for each leaf, as a pytree like `tree` or in the order of the
-        leaves. An empty tuple leaves the arrays as they are.
+    Must be called inside the program of a step. An empty tuple of specs leaves the
+    arrays as they are.
     """
     if specs == ():
         return tree
@@ -56,12 +52,7 @@ def on_shards(
 ) -> Callable[..., Any]:
     """Returns a function that every device of a group runs on its own shards.
 
-    Must be called inside the program of a step.
-
-    Args:
-      function: Function of the shards of one device.
-      in_specs: Partition specs of its arguments, over inner axes.
-      out_specs: Partition specs of its results, over inner axes.
+    Must be called inside the program of a step. The specs are over inner axes.
     """
     _, inner = group_axes()
     return jax.shard_map(

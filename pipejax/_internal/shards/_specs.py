@@ -20,11 +20,8 @@ class Shards:
     It is a pytree without leaves, so that a traced function can be given it.
 
     Attributes:
-      params: A spec for each leaf of the parameters.
-      model_state: A spec for each leaf of the model state.
       changes: A spec for each change of model state in a message. Empty in a state.
-      cuts: With a sharded optimizer, for each leaf of the parameters the axis along
-        which it is split over the axes of the data, or `None` if it is not. Empty
+      cuts: The axis along which each parameter is split over the data, or `None`. Empty
         without a sharded optimizer.
       inner: Names of the inner axes.
     """
@@ -55,13 +52,6 @@ def split_axes(spec: P, sizes: Any) -> frozenset[str]:
 
 
 def shard_form(form: Any, spec: P, sizes: Any) -> jax.ShapeDtypeStruct:
-    """Returns the shape and dtype of the shard of an array on one device.
-
-    Args:
-      form: The array, or its shape and dtype.
-      spec: The spec by which it is split.
-      sizes: The sizes of the axes, by name.
-    """
     parts = [math.prod(sizes[name] for name in axes_along(entry)) for entry in spec]
     parts += [1] * (len(form.shape) - len(parts))
     shape = tuple(n // k for n, k in zip(form.shape, parts, strict=True))
@@ -69,29 +59,7 @@ def shard_form(form: Any, spec: P, sizes: Any) -> jax.ShapeDtypeStruct:
 
 
 def optimizer_specs(opt_state: Any, params: Any, specs: tuple[P, ...]) -> Any:
-    """Returns the specs of an optimizer's state, whose arrays are split as parameters.
-
-    An Optax state holds moments, averages and accumulated gradients in pytrees like the
-    parameters. A leaf whose path ends with the path of a parameter of the same shape
-    therefore has the spec of that parameter. All others, such as counters, are split
-    over no axis.
-
-    Args:
-      opt_state: The state, or its shapes.
-      params: The parameters, or their shapes.
-      specs: A spec for each leaf of the parameters.
-
-    Returns:
-      A pytree like `opt_state`, of partition specs.
-
-    Examples:
-      >>> import jax.numpy as jnp, optax
-      >>> params = {"w": jnp.zeros((4, 2)), "b": jnp.zeros(2)}
-      >>> opt_state = optax.sgd(0.1, momentum=0.9).init(params)
-      >>> found = optimizer_specs(opt_state, params, (P(), P("fsdp")))
-      >>> found[0].trace["w"] == P("fsdp"), found[0].trace["b"] == P()
-      (True, True)
-    """
+    """Returns the specs of an optimizer's state, whose arrays are like parameters."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     known = {
         (path, tuple(leaf.shape)): spec
@@ -99,6 +67,9 @@ def optimizer_specs(opt_state: Any, params: Any, specs: tuple[P, ...]) -> Any:
     }
 
     def spec(path: Any, leaf: Any) -> P:
+        # An Optax state holds moments, averages and accumulated gradients in pytrees
+        # like the parameters. The path of such a leaf ends with the path of its
+        # parameter. All others, such as counters, are split over no axis.
         ends = (path[start:] for start in range(len(path) + 1))
         found = (known.get((end, tuple(leaf.shape))) for end in ends)
         return next((each for each in found if each is not None), P())
@@ -110,20 +81,6 @@ def cut_axes(params: Any, specs: tuple[P, ...], devices: int) -> tuple[int | Non
     """Returns the axis along which each parameter is split with a sharded optimizer.
 
     It is the first axis that divides among the devices and is not split inside a group.
-
-    Args:
-      params: The parameters, or their shapes.
-      specs: A spec for each leaf of the parameters, over inner axes.
-      devices: Number of devices, or groups, that share the data.
-
-    Returns:
-      An axis for each leaf, or `None` if a leaf has no such axis.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> params = [jnp.zeros((3, 8)), jnp.zeros((8, 8)), jnp.zeros(3)]
-      >>> cut_axes(params, (P(), P("fsdp"), P()), 4)
-      (1, 1, None)
     """
 
     def cut(leaf: Any, spec: P) -> int | None:
@@ -140,25 +97,12 @@ def cut_axes(params: Any, specs: tuple[P, ...], devices: int) -> tuple[int | Non
 
 
 def cut_spec(cut: int | None, axis_name: AxisName) -> P:
-    """Returns the spec of an array that is split over the axes of the data.
-
-    Args:
-      cut: The axis along which it is split, or `None`.
-      axis_name: Axis or axes of the data.
-
-    Examples:
-      >>> cut_spec(1, "data") == P(None, "data"), cut_spec(None, "data") == P()
-      (True, True)
-    """
+    """Returns the spec of an array that is split over the data along the axis `cut`."""
     return P() if cut is None else P(*[None] * cut, axis_name)
 
 
 def combined_spec(inside: P, over_data: P) -> P:
     """Returns the spec of an array that is split inside groups and over the data.
-
-    Args:
-      inside: Its spec over inner axes.
-      over_data: Its spec over the axes of the data, along other axes of the array.
 
     Examples:
       >>> combined_spec(P(None, "fsdp"), P("host")) == P("host", "fsdp")
@@ -170,10 +114,6 @@ def combined_spec(inside: P, over_data: P) -> P:
 
 def over(spec: P, names: Collection[str]) -> P:
     """Returns the part of a spec over some axes, without entries that follow the last.
-
-    Args:
-      spec: The spec.
-      names: The names of these axes.
 
     Examples:
       >>> over(P("fsdp", "host"), {"host"}) == P(None, "host")
@@ -191,10 +131,6 @@ def of_all_groups(spec: P, axis_name: AxisName) -> P:
     """Returns the spec of arrays that differ between groups, over all axes of a mesh.
 
     The arrays of all groups are concatenated along their first axis.
-
-    Args:
-      spec: The spec of the array of one group.
-      axis_name: Axis or axes of the data.
 
     Examples:
       >>> of_all_groups(P(None, "tp"), "host") == P("host", "tp")
