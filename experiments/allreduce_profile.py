@@ -20,6 +20,7 @@ Result: experiments/results/allreduce_profile.json, docs/allreduce_profile.png
 """
 
 import dataclasses
+import itertools
 import os
 import pathlib
 import statistics
@@ -27,7 +28,6 @@ from typing import Any
 
 import jax
 import tyro
-from rich.table import Table
 
 import pipejax as pj
 from pipejax import codecs, collectives, timing
@@ -78,7 +78,8 @@ def main(config: Config) -> None:
         for row in rows.values():
             row["wire"] = row["wire_bytes"] / bandwidth
         cells.append({"hosts": hosts, "devices": devices, "rows": rows})
-        show(cells[-1])
+        title = f"{hosts} hosts of {devices}, ms"
+        report.console(width=130).print(report.table(title, phases(cells[-1:])))
         settings = {"rate": config.rate, "elements": config.elements}
         report.save(config.out, seed=0, **settings, cells=cells)
     picture(cells, config.plot)
@@ -128,18 +129,34 @@ def measure(config: Config) -> None:
         member.answer(rows, config.out)
 
 
-def show(cell: dict[str, Any]) -> None:
-    """Prints the table of one cluster, in milliseconds."""
-    phases = timing.Profile._fields
-    table = Table(
-        *("ms", *phases, "total", "one program", "wire"),
-        title=f"{cell['hosts']} hosts of {cell['devices']}",
-    )
-    for name, row in cell["rows"].items():
-        total = sum(row["phases"].values())
-        seconds = [*row["phases"].values(), total, row["as_one_program"], row["wire"]]
-        table.add_row(name, *(f"{1e3 * x:.1f}" for x in seconds))
-    report.console(width=130).print(table)
+_PHASES = ("encode", "wait", "first exchange", "reduction", "second exchange", "decode")
+
+
+def phases(cells: list[dict[str, Any]]) -> list[list[str]]:
+    """Returns the milliseconds of each phase; rows of several devices a host have *."""
+    table = [["", *_PHASES, "launch", "one program", "wire"]]
+    for cell in cells:
+        mark = " *" * (cell["devices"] > 1)
+        for name, row in cell["rows"].items():
+            seconds = [*row["phases"].values(), row["as_one_program"], row["wire"]]
+            table.append([f"{name}{mark}", *(f"{1e3 * x:.0f}" for x in seconds)])
+    return table
+
+
+def whole(cells: list[dict[str, Any]]) -> list[list[str]]:
+    """Returns the milliseconds of each program, and their ratios to those of its wire.
+
+    The cells have different numbers of hosts, with one device each.
+    """
+    table = [[""]]
+    for cell in cells:
+        table[0] += [f"{cell['hosts']} hosts", "times wire"]
+    for name in cells[0]["rows"]:
+        found = [cell["rows"][name] for cell in cells]
+        times = [(row["as_one_program"], row["wire"]) for row in found]
+        cells_of_it = ((f"{1e3 * x:.0f}", f"{x / wire:.2f}") for x, wire in times)
+        table.append([name, *itertools.chain(*cells_of_it)])
+    return table
 
 
 def picture(cells: list[dict[str, Any]], path: pathlib.Path) -> None:

@@ -44,6 +44,11 @@ def save(path: pathlib.Path, *, seed: int, **figures: Any) -> None:
     path.write_text(json.dumps(record, indent=2) + "\n")
 
 
+def result(name: str) -> dict[str, Any]:
+    """Returns the figures of a committed result file."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
 def kept(path: pathlib.Path) -> list[dict[str, Any]]:
     """Returns the cells of an existing result, each with its commit, date and CPU.
 

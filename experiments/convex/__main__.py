@@ -149,7 +149,12 @@ def regret_rows(result: dict[str, Any]) -> list[list[str]]:
 
     The columns say how regret grows with T and K, and its largest share of the bound.
     """
-    table = [["losses", "grows with T like", "with K like", "of the bound at most"]]
+    table = [
+        [
+            *("losses", "regret grows with T like", "with K like"),
+            "largest share of the bound",
+        ]
+    ]
     for name, game in result["regret"].items():
         widths = game["widths"].values()
         powers = [row["slope in T"] for row in widths]
