@@ -78,10 +78,10 @@ def main(config: Config) -> None:
         for row in rows.values():
             row["wire"] = row["wire_bytes"] / bandwidth
         cells.append({"hosts": hosts, "devices": devices, "rows": rows})
-        title = f"{hosts} hosts of {devices}, ms"
-        report.console(width=130).print(report.table(title, phases(cells[-1:])))
         settings = {"rate": config.rate, "elements": config.elements}
         report.save(config.out, seed=0, **settings, cells=cells)
+    for table in (phases(cells), whole(cells)):
+        report.console(width=130).print(report.table("milliseconds", table))
     picture(cells, config.plot)
 
 
@@ -133,9 +133,12 @@ _PHASES = ("encode", "wait", "first exchange", "reduction", "second exchange", "
 
 
 def phases(cells: list[dict[str, Any]]) -> list[list[str]]:
-    """Returns the milliseconds of each phase; rows of several devices a host have *."""
+    """Returns the milliseconds of each phase on four hosts.
+
+    Rows of hosts with several devices have a mark.
+    """
     table = [["", *_PHASES, "launch", "one program", "wire"]]
-    for cell in cells:
+    for cell in (cell for cell in cells if cell["hosts"] == 4):
         mark = " *" * (cell["devices"] > 1)
         for name, row in cell["rows"].items():
             seconds = [*row["phases"].values(), row["as_one_program"], row["wire"]]
@@ -146,8 +149,9 @@ def phases(cells: list[dict[str, Any]]) -> list[list[str]]:
 def whole(cells: list[dict[str, Any]]) -> list[list[str]]:
     """Returns the milliseconds of each program, and their ratios to those of its wire.
 
-    The cells have different numbers of hosts, with one device each.
+    Only hosts with one device are shown.
     """
+    cells = [cell for cell in cells if cell["devices"] == 1]
     table = [[""]]
     for cell in cells:
         table[0] += [f"{cell['hosts']} hosts", "times wire"]

@@ -33,7 +33,7 @@ from ._optimizers import OPTIMIZERS, client
 from ._pieces import DEVICES
 from ._programs import PROGRAMS
 from ._rounding import RUNS
-from ._table import refusals, rows
+from ._table import optimizers, programs, refusals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +70,8 @@ def main(config: Config) -> dict[str, Any]:
     report.save(config.out, seed=config.seed, **settings, **result)
     console = report.console(width=120)
     for table in (
-        rows(result["programs"], "program"),
-        rows(result["optimizers"], "optimizer"),
+        programs(result["programs"]),
+        optimizers(result["optimizers"]),
         refusals(result["optimizers"]),
     ):
         console.print(report.table("largest difference / bound", table))

@@ -5,7 +5,7 @@ from typing import Any
 Found = dict[str, dict[str, Any]]
 
 
-def rows(found: Found, title: str) -> list[list[str]]:
+def programs(found: Found, title: str = "program") -> list[list[str]]:
     """Returns titles, then a row for every client: difference / bound for every way.
 
     Args:
@@ -17,6 +17,11 @@ def rows(found: Found, title: str) -> list[list[str]]:
         [title, *ways],
         *([name, *(_cell(row[way]) for way in ways)] for name, row in found.items()),
     ]
+
+
+def optimizers(found: Found) -> list[list[str]]:
+    """Returns the same table for optimizers."""
+    return programs(found, "optimizer")
 
 
 def refusals(found: Found) -> list[list[str]]:

@@ -4,7 +4,6 @@ To add a table, add a line here, and to a document the comments between which it
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from experiments import (
     allreduce_profile,
@@ -14,6 +13,7 @@ from experiments import (
     delay_robust,
     levels,
     memory,
+    overhead,
     prediction,
     scaling,
     time_to_accuracy,
@@ -33,73 +33,73 @@ from . import _gpu, _overlap, _paper, _speed, _stability
 Table = list[list[str]]  # rows of cells; the first row holds the titles
 
 
-def _profile(*shapes: tuple[int, int]) -> list[dict[str, Any]]:
-    """Returns the cells of these numbers of hosts, and of devices of each host."""
-    cells = result("allreduce_profile")["cells"]
-    of_shape = {(cell["hosts"], cell["devices"]): cell for cell in cells}
-    return [of_shape[shape] for shape in shapes]
+def _of(make: Callable[..., Table], name: str, *keys: str) -> Callable[[], Table]:
+    """Returns a function that makes a table of a result, or of what `keys` select."""
+
+    def table() -> Table:
+        record = result(name)
+        return make(*(record[key] for key in keys) if keys else (record,))
+
+    return table
+
+
+def _sharpness() -> Table:
+    return sharpness.rows(
+        result("convergence_sharpness")["runs"], result("convergence")
+    )
+
+
+def _accuracy() -> Table:
+    runs = result("sharded_optimizer_accuracy")["runs"]
+    return accuracy.rows(result("convergence"), runs)
 
 
 TABLES: dict[str, Callable[[], Table]] = {
-    "clients.programs": lambda: clients.rows(result("clients")["programs"], "program"),
-    "clients.optimizers": lambda: clients.rows(
-        result("clients")["optimizers"], "optimizer"
-    ),
-    "clients.refused": lambda: clients.refusals(result("clients")["optimizers"]),
-    "codec_speed": lambda: codec_speed.table(result("codec_speed")["pages"]),
-    "codecs": lambda: codecs.table(result("codecs")["codecs"]),
-    "compile_time": lambda: compile_time.table(result("compile_time")["leaves"]),
-    "convergence": lambda: _show.rows(result("convergence")),
-    "convergence.counts": lambda: _show.counts(result("convergence")),
-    "convergence.ends": lambda: _show.ends(result("convergence")),
-    "convergence.sharpness": lambda: sharpness.rows(
-        result("convergence_sharpness")["runs"], result("convergence")
-    ),
-    "convex.codecs": lambda: convex.width_rows(result("convex")["codecs"], "codec"),
-    "convex.regret": lambda: convex.regret_rows(result("convex")),
-    "delay_robust": lambda: delay_robust.rows(result("delay_robust")["test_loss"]),
-    "faults": lambda: faults.rows(result("faults")["outcomes"]),
-    "faults.endurance": lambda: endurance.rows(result("faults_endurance")["diaries"]),
-    "faults.goodput": lambda: goodput.rows(result("faults_goodput")["cells"]),
-    "faults.start": lambda: start.rows(
-        result("faults_start")["found"], result("faults_start")["hosts"]
-    ),
+    "clients.programs": _of(clients.programs, "clients", "programs"),
+    "clients.optimizers": _of(clients.optimizers, "clients", "optimizers"),
+    "clients.refused": _of(clients.refusals, "clients", "optimizers"),
+    "codec_speed": _of(codec_speed.table, "codec_speed", "pages"),
+    "codecs": _of(codecs.table, "codecs", "codecs"),
+    "compile_time": _of(compile_time.table, "compile_time", "leaves"),
+    "convergence": _of(_show.rows, "convergence"),
+    "convergence.counts": _of(_show.counts, "convergence"),
+    "convergence.ends": _of(_show.ends, "convergence"),
+    "convergence.sharpness": _sharpness,
+    "convex.codecs": _of(convex.codec_rows, "convex", "codecs"),
+    "convex.regret": _of(convex.regret_rows, "convex"),
+    "delay_robust": _of(delay_robust.rows, "delay_robust", "test_loss"),
+    "faults": _of(faults.rows, "faults", "outcomes"),
+    "faults.endurance": _of(endurance.rows, "faults_endurance", "diaries"),
+    "faults.goodput": _of(goodput.rows, "faults_goodput", "cells"),
+    "faults.start": _of(start.rows, "faults_start", "found", "hosts"),
     "gpu.codecs": _gpu.codecs,
     "gpu.link": _gpu.link,
     "gpu.memory": _gpu.memory,
     "gpu.steps": _gpu.steps,
-    "levels": lambda: levels.table(result("levels")["rows"]),
+    "levels": _of(levels.table, "levels", "rows"),
     "memory": _overlap.memory,
-    "overhead": _speed.overhead,
+    "overhead": _of(overhead.table, "overhead", "models"),
     "overlap.gpus": _overlap.gpus,
     "overlap.tpus": _overlap.tpus,
-    "paper.parts": _paper.parts,
-    "paper.steps": _paper.steps,
-    "prediction": lambda: prediction.rows(result("prediction")["cells"]),
-    "profile.phases": lambda: allreduce_profile.phases(_profile((4, 1), (4, 2))),
-    "profile.whole": lambda: allreduce_profile.whole(_profile((2, 1), (4, 1), (8, 1))),
-    "scaling": lambda: scaling.table(result("scaling")["cells"]),
-    "sharded.cluster": lambda: sharded_cluster.rows(
-        result("sharded_cluster")["cells"], result("sharded_cluster")["rate"]
+    "paper.parts": _of(_paper.parts, "paper", "cells"),
+    "paper.steps": _of(_paper.steps, "paper", "cells"),
+    "prediction": _of(prediction.rows, "prediction", "cells"),
+    "profile.phases": _of(allreduce_profile.phases, "allreduce_profile", "cells"),
+    "profile.whole": _of(allreduce_profile.whole, "allreduce_profile", "cells"),
+    "scaling": _of(scaling.table, "scaling", "cells"),
+    "sharded.cluster": _of(sharded_cluster.rows, "sharded_cluster", "cells", "rate"),
+    "sharded.compiled": _of(compiled.rows, "sharded_compiled", "cells"),
+    "sharded.nanogpt": _of(nanogpt.rows, "sharded_nanogpt", "cells"),
+    "sharded_optimizer.accuracy": _accuracy,
+    "sharded_optimizer.cluster": _of(
+        cluster.rows, "sharded_optimizer_cluster", "cells"
     ),
-    "sharded.compiled": lambda: compiled.rows(result("sharded_compiled")["cells"]),
-    "sharded.nanogpt": lambda: nanogpt.rows(result("sharded_nanogpt")["cells"]),
-    "sharded_optimizer.accuracy": lambda: accuracy.rows(
-        result("convergence"), result("sharded_optimizer_accuracy")["runs"]
-    ),
-    "sharded_optimizer.cluster": lambda: cluster.rows(
-        result("sharded_optimizer_cluster")["cells"]
-    ),
-    "sharded_optimizer.memory": lambda: memory.rows(result("memory")["cells"]),
+    "sharded_optimizer.memory": _of(memory.rows, "memory", "cells"),
     "speedup.gains": _speed.gains,
     "speedup.limits": _speed.limits,
     "speedup.measured": _speed.measured,
     "speedup.steps": _speed.steps,
     "stability": _stability.table,
-    "time_to_accuracy.cifar10": lambda: time_to_accuracy.rows(
-        result("time_to_accuracy_cifar10")
-    ),
-    "time_to_accuracy.mnist": lambda: time_to_accuracy.rows(
-        result("time_to_accuracy_mnist")
-    ),
+    "time_to_accuracy.cifar10": _of(time_to_accuracy.rows, "time_to_accuracy_cifar10"),
+    "time_to_accuracy.mnist": _of(time_to_accuracy.rows, "time_to_accuracy_mnist"),
 }

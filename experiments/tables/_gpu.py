@@ -3,13 +3,13 @@
 import statistics
 from typing import Any
 
-from experiments import codec_speed
+from experiments import codec_speed, overhead, report
 from experiments.report import result
 
-from ._speed import judged, spread
-
-STEPS = ("width 1", "width 2, plain", "width 2, predicted")
-_ALL_STEPS = (*STEPS, "width 2, sharded optimizer")
+STEPS = (
+    *("width 1", "width 2, plain", "width 2, predicted"),
+    "width 2, sharded optimizer",
+)
 
 
 def found(part: str) -> dict[str, Any]:
@@ -21,15 +21,15 @@ def found(part: str) -> dict[str, Any]:
 
 def steps() -> list[list[str]]:
     """Returns the table of steps over equivalent steps by hand."""
-    table = [["model", "by hand, ms", "the check alone", *_ALL_STEPS]]
+    table = [["model", "by hand, ms", "the check alone", *STEPS]]
     for model in ("mlp", "cnn", "resnet18", "transformer", "transformer scan"):
         variants = found(f"steps:{model}")
-        rows = (judged(variants, name) for name in _ALL_STEPS)
+        rows = (overhead.judged(variants, name) for name in STEPS)
         ratios = (
             row["ratio"].values() for row in (variants["by hand, checked"], *rows)
         )
         ms = variants["by hand"]["ms_per_step"]
-        table.append([model, f"{ms:.1f}", *map(spread, ratios)])
+        table.append([model, f"{ms:.1f}", *map(report.spread, ratios)])
     return table
 
 
@@ -48,7 +48,7 @@ def memory() -> list[list[str]]:
     counts = ("allocator", "program")
     titles = (f"{model}, {count}" for model in models.values() for count in counts)
     table = [["step", *titles]]
-    for step in _ALL_STEPS:
+    for step in STEPS:
         row = [step]
         for model in models:
             cell = found(f"memory:{model}:{step}")
@@ -58,17 +58,12 @@ def memory() -> list[list[str]]:
     return table
 
 
-def milliseconds_of_the_link() -> tuple[float, float, float, float]:
-    """Returns compute, exchange, step and the time of the bytes at 1 Gbit/s."""
+def link() -> list[list[str]]:
+    """Returns the table of a step of the host executor beside its parts."""
     figures = found("hosts:1gbit:psum")
     names = ("compute", "communication", "step")
     compute, exchange, step = (1e3 * statistics.median(figures[x]) for x in names)
-    return compute, exchange, step, 1e3 * figures["wire_bytes"] / (1e9 / 8)
-
-
-def link() -> list[list[str]]:
-    """Returns the table of a step of the host executor beside its parts."""
-    compute, exchange, step, wire = milliseconds_of_the_link()
+    wire = 1e3 * figures["wire_bytes"] / (1e9 / 8)
     times = ["compute, ms", "exchange, ms", "its bytes at 1 Gbit/s, ms", "step, ms"]
     shown = (f"{ms:.0f}" for ms in (compute, exchange, wire, step))
     limit = max(compute, exchange)

@@ -3,15 +3,14 @@
 from typing import Any
 
 from experiments import paper
-from experiments.report import result
 
 _CELL = "model, gradients, links"
 
 
-def steps() -> list[list[str]]:
+def steps(cells: list[dict[str, Any]]) -> list[list[str]]:
     """Returns the milliseconds of a step of each method, and the gains of the best."""
     table = [[_CELL, *paper.METHODS, "as fast as PS-Sync", "as D-Sync"]]
-    for cell in result("paper")["cells"]:
+    for cell in cells:
         found = cell["rows"]
         times = (f"{1e3 * found[name]['step']:,.0f}" for name in paper.METHODS)
         piped = [row for name, row in found.items() if name.startswith("Pipe-SGD")]
@@ -21,12 +20,12 @@ def steps() -> list[list[str]]:
     return table
 
 
-def parts() -> list[list[str]]:
+def parts(cells: list[dict[str, Any]]) -> list[list[str]]:
     """Returns the milliseconds of compute, and of each exchange and its codec."""
     rings = ["ring, all bits", "ring, truncate", "ring, int8"]
     server = "parameter server, codec + rest"
     table = [[_CELL, "compute", server, *rings, "explained"]]
-    for cell in result("paper")["cells"]:
+    for cell in cells:
         found = cell["rows"]
         shown = [f"{1e3 * found['D-Sync']['compute']:,.0f}"]
         for name in paper.PROFILED:

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from experiments import report
 from experiments.report import result
 
 _CELL = "model, batch a host, links"
@@ -60,7 +61,7 @@ def steps() -> list[list[str]]:
                 *(_ms(x) for x in (*own, rows["D-Sync"]["wire"])),
                 *_shown(rows, lambda row: _ms(row["step"])),
                 *(
-                    spread(rows[best]["faster_than"][other])
+                    report.spread(rows[best]["faster_than"][other])
                     for other in ("PS-Sync", "D-Sync", hook)
                 ),
             ]
@@ -104,36 +105,8 @@ def measured() -> list[list[str]]:
     for cell in result("speedup")["cells"]:
         if found := cell["measured"].values():
             ratios = (statistics.quantiles(x["ratio"], n=4) for x in found)
-            table.append([title(cell), *map(spread, ratios)])
+            table.append([title(cell), *map(report.spread, ratios)])
     return table
-
-
-def overhead() -> list[list[str]]:
-    """Returns the table of steps over equivalent steps by hand."""
-    widths = ["width 1", "width 2, plain", "width 2, predicted"]
-    checks = ["the check alone", "Optax's check"]
-    table = [["model", "by hand, ms", *widths, *checks]]
-    for model, found in result("overhead")["models"].items():
-        rows = [judged(found, name) for name in widths]
-        rows += [found["by hand, checked"], found["by hand, skipping"]]
-        ms = found["by hand"]["ms_per_step"]
-        table.append([model, f"{ms:.1f}", *(spread(x["ratio"].values()) for x in rows)])
-    return table
-
-
-def judged(variants: dict[str, Any], name: str) -> dict[str, Any]:
-    """Returns the ratios of a step to its twin by hand, or those of its program.
-
-    Programs are compared if a step takes at most 10 ms.
-    """
-    short = variants[name]["ms_per_step"] <= 10
-    return variants[f"{name}, program" if short else name]
-
-
-def spread(quartiles: Any) -> str:
-    """Returns the median and, in brackets, the quartiles."""
-    low, middle, high = quartiles
-    return f"{middle:.2f} ({low:.2f}-{high:.2f})"
 
 
 def _ms(seconds: float) -> str:

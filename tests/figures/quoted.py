@@ -4,6 +4,8 @@ import pathlib
 
 import pytest
 
+from experiments.tables import TABLES
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -18,13 +20,19 @@ def quoted_in(*paths):
         def test(path):
             text = " ".join((ROOT / path).read_text().split())
             missing = [x for x in passages() if " ".join(x.split()) not in text]
-            assert missing == [], f"{path} must say this"
+            assert not missing, f"{path} must say: {missing}"
 
         return test
 
     return decorate
 
 
+def column(table, title, start=""):
+    """Returns the first number of each cell below a title, by rows that begin so."""
+    titles, *rows = TABLES[table]()
+    rows = [row for row in rows if ", ".join(row).startswith(start)]
+    return [float(row[titles.index(title)].split()[0]) for row in rows]
+
+
 def least_and_most(values):
-    values = list(values)
     return f"{min(values):.2f} to {max(values):.2f}"
