@@ -60,7 +60,7 @@ def main(config: Config) -> dict[str, Any]:
     for leaves in config.leaves:
         rows[str(leaves)] = measured(leaves, config.rounds)
     report.save(config.out, seed=0, limit=1.0, bar=BAR, twins=TWINS, leaves=rows)
-    report.console().print(report.table("processor seconds", table(rows)))
+    report.console(width=120).print(report.table("processor seconds", table(rows)))
     return rows
 
 

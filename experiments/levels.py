@@ -99,7 +99,7 @@ def main(config: Config) -> dict[str, Any]:
         **report.settings(config),
         rows=rows,
     )
-    report.console().print(report.table("levels", table(rows)))
+    report.console(width=120).print(report.table("levels", table(rows)))
     return rows
 
 
