@@ -17,6 +17,7 @@ from experiments import (
     prediction,
     scaling,
     time_to_accuracy,
+    wire,
 )
 from experiments.clients import _table as clients
 from experiments.convergence import _show, sharpness
@@ -102,4 +103,5 @@ TABLES: dict[str, Callable[[], Table]] = {
     "stability": _stability.table,
     "time_to_accuracy.cifar10": _of(time_to_accuracy.rows, "time_to_accuracy_cifar10"),
     "time_to_accuracy.mnist": _of(time_to_accuracy.rows, "time_to_accuracy_mnist"),
+    "wire": _of(wire.table, "wire", "rows"),
 }
