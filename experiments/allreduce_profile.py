@@ -20,6 +20,7 @@ Result: experiments/results/allreduce_profile.json, docs/allreduce_profile.png
 """
 
 import dataclasses
+import itertools
 import os
 import pathlib
 import statistics
@@ -27,7 +28,6 @@ from typing import Any
 
 import jax
 import tyro
-from rich.table import Table
 
 import pipejax as pj
 from pipejax import codecs, collectives, timing
@@ -78,9 +78,10 @@ def main(config: Config) -> None:
         for row in rows.values():
             row["wire"] = row["wire_bytes"] / bandwidth
         cells.append({"hosts": hosts, "devices": devices, "rows": rows})
-        show(cells[-1])
         settings = {"rate": config.rate, "elements": config.elements}
         report.save(config.out, seed=0, **settings, cells=cells)
+    for table in (phases(cells), whole(cells)):
+        report.console(width=130).print(report.table("milliseconds", table))
     picture(cells, config.plot)
 
 
@@ -128,18 +129,38 @@ def measure(config: Config) -> None:
         member.answer(rows, config.out)
 
 
-def show(cell: dict[str, Any]) -> None:
-    """Prints the table of one cluster, in milliseconds."""
-    phases = timing.Profile._fields
-    table = Table(
-        *("ms", *phases, "total", "one program", "wire"),
-        title=f"{cell['hosts']} hosts of {cell['devices']}",
-    )
-    for name, row in cell["rows"].items():
-        total = sum(row["phases"].values())
-        seconds = [*row["phases"].values(), total, row["as_one_program"], row["wire"]]
-        table.add_row(name, *(f"{1e3 * x:.1f}" for x in seconds))
-    report.console(width=130).print(table)
+_PHASES = ("encode", "wait", "first exchange", "reduction", "second exchange", "decode")
+
+
+def phases(cells: list[dict[str, Any]]) -> list[list[str]]:
+    """Returns the milliseconds of each phase on four hosts.
+
+    Rows of hosts with several devices have a mark.
+    """
+    table = [["", *_PHASES, "launch", "one program", "wire"]]
+    for cell in (cell for cell in cells if cell["hosts"] == 4):
+        mark = " *" * (cell["devices"] > 1)
+        for name, row in cell["rows"].items():
+            seconds = [*row["phases"].values(), row["as_one_program"], row["wire"]]
+            table.append([f"{name}{mark}", *(f"{1e3 * x:.0f}" for x in seconds)])
+    return table
+
+
+def whole(cells: list[dict[str, Any]]) -> list[list[str]]:
+    """Returns the milliseconds of each program, and their ratios to those of its wire.
+
+    Only hosts with one device are shown.
+    """
+    cells = [cell for cell in cells if cell["devices"] == 1]
+    table = [[""]]
+    for cell in cells:
+        table[0] += [f"{cell['hosts']} hosts", "times wire"]
+    for name in cells[0]["rows"]:
+        found = [cell["rows"][name] for cell in cells]
+        times = [(row["as_one_program"], row["wire"]) for row in found]
+        cells_of_it = ((f"{1e3 * x:.0f}", f"{x / wire:.2f}") for x, wire in times)
+        table.append([name, *itertools.chain(*cells_of_it)])
+    return table
 
 
 def picture(cells: list[dict[str, Any]], path: pathlib.Path) -> None:

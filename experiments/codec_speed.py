@@ -18,6 +18,7 @@ Result: experiments/results/codec_speed.json
 
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -32,7 +33,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
-from rich.table import Table
 
 from pipejax import codecs
 
@@ -87,8 +87,7 @@ def main(config: Config) -> None:
         limit="the copy: 1.00",
         pages=found,
     )
-    for pages, rows in found.items():
-        show(pages, rows)
+    report.console(width=100).print(report.table("of the copy", table(found)))
 
 
 def child(config: Config, extra: dict[str, str]) -> dict[str, Any]:
@@ -186,20 +185,24 @@ def _timed(calls: int, function: Callable[..., Any], *args: Any) -> Callable[[],
     return run
 
 
-def show(pages: str, rows: dict[str, Any]) -> None:
-    """Prints the table for one page size."""
-    copy = rows["copy"]
-    size = copy["bytes moved"] / copy["ms"] / 1e6
-    table = Table(pages, "encode ms", "of copy", "decode ms", "of copy", "both")
-    table.add_row("copy", f"{copy['ms']:.1f}", f"{size:.1f} GB/s", "", "", "1.00")
-    for name in CODECS:
-        cells = []
-        for way in ("encode", "decode"):
-            row = rows[f"{name}, {way}"]
-            cells += [f"{row['ms']:.1f}", f"{row['speed of the copy']:.2f}"]
-        both = rows[f"{name}, both"]["speed of the copy"]
-        table.add_row(name, *cells, f"{both:.2f}")
-    report.console(width=100).print(table)
+def table(pages: dict[str, Any]) -> list[list[str]]:
+    """Returns the table of speeds relative to the copy, for both page sizes."""
+    ways = ("encode", "decode", "both")
+    titles = [f"{name}: encode, decode, both".split(", ") for name in pages]
+    return [
+        ["codec", *itertools.chain(*titles)],
+        *(
+            [
+                name,
+                *(
+                    f"{rows[f'{name}, {way}']['speed of the copy']:.2f}"
+                    for rows in pages.values()
+                    for way in ways
+                ),
+            ]
+            for name in CODECS
+        ),
+    ]
 
 
 if __name__ == "__main__":

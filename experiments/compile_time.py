@@ -54,13 +54,13 @@ BAR = 1.3
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Compiles every step, prints tables, and writes the result file."""
+    """Compiles every step, prints the table, and writes the result file."""
     jax.config.update("jax_enable_compilation_cache", False)
     rows = {}
     for leaves in config.leaves:
-        rows[str(leaves)] = row = measured(leaves, config.rounds)
-        report.console().print(table(leaves, row))
+        rows[str(leaves)] = measured(leaves, config.rounds)
     report.save(config.out, seed=0, limit=1.0, bar=BAR, twins=TWINS, leaves=rows)
+    report.console(width=120).print(report.table("processor seconds", table(rows)))
     return rows
 
 
@@ -129,14 +129,18 @@ def timed(lower: Callable[[], jax.stages.Lowered]) -> tuple[float, float]:
     return traced - start, time.process_time() - traced
 
 
-def table(leaves: int, row: dict[str, Any]) -> Any:
-    """Makes the table for one number of leaves."""
-    rows = [["", "trace, s", "compile, s", "total, s", "times its twin", "shortest"]]
-    for name, x in row.items():
-        ratios = [f"{x[k]:.2f}" if k in x else "" for k in ("ratio", "to_the_shortest")]
-        numbers = [f"{x[key]:.2f}" for key in ("trace", "compile", "total")]
-        rows.append([name, *numbers, *ratios])
-    return report.table(f"{leaves} leaves, processor seconds", rows)
+def table(found: dict[str, Any]) -> list[list[str]]:
+    """Returns the table of steps by hand, and of the ratios to them."""
+    by_hand = ["by hand, s", "by hand with prediction, s"]
+    widths = ["width 1", "width 2, plain", "width 2, predicted"]
+    rows = [["parameter arrays", *by_hand, *widths]]
+    for leaves, row in found.items():
+        twins = (row[name]["total"] for name in dict.fromkeys(TWINS.values()))
+        ratios = (row[name]["ratio"] for name in TWINS)
+        rows.append(
+            [leaves, *(f"{x:.1f}" for x in twins), *(f"{x:.2f}" for x in ratios)]
+        )
+    return rows
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ import numpy as np
 import optax
 import tyro
 from jax.sharding import PartitionSpec as P
-from rich.table import Table
 
 import pipejax as pj
 from pipejax import codecs, collectives
@@ -100,7 +99,7 @@ def main(config: Config) -> dict[str, Any]:
         **report.settings(config),
         rows=rows,
     )
-    show(rows)
+    report.console(width=120).print(report.table("levels", table(rows)))
     return rows
 
 
@@ -168,15 +167,15 @@ def links(
     return d * (first + second), scatter + gather
 
 
-def show(rows: dict[str, Any]) -> None:
-    """Prints the table of errors, bytes and times."""
-    table = Table("compressed", "error", "KB between hosts", "KB inside", "us at least")
+def table(rows: dict[str, Any]) -> list[list[str]]:
+    """Returns the table of errors, bytes and times."""
+    sizes = ["KB a host sends to others", "KB a device sends inside"]
+    shown = [["compressed", "error", *sizes, "microseconds, at least"]]
     for name, row in rows.items():
-        between, inside = row["bytes_between_hosts"], row["bytes_inside"]
-        sizes = (f"{between / 1e3:.0f}", f"{inside / 1e3:.0f}")
-        times = f"{1e6 * row['seconds']:.0f}"
-        table.add_row(name, f"{row['error']:.4f}", *sizes, times)
-    report.console().print(table)
+        numbers = row["bytes_between_hosts"], row["bytes_inside"], 1e9 * row["seconds"]
+        thousands = (f"{x / 1e3:.0f}" for x in numbers)
+        shown.append([name, f"{row['error']:.4f}", *thousands])
+    return shown
 
 
 if __name__ == "__main__":

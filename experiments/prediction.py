@@ -22,7 +22,6 @@ from typing import Any
 
 import jax
 import tyro
-from rich.table import Table
 
 import pipejax as pj
 from pipejax import codecs, collectives, timing
@@ -69,7 +68,8 @@ def main(config: Config) -> None:
         network = cluster.Network.of(hosts, (rate,))
         answer = cluster.ask(network, "experiments.prediction", flags)
         cells.append({"hosts": hosts, "rate": rate, **answer})
-        show(cells[-1])
+        title = f"median and worst error, {hosts} hosts, {rate}"
+        report.console().print(report.table(title, rows(cells[-1:])))
         summary = dict(zip(("median", "worst"), errors(cells), strict=True))
         report.save(
             config.out,
@@ -162,26 +162,6 @@ def rows(cells: list[dict[str, Any]]) -> list[list[str]]:
         found = [errors([c for c in cells if c["hosts"] == n], chosen) for n in hosts]
         table.append([kind, *(f"{m:.0%}, {worst:.0%}" for m, worst in found)])
     return table
-
-
-def show(cell: dict[str, Any]) -> None:
-    """Prints the table of one cluster."""
-    table = Table(
-        *("", "measured, ms", "(least - greatest)", "predicted, ms", "error"),
-        title=f"{cell['hosts']} hosts, {cell['rate']}",
-    )
-    for title, row in cell["rows"].items():
-        low, middle, high = (
-            1e3 * f(row["measured"]) for f in (min, statistics.median, max)
-        )
-        table.add_row(
-            title,
-            f"{middle:.1f}",
-            f"{low:.1f} - {high:.1f}",
-            f"{1e3 * row['predicted']:.1f}",
-            f"{error(row):+.0%}",
-        )
-    report.console().print(table)
 
 
 def picture(cells: list[dict[str, Any]], path: pathlib.Path) -> None:

@@ -11,6 +11,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -42,6 +43,11 @@ def save(path: pathlib.Path, *, seed: int, **figures: Any) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def result(name: str) -> dict[str, Any]:
+    """Returns the figures of a committed result file."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 def kept(path: pathlib.Path) -> list[dict[str, Any]]:
@@ -87,6 +93,12 @@ def table(title: str, rows: list[list[str]]) -> Table:
     for row in found:
         printed.add_row(*row)
     return printed
+
+
+def spread(quartiles: Iterable[float]) -> str:
+    """Returns the median and, in brackets, the quartiles."""
+    low, middle, high = quartiles
+    return f"{middle:.2f} ({low:.2f}-{high:.2f})"
 
 
 def settings(config: Any) -> dict[str, Any]:

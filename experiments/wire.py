@@ -27,7 +27,6 @@ from typing import Any, get_args
 import jax
 import tyro
 from jax.sharding import PartitionSpec as P
-from rich.table import Table
 
 import pipejax as pj
 from pipejax import codecs, collectives
@@ -81,7 +80,7 @@ def main(config: Config) -> int:
         gpu=config.gpu,
         rows=rows,
     )
-    show(rows)
+    report.console(width=110).print(report.table("bytes of a ring", table(rows)))
     wrong = [row for row in rows if not row["same"]]
     for each in wrong:
         print(f"{each['algorithm']}, {each['codec']}: not as declared", file=sys.stderr)
@@ -140,15 +139,17 @@ def row(
     }
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    """Prints the table of bytes, relative to those of a ring with 32 bits."""
-    algorithms = list(dict.fromkeys(row["algorithm"] for row in rows))
-    table = Table("codec", *algorithms)
-    cells = {(row["algorithm"], row["codec"]): row for row in rows}
-    for codec in ("none", *codecs.NAMES):
-        found = (cells.get((algorithm, codec)) for algorithm in algorithms)
-        table.add_row(codec, *(f"{x['ratio']:.3f}" if x else "" for x in found))
-    report.console(width=110).print(table)
+def table(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """Returns the table of bytes, relative to those of a ring with 32 bits."""
+    ratios = {(row["algorithm"], row["codec"]): f"{row['ratio']:.3f}" for row in rows}
+    algorithms = list(dict.fromkeys(algorithm for algorithm, _ in ratios))
+    return [
+        ["codec", *algorithms],
+        *(
+            [codec, *(ratios.get((algorithm, codec), "") for algorithm in algorithms)]
+            for codec in ("none", *codecs.NAMES)
+        ),
+    ]
 
 
 if __name__ == "__main__":

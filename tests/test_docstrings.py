@@ -95,3 +95,43 @@ def test_most_docstrings_have_examples_and_equations():
     assert share(plain, r">>> ") >= 0.6
     algorithms = {n: f for n, f in plain.items() if n.split(".")[1] in ALGORITHMS}
     assert share(algorithms, r"\$\$") >= 0.6
+
+
+# Names that implement a published method. All others are helpers, types, measurements,
+# or methods of this library, whose derivation stands in their modules.
+PUBLISHED = (
+    *("make_train_step", "TrainStep", "pipelined", "pipelined_mean"),
+    *("predicted_params", "codecs.bf16", "codecs.error_feedback", "codecs.fp8"),
+    *("codecs.int4", "codecs.int8", "codecs.power_sgd", "codecs.quantize"),
+    *("codecs.random_k", "codecs.sign", "codecs.stochastic", "codecs.top_k"),
+    *("codecs.truncate", "collectives.halving_doubling", "collectives.hierarchical"),
+    *("collectives.parameter_server", "collectives.ring", "collectives.tree"),
+    *("collectives.two_shot", "corrections.delay_robust"),
+    *("corrections.extrapolate_updates", "stability.max_curvature"),
+    *("stability.max_learning_rate", "stability.sharpness"),
+    *("stability.spectral_radius", "timing.asynchronous_step_time"),
+    *("timing.bucketed_step_time", "timing.duration", "timing.flat", "timing.fsdp"),
+    *("timing.hierarchical", "timing.overlapped_step_time"),
+    *("timing.pipelined_step_time", "timing.shard_optimizer"),
+    *("timing.sharded_optimizer_step_time", "timing.synchronous_step_time"),
+)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_methods_have_references(name):
+    """A reference has authors, a short title, the year, and a link."""
+    found = section(inspect.getdoc(named(f"pipejax.{name}")), "References?")
+    references = [" ".join(each.split()) for each in re.split(r"\n\n|(?<=\d)\n", found)]
+    for each in filter(None, references):
+        assert re.fullmatch(r"\w+ (et al\.|and \w+), .+ \d{4}, https://\S+", each), each
+    assert any(references)
+
+
+def test_all_references_are_on_the_list():
+    having = {
+        name
+        for name in public()
+        if section(inspect.getdoc(named(name)) or "", "References?")
+    }
+    listed = {id(named(f"pipejax.{name}")) for name in PUBLISHED}
+    assert [name for name in having if id(named(name)) not in listed] == []

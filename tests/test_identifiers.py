@@ -48,7 +48,7 @@ def identifiers(text):
     return found
 
 
-def test_identifiers_are_names_that_a_module_defines():
+def test_identifiers_are_names_defined_by_module():
     text = (
         "import together\ndef weave(apart):\n    '''In place.'''\n    joined = sum(x)"
     )

@@ -15,7 +15,7 @@ shares. The bound on a difference is derived in `experiments/clients/_rounding.p
 
 Command: pip install equinox, and python -m experiments.clients
 Time: about ten minutes on 2 cores.
-Result: experiments/results/clients.json, the tables of docs/clients.md
+Result: experiments/results/clients.json
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from ._optimizers import OPTIMIZERS, client
 from ._pieces import DEVICES
 from ._programs import PROGRAMS
 from ._rounding import RUNS
-from ._table import refusals, rows, with_tables
+from ._table import optimizers, programs, refusals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +50,6 @@ class Config:
     """The seed of the parameters, the data and the disturbances of the twin."""
     out: pathlib.Path = report.RESULTS / "clients.json"
     """The file that the result is written to."""
-    page: pathlib.Path | None = pathlib.Path("docs/clients.md")
-    """The document whose tables are replaced; `None` leaves all documents alone."""
 
 
 def main(config: Config) -> dict[str, Any]:
@@ -70,26 +68,14 @@ def main(config: Config) -> dict[str, Any]:
     }
     settings = {"devices": DEVICES, "disturbed_runs": RUNS}
     report.save(config.out, seed=config.seed, **settings, **result)
-    show(result, config.page)
-    return result
-
-
-def tables(result: dict[str, Any]) -> list[list[list[str]]]:
-    """Returns the tables of programs, of optimizers, and of refused optimizers."""
-    return [
-        rows(result["programs"], "program"),
-        rows(result["optimizers"], "optimizer"),
-        refusals(result["optimizers"]),
-    ]
-
-
-def show(result: dict[str, Any], page: pathlib.Path | None) -> None:
-    """Prints the tables, and replaces those of the document by them."""
     console = report.console(width=120)
-    for table in tables(result):
+    for table in (
+        programs(result["programs"]),
+        optimizers(result["optimizers"]),
+        refusals(result["optimizers"]),
+    ):
         console.print(report.table("largest difference / bound", table))
-    if page:
-        page.write_text(with_tables(page.read_text(), *tables(result)))
+    return result
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
 """Makes the tables of docs/clients.md."""
 
-import re
 from typing import Any
 
 Found = dict[str, dict[str, Any]]
 
 
-def rows(found: Found, title: str) -> list[list[str]]:
+def programs(found: Found, title: str = "program") -> list[list[str]]:
     """Returns titles, then a row for every client: difference / bound for every way.
 
     Args:
@@ -18,6 +17,11 @@ def rows(found: Found, title: str) -> list[list[str]]:
         [title, *ways],
         *([name, *(_cell(row[way]) for way in ways)] for name, row in found.items()),
     ]
+
+
+def optimizers(found: Found) -> list[list[str]]:
+    """Returns the same table for optimizers."""
+    return programs(found, "optimizer")
 
 
 def refusals(found: Found) -> list[list[str]]:
@@ -32,18 +36,6 @@ def refusals(found: Found) -> list[list[str]]:
             where = "everywhere" if len(ways) == len(row) else ", ".join(ways)
             table.append([name, where, message])
     return table
-
-
-def markdown(table: list[list[str]]) -> list[str]:
-    """Returns the lines of a Markdown table, whose first row holds the titles."""
-    titles, *others = [f"| {' | '.join(cells)} |" for cells in table]
-    return [titles, "|" + " --- |" * len(table[0]), *others]
-
-
-def with_tables(text: str, *tables: list[list[str]]) -> str:
-    """Returns a document with its tables replaced by `tables`, in their order."""
-    lines = ("\n".join(markdown(table)) + "\n" for table in tables)
-    return re.sub(r"(?:^\|.*\n)+", lambda _: next(lines), text, flags=re.MULTILINE)
 
 
 def _cell(found: dict[str, Any]) -> str:

@@ -149,7 +149,12 @@ def regret_rows(result: dict[str, Any]) -> list[list[str]]:
 
     The columns say how regret grows with T and K, and its largest share of the bound.
     """
-    table = [["losses", "grows with T like", "with K like", "of the bound at most"]]
+    table = [
+        [
+            *("losses", "regret grows with T like", "with K like"),
+            "largest share of the bound",
+        ]
+    ]
     for name, game in result["regret"].items():
         widths = game["widths"].values()
         powers = [row["slope in T"] for row in widths]
@@ -165,15 +170,15 @@ def regret_rows(result: dict[str, Any]) -> list[list[str]]:
     return table
 
 
-def width_rows(rows: dict[str, Any], title: str) -> list[list[str]]:
-    """Returns titles, then a row for each name, with a number for each width.
+def codec_rows(rows: dict[str, Any]) -> list[list[str]]:
+    """Returns titles, then a row for each codec, with a number for each width.
 
     All numbers are divided by the first number of the first row.
     """
     first = next(iter(next(iter(rows.values())).values()))
     columns = list(next(iter(rows.values())))
     return [
-        [title, *(f"K={width}" for width in columns)],
+        ["codec", *(f"K={width}" for width in columns)],
         *(
             [name, *(f"{value / first:.2f}" for value in row.values())]
             for name, row in rows.items()
@@ -185,7 +190,7 @@ def show(result: dict[str, Any]) -> None:
     """Prints the tables of regret and of the excess with codecs."""
     console = report.console(width=110)
     console.print(report.table("regret", regret_rows(result)))
-    console.print(report.table("excess", width_rows(result["codecs"], "codec")))
+    console.print(report.table("excess", codec_rows(result["codecs"])))
 
 
 def picture(result: dict[str, Any], path: pathlib.Path) -> None:

@@ -225,6 +225,10 @@ def int8(block: int = 256) -> Integers:
       >>> payload, _ = codec.encode(x, ())
       >>> codec.decode(payload, 8).tolist()
       [254.0, 2.0, 4.0, -100.0, 0.0, 0.0, 0.0, 0.0]
+
+    References:
+      Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2021,
+      https://arxiv.org/abs/2110.02861
     """
     return Integers(8, check_block(block))
 
@@ -258,6 +262,10 @@ def int4(block: int = 64) -> Integers:
       >>> payload, _ = codec.encode(jnp.float32([7, 1.2, -2.6, 0, 0, 0, 0, 0]), ())
       >>> codec.decode(payload, 8).tolist()
       [7.0, 1.0, -3.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+
+    References:
+      Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2021,
+      https://arxiv.org/abs/2110.02861
     """
     return Integers(4, check_block(block))
 
@@ -304,6 +312,10 @@ def fp8(format: Literal["e4m3", "e5m2"] = "e4m3", block: int = 256) -> Float8:
       >>> payload, _ = codec.encode(jnp.float32([448, 101, 20, 1.1, 0, 0, 0, 0]), ())
       >>> codec.decode(payload, 8).tolist()
       [448.0, 104.0, 20.0, 1.125, 0.0, 0.0, 0.0, 0.0]
+
+    References:
+      Micikevicius et al., FP8 Formats for Deep Learning, 2022,
+      https://arxiv.org/abs/2209.05433
     """
     dtypes = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
     if format not in dtypes:
@@ -341,7 +353,8 @@ def sign(block: int = 1024) -> Sign:
       [3.0, -3.0, 3.0, -3.0, 3.0, -3.0, 3.0, -3.0]
 
     References:
-      Karimireddy et al. 2019, https://arxiv.org/abs/1901.09847
+      Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019,
+      https://arxiv.org/abs/1901.09847
     """
     return Sign(check_block(block))
 

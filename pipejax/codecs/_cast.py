@@ -169,6 +169,10 @@ def bf16() -> Cast:
     Examples:
       >>> bf16().size(1000)  # bytes
       2000
+
+    References:
+      Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019,
+      https://arxiv.org/abs/1905.12322
     """
     return Cast("bfloat16")
 

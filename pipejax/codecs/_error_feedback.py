@@ -20,8 +20,12 @@ If a message is not finite, its update is skipped. The caller then restores the 
 state from before that message, so that no NaN or infinity enters the residual.
 
 References:
-  Karimireddy et al. 2019, https://arxiv.org/abs/1901.09847
-  Stich et al. 2018, https://arxiv.org/abs/1809.07599
+  Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019,
+  https://arxiv.org/abs/1901.09847
+
+  Stich et al., Sparsified SGD with Memory, NeurIPS 2018,
+  https://arxiv.org/abs/1809.07599
+
   Tang et al. 2019, https://arxiv.org/abs/1905.05957, apply error feedback both before
   and after the sum over devices, as `two_shot` does.
 """
@@ -194,8 +198,11 @@ def error_feedback(codec: Codec) -> ErrorFeedback:
       [0. 4.] [3. 0.]
 
     References:
-      Karimireddy et al. 2019, https://arxiv.org/abs/1901.09847
-      Stich et al. 2018, https://arxiv.org/abs/1809.07599
+      Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019,
+      https://arxiv.org/abs/1901.09847
+
+      Stich et al., Sparsified SGD with Memory, NeurIPS 2018,
+      https://arxiv.org/abs/1809.07599
     """
     if isinstance(codec, ErrorFeedback) or not isinstance(codec, Codec):
         raise ValueError(

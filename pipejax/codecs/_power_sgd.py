@@ -22,7 +22,7 @@ Because `Q` is kept, the columns of `P` and `Q` turn towards the largest singula
 vectors of the gradient in the course of training.
 
 Reference:
-  Vogels et al. 2019, https://arxiv.org/abs/1905.13727
+  Vogels et al., PowerSGD, NeurIPS 2019, https://arxiv.org/abs/1905.13727
 """
 
 import collections
@@ -274,7 +274,7 @@ def power_sgd(rank: int, key: jax.Array) -> PowerSGD:
       (40, True)
 
     References:
-      Vogels et al. 2019, https://arxiv.org/abs/1905.13727
+      Vogels et al., PowerSGD, NeurIPS 2019, https://arxiv.org/abs/1905.13727
     """
     if not is_integer(rank, 1):
         raise ValueError(

@@ -188,7 +188,8 @@ def top_k(k: int | float) -> TopK:
       Array([ 0., -3.,  0.], dtype=float32)
 
     References:
-      Stich et al. 2018, https://arxiv.org/abs/1809.07599
+      Stich et al., Sparsified SGD with Memory, NeurIPS 2018,
+      https://arxiv.org/abs/1809.07599
     """
     return TopK(check_k(k))
 
@@ -235,7 +236,8 @@ def random_k(k: int | float, key: jax.Array, *, scaled: bool = True) -> RandomK:
       (12, [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 4.0, 4.0])
 
     References:
-      Stich et al. 2018, https://arxiv.org/abs/1809.07599
+      Stich et al., Sparsified SGD with Memory, NeurIPS 2018,
+      https://arxiv.org/abs/1809.07599
     """
     check_key(key)
     return RandomK(check_k(k), key, scaled)

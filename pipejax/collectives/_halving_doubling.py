@@ -14,7 +14,9 @@ For any other p, let q be the largest power of two below p. The last p - q devic
 send their whole vectors to the first p - q devices, then take no part in halving and
 doubling, and receive the whole result at the end.
 
-Reference: Thakur, Rabenseifner and Gropp 2005, https://doi.org/10.1177/1094342005051521
+Reference:
+  Thakur et al., Optimization of Collective Communication Operations in MPICH, 2005,
+  https://doi.org/10.1177/1094342005051521
 """
 
 import dataclasses
@@ -199,6 +201,7 @@ def halving_doubling(codec: Codec | None = None) -> HalvingDoubling:
       6 7000
 
     References:
-      Thakur, Rabenseifner and Gropp 2005, https://doi.org/10.1177/1094342005051521
+      Thakur et al., Optimization of Collective Communication Operations in MPICH, 2005,
+      https://doi.org/10.1177/1094342005051521
     """
     return HalvingDoubling(check_codec(codec))

@@ -111,6 +111,10 @@ def hierarchical(
       all-to-all of 2 devices: 500 bytes
       all-gather of 2 devices: 500 bytes
       all-gather of 4 devices: 3000 bytes
+
+    References:
+      Cho et al., BlueConnect, MLSys 2019,
+      https://proceedings.mlsys.org/paper_files/paper/2019/hash/0c8abcf158ed12d0dd94480681186fda-Abstract.html
     """
     inner = two_shot() if inner is None else inner
     outer = two_shot() if outer is None else outer

@@ -99,6 +99,10 @@ def parameter_server(codec: Codec | None = None) -> ParameterServer:
       14 56000
 
     References:
+      Li et al., Scaling Distributed Machine Learning with the Parameter Server, OSDI
+      2014,
+      https://research.google/pubs/scaling-distributed-machine-learning-with-the-parameter-server
+
       Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619
     """
     return ParameterServer(check_codec(codec))

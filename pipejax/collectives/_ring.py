@@ -143,6 +143,9 @@ def ring(codec: Codec | None = None) -> Ring:
       14 7000
 
     References:
+      Patarasuk and Yuan, Bandwidth Optimal All-reduce Algorithms for Clusters of
+      Workstations, 2009, https://doi.org/10.1016/j.jpdc.2008.09.002
+
       Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619
     """
     return Ring(check_codec(codec))

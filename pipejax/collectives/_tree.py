@@ -131,5 +131,9 @@ def tree(codec: Codec | None = None) -> Tree:
       ...     print(len(transfers), sum(x.wire_bytes for x in transfers))
       >>> jax.vmap(count, axis_name="data", axis_size=8)()
       6 24000
+
+    References:
+      Thakur et al., Optimization of Collective Communication Operations in MPICH, 2005,
+      https://doi.org/10.1177/1094342005051521
     """
     return Tree(check_codec(codec))

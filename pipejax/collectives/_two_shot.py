@@ -102,5 +102,8 @@ def two_shot(codec: Codec | None = None) -> TwoShot:
       >>> jax.vmap(show, axis_name="data", axis_size=4)()
       6144.0
       1560.0
+
+    References:
+      Wang et al., ZeRO++, 2023, https://arxiv.org/abs/2306.10209
     """
     return TwoShot(check_codec(codec))

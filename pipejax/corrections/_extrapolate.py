@@ -79,6 +79,8 @@ def extrapolate_updates(steps: float) -> optax.GradientTransformation:
       7.0
 
     References:
+      Chen et al., SpecTrain, 2018, https://arxiv.org/abs/1809.02839
+
       Kosson et al., Pipelined Backpropagation at Scale, 2021,
       https://arxiv.org/abs/2003.11666
     """

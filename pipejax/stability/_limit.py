@@ -87,6 +87,10 @@ def spectral_radius(
       >>> import optax, pipejax as pj
       >>> f"{pj.stability.spectral_radius(optax.sgd(0.1), 2, curvature=8.0):.3f}"
       '0.800'
+
+    References:
+      Giladi et al., At Stability's Edge, ICLR 2020,
+      https://openreview.net/forum?id=Bkeb7lHtvH
     """
     if not 0 <= curvature < np.inf:
         raise ValueError(
@@ -134,6 +138,13 @@ def max_curvature(
       38.00
       10.00
       5.26
+
+    References:
+      Cohen et al., Gradient Descent on Neural Networks Typically Occurs at the Edge of
+      Stability, 2021, https://arxiv.org/abs/2103.00065
+
+      Giladi et al., At Stability's Edge, ICLR 2020,
+      https://openreview.net/forum?id=Bkeb7lHtvH
     """
     loops = _loops(tx, width, weight_prediction, deviation_feedback)
     return min(map(_limit, loops))
@@ -193,6 +204,9 @@ def max_learning_rate(
     References:
       Cohen et al., Gradient Descent on Neural Networks Typically Occurs at the Edge of
       Stability, 2021, https://arxiv.org/abs/2103.00065
+
+      Giladi et al., At Stability's Edge, ICLR 2020,
+      https://openreview.net/forum?id=Bkeb7lHtvH
     """
     if not curvature > 0:
         raise ValueError(

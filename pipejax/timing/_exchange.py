@@ -123,6 +123,12 @@ def duration(
       >>> seconds = pj.timing.duration(cluster, exchange)
       >>> f"{1e3 * seconds.latency:.1f} ms + {1e3 * seconds.wire:.1f} ms"
       '0.3 ms + 48.0 ms'
+
+    References:
+      Thakur et al., Optimization of Collective Communication Operations in MPICH, 2005,
+      https://doi.org/10.1177/1094342005051521
+
+      Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619
     """
     speed = cluster.codec(codec)
     between = _seconds(cluster, cluster.link, exchange.between, speed)
@@ -184,6 +190,12 @@ def flat(
       >>> int8 = pj.timing.flat(cluster, "two_shot", 1024, pj.codecs.int8())
       >>> plain.between.wire, int8.between.wire  # bytes
       (6144, 1560)
+
+    References:
+      Thakur et al., Optimization of Collective Communication Operations in MPICH, 2005,
+      https://doi.org/10.1177/1094342005051521
+
+      Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619
     """
     counts = form_of(algorithm)(cluster.hosts * cluster.devices, n, codec)
     if cluster.devices == 1:
@@ -262,6 +274,10 @@ def hierarchical(
       >>> two = pj.timing.hierarchical(cluster, "two_shot", 10**6).between.wire
       >>> f"{1e-6 * flat:.0f} MB, {1e-6 * two:.0f} MB"
       '32 MB, 4 MB'
+
+    References:
+      Cho et al., BlueConnect, MLSys 2019,
+      https://proceedings.mlsys.org/paper_files/paper/2019/hash/0c8abcf158ed12d0dd94480681186fda-Abstract.html
     """
     inside = form_of(inner)(cluster.devices, n, None)
     piece = -(-n // cluster.devices)

@@ -120,6 +120,9 @@ def overlapped_step_time(compute: Compute, exchange: Duration) -> float:
       >>> exchange = pj.timing.Duration(0, 0.75, 0, 0, 0)  # 0.75 s on the wire
       >>> pj.timing.overlapped_step_time(pj.timing.Compute(0.25, 0.5), exchange)
       1.0
+
+    References:
+      Li et al., PyTorch Distributed, 2020, https://arxiv.org/abs/2006.15704
     """
     beside = max(compute.backward, exchange.total)
     return compute.forward + beside + compute.update
@@ -156,6 +159,9 @@ def bucketed_step_time(compute: Compute, exchange: Duration, buckets: int) -> fl
       >>> bucket = pj.timing.Duration(0, 0.125, 0, 0, 0)  # 0.125 s on the wire
       >>> pj.timing.bucketed_step_time(pj.timing.Compute(0.25, 0.5), bucket, 4)
       0.875
+
+    References:
+      Li et al., PyTorch Distributed, 2020, https://arxiv.org/abs/2006.15704
     """
     if not is_integer(buckets, 1):
         raise ValueError(f"`buckets` must be a whole number above 0, got {buckets!r}.")

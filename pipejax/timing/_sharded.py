@@ -74,6 +74,9 @@ def fsdp(cluster: Cluster, elements: int, itemsize: float = 4) -> Fsdp:
       >>> found = fsdp(cluster, 10**9, itemsize=2)
       >>> f"{1e-9 * found.bytes:.2f} GB, {1e3 * found.seconds:.1f} ms"
       '5.25 GB, 17.5 ms'
+
+    References:
+      Rajbhandari et al., ZeRO, 2020, https://arxiv.org/abs/1910.02054
     """
     devices, inner = cluster.devices, cluster.inner
     if inner is None:

@@ -68,6 +68,9 @@ def shard_optimizer(
       >>> found = pj.timing.shard_optimizer(ranked, compute, 4)
       >>> f"{found[0].way}: {found[0].step:.2f} s"
       'width 2, halving_doubling, all bits: 0.62 s'
+
+    References:
+      Rajbhandari et al., ZeRO, 2020, https://arxiv.org/abs/1910.02054
     """
     found = []
     for choice in choices:

@@ -171,7 +171,11 @@ def make_train_step(
       0.81
 
     References:
-      Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619
+      Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619
+
+      Chen et al., SpecTrain, 2018, https://arxiv.org/abs/1809.02839
+
+      Rajbhandari et al., ZeRO, 2020, https://arxiv.org/abs/1910.02054
     """
     axis_name = check_axis_name(axis_name)
     mesh = check_mesh(mesh, axis_name)

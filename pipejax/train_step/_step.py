@@ -71,6 +71,9 @@ class TrainStep:
       earlier: The configuration of each phase before the last. A phase of width 1
         leaves the pipeline empty.
       boundaries: For each of them the number of calls with which the next one begins.
+
+    References:
+      Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619
     """
 
     config: StepConfig

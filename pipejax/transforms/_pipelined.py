@@ -77,6 +77,9 @@ def pipelined(
     Raises:
       ValueError: In the same cases as `pipelined_mean`. In `init` and `update`, also if
         `tx` is an optimizer that cannot be given a late mean gradient.
+
+    References:
+      Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619
     """
     mean = pipelined_mean(
         axis_name, width, reduce_dtype=reduce_dtype, all_reduce=all_reduce

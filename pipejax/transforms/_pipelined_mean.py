@@ -72,6 +72,9 @@ def pipelined_mean(
         also outside of `axis_name`, for gradients that differ in structure or shapes
         from the parameters or from the state, for a state of another width, and for
         gradients that `jax.grad` has already summed over the axis.
+
+    References:
+      Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619
     """
     axis_name, width = check_axis_name(axis_name), check_width(width)
     (all_reduce,) = check_all_reduce(all_reduce, axis_name, several=False).phases

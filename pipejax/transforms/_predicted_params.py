@@ -53,6 +53,9 @@ def predicted_params(
       ValueError: If `opt_state` is the state of another optimizer.
       TypeError: If `tx` needs more than gradients and parameters, such as the loss as
         `value`, which is not kept with gradients in flight.
+
+    References:
+      Chen et al., SpecTrain, 2018, https://arxiv.org/abs/1809.02839
     """
     in_flight, state, arrived, mean = _parts(opt_state)
     pending = in_flight.pending

@@ -6,14 +6,12 @@ import itertools
 import json
 import pathlib
 import re
-import shutil
 
 import optax
 import pytest
 from optax import contrib
 
 import experiments.clients
-from experiments.clients import __main__ as clients
 from experiments.clients import (
     _compare,
     _optimizers,
@@ -21,6 +19,7 @@ from experiments.clients import (
     _pieces,
     _programs,
     _rounding,
+    _table,
 )
 
 from . import here
@@ -154,21 +153,17 @@ def test_differences_count_nan_and_infinity():
     assert _rounding.distance([], []) == 0
 
 
-def test_command_line_writes_result_and_tables(tmp_path, monkeypatch):
-    out, page = tmp_path / "clients.json", tmp_path / "clients.md"
-    shutil.copy(ROOT / "docs/clients.md", page)
+def test_command_line_writes_result_and_makes_tables(tmp_path, monkeypatch):
+    out = tmp_path / "clients.json"
     flags = ("--ways", "width 2 plain", "--optimizers", "sgd", "sam")
-    here.run(
-        monkeypatch,
-        "clients",
-        *("--programs", *flags, "--out", str(out), "--page", str(page)),
-    )
+    here.run(monkeypatch, "clients", "--programs", *flags, "--out", str(out))
     record = json.loads(out.read_text())
     assert record["devices"] == _pieces.DEVICES
     sgd, sam = (record["optimizers"][name]["width 2 plain"] for name in ("sgd", "sam"))
     assert _compare.within(sgd)
     assert "weight_prediction=False" in sam["refused"]
-    text = page.read_text()
-    assert "\n| optimizer | width 2 plain |\n| --- | --- |\n| sgd | 0 / " in text
-    assert f"| sam | everywhere | {sam['refused']} |" in text
-    assert clients.with_tables(text, *clients.tables(record)) == text
+    titles, row, _ = _table.optimizers(record["optimizers"])
+    assert (titles, row[0]) == (["optimizer", "width 2 plain"], "sgd")
+    assert row[1].startswith("0 / ")
+    _, *refused = _table.refusals(record["optimizers"])
+    assert refused == [["sam", "everywhere", sam["refused"]]]

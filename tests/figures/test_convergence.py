@@ -1,47 +1,46 @@
-"""Tests that the documents show the results of learning with a delay on real data."""
+"""Tests what the documents say about learning with a delay on real data."""
 
-import functools
 import itertools
 import math
 import statistics
 
 import pytest
 
-from experiments import delay_robust
 from experiments.convergence import _show, sharpness
 from experiments.convergence._change import change
+from experiments.report import result
 
-from .results import assert_shown, lines, result
+from .quoted import quoted_in
 
-
-def rows_of_convergence():
-    return lines(_show.rows(result("convergence")))
-
-
-def rows_of_ends():
-    return lines(_show.ends(result("convergence")))
+FOUND = result("convergence")
+TUNED = list(_show.compared(FOUND, 1.0))
 
 
-def words_on_convergence(factor=1.0):
-    """Yields how often the default of K=2 and a plain delay end near D-Sync."""
-    found = result("convergence")
-    settings = list(_show.compared(found, factor))
+def near(settings):
+    """Returns how often the default of K=2 and a plain delay end near D-Sync."""
     default, plain = (
-        _show.count_near(found, name, settings)
+        _show.count_near(FOUND, name, settings)
         for name in ("K=2, predicted", "K=2, plain")
     )
-    yield f"in {default} cases; a plain delay does so in {plain}"
+    return f"in {default} cases; a plain delay does so in {plain}"
 
 
-words_on_large_rates = functools.partial(words_on_convergence, 2.0)
+@quoted_in("README.md", "docs/paper.md", "docs/convergence.md")
+def test_counts_of_cases_near_d_sync():
+    yield near(TUNED)
 
 
-def words_on_what_is_given_back():
-    """Yields the share of a plain delay's cost that the default recovers at K=2."""
-    found, shares = result("convergence"), {"muon": [], "others": []}
-    for setting in _show.compared(found, 1.0):
+@quoted_in("docs/convergence.md")
+def test_counts_of_cases_near_d_sync_at_large_rates():
+    yield near(list(_show.compared(FOUND, 2.0)))
+
+
+@quoted_in("docs/convergence.md")
+def test_share_recovered_by_default_is_quoted():
+    shares = {"muon": [], "others": []}
+    for setting in TUNED:
         plain, default = (
-            change(found, setting, name) for name in ("K=2, plain", "K=2, predicted")
+            change(FOUND, setting, name) for name in ("K=2, plain", "K=2, predicted")
         )
         if plain.nats and not plain.is_near:
             share = 1 - statistics.mean(default.nats) / statistics.mean(plain.nats)
@@ -53,12 +52,12 @@ def words_on_what_is_given_back():
     yield f"under Muon {cifar} % on CIFAR-10 and {text} % on the transformer"
 
 
-def words_on_delay_robust():
-    """Yields how often `delay_robust` ends above the default, at tuned rates."""
-    found, above = result("convergence"), {2: [], 3: []}
-    for setting, width in itertools.product(_show.compared(found, 1.0), above):
+@quoted_in("docs/convergence.md")
+def test_delay_robust_ends_above_default_so_often():
+    above = {2: [], 3: []}
+    for setting, width in itertools.product(TUNED, above):
         robust, default = (
-            statistics.mean(change(found, setting, f"K={width}, {name}").nats)
+            statistics.mean(change(FOUND, setting, f"K={width}, {name}").nats)
             for name in ("robust", "predicted")
         )
         above[width].append(robust > default)
@@ -67,61 +66,35 @@ def words_on_delay_robust():
     yield f"At K=3 {ends} in {sum(above[3])} of {len(above[3])} cases"
 
 
-def rows_of_counts():
-    return lines(_show.counts(result("convergence")))
-
-
-def rows_of_sharpness():
-    found = result("convergence_sharpness")["runs"]
-    return lines(sharpness.rows(found, result("convergence")))
-
-
-def words_on_sharpness():
-    """Yields the losses of the default below its limit, and beyond."""
-    found, compared = result("convergence_sharpness")["runs"], result("convergence")
-    below, beyond = [], []
-    for setting, runs in sharpness.by_setting(found):
-        for method in sharpness.SHOWN:
-            share = sharpness.share(runs, method)
-            group = below if share < 1 else beyond
-            group.append((share, sharpness.cost(compared, setting, method)))
+@quoted_in("docs/convergence.md")
+def test_losses_below_and_beyond_the_limit():
+    cells = list(sharpness.by_setting(result("convergence_sharpness")["runs"]))
+    pairs = [
+        (sharpness.share(runs, method), sharpness.cost(FOUND, setting, method))
+        for setting, runs in cells
+        for method in sharpness.SHOWN
+    ]
+    below = [pair for pair in pairs if pair[0] < 1]
+    beyond = [cost for share, cost in pairs if share >= 1]
     most = math.ceil(1e3 * max(cost for _, cost in below)) / 1e3
-    more = sum(cost > 0.01 for _, cost in beyond)
     some = [share for share, cost in below if cost > 0.01]
     assert min(some) > 0.9
-    yield f"The table has {len(below) + len(beyond)} cases"
+    yield f"The table has {len(pairs)} cases"
     yield f"None of the {len(below)} cases below the limit lost more than {most} nats."
     yield f"{len(some)} of the {len(below)} lost more than 0.01 nats, all above 0.9"
+    more = sum(cost > 0.01 for cost in beyond)
     yield f"{more} of the {len(beyond)} cases beyond the limit lost more than 0.01 nats"
-    shares = [
-        sharpness.share(runs, method)
-        for _, runs in sharpness.by_setting(found)
-        for method in ("K=2, plain", "K=3, plain")
-    ]
-    least = math.floor(10 * min(shares)) / 10
-    yield f"every plain delay is beyond {least} times its limit"
+    least = min(
+        sharpness.share(runs, f"K={width}, plain")
+        for _, runs in cells
+        for width in (2, 3)
+    )
+    yield f"every plain delay is beyond {math.floor(10 * least) / 10} times its limit"
 
 
-def rows_of_delay_robust():
-    return lines(delay_robust.rows(result("delay_robust")["test_loss"]))
-
-
-@pytest.mark.parametrize(
-    ("path", "rows"),
-    [
-        ("README.md", words_on_convergence),
-        ("docs/paper.md", words_on_convergence),
-        ("docs/convergence.md", words_on_convergence),
-        ("docs/convergence.md", words_on_large_rates),
-        ("docs/convergence.md", words_on_what_is_given_back),
-        ("docs/convergence.md", words_on_delay_robust),
-        ("docs/convergence.md", rows_of_convergence),
-        ("docs/convergence.md", rows_of_ends),
-        ("docs/convergence.md", rows_of_counts),
-        ("docs/convergence.md", rows_of_sharpness),
-        ("docs/convergence.md", words_on_sharpness),
-        ("docs/convergence.md", rows_of_delay_robust),
-    ],
-)
-def test_figures_equal_the_result_files(path, rows):
-    assert_shown(path, rows())
+@pytest.mark.parametrize(("name", "bound"), [("smooth", 0.03), ("softmax", 0.02)])
+def test_convex_delays_are_gone_in_the_end(name, bound):
+    """The document says 3 % for smooth losses, and 2 % for softmax regression."""
+    found = result("convex")[name]
+    for rows in [found] if name == "smooth" else found.values():
+        assert all(abs(row[-1] / rows["1"][-1] - 1) < bound for row in rows.values())

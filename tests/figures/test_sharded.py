@@ -1,84 +1,76 @@
-"""Tests that the document on sharded models shows the results of its experiments."""
+"""Tests the results on sharded models, and what the document says about them."""
 
+import functools
 import statistics
 
-import pytest
+from experiments.report import result
+from experiments.sharded import nanogpt
 
-from experiments.sharded import cluster, compiled, nanogpt
-
-from .results import assert_shown, lines, result
+from .quoted import quoted_in
 
 SHARDED = "K=2, ZeRO-1"
+quoted = quoted_in("docs/sharded.md")
 
 
-def rows_of_compiled():
-    return lines(compiled.rows(result("sharded_compiled")["cells"]))
+@functools.cache
+def cells():
+    return result("sharded_compiled")["cells"]
 
 
-def rows_of_cluster():
-    record = result("sharded_cluster")
-    return lines(cluster.rows(record["cells"], record["rate"]))
+@quoted
+def test_delay_costs_quoted_shards_of_memory():
+    def more(target, *steps):
+        found = [
+            x["more_memory"]
+            for x in cells()
+            if x["target"].startswith(target) and x["step"] in steps
+        ]
+        return f"{min(found):.1f} to {max(found):.1f}"
 
-
-def words_on_memory():
-    """Yields by how many shards a delay exceeds a synchronous step."""
-    cells = result("sharded_compiled")["cells"]
-    delayed = [x for x in cells if x["step"] in ("K=2", "K=2, plain", "K=2, int8")]
-    tpus = [x["more_memory"] for x in delayed if x["target"].startswith("tpu")]
-    yield f"On TPUs, it costs {min(tpus):.1f} to {max(tpus):.1f}."
-    cells = [cell for cell in delayed if cell["target"].startswith("h100")]
-    plain = [x["more_memory"] for x in cells if "int8" not in x["step"]]
-    eight = [x["more_memory"] for x in cells if "int8" in x["step"]]
+    plain, eight = ("K=2", "K=2, plain"), "K=2, int8"
+    yield f"On TPUs, it costs {more('tpu', *plain, eight)}."
     yield (
-        f"costs {min(plain):.1f} to {max(plain):.1f} shards more than D-Sync, and"
-        f" {min(eight):.1f} to {max(eight):.1f} with eight bits"
+        f"costs {more('h100', *plain)} shards more than D-Sync, and"
+        f" {more('h100', eight)} with eight bits"
     )
 
 
-def rows_of_nanogpt():
-    return lines(nanogpt.rows(result("sharded_nanogpt")["cells"]))
-
-
-def words_on_nanogpt():
-    """Yields how much more the loss is at K=2, as means over three seeds."""
-    cells = result("sharded_nanogpt")["cells"]
-
+@quoted
+def test_losses_of_nanogpt_are_quoted():
     def of(*contender):
-        return nanogpt.losses(cells, nanogpt.Contender(*contender))
+        contender = nanogpt.Contender(*contender)
+        return nanogpt.losses(result("sharded_nanogpt")["cells"], contender)
 
-    def pairs(optimizer, *devices):
+    def more(optimizer, *devices):
         own, twin = of(optimizer, 2, *devices), of(optimizer, 1, 4, 1)
         assert own.keys() == twin.keys() == {0, 1, 2}
         return [own[seed] - twin[seed] for seed in own]
 
-    def more(*contender):
-        return statistics.mean(pairs(*contender))
-
+    four, two = more("adamw", 4, 1), more("adamw", 2, 2)
+    muon = statistics.mean(more("muon", 4, 1))
+    alone, on_four = of("muon", 1, 1, 1), of("muon", 1, 4, 1)
     yield f"AdamW ends at {statistics.mean(of('adamw', 1, 4, 1).values()):.3f} nats"
-    yield f"end {more('adamw', 4, 1):.3f} nats higher than at K=1"
-    yield f"six sequences each end {more('adamw', 2, 2):.3f} nats higher"
-    muon = more("muon", 4, 1)
+    yield f"end {statistics.mean(four):.3f} nats higher than at K=1"
+    yield f"six sequences each end {statistics.mean(two):.3f} nats higher"
     yield f"K=2 ends {abs(muon):.3f} nats {'higher' if muon > 0 else 'lower'}"
-    alone, four = of("muon", 1, 1, 1), of("muon", 1, 4, 1)
-    reach = (pairs("adamw", 4, 1), pairs("adamw", 2, 2))
-    ends = (f"{min(each):.3f} to {max(each):.3f}" for each in reach)
+    ends = (f"{min(each):.3f} to {max(each):.3f}" for each in (four, two))
     yield f"end {' and '.join(ends)} nats higher"
-    yield f"to\n  {max(abs(alone[seed] - four[seed]) for seed in four):.3f} nats"
+    yield f"to {max(abs(alone[seed] - on_four[seed]) for seed in on_four):.3f} nats"
 
 
-def words_on_two_hosts():
-    (methods,) = (
-        x["methods"] for x in result("sharded_cluster")["cells"] if x["hosts"] == 2
-    )
+@quoted
+def test_steps_on_two_hosts_are_quoted():
+    found = result("sharded_cluster")["cells"]
+    (methods,) = (x["methods"] for x in found if x["hosts"] == 2)
     pipe, sync = (
         statistics.median(methods[name]["seconds"]) for name in ("Pipe-SGD", "D-Sync")
     )
     yield f"a pipelined step takes {pipe / sync:.2f} of the time of D-Sync"
 
 
-def words_on_what_is_hidden():
-    """Checks that the exchange is hidden, and that groups send what the twin sends."""
-    for cell in result("sharded_compiled")["cells"]:
+@quoted
+def test_exchange_is_hidden_and_groups_send_as_twin():
+    for cell in cells():
         step, covered = cell["step"], cell["covered_between"]
         if step == "D-Sync":
             assert covered < 0.015
@@ -91,11 +83,10 @@ def words_on_what_is_hidden():
     yield "at most 0.01 of the FLOPs lie under the exchange between groups"
 
 
-def words_on_a_sharded_optimizer():
-    """Yields what it saves, and checks that its bytes and hidden shares are as said."""
-    cells = result("sharded_compiled")["cells"]
-    twins = {(x["size"], x["target"]): x for x in cells if x["step"] == "D-Sync"}
-    found = [x for x in cells if x["step"] == SHARDED]
+@quoted
+def test_memory_bytes_and_hidden_shares_of_a_sharded_optimizer():
+    twins = {(x["size"], x["target"]): x for x in cells() if x["step"] == "D-Sync"}
+    found = [x for x in cells() if x["step"] == SHARDED]
     for cell in found:
         twin = twins[cell["size"], cell["target"]]
         assert cell["covered_between"] >= 0.97
@@ -105,21 +96,4 @@ def words_on_a_sharded_optimizer():
             before, after = line.split(" times, ")[1].split(" and ")
             assert before == after or "over host+fsdp" in line
     less = [-x["more_memory"] for x in found]
-    yield f"needs\n{min(less):.1f} to {max(less):.1f} shards less memory than D-Sync"
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        rows_of_compiled,
-        rows_of_cluster,
-        words_on_memory,
-        rows_of_nanogpt,
-        words_on_nanogpt,
-        words_on_two_hosts,
-        words_on_what_is_hidden,
-        words_on_a_sharded_optimizer,
-    ],
-)
-def test_figures_equal_the_result_files(rows):
-    assert_shown("docs/sharded.md", rows())
+    yield f"needs {min(less):.1f} to {max(less):.1f} shards less memory than D-Sync"

@@ -1,0 +1,107 @@
+"""All tables of the documents, by the names that the documents give them.
+
+To add a table, add a line here, and to a document the comments between which it stands.
+"""
+
+from collections.abc import Callable
+
+from experiments import (
+    allreduce_profile,
+    codec_speed,
+    codecs,
+    compile_time,
+    delay_robust,
+    levels,
+    memory,
+    overhead,
+    prediction,
+    scaling,
+    time_to_accuracy,
+    wire,
+)
+from experiments.clients import _table as clients
+from experiments.convergence import _show, sharpness
+from experiments.convex import __main__ as convex
+from experiments.faults import __main__ as faults
+from experiments.faults import endurance, goodput, start
+from experiments.report import result
+from experiments.sharded import cluster as sharded_cluster
+from experiments.sharded import compiled, nanogpt
+from experiments.sharded_optimizer import accuracy, cluster
+
+from . import _gpu, _overlap, _paper, _speed, _stability
+
+Table = list[list[str]]  # rows of cells; the first row holds the titles
+
+
+def _of(make: Callable[..., Table], name: str, *keys: str) -> Callable[[], Table]:
+    """Returns a function that makes a table of a result, or of what `keys` select."""
+
+    def table() -> Table:
+        record = result(name)
+        return make(*(record[key] for key in keys) if keys else (record,))
+
+    return table
+
+
+def _sharpness() -> Table:
+    return sharpness.rows(
+        result("convergence_sharpness")["runs"], result("convergence")
+    )
+
+
+def _accuracy() -> Table:
+    runs = result("sharded_optimizer_accuracy")["runs"]
+    return accuracy.rows(result("convergence"), runs)
+
+
+TABLES: dict[str, Callable[[], Table]] = {
+    "clients.programs": _of(clients.programs, "clients", "programs"),
+    "clients.optimizers": _of(clients.optimizers, "clients", "optimizers"),
+    "clients.refused": _of(clients.refusals, "clients", "optimizers"),
+    "codec_speed": _of(codec_speed.table, "codec_speed", "pages"),
+    "codecs": _of(codecs.table, "codecs", "codecs"),
+    "compile_time": _of(compile_time.table, "compile_time", "leaves"),
+    "convergence": _of(_show.rows, "convergence"),
+    "convergence.counts": _of(_show.counts, "convergence"),
+    "convergence.ends": _of(_show.ends, "convergence"),
+    "convergence.sharpness": _sharpness,
+    "convex.codecs": _of(convex.codec_rows, "convex", "codecs"),
+    "convex.regret": _of(convex.regret_rows, "convex"),
+    "delay_robust": _of(delay_robust.rows, "delay_robust", "test_loss"),
+    "faults": _of(faults.rows, "faults", "outcomes"),
+    "faults.endurance": _of(endurance.rows, "faults_endurance", "diaries"),
+    "faults.goodput": _of(goodput.rows, "faults_goodput", "cells"),
+    "faults.start": _of(start.rows, "faults_start", "found", "hosts"),
+    "gpu.codecs": _gpu.codecs,
+    "gpu.link": _gpu.link,
+    "gpu.memory": _gpu.memory,
+    "gpu.steps": _gpu.steps,
+    "levels": _of(levels.table, "levels", "rows"),
+    "memory": _overlap.memory,
+    "overhead": _of(overhead.table, "overhead", "models"),
+    "overlap.gpus": _overlap.gpus,
+    "overlap.tpus": _overlap.tpus,
+    "paper.parts": _of(_paper.parts, "paper", "cells"),
+    "paper.steps": _of(_paper.steps, "paper", "cells"),
+    "prediction": _of(prediction.rows, "prediction", "cells"),
+    "profile.phases": _of(allreduce_profile.phases, "allreduce_profile", "cells"),
+    "profile.whole": _of(allreduce_profile.whole, "allreduce_profile", "cells"),
+    "scaling": _of(scaling.table, "scaling", "cells"),
+    "sharded.cluster": _of(sharded_cluster.rows, "sharded_cluster", "cells", "rate"),
+    "sharded.compiled": _of(compiled.rows, "sharded_compiled", "cells"),
+    "sharded.nanogpt": _of(nanogpt.rows, "sharded_nanogpt", "cells"),
+    "sharded_optimizer.accuracy": _accuracy,
+    "sharded_optimizer.cluster": _of(
+        cluster.rows, "sharded_optimizer_cluster", "cells"
+    ),
+    "sharded_optimizer.memory": _of(memory.rows, "memory", "cells"),
+    "speedup.gains": _speed.gains,
+    "speedup.limits": _speed.limits,
+    "speedup.measured": _speed.measured,
+    "speedup.steps": _speed.steps,
+    "stability": _stability.table,
+    "time_to_accuracy.cifar10": _of(time_to_accuracy.rows, "time_to_accuracy_cifar10"),
+    "time_to_accuracy.mnist": _of(time_to_accuracy.rows, "time_to_accuracy_mnist"),
+    "wire": _of(wire.table, "wire", "rows"),
+}

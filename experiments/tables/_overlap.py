@@ -1,0 +1,66 @@
+"""Makes the tables of what compilers schedule under an all-reduce, and of memory."""
+
+from typing import Any
+
+from experiments.report import result
+
+_PROGRAMS = {
+    "pipelined": ("pipelined",),
+    "8-bit two-shot": ("two-shot",),
+    "D-Sync, `width=1`": ("D-Sync",),
+    "D-Sync by hand, best of two": ("D-Sync by hand", "D-Sync by hand, defaults"),
+    "pipeline as one writes it down": ("naive, defaults",),
+    "control": ("negative control",),
+}
+
+
+def gpus() -> list[list[str]]:
+    """Returns the least and the greatest share over GPUs, by model and program."""
+    covered, models, targets = _covered("overlap")
+    table = [["model", *_PROGRAMS]]
+    for model in models:
+        row = [model]
+        for best_of in _PROGRAMS.values():
+            found = [max(covered[model, x, p] for p in best_of) for x in targets]
+            row.append(f"{min(found):.2f} - {max(found):.2f}")
+        table.append(row)
+    return table
+
+
+def tpus() -> list[list[str]]:
+    """Returns the share of each model on each kind of TPU."""
+    covered, models, targets = _covered("overlap_tpu")
+    return [
+        ["eight chips", *models],
+        *(
+            [x, *(f"{covered[model, x, 'pipelined']:.2f}" for model in models)]
+            for x in targets
+        ),
+    ]
+
+
+def _covered(name: str) -> tuple[dict[Any, float], list[str], list[str]]:
+    """Returns shares by model, target and program; the models; and the targets."""
+    covered = {
+        (cell["model"], cell["target"], cell["program"]): cell["covered"]
+        for cell in result(name)["cells"]
+    }
+    models, targets, _ = (list(dict.fromkeys(x)) for x in zip(*covered, strict=True))
+    return covered, models, targets
+
+
+def unsharded() -> list[dict[str, Any]]:
+    """Returns the cells of steps whose optimizer is not sharded."""
+    cells = result("memory")["cells"]
+    return [cell for cell in cells if "sharded" not in cell["step"]]
+
+
+def memory() -> list[list[str]]:
+    """Returns the table of memory; that of the step by hand stands in brackets."""
+    cells = unsharded()
+    rows: dict[str, list[str]] = {}
+    for cell in cells:
+        by_hand = "" if cell["by_hand"] is None else f" ({cell['by_hand']:.2f})"
+        rows.setdefault(cell["model"], []).append(f"{cell['live']:.2f}{by_hand}")
+    titles = dict.fromkeys(cell["step"] for cell in cells)
+    return [["model", *titles], *([model, *row] for model, row in rows.items())]
