@@ -131,34 +131,44 @@ def laid_out(batch: Tree, config: StepConfig) -> Batch:
     """
     data, own = config.data, axes(config.axis_name)
     shards = bool(inner_axes(config.mesh, config.axis_name))
-
-    def split(sharding: Any) -> bool:
-        if not isinstance(sharding, NamedSharding) or not sharding.spec:
-            return False
-        same = sharding.device_set == data.device_set
-        first = sharding.spec[0]
-        return same and first is not None and axes(first)[: len(own)] == own
-
-    def one(leaf: Leaf) -> Any:
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            placed = not shards or split(leaf.sharding)
-            return leaf if placed else leaf.update(sharding=data)
-        if isinstance(leaf, jax.core.Tracer):
-            return leaf
-        committed = isinstance(leaf, jax.Array) and leaf.committed
-        if committed and (leaf.sharding == data or (shards and split(leaf.sharding))):
-            return leaf
-        return jax.device_put(leaf, data) if committed or shards else leaf
-
-    def inside(leaf: Leaf) -> P:
-        """Returns the spec of a group's share."""
-        first, *others = leaf.sharding.spec
-        return P(axes(first)[len(own) :] or None, *others)
-
-    arrays = jax.tree.map(one, batch)
+    arrays = jax.tree.map(functools.partial(_laid_out, data, own, shards), batch)
     leaves = jax.tree.leaves(arrays)
-    known = shards and not any(isinstance(x, jax.core.Tracer) for x in leaves)
-    return Batch(arrays, tuple(map(inside, leaves)) if known else ())
+    if not shards or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        return Batch(arrays)
+    return Batch(arrays, tuple(_in_group(leaf, own) for leaf in leaves))
+
+
+def _laid_out(
+    data: NamedSharding, own: tuple[str, ...], shards: bool, leaf: Leaf
+) -> Leaf:
+    """Returns an array of a batch, split over `own`, the axes of the data.
+
+    If a group `shards` a model over inner axes, the array may be split over them, too.
+    """
+    if isinstance(leaf, jax.core.Tracer):
+        return leaf  # its sharding is not known
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        keeps = not shards or _is_split(leaf.sharding, data, own)
+        return leaf if keeps else leaf.update(sharding=data)
+    if isinstance(leaf, jax.Array) and leaf.committed:
+        split = shards and _is_split(leaf.sharding, data, own)
+        return leaf if split or leaf.sharding == data else jax.device_put(leaf, data)
+    return jax.device_put(leaf, data) if shards else leaf
+
+
+def _is_split(sharding: Any, data: NamedSharding, own: tuple[str, ...]) -> bool:
+    """Returns whether a first axis is split over the axes of the data before others."""
+    if not isinstance(sharding, NamedSharding) or not sharding.spec:
+        return False
+    first = sharding.spec[0]
+    same = sharding.device_set == data.device_set
+    return same and first is not None and axes(first)[: len(own)] == own
+
+
+def _in_group(leaf: Leaf, own: tuple[str, ...]) -> P:
+    """Returns the spec of a group's share of an array, over inner axes."""
+    first, *others = leaf.sharding.spec
+    return P(axes(first)[len(own) :] or None, *others)
 
 
 def least_of_all_processes(own: int) -> int:

@@ -171,7 +171,8 @@ def _points(operations: list[TracedOperation], shares: Sequence[float]) -> list[
     """
     total = sum(operation.flops for operation in operations)
     points = [0]
-    for share, ends in zip(shares, itertools.accumulate(shares[:-1]), strict=False):
+    inner = shares[:-1]  # the last piece ends with the function
+    for share, ends in zip(inner, itertools.accumulate(inner), strict=True):
         # Whole operations up to the target; the next one reaches beyond it.
         target, reached, index = total * ends, 0.0, 0
         while index < len(operations) and reached + operations[index].flops <= target:
