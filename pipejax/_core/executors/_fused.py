@@ -55,23 +55,23 @@ class Fused:
         If the mesh has several CPU devices in this process, the call first waits for
         the step before.
         """
-        self._begin(state)
+        self._wait_turn(state)
         leaving, staying = _parted(state.in_flight)
         program = self._programs[_is_traced(state)]
-        own, entering, info = program(shared(state), leaving, staying, batch)
-        self._end(state, info)
+        common, entering, info = program(shared(state), leaving, staying, batch)
+        self._hand_on(state, info)
         in_flight = entering._replace(pending=(*staying, *entering.pending))
-        return own._replace(in_flight=in_flight, calls=state.calls), info
+        return common._replace(in_flight=in_flight, calls=state.calls), info
 
     def drain(self, state: PipelineState) -> tuple[PipelineState, tuple[StepInfo, ...]]:
         """Reduces and applies everything in flight, in order, in one program.
 
         The program returns an info for each place in the queue.
         """
-        self._begin(state)
-        own, in_flight, infos = self._drain(shared(state), state.in_flight)
-        self._end(state, infos)
-        return own._replace(in_flight=in_flight, calls=state.calls), infos
+        self._wait_turn(state)
+        common, in_flight, infos = self._drain(shared(state), state.in_flight)
+        self._hand_on(state, infos)
+        return common._replace(in_flight=in_flight, calls=state.calls), infos
 
     def lower(self, state: PipelineState, batch: Batch) -> jax.stages.Lowered:
         """Returns the lowered program of a step."""
@@ -99,10 +99,12 @@ class Fused:
 
         The key says whether the step is being traced.
         """
-        own = P(self.config.axis_name)
+        per_device = P(self.config.axis_name)
         program = functools.partial(
             jax.jit,
-            self.config.on_state(self._local_step, (own, own, own), (own, P())),
+            self.config.on_state(
+                self._local_step, (per_device,) * 3, (per_device, P())
+            ),
             in_shardings=(None, None, None, self.config.batches),
             donate_argnums=self._donated,
         )
@@ -115,8 +117,10 @@ class Fused:
     @functools.cached_property
     def _drain(self) -> jax.stages.Wrapped:
         """Returns the program of a drain."""
-        own = P(self.config.axis_name)
-        program = self.config.on_state(self._local_drain, (own,), (own, P()))
+        per_device = P(self.config.axis_name)
+        program = self.config.on_state(
+            self._local_drain, (per_device,), (per_device, P())
+        )
         return jax.jit(program, donate_argnums=self._donated)
 
     @property
@@ -186,7 +190,7 @@ class Fused:
             infos.append(info)
         return state, emptied(in_flight, states), tuple(infos)
 
-    def _begin(self, state: PipelineState) -> None:
+    def _wait_turn(self, state: PipelineState) -> None:
         """Waits until a program may be dispatched.
 
         On CPUs of several processes, its collectives come after those that were
@@ -199,7 +203,7 @@ class Fused:
         if spans_cpu_processes(self.config.mesh):
             join()
 
-    def _end(self, state: PipelineState, results: Any) -> None:
+    def _hand_on(self, state: PipelineState, results: Any) -> None:
         """Keeps collectives that are submitted later behind the program.
 
         The program stays on the caller's thread, whose settings of JAX it is compiled

@@ -101,10 +101,10 @@ class Host:
         """Takes one step, and waits for nothing but the sum that is due."""
         _check_concrete(state)
         self._raise_failures()
-        own, in_flight = shared(state), state.in_flight
+        common, in_flight = shared(state), state.in_flight
         sharded = self.config.step.shards_optimizer
-        self._check_no_own(self._compute, own, _bare(in_flight), batch)
-        fresh, computed = self._compute(own, _bare(in_flight), batch)
+        self._check_no_own(self._compute, common, _bare(in_flight), batch)
+        fresh, computed = self._compute(common, _bare(in_flight), batch)
         pending = (*in_flight.pending, fresh)
         # All but the last were started by earlier steps, if this executor ran them.
         first, *others = self._reductions(state, pending, fresh)
@@ -119,7 +119,7 @@ class Host:
         self._begun[:] = [x._replace(before=before) for x in others[:1]] + others[1:]
         # A program may overwrite its state. The pieces that the thread works on must
         # not be in it.
-        due, rest = _due(in_flight), without_trainable(own) if sharded else own
+        due, rest = _due(in_flight), without_trainable(common) if sharded else common
         self._check_no_own(self._update, rest, computed, total, due)
         rest, queue, info = self._update(rest, computed, total, due)
         queue = queue._replace(pending=pending[1:], codec_states=states)
@@ -133,7 +133,7 @@ class Host:
         """
         _check_concrete(state)
         self._raise_failures()
-        own, in_flight = shared(state), state.in_flight
+        common, in_flight = shared(state), state.in_flight
         sharded = self.config.step.shards_optimizer
         empty = self._emptied(_bare(in_flight))
         # All sums are there before the first program overwrites a donated state.
@@ -142,10 +142,10 @@ class Host:
         begun = self._reductions(state, in_flight.pending, empty)
         sums = [self._result(reduction) for reduction in begun]
         states, infos = sums[-1][1] if sums else in_flight.codec_states, []
-        trained = sums[-1][0].updated if sums else own.trainable
+        trained = sums[-1][0].updated if sums else common.trainable
         if sums and sharded:
             trained = submit(self._gather, trained).result()
-        rest = without_trainable(own) if sharded else own
+        rest = without_trainable(common) if sharded else common
         for age, (total, _) in enumerate(sums):
             total = total._replace(updated=None)
             self._check_no_own(self._apply[age], rest, total, in_flight.filled)
@@ -199,11 +199,11 @@ class Host:
                 last = found[-1].sum if found else None
                 given = before if last is None else None
                 filled = in_flight.filled
-                begun = self._begin(message, given, last, filled, age, dispatched)
+                begun = self._start(message, given, last, filled, age, dispatched)
                 found.append(begun)
         return found
 
-    def _begin(
+    def _start(
         self,
         message: Message,
         before: Tree,
@@ -304,13 +304,11 @@ class Host:
     @functools.cached_property
     def _compute(self) -> jax.stages.Wrapped:
         """Returns the program that makes a message."""
-        compute, own = self.config.step.compute, P(self.config.axis_name)
+        compute, per_device = self.config.step.compute, P(self.config.axis_name)
 
         def specs(state: PipelineState, *_: Any) -> tuple[Any, Any]:
-            return (state_data_specs(state, self.config.axis_name), own, own), (
-                own,
-                P(),
-            )
+            common = state_data_specs(state, self.config.axis_name)
+            return (common, per_device, per_device), (per_device, P())
 
         mapped = on_mesh_by(specs, compute, self.config.mesh, self.config.axis_name)
         return jax.jit(mapped, in_shardings=(None, None, self.config.batches))
@@ -318,7 +316,7 @@ class Host:
     @functools.cached_property
     def _update(self) -> jax.stages.Wrapped:
         """Returns the program that applies the sum that is due, if it has arrived."""
-        own, config = P(self.config.axis_name), self.config
+        per_device, config = P(self.config.axis_name), self.config
 
         def update(
             state: PipelineState, computed: Computed, total: Reduced, due: InFlight
@@ -330,7 +328,7 @@ class Host:
             queue = InFlight((), entered(due.filled, config.width - 1), {}, spread)
             return state, queue, info
 
-        specs = (P(), P(), P(), own), (P(), own, P())
+        specs = (P(), P(), P(), per_device), (P(), per_device, P())
         mapped = config.on_mesh(update, *specs)
         return jax.jit(mapped, donate_argnums=(0,) if config.donate else ())
 
@@ -341,7 +339,7 @@ class Host:
 
     def _applying(self, age: int) -> jax.stages.Wrapped:
         """Returns the program that applies the sum of the message at place `age`."""
-        own, config = P(self.config.axis_name), self.config
+        per_device, config = P(self.config.axis_name), self.config
 
         def apply(
             state: PipelineState, total: Reduced, filled: jax.Array
@@ -349,14 +347,16 @@ class Host:
             real = valid_in_step(filled, config.width - 1, age)
             return config.step.apply(state, None, total._replace(arrived=real.message))
 
-        mapped = config.on_mesh(apply, (P(), P(), own), P())
+        mapped = config.on_mesh(apply, (P(), P(), per_device), P())
         return jax.jit(mapped, donate_argnums=(0,) if config.donate else ())
 
     @functools.cached_property
     def _emptied(self) -> jax.stages.Wrapped:
         """Returns the program that empties the queue."""
-        own = P(self.config.axis_name)
-        return jax.jit(self.config.on_mesh(lambda x: emptied(x, {}), (own,), own))
+        per_device = P(self.config.axis_name)
+        return jax.jit(
+            self.config.on_mesh(lambda x: emptied(x, {}), (per_device,), per_device)
+        )
 
 
 def _identical(a: Any, b: Any) -> bool:

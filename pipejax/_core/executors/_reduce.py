@@ -74,12 +74,12 @@ def reduce_on_mesh(config: StepConfig) -> Reduce:
     return reduce
 
 
-Update = Callable[[Trainable, Message, Any, jax.Array], tuple[Reduced, Any]]
+ExchangeAndWait = Callable[[Trainable, Message, Any, jax.Array], tuple[Reduced, Any]]
 """A function from what the exchange updates, the message, the codec states and the
 number of real messages in the queue to the reduced message and the codec states."""
 
 
-def make_update(config: StepConfig, age: int) -> Update:
+def make_update(config: StepConfig, age: int) -> ExchangeAndWait:
     """Returns a function that exchanges a message and updates pieces in between.
 
     It waits for the result.

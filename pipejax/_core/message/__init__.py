@@ -17,8 +17,8 @@ from ._in_flight import valid_in_step as valid_in_step
 from ._in_flight import width_of as width_of
 from ._message import Message as Message
 from ._message import Passengers as Passengers
-from ._message import mean as mean
 from ._message import mean_as as mean_as
+from ._message import mean_of as mean_of
 from ._message import travelling as travelling
 from ._message import with_constraints as with_constraints
 from ._reduce import Reduced as Reduced

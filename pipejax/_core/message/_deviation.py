@@ -9,7 +9,7 @@ from pipejax._internal.mesh import AxisName
 from pipejax._internal.shards import constrained
 
 from ._in_flight import InFlight
-from ._message import mean
+from ._message import mean_of
 from ._reduce import Reduced
 
 
@@ -33,7 +33,7 @@ def deviation(
     usable, devices = reduced.usable, lax.axis_size(axis_name)
     found = jax.tree.map(
         lambda o, t: jnp.where(
-            usable, mean(o, own, 1) - mean(t, total, devices), 0
+            usable, mean_of(o, own, 1) - mean_of(t, total, devices), 0
         ).astype(o.dtype),
         own.gradients,
         total.gradients,

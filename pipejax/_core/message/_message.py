@@ -117,7 +117,7 @@ def with_constraints(message: Message) -> Message:
     )
 
 
-def mean(total: jax.Array, message: Message, devices: int) -> jax.Array:
+def mean_of(total: jax.Array, message: Message, devices: int) -> jax.Array:
     """Divides a sum by the number of devices, or by the sum of their weights.
 
     Args:
@@ -175,6 +175,6 @@ def mean_as(sums: Any, like: Any, message: Message, devices: int) -> Tree:
             return lax.complex(*(one(each, part) for each in pair))
         total = total.reshape(y.shape)
         wide = total.astype(jnp.promote_types(total.dtype, y.dtype))
-        return mean(wide, message, devices).astype(y.dtype)
+        return mean_of(wide, message, devices).astype(y.dtype)
 
     return jax.tree.map(one, sums, like)

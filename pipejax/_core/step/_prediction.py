@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from pipejax._core.message import InFlight, Message, Reduced, mean, mean_as, valid
+from pipejax._core.message import InFlight, Message, Reduced, mean_as, mean_of, valid
 from pipejax._core.prediction import Kind, Mean, Own, Update, kind_of, predicted
 from pipejax._internal.shards import Shards, constrained
 
@@ -137,7 +137,7 @@ def own_gradients(params: optax.Params, in_flight: InFlight) -> list[Own]:
         usable = Reduced.of(message, real).usable
         gradients = mean_as(message.gradients, params, message, 1)
         zeros = jax.tree.map(jnp.zeros_like, gradients)
-        loss = mean(message.passengers.loss, message, 1)
+        loss = mean_of(message.passengers.loss, message, 1)
         return Own(select(usable, gradients, zeros), loss, real, usable)
 
     return list(map(one, in_flight.pending, valid(in_flight)))

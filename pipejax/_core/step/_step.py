@@ -1,6 +1,6 @@
 r"""Defines a step as a value: what one device does, as pure functions.
 
-A step of width K is made of four functions, which an executor calls in this order:
+An executor calls three functions in a step of width K:
 
 1. `compute` makes the message of this batch, at the parameters that the device
    predicts.
@@ -8,11 +8,14 @@ A step of width K is made of four functions, which an executor calls in this ord
    nothing of `compute`, so it runs beside it.
 3. `apply` applies the mean of the messages that are due.
 
-`init` makes what the other three begin with. All of them run inside `jax.shard_map`
-over the axes of the data, on the arrays of one device or group.
+`train.init` calls `layout` and `init`, which make what the three begin with. All but
+`layout` run inside `jax.shard_map` over the axes of the data, on the arrays of one
+device or group.
 
 `replicated_step` and `zero1_step` make a `Step`. They differ in what a device keeps of
-the optimizer, and in what the exchange does.
+the optimizer, and in what the exchange does. Where the optimizer is replicated, an
+exchange is a sum and nothing else, which the host executor may run in another way: on
+CPUs beside accelerators, or shard by shard.
 """
 
 import dataclasses
@@ -85,7 +88,9 @@ class Step(NamedTuple):
         trained as this device keeps it, for queues of `length` messages. `known` says
         whether the optimizer's state was given.
       message: `(params, model_state, rng, batch, shards, room)` returns the message of
-        a batch, and the model state as the loss left it.
+        a batch, and the model state as the loss left it. `room` has the changes of
+        model state for which the queue has room.
+      compute: `(state, in_flight, batch) -> Message, Computed`.
       exchange: `(trainable, message, valid, all_reduce) -> Exchange` sums a message
         over devices. With a sharded optimizer, it updates `trainable` on the way.
       gather: `(trainable, all_reduce) -> Trainable` gathers the parameters as they are,

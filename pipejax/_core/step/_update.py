@@ -18,7 +18,7 @@ import optax
 from jax import lax
 
 from pipejax._core.checks import check_kept_form
-from pipejax._core.message import Message, Reduced, mean, mean_as
+from pipejax._core.message import Message, Reduced, mean_as, mean_of
 from pipejax._core.prediction import Mean
 from pipejax._internal.traced_axes import collective_axes
 from pipejax._internal.types import Tree
@@ -120,7 +120,7 @@ def advanced(
     # The division is done here, where it fuses with the optimizer's arithmetic.
     # Elsewhere it would take one more pass over the gradients.
     gradients = mean_as(message.gradients, params, message, devices)
-    loss = mean(message.passengers.loss, message, devices)
+    loss = mean_of(message.passengers.loss, message, devices)
     updates, new = updated(tx, gradients, opt_state, params, loss)
     if applied is not None:
         applied = applied.after(gradients, loss)
@@ -183,7 +183,7 @@ def _info(message: Message, arrived: jax.Array, devices: int) -> StepInfo:
     # that nothing has arrived.
     nothing = 0.0 if jax.debug_nans.value else jnp.nan
     loss, metrics = jax.tree.map(
-        lambda x: jnp.where(arrived, mean(x, message, devices), nothing),
+        lambda x: jnp.where(arrived, mean_of(x, message, devices), nothing),
         (passengers.loss, passengers.metrics),
     )
     weight = jnp.float32(1) if message.weight is None else message.weight

@@ -29,7 +29,7 @@ class Between(NamedTuple):
       params: Pieces of the parameters after the update.
       opt_state: Pieces of the optimizer state after the update.
       mean: Pieces of the mean gradient that was applied last, or `None`.
-      ahead: Pieces of the parameters to gather. `None` once they are.
+      anchor: Pieces of the parameters to gather. `None` once they are.
       codes: Pieces of the slopes to gather, or `None`.
       steepest: Bounds of the slopes, or `None`.
       finite: Whether all reduced gradients and changes are finite.

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax._core.message import Message, Passengers, mean, mean_as, travelling
+from pipejax._core.message import Message, Passengers, mean_as, mean_of, travelling
 
 from ...helpers import assert_bits_equal, x64
 
@@ -51,21 +51,21 @@ def weighted(weight):
 def test_mean_divides_by_devices_or_by_their_weights():
     total = jnp.array([6.0, -9.0])
     plain = Message({}, passengers=Passengers.of(jnp.float32(0), {}))
-    np.testing.assert_array_equal(mean(total, plain, 3), [2, -3])
-    np.testing.assert_array_equal(mean(total, Message({}), 2), [3, -4.5])
-    np.testing.assert_array_equal(mean(total, weighted(12), 3), [0.5, -0.75])
+    np.testing.assert_array_equal(mean_of(total, plain, 3), [2, -3])
+    np.testing.assert_array_equal(mean_of(total, Message({}), 2), [3, -4.5])
+    np.testing.assert_array_equal(mean_of(total, weighted(12), 3), [0.5, -0.75])
     # All weights are zero: the sum is zero, and so is the mean.
-    np.testing.assert_array_equal(mean(0 * total, weighted(0), 3), [0, 0])
+    np.testing.assert_array_equal(mean_of(0 * total, weighted(0), 3), [0, 0])
 
 
 def test_mean_keeps_the_dtype_of_the_sum():
     """The weight keeps its dtype: in bfloat16, 257 would be 256, and the mean 2."""
     total = jnp.array([512], jnp.bfloat16)
-    found = mean(total, weighted(257), 1)
+    found = mean_of(total, weighted(257), 1)
     assert_bits_equal(found, jnp.array([512 / 257], jnp.bfloat16))
     assert found[0] < 2
     with x64():
-        wide = mean(jnp.array([1.0], jnp.float64), weighted(3), 1)
+        wide = mean_of(jnp.array([1.0], jnp.float64), weighted(3), 1)
         assert_bits_equal(wide, jnp.array([1 / 3], jnp.float64))
 
 
