@@ -1,9 +1,11 @@
 """Tests the results of jobs with faults, and what the documents say about them."""
 
+import statistics
+
 from experiments.faults import goodput
 from experiments.report import result
 
-from .quoted import quoted_in
+from .quoted import least_and_most, quoted_in
 
 
 @quoted_in("docs/many_hosts.md")
@@ -43,3 +45,11 @@ def test_answers_to_strangers_are_quoted():
         assert cost["delay"] <= 0.1
         assert cost["memory"] <= 1
     yield f"among {record['strangers']} strangers of each of ten kinds"
+
+
+@quoted_in("docs/many_hosts.md")
+def test_two_steps_in_turn_overlap():
+    ratios = [found["ratio"] for found in result("two_steps")["found"]]
+    assert statistics.median(ratios) <= 1.1
+    yield f"two steps in turn take {statistics.median(ratios):.2f} times the longer"
+    yield f"{least_and_most(ratios)} times in five rounds"
