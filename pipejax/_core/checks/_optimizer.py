@@ -76,7 +76,7 @@ def check_optimizer(opt_state: optax.OptState, *, plain_delay: bool) -> None:
 def check_opt_state(
     tx: optax.GradientTransformation,
     params: optax.Params,
-    given: Any,
+    given: optax.OptState,
     name: str,
     remedy: str,
 ) -> None:
@@ -99,7 +99,7 @@ def check_opt_state(
 def opt_state_difference(
     tx: optax.GradientTransformation,
     params: optax.Params,
-    given: Any,
+    given: optax.OptState,
     name: str = "opt_state",
 ) -> tuple[str, Any, Any] | None:
     """Returns where an optimizer state differs from `tx.init(params)`, or `None`.

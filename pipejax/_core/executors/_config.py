@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from pipejax._core.message import Message, codec_states
 from pipejax._core.step import PipelineState, Step, state_data_specs
 from pipejax._internal.mesh import AxisName, axes, inner_axes, on_mesh, on_mesh_by
-from pipejax._internal.types import CodecStates
+from pipejax._internal.types import CodecStates, Specs
 from pipejax.collectives import AllReduce
 
 
@@ -71,7 +71,9 @@ class StepConfig:
         """Returns the same configuration on another mesh."""
         return dataclasses.replace(self, mesh=mesh)
 
-    def on_mesh(self, local: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
+    def on_mesh(
+        self, local: Callable[..., Any], in_specs: Specs, out_specs: Specs
+    ) -> Any:
         """Returns `local` as a program that each device or group runs on its share.
 
         Args:
@@ -79,7 +81,7 @@ class StepConfig:
         """
         return on_mesh(local, self.mesh, in_specs, out_specs, self.axis_name)
 
-    def on_state(self, local: Callable[..., Any], rest: Any, results: Any) -> Any:
+    def on_state(self, local: Callable[..., Any], rest: Specs, results: Specs) -> Any:
         """Returns `local` as a program of a state and more arguments.
 
         Args:

@@ -156,7 +156,7 @@ def travelling(tree: Tree, dtype: DTypeLike | None) -> Tree:
     return jax.tree.map(one, tree)
 
 
-def mean_as(sums: Any, like: Any, message: Message, devices: int) -> Tree:
+def mean_as(sums: Tree, like: Tree, message: Message, devices: int) -> Tree:
     """Undoes `travelling` on sums: returns means with the shapes and dtypes of `like`.
 
     They are cast after the division, because a float16 mean may have a sum that float16

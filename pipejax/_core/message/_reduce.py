@@ -67,7 +67,7 @@ class Reduced(NamedTuple):
         """Returns whether the sum counts and is finite."""
         return self.counts & self.finite
 
-    def settled(self, new: Any, old: Any) -> CodecStates:
+    def settled(self, new: CodecStates, old: CodecStates) -> CodecStates:
         """Returns the codec states after the sum: the old ones if it is not usable.
 
         Args:

@@ -30,6 +30,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
+from pipejax._internal.types import Tree
+
 from ._expand import expanded, reads, works_elementwise
 from ._mean import Mean
 from ._slopes import Slopes, encoded
@@ -248,7 +250,7 @@ class Expansion(NamedTuple):
       steepest: For each gradient in flight and each leaf the bound of P, float32.
     """
 
-    change: Any
+    change: Tree
     slopes: tuple[Any, ...]
     steepest: tuple[Any, ...]
 
@@ -299,21 +301,21 @@ def _length(x: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.sum(jnp.square(x.astype(jnp.float32))))
 
 
-def _blended(mean: Any, own: Any) -> Any:
+def _blended(mean: Tree, own: Tree) -> Tree:
     """Returns m, moved towards the own gradient."""
     return jax.tree.map(lambda m, g: m + OWN_SHARE * (g - m), mean, own)
 
 
-def _either(predicate: Any, new: Any, old: Any) -> Any:
+def _either(predicate: jax.Array, new: Tree, old: Tree) -> Tree:
     """Returns the leaves of `new` if `predicate` is true, and those of `old` if not."""
     return jax.tree.map(lambda n, o: jnp.where(predicate, n, o), new, old)
 
 
-def _finite(change: Any) -> Any:
+def _finite(change: Tree) -> Tree:
     """Returns a change with zeros in place of what is not finite."""
     return jax.tree.map(lambda u: jnp.where(jnp.isfinite(u), u, 0), change)
 
 
-def _moved(params: optax.Params, change: Any) -> Any:
+def _moved(params: optax.Params, change: Tree) -> optax.Params:
     """Returns the parameters after a change, in their own dtypes."""
     return jax.tree.map(lambda w, u: (w + u).astype(w.dtype), params, change)
