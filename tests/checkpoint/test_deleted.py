@@ -3,6 +3,7 @@
 Other jobs act while a checkpoint is read, so `read` of these tests acts for them.
 """
 
+import errno
 import logging
 import pathlib
 import shutil
@@ -146,14 +147,22 @@ def test_deletion_of_the_last_checkpoint_is_an_error(folder):
         found(folder, read)
 
 
-def test_folder_is_listed_again_if_files_vanish(folder, monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(2, "No such file or directory"),
+        NotADirectoryError("Path is not a directory: /run/146"),  # of Orbax itself
+        OSError(errno.ESTALE, "Stale file handle"),
+    ],
+)
+def test_folder_is_listed_again_if_files_vanish(folder, monkeypatch, error):
     """Orbax looks into each checkpoint of a listing, which may be gone by then."""
     listed, missed = ocp.CheckpointManager._load_checkpoint_infos, []
 
     def vanishing(self, *args, **kwargs):
         if len(missed) % 3 < 2:
-            missed.append(FileNotFoundError(2, "No such file or directory"))
-            raise missed[-1]
+            missed.append(error)
+            raise error
         return listed(self, *args, **kwargs)
 
     monkeypatch.setattr(ocp.CheckpointManager, "_load_checkpoint_infos", vanishing)
