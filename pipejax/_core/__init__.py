@@ -1,1 +1,1 @@
-"""What runs between `train.step` and a collective or the optimizer. Private."""
+"""Private: everything that runs between `train.step` and a collective or an update."""

@@ -1,1 +1,1 @@
-"""What several packages need, and users do not: private, with no package below it."""
+"""Private helpers that several packages share. They import no other package."""

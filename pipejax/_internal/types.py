@@ -7,13 +7,14 @@ Tree = Any
 Leaf = Any
 """An array, a number, or the shape and dtype of an array."""
 ModelState = Any
-"""The pytree of what a loss function changes and no gradient is taken of, or `None`."""
+"""A pytree of arrays that a loss function changes without a gradient, or `None`."""
 Keys = Any
 """A PRNG key, or a pytree of keys, or `None`."""
 Specs = Any
-"""A pytree of partition specs, which may be a prefix of the pytree that it is for."""
+"""A pytree of partition specs. It may be a prefix of the pytree that it describes."""
 CodecStates = Any
-"""What the codecs of an all-reduce keep from one message to the next, by site."""
+"""The states of an all-reduce's codecs, such as residuals, by the name of the codec's
+place in the algorithm."""
 JaxprEqn = Any
 """An equation of a jaxpr. JAX's own type does not know the shapes of its values."""
 ClosedJaxpr = Any

@@ -78,7 +78,7 @@ def read_step(
     before, now = Spread(**meta["spread"]), Spread.now(train, like)
     anew = _anew(meta, before, now, train, like)
     target = _without(anew, like)
-    if not train.boundaries:
+    if not train.boundaries:  # `init` may count for the first step alone
         target = target._replace(calls=_saved_counter(meta["leaves"]))
     if before.devices != now.devices:
         target = shapes_on(train, target, before.devices)

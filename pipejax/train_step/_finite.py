@@ -24,12 +24,14 @@ def check_model_state(config: StepConfig, state: PipelineState, batch: Tree) -> 
     skipped. Leaves that the loss returns as they are (masks, constants) may hold any
     value.
 
-    Args:
-      config: The step.
-      state: The state, which must not be traced.
-      batch: A batch.
+    The check runs only in the first step after `init`, when `state.calls` is 0: `init`
+    sets this counter if it finds a leaf that is not finite. Traced states are not
+    checked.
     """
-    bad = _non_finite(state.model_state)
+    first = isinstance(state.calls, np.integer) and state.calls == 0
+    if not first or isinstance(state.step, jax.core.Tracer):
+        return
+    bad = non_finite(state.model_state)
     if not any(bad):
         return
     unchanged = _unchanged(config, state, batch)
@@ -45,11 +47,11 @@ def check_model_state(config: StepConfig, state: PipelineState, batch: Tree) -> 
             )
 
 
-def _non_finite(model_state: ModelState) -> list[bool]:
-    """Returns for each leaf whether it holds an infinity or NaN."""
+def non_finite(model_state: ModelState) -> list[bool]:
+    """Returns for each leaf whether it holds an infinity or NaN; false for tracers."""
 
     def bad(leaf: Leaf) -> bool:
-        if not averaged(leaf):
+        if isinstance(leaf, jax.core.Tracer) or not averaged(leaf):
             return False
         if leaf.sharding.is_fully_replicated:
             return not np.isfinite(leaf.addressable_data(0)).all()

@@ -49,7 +49,7 @@ from ._feed import (
     least_of_all_processes,
     plain_batch,
 )
-from ._finite import check_model_state
+from ._finite import check_model_state, non_finite
 from ._init import Given, initial, planned
 from ._transfers import transfers_of
 
@@ -82,8 +82,6 @@ class TrainStep:
     boundaries: tuple[int, ...] = ()
     # Forms of parameters and optimizer states that fit the optimizer.
     _known_forms: set[Any] = dataclasses.field(default_factory=set)
-    # Forms of model states that were found to be finite where the loss changes them.
-    _finite_forms: set[Any] = dataclasses.field(default_factory=set)
 
     @without_mesh()
     def init(
@@ -125,7 +123,9 @@ class TrainStep:
         given = Given(params, model_state, rng, opt_state)
         state = initial(self.config, given, plain_batch(batch))
         in_flight = state.in_flight._replace(codec_states=codec_states(self, state))
-        return state._replace(in_flight=in_flight, calls=self._no_calls)
+        counted = self.boundaries or any(non_finite(state.model_state))
+        calls = np.int32(0) if counted else None
+        return state._replace(in_flight=in_flight, calls=calls)
 
     @without_mesh()
     def abstract_state(
@@ -169,7 +169,8 @@ class TrainStep:
         state = planned(self.config, given, plain_batch(batch)).shapes
         states = codec_states(self, state, abstract=True)
         in_flight = state.in_flight._replace(codec_states=states)
-        return state._replace(in_flight=in_flight, calls=self._no_calls)
+        calls = np.int32(0) if self.boundaries else None
+        return state._replace(in_flight=in_flight, calls=calls)
 
     @without_mesh()
     def step(self, state: PipelineState, batch: Tree) -> tuple[PipelineState, StepInfo]:
@@ -193,10 +194,13 @@ class TrainStep:
         batch = plain_batch(batch)
         check_global(batch, self.mesh)
         check_batch(batch, self.config.devices, self.settings.microbatches)
-        self._check_finite(state, batch)
+        check_model_state(self.config, state, batch)
         given, executor = laid_out(batch, self.config), self._executor_at(state.calls)
-        if self.boundaries:
-            state = state._replace(calls=state.calls + np.int32(1))
+        if state.calls is not None:
+            # A traced state keeps its form.
+            counted = self.boundaries or isinstance(state.calls, jax.core.Tracer)
+            calls = state.calls + np.int32(1) if counted else None
+            state = state._replace(calls=calls)
         if executor.config.width == self.width:
             return executor.step(state, given)
         # A synchronous step leaves the pipeline empty. Its own queue has no place, but
@@ -348,8 +352,10 @@ class TrainStep:
     @functools.cached_property
     def plain(self) -> "TrainStep":
         """Returns the synchronous twin, the same step at width 1 without a warm-up."""
-        pairs = zip(self.boundaries, self.earlier, strict=True)
-        kept = [(end, x) for end, x in pairs if x.width == self.width]
+        following = (*self.earlier[1:], self.config)
+        triples = zip(self.boundaries, self.earlier, following, strict=True)
+        # The end of a warm-up is no boundary, unless the all-reduce changes there.
+        kept = [(n, a) for n, a, b in triples if a.all_reduce is not b.all_reduce]
         return dataclasses.replace(
             self,
             config=dataclasses.replace(self.config, width=1),
@@ -391,11 +397,6 @@ class TrainStep:
         """Returns the mesh axis of the data, or a tuple of axes."""
         return self.config.axis_name
 
-    @property
-    def _no_calls(self) -> Any:
-        """Returns the counter of calls before the first one, if calls are counted."""
-        return np.int32(0) if self.boundaries else None
-
     def _check(self, state: PipelineState) -> None:
         """Raises a `ValueError` unless the state is one of this train step."""
         check_state(state, self.config.data.device_set, counted=bool(self.boundaries))
@@ -407,17 +408,6 @@ class TrainStep:
         if form not in self._known_forms:
             check_optimizer_of(state, self.settings.tx)
             self._known_forms.add(form)
-
-    def _check_finite(self, state: PipelineState, batch: Tree) -> None:
-        """Raises a `ValueError` if the model state is not finite where it must be.
-
-        The check waits for the device, so it is made for the first state of each form.
-        """
-        form = form_of(state.model_state)
-        if isinstance(state.step, jax.core.Tracer) or form in self._finite_forms:
-            return
-        check_model_state(self.config, state, batch)
-        self._finite_forms.add(form)
 
     def _executor_at(self, calls: Any) -> Executor:
         """Returns the executor of the step that follows `calls` calls."""

@@ -33,9 +33,11 @@ def transfers_of(
         real = valid_in_step(in_flight.filled, config.width - 1)
         exchange = step.exchange(state.trainable, message, real, config.sums_by)
         found[:] = exchange.stages.transfers
-        reduced = Reduced.of(message, real.message)
-        if state.shards.cuts:  # the exchange updates the optimizer
-            reduced = reduced._replace(sum=message._replace(gradients=None))
+        if step.shards_optimizer:  # the exchange checks the sum and updates
+            total = message._replace(gradients=None)
+            reduced = Reduced(total, real.message, real.message)
+        else:
+            reduced = Reduced.of(message, real.message)
         return message, step.apply(state, computed, reduced)
 
     step, own, split = config.step, shared(state), P(config.axis_name)

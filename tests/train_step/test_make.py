@@ -117,8 +117,9 @@ def test_warm_up_and_schedule_share_their_phases():
     )
     phases = [(x.width, x.all_reduce.number) for x in (*train.earlier, train.config)]
     assert (train.boundaries, phases) == ((3, 5), [(1, 0), (1, 1), (2, 1)])
-    plain = [(x.width, x.all_reduce.number) for x in train.plain.earlier]
-    assert (train.plain.boundaries, plain) == ((), [])
+    plain = (*train.plain.earlier, train.plain.config)
+    phases = [(x.width, x.all_reduce.number) for x in plain]
+    assert (train.plain.boundaries, phases) == ((3,), [(1, 0), (1, 1)])
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,8 @@ def make_update(config: StepConfig, age: int) -> ExchangeAndWait:
     Args:
       age: The place of the message in the queue. 0 is the oldest.
     """
-    own, whole, axis = P(config.axis_name), P(), config.axis_name
+    own, axis = P(config.axis_name), config.axis_name
+    whole: Any = P()
 
     def update(
         trained: Trainable, message: Message, before: Tree, filled: jax.Array
@@ -97,8 +98,8 @@ def make_update(config: StepConfig, age: int) -> ExchangeAndWait:
         return exchange.run(before)
 
     def specs(trained: Trainable, *_: Any) -> tuple[Any, Any]:
-        pieces: Any = data_specs(trained, axis)
-        reduced = Reduced(*(whole,) * 3, pieces)  # type: ignore[arg-type]
+        pieces = data_specs(trained, axis)
+        reduced = Reduced(whole, whole, whole, pieces)
         return (pieces, own, own, own), (reduced, own)
 
     program = jax.jit(on_mesh_by(specs, update, config.mesh, axis))

@@ -170,7 +170,6 @@ def shift(
     """Takes the oldest message off the queue and puts `fresh` at its end.
 
     Args:
-      in_flight: The queue. Its last messages may be left out.
       codec_states: States of the codecs after the oldest message.
       deviation: Deviation of the oldest message, or `None`.
     """

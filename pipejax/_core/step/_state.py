@@ -236,7 +236,7 @@ def inner_state_specs(state: PipelineState) -> Specs:
 
 
 def with_constraints(state: PipelineState) -> PipelineState:
-    """Returns the state, whose arrays XLA must split inside groups as they are.
+    """Returns the state, whose arrays XLA must split as `inner_state_specs` says.
 
     Must be called inside the program of a step.
     """

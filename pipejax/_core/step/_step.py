@@ -44,7 +44,7 @@ Rule = Literal["linearized", "own", False]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Settings:
-    """What a device does in a step, as the arguments of `make_train_step` say it.
+    """The settings of a device's work, named as the arguments of `make_train_step`.
 
     Attributes:
       axis_name: Mesh axis of the data, or a tuple of axes.

@@ -89,8 +89,8 @@ def program_of(
     Raises:
       NotElementwiseError: If the update needs more than pieces and sums.
     """
-    sums, flag = layout_of(message).sums(), jax.ShapeDtypeStruct((), jnp.bool_)
-    valid: Any = Valid(flag, (flag,) * behind)  # type: ignore[arg-type]
+    sums = layout_of(message).sums()
+    flag: Any = jax.ShapeDtypeStruct((), jnp.bool_)
     means = specs_of_means = None
     if mean is not None:
         means, specs_of_means = jax.eval_shape(lambda x: x, mean), means_of(None)
@@ -103,7 +103,7 @@ def program_of(
             specs_of_means = means_of(places.params)
     forms = (
         Summands(sums.coded, sums.exact),
-        ((params, places.whole_opt_state, means), valid),
+        ((params, places.whole_opt_state, means), Valid(flag, (flag,) * behind)),
     )
     specs = (
         (places.params, exact_specs(message)),
