@@ -352,7 +352,7 @@ class TrainStep:
     @functools.cached_property
     def plain(self) -> "TrainStep":
         """Returns the synchronous twin, the same step at width 1 without a warm-up."""
-        following = (*self.earlier[1:], self.config)
+        following = (*self.earlier, self.config)[1:]
         triples = zip(self.boundaries, self.earlier, following, strict=True)
         # The end of a warm-up is no boundary, unless the all-reduce changes there.
         kept = [(n, a) for n, a, b in triples if a.all_reduce is not b.all_reduce]

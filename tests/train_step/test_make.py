@@ -167,3 +167,8 @@ def test_replicas_along_another_axis_change_no_bit():
     state = trained(jax.make_mesh((2, 2), ("data", "model"), axis_types=AUTO))
     assert_bits_equal(state.params, trained(pj.data_mesh(2)).params)
     assert len(set(pj.replica_digest(state).values())) == 1
+
+
+def test_twin_of_one_phase_has_one_phase():
+    train = pj.make_train_step(loss_fn, TX, mesh=MESH)
+    assert (train.plain.width, train.plain.boundaries) == (1, ())
