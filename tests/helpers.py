@@ -92,3 +92,11 @@ def normal_batches(count, size, inputs, outputs):
 def with_trainable(state, **changes):
     """Returns a state with other parameters, or another optimizer state."""
     return state._replace(trainable=state.trainable._replace(**changes))
+
+
+def wrap_exchange(host, wrapper):
+    """Makes a host executor exchange messages by `wrapper(exchange, *args)`."""
+    exchange = host._programs.exchange
+    wrapped = functools.partial(wrapper, exchange)
+    # `cached_property` stores the programs here.
+    host.__dict__["_programs"] = host._programs._replace(exchange=wrapped)

@@ -1,7 +1,6 @@
 """Measures how much of a step's communication its compute hides."""
 
 import dataclasses
-import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -10,7 +9,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental import multihost_utils
 
-from pipejax._core.executors import make_reduce, make_update
+from pipejax._core.executors import make_exchange
+from pipejax._core.message import valid_in_step
 from pipejax.collectives import NoCommunication
 from pipejax.train_step import PipelineState, TrainStep
 
@@ -182,20 +182,16 @@ def _communication(
         state.params, model_state=state.model_state, rng=state.rng, batch=batch
     )
     (message,) = like.in_flight.pending
-    states, filled = state.in_flight.codec_states, state.in_flight.filled
-    exchange: Callable[[], Any]
-    if not train.config.step.shards_optimizer:
-        reduce = make_reduce(train.config, train.executor.reduction_mesh)
-        exchange = functools.partial(reduce, message, states)
-    else:
-        # The exchange of a sharded optimizer updates each device's pieces in between.
-        update = make_update(train.config, train.width - 1)
-        exchange = functools.partial(update, state.trainable, message, states, filled)
+    exchange = make_exchange(train.config, train.executor.reduction_mesh)
+    # The exchange of a sharded optimizer updates each device's pieces in between.
+    trained = state.trainable if train.config.step.shards_optimizer else None
+    real = valid_in_step(train.width - 1, train.width - 1)
+    args = trained, message, state.in_flight.codec_states, real
 
     def run() -> float:
         start = time.perf_counter()
         for _ in range(steps):
-            exchange()
+            exchange(*args)
         return (time.perf_counter() - start) / steps
 
     return run

@@ -15,14 +15,22 @@ flight, and computes none.
 import bisect
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 import optax
 
 from pipejax._core.checks import check_batch
-from pipejax._core.executors import Executor, StepConfig, choose, join
+from pipejax._core.executors import (
+    Executor,
+    Fused,
+    OwnCollectiveError,
+    StepConfig,
+    choose,
+    join,
+)
 from pipejax._core.message import at_width_1
 from pipejax._core.step import (
     PipelineState,
@@ -52,6 +60,8 @@ from ._feed import (
 from ._finite import check_model_state, non_finite
 from ._init import Given, initial, planned
 from ._transfers import transfers_of
+
+Result = TypeVar("Result")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -195,19 +205,19 @@ class TrainStep:
         check_global(batch, self.mesh)
         check_batch(batch, self.config.devices, self.settings.microbatches)
         check_model_state(self.config, state, batch)
-        given, executor = laid_out(batch, self.config), self._executor_at(state.calls)
+        given, phase = laid_out(batch, self.config), self._phase(state.calls)
         if state.calls is not None:
             # A traced state keeps its form.
             counted = self.boundaries or isinstance(state.calls, jax.core.Tracer)
             calls = state.calls + np.int32(1) if counted else None
             state = state._replace(calls=calls)
-        if executor.config.width == self.width:
-            return executor.step(state, given)
+        if self._executors[phase].config.width == self.width:
+            return self._run(phase, lambda executor: executor.step(state, given))
         # A synchronous step leaves the pipeline empty. Its own queue has no place, but
         # it moves the codec states, and may overwrite the counter.
         in_flight = state.in_flight
-        state = state._replace(in_flight=at_width_1(in_flight))
-        state, info = executor.step(state, given)
+        alone = state._replace(in_flight=at_width_1(in_flight))
+        state, info = self._run(phase, lambda executor: executor.step(alone, given))
         past = state.in_flight
         in_flight = in_flight._replace(
             filled=past.filled, codec_states=past.codec_states
@@ -298,10 +308,10 @@ class TrainStep:
         self._check(state)
         dtype, devices = self.settings.reduce_dtype, self.config.devices
         check_pending(state, state.in_flight, dtype, devices)
-        executor = self._executor_at(state.calls)
-        if executor.config.width != self.width:  # nothing is in flight
-            executor = self.executor
-        return executor.drain(state)
+        phase = self._phase(state.calls)
+        if self._executors[phase].config.width != self.width:  # nothing is in flight
+            phase = -1
+        return self._run(phase, lambda executor: executor.drain(state))
 
     @without_mesh()
     def lower(self, state: PipelineState, batch: Tree) -> jax.stages.Lowered:
@@ -363,19 +373,18 @@ class TrainStep:
             boundaries=tuple(end for end, _ in kept),
         )
 
-    @functools.cached_property
+    @property
     def executor(self) -> Executor:
         """Returns the executor of steps after the warm-up and the last boundary.
 
         Its attributes `name` and `reason` say which executor it is, and why.
         """
-        return choose(self.executor_name, self.config)
+        return self._executors[-1]
 
     @functools.cached_property
-    def _executors(self) -> tuple[Executor, ...]:
-        """Returns an executor for each phase."""
-        earlier = (choose(self.executor_name, config) for config in self.earlier)
-        return (*earlier, self.executor)
+    def _executors(self) -> list[Executor]:
+        """Returns an executor for each phase, which `_run` may replace."""
+        return [choose(self.executor_name, x) for x in (*self.earlier, self.config)]
 
     @property
     def settings(self) -> Settings:
@@ -409,11 +418,27 @@ class TrainStep:
             check_optimizer_of(state, self.settings.tx)
             self._known_forms.add(form)
 
-    def _executor_at(self, calls: Any) -> Executor:
-        """Returns the executor of the step that follows `calls` calls."""
-        if not self.boundaries:
-            return self.executor
-        return self._executors[bisect.bisect_right(self.boundaries, int(calls))]
+    def _phase(self, calls: Any) -> int:
+        """Returns the number of the phase of the step that follows `calls` calls."""
+        return (
+            bisect.bisect_right(self.boundaries, int(calls)) if self.boundaries else 0
+        )
+
+    def _run(self, phase: int, run: Callable[[Executor], Result]) -> Result:
+        """Runs a step or a drain, with `executor="auto"` in one program if it must be.
+
+        That a loss or an optimizer has a collective between processes is known when its
+        program is compiled. Every process compiles the same, and so chooses the same.
+        """
+        executor = self._executors[phase]
+        try:
+            return run(executor)
+        except OwnCollectiveError as error:
+            if self.executor_name != "auto":
+                raise
+            executor = Fused(executor.config, error.reason)
+        self._executors[phase] = executor
+        return run(executor)
 
 
 def codec_states(

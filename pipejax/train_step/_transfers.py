@@ -30,7 +30,7 @@ def transfers_of(
 
     def local(state: PipelineState, in_flight: InFlight, batch: Batch) -> Any:
         message, computed = step.compute(state, in_flight, batch)
-        real = valid_in_step(in_flight.filled, config.width - 1)
+        real = valid_in_step(in_flight.filled[0], config.width - 1)
         exchange = step.exchange(state.trainable, message, real, config.sums_by)
         found[:] = exchange.stages.transfers
         if step.shards_optimizer:  # the exchange checks the sum and updates

@@ -11,18 +11,17 @@ from pipejax._core.checks import check_all_reduce, check_axis_name, check_width
 from pipejax._core.message import (
     InFlight,
     Message,
-    Reduced,
+    averaging,
     codec_states,
     empty,
     mean_as,
     shift,
-    summed,
     travelling,
     valid_in_step,
     width_of,
 )
 from pipejax._internal.mesh import AxisName, axes, axis_size
-from pipejax.collectives import AllReduce, psum
+from pipejax.collectives import AllReduce, psum, run
 
 
 def pipelined_mean(
@@ -99,11 +98,13 @@ def pipelined_mean(
         fresh = message(updates)
         _check_state(state, width, fresh)
         due = fresh if width == 1 else state.pending[0]
-        total, after = summed(due, state.codec_states, all_reduce, axis_name)
+        real = valid_in_step(state.filled[0], width - 1).message
+        exchange = averaging(due, real, all_reduce, axis_name)
+        value, after = run(exchange.stages, exchange.start, state.codec_states)
         if width > 1:
-            total, fresh = _late(total, fresh)
-        found = Reduced.of(total, valid_in_step(state.filled, width - 1).message)
-        after = found.settled(after, state.codec_states)
+            value, fresh = _late(value, fresh)
+        reduced = exchange.end(value)
+        after, total = reduced.settled(after, state.codec_states), reduced.sum
         mean = mean_as(total.gradients, updates, total, devices)
         return mean, shift(state, fresh, after, state.deviation)
 

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import Message, Reduced, on_shards_of, summed
+from pipejax._core.message import Message, Reduced, Valid, on_shards_of
 from pipejax._internal.mesh import AxisName, axes, inner_axes, on_mesh
 from pipejax._internal.shards import UNSHARDED
 from pipejax._internal.types import CodecStates, Tree
@@ -20,16 +19,16 @@ from pipejax.collectives import Grouped
 from ._config import StepConfig
 
 
-def reduce_by_shard(
+def exchange_by_shard(
     config: StepConfig,
-) -> Callable[[Message, Any], tuple[Reduced, Any]]:
+) -> Callable[..., tuple[Reduced, CodecStates]]:
     """Returns a function that sums the shards at each place in a group by themselves.
 
     XLA's CPU client runs a program on several devices of a process only when all
     earlier ones have ended. The compute of a sharded model is such a program, and would
     wait for the reduction. The reduction therefore runs as one program for each place
     in a group, each on a single device of every process. Every device does what it
-    does in `reduce_on_mesh`, so the bits are the same.
+    does in `exchange_on_mesh`, so the bits are the same.
     """
     mesh, axis = config.mesh, config.axis_name
     meshes, own = _by_shard(mesh, axis), P(axis)
@@ -38,28 +37,37 @@ def reduce_by_shard(
     def programs(sets: tuple[tuple[int, ...], ...]) -> list[Any]:
         all_reduce = Grouped(config.sums_by, sets)
 
-        def local(message: Message, before: Tree) -> tuple[Reduced, Any]:
-            total, after = summed(message, before, all_reduce, axis)
-            return Reduced.of(total, jnp.array(True)), after
+        def local(
+            message: Message, before: CodecStates, valid: Valid
+        ) -> tuple[Reduced, CodecStates]:
+            return config.step.exchange(None, message, valid, all_reduce).run(before)
 
-        mapped = (on_mesh(local, x, (own, own), (P(), own)) for x in meshes)
+        specs = (own, own, P()), (P(), own)
+        mapped = (on_mesh(local, place, *specs) for place in meshes)
         return [jax.jit(each) for each in mapped]
 
-    def reduce(message: Message, states: CodecStates) -> tuple[Reduced, Any]:
+    def exchange(
+        trained: None, message: Message, states: CodecStates, valid: Valid
+    ) -> tuple[Reduced, CodecStates]:
+        del trained
         sharded = on_shards_of(message, config.sums_by)
         given = message._replace(shards=UNSHARDED), states
         calls = zip(programs(sharded.sets(mesh.shape)), meshes, strict=True)
         # A call returns before its sum is there.
-        done = [program(*_on_place(given, place, own)) for program, place in calls]
+        done = [
+            program(*_on_place(given, place, own), valid) for program, place in calls
+        ]
         totals, after = zip(*jax.block_until_ready(done), strict=True)
-        total = _together([x._replace(sum=_as(message, x.sum)) for x in totals], mesh)
+        shards = message.shards
+        sums = [x._replace(sum=x.sum._replace(shards=shards)) for x in totals]
+        total = _together(sums, mesh)
         # All devices of a group keep their codec states, or none of them does.
         usable = all(bool(x.usable.addressable_data(0)) for x in totals)
         if not usable:
             return total, states
         return total, jax.tree.map(_put_together, states, *after)
 
-    return reduce
+    return exchange
 
 
 def groups_in_processes(mesh: Mesh, axis_name: AxisName) -> bool:
@@ -89,11 +97,6 @@ def _on_place(tree: Tree, place: Mesh, spec: P) -> Any:
         return jax.make_array_from_single_device_arrays(shape, sharding, here)
 
     return jax.tree.map(one, tree)
-
-
-def _as(message: Message, total: Message) -> Message:
-    """Returns the sum of a place as a part of the sum of a sharded message."""
-    return total._replace(shards=message.shards)
 
 
 def _together(totals: list[Reduced], mesh: Mesh) -> Reduced:

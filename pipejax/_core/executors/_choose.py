@@ -2,7 +2,6 @@
 
 import logging
 
-from ._auto import Auto
 from ._config import StepConfig
 from ._executor import Executor
 from ._fused import Fused
@@ -10,33 +9,21 @@ from ._host import Host
 
 _log = logging.getLogger(__name__)
 
-_EXECUTORS: dict[str, type[Fused | Host | Auto]] = {
-    "auto": Auto,
-    "fused": Fused,
-    "host": Host,
-}
-
 
 def choose(name: str, config: StepConfig) -> Executor:
-    """Returns the executor of a given name.
-
-    The choice and its reason are logged.
+    """Returns the executor of a given name, and logs why.
 
     Args:
       name: `"fused"`, `"host"` or `"auto"`. `"auto"` stands for the executor that hides
-        communication on these devices: `Auto` on CPUs of several processes, and `Fused`
+        communication on these devices: `Host` on CPUs of several processes, and `Fused`
         on accelerators. On CPUs of a single process, which have no network to wait for,
         it also stands for `Fused`.
-
-    Returns:
-      The executor. Its `reason` says why it was chosen.
     """
     reason = "asked for"
     if name == "auto":
         name, reason = _automatic(config)
-    executor: Executor = _EXECUTORS[name](config, reason)
-    _log.info("executor %s: %s", executor.name, reason)
-    return executor
+    _log.info("executor %s: %s", name, reason)
+    return Host(config, reason) if name == "host" else Fused(config, reason)
 
 
 def _automatic(config: StepConfig) -> tuple[str, str]:
@@ -48,4 +35,4 @@ def _automatic(config: StepConfig) -> tuple[str, str]:
         return "fused", f"XLA runs collectives beside compute on {platform}"
     if processes == 1:
         return "fused", "one process on CPU, with no network to wait for"
-    return "auto", f"{processes} processes on CPU, where a collective blocks a program"
+    return "host", f"{processes} processes on CPU, where a collective blocks a program"

@@ -146,7 +146,7 @@ class Fused:
         # Only the oldest message may be overwritten, so it is an argument of its own.
         in_flight = leaving._replace(pending=(*leaving.pending, *staying))
         before, sums_by = in_flight.codec_states, config.sums_by
-        real = valid_in_step(in_flight.filled, config.width - 1)
+        real = valid_in_step(in_flight.filled[0], config.width - 1)
         if config.width == 1:
             fresh, computed = step.compute(state, in_flight, batch)
             exchange = step.exchange(trained, fresh, real, sums_by)

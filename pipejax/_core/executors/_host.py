@@ -27,23 +27,13 @@ import copy
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import (
-    InFlight,
-    Message,
-    Reduced,
-    deviation,
-    emptied,
-    entered,
-    valid_in_step,
-)
+from pipejax._core.message import InFlight, Message, Reduced, valid_in_step
 from pipejax._core.step import (
     Batch,
     Computed,
@@ -51,118 +41,115 @@ from pipejax._core.step import (
     StepInfo,
     Trainable,
     shared,
-    state_data_specs,
     without_trainable,
 )
-from pipejax._internal.mesh import on_mesh_by
-from pipejax._internal.types import Tree
+from pipejax._internal.structures import form_of
+from pipejax._internal.types import CodecStates, Tree
 
+from ._by_copy import reduction_mesh
 from ._config import StepConfig
 from ._own_collectives import OwnCollectiveError, check_no_own, spans_cpu_processes
-from ._reduce import Reduce, make_gather, make_reduce, make_update, reduction_mesh
+from ._programs import Programs, programs_of
 from ._thread import join, submit
 
 
-class Begun(NamedTuple):
-    """A reduction that has been started.
+class Start(NamedTuple):
+    """What an exchange starts from.
 
     Attributes:
-      before: What the reduction starts from: the codec states, and with a sharded
-        optimizer the pieces that it updates. `None` if these are what the reduction
-        before it returns.
-      sum: The future of the sum and of the codec states after it.
+      updated: What the exchange updates: with a sharded optimizer, this device's
+        pieces. `None` otherwise.
+    """
+
+    states: CodecStates
+    updated: Trainable | None
+
+
+class Begun(NamedTuple):
+    """An exchange that has been started.
+
+    Attributes:
+      start: `None` if the exchange starts from what the one before it returns.
+      result: The future of the reduced message and of the codec states after it.
     """
 
     message: Message
-    before: tuple[Any, Any] | None
-    sum: Future[tuple[Reduced, Any]]
+    start: Start | None
+    result: Future[tuple[Reduced, CodecStates]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Host:
-    """Executor that runs compute and update as programs, and reduces on a thread."""
+    """Executor that runs compute and update as programs, and exchanges on a thread."""
 
     config: StepConfig
     reason: str
     name: str = "host"
-    # Reductions that have been started and whose sums are not used yet, oldest first.
+    # Exchanges that have been started and whose results are not used yet, oldest first.
     _begun: list[Begun] = dataclasses.field(default_factory=list)
     # Programs found to have no collective of their own, with their arguments' form.
     _checked: set[Any] = dataclasses.field(default_factory=set)
 
     def __deepcopy__(self, memo: Any) -> "Host":
-        """Returns an executor of the same step, which has started no reduction."""
+        """Returns an executor of the same step, which has started no exchange."""
         config = copy.deepcopy(self.config, memo)
         return Host(config, self.reason, self.name)
 
     def step(
         self, state: PipelineState, batch: Batch
     ) -> tuple[PipelineState, StepInfo]:
-        """Takes one step, and waits for nothing but the sum that is due."""
-        _check_concrete(state)
-        self._raise_failures()
+        """Takes one step, and waits for nothing but the result that is due."""
+        self._check(state)
         common, in_flight = shared(state), state.in_flight
-        sharded = self.config.step.shards_optimizer
-        self._check_no_own(self._compute, common, _bare(in_flight), batch)
-        fresh, computed = self._compute(common, _bare(in_flight), batch)
+        self._check_no_own(self._programs.compute, common, _bare(in_flight), batch)
+        fresh, computed = self._programs.compute(common, _bare(in_flight), batch)
         pending = (*in_flight.pending, fresh)
         # All but the last were started by earlier steps, if this executor ran them.
-        first, *others = self._reductions(state, pending, fresh)
-        total, states = self._result(first)
-        # With a sharded optimizer, the exchange on the thread has updated `trained`.
-        # The program of the update neither reads nor returns it.
-        trained, total = total.updated, total._replace(updated=None)
-        before = states, trained
-        # The reduction that is now the oldest starts from what this step returns. The
-        # next step compares it with its state, to see whether the reduction is of this
+        first, *others = self._exchanges(state, pending, fresh)
+        reduced, states = self._result(first)
+        # The exchange that is now the oldest starts from what this step returns. The
+        # next step compares it with its state, to see whether the exchange is of this
         # run.
-        self._begun[:] = [x._replace(before=before) for x in others[:1]] + others[1:]
-        # A program may overwrite its state. The pieces that the thread works on must
-        # not be in it.
-        due, rest = _due(in_flight), without_trainable(common) if sharded else common
-        self._check_no_own(self._update, rest, computed, total, due)
-        rest, queue, info = self._update(rest, computed, total, due)
+        start = Start(states, reduced.updated)
+        self._begun[:] = [x._replace(start=start) for x in others[:1]] + others[1:]
+        common, queue, info = self._update(common, computed, reduced, in_flight)
         queue = queue._replace(pending=pending[1:], codec_states=states)
-        rest = rest if trained is None else rest._replace(trainable=trained)
-        return rest._replace(in_flight=queue, calls=state.calls), info
+        return common._replace(in_flight=queue, calls=state.calls), info
 
     def drain(self, state: PipelineState) -> tuple[PipelineState, tuple[StepInfo, ...]]:
-        """Waits for the sum of every message in flight, in order, and applies it.
+        """Waits for the exchange of every message in flight, in order, and applies it.
 
         The thread is idle when the method returns.
         """
-        _check_concrete(state)
-        self._raise_failures()
-        common, in_flight = shared(state), state.in_flight
-        sharded = self.config.step.shards_optimizer
-        empty = self._emptied(_bare(in_flight))
+        self._check(state)
+        common, in_flight, infos = shared(state), state.in_flight, list[StepInfo]()
+        empty = self._programs.empty(_bare(in_flight))
         # All sums are there before the first program overwrites a donated state.
         # Every message is summed, also the zeros of a pipeline that is not full: all
         # processes launch the same collectives.
-        begun = self._reductions(state, in_flight.pending, empty)
-        sums = [self._result(reduction) for reduction in begun]
-        states, infos = sums[-1][1] if sums else in_flight.codec_states, []
-        trained = sums[-1][0].updated if sums else common.trainable
-        if sums and sharded:
-            trained = submit(self._gather, trained).result()
-        rest = without_trainable(common) if sharded else common
-        for age, (total, _) in enumerate(sums):
-            total = total._replace(updated=None)
-            self._check_no_own(self._apply[age], rest, total, in_flight.filled)
-            rest, info = self._apply[age](rest, total, in_flight.filled)
+        begun = self._exchanges(state, in_flight.pending, empty)
+        results = [self._result(exchange) for exchange in begun]
+        states = in_flight.codec_states
+        if results:
+            last, states = results[-1]
+            if last.updated is not None:
+                whole = submit(self._programs.gather, last.updated).result()
+                results[-1] = last._replace(updated=whole), states
+        for reduced, _ in results:
+            common, _, info = self._update(common, None, reduced, in_flight)
             infos.append(info)
         self._begun.clear()
         join()
-        rest = rest._replace(trainable=trained) if sharded else rest
         empty = empty._replace(codec_states=states)
-        return rest._replace(in_flight=empty, calls=state.calls), tuple(infos)
+        return common._replace(in_flight=empty, calls=state.calls), tuple(infos)
 
     def lower(self, state: PipelineState, batch: Batch) -> jax.stages.Lowered:
         """Returns the lowered program that computes.
 
         It has no collective of the exchange.
         """
-        return self._compute.lower(shared(state), _bare(state.in_flight), batch)
+        compute = self._programs.compute
+        return compute.lower(shared(state), _bare(state.in_flight), batch)
 
     @functools.cached_property
     def reduction_mesh(self) -> Mesh:
@@ -174,79 +161,102 @@ class Host:
         """Returns no options, because no program overlaps a collective with compute."""
         return {}
 
-    def _reductions(
-        self, state: PipelineState, pending: tuple[Message, ...], dispatched: Any
-    ) -> list[Begun]:
-        """Returns the reductions of all messages, in order, and starts missing ones.
+    @functools.cached_property
+    def _programs(self) -> Programs:
+        return programs_of(self.config, self.reduction_mesh)
 
-        A reduction that was started before is used if it sums the same arrays from the
-        same codec states and pieces, and if all reductions before it are used.
+    def _exchanges(
+        self, state: PipelineState, pending: tuple[Message, ...], dispatched: Tree
+    ) -> list[Begun]:
+        """Returns the exchanges of all messages, in order, and starts missing ones.
+
+        One that was started before is used if it exchanges the same arrays from the
+        same start, and if all exchanges before it are used.
 
         Args:
           dispatched: The result of the program that the caller has dispatched last.
         """
-        in_flight = state.in_flight
-        trained = state.trainable if self.config.step.shards_optimizer else None
+        sharded, filled = self.config.step.shards_optimizer, state.in_flight.filled
+        updated = state.trainable if sharded else None
+        start = Start(state.in_flight.codec_states, updated)
         known, found = list(self._begun), list[Begun]()
-        before = in_flight.codec_states, trained
-        if known and not _identical(known[0].before, before):
+        if known and not _identical(known[0].start, start):
             known = []
         for age, message in enumerate(pending):
             if known and _identical(known[0].message, message):
                 found.append(known.pop(0))
-            else:
-                known = []
-                last = found[-1].sum if found else None
-                given = before if last is None else None
-                filled = in_flight.filled
-                begun = self._start(message, given, last, filled, age, dispatched)
-                found.append(begun)
+                continue
+            known = []
+            before = found[-1].result if found else start
+            found.append(self._begin(message, before, filled, age, dispatched))
         return found
 
-    def _start(
+    def _begin(
         self,
         message: Message,
-        before: Tree,
-        last: Any,
+        before: Start | Future[tuple[Reduced, CodecStates]],
         filled: jax.Array,
         age: int,
-        dispatched: Any,
+        dispatched: Tree,
     ) -> Begun:
-        """Hands a reduction to the thread, which runs it after all earlier ones.
+        """Hands an exchange to the thread, which runs it after all earlier ones.
 
         Args:
-          before: What the first reduction starts from, or `None` for others.
-          last: The future of the reduction before it, or `None` if it is the first.
+          before: What the exchange starts from, or the result of the one before it.
           filled: The number of real messages in the queue that the executor was given.
           age: The place of the message in the queue. 0 is the oldest.
           dispatched: The result of the program that the caller has dispatched last.
         """
-        least = self.config.width - 1 - age
+        length = self.config.width - 1
         # A program that sums its own arguments waits for them anyway.
         awaited = None if dispatched is message else dispatched
         # `with jax.enable_x64()` acts on the caller's thread alone. If the setting were
         # not passed on, the other thread would sum float64 in float32.
         x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
 
-        def reduce() -> tuple[Reduced, Any]:
+        def exchange() -> tuple[Reduced, CodecStates]:
             jax.block_until_ready(awaited)
-            if last is None:
-                states, trained = before
-            else:
-                reduced, states = last.result()
-                trained = reduced.updated
+            states, updated = before if isinstance(before, Start) else _after(before)
+            # When the fresh message is due, all that are in the queue then are real.
+            real = length if age == length else _first(filled)
+            valid = valid_in_step(real, length, age)
             with jax.enable_x64(x64):
-                if trained is None:
-                    total, after = self._reduce(message, states)
-                else:
-                    update = self._reduce_and_update(age)
-                    total, after = update(trained, message, states, filled)
-            stateless = not jax.tree.leaves(states)
-            # The zeros of a pipeline that is not full must not change the codec states.
-            real = stateless or least == 0 or _first(filled) >= least
-            return total, after if real else states
+                return self._programs.exchange(updated, message, states, valid)
 
-        return Begun(message, before, submit(reduce))
+        start = before if isinstance(before, Start) else None
+        return Begun(message, start, submit(exchange))
+
+    def _update(
+        self,
+        state: PipelineState,
+        computed: Computed | None,
+        reduced: Reduced,
+        in_flight: InFlight,
+    ) -> tuple[PipelineState, InFlight, StepInfo]:
+        """Runs the program that applies a reduced message, without waiting for it."""
+        updated, reduced = reduced.updated, reduced._replace(updated=None)
+        # With a sharded optimizer, the exchange has updated its pieces. The program
+        # neither reads nor returns them, because it may overwrite its state, and the
+        # thread works on them.
+        if updated is not None:
+            state = without_trainable(state)
+        # The deviation is that of a fresh message, which a drain has none of.
+        due = _bare(in_flight)._replace(pending=in_flight.pending[:1])
+        if computed is None or in_flight.deviation is None:
+            due = due._replace(pending=(), deviation=None)
+        args = state, computed, reduced, due
+        self._check_no_own(self._programs.update, *args)
+        state, queue, info = self._programs.update(*args)
+        if updated is not None:
+            state = state._replace(trainable=updated)
+        return state, queue, info
+
+    def _check(self, state: PipelineState) -> None:
+        """Raises an error for a traced state, and that of an exchange that failed."""
+        _check_concrete(state)
+        for exchange in list(self._begun):
+            if exchange.result.done():
+                self._result(exchange)
 
     def _check_no_own(self, program: Any, *args: Any) -> None:
         """Checks that a program has no collective between processes of its own.
@@ -258,8 +268,7 @@ class Host:
         """
         if not spans_cpu_processes(self.config.mesh):
             return
-        leaves, structure = jax.tree.flatten(args)
-        form = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        form = form_of(args)
         if (program, form) in self._checked:
             return
         try:
@@ -269,94 +278,22 @@ class Host:
             raise
         self._checked.add((program, form))
 
-    def _raise_failures(self) -> None:
-        """Raises the error of any reduction of an earlier step that has failed."""
-        for reduction in list(self._begun):
-            if reduction.sum.done():
-                self._result(reduction)
+    def _result(self, exchange: Begun) -> tuple[Reduced, CodecStates]:
+        """Waits for a reduced message and the codec states after it.
 
-    def _result(self, reduction: Begun) -> tuple[Reduced, Any]:
-        """Waits for a sum and the codec states after it.
-
-        After a failure, the next step starts all reductions anew.
+        After a failure, the next step starts all exchanges anew.
         """
         try:
-            return reduction.sum.result()
+            return exchange.result.result()
         except Exception:
             self._begun.clear()
             raise
 
-    @functools.cached_property
-    def _reduce(self) -> Reduce:
-        """Returns the function that sums a message and waits for the sum."""
-        return make_reduce(self.config, self.reduction_mesh)
 
-    @functools.cached_property
-    def _reduce_and_update(self) -> Callable[[int], Any]:
-        """Returns the programs that exchange a message and update pieces, by age."""
-        return functools.cache(functools.partial(make_update, self.config))
-
-    @functools.cached_property
-    def _gather(self) -> Callable[[Trainable], Trainable]:
-        """Returns the program that gathers parameters as they are."""
-        return make_gather(self.config)
-
-    @functools.cached_property
-    def _compute(self) -> jax.stages.Wrapped:
-        """Returns the program that makes a message."""
-        compute, per_device = self.config.step.compute, P(self.config.axis_name)
-
-        def specs(state: PipelineState, *_: Any) -> tuple[Any, Any]:
-            common = state_data_specs(state, self.config.axis_name)
-            return (common, per_device, per_device), (per_device, P())
-
-        mapped = on_mesh_by(specs, compute, self.config.mesh, self.config.axis_name)
-        return jax.jit(mapped, in_shardings=(None, None, self.config.batches))
-
-    @functools.cached_property
-    def _update(self) -> jax.stages.Wrapped:
-        """Returns the program that applies the sum that is due, if it has arrived."""
-        per_device, config = P(self.config.axis_name), self.config
-
-        def update(
-            state: PipelineState, computed: Computed, total: Reduced, due: InFlight
-        ) -> tuple[PipelineState, InFlight, StepInfo]:
-            real = valid_in_step(due.filled, config.width - 1)
-            total = total._replace(arrived=real.message)
-            state, info = config.step.apply(state, computed, total)
-            spread = deviation(due, total, config.axis_name)
-            queue = InFlight((), entered(due.filled, config.width - 1), {}, spread)
-            return state, queue, info
-
-        specs = (P(), P(), P(), per_device), (P(), per_device, P())
-        mapped = config.on_mesh(update, *specs)
-        return jax.jit(mapped, donate_argnums=(0,) if config.donate else ())
-
-    @functools.cached_property
-    def _apply(self) -> list[jax.stages.Wrapped]:
-        """Returns the programs that apply a sum in a drain, one for each place."""
-        return [self._applying(age) for age in range(self.config.width - 1)]
-
-    def _applying(self, age: int) -> jax.stages.Wrapped:
-        """Returns the program that applies the sum of the message at place `age`."""
-        per_device, config = P(self.config.axis_name), self.config
-
-        def apply(
-            state: PipelineState, total: Reduced, filled: jax.Array
-        ) -> tuple[PipelineState, StepInfo]:
-            real = valid_in_step(filled, config.width - 1, age)
-            return config.step.apply(state, None, total._replace(arrived=real.message))
-
-        mapped = config.on_mesh(apply, (P(), P(), per_device), P())
-        return jax.jit(mapped, donate_argnums=(0,) if config.donate else ())
-
-    @functools.cached_property
-    def _emptied(self) -> jax.stages.Wrapped:
-        """Returns the program that empties the queue."""
-        per_device = P(self.config.axis_name)
-        return jax.jit(
-            self.config.on_mesh(lambda x: emptied(x, {}), (per_device,), per_device)
-        )
+def _after(exchange: Future[tuple[Reduced, CodecStates]]) -> Start:
+    """Returns what an exchange leaves for the next one to start from."""
+    reduced, states = exchange.result()
+    return Start(states, reduced.updated)
 
 
 def _identical(a: Any, b: Any) -> bool:
@@ -368,15 +305,6 @@ def _identical(a: Any, b: Any) -> bool:
 def _bare(in_flight: InFlight) -> InFlight:
     """Returns the queue without codec states, which may lie on other devices."""
     return in_flight._replace(codec_states={})
-
-
-def _due(in_flight: InFlight) -> InFlight:
-    """Returns the part of the queue that an update reads.
-
-    The oldest message is in it only if the step feeds deviations back.
-    """
-    oldest = () if in_flight.deviation is None else in_flight.pending[:1]
-    return _bare(in_flight)._replace(pending=oldest)
 
 
 def _first(filled: jax.Array) -> int:

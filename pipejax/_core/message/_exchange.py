@@ -10,7 +10,7 @@ from pipejax._internal.types import CodecStates
 from pipejax.collectives import AllReduce, Stages, run
 
 from ._message import Message
-from ._reduce import Reduced, message_of, reduction, summands
+from ._reduce import Reduced, layout_of, message_of, on_shards_of, summands
 
 
 class Exchange(NamedTuple):
@@ -51,6 +51,8 @@ def averaging(
 ) -> Exchange:
     """Returns the exchange that gives every device the sum of all messages.
 
+    A codec may compress the gradients. Changes and passengers travel exactly.
+
     Args:
       arrived: bool scalar, whether the message is real.
       axis_name: Axis or axes of the surrounding `shard_map` to sum over.
@@ -59,5 +61,5 @@ def averaging(
     def end(total: Any) -> Reduced:
         return Reduced.of(message_of(total, message), arrived)
 
-    stages = reduction(message, all_reduce, axis_name)
+    stages = on_shards_of(message, all_reduce)(layout_of(message), axis_name)
     return Exchange(summands(message), stages, end)

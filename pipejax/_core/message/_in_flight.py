@@ -111,31 +111,31 @@ def valid(in_flight: InFlight) -> tuple[jax.Array, ...]:
     return _valid(in_flight.filled[0], len(in_flight.pending))
 
 
-def valid_in_step(filled: jax.Array, length: int, age: int = 0) -> Valid:
+def valid_in_step(filled: Any, length: int, age: int = 0) -> Valid:
     """Returns what is real when a message is exchanged in a run of steps.
 
     Each step puts a fresh message into the queue. At width 1, where the queue has no
     place, the message of the step itself is exchanged.
 
     Args:
-      filled: int32 of shape [1], the number of real messages now.
+      filled: The number of real messages now, an integer or a traced scalar.
       length: The length of the queue, K-1.
-      age: The place of the message in the queue now. 0 is the oldest.
+      age: The place of the message in the queue now. 0 is the oldest, and `length` the
+        place behind the newest.
     """
     # Until the message is due, `age` fresh ones enter the queue, and one with the step
     # that makes room for it.
-    then = entered(filled, length, age + 1)[0]
-    return Valid(filled[0] >= length - age, _valid(then, length))
+    return Valid(filled >= length - age, _valid(filled + age + 1, length))
 
 
-def entered(filled: jax.Array, length: int, count: int = 1) -> jax.Array:
-    """Returns the number of real messages after fresh ones have entered the queue.
+def entered(filled: jax.Array, length: int) -> jax.Array:
+    """Returns the number of real messages after a fresh one has entered the queue.
 
     Args:
       filled: int32 of shape [1], the number of real messages before.
       length: The length of the queue, K-1.
     """
-    return jnp.minimum(filled + count, length)
+    return jnp.minimum(filled + 1, length)
 
 
 def valid_in_drain(in_flight: InFlight, age: int) -> Valid:
@@ -149,7 +149,7 @@ def valid_in_drain(in_flight: InFlight, age: int) -> Valid:
     return Valid(now[age], now[age + 1 :])
 
 
-def _valid(filled: jax.Array, length: int) -> tuple[jax.Array, ...]:
+def _valid(filled: Any, length: int) -> tuple[Any, ...]:
     """Returns for each place in a queue whether its message is real."""
     return tuple(filled >= length - age for age in range(length))
 

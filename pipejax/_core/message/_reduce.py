@@ -16,9 +16,7 @@ from pipejax.collectives import (
     Layout,
     ReduceScatterAllGather,
     Sharded,
-    Stages,
     Summands,
-    run,
 )
 
 from ._message import Message
@@ -96,18 +94,6 @@ def _all_finite_in_group(
     return on_shards(own, (list(specs),), P())(list(leaves))
 
 
-def reduction(message: Message, all_reduce: AllReduce, axis_name: AxisName) -> Stages:
-    """Returns the stages that sum messages of this form over devices.
-
-    A codec may compress the gradients. Changes and passengers travel exactly.
-
-    Args:
-      message: A message, or its shapes.
-      axis_name: Axis or axes of the surrounding `shard_map` to sum over.
-    """
-    return on_shards_of(message, all_reduce)(layout_of(message), axis_name)
-
-
 def on_shards_of(message: Message, all_reduce: AllReduce) -> Any:
     """Returns the algorithm that sums a message: on shards, if a group shards it.
 
@@ -156,20 +142,3 @@ def message_of(arrays: Summands, like: Message) -> Message:
     structure = jax.tree.structure(like.gradients)
     gradients = jax.tree.unflatten(structure, arrays.coded)
     return Message(gradients, changes, passengers, like.shards)
-
-
-def summed(
-    message: Message, states: CodecStates, all_reduce: AllReduce, axis_name: AxisName
-) -> tuple[Message, Any]:
-    """Sums a message over devices, with all stages back to back.
-
-    Args:
-      states: States of the codecs before the sum.
-      axis_name: Axis or axes of the surrounding `shard_map` to sum over.
-
-    Returns:
-      The sum, and the codec states after the sum.
-    """
-    stages = reduction(message, all_reduce, axis_name)
-    total, states = run(stages, summands(message), states)
-    return message_of(total, message), states

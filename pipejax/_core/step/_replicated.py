@@ -41,7 +41,10 @@ def replicated_step(settings: Settings) -> Step:
         )
 
     def exchange(
-        trainable: Trainable, message: Message, valid: Valid, all_reduce: AllReduce
+        trainable: Trainable | None,
+        message: Message,
+        valid: Valid,
+        all_reduce: AllReduce,
     ) -> Exchange:
         del trainable
         return averaging(message, valid.message, all_reduce, settings.axis_name)

@@ -14,8 +14,8 @@ device or group.
 
 `replicated_step` and `zero1_step` make a `Step`. They differ in what a device keeps of
 the optimizer, and in what the exchange does. Where the optimizer is replicated, an
-exchange is a sum and nothing else, which the host executor may run in another way: on
-CPUs beside accelerators, or shard by shard.
+exchange is a sum and nothing else, which the host executor may run on other devices: on
+CPUs beside accelerators, or on each shard by itself.
 """
 
 import dataclasses
@@ -93,6 +93,7 @@ class Step(NamedTuple):
       compute: `(state, in_flight, batch) -> Message, Computed`.
       exchange: `(trainable, message, valid, all_reduce) -> Exchange` sums a message
         over devices. With a sharded optimizer, it updates `trainable` on the way.
+        Other steps need no `trainable`, which may be `None`.
       gather: `(trainable, all_reduce) -> Trainable` gathers the parameters as they are,
         with nothing in flight. `None` where every device has all of them.
       apply: `(state, computed, reduced) -> state, StepInfo`. A drain has computed
@@ -104,7 +105,7 @@ class Step(NamedTuple):
     init: Callable[[optax.Params, optax.OptState, bool, Shards, int], Trainable]
     message: Callable[..., tuple[Message, Any]]
     compute: Callable[[PipelineState, InFlight, Batch], tuple[Message, Computed]]
-    exchange: Callable[[Trainable, Message, Valid, AllReduce], Exchange]
+    exchange: Callable[[Trainable | None, Message, Valid, AllReduce], Exchange]
     gather: Callable[[Trainable, AllReduce], Trainable] | None
     apply: Callable[
         [PipelineState, Computed | None, Reduced], tuple[PipelineState, StepInfo]

@@ -186,7 +186,7 @@ def _init(
 def _exchange(
     settings: Settings,
     kind_of: KindOf,
-    trainable: Trainable,
+    trainable: Trainable | None,
     message: Message,
     valid: Valid,
     all_reduce: AllReduce,
@@ -196,6 +196,7 @@ def _exchange(
     Args:
       trainable: This device's pieces before the update.
     """
+    assert trainable is not None
     name, shards, whole = settings.axis_name, message.shards, trainable.whole_params
     places, behind = Places.here(settings.tx, whole, shards, name), len(valid.behind)
     # The update is planned for a single device of a group, which runs it on its shards.

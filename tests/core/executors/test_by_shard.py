@@ -10,22 +10,25 @@ import pipejax as pj
 from pipejax import codecs
 from pipejax._core.executors._by_shard import (
     _by_shard,
+    exchange_by_shard,
     groups_in_processes,
-    reduce_by_shard,
 )
-from pipejax._core.executors._reduce import reduce_on_mesh
+from pipejax._core.executors._exchange import exchange_on_mesh
+from pipejax._core.message import valid_in_step
 
 from ...helpers import assert_bits_equal
 from .shards import sharded
+
+REAL = valid_in_step(1, 1)
 
 
 @pytest.mark.parametrize("codec", [None, codecs.int8(8)])
 def test_reduction_by_place_equals_the_sum_on_the_mesh(codec):
     config, message, states = sharded(codec)
-    by_shard, on_mesh = reduce_by_shard(config), reduce_on_mesh(config)
+    by_shard, on_mesh = exchange_by_shard(config), exchange_on_mesh(config)
     for _ in range(2):  # the second time with the residuals of the first
-        found, states_found = by_shard(message, states)
-        wanted, states = on_mesh(message, states)
+        found, states_found = by_shard(None, message, states, REAL)
+        wanted, states = on_mesh(None, message, states, REAL)
         assert_bits_equal(*(jax.device_get(x) for x in (found, wanted)))
         assert_bits_equal(*(jax.device_get(x) for x in (states_found, states)))
         for leaf, other in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
@@ -39,7 +42,7 @@ def test_reduction_by_place_equals_the_sum_on_the_mesh(codec):
 
 def test_infinity_at_one_place_keeps_the_states_of_all():
     config, message, states = sharded(codecs.int8(8), bad=True)
-    found, after = reduce_by_shard(config)(message, states)
+    found, after = exchange_by_shard(config)(None, message, states, REAL)
     assert not bool(found.finite)
     assert after is states
 

@@ -13,6 +13,7 @@ from pipejax._core.executors import Fused, _thread
 from pipejax._core.executors._host import Host
 from pipejax._core.executors._thread import CommunicationThread, _leave
 
+from ...helpers import wrap_exchange
 from .digits import Appending, batch_of, config_of, start
 
 
@@ -74,13 +75,12 @@ def test_waiting_thread_keeps_no_job_alive():
 def of(name, order):
     """Returns a host executor that appends its name to `order` when it reduces."""
     host = Host(config_of(Appending()), "asked for")
-    reduce = host._reduce
 
-    def recorded(*args):
+    def recorded(exchange, *args):
         order.append(name)
-        return reduce(*args)
+        return exchange(*args)
 
-    host.__dict__["_reduce"] = recorded  # cached_property stores it here
+    wrap_exchange(host, recorded)
     return host
 
 
@@ -109,7 +109,7 @@ def test_error_is_raised_only_in_its_own_train_step():
     def fail(*args):
         raise ValueError("no route to host")
 
-    broken.__dict__["_reduce"] = fail
+    wrap_exchange(broken, fail)
     config, batch = sound.config, batch_of(1)
     with pytest.raises(ValueError, match="no route to host"):
         broken.step(start(config), batch)

@@ -25,7 +25,7 @@ import optax
 import pipejax as pj
 from pipejax import checkpoint, codecs, collectives
 
-from ...helpers import batches, init_params, loss_fn
+from ...helpers import batches, init_params, loss_fn, wrap_exchange
 from . import mixed, own_collectives, pieces, sharded
 from . import stateful as stateful_model
 
@@ -296,17 +296,15 @@ def overlapping(width):
         width=width,
         executor="host",
     )
-    reduce = train.executor._reduce
 
-    def waiting_reduce(*args):
+    def waiting(exchange, *args):
         number = next(reductions)  # numbers up to 0 are the zeros of the start
         if 0 < number < steps:
             reducing[number].set()
             met.append(computing[number + 1].wait(patience))
-        return reduce(*args)
+        return exchange(*args)
 
-    # cached_property stores it here.
-    train.executor.__dict__["_reduce"] = waiting_reduce
+    wrap_exchange(train.executor, waiting)
     run(train, steps)
     return met
 

@@ -1,0 +1,118 @@
+"""Sums messages on CPUs beside accelerators."""
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from pipejax._core.message import Message, Reduced, Valid
+from pipejax._internal.mesh import AxisName, axes
+from pipejax._internal.types import CodecStates
+
+from ._by_shard import sum_specs
+from ._config import StepConfig
+
+
+def reduction_mesh(mesh: Mesh, axis_name: AxisName) -> Mesh:
+    """Returns the mesh on which the communication thread sums.
+
+    Args:
+      axis_name: The mesh axis of the data, or a tuple of such axes.
+
+    Returns:
+      `mesh` if it consists of CPUs, or else a mesh of CPUs beside its devices.
+    """
+    if mesh.devices.flat[0].platform == "cpu":
+        return mesh
+    return _one_cpu_a_process(mesh, axis_name)
+
+
+def exchange_by_copy(
+    config: StepConfig, cpus: Mesh, between: Callable[..., tuple[Reduced, CodecStates]]
+) -> Callable[..., tuple[Reduced, CodecStates]]:
+    """Returns a function that copies a message out, sums it, and copies the sum back.
+
+    `cpus` has one device for each process. A process first adds up the parts of its own
+    devices or groups, in their order. If it has only some of the shards of a group, it
+    sends zeros in place of the others.
+
+    Args:
+      between: The exchange on `cpus`.
+    """
+    mesh, axis = config.mesh, config.axis_name
+    (cpu,) = cpus.local_devices
+
+    def out(array: jax.Array) -> jax.Array:
+        parts = _by_group(array, array.shape[0] // config.devices)
+        own = jax.device_put(sum(parts[1:], start=parts[0]), cpu)
+        shape = (cpus.size * own.shape[0], *own.shape[1:])
+        return jax.make_array_from_single_device_arrays(
+            shape, NamedSharding(cpus, P(axis)), [own]
+        )
+
+    def back(total: jax.Array, spec: P) -> jax.Array:
+        own, sharding = np.asarray(total.addressable_data(0)), NamedSharding(mesh, spec)
+        places = sharding.addressable_devices_indices_map(own.shape)
+        return jax.make_array_from_single_device_arrays(
+            own.shape,
+            sharding,
+            [jax.device_put(own[index], device) for device, index in places.items()],
+        )
+
+    def exchange(
+        trained: None, message: Message, states: CodecStates, valid: Valid
+    ) -> tuple[Reduced, CodecStates]:
+        # Starts all copies before `out` waits for any. One at a time, they take longer.
+        for array in jax.tree.leaves(message):
+            array.copy_to_host_async()
+        own = jax.tree.map(out, message)
+        total, states = between(trained, own, states, valid)
+        total = jax.tree.map(back, total, sum_specs(total))
+        return jax.block_until_ready(total), states
+
+    return exchange
+
+
+def _by_group(array: jax.Array, length: int) -> list[np.ndarray]:
+    """Returns the part of each group that has shards in this process, in their order.
+
+    Args:
+      array: An array of all groups, concatenated along the first axis.
+      length: The length of the first axis of one group's array.
+    """
+    groups: dict[int, np.ndarray] = {}
+    for shard in sorted(array.addressable_shards, key=lambda s: s.index[0].start or 0):
+        start = shard.index[0].start or 0
+        group, first = divmod(start, length)
+        shape = (length, *array.shape[1:])
+        if group not in groups:
+            groups[group] = np.zeros(shape, array.dtype)
+        # Other devices have copies of the same part, of which one is sent.
+        if shard.replica_id == 0 and shard.data.shape == shape:
+            groups[group] = np.asarray(shard.data)
+        elif shard.replica_id == 0:
+            rows = slice(first, first + shard.data.shape[0])
+            groups[group][(rows, *shard.index[1:])] = np.asarray(shard.data)
+    return list(groups.values())
+
+
+def _one_cpu_a_process(mesh: Mesh, axis_name: AxisName) -> Mesh:
+    """Returns a mesh with one CPU device of each process in `mesh`, in their order."""
+    processes = dict.fromkeys(device.process_index for device in mesh.devices.flat)
+    try:
+        cpus = {cpu.process_index: cpu for cpu in reversed(jax.devices("cpu"))}
+    except RuntimeError:
+        cpus = {}
+    if missing := sorted(processes.keys() - cpus.keys()):
+        raise ValueError(
+            "`executor='host'` must have JAX's CPU backend beside the accelerators, got"
+            f" none in processes {missing}. Leave JAX_PLATFORMS unset or name both:"
+            " JAX_PLATFORMS=cuda,cpu."
+        )
+    devices = np.array([cpus[process] for process in processes])
+    # All devices lie along the first axis of the data. The other axes have size 1.
+    along = axes(axis_name)[0]
+    shape = [len(devices) if name == along else 1 for name in mesh.axis_names]
+    return Mesh(devices.reshape(shape), mesh.axis_names)

@@ -1,0 +1,58 @@
+"""Exchanges messages in a program of its own, for the communication thread."""
+
+from collections.abc import Callable
+
+import jax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from pipejax._core.message import Message, Reduced, Valid
+from pipejax._core.step import Trainable, data_specs
+from pipejax._internal.mesh import on_mesh_by
+from pipejax._internal.types import CodecStates, Specs
+
+from ._by_copy import exchange_by_copy
+from ._by_shard import exchange_by_shard, groups_in_processes
+from ._config import StepConfig
+
+RunExchange = Callable[
+    [Trainable | None, Message, CodecStates, Valid], tuple[Reduced, CodecStates]
+]
+"""From what the exchange updates, or `None`, the message, the codec states before it,
+and what is real, to the reduced message and the codec states after it."""
+
+
+def make_exchange(config: StepConfig, where: Mesh) -> RunExchange:
+    """Returns a function that exchanges a message, and waits for the result.
+
+    It raises the error if the exchange fails.
+
+    Args:
+      where: The mesh that sums, as `Executor.reduction_mesh` returns it: that of the
+        step, or CPUs beside it.
+    """
+    if where is not config.mesh:
+        return exchange_by_copy(config, where, exchange_on_mesh(config.at(where)))
+    by_shard = groups_in_processes(where, config.axis_name)
+    if by_shard and not config.step.shards_optimizer:
+        return exchange_by_shard(config)
+    return exchange_on_mesh(config)
+
+
+def exchange_on_mesh(config: StepConfig) -> RunExchange:
+    """Returns a function that exchanges each device's message on the mesh itself."""
+    own: Specs = P(config.axis_name)
+    whole: Specs = P()
+
+    def local(
+        trained: Trainable | None, message: Message, before: CodecStates, valid: Valid
+    ) -> tuple[Reduced, CodecStates]:
+        return config.step.exchange(trained, message, valid, config.sums_by).run(before)
+
+    def specs(trained: Trainable | None, *_: Specs) -> tuple[Specs, Specs]:
+        pieces = whole if trained is None else data_specs(trained, config.axis_name)
+        reduced = Reduced(whole, whole, whole, pieces)
+        return (pieces, own, own, whole), (reduced, own)
+
+    program = jax.jit(on_mesh_by(specs, local, config.mesh, config.axis_name))
+    return lambda *args: jax.block_until_ready(program(*args))

@@ -1,0 +1,85 @@
+"""The programs of a step that is run in parts, as the host executor runs it."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from pipejax._core.message import InFlight, Reduced, deviation, emptied, entered
+from pipejax._core.step import (
+    Computed,
+    PipelineState,
+    StepInfo,
+    Trainable,
+    data_specs,
+    state_data_specs,
+)
+from pipejax._internal.mesh import on_mesh_by
+from pipejax._internal.types import Specs
+
+from ._config import StepConfig
+from ._exchange import RunExchange, make_exchange
+
+
+class Programs(NamedTuple):
+    """The parts of a step. Only `exchange` and `gather` send anything.
+
+    Attributes:
+      compute: Makes the message of a batch.
+      exchange: Exchanges a message on the communication thread, and waits for it.
+      update: Applies a reduced message, and makes the queue without its messages.
+      empty: Makes an empty queue of the form of another.
+      gather: Gathers parameters as they are, where devices have pieces of them, and
+        waits for them.
+    """
+
+    compute: jax.stages.Wrapped
+    exchange: RunExchange
+    update: jax.stages.Wrapped
+    empty: jax.stages.Wrapped
+    gather: Callable[[Trainable], Trainable]
+
+
+def programs_of(config: StepConfig, reduction_mesh: Mesh) -> Programs:
+    """Returns the programs of a step, which are compiled when they first run.
+
+    Args:
+      reduction_mesh: The devices that sum messages.
+    """
+    own, axis = P(config.axis_name), config.axis_name
+
+    def compute_specs(state: PipelineState, *_: Specs) -> tuple[Specs, Specs]:
+        return (state_data_specs(state, axis), own, own), (own, P())
+
+    def update(
+        state: PipelineState, computed: Computed | None, reduced: Reduced, due: InFlight
+    ) -> tuple[PipelineState, InFlight, StepInfo]:
+        state, info = config.step.apply(state, computed, reduced)
+        filled = entered(due.filled, config.width - 1)
+        queue = InFlight((), filled, {}, deviation(due, reduced, axis))
+        return state, queue, info
+
+    def gather(trained: Trainable) -> Trainable:
+        assert config.step.gather is not None
+        return config.step.gather(trained, config.sums_by)
+
+    def gather_specs(trained: Trainable) -> tuple[Specs, Specs]:
+        pieces = data_specs(trained, axis)
+        return (pieces,), pieces
+
+    gathering = jax.jit(on_mesh_by(gather_specs, gather, config.mesh, axis))
+    return Programs(
+        compute=jax.jit(
+            on_mesh_by(compute_specs, config.step.compute, config.mesh, axis),
+            in_shardings=(None, None, config.batches),
+        ),
+        exchange=make_exchange(config, reduction_mesh),
+        update=jax.jit(
+            config.on_mesh(update, (P(), P(), P(), own), (P(), own, P())),
+            donate_argnums=(0,) if config.donate else (),
+        ),
+        empty=jax.jit(config.on_mesh(lambda x: emptied(x, {}), (own,), own)),
+        gather=lambda trained: jax.block_until_ready(gathering(trained)),
+    )

@@ -1,0 +1,80 @@
+"""Tests the sum on CPU devices beside those of the mesh."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
+from pipejax._core.executors import make_exchange
+from pipejax._core.executors._by_copy import _one_cpu_a_process, reduction_mesh
+from pipejax._core.message import Message, valid_in_step
+
+from .shards import sharded
+from .test_exchange import config_on, other_mesh
+
+
+def by_copy(config, cpus, message):
+    """Exchanges a message on `cpus`."""
+    return make_exchange(config, cpus)(None, message, {}, valid_in_step(1, 1))
+
+
+@pytest.mark.parametrize("names", [("data", "model"), ("model", "data")])
+def test_parts_on_several_devices_are_summed_once_by_copy(names):
+    """Devices have copies of a part along an axis that does not share the data."""
+    extents = {"data": 4, "model": 2}
+    devices = np.array(jax.devices()).reshape([extents[name] for name in names])
+    config = config_on(mesh := Mesh(devices, names))
+    cpus = _one_cpu_a_process(mesh, "data")
+    placed = jax.device_put(jnp.arange(8.0), config.data)
+    total, _ = by_copy(config, cpus, Message({"w": placed}))
+    np.testing.assert_array_equal(total.sum.gradients["w"], [12, 16])
+
+
+def test_bfloat16_is_summed_by_copy():
+    rows = jnp.arange(8, dtype=jnp.bfloat16)
+    config = config_on(pj.data_mesh(4))
+    placed = jax.device_put(rows, config.data)
+    reduced, _ = by_copy(config, other_mesh(), Message({"w": placed}))
+    total = reduced.sum.gradients["w"]
+    assert total.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(np.asarray(total, np.float32), [12, 16])
+
+
+def test_mesh_of_cpus_is_its_own_reduction_mesh():
+    mesh = pj.data_mesh(4)
+    assert reduction_mesh(mesh, "data") is mesh
+
+
+def test_first_cpu_stands_for_all_devices_of_a_process():
+    """The first CPU device is used, with the axis names of the mesh."""
+    mesh = Mesh(np.array(jax.devices())[::-1].reshape(2, 4), ("model", "data"))
+    cpus = _one_cpu_a_process(mesh, "data")
+    assert dict(cpus.shape) == {"model": 1, "data": 1}
+    assert list(cpus.devices.flat) == jax.devices()[:1]
+
+
+def test_missing_cpu_backend_is_refused(monkeypatch):
+    def none(backend):
+        raise RuntimeError("Unknown backend cpu")
+
+    message = r"`executor='host'` must have JAX's CPU backend .* processes \[0\]"
+    mesh = pj.data_mesh(4)
+    monkeypatch.setattr(jax, "devices", none)
+    with pytest.raises(ValueError, match=message):
+        _one_cpu_a_process(mesh, "data")
+
+
+def test_shards_are_summed_by_copy():
+    """Each process puts its shards together, and lays the sum on them again."""
+    config, message, _ = sharded()
+    cpus = Mesh(np.array(jax.devices()[7:]).reshape(1, 1), ("data", "fsdp"))
+    total, _ = by_copy(config, cpus, message)
+    rows = np.asarray(message.gradients["w"]).reshape(2, 6, 5)
+    gradient = total.sum.gradients["w"]
+    np.testing.assert_array_equal(gradient, rows[0] + rows[1])
+    assert gradient.sharding.spec == P("fsdp")
+    assert gradient.sharding.device_set == set(config.mesh.devices.flat)
+    assert bool(total.finite)
