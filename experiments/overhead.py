@@ -37,7 +37,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
-from pipejax._core.step import shared
+from pipejax._core.step import common_of
 from pipejax.train_step._feed import laid_out
 
 from . import by_hand, models, report
@@ -192,7 +192,7 @@ def compiled(
     """
     state = train.init(params)
     program = train.lower(state, batch).compile()
-    own = shared(state), state.in_flight
+    own = common_of(state), state.in_flight
     placed = laid_out(batch, train.config)
 
     def step(own: Any, leaving: Any, _: Any) -> Any:

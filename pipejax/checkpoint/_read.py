@@ -9,7 +9,7 @@ import orbax.checkpoint as ocp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.step import shared
+from pipejax._core.step import common_of, state_of
 from pipejax._internal.checksums import checksums
 from pipejax._internal.mesh import axes
 from pipejax.train_step import (
@@ -180,9 +180,9 @@ def _shapes(
     if states := target.in_flight.codec_states:
         placed_states = codec_states(train, target, abstract=True)
         states = jax.tree.map(lambda x: x.sharding, placed_states)
-    shardings = state_shardings(shared(target), train.mesh, train.axis_name)
     in_flight = in_flight._replace(codec_states=states)
-    shardings = shardings._replace(in_flight=in_flight)
+    common = state_shardings(common_of(target), train.mesh, train.axis_name)
+    shardings = state_of(common, in_flight, None)
 
     def placed(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> Any:
         # JAX replicates arrays without elements.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from pipejax._core.step import shared
+from pipejax._core.step import common_of
 from pipejax._internal.integers import is_integer
 from pipejax._internal.mesh import axes, without_mesh
 from pipejax.train_step import (
@@ -180,7 +180,8 @@ def _with_new_mean(
     train: TrainStep, state: PipelineState, wanted: PipelineState
 ) -> PipelineState:
     """Returns a state without a known mean gradient, in the form of `wanted`."""
-    shardings = state_shardings(shared(wanted), train.mesh, train.axis_name)
+    shardings = state_shardings(common_of(wanted), train.mesh, train.axis_name)
+    trained = shardings.trainable
     form = wanted.mean, wanted.slopes
 
     def zeros() -> Any:
@@ -190,7 +191,7 @@ def _with_new_mean(
             mean = mean._replace(known=jnp.array(bool(state.shards.cuts)))
         return mean, slopes
 
-    made = jax.jit(zeros, out_shardings=(shardings.mean, shardings.slopes))()
+    made = jax.jit(zeros, out_shardings=(trained.mean, trained.slopes))()
     trained = state.trainable._replace(mean=made[0], slopes=made[1])
     return state._replace(trainable=trained)
 

@@ -3,17 +3,14 @@
 An infinity or NaN there would stay for the whole run.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.executors import StepConfig
 from pipejax._core.step import PipelineState, averaged, full_form
-from pipejax._internal.types import Keys, Leaf, ModelState, Tree
+from pipejax._internal.types import Leaf, ModelState, Tree
 
 
 def check_model_state(config: StepConfig, state: PipelineState, batch: Tree) -> None:
@@ -22,32 +19,33 @@ def check_model_state(config: StepConfig, state: PipelineState, batch: Tree) -> 
     The model state obeys `s[t] = s[t-1] + d[t-K]`, where d is the mean change over
     devices. If s is not finite, d is infinite or NaN too, and every update would be
     skipped. Leaves that the loss returns as they are (masks, constants) may hold any
-    value.
-
-    The check runs only in the first step after `init`, when `state.calls` is 0: `init`
-    sets this counter if it finds a leaf that is not finite. Traced states are not
-    checked.
+    value. A batch or its shapes shows which these are. Traced states are not checked.
     """
-    first = isinstance(state.calls, np.integer) and state.calls == 0
-    if not first or isinstance(state.step, jax.core.Tracer):
-        return
-    bad = non_finite(state.model_state)
+    bad = _non_finite(state.model_state)
     if not any(bad):
         return
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(state.model_state)]
+    names = [f"model_state{jax.tree_util.keystr(path)}" for path in paths]
+    if batch is None:
+        raise ValueError(
+            "`batch` must be given to `train.init` with a `model_state` that is not"
+            " finite, to show whether `loss_fn` returns it unchanged; got None, and"
+            f" `{names[bad.index(True)]}` with an infinity or NaN. Call"
+            " `train.init(params, model_state=..., batch=batch)`."
+        )
     unchanged = _unchanged(config, state, batch)
-    paths = jax.tree_util.tree_leaves_with_path(state.model_state)
-    for (path, _), infinite, same in zip(paths, bad, unchanged, strict=True):
+    for name, infinite, same in zip(names, bad, unchanged, strict=True):
         if infinite and not same:
             raise ValueError(
                 "`model_state` must be finite where `loss_fn` changes it, got"
-                f" `model_state{jax.tree_util.keystr(path)}` with an infinity or NaN:"
+                f" `{name}` with an infinity or NaN:"
                 " its change would never be finite, and every update skipped. Start it"
                 " at a number of the size of what it will hold, such as that of one"
                 " batch."
             )
 
 
-def non_finite(model_state: ModelState) -> list[bool]:
+def _non_finite(model_state: ModelState) -> list[bool]:
     """Returns for each leaf whether it holds an infinity or NaN; false for tracers."""
 
     def bad(leaf: Leaf) -> bool:
@@ -60,18 +58,13 @@ def non_finite(model_state: ModelState) -> list[bool]:
     return [bad(leaf) for leaf in jax.tree.leaves(model_state)]
 
 
-def _unchanged(config: StepConfig, state: PipelineState, batch: Tree) -> Any:
+def _unchanged(
+    config: StepConfig, state: PipelineState, batch: Tree
+) -> tuple[bool, ...]:
     """Returns for each leaf whether the loss returns it unchanged."""
     settings = config.step.settings
     loss_fn = full_form(settings.loss_fn, settings.compute_dtype)
-    own = P(config.axis_name)
-
-    def local(
-        params: optax.Params, batch: Tree, model_state: ModelState, rng: Keys
-    ) -> Any:
-        return loss_fn(params, batch, model_state, rng)[1].unchanged
-
-    specs = (P(), own, P(), P())
-    local = config.on_mesh(local, specs, P())
+    specs = P(), P(config.axis_name), P(), P()
+    local = config.on_mesh(lambda *args: loss_fn(*args)[1], specs, P())
     args = state.params, batch, state.model_state, state.rng
-    return jax.eval_shape(local, *args).leaves
+    return jax.eval_shape(local, *args).unchanged

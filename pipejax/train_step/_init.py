@@ -23,12 +23,14 @@ from pipejax._core.executors import StepConfig
 from pipejax._core.message import Message, empty
 from pipejax._core.step import (
     Batch,
+    Common,
     PipelineState,
     Trainable,
+    common_of,
     empty_message,
     inner_state_specs,
-    shared,
     state_data_specs,
+    state_of,
 )
 from pipejax._internal.mesh import axes, inner_axes, is_traced
 from pipejax._internal.shards import UNSHARDED, Shards, cut_axes, inner_specs
@@ -171,7 +173,8 @@ def _maker(
       forms: The shapes of the given arrays.
       like: The message of one device or group, with the final shards.
     """
-    step, own = config.step, P(config.axis_name)
+    step = config.step
+    own: Any = P(config.axis_name)
 
     def local(given: Given) -> PipelineState:
         params, model_state, rng, opt_state = given
@@ -191,8 +194,8 @@ def _maker(
 
     # The structure of the state decides how its arrays are split.
     form = jax.eval_shape(config.on_mesh(local, P(), P()), forms)
-    specs = state_data_specs(shared(form), config.axis_name)._replace(in_flight=own)
-    return config.on_mesh(local, P(), specs)
+    specs = state_data_specs(common_of(form), config.axis_name)
+    return config.on_mesh(local, P(), state_of(specs, own, None))
 
 
 def _shapes(
@@ -201,9 +204,10 @@ def _shapes(
     """Returns the shapes and shardings of the state that `make` makes."""
     state = jax.eval_shape(make, forms)
     in_flight, own = state.in_flight, axes(config.axis_name)
-    shardings = state_shardings(shared(state), config.mesh, config.axis_name)
-    shardings = shardings._replace(
-        in_flight=in_flight_shardings(in_flight, state.shards, config, own)
+    shardings = state_of(
+        state_shardings(common_of(state), config.mesh, config.axis_name),
+        in_flight_shardings(in_flight, state.shards, config, own),
+        None,
     )
     return jax.tree.map(
         lambda shape, sharding: shape.update(sharding=sharding), state, shardings
@@ -216,9 +220,9 @@ def _specs_of(given: Given, shards: Shards) -> Given:
     shards = dataclasses.replace(shards, opt_state=())  # there may be no state yet
     trained = Trainable(params, opt_state, shards=shards)
     nothing: Any = None
-    state = PipelineState(trained, model_state, *(nothing, rng, *(nothing,) * 3))
-    specs = inner_state_specs(state)
-    return Given(specs.params, specs.model_state, specs.rng, specs.opt_state)
+    specs = inner_state_specs(Common(trained, model_state, rng, nothing, nothing))
+    trained = specs.trainable
+    return Given(trained.params, specs.model_state, specs.rng, trained.opt_state)
 
 
 def _message_form(

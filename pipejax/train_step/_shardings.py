@@ -8,19 +8,17 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax._core.executors import StepConfig
 from pipejax._core.message import InFlight, Message
-from pipejax._core.step import PipelineState, inner_state_specs, state_data_specs
+from pipejax._core.step import Common, inner_state_specs, state_data_specs
 from pipejax._internal.mesh import AxisName
 from pipejax._internal.shards import Shards, combined_spec, of_all_groups
 from pipejax._internal.types import Leaf, Tree
 
 
-def state_shardings(
-    state: PipelineState, mesh: Mesh, axis_name: AxisName
-) -> PipelineState:
+def state_shardings(state: Common, mesh: Mesh, axis_name: AxisName) -> Common:
     """Returns the sharding of every array outside of the messages in flight.
 
     Args:
-      state: The state without messages in flight, or its shapes.
+      state: The state, or its shapes.
       mesh: The mesh of the train step.
       axis_name: Axis or axes of the data.
     """

@@ -57,7 +57,7 @@ from ._feed import (
     least_of_all_processes,
     plain_batch,
 )
-from ._finite import check_model_state, non_finite
+from ._finite import check_model_state
 from ._init import Given, initial, planned
 from ._transfers import transfers_of
 
@@ -116,8 +116,9 @@ class TrainStep:
           opt_state: State of the optimizer to continue from. `None` makes a new one.
           batch: One batch, as arrays or `jax.ShapeDtypeStruct`s. It shows what travels
             with the gradients if `width` is above 1. It is needed if `loss_fn` returns
-            metrics or a weight. Without it, leaves of the model state that `loss_fn`
-            returns unchanged travel too, as zeros, with a warning.
+            metrics or a weight, or if the model state is not finite. Without it, leaves
+            of the model state that `loss_fn` returns unchanged travel too, as zeros,
+            with a warning.
 
         Returns:
           A `PipelineState`. It holds copies, so that `params` are never donated.
@@ -126,15 +127,17 @@ class TrainStep:
           ValueError: If parameters are not floating or are sharded over the data, if
             `loss_fn` does not take a keyword that is given or requires one that is not,
             if the optimizer cannot be used, if `opt_state` does not fit, if the batch
-            does not divide, or if processes or groups have different arrays. While
-            traced, also on a mesh with inner axes.
+            does not divide, if model state that `loss_fn` changes is not finite, or if
+            processes or groups have different arrays. While traced, also on a mesh with
+            inner axes.
         """
         self.join()  # Only one thread may launch collectives.
         given = Given(params, model_state, rng, opt_state)
-        state = initial(self.config, given, plain_batch(batch))
+        batch = plain_batch(batch)
+        state = initial(self.config, given, batch)
+        check_model_state(self.config, state, batch)
         in_flight = state.in_flight._replace(codec_states=codec_states(self, state))
-        counted = self.boundaries or any(non_finite(state.model_state))
-        calls = np.int32(0) if counted else None
+        calls = np.int32(0) if self.boundaries else None
         return state._replace(in_flight=in_flight, calls=calls)
 
     @without_mesh()
@@ -204,13 +207,9 @@ class TrainStep:
         batch = plain_batch(batch)
         check_global(batch, self.mesh)
         check_batch(batch, self.config.devices, self.settings.microbatches)
-        check_model_state(self.config, state, batch)
         given, phase = laid_out(batch, self.config), self._phase(state.calls)
         if state.calls is not None:
-            # A traced state keeps its form.
-            counted = self.boundaries or isinstance(state.calls, jax.core.Tracer)
-            calls = state.calls + np.int32(1) if counted else None
-            state = state._replace(calls=calls)
+            state = state._replace(calls=state.calls + np.int32(1))
         if self._executors[phase].config.width == self.width:
             return self._run(phase, lambda executor: executor.step(state, given))
         # A synchronous step leaves the pipeline empty. Its own queue has no place, but

@@ -7,7 +7,7 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax._core.executors import StepConfig
 from pipejax._core.message import InFlight, Reduced, valid_in_step
-from pipejax._core.step import Batch, PipelineState, shared, state_data_specs
+from pipejax._core.step import Batch, Common, PipelineState, common_of, state_data_specs
 from pipejax._internal.hlo import Reading, parse
 from pipejax._internal.mesh import inner_axes
 from pipejax._internal.traced_axes import collective_axes
@@ -26,13 +26,10 @@ def transfers_of(
     Returns:
       The collectives of the loss and the optimizer, followed by those of the exchange.
     """
-    found: list[Transfer] = []
 
-    def local(state: PipelineState, in_flight: InFlight, batch: Batch) -> Any:
+    def local(state: Common, in_flight: InFlight, batch: Batch) -> Any:
         message, computed = step.compute(state, in_flight, batch)
         real = valid_in_step(in_flight.filled[0], config.width - 1)
-        exchange = step.exchange(state.trainable, message, real, config.sums_by)
-        found[:] = exchange.stages.transfers
         if step.shards_optimizer:  # the exchange checks the sum and updates
             total = message._replace(gradients=None)
             reduced = Reduced(total, real.message, real.message)
@@ -40,13 +37,21 @@ def transfers_of(
             reduced = Reduced.of(message, real.message)
         return message, step.apply(state, computed, reduced)
 
-    step, own, split = config.step, shared(state), P(config.axis_name)
-    specs = (state_data_specs(own, config.axis_name), split, split), (split, P())
-    without_exchange = config.on_mesh(local, *specs)
+    def exchanged(state: Common, in_flight: InFlight, batch: Batch) -> Any:
+        message, _ = step.compute(state, in_flight, batch)
+        real = valid_in_step(in_flight.filled[0], config.width - 1)
+        exchange = step.exchange(state.trainable, message, real, config.sums_by)
+        # A `Partial` without arguments has no arrays, and keeps its function.
+        return jax.tree_util.Partial(lambda: exchange.stages.transfers)
+
+    step, own, split = config.step, common_of(state), P(config.axis_name)
+    specs = state_data_specs(own, config.axis_name), split, split
+    without_exchange = config.on_mesh(local, specs, (split, P()))
     args = own, state.in_flight._replace(codec_states={}), batch
     sharded = bool(inner_axes(config.mesh, config.axis_name))
     others = _own_transfers(jax.jit(without_exchange), *args, sharded=sharded)
-    return (*others, *found)
+    found = jax.eval_shape(config.on_mesh(exchanged, specs, P()), *args)
+    return (*others, *found())
 
 
 def _own_transfers(

@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import pipejax as pj
-from pipejax._core.step import shared
+from pipejax._core.step import common_of
 
 from ..helpers import batches, init_params, loss_fn
 
@@ -26,7 +26,7 @@ def lowered(train, state, *batch):
     """Returns the StableHLO of the step, or that of the drain without a batch."""
     if batch:
         return train.lower(state, *batch).as_text()
-    return train.executor._drain.lower(shared(state), state.in_flight).as_text()
+    return train.executor._drain.lower(common_of(state), state.in_flight).as_text()
 
 
 TOGETHER = pj.collectives.psum(combine_threshold_bytes=1 << 20)

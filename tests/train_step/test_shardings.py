@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
-from pipejax._core.step import shared
+from pipejax._core.step import common_of
 from pipejax.train_step import in_flight_shardings, state_shardings
 
 from ..helpers import init_params, loss_fn
@@ -31,14 +31,18 @@ def test_every_array_has_a_sharding_of_its_mesh(inner):
         place = NamedSharding(mesh, P("fsdp"))
         params |= {"out": jax.device_put(np.zeros((8, 3), np.float32), place)}
     state = train.abstract_state(params)
-    specs = state_shardings(shared(state), mesh, "host")
+    specs = state_shardings(common_of(state), mesh, "host")
     in_flight = in_flight_shardings(
         state.in_flight, state.shards, train.config, ("host",)
     )
     for found in (specs, in_flight):
         assert all(x.mesh == mesh for x in jax.tree.leaves(found))
     split = P("fsdp") if inner == 2 else P()
-    assert specs.params["out"].spec == specs.opt_state[0].mu["out"].spec == split
+    assert (
+        specs.trainable.params["out"].spec
+        == specs.trainable.opt_state[0].mu["out"].spec
+        == split
+    )
     assert specs.step.spec == specs.params["bias"].spec == P()
     own = P(("host", "fsdp")) if inner == 2 else P("host")
     for message in in_flight.pending:
@@ -47,7 +51,7 @@ def test_every_array_has_a_sharding_of_its_mesh(inner):
     assert in_flight.deviation["out"].spec == own
     everywhere = in_flight_shardings(state.in_flight, state.shards, train.config, ())
     assert everywhere.pending[0].gradients["out"].spec in (split, P(None))
-    assert jax.tree.structure(specs) == jax.tree.structure(shared(state))
+    assert jax.tree.structure(specs) == jax.tree.structure(common_of(state))
 
 
 def test_arrays_without_elements_are_replicated():

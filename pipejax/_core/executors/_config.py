@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import Message, codec_states
-from pipejax._core.step import PipelineState, Step, state_data_specs
+from pipejax._core.step import Common, Step, state_data_specs
 from pipejax._internal.mesh import AxisName, axes, inner_axes, on_mesh, on_mesh_by
 from pipejax._internal.types import CodecStates, Specs
 from pipejax.collectives import AllReduce
@@ -82,16 +82,16 @@ class StepConfig:
         return on_mesh(local, self.mesh, in_specs, out_specs, self.axis_name)
 
     def on_state(self, local: Callable[..., Any], rest: Specs, results: Specs) -> Any:
-        """Returns `local` as a program of a state and more arguments.
+        """Returns `local` as a program of what is common and more arguments.
 
         Args:
-          local: Function of the state of one device or group and of more arguments. The
-            first of its results is the next state.
-          rest: Partition specs of the arguments that follow the state.
-          results: Partition specs of the results that follow the next state.
+          local: Function of the `Common` of one device or group and of more arguments.
+            The first of its results is the next one.
+          rest: Partition specs of the other arguments.
+          results: Partition specs of the other results.
         """
 
-        def specs(state: PipelineState, *_: Any) -> tuple[Any, Any]:
+        def specs(state: Common, *_: Any) -> tuple[Any, Any]:
             own = state_data_specs(state, self.axis_name)
             return (own, *rest), (own, *results)
 

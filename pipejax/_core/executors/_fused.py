@@ -30,7 +30,14 @@ from pipejax._core.message import (
     valid_in_drain,
     valid_in_step,
 )
-from pipejax._core.step import Batch, PipelineState, StepInfo, shared
+from pipejax._core.step import (
+    Batch,
+    Common,
+    PipelineState,
+    StepInfo,
+    common_of,
+    state_of,
+)
 
 from ._config import StepConfig
 from ._interleave import interleave
@@ -58,10 +65,10 @@ class Fused:
         self._wait_turn(state)
         leaving, staying = _parted(state.in_flight)
         program = self._programs[_is_traced(state)]
-        common, entering, info = program(shared(state), leaving, staying, batch)
+        common, entering, info = program(common_of(state), leaving, staying, batch)
         self._hand_on(state, info)
         in_flight = entering._replace(pending=(*staying, *entering.pending))
-        return common._replace(in_flight=in_flight, calls=state.calls), info
+        return state_of(common, in_flight, state.calls), info
 
     def drain(self, state: PipelineState) -> tuple[PipelineState, tuple[StepInfo, ...]]:
         """Reduces and applies everything in flight, in order, in one program.
@@ -69,14 +76,14 @@ class Fused:
         The program returns an info for each place in the queue.
         """
         self._wait_turn(state)
-        common, in_flight, infos = self._drain(shared(state), state.in_flight)
+        common, in_flight, infos = self._drain(common_of(state), state.in_flight)
         self._hand_on(state, infos)
-        return common._replace(in_flight=in_flight, calls=state.calls), infos
+        return state_of(common, in_flight, state.calls), infos
 
     def lower(self, state: PipelineState, batch: Batch) -> jax.stages.Lowered:
         """Returns the lowered program of a step."""
         in_flight = _parted(state.in_flight)
-        return self._programs[False].lower(shared(state), *in_flight, batch)
+        return self._programs[False].lower(common_of(state), *in_flight, batch)
 
     @property
     def reduction_mesh(self) -> Mesh:
@@ -133,11 +140,11 @@ class Fused:
 
     def _local_step(
         self,
-        state: PipelineState,
+        state: Common,
         leaving: InFlight,
         staying: tuple[Message, ...],
         batch: Batch,
-    ) -> tuple[PipelineState, InFlight, StepInfo]:
+    ) -> tuple[Common, InFlight, StepInfo]:
         """Runs one device's part of a step.
 
         The body is the recursion of the pipeline, from top to bottom.
@@ -173,8 +180,8 @@ class Fused:
         return state, queue._replace(pending=queue.pending[-1:]), info
 
     def _local_drain(
-        self, state: PipelineState, in_flight: InFlight
-    ) -> tuple[PipelineState, InFlight, tuple[StepInfo, ...]]:
+        self, state: Common, in_flight: InFlight
+    ) -> tuple[Common, InFlight, tuple[StepInfo, ...]]:
         """Runs one device's part of a drain.
 
         It applies the oldest message first, in the same order as steps would.

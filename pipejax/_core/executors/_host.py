@@ -36,11 +36,13 @@ from jax.sharding import Mesh
 from pipejax._core.message import InFlight, Message, Reduced, valid_in_step
 from pipejax._core.step import (
     Batch,
+    Common,
     Computed,
     PipelineState,
     StepInfo,
     Trainable,
-    shared,
+    common_of,
+    state_of,
     without_trainable,
 )
 from pipejax._internal.structures import form_of
@@ -100,7 +102,7 @@ class Host:
     ) -> tuple[PipelineState, StepInfo]:
         """Takes one step, and waits for nothing but the result that is due."""
         self._check(state)
-        common, in_flight = shared(state), state.in_flight
+        common, in_flight = common_of(state), state.in_flight
         self._check_no_own(self._programs.compute, common, _bare(in_flight), batch)
         fresh, computed = self._programs.compute(common, _bare(in_flight), batch)
         pending = (*in_flight.pending, fresh)
@@ -114,7 +116,7 @@ class Host:
         self._begun[:] = [x._replace(start=start) for x in others[:1]] + others[1:]
         common, queue, info = self._update(common, computed, reduced, in_flight)
         queue = queue._replace(pending=pending[1:], codec_states=states)
-        return common._replace(in_flight=queue, calls=state.calls), info
+        return state_of(common, queue, state.calls), info
 
     def drain(self, state: PipelineState) -> tuple[PipelineState, tuple[StepInfo, ...]]:
         """Waits for the exchange of every message in flight, in order, and applies it.
@@ -122,7 +124,7 @@ class Host:
         The thread is idle when the method returns.
         """
         self._check(state)
-        common, in_flight, infos = shared(state), state.in_flight, list[StepInfo]()
+        common, in_flight, infos = common_of(state), state.in_flight, list[StepInfo]()
         empty = self._programs.empty(_bare(in_flight))
         # All sums are there before the first program overwrites a donated state.
         # Every message is summed, also the zeros of a pipeline that is not full: all
@@ -141,7 +143,7 @@ class Host:
         self._begun.clear()
         join()
         empty = empty._replace(codec_states=states)
-        return common._replace(in_flight=empty, calls=state.calls), tuple(infos)
+        return state_of(common, empty, state.calls), tuple(infos)
 
     def lower(self, state: PipelineState, batch: Batch) -> jax.stages.Lowered:
         """Returns the lowered program that computes.
@@ -149,7 +151,7 @@ class Host:
         It has no collective of the exchange.
         """
         compute = self._programs.compute
-        return compute.lower(shared(state), _bare(state.in_flight), batch)
+        return compute.lower(common_of(state), _bare(state.in_flight), batch)
 
     @functools.cached_property
     def reduction_mesh(self) -> Mesh:
@@ -228,11 +230,11 @@ class Host:
 
     def _update(
         self,
-        state: PipelineState,
+        state: Common,
         computed: Computed | None,
         reduced: Reduced,
         in_flight: InFlight,
-    ) -> tuple[PipelineState, InFlight, StepInfo]:
+    ) -> tuple[Common, InFlight, StepInfo]:
         """Runs the program that applies a reduced message, without waiting for it."""
         updated, reduced = reduced.updated, reduced._replace(updated=None)
         # With a sharded optimizer, the exchange has updated its pieces. The program

@@ -9,8 +9,8 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import InFlight, Reduced, deviation, emptied, entered
 from pipejax._core.step import (
+    Common,
     Computed,
-    PipelineState,
     StepInfo,
     Trainable,
     data_specs,
@@ -50,12 +50,12 @@ def programs_of(config: StepConfig, reduction_mesh: Mesh) -> Programs:
     """
     own, axis = P(config.axis_name), config.axis_name
 
-    def compute_specs(state: PipelineState, *_: Specs) -> tuple[Specs, Specs]:
+    def compute_specs(state: Common, *_: Specs) -> tuple[Specs, Specs]:
         return (state_data_specs(state, axis), own, own), (own, P())
 
     def update(
-        state: PipelineState, computed: Computed | None, reduced: Reduced, due: InFlight
-    ) -> tuple[PipelineState, InFlight, StepInfo]:
+        state: Common, computed: Computed | None, reduced: Reduced, due: InFlight
+    ) -> tuple[Common, InFlight, StepInfo]:
         state, info = config.step.apply(state, computed, reduced)
         filled = entered(due.filled, config.width - 1)
         queue = InFlight((), filled, {}, deviation(due, reduced, axis))

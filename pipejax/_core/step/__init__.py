@@ -18,12 +18,14 @@ from ._model_state import averaged as averaged
 from ._prediction import KindOf as KindOf
 from ._replicated import replicated_step as replicated_step
 from ._state import Aux as Aux
+from ._state import Common as Common
 from ._state import PipelineState as PipelineState
 from ._state import Trainable as Trainable
+from ._state import common_of as common_of
 from ._state import data_specs as data_specs
 from ._state import inner_state_specs as inner_state_specs
-from ._state import shared as shared
 from ._state import state_data_specs as state_data_specs
+from ._state import state_of as state_of
 from ._state import without_trainable as without_trainable
 from ._step import Computed as Computed
 from ._step import Rule as Rule

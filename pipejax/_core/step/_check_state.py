@@ -16,7 +16,7 @@ from pipejax._internal.structures import difference, paths
 from pipejax._internal.types import Leaf
 
 from ._gradient import empty_message
-from ._state import PipelineState
+from ._state import Common, PipelineState
 
 
 def check_state(state: Any, devices: set[Any], *, counted: bool) -> None:
@@ -137,7 +137,7 @@ def check_in_flight(
 
 
 def check_pending(
-    state: PipelineState,
+    state: PipelineState | Common,
     in_flight: InFlight,
     reduce_dtype: DTypeLike | None,
     devices: int = 1,
@@ -174,13 +174,13 @@ def check_pending(
             )
 
 
-def check_mean(state: PipelineState, wanted: bool) -> None:
+def check_mean(state: Common, wanted: bool) -> None:
     """Raises a `ValueError` unless a state has what weight prediction needs.
 
     Args:
       wanted: Whether it must have the mean gradient that was applied last.
     """
-    kept = state.mean is not None
+    kept = state.trainable.mean is not None
     if wanted == kept:
         return
     raise ValueError(

@@ -18,10 +18,10 @@ from ._check_inner import warn_of_unused_axes
 from ._check_state import check_mean, check_pending, check_room
 from ._gradient import local_message
 from ._model_state import model_state_ahead
-from ._state import PipelineState
+from ._state import Common
 from ._step import Computed, Settings
 
-Point = Callable[[PipelineState, InFlight], optax.Params]
+Point = Callable[[Common, InFlight], optax.Params]
 """From a state and this device's messages in flight to the parameters at which this
 device takes its gradient."""
 EmptyMean = Callable[[optax.Params, Shards, int], Mean | None]
@@ -33,7 +33,7 @@ def compute(
     settings: Settings,
     point: Point,
     empty_mean: EmptyMean,
-    state: PipelineState,
+    state: Common,
     in_flight: InFlight,
     batch: Batch,
 ) -> tuple[Message, Computed]:

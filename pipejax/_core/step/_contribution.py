@@ -18,8 +18,9 @@ There are two cases:
   small range then need not hold a number of tokens.
 """
 
+import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,31 +28,15 @@ import optax
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from pipejax._core.message import Passengers
 from pipejax._internal.mesh import AxisName, axes
 from pipejax._internal.ravel import working_dtype
 from pipejax._internal.shards import constrained
 from pipejax._internal.traced_axes import collective_axes
 from pipejax._internal.types import Keys, ModelState, Tree
 
-from ._loss import Loss, Unchanged
+from ._loss import Loss, Returned
 from ._model_state import averaged
-
-
-class Contribution(NamedTuple):
-    """The part of a message that one microbatch adds, or all of them together.
-
-    If there is a weight, gradients, loss and metrics are multiplied by it.
-
-    Attributes:
-      loss: Scalar, in float32, or in float64 if the loss function returns float64.
-      metrics: Pytree of float32 scalars.
-      weight: float32 scalar, or `None` if the loss function returns no weight.
-    """
-
-    gradients: optax.Updates
-    loss: jax.Array
-    metrics: Tree
-    weight: jax.Array | None
 
 
 def contribution(
@@ -63,29 +48,27 @@ def contribution(
     *,
     axis_name: AxisName,
     specs: tuple[P, ...],
-) -> tuple[Contribution, Any, Unchanged]:
+) -> tuple[optax.Updates, Passengers, Returned]:
     """Runs the loss, in its full form, and its gradient.
 
     Args:
-      params: Parameters with respect to which the loss is differentiated.
       model_state: Model state before the microbatch.
       axis_name: Axes over which devices have weights of their own.
+      specs: How the devices of a group split the gradients.
 
     Returns:
-      What the microbatch adds to the message, the model state after it, and which
-      leaves of the model state the loss function has returned unchanged. If the weight
-      is 0, averaged leaves stay as they were.
+      What the microbatch adds to the message, and what the loss has returned. If the
+      weight is 0, averaged leaves of the model state stay as they were.
     """
     of_params = functools.partial(full, batch=batch, model_state=model_state, rng=rng)
     loss, vjp, returned = jax.vjp(of_params, params, has_aux=True)
-    weight, metrics, after = returned.weight, returned.metrics, returned.model_state
+    weight, metrics = returned.weight, returned.metrics
     # The largest float16 is 65,504. A loss times its number of tokens may exceed it.
     wide = loss.astype(working_dtype(loss.dtype))
     if weight is None:
         (gradients,) = vjp(jnp.ones_like(loss))
         # Without this, XLA may sum whole gradients on every device of a group.
-        gradients = constrained(gradients, specs)
-        return Contribution(gradients, wide, metrics, None), after, returned.unchanged
+        return constrained(gradients, specs), Passengers.of(wide, metrics), returned
     empty, talks = weight == 0, collective_axes(of_params, params)
     if shared := tuple(name for name in axes(axis_name) if name in talks):
         most = lax.pmax(weight, shared)
@@ -98,27 +81,31 @@ def contribution(
     else:
         (gradients,) = vjp(jnp.ones_like(loss))
         gradients = _times(weight, gradients, empty)
-    gradients = constrained(gradients, specs)
     wide, metrics = _times(weight, (wide, metrics), empty)
+    passengers = Passengers.of(wide, metrics, weight)
     after = jax.tree.map(
-        lambda a, b: jnp.where(empty, b, a) if averaged(b) else a, after, model_state
+        lambda a, b: jnp.where(empty, b, a) if averaged(b) else a,
+        returned.model_state,
+        model_state,
     )
-    return Contribution(gradients, wide, metrics, weight), after, returned.unchanged
+    returned = dataclasses.replace(returned, model_state=after)
+    return constrained(gradients, specs), passengers, returned
 
 
-def combined(gradients: optax.Updates, each: Contribution) -> Contribution:
+def combined(
+    gradients: optax.Updates, each: Passengers
+) -> tuple[optax.Updates, Passengers]:
     """Returns what m microbatches add: their mean, or their sum if there are weights.
 
     Args:
-      each: Loss, metrics and weight of every microbatch, with a leading axis of length
-        m.
+      gradients: The sum of their gradients.
+      each: Their passengers, with a leading axis of length m.
     """
-    if each.weight is not None:
-        sums = jax.tree.map(lambda x: x.sum(axis=0), each)
-        return sums._replace(gradients=gradients)
-    means = jax.tree.map(lambda x: x.mean(axis=0), each)
-    count = each.loss.shape[0]
-    return means._replace(gradients=jax.tree.map(lambda g: g / count, gradients))
+    if each.weighted:
+        return gradients, dataclasses.replace(each, values=each.values.sum(axis=0))
+    count = each.values.shape[0]
+    gradients = jax.tree.map(lambda g: g / count, gradients)
+    return gradients, dataclasses.replace(each, values=each.values.mean(axis=0))
 
 
 def _times(weight: jax.Array, tree: Tree, nothing: jax.Array) -> Any:

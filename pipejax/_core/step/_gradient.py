@@ -17,6 +17,7 @@ r"""Computes the gradient of one device, and makes the message that it sends.
   is taken with respect to the master copy of the parameters, and has its dtype.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -72,15 +73,18 @@ def local_message(
     )
     arrays, count = constrained(batch.arrays, batch.specs), settings.microbatches
     if count == 1:
-        part, after, unchanged = of_batch(arrays, model_state, rng)
+        gradients, passengers, returned = of_batch(arrays, model_state, rng)
     else:
 
         def add(carry: Any, inputs: Any) -> Any:
             total, before = carry
-            arrays, keys = inputs
-            part, after, unchanged = of_batch(arrays, before, keys)
-            total = jax.tree.map(jnp.add, total, part.gradients)
-            return (total, after), (part._replace(gradients=None), unchanged)
+            gradients, passengers, returned = of_batch(inputs[0], before, inputs[1])
+            total = jax.tree.map(jnp.add, total, gradients)
+            after = returned.model_state
+            return (total, after), (
+                passengers,
+                dataclasses.replace(returned, model_state=None),
+            )
 
         parts = jax.tree.map(lambda x: _in_parts(x, count), arrays)
         # Without this, each microbatch may lie on a single device of the group.
@@ -88,17 +92,19 @@ def local_message(
         keys = jax.tree.map(lambda key: jax.random.split(key, count), rng)
         zeros = jax.tree.map(jnp.zeros_like, params)
         zeros = constrained(zeros, shards.params)
-        (total, after), (each, unchanged) = lax.scan(
+        (total, after), (each, returned) = lax.scan(
             add, (zeros, model_state), (parts, keys)
         )
-        part = combined(total, each)
-    changes = changes_of(after, model_state, unchanged.leaves, room)
-    warn_of_zeros(changes, model_state, unchanged.leaves)
+        gradients, passengers = combined(total, each)
+        returned = dataclasses.replace(returned, model_state=after)
+    after, unchanged = returned.model_state, returned.unchanged
+    changes = changes_of(after, model_state, unchanged, room)
+    warn_of_zeros(changes, model_state, unchanged)
     message = with_constraints(
         Message(
-            gradients=travelling(part.gradients, settings.reduce_dtype),
+            gradients=travelling(gradients, settings.reduce_dtype),
             changes=travelling(changes, settings.reduce_dtype),
-            passengers=Passengers.of(part.loss, part.metrics, part.weight),
+            passengers=passengers,
             shards=with_changes(shards, model_state, changes),
         )
     )

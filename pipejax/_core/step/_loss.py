@@ -1,8 +1,9 @@
 """Brings the user's loss function into one form, and checks what it returns."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,22 +18,13 @@ from ._state import Aux
 Loss = Callable[..., Any]
 
 
-@jax.tree_util.register_static
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["metrics", "model_state", "weight"],
+    meta_fields=["unchanged"],
+)
 @dataclasses.dataclass(frozen=True)
-class Unchanged:
-    """Which leaves of the model state a loss function returns unchanged.
-
-    This is known while the loss function is traced. It is a pytree without leaves, so a
-    traced function can return it.
-
-    Attributes:
-      leaves: Whether each leaf is unchanged, in the order of the leaves.
-    """
-
-    leaves: tuple[bool, ...]
-
-
-class Returned(NamedTuple):
+class Returned:
     """The values that a loss function returns beside its loss.
 
     Attributes:
@@ -41,12 +33,14 @@ class Returned(NamedTuple):
         function was given.
       weight: float32 scalar, or `None` if the loss function returns no weight. It is
         NaN if the loss function returns a negative weight.
+      unchanged: For each leaf of the model state, whether the loss function has
+        returned the same object. This is known while it is traced.
     """
 
     metrics: Tree
     model_state: ModelState
     weight: jax.Array | None
-    unchanged: Unchanged
+    unchanged: tuple[bool, ...] = ()
 
 
 def full_form(loss_fn: Loss, compute_dtype: DTypeLike | None) -> Loss:
@@ -77,7 +71,7 @@ def full_form(loss_fn: Loss, compute_dtype: DTypeLike | None) -> Loss:
         returned = restructured(aux.model_state, model_state)
         after = jax.tree.map(_in_dtype_of, returned, model_state)
         pairs = zip(*map(jax.tree.leaves, (returned, model_state)), strict=True)
-        unchanged = Unchanged(tuple(a is b for a, b in pairs))
+        unchanged = tuple(a is b for a, b in pairs)
         return jnp.asarray(loss), Returned(
             metrics, after, _checked_weight(aux.weight), unchanged
         )

@@ -17,7 +17,7 @@ from pipejax._core.message import InFlight, Message, Reduced, mean_as, mean_of, 
 from pipejax._core.prediction import Kind, Mean, Own, Update, kind_of, predicted
 from pipejax._internal.shards import Shards, constrained
 
-from ._state import PipelineState
+from ._state import Common
 from ._step import Settings
 from ._update import apply, select, updated
 
@@ -76,7 +76,7 @@ def empty_mean(
 
 
 def point(
-    settings: Settings, kind_of: KindOf, state: PipelineState, in_flight: InFlight
+    settings: Settings, kind_of: KindOf, state: Common, in_flight: InFlight
 ) -> optax.Params:
     """Returns the parameters at which this device takes its gradient."""
     trained = state.trainable
@@ -99,9 +99,7 @@ def point(
     return constrained(found, trained.shards.params)
 
 
-def by_own(
-    settings: Settings, state: PipelineState, in_flight: InFlight
-) -> optax.Params:
+def by_own(settings: Settings, state: Common, in_flight: InFlight) -> optax.Params:
     """Returns the parameters to which this device's own messages in flight lead.
 
     They are applied in their order, in place of the means over devices. If updates are
@@ -122,7 +120,7 @@ def by_own(
         if either:
             reduced = _or_zeros(reduced)
         state, _ = apply(settings, state, None, reduced, alone=True)
-    return state.params
+    return state.trainable.params
 
 
 def own_gradients(params: optax.Params, in_flight: InFlight) -> list[Own]:

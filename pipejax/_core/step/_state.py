@@ -6,8 +6,8 @@ A `PipelineState` has two parts, which are kept apart everywhere:
   the model state, keys and counters. A sharded optimizer splits some of them.
 - `in_flight`, the messages that each device has made and that are not applied yet.
 
-With `donate=True`, a step may overwrite the first part. Inside the program of a step,
-the two parts are separate arguments, and `state.in_flight` is `None`.
+Inside the program of a step, the two parts are separate arguments: a `Common` and an
+`InFlight`. With `donate=True`, a step may overwrite the first part.
 """
 
 from collections.abc import Collection, Sequence
@@ -86,9 +86,8 @@ class PipelineState(NamedTuple):
       skipped: int32, the number of updates skipped so far because a reduced gradient or
         change of model state was not finite.
       step: int32, the number of calls of `train.step` so far.
-      calls: The same number, kept on the host. It is there if the next program depends
-        on it (warm-up, schedules), and before the first step if the model state is not
-        finite, which that step then checks. Otherwise `None`.
+      calls: The same number, kept on the host, if the next program depends on it
+        (warm-up, schedules). Otherwise `None`.
     """
 
     trainable: Trainable
@@ -130,13 +129,32 @@ class PipelineState(NamedTuple):
         return self.trainable.shards
 
 
-def shared(state: PipelineState) -> PipelineState:
-    """Returns what all devices share, which a step may overwrite if it donates."""
-    nothing: Any = None
-    return state._replace(in_flight=nothing, calls=None)
+class Common(NamedTuple):
+    """The part of a `PipelineState` that is the same on all devices, by its names."""
+
+    trainable: Trainable
+    model_state: ModelState
+    rng: Keys
+    skipped: jax.Array
+    step: jax.Array
+
+    @property
+    def shards(self) -> Shards:
+        """Returns how the devices of a group shard the arrays."""
+        return self.trainable.shards
 
 
-def without_trainable(state: PipelineState) -> PipelineState:
+def common_of(state: PipelineState) -> Common:
+    """Returns what is the same on all devices."""
+    return Common(*(getattr(state, name) for name in Common._fields))
+
+
+def state_of(common: Common, in_flight: InFlight, calls: Any) -> PipelineState:
+    """Undoes `common_of`."""
+    return PipelineState(in_flight=in_flight, calls=calls, **common._asdict())
+
+
+def without_trainable(state: Common) -> Common:
     """Returns the state without what the exchange of a sharded optimizer updates."""
     nothing: Any = None
     return state._replace(trainable=Trainable(nothing, nothing, shards=state.shards))
@@ -191,23 +209,14 @@ def data_specs(trainable: Trainable, axis_name: AxisName) -> Trainable | P:
     )
 
 
-def state_data_specs(state: PipelineState, axis_name: AxisName) -> Specs:
-    """Returns how the arrays that all devices share are split over the data.
-
-    Args:
-      state: A state without messages in flight, or its shapes.
-      axis_name: Axis or axes of the data.
-    """
+def state_data_specs(state: Common, axis_name: AxisName) -> Specs:
+    """Returns how all arrays are split over the axes of the data."""
     specs: Any = jax.tree.map(lambda _: P(), state)
     return specs._replace(trainable=data_specs(state.trainable, axis_name))
 
 
-def inner_state_specs(state: PipelineState) -> Specs:
-    """Returns the partition spec of every array over inner axes.
-
-    Args:
-      state: A state without messages in flight, or its shapes.
-    """
+def inner_state_specs(state: Common) -> Specs:
+    """Returns the partition spec of every array over inner axes."""
     specs: Any = jax.tree.map(lambda _: P(), state)
     trained, shards = state.trainable, state.shards
     if not shards:
@@ -235,7 +244,7 @@ def inner_state_specs(state: PipelineState) -> Specs:
     )
 
 
-def with_constraints(state: PipelineState) -> PipelineState:
+def with_constraints(state: Common) -> Common:
     """Returns the state, whose arrays XLA must split as `inner_state_specs` says.
 
     Must be called inside the program of a step.

@@ -37,7 +37,7 @@ from pipejax.collectives import AllReduce
 from ._batch import Batch
 from ._info import StepInfo
 from ._loss import Loss
-from ._state import PipelineState, Trainable
+from ._state import Common, Trainable
 
 Rule = Literal["linearized", "own", False]
 
@@ -104,12 +104,10 @@ class Step(NamedTuple):
     layout: Callable[[optax.Params, Message, Mesh], Shards]
     init: Callable[[optax.Params, optax.OptState, bool, Shards, int], Trainable]
     message: Callable[..., tuple[Message, Any]]
-    compute: Callable[[PipelineState, InFlight, Batch], tuple[Message, Computed]]
+    compute: Callable[[Common, InFlight, Batch], tuple[Message, Computed]]
     exchange: Callable[[Trainable | None, Message, Valid, AllReduce], Exchange]
     gather: Callable[[Trainable, AllReduce], Trainable] | None
-    apply: Callable[
-        [PipelineState, Computed | None, Reduced], tuple[PipelineState, StepInfo]
-    ]
+    apply: Callable[[Common, Computed | None, Reduced], tuple[Common, StepInfo]]
 
     @property
     def shards_optimizer(self) -> bool:

@@ -25,18 +25,18 @@ from pipejax._internal.types import Tree
 
 from ._info import StepInfo
 from ._model_state import mean_changes, moved, unmoved
-from ._state import PipelineState, with_constraints
+from ._state import Common, with_constraints
 from ._step import Computed, Settings
 
 
 def apply(
     settings: Settings,
-    state: PipelineState,
+    state: Common,
     computed: Computed | None,
     reduced: Reduced,
     *,
     alone: bool = False,
-) -> tuple[PipelineState, StepInfo]:
+) -> tuple[Common, StepInfo]:
     """Applies the mean that is due, if it has arrived and is finite.
 
     Args:

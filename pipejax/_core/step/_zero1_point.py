@@ -25,13 +25,13 @@ from pipejax._internal.shards import constrained
 from ._places import Places
 from ._prediction import KindOf, by_own, own_gradients, update_of
 from ._prediction import point as replicated_point
-from ._state import PipelineState, Trainable
+from ._state import Common, Trainable
 from ._step import Settings
 from ._update import select
 
 
 def point(
-    settings: Settings, kind_of: KindOf, state: PipelineState, in_flight: InFlight
+    settings: Settings, kind_of: KindOf, state: Common, in_flight: InFlight
 ) -> optax.Params:
     """Returns the parameters at which this device takes its gradient."""
     trained = state.trainable

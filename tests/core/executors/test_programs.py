@@ -5,7 +5,7 @@ import pytest
 
 from pipejax._core.executors._programs import programs_of
 from pipejax._core.message import Reduced
-from pipejax._core.step import shared
+from pipejax._core.step import common_of
 
 from .digits import Appending, batch_of, config_of, start
 
@@ -14,10 +14,10 @@ def arguments(programs, config):
     """Returns the arguments of an update of the state before the first step."""
     state = start(config)
     in_flight = state.in_flight
-    message, computed = programs.compute(shared(state), in_flight, batch_of(3))
+    message, computed = programs.compute(common_of(state), in_flight, batch_of(3))
     reduced = jax.eval_shape(lambda: Reduced.of(message, True))
     zeros = jax.tree.map(lambda x: jax.numpy.zeros(x.shape, x.dtype), reduced)
-    return shared(state), computed, zeros, in_flight._replace(pending=())
+    return common_of(state), computed, zeros, in_flight._replace(pending=())
 
 
 @pytest.mark.parametrize("own", [None, "compute", "apply"])
@@ -25,7 +25,7 @@ def test_only_programs_with_own_collectives_send(own):
     config = config_of(Appending(own))
     programs = programs_of(config, config.mesh)
     state, in_flight = start(config), start(config).in_flight
-    compute = programs.compute.lower(shared(state), in_flight, batch_of(3)).as_text()
+    compute = programs.compute.lower(common_of(state), in_flight, batch_of(3)).as_text()
     update = programs.update.lower(*arguments(programs, config)).as_text()
     assert ("all_reduce" in compute, "all_reduce" in update) == (
         own == "compute",

@@ -11,8 +11,9 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
-from pipejax._core.step._contribution import Contribution, combined, contribution
-from pipejax._core.step._loss import Returned, Unchanged
+from pipejax._core.message import Passengers
+from pipejax._core.step._contribution import combined, contribution
+from pipejax._core.step._loss import Returned
 
 from ...helpers import assert_bits_equal
 
@@ -20,7 +21,7 @@ from ...helpers import assert_bits_equal
 def squared(w, batch, model_state, rng):
     """Returns `w^2 x`, whose gradient is `2 w x`, with x as a metric."""
     x, weight = batch
-    return w**2 * x, Returned({"x": x}, None, weight, Unchanged(()))
+    return w**2 * x, Returned({"x": x}, None, weight)
 
 
 @pytest.mark.parametrize(
@@ -38,9 +39,9 @@ def squared(w, batch, model_state, rng):
 def test_gradient_loss_and_metrics_are_multiplied_by_the_weight(weight, x, wanted):
     weight = None if weight is None else jnp.float32(weight)
     given = jnp.float32(3), (jnp.float32(x), weight), None, None
-    part, _, _ = contribution(squared, *given, axis_name="data", specs=())
+    *found, _ = contribution(squared, *given, axis_name="data", specs=())
     gradient, loss, metric = map(np.float32, wanted)
-    assert_bits_equal(part, Contribution(gradient, loss, {"x": metric}, weight))
+    assert_bits_equal(found, [gradient, Passengers.of(loss, {"x": metric}, weight)])
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ def test_collective_of_the_loss_sees_the_weights_of_all_devices(
 
     def full(w, batch, model_state, rng):
         x, weight = batch
-        return x * lax.psum(w * x, "data"), Returned(None, None, weight, Unchanged(()))
+        return x * lax.psum(w * x, "data"), Returned(None, None, weight)
 
     @functools.partial(
         jax.shard_map,
@@ -75,23 +76,28 @@ def test_collective_of_the_loss_sees_the_weights_of_all_devices(
     )
     def parts(w, x, weight):
         given = w, (x[0], weight[0]), None, None
-        part, _, _ = contribution(full, *given, axis_name="data", specs=())
-        return part.gradients[None], part.loss[None]
+        gradients, passengers, _ = contribution(
+            full, *given, axis_name="data", specs=()
+        )
+        return gradients[None], passengers.loss[None]
 
     found = jax.jit(parts)(jnp.float32(1), np.float32([1, 3]), np.float32(weights))
     assert [x.tolist() for x in found] == [gradients, losses]
 
 
+def stacked(losses, metrics, weights=None):
+    """Returns the passengers of several microbatches."""
+    each = zip(losses, metrics, weights or [None] * len(losses), strict=True)
+    parts = [Passengers.of(loss, {"m": x}, weight) for loss, x, weight in each]
+    return jax.tree.map(lambda *x: jnp.stack(x), *parts)
+
+
 def test_microbatches_make_a_mean_or_with_weights_a_sum():
-    gradients, losses = np.float32([6, 9]), jnp.array([1.0, 2.0, 6.0])
-    each = Contribution(None, losses, {"m": jnp.array([0.0, 3.0, 3.0])}, None)
-    found = combined(gradients, each)
-    wanted = Contribution(np.float32([2, 3]), np.float32(3), {"m": np.float32(2)}, None)
-    assert_bits_equal(found, wanted)
-    each = each._replace(weight=jnp.array([1.0, 0.0, 2.0]))
-    found = combined(gradients, each)
-    wanted = Contribution(gradients, np.float32(9), {"m": np.float32(6)}, np.float32(3))
-    assert_bits_equal(found, wanted)
+    gradients, numbers = np.float32([6, 9]), ([1, 2, 6], [0, 3, 3])
+    found = combined(gradients, stacked(*numbers))
+    assert_bits_equal(found, (np.float32([2, 3]), Passengers.of(3, {"m": 2})))
+    found = combined(gradients, stacked(*numbers, [1, 0, 2]))
+    assert_bits_equal(found, (gradients, Passengers.of(9, {"m": 6}, 3)))
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])

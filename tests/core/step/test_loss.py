@@ -143,7 +143,7 @@ def test_leaves_returned_unchanged_are_noted():
 
     model_state = {"copy": jnp.ones(2), "mask": jnp.array([-jnp.inf])}
     _, returned = full_form(loss, None)(jnp.float32(1), None, model_state, None)
-    assert returned.unchanged.leaves == (False, True)
+    assert returned.unchanged == (False, True)
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])

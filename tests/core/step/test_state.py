@@ -4,7 +4,13 @@ import jax
 import optax
 
 import pipejax as pj
-from pipejax._core.step import PipelineState, Trainable, shared, without_trainable
+from pipejax._core.step import (
+    PipelineState,
+    Trainable,
+    common_of,
+    state_of,
+    without_trainable,
+)
 from pipejax._internal.shards import Shards
 
 from ...helpers import init_params, loss_fn
@@ -20,7 +26,9 @@ def test_state_parts_are_properties():
 def test_shared_part_leaves_out_queue_and_counter():
     """Each device has its own queue, and only the host counts calls."""
     state = PipelineState(Trainable("p", "o"), *"nfrstc")
-    assert shared(state) == state._replace(in_flight=None, calls=None)
+    common = common_of(state)
+    assert state_of(common, state.in_flight, state.calls) == state
+    assert {*state._fields} - {*common._fields} == {"in_flight", "calls"}
 
 
 def test_shards_are_kept_by_without_trainable():
