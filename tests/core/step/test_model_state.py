@@ -99,9 +99,10 @@ def make(loss=loss, *, grouped=False, **settings):
     return pj.make_train_step(loss, optax.adam(0.1), mesh=mesh, **settings)
 
 
-def begin(train, **given):
+def begin(train, table=None, **given):
     """Returns a first state; the arrays of a group are split inside it."""
     params, model_state = {"w": jnp.ones(SIZE)}, start()
+    model_state |= {} if table is None else {"table": table}
     if "fsdp" in train.mesh.axis_names:
         split = NamedSharding(train.mesh, P("fsdp"))
         params = jax.device_put(params, split)
@@ -226,14 +227,15 @@ class TestWhatIsSent:
 
     def test_init_without_a_batch_warns_and_keeps_the_values(self):
         train, shares = make(width=2), data(2)
-        state = begin(train, batch=None)
+        table = np.float32([1, 2, 3])
+        state = begin(train, table, batch=None)
         message = (
             r"`loss_fn` returns `model_state\['table'\]` unchanged: 12 bytes, which are"
             r" sent in every step .* Call `train.init\(params, ..., batch=batch\)`"
         )
         with pytest.warns(UserWarning, match=message):
             found = states(train, shares, state)
-        assert_close(found[-1], by_hand(shares, 2)[-1])
+        assert_close(found[-1], by_hand(shares, 2)[-1] | {"table": table})
 
     def test_state_of_a_loss_with_fewer_changes_is_refused(self):
         def still(params, batch, *, model_state):
