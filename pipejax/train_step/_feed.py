@@ -26,16 +26,7 @@ from pipejax._internal.types import Leaf, Tree
 
 
 def data_sharding(config: StepConfig, axis_name: AxisName | None) -> NamedSharding:
-    """Returns the sharding of a batch that is split over `axis_name`.
-
-    Args:
-      config: The step.
-      axis_name: The axes of the step, or more. `None` stands for the axes of the step.
-
-    Raises:
-      ValueError: If `axis_name` does not begin with the axes of the step, or if the
-        mesh lacks one of its axes.
-    """
+    """Returns the sharding of a batch that is split over `axis_name`."""
     names = axes(config.axis_name if axis_name is None else axis_name)
     own, inner = axes(config.axis_name), inner_axes(config.mesh, config.axis_name)
     if names[: len(own)] != own or not set(names[len(own) :]) <= set(inner):
@@ -67,14 +58,6 @@ def global_batch(local: Any, data: NamedSharding) -> Tree:
     """Makes the global batch of which this process has the part `local`.
 
     The batch shares no memory with `local`, which may be written again.
-
-    Args:
-      local: Pytree of arrays, whose leading axis is this process's part of the batch.
-      data: Sharding of the global batch over the mesh.
-
-    Raises:
-      ValueError: If the arrays have no common leading axis, or if its length is not a
-        positive multiple of the number of shares of this process.
     """
     every = math.prod(data.mesh.shape[name] for name in axes(data.spec[0]))
     indices = data.addressable_devices_indices_map((every,)).values()
@@ -93,11 +76,7 @@ def global_batch(local: Any, data: NamedSharding) -> Tree:
 
 
 def _own_copy(path: Any, leaf: Leaf) -> Any:
-    """Returns a leaf of a batch as an array whose memory nobody writes into.
-
-    Raises:
-      ValueError: If the leaf is no array of numbers, or is a global array already.
-    """
+    """Returns a leaf of a batch as an array whose memory nobody writes into."""
     if isinstance(leaf, jax.Array):  # cannot be written into
         if isinstance(leaf, jax.core.Tracer) or leaf.is_fully_addressable:
             return leaf if is_key(leaf) else np.asarray(leaf)
@@ -124,10 +103,6 @@ def laid_out(batch: Tree, config: StepConfig) -> Batch:
     Arrays that are split over these axes first and over inner axes then, as
     `P(("host", "fsdp"))`, stay as they are. On a mesh without inner axes, `jax.jit`
     places arrays that are not committed to devices.
-
-    Args:
-      batch: Global batch, as arrays or `jax.ShapeDtypeStruct`s.
-      config: The step.
     """
     data, own = config.data, axes(config.axis_name)
     shards = bool(inner_axes(config.mesh, config.axis_name))
@@ -157,7 +132,6 @@ def _laid_out(
 
 
 def _is_split(sharding: Any, data: NamedSharding, own: tuple[str, ...]) -> bool:
-    """Returns whether a first axis is split over the axes of the data before others."""
     if not isinstance(sharding, NamedSharding) or not sharding.spec:
         return False
     first = sharding.spec[0]

@@ -61,7 +61,6 @@ def _non_finite(model_state: ModelState) -> list[bool]:
 def _unchanged(
     config: StepConfig, state: PipelineState, batch: Tree
 ) -> tuple[bool, ...]:
-    """Returns for each leaf whether the loss returns it unchanged."""
     settings = config.step.settings
     loss_fn = full_form(settings.loss_fn, settings.compute_dtype)
     specs = P(), P(config.axis_name), P(), P()

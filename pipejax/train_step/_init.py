@@ -77,9 +77,6 @@ def initial(config: StepConfig, given: Given, batch: Tree) -> PipelineState:
 
     On several processes, placing the arrays is a collective, so no other collective may
     be under way.
-
-    Raises:
-      ValueError: If `train.init` must not be given one of the arguments.
     """
     check_attached(config.mesh, given.params)
     if inner_axes(config.mesh, config.axis_name) and is_traced():
@@ -99,16 +96,7 @@ def initial(config: StepConfig, given: Given, batch: Tree) -> PipelineState:
 
 
 def planned(config: StepConfig, given: Given, batch: Tree) -> Plan:
-    """Checks what `train.init` is given, and returns how the state is made from it.
-
-    Args:
-      config: The step.
-      given: Arrays, or `jax.ShapeDtypeStruct`s with shardings.
-      batch: One batch or its shapes, or `None`.
-
-    Raises:
-      ValueError: If `train.init` must not be given one of the arguments.
-    """
+    """Checks what `train.init` is given, and returns how the state is made from it."""
     check_params(given.params)
     check_arrays("model_state", given.model_state)
     check_keys(given.rng)
@@ -127,7 +115,6 @@ def planned(config: StepConfig, given: Given, batch: Tree) -> Plan:
 
 
 def _check_optimizer(config: StepConfig, given: Given) -> None:
-    """Raises a `ValueError` if the optimizer or its given state cannot be used."""
     settings, own = config.step.settings, given.opt_state
     if own is None:
         own = jax.eval_shape(settings.tx.init, given.params)
@@ -142,11 +129,7 @@ def _check_optimizer(config: StepConfig, given: Given) -> None:
 
 
 def _given_specs(config: StepConfig, given: Given) -> Given:
-    """Returns how the given arrays are split over inner axes, as they come.
-
-    Raises:
-      ValueError: If an array is split over the axes of the data.
-    """
+    """Returns how the given arrays are split over inner axes, as they come."""
     mesh, axis, gathers = config.mesh, config.axis_name, config.step.shards_optimizer
     pairs = given._asdict().items()
     return Given(*(inner_specs(*pair, mesh, axis, gathers=gathers) for pair in pairs))
@@ -166,13 +149,6 @@ def _given_shards(config: StepConfig, forms: Given, specs: Given) -> Shards:
 def _maker(
     config: StepConfig, forms: Given, like: Message
 ) -> Callable[[Given], PipelineState]:
-    """Returns the function from the given arrays to the state.
-
-    Args:
-      config: The step.
-      forms: The shapes of the given arrays.
-      like: The message of one device or group, with the final shards.
-    """
     step = config.step
     own: Any = P(config.axis_name)
 
@@ -201,7 +177,6 @@ def _maker(
 def _shapes(
     config: StepConfig, make: Callable[[Given], PipelineState], forms: Given
 ) -> PipelineState:
-    """Returns the shapes and shardings of the state that `make` makes."""
     state = jax.eval_shape(make, forms)
     in_flight, own = state.in_flight, axes(config.axis_name)
     shardings = state_of(
@@ -215,7 +190,6 @@ def _shapes(
 
 
 def _specs_of(given: Given, shards: Shards) -> Given:
-    """Returns the partition specs of the given arrays, over inner axes."""
     params, model_state, rng, opt_state = given
     shards = dataclasses.replace(shards, opt_state=())  # there may be no state yet
     trained = Trainable(params, opt_state, shards=shards)

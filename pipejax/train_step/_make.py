@@ -211,7 +211,6 @@ def make_train_step(
 
 
 def _until(end: int, config: StepConfig, schedule: Schedule, warmup: int) -> StepConfig:
-    """Returns the configuration of the phase that ends after `end` calls."""
     all_reduce = schedule.phases[schedule.phase(end - 1)]
     width = 1 if end <= warmup else config.width
     return dataclasses.replace(config, width=width, all_reduce=all_reduce)

@@ -26,18 +26,7 @@ def placed(given: dict[str, Any], specs: dict[str, Any], mesh: Mesh) -> dict[str
     On several processes this is a collective, so no other collective may be under way.
     While tracing, the arrays of the processes are not compared.
 
-    Args:
-      given: Pytrees of arrays, by the names of the arguments. They must be the same on
-        every process.
-      specs: The same pytrees, with a partition spec over inner axes for each array.
-      mesh: The devices.
-
-    Returns:
-      The same pytrees on the devices.
-
-    Raises:
-      ValueError: If processes give different structures or arrays. The error message
-        names the first array that differs.
+    Raises a `ValueError`, which names the first array that differs between processes.
     """
     if mesh.is_multi_process and not is_traced():
         _check_same(given)
@@ -51,10 +40,6 @@ def check_same_in_groups(placed: dict[str, Any], config: StepConfig) -> None:
 
     Every group has a copy of it. JAX takes the copies to be the same, and does not
     compare them.
-
-    Args:
-      placed: Pytrees of arrays on the mesh, by the names of the arguments.
-      config: The step.
     """
     leaves = jax.tree_util.tree_leaves_with_path(placed)
     leaves = [x for x in leaves if not x[1].sharding.is_fully_replicated]
@@ -93,7 +78,6 @@ def _placed(leaf: Leaf, sharding: NamedSharding) -> jax.Array:
 
 
 def _check_same(given: dict[str, Any]) -> None:
-    """Raises a `ValueError` if a process has another structure or another array."""
     leaves = jax.tree_util.tree_leaves_with_path(given)
     names = [f"{path[0].key}{jax.tree_util.keystr(path[1:])}" for path, _ in leaves]
     if differing := _processes_that_differ(_digest(containers(given), *names)):
@@ -114,7 +98,6 @@ def _check_same(given: dict[str, Any]) -> None:
 
 
 def _processes_that_differ(value: np.ndarray) -> list[int]:
-    """Returns the processes whose `value` differs from that of process 0."""
     found = multihost_utils.process_allgather(value)
     different = (found != found[:1]).reshape(len(found), -1).any(axis=1)
     return np.flatnonzero(different).tolist()

@@ -73,5 +73,4 @@ def in_flight_shardings(
 
 
 def _sharding(leaf: Leaf, spec: P, mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of a leaf; JAX replicates arrays without elements."""
     return NamedSharding(mesh, spec if leaf.size else P())

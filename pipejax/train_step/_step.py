@@ -382,7 +382,6 @@ class TrainStep:
 
     @functools.cached_property
     def _executors(self) -> list[Executor]:
-        """Returns an executor for each phase, which `_run` may replace."""
         return [choose(self.executor_name, x) for x in (*self.earlier, self.config)]
 
     @property
@@ -406,7 +405,6 @@ class TrainStep:
         return self.config.axis_name
 
     def _check(self, state: PipelineState) -> None:
-        """Raises a `ValueError` unless the state is one of this train step."""
         check_state(state, self.config.data.device_set, counted=bool(self.boundaries))
         inner = inner_axes(self.mesh, self.axis_name)
         check_kind(state, inner, sharded=self.config.step.shards_optimizer)
@@ -418,7 +416,6 @@ class TrainStep:
             self._known_forms.add(form)
 
     def _phase(self, calls: Any) -> int:
-        """Returns the number of the phase of the step that follows `calls` calls."""
         return (
             bisect.bisect_right(self.boundaries, int(calls)) if self.boundaries else 0
         )

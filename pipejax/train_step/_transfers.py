@@ -22,9 +22,6 @@ def transfers_of(
     The stages of the exchange list what they move. The collectives of the loss and the
     optimizer are read from a program that runs both without the exchange. The program
     is compiled only if it has a collective.
-
-    Returns:
-      The collectives of the loss and the optimizer, followed by those of the exchange.
     """
 
     def local(state: Common, in_flight: InFlight, batch: Batch) -> Any:
@@ -60,14 +57,6 @@ def _own_transfers(
     """Returns what the collectives of a jitted program move, each as often as it runs.
 
     The program is compiled only if it has collectives.
-
-    Args:
-      program: The jitted function.
-      *args: Its arguments, or their shapes.
-      sharded: Whether XLA may add collectives, because groups shard the model.
-
-    Returns:
-      A `Transfer` for each execution of a collective.
     """
     if not sharded and not collective_axes(program, *args):
         return ()

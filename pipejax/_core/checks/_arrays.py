@@ -70,7 +70,6 @@ _MAKE = (
 
 
 def _is_numeric(dtype: np.dtype[Any]) -> bool:
-    """Returns whether JAX has arrays of this NumPy dtype, or of a narrower one."""
     if dtype.kind in "mM" or dtype.char in "gG":  # times, and more than 64 bits
         return False
     return dtype == np.bool_ or jnp.issubdtype(dtype, jnp.number)

@@ -57,7 +57,6 @@ def check_params(params: optax.Params) -> None:
 
 
 def _not_trainable(leaf: Leaf) -> str | None:
-    """Says why a leaf has no update and what to do, or returns `None` if it has one."""
     if is_key(leaf):
         return "a PRNG key. Give it to `train.init` as `rng` or in `model_state`."
     dtype = jnp.result_type(leaf)
@@ -102,11 +101,7 @@ def check_keywords(loss_fn: Callable[..., Any], **given: Any) -> None:
 
     It is also an error if `loss_fn` requires a keyword that it will not be passed.
 
-    Args:
-      loss_fn: The loss function. A function without a signature, such as a built-in
-        function, is not checked.
-      **given: The `model_state` and `rng` that `train.init` was given, each `None` if
-        `train.init` was not given it.
+    A function without a signature, such as a built-in function, is not checked.
     """
     try:
         parameters = inspect.signature(loss_fn).parameters.values()

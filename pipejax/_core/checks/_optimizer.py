@@ -47,14 +47,7 @@ def check_optimizer(opt_state: optax.OptState, *, plain_delay: bool) -> None:
 
     The optimizer is recognized by the types in its state.
 
-    Args:
-      opt_state: State of the optimizer, or its shapes.
-      plain_delay: Whether gradients are applied late without weight prediction: the
-        width is above 1 and `weight_prediction` is off.
-
-    Raises:
-      ValueError: If the state holds the state of an optimizer that cannot be used. The
-        error message names this optimizer and a remedy.
+    `plain_delay` says whether gradients are applied late without weight prediction.
     """
     for kind, reason in _CANNOT_BE_GIVEN.items():
         if _holds(opt_state, kind):
@@ -80,12 +73,7 @@ def check_opt_state(
     name: str,
     remedy: str,
 ) -> None:
-    """Raises a `ValueError` unless `given` has the form of `tx.init(params)`.
-
-    Args:
-      params: The whole parameters, or their shapes.
-      given: A state of the optimizer, or its shapes.
-    """
+    """Raises a `ValueError` unless `given` has the form of `tx.init(params)`."""
     found = opt_state_difference(tx, params, given, name)
     if found is None:
         return
@@ -107,13 +95,7 @@ def opt_state_difference(
     The containers in the pytree must be the same, and the paths, shapes and dtypes of
     its arrays.
 
-    Args:
-      params: The whole parameters, or their shapes.
-      given: A state of the optimizer, or its shapes.
-      name: The name of the state, with which paths begin.
-
-    Returns:
-      A path, what `tx.init(params)` has there, and what `given` has.
+    The result is a path, what `tx.init(params)` has there, and what `given` has.
     """
     wanted = jax.eval_shape(tx.init, params)
     if found := difference(name, wanted, given):
@@ -124,15 +106,7 @@ def opt_state_difference(
 
 
 def check_kept_form(before: Tree, after: Tree) -> None:
-    """Raises a `ValueError` if an update changed the form of the state.
-
-    Args:
-      before: State of the optimizer before the update.
-      after: State of the optimizer after the update.
-
-    Raises:
-      ValueError: If the paths, shapes or dtypes of the leaves differ.
-    """
+    """Raises a `ValueError` if an update changed the form of the state."""
     was, now = ({*map(jax.tree_util.keystr, paths(x))} for x in (before, after))
     if was != now:
         path = min(was ^ now)
@@ -154,11 +128,9 @@ def check_kept_form(before: Tree, after: Tree) -> None:
 
 
 def _found(state: Any, kind: type) -> list[Any]:
-    """Returns the nodes of `state` that are of this kind."""
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))
     return [node for node in nodes if isinstance(node, kind)]
 
 
 def _holds(state: Any, kind: type) -> bool:
-    """Returns whether a node of `state` is of this kind."""
     return bool(_found(state, kind))

@@ -44,11 +44,7 @@ def check_flag(name: str, value: bool) -> bool:
 
 
 def check_prediction(rule: Any) -> Literal["linearized", "own", False]:
-    """Returns the rule of prediction, of which `True` is the default.
-
-    Raises:
-      ValueError: If there is no such rule.
-    """
+    """Returns the rule of prediction, of which `True` is the default."""
     if rule is False:
         return False
     if rule is True or rule == "linearized":
@@ -65,8 +61,7 @@ def check_prediction(rule: Any) -> Literal["linearized", "own", False]:
 def check_feedback(share: float, rule: Literal["linearized", "own", False]) -> float:
     """Returns `share` as a float, or raises a `ValueError` if it is not in [0, 1).
 
-    Args:
-      rule: The rule of prediction. Unless it is `"own"`, `share` must be 0.
+    Unless the rule of prediction is `"own"`, it must be 0.
     """
     real = isinstance(share, int | float) and not isinstance(share, bool)
     if not real or not 0 <= share < 1:
@@ -106,16 +101,7 @@ def check_executor(name: str) -> str:
 def check_all_reduce(
     all_reduce: Any, axis_name: AxisName, several: bool = True
 ) -> Schedule:
-    """Returns the argument `all_reduce` as a schedule of one algorithm or more.
-
-    Args:
-      axis_name: Axis or axes to sum over.
-      several: Whether a schedule is allowed.
-
-    Raises:
-      ValueError: If `all_reduce` is neither an algorithm nor an allowed schedule, or if
-        an algorithm needs another number of axes.
-    """
+    """Returns the argument `all_reduce` as a schedule of one algorithm or more."""
     schedule = all_reduce
     if isinstance(all_reduce, AllReduce):
         schedule = Schedule((all_reduce,))
@@ -198,11 +184,7 @@ def check_sharded_optimizer(
     rule: Literal["linearized", "own", False],
     executor: str,
 ) -> None:
-    """Raises a `ValueError` unless the settings allow a sharded optimizer.
-
-    Args:
-      axis_name: Axis or axes of the data.
-    """
+    """Raises a `ValueError` unless the settings allow a sharded optimizer."""
     platform = mesh.devices.flat[0].platform
     if executor == "host" and platform != "cpu":
         raise ValueError(

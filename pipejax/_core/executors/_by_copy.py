@@ -18,11 +18,7 @@ from ._config import StepConfig
 def reduction_mesh(mesh: Mesh, axis_name: AxisName) -> Mesh:
     """Returns the mesh on which the communication thread sums.
 
-    Args:
-      axis_name: The mesh axis of the data, or a tuple of such axes.
-
-    Returns:
-      `mesh` if it consists of CPUs, or else a mesh of CPUs beside its devices.
+    It is `mesh` if that consists of CPUs, or else a mesh of CPUs beside its devices.
     """
     if mesh.devices.flat[0].platform == "cpu":
         return mesh
@@ -37,9 +33,6 @@ def exchange_by_copy(
     `cpus` has one device for each process. A process first adds up the parts of its own
     devices or groups, in their order. If it has only some of the shards of a group, it
     sends zeros in place of the others.
-
-    Args:
-      between: The exchange on `cpus`.
     """
     mesh, axis = config.mesh, config.axis_name
     (cpu,) = cpus.local_devices
@@ -76,12 +69,7 @@ def exchange_by_copy(
 
 
 def _by_group(array: jax.Array, length: int) -> list[np.ndarray]:
-    """Returns the part of each group that has shards in this process, in their order.
-
-    Args:
-      array: An array of all groups, concatenated along the first axis.
-      length: The length of the first axis of one group's array.
-    """
+    """Returns the part of each group that has shards in this process, in order."""
     groups: dict[int, np.ndarray] = {}
     for shard in sorted(array.addressable_shards, key=lambda s: s.index[0].start or 0):
         start = shard.index[0].start or 0

@@ -13,11 +13,9 @@ _log = logging.getLogger(__name__)
 def choose(name: str, config: StepConfig) -> Executor:
     """Returns the executor of a given name, and logs why.
 
-    Args:
-      name: `"fused"`, `"host"` or `"auto"`. `"auto"` stands for the executor that hides
-        communication on these devices: `Host` on CPUs of several processes, and `Fused`
-        on accelerators. On CPUs of a single process, which have no network to wait for,
-        it also stands for `Fused`.
+    `"auto"` stands for the executor that hides communication on these devices: `Host`
+    on CPUs of several processes, and `Fused` on accelerators, and on CPUs of a single
+    process, which have no network to wait for.
     """
     reason = "asked for"
     if name == "auto":
@@ -27,7 +25,6 @@ def choose(name: str, config: StepConfig) -> Executor:
 
 
 def _automatic(config: StepConfig) -> tuple[str, str]:
-    """Returns the name of the executor that suits the devices, and why."""
     devices = config.mesh.devices.flat
     platform = devices[0].platform
     processes = len({device.process_index for device in devices})

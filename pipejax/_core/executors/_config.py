@@ -74,21 +74,14 @@ class StepConfig:
     def on_mesh(
         self, local: Callable[..., Any], in_specs: Specs, out_specs: Specs
     ) -> Any:
-        """Returns `local` as a program that each device or group runs on its share.
-
-        Args:
-          local: Function of the shares of one device or group.
-        """
+        """Returns `local` as a program that each device or group runs on its share."""
         return on_mesh(local, self.mesh, in_specs, out_specs, self.axis_name)
 
     def on_state(self, local: Callable[..., Any], rest: Specs, results: Specs) -> Any:
         """Returns `local` as a program of what is common and more arguments.
 
-        Args:
-          local: Function of the `Common` of one device or group and of more arguments.
-            The first of its results is the next one.
-          rest: Partition specs of the other arguments.
-          results: Partition specs of the other results.
+        The first of its results is the next `Common`. `rest` and `results` are the
+        partition specs of the other arguments and results.
         """
 
         def specs(state: Common, *_: Any) -> tuple[Any, Any]:

@@ -87,9 +87,6 @@ def _repeating(
 
     Without a cut, XLA repeats such operations wherever their results are needed. With a
     cut it cannot, and would keep every mask and every cast of an activation.
-
-    Args:
-      known: Values of the arguments of the function that is cut, by name.
     """
     found = parts[:1]
     for i in range(1, len(parts)):
@@ -148,9 +145,7 @@ def _piece(
 ) -> Piece:
     """Returns a function that runs the operations of one piece.
 
-    Args:
-      known: Values of the arguments of the function that is cut, by name.
-      before: Names of the values that the piece is given.
+    `known` has the values of the arguments of the function that is cut, by name.
     """
 
     def piece(values: list[Any]) -> list[Any]:
@@ -218,9 +213,8 @@ def _operations(
 ) -> Iterator[TracedOperation]:
     """Yields the operations of a program, with the functions that it calls inlined.
 
-    Args:
-      names: Names of its variables. At first, these are the arguments of the program. A
-        name is added for each value that the program reads or writes.
+    `names` has the arguments at first, and gets a name for each value that is read or
+    written.
     """
     for found in inlined(closed, names):
         equation, _, reads, writes = found
@@ -234,7 +228,6 @@ def _operations(
 
 
 def _large(found: Equation) -> tuple[Any, ...]:
-    """Returns the names of the operands that are not small beside the results."""
     written = sum(v.aval.size for v in found.equation.outvars)
     operands = zip(found.reads, found.equation.invars, strict=True)
     return tuple(

@@ -27,9 +27,7 @@ def make_exchange(config: StepConfig, where: Mesh) -> RunExchange:
 
     It raises the error if the exchange fails.
 
-    Args:
-      where: The mesh that sums, as `Executor.reduction_mesh` returns it: that of the
-        step, or CPUs beside it.
+    `where` is the mesh that sums: that of the step, or CPUs beside it.
     """
     if where is not config.mesh:
         return exchange_by_copy(config, where, exchange_on_mesh(config.at(where)))

@@ -48,18 +48,9 @@ class Executor(Protocol):
         ...
 
     def drain(self, state: PipelineState) -> tuple[PipelineState, tuple[StepInfo, ...]]:
-        """Applies all messages in flight, in order.
-
-        Returns:
-          The state with nothing in flight, and an info for each place in the queue.
-        """
+        """Applies all messages in flight, in order."""
         ...
 
     def lower(self, state: PipelineState, batch: Batch) -> jax.stages.Lowered:
-        """Returns the lowered program in which a step computes.
-
-        Args:
-          state: The train state, or its shapes.
-          batch: The global batch, or its shapes.
-        """
+        """Returns the lowered program in which a step computes."""
         ...

@@ -36,12 +36,10 @@ def flops_of(equation: JaxprEqn) -> float:
 
 
 def _size(variable: Any) -> float:
-    """Returns the number of elements of a variable."""
     return float(math.prod(variable.aval.shape))
 
 
 def _jaxprs(params: dict[str, Any]) -> Iterator[Any]:
-    """Yields the jaxprs among the parameters of an equation."""
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
             if isinstance(item, core.ClosedJaxpr | core.Jaxpr):

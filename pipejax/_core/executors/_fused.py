@@ -123,7 +123,6 @@ class Fused:
 
     @functools.cached_property
     def _drain(self) -> jax.stages.Wrapped:
-        """Returns the program of a drain."""
         per_device = P(self.config.axis_name)
         program = self.config.on_state(
             self._local_drain, (per_device,), (per_device, P())
@@ -232,7 +231,6 @@ class Fused:
 
 
 def _is_traced(state: PipelineState) -> bool:
-    """Returns whether the step is part of a traced program."""
     return isinstance(state.step, jax.core.Tracer)
 
 

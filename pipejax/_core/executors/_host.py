@@ -175,8 +175,7 @@ class Host:
         One that was started before is used if it exchanges the same arrays from the
         same start, and if all exchanges before it are used.
 
-        Args:
-          dispatched: The result of the program that the caller has dispatched last.
+        `dispatched` is the result of the program that the caller has dispatched last.
         """
         sharded, filled = self.config.step.shards_optimizer, state.in_flight.filled
         updated = state.trainable if sharded else None
@@ -203,11 +202,7 @@ class Host:
     ) -> Begun:
         """Hands an exchange to the thread, which runs it after all earlier ones.
 
-        Args:
-          before: What the exchange starts from, or the result of the one before it.
-          filled: The number of real messages in the queue that the executor was given.
-          age: The place of the message in the queue. 0 is the oldest.
-          dispatched: The result of the program that the caller has dispatched last.
+        `before` is what the exchange starts from, or the result of the one before it.
         """
         length = self.config.width - 1
         # A program that sums its own arguments waits for them anyway.
@@ -315,7 +310,6 @@ def _first(filled: jax.Array) -> int:
 
 
 def _check_concrete(state: PipelineState) -> None:
-    """Raises an error if the step is being traced."""
     if isinstance(state.step, jax.core.Tracer):
         raise ValueError(
             "`executor` must be 'fused' for a step inside jit or scan: the host"

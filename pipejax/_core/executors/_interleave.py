@@ -30,14 +30,9 @@ def interleave(
     A piece is the longer, the more bytes its stage sends. A stage that sends a few
     numbers still gets a hundredth of what an equal share would be.
 
-    Args:
-      value: The value before the first stage.
-      states: The codec states of this device before the first stage.
-      early: The share of the compute beside the first half of the bytes.
-
-    Returns:
-      The value after the last stage, the codec states after it, and what `compute`
-      returned.
+    `early` is the share of the compute beside the first half of the bytes. The results
+    are the value and the codec states after the last stage, and what `compute`
+    returned.
     """
     from ._cut import cut  # imports jax.extend, which is slow
 
@@ -54,12 +49,7 @@ def interleave(
 
 
 def shares(stages: Stages, early: float = 0.5) -> list[float]:
-    """Returns the share of the compute beside each stage, by the bytes that it sends.
-
-    Args:
-      stages: The stages of an exchange. Without any, all compute is one share.
-      early: The share of the compute beside the first half of the bytes.
-    """
+    """Returns the share of the compute beside each stage, by the bytes it sends."""
     sent = [sum(x.wire_bytes for x in transfers) for transfers in stages.by_collective]
     if not sum(sent):
         return [1 / max(1, len(sent))] * max(1, len(sent))

@@ -43,11 +43,7 @@ class Programs(NamedTuple):
 
 
 def programs_of(config: StepConfig, reduction_mesh: Mesh) -> Programs:
-    """Returns the programs of a step, which are compiled when they first run.
-
-    Args:
-      reduction_mesh: The devices that sum messages.
-    """
+    """Returns the programs of a step, which are compiled when they first run."""
     own, axis = P(config.axis_name), config.axis_name
 
     def compute_specs(state: Common, *_: Specs) -> tuple[Specs, Specs]:

@@ -98,7 +98,6 @@ def scan_operation(
 
 
 def _split(values: Sequence[Any], *counts: int) -> list[Sequence[Any]]:
-    """Splits a sequence into parts of the given lengths, and the rest."""
     parts = []
     for count in counts:
         parts.append(values[:count])

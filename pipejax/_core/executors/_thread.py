@@ -41,11 +41,7 @@ class CommunicationThread:
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """Runs a function after all functions that were submitted before.
 
-        Returns:
-          A future of `function(*args)`. Its `result` raises what the function raised.
-
-        Raises:
-          RuntimeError: In a process that was forked from the one with the thread.
+        The future raises what the function raised.
         """
         with self._starting:
             if self._thread is None:
@@ -66,7 +62,6 @@ class CommunicationThread:
             self.submit(lambda: None).result()
 
     def _start(self) -> None:
-        """Starts the thread, and has the program wait for it at its exit."""
         self._process = os.getpid()
         self._thread = threading.Thread(
             target=_serve, args=(self._work,), name="pipejax-communication", daemon=True
@@ -76,7 +71,6 @@ class CommunicationThread:
 
 
 def _serve(work: "queue.SimpleQueue[Any]") -> None:
-    """Runs submitted functions until `None` is in the queue."""
     while (item := work.get()) is not None:
         future, function, args = item
         try:

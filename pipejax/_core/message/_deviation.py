@@ -18,14 +18,8 @@ def deviation(
 ) -> optax.Updates | None:
     """Returns this device's gradients of the message that is due, minus the mean.
 
-    Args:
-      in_flight: This device's messages in flight, before the oldest is taken off.
-      reduced: The oldest messages, summed over devices.
-      axis_name: Axis or axes of the data.
-
-    Returns:
-      The deviation, which is zero if the reduced message is not usable. `None` unless
-      the queue keeps one.
+    It is zero if the reduced message is not usable, and `None` unless the queue keeps
+    one.
     """
     if in_flight.deviation is None:
         return None

@@ -52,10 +52,6 @@ def averaging(
     """Returns the exchange that gives every device the sum of all messages.
 
     A codec may compress the gradients. Changes and passengers travel exactly.
-
-    Args:
-      arrived: bool scalar, whether the message is real.
-      axis_name: Axis or axes of the surrounding `shard_map` to sum over.
     """
 
     def end(total: Any) -> Reduced:

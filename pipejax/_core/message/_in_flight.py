@@ -67,14 +67,7 @@ def empty(
 ) -> InFlight:
     """Makes an empty queue for messages of a given form.
 
-    Args:
-      like: A message, or its shapes.
-      width: Pipeline width K, at least 1.
-      codec_states: States of the codecs before the first message.
-      feeds_back: Whether the queue keeps a deviation.
-
-    Returns:
-      A queue of `width - 1` messages of zeros, none of which counts as real.
+    None of its K-1 messages of zeros counts as real.
     """
 
     def zeros(tree: Tree) -> Any:
@@ -117,11 +110,9 @@ def valid_in_step(filled: Any, length: int, age: int = 0) -> Valid:
     Each step puts a fresh message into the queue. At width 1, where the queue has no
     place, the message of the step itself is exchanged.
 
-    Args:
-      filled: The number of real messages now, an integer or a traced scalar.
-      length: The length of the queue, K-1.
-      age: The place of the message in the queue now. 0 is the oldest, and `length` the
-        place behind the newest.
+    `filled` is the number of real messages now, and `length` that of places, K-1. `age`
+    is the place of the message now: 0 is the oldest, and `length` that behind the
+    newest.
     """
     # Until the message is due, `age` fresh ones enter the queue, and one with the step
     # that makes room for it.
@@ -129,21 +120,14 @@ def valid_in_step(filled: Any, length: int, age: int = 0) -> Valid:
 
 
 def entered(filled: jax.Array, length: int) -> jax.Array:
-    """Returns the number of real messages after a fresh one has entered the queue.
-
-    Args:
-      filled: int32 of shape [1], the number of real messages before.
-      length: The length of the queue, K-1.
-    """
+    """Returns the number of real messages after a fresh one has entered the queue."""
     return jnp.minimum(filled + 1, length)
 
 
 def valid_in_drain(in_flight: InFlight, age: int) -> Valid:
     """Returns what is real when a message is exchanged in a drain.
 
-    Args:
-      in_flight: The queue before the drain.
-      age: The place of the message in it. 0 is the oldest.
+    `age` is the place of the message in the queue before the drain.
     """
     now = valid(in_flight)
     return Valid(now[age], now[age + 1 :])
@@ -167,12 +151,7 @@ def shift(
     codec_states: CodecStates,
     deviation: optax.Updates | None,
 ) -> InFlight:
-    """Takes the oldest message off the queue and puts `fresh` at its end.
-
-    Args:
-      codec_states: States of the codecs after the oldest message.
-      deviation: Deviation of the oldest message, or `None`.
-    """
+    """Takes the oldest message off the queue and puts `fresh` at its end."""
     return InFlight(
         pending=(*in_flight.pending, fresh)[1:],
         filled=entered(in_flight.filled, len(in_flight.pending)),

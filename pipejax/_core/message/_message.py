@@ -120,15 +120,8 @@ def with_constraints(message: Message) -> Message:
 def mean_of(total: jax.Array, message: Message, devices: int) -> jax.Array:
     """Divides a sum by the number of devices, or by the sum of their weights.
 
-    Args:
-      total: Gradients, a loss or a metric, summed over devices.
-      message: The sum of the messages that `total` is from. If it has a weight, `total`
-        is divided by the weight, and otherwise by `devices`.
-      devices: Number of devices over which the messages were summed.
-
-    Returns:
-      The mean, in the shape and dtype of `total`. A sum whose weight is 0 is returned
-      unchanged.
+    `message` is the sum that `total` is from. A sum whose weight is 0 is returned
+    unchanged.
     """
     weight = message.weight
     if weight is None:
@@ -142,9 +135,6 @@ def travelling(tree: Tree, dtype: DTypeLike | None) -> Tree:
     """Casts arrays to the dtype in which they travel, and makes scalars vectors.
 
     Complex numbers travel as pairs of real numbers, along an axis at the end.
-
-    Args:
-      dtype: Floating dtype, or `None` to keep the dtype of each array.
     """
 
     def one(x: jax.Array) -> jax.Array:
@@ -161,11 +151,6 @@ def mean_as(sums: Tree, like: Tree, message: Message, devices: int) -> Tree:
 
     They are cast after the division, because a float16 mean may have a sum that float16
     cannot hold.
-
-    Args:
-      sums: Pytree of arrays as they travelled, summed over devices.
-      message: The sum of the messages that `sums` is from.
-      devices: Number of devices over which the messages were summed.
     """
 
     def one(total: jax.Array, y: Any) -> jax.Array:

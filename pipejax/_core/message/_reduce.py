@@ -66,18 +66,12 @@ class Reduced(NamedTuple):
         return self.counts & self.finite
 
     def settled(self, new: CodecStates, old: CodecStates) -> CodecStates:
-        """Returns the codec states after the sum: the old ones if it is not usable.
-
-        Args:
-          new: States of the codecs after the sum.
-          old: States of the codecs before the sum.
-        """
+        """Returns the codec states after the sum: the old ones if it is not usable."""
         usable = self.usable
         return jax.tree.map(lambda n, o: jnp.where(usable, n, o), new, old)
 
 
 def _all_finite(leaves: Sequence[jax.Array]) -> jax.Array:
-    """Returns whether all elements of all leaves are finite."""
     finite = [jnp.isfinite(leaf).all() for leaf in leaves]
     return jnp.stack(finite).all() if finite else jnp.array(True)
 

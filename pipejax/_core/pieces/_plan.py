@@ -39,12 +39,8 @@ def on_pieces(
 ) -> Program:
     """Returns a function of whole arrays as a program for pieces of them.
 
-    Args:
-      args: Its arguments, as arrays or shapes of the whole arrays.
-
-    Raises:
-      NotElementwiseError: If the function has an operation that needs elements of
-        several pieces. The message names the operation.
+    Raises a `NotElementwiseError`, which names the operation, if one needs elements of
+    several pieces.
     """
     closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
     return _of(closed, splits, devices, jax.tree.structure(shape))
@@ -203,7 +199,6 @@ class _Planner:
         run: Callable[..., Sequence[Any]],
         splits: tuple[Split, ...],
     ) -> tuple[Any, ...]:
-        """Adds an operation to a level, and returns the names of its results."""
         writes = tuple(object() for _ in splits)
         self.levels[level].operations.append(Operation(reads, writes, run))
         self.known.update((n, (s, level)) for n, s in zip(writes, splits, strict=True))
@@ -211,7 +206,6 @@ class _Planner:
 
 
 def _is_uniform(equation: JaxprEqn) -> bool:
-    """Returns whether an equation makes an array from one number."""
     if equation.primitive.name != "broadcast_in_dim":
         return False
     return len(equation.invars) == 1 and not equation.invars[0].aval.ndim
@@ -231,7 +225,6 @@ def _keeps_equal(equation: JaxprEqn) -> bool:
 def _branches(
     equation: JaxprEqn, splits: Sequence[Split], devices: Devices
 ) -> list[Program]:
-    """Returns the branches of a `lax.cond` as programs for pieces."""
     if is_split(splits[0]):
         raise NotElementwiseError("cond on a split predicate")
     return [

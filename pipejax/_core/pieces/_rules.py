@@ -119,8 +119,7 @@ class Devices(NamedTuple):
     def once(self, x: jax.Array, split: Split) -> jax.Array:
         """Returns an array on one of the devices that have the same piece, 0 on others.
 
-        Args:
-          x: An array that belongs to this device's piece of another array.
+        `split` is that of the array to whose piece x belongs.
         """
         used = {name for names in split for name in names}
         others = tuple(n for n in self.names if n not in used and self.sizes[n] > 1)
@@ -143,11 +142,7 @@ def acts_elementwise(equation: JaxprEqn) -> bool:
 
 
 def on_elements(equation: JaxprEqn, *values: Any) -> Sequence[Any]:
-    """Runs an elementwise operation on operands that all have one shape.
-
-    Args:
-      equation: The equation of a jaxpr, traced at other shapes.
-    """
+    """Runs an elementwise operation on operands that all have one shape."""
     out = equation.primitive.bind(*values, **equation.params)
     return out if equation.primitive.multiple_results else [out]
 
@@ -164,12 +159,7 @@ def is_elementwise(equation: JaxprEqn, splits: Sequence[Split]) -> bool:
 def rule_of(equation: JaxprEqn, splits: Sequence[Split], devices: Devices) -> Rule:
     """Returns how an operation runs on pieces.
 
-    Args:
-      equation: The equation of a jaxpr, traced at the shapes of the whole arrays.
-      splits: How its operands are split. At least one of them is.
-
-    Raises:
-      NotElementwiseError: If there is no rule.
+    At least one operand is split. Raises a `NotElementwiseError` without a rule.
     """
     name = equation.primitive.name
     if name == "bitcast_convert_type":
@@ -188,7 +178,6 @@ def rule_of(equation: JaxprEqn, splits: Sequence[Split], devices: Devices) -> Ru
 
 
 def _elementwise(equation: JaxprEqn, splits: Sequence[Split], devices: Devices) -> Rule:
-    """Returns the rule of an operation that works element by element."""
     whole_shape = equation.outvars[0].aval.shape
     split = _joint(equation.primitive.name, splits, len(whole_shape))
     shape = devices.shape(whole_shape, split)
@@ -213,13 +202,7 @@ def _elementwise(equation: JaxprEqn, splits: Sequence[Split], devices: Devices) 
 def _joint(name: str, splits: Sequence[Split], ndim: int) -> Split:
     """Returns the split of an elementwise result, which has those of all operands.
 
-    Args:
-      splits: How the operands are split. Some may be numbers.
-      ndim: The number of axes of the result.
-
-    Raises:
-      NotElementwiseError: If a device does not have the elements of the operands that
-        belong together.
+    Raises a `NotElementwiseError` if a device lacks elements that belong together.
     """
     joint: list[tuple[str, ...]] = []
     for axis in range(ndim):
@@ -232,7 +215,6 @@ def _joint(name: str, splits: Sequence[Split], ndim: int) -> Split:
 
 
 def _barrier(*values: Any) -> Sequence[Any]:
-    """Returns the values, behind a barrier for the compiler."""
     return lax.optimization_barrier(list(values))
 
 
@@ -263,7 +245,6 @@ def _reshape(equation: JaxprEqn, split: Split, devices: Devices) -> Rule:
 
 
 def _bitcast(equation: JaxprEqn, split: Split) -> Rule:
-    """Returns the rule of a bitcast, which may add or remove a last axis."""
     added = equation.outvars[0].aval.ndim - len(split)
     if added < 0 and split[-1]:
         raise NotElementwiseError("bitcast_convert_type of a split axis")
@@ -272,7 +253,6 @@ def _bitcast(equation: JaxprEqn, split: Split) -> Rule:
 
 
 def _reduction(equation: JaxprEqn, split: Split, devices: Devices) -> Rule:
-    """Returns the rule of a reduction, which ends in a sum over devices if it must."""
     name, axes = equation.primitive.name, equation.params["axes"]
     left = tuple(names for axis, names in enumerate(split) if axis not in axes)
     if not any(split[axis] for axis in axes):
@@ -341,11 +321,6 @@ def _side_by_side(equation: JaxprEqn, split: Split, devices: Devices) -> Rule:
 
 
 def _wide(dtype: Any) -> Any:
-    """Returns the dtype in which numbers of a dtype are added over devices.
-
-    Raises:
-      NotElementwiseError: If they are complex.
-    """
     if jnp.issubdtype(dtype, jnp.floating):
         return working_dtype(dtype)
     if jnp.issubdtype(dtype, jnp.complexfloating):

@@ -19,8 +19,7 @@ def stages_of(program: Program, devices: Devices, *, silent: bool = False) -> St
     first stage is what `program.run(0, ...)` returned, and after the last stage it is
     what `program.result` takes.
 
-    Args:
-      silent: Whether devices take their own numbers for sums, and send nothing.
+    If `silent`, devices take their own numbers for sums, and send nothing.
     """
     stages = Stages(())
     for level in range(1, len(program.levels)):

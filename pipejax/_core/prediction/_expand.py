@@ -35,11 +35,8 @@ def expanded(
 ) -> tuple[Any, tuple[Any, ...]]:
     """Returns a function's value, and its derivatives element by element.
 
-    Args:
-      function: A function of `len(points)` trees, whose result has the form of each.
-
-    Returns:
-      The value `f(m)`, and for each argument the tree P.
+    The result of `function` has the form of each of its arguments. Returned are `f(m)`
+    at the `points`, and for each argument the tree P.
     """
     held, value = _held(function, points), function(*points)
     slopes = []
@@ -58,11 +55,7 @@ def works_elementwise(
 ) -> bool:
     """Returns whether `expanded` describes a function of gradients.
 
-    Args:
-      function: A function of a list of trees and of other arguments, whose result has
-        the form of each of the trees.
-      points: The trees, or their shapes.
-      *others: The other arguments, or their shapes.
+    `points` is its first argument, a list of trees of the form of its result.
     """
     closed = jax.make_jaxpr(function)(points, *others)
     leaves = [i for point in points for i in range(len(jax.tree.leaves(point)))]
@@ -86,9 +79,6 @@ class Reads(NamedTuple):
 
 def reads(function: Callable[..., Any], *args: Any) -> Reads:
     """Returns the arguments on which the results of a function depend.
-
-    Args:
-      *args: Its arguments, or their shapes.
 
     Examples:
       >>> reads(lambda x, y, z: 2 * x + jnp.sign(y), 1.0, 1.0, 1.0)
@@ -142,12 +132,8 @@ def _without_sums(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
 def _origins(closed: ClosedJaxpr, given: Sequence[int | None]) -> list[int | None]:
     """Returns the leaf on whose elements each result depends, place by place.
 
-    Args:
-      given: The number of the leaf for each argument, `None` if it is none.
-
-    Returns:
-      The number of the leaf, `None` for what depends on no leaf or only on sums over
-      arrays, or `_MIXED`.
+    A leaf is given by its number. `None` stands for no leaf, or for sums over arrays
+    alone, and `_MIXED` for elements of several places.
     """
     names = dict(zip(closed.jaxpr.invars, (object() for _ in given), strict=True))
     known: dict[Any, int | None] = dict(zip(names.values(), given, strict=True))
@@ -206,9 +192,7 @@ def _depends(
 ) -> list[frozenset[int]]:
     """Returns the arguments on which each result of a program depends, by number.
 
-    Returns:
-      For each result the numbers of arguments. `_jump(i)` is among them if the result
-      depends on argument i by a jump.
+    `_jump(i)` is among them if the result depends on argument i by a jump.
     """
     names = dict(zip(closed.jaxpr.invars, (object() for _ in given), strict=True))
     known: dict[Any, frozenset[int]] = dict(zip(names.values(), given, strict=True))
@@ -235,7 +219,6 @@ def _depends(
 
 
 def _is_flat(equation: JaxprEqn) -> bool:
-    """Returns whether an operation has no slope, apart from jumps."""
     result = equation.outvars[0].aval.dtype
     operands = (var.aval.dtype for var in equation.invars)
     rounds = not jnp.issubdtype(result, jnp.inexact) and any(
@@ -250,5 +233,4 @@ def _jump(argument: int) -> int:
 
 
 def _joined_sets(sets: Sequence[frozenset[int]]) -> frozenset[int]:
-    """Returns the union of some sets."""
     return frozenset[int]().union(*sets)

@@ -26,12 +26,7 @@ class Mean(NamedTuple):
 
     @classmethod
     def empty(cls, params: optax.Params, travels: DTypeLike | None) -> "Mean":
-        """Returns a mean before any update.
-
-        Args:
-          params: The whole parameters, or their shapes.
-          travels: dtype in which gradients travel. `None` stands for their own.
-        """
+        """Returns a mean before any update."""
 
         def zeros(leaf: Leaf) -> jax.Array:
             dtype = jnp.dtype(travels or leaf.dtype)
@@ -42,11 +37,7 @@ class Mean(NamedTuple):
         return cls(gradients, jnp.zeros((), jnp.float32), jnp.array(False))
 
     def after(self, gradients: optax.Updates, loss: jax.Array) -> "Mean":
-        """Returns the mean after an update.
-
-        Args:
-          gradients: The mean gradient by which the parameters were updated.
-        """
+        """Returns the mean after an update."""
         kept = self.gradients
         if kept is not None:
             # An optimizer may deal with NaN itself. P times NaN would be NaN.

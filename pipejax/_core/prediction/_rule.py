@@ -76,11 +76,7 @@ class Kind(NamedTuple):
 def kind_of(
     update: Update, params: optax.Params, opt_state: optax.OptState, count: int
 ) -> Kind:
-    """Returns how an optimizer's update depends on gradients.
-
-    Args:
-      count: Number of gradients in flight, K-1.
-    """
+    """Returns how an optimizer's update depends on gradients."""
     losses = [jax.ShapeDtypeStruct((), jnp.float32)] * count
     gradients = [params] * count
 
@@ -120,11 +116,7 @@ def changed(
 ) -> Any:
     """Returns the change of the parameters by several updates in turn.
 
-    Args:
-      params: Parameters before the first update.
-      opt_state: Optimizer state before the first update.
-      losses: The loss of each update, for optimizers that take it.
-      taken: Whether each update is made.
+    Each update is made only if its `taken` is true.
     """
     total = None
     for gradient, loss, made in zip(gradients, losses, taken, strict=True):
@@ -154,11 +146,6 @@ def predicted(
 
     An own gradient that is not usable is taken to be zero, or m where elements mix.
     Before any mean has been applied, the own gradient stands in for m.
-
-    Args:
-      kind: How the update depends on gradients: `"elementwise"` or `"mixing"`.
-      mean: The mean gradient that was applied last.
-      own: This device's gradients in flight, oldest first.
     """
     known = mean.known
     # Before the first mean, the own gradient takes its place. `g - m` is then 0, and
@@ -207,14 +194,8 @@ def anchored(
     optimizer, the owners of its state find c and P, and send both. Devices have P in 8
     bits, and c is made with this P: its error is multiplied by `g_own - m` alone.
 
-    Args:
-      mean: The mean gradient that was applied last. If it has no gradients, devices
-        find P by themselves, and m is 0.
-      behind: For each gradient in flight, whether it is real.
-      dtype: dtype of P, `CODE` or another.
-
-    Returns:
-      c, and P for each gradient in flight, or `None` if devices need no P.
+    Without gradients in `mean`, devices find P by themselves, and m is 0. P is `None`
+    where devices need none.
     """
     count, taken, m = len(behind), [*behind], jax.tree.map(jnp.zeros_like, params)
     if mean.gradients is not None:
@@ -262,10 +243,6 @@ def expansion(
 
     The bound of P is `STEEPEST` times the length of `U(m; s)` over that of m, for each
     array. Where P or U is not finite, P is 0: the prediction is that by m.
-
-    Args:
-      change_by: Function from the gradients of each update to the change.
-      bounds: Whether slopes are kept within the bound.
     """
     value, slopes = expanded(change_by, means)
     change = _finite(value)
@@ -297,7 +274,6 @@ def _steepest(change: jax.Array, mean: jax.Array) -> jax.Array:
 
 
 def _length(x: jax.Array) -> jax.Array:
-    """Returns the Euclidean norm of all elements of an array, float32."""
     return jnp.sqrt(jnp.sum(jnp.square(x.astype(jnp.float32))))
 
 
@@ -307,7 +283,6 @@ def _blended(mean: Tree, own: Tree) -> Tree:
 
 
 def _either(predicate: jax.Array, new: Tree, old: Tree) -> Tree:
-    """Returns the leaves of `new` if `predicate` is true, and those of `old` if not."""
     return jax.tree.map(lambda n, o: jnp.where(predicate, n, o), new, old)
 
 
@@ -317,5 +292,4 @@ def _finite(change: Tree) -> Tree:
 
 
 def _moved(params: optax.Params, change: Tree) -> optax.Params:
-    """Returns the parameters after a change, in their own dtypes."""
     return jax.tree.map(lambda w, u: (w + u).astype(w.dtype), params, change)

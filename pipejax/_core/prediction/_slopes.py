@@ -36,9 +36,6 @@ class Slopes(NamedTuple):
 def encoded(slope: jax.Array, steepest: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Returns the code of slopes, which `decoded` undoes.
 
-    Args:
-      dtype: `CODE`, or a dtype that holds slopes as they are.
-
     Examples:
       >>> code = encoded(jnp.float32([1.0, -0.3, 5.0]), jnp.float32(2.0), CODE)
       >>> decoded(code, jnp.float32(2.0)).tolist()
@@ -67,19 +64,11 @@ def to_words(code: jax.Array) -> jax.Array:
 
 
 def word_form(form: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """Returns the shape and dtype that `to_words` returns.
-
-    Args:
-      form: The shape and dtype that `to_words` is given.
-    """
+    """Returns the shape and dtype that `to_words` returns."""
     return form.update(dtype=jnp.uint8) if form.dtype == CODE else form
 
 
 def of_words(words: jax.Array, like: jax.Array) -> jax.Array:
-    """Undoes `to_words`.
-
-    Args:
-      like: An array of the dtype that it was given.
-    """
+    """Undoes `to_words`."""
     same = words.dtype == like.dtype
     return words if same else lax.bitcast_convert_type(words, like.dtype)

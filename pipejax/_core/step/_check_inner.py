@@ -23,9 +23,6 @@ def warn_of_unused_axes(
     """Warns of inner axes along which all devices hold and compute the same.
 
     Must be called while a step is traced, and so warns once for each program.
-
-    Args:
-      loss_fn: The loss function, which may split arrays by itself.
     """
     if not batch.specs:
         return  # It is not known how a traced batch is split.

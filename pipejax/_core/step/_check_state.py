@@ -24,9 +24,7 @@ def check_state(state: Any, devices: set[Any], *, counted: bool) -> None:
 
     A state that was donated is not usable, because its arrays are deleted.
 
-    Args:
-      counted: Whether the host must know the number of calls. If so, `state.calls` must
-        be there and must not be traced.
+    If `counted`, the host must know `state.calls`.
     """
     if not isinstance(state, PipelineState):
         raise ValueError(
@@ -68,12 +66,7 @@ def check_state(state: Any, devices: set[Any], *, counted: bool) -> None:
 
 
 def check_kind(state: PipelineState, inner: tuple[str, ...], *, sharded: bool) -> None:
-    """Raises a `ValueError` unless the state is split as those of the train step.
-
-    Args:
-      inner: The inner axes of the mesh of the train step.
-      sharded: Whether the train step has a sharded optimizer.
-    """
+    """Raises a `ValueError` unless the state is split as those of the train step."""
     split = state.gathered is not None
     if split != sharded:
         raise ValueError(
@@ -94,7 +87,6 @@ def check_optimizer_of(state: PipelineState, tx: optax.GradientTransformation) -
 
 
 def _is_deleted(leaf: Leaf) -> bool:
-    """Returns whether `leaf` is an array whose buffer is gone."""
     # This runs for every leaf in every step. `isinstance(leaf, jax.Array)` takes three
     # times as long.
     is_deleted = getattr(leaf, "is_deleted", None)
@@ -102,19 +94,13 @@ def _is_deleted(leaf: Leaf) -> bool:
 
 
 def _ids(devices: Any) -> list[int]:
-    """Returns the ids of the devices, in ascending order."""
     return sorted(device.id for device in devices)
 
 
 def check_in_flight(
     in_flight: InFlight, width: int, devices: int, *, feeds_back: bool
 ) -> None:
-    """Raises a `ValueError` unless the pipeline fits the train step.
-
-    Args:
-      feeds_back: Whether the train step feeds deviations back. The pipeline must have a
-        deviation if it does, and none otherwise.
-    """
+    """Raises a `ValueError` unless the pipeline fits the train step."""
     found = width_of(in_flight)
     if found != width:
         raise ValueError(
@@ -144,11 +130,7 @@ def check_pending(
 ) -> None:
     """Raises a `ValueError` unless messages in flight fit parameters and model state.
 
-    Args:
-      state: A state with the parameters and the model state.
-      in_flight: The pipeline of one device, or the concatenated pipelines of several.
-      reduce_dtype: dtype in which gradients and changes travel. `None` stands for their
-        own dtypes.
+    `in_flight` is the pipeline of one device, or the concatenated ones of several.
     """
     if not in_flight.pending:
         return
@@ -175,11 +157,7 @@ def check_pending(
 
 
 def check_mean(state: Common, wanted: bool) -> None:
-    """Raises a `ValueError` unless a state has what weight prediction needs.
-
-    Args:
-      wanted: Whether it must have the mean gradient that was applied last.
-    """
+    """Raises a `ValueError` unless a state has what weight prediction needs."""
     kept = state.trainable.mean is not None
     if wanted == kept:
         return
@@ -217,7 +195,6 @@ def check_room(message: Message, in_flight: InFlight) -> None:
 
 
 def _check_changes(message: Message, in_flight: Message) -> None:
-    """Raises a `ValueError` if `message` changes model state that is not in flight."""
     missing = paths(message.changes) - paths(in_flight.changes)
     if missing:
         leaf = min(map(jax.tree_util.keystr, missing))

@@ -37,15 +37,7 @@ def compute(
     in_flight: InFlight,
     batch: Batch,
 ) -> tuple[Message, Computed]:
-    """Returns this device's message, and what the update will need.
-
-    Args:
-      state: The state before the step.
-
-    Raises:
-      ValueError: If the messages in flight do not fit the parameters, the model state
-        or the metrics, or if the loss function breaks its contract.
-    """
+    """Returns this device's message, and what the update will need."""
     shards, whole = state.shards, state.trainable.whole_params
     check_pending(state, in_flight, settings.reduce_dtype)
     if length := len(in_flight.pending):
@@ -71,12 +63,7 @@ def compute(
 
 
 def _split(rng: Keys, place: jax.Array) -> tuple[Any, Any]:
-    """Returns the keys for the next step, and this device's keys for this step.
-
-    Args:
-      rng: Keys, or `None`.
-      place: The device's place along the axes of the data.
-    """
+    """Returns the keys for the next step, and this device's keys for this step."""
     if rng is None:
         return None, None
     keys, structure = jax.tree.flatten(rng)

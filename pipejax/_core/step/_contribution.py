@@ -51,14 +51,7 @@ def contribution(
 ) -> tuple[optax.Updates, Passengers, Returned]:
     """Runs the loss, in its full form, and its gradient.
 
-    Args:
-      model_state: Model state before the microbatch.
-      axis_name: Axes over which devices have weights of their own.
-      specs: How the devices of a group split the gradients.
-
-    Returns:
-      What the microbatch adds to the message, and what the loss has returned. If the
-      weight is 0, averaged leaves of the model state stay as they were.
+    A weight of 0 keeps averaged leaves of the model state as they were.
     """
     of_params = functools.partial(full, batch=batch, model_state=model_state, rng=rng)
     loss, vjp, returned = jax.vjp(of_params, params, has_aux=True)
@@ -97,9 +90,7 @@ def combined(
 ) -> tuple[optax.Updates, Passengers]:
     """Returns what m microbatches add: their mean, or their sum if there are weights.
 
-    Args:
-      gradients: The sum of their gradients.
-      each: Their passengers, with a leading axis of length m.
+    `gradients` are their sum, and `each` has a leading axis of length m.
     """
     if each.weighted:
         return gradients, dataclasses.replace(each, values=each.values.sum(axis=0))

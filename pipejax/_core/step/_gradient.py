@@ -50,22 +50,9 @@ def local_message(
 ) -> tuple[Message, Any]:
     """Runs the loss and its gradient over this device's share of the batch.
 
-    Args:
-      model_state: Model state, passed to the loss as a keyword unless it is `None`.
-      rng: Key of this device for this step, or a pytree of keys, passed to the loss as
-        a keyword unless it is `None`. Several microbatches get keys of their own, split
-        from these.
-      batch: Arrays with a leading axis of B examples, where B is a multiple of
-        the number of microbatches.
-      shards: How a group of devices shards parameters and model state.
-      room: The changes of model state for which the queue has room. `None` without a
-        queue.
-
-    Returns:
-      The message to reduce, and the model state as this device leaves it.
-
-    Raises:
-      ValueError: If `loss_fn` breaks its contract.
+    Several microbatches get keys of their own, split from `rng`. `room` has the changes
+    of model state for which the queue has room, or is `None` without a queue. The model
+    state that is returned is that of this device alone.
     """
     full = full_form(settings.loss_fn, settings.compute_dtype)
     of_batch = functools.partial(
@@ -130,12 +117,10 @@ def empty_message(
 
 
 def _in_parts(x: jax.Array, count: int) -> jax.Array:
-    """Cuts an array along its first axis into `count` equal parts."""
     return x.reshape(count, x.shape[0] // count, *x.shape[1:])
 
 
 def _check_range(message: Message) -> None:
-    """Raises a `ValueError` if weighted gradients would travel as float16."""
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(message.gradients)}
     if message.weight is not None and jnp.dtype(jnp.float16) in dtypes:
         raise ValueError(

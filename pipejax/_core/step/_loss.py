@@ -85,7 +85,6 @@ def is_floating(leaf: Leaf) -> bool:
 
 
 def _unbound(error: NameError) -> ValueError:
-    """Returns the error for a loss that uses an axis that is not bound."""
     return ValueError(
         "`loss_fn` must use axes of the mesh only:"
         f" {str(error).partition('.')[0]}. Name an axis of `mesh`, or pass a mesh"
@@ -94,19 +93,16 @@ def _unbound(error: NameError) -> ValueError:
 
 
 def _in_dtype_of(after: Tree, before: Tree) -> jax.Array:
-    """Returns `after` in the dtype of `before`."""
     after = jnp.asarray(after)
     # A typed PRNG key has no `astype`.
     return after if after.dtype == before.dtype else after.astype(before.dtype)
 
 
 def _cast(tree: Tree, dtype: DTypeLike) -> Tree:
-    """Casts all floating leaves to `dtype`."""
     return jax.tree.map(lambda x: x.astype(dtype) if is_floating(x) else x, tree)
 
 
 def _checked_weight(weight: Any) -> jax.Array | None:
-    """Returns the weight in float32, after a check that it is a real scalar."""
     if weight is None:
         return None
     dtype = jnp.result_type(weight)
@@ -132,7 +128,6 @@ def _checked_weight(weight: Any) -> jax.Array | None:
 
 
 def _check_loss(loss: Any, aux: Any) -> None:
-    """Raises a `ValueError` unless the loss is a floating scalar and `aux` an `Aux`."""
     if not isinstance(aux, Aux):
         raise ValueError(
             "`loss_fn` must return a scalar, or a scalar and pj.Aux(metrics=...,"
@@ -156,7 +151,6 @@ def _check_loss(loss: Any, aux: Any) -> None:
 
 
 def _check_metrics(metrics: Tree) -> None:
-    """Raises a `ValueError` unless all metrics are real scalars."""
     for path, metric in jax.tree_util.tree_leaves_with_path(metrics):
         name = f"metrics{jax.tree_util.keystr(path)}"
         if jnp.shape(metric) != ():
@@ -175,7 +169,6 @@ def _check_metrics(metrics: Tree) -> None:
 
 
 def _check_model_state(after: Tree, before: Tree) -> None:
-    """Raises a `ValueError` if the loss changed structure or shapes of the state."""
     got, given = (jax.tree.map(jnp.shape, tree) for tree in (after, before))
     shapes, wanted = (list(map(jnp.shape, jax.tree.leaves(x))) for x in (after, before))
     if not alike(after, before) or shapes != wanted:
@@ -187,7 +180,6 @@ def _check_model_state(after: Tree, before: Tree) -> None:
 
 
 def _check_casts(after: Tree, before: Tree) -> None:
-    """Raises a `ValueError` if a leaf would lose its imaginary part or its fraction."""
     leaves = jax.tree_util.tree_leaves_with_path(after)
     for (path, a), b in zip(leaves, jax.tree.leaves(before), strict=True):
         got, given = jnp.result_type(a), jnp.result_type(b)

@@ -52,12 +52,7 @@ def model_state_ahead(
     *,
     skip_nonfinite: bool,
 ) -> ModelState:
-    """Returns the model state to which this device's own changes in flight lead.
-
-    Args:
-      shards: How a group of devices shards the model state.
-      skip_nonfinite: Whether a message that is not finite will be held back.
-    """
+    """Returns the model state to which this device's own changes in flight lead."""
     for own, arrived in zip(in_flight.pending, valid(in_flight), strict=True):
         if not jax.tree.leaves(own.changes):
             continue  # whether the gradients are finite does not matter then
@@ -81,14 +76,8 @@ def changes_of(
     room for one. It is then zero. (Such a leaf may hold an infinity, and the difference
     `inf - inf` would be NaN.)
 
-    Args:
-      before: Model state as it was given to the loss function.
-      unchanged: For each leaf, whether the loss function returned the same object.
-      room: The changes for which the queue has room, a pytree like `before` with `None`
-        in place of some leaves. `None` if there is no queue.
-
-    Raises:
-      ValueError: If the loss function changes a leaf that cannot be averaged.
+    `room` has the changes for which the queue has room, with `None` in place of other
+    leaves.
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(before)
     kept = paths(room)
@@ -115,11 +104,8 @@ def every_change(model_state: ModelState) -> Tree:
 def moved(model_state: ModelState, after: Tree, changes: Tree) -> ModelState:
     """Returns `model_state` with the mean `changes` added to the leaves that have one.
 
-    Args:
-      model_state: Model state before the update.
-      after: Model state as this device's loss left it. Leaves that are neither floating
-        nor complex are taken from it.
-      changes: Pytree like `model_state`, with `None` in place of some leaves.
+    Leaves that are neither floating nor complex are taken from `after`, the model state
+    as this device's loss has left it.
     """
 
     def leaf(d: Any, s: Any, a: Any) -> Any:
@@ -132,11 +118,7 @@ def moved(model_state: ModelState, after: Tree, changes: Tree) -> ModelState:
 
 
 def unmoved(model_state: ModelState, after: Tree) -> ModelState:
-    """Returns the model state after a step that applies no change.
-
-    Args:
-      model_state: Model state before the update.
-    """
+    """Returns the model state after a step that applies no change."""
     return moved(model_state, after, jax.tree.map(lambda _: None, model_state))
 
 
@@ -153,12 +135,7 @@ def mean_changes(message: Message, model_state: ModelState, devices: int) -> Tre
 
 
 def with_changes(shards: Shards, model_state: ModelState, changes: Tree) -> Shards:
-    """Returns how a group shards a message that has these changes.
-
-    Args:
-      model_state: The model state, or its shapes.
-      changes: Pytree like it, with `None` in place of some leaves.
-    """
+    """Returns how a group shards a message that has these changes."""
     leaves, there = jax.tree_util.tree_leaves_with_path(model_state), paths(changes)
     specs = shards.model_state and tuple(
         spec
@@ -172,10 +149,6 @@ def warn_of_zeros(changes: Tree, before: Tree, unchanged: tuple[bool, ...]) -> N
     """Warns of changes that are always zero, but travel because the queue has room.
 
     Must be called while a step is traced, and so warns once for each program.
-
-    Args:
-      before: Model state as it was given to the loss function.
-      unchanged: For each leaf, whether the loss function returned the same object.
     """
     sent, leaves = paths(changes), jax.tree_util.tree_leaves_with_path(before)
     pairs = zip(leaves, unchanged, strict=True)
@@ -193,7 +166,6 @@ def warn_of_zeros(changes: Tree, before: Tree, unchanged: tuple[bool, ...]) -> N
 
 
 def _check_averaged(path: Any, leaf: Leaf, *, same: bool) -> None:
-    """Raises a `ValueError` for a changed leaf of too few bits to be averaged."""
     small = jnp.issubdtype(leaf.dtype, jnp.inexact) and not averaged(leaf)
     if small and not same:
         raise ValueError(

@@ -58,12 +58,9 @@ class Places(NamedTuple):
     ) -> "Places":
         """Returns where the pieces lie.
 
-        Args:
-          shards: How they are split. If they do not say it of the optimizer state, an
-            array at the path of a parameter of the same shape is split as this
-            parameter, and all others are whole.
-          axis_name: Axis or axes of the data.
-          sizes: The sizes of the axes of the mesh, by name.
+        If `shards` does not say how the optimizer state is split, an array at the path
+        of a parameter of the same shape is split as this parameter, and all others are
+        whole.
         """
         names = (*axes(axis_name), *shards.inner)
         devices = Devices({name: sizes[name] for name in names})
@@ -112,12 +109,7 @@ class Places(NamedTuple):
 
 
 def check_places(after: Sequence[P], places: Places) -> None:
-    """Raises a `ValueError` unless an update leaves the optimizer state as it lies.
-
-    Args:
-      after: How the update leaves it, as a spec for each leaf.
-      places: Where the pieces lie before it.
-    """
+    """Raises a `ValueError` unless an update leaves the optimizer state as it lies."""
     leaves = jax.tree_util.tree_leaves_with_path(places.whole_opt_state)
     triples = zip(leaves, spec_leaves(places.opt_state), after, strict=True)
     for (path, _), before, now in triples:
@@ -138,11 +130,7 @@ def spec_of(split: Split) -> P:
 
 
 def split_of(spec: P, ndim: int) -> Split:
-    """Returns a partition spec as a split, which has an entry for every axis.
-
-    Args:
-      ndim: The number of axes of the array.
-    """
+    """Returns a partition spec as a split, which has an entry for every axis."""
     entries = [() if entry is None else axes(entry) for entry in spec]
     return (*entries, *[()] * (ndim - len(entries)))
 
@@ -153,11 +141,7 @@ def spec_leaves(tree: Tree) -> list[P]:
 
 
 def exact_specs(message: Message) -> tuple[P, ...]:
-    """Returns how the arrays that travel exactly are split over inner axes.
-
-    Args:
-      message: A message, or its shapes.
-    """
+    """Returns how the arrays that travel exactly are split over inner axes."""
     changes = len(jax.tree.leaves(message.changes))
     others = len(summands(message).exact) - changes
     return (*(message.shards.changes or (P(),) * changes), *(P(),) * others)

@@ -62,12 +62,7 @@ def empty_mean(
     shards: Shards,
     length: int,
 ) -> Mean | None:
-    """Returns the mean that predictions need before any is applied, or `None`.
-
-    Args:
-      params: The whole parameters, or their shapes.
-      length: Number of gradients in flight, K-1.
-    """
+    """Returns the mean that predictions need before any is applied, or `None`."""
     del shards
     kind = kind_of(params, length, lax.axis_size(settings.axis_name))
     if kind is None or kind.name == "linear":
@@ -106,9 +101,6 @@ def by_own(settings: Settings, state: Common, in_flight: InFlight) -> optax.Para
     linear and all devices have the same weight, the mean of the results over devices is
     exact. How far they may lie apart depends on the learning rate (`pj.stability`).
     `deviation_feedback` damps this.
-
-    Args:
-      state: The state, with the whole parameters and optimizer state.
     """
     # The updates are predictions, and must not replace the mean that was applied.
     state = state._replace(trainable=state.trainable._replace(mean=None))
@@ -124,11 +116,7 @@ def by_own(settings: Settings, state: Common, in_flight: InFlight) -> optax.Para
 
 
 def own_gradients(params: optax.Params, in_flight: InFlight) -> list[Own]:
-    """Returns this device's gradients in flight, oldest first.
-
-    Args:
-      params: The whole parameters, or their shapes.
-    """
+    """Returns this device's gradients in flight, oldest first."""
 
     def one(message: Message, real: jax.Array) -> Own:
         # Also where the optimizer is to deal with NaN: P times NaN is NaN.

@@ -189,12 +189,7 @@ def data_specs(trainable: Trainable, axis_name: AxisName) -> Trainable | P:
 
     Must be called outside of the program of a step, where arrays are whole.
 
-    Args:
-      trainable: The arrays, or their shapes.
-      axis_name: Axis or axes of the data.
-
-    Returns:
-      A spec for each array, or a single one without a sharded optimizer.
+    Without a sharded optimizer, it is a single spec.
     """
     shards = trainable.shards
     if not shards.cuts or trainable.params is None:
@@ -253,11 +248,7 @@ def with_constraints(state: Common) -> Common:
 
 
 def specs_over(specs: Sequence[P], tree: Tree, names: Collection[str]) -> Specs:
-    """Returns the parts over some axes of the specs of a pytree, as a pytree like it.
-
-    Args:
-      names: The names of the axes.
-    """
+    """Returns the parts of specs over some axes, as a pytree like `tree`."""
     parts = [over(spec, names) for spec in specs]
     return jax.tree.unflatten(jax.tree.structure(tree), parts)
 

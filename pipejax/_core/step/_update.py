@@ -39,14 +39,8 @@ def apply(
 ) -> tuple[Common, StepInfo]:
     """Applies the mean that is due, if it has arrived and is finite.
 
-    Args:
-      computed: What `compute` left. `None` if nothing was computed, as in a drain.
-        Leaves of the model state that are not averaged advance in any case.
-      alone: Whether each device applies its own message, in a prediction. Otherwise,
-        all devices apply the same sum.
-
-    Returns:
-      The state after the update, and what the step reports.
+    Leaves of the model state that are not averaged advance even if nothing is applied.
+    If `alone`, each device applies its own message, in a prediction.
     """
     after = state.model_state
     if computed is not None:
@@ -88,11 +82,7 @@ def apply(
 
 
 def decided(reduced: Reduced, *, skip_nonfinite: bool) -> tuple[jax.Array, jax.Array]:
-    """Returns whether a reduced message is applied, and whether it is skipped.
-
-    Args:
-      skip_nonfinite: Whether a message that is not finite is held back.
-    """
+    """Returns whether a reduced message is applied, and whether it is skipped."""
     counts = reduced.counts
     skips = counts & ~reduced.finite if skip_nonfinite else jnp.zeros((), jnp.bool_)
     return counts & ~skips, skips
@@ -106,17 +96,7 @@ def advanced(
     message: Message,
     devices: int,
 ) -> tuple[Any, Any, Mean | None]:
-    """Returns parameters and optimizer state after the update by a summed message.
-
-    Args:
-      params: Parameters before the update.
-      opt_state: Optimizer state before the update.
-      applied: The mean gradient of the update before, or `None` if none is kept.
-      devices: Number of devices over which the messages were summed.
-
-    Returns:
-      Parameters, optimizer state and the mean gradient that was applied.
-    """
+    """Returns parameters and optimizer state after the update by a summed message."""
     # The division is done here, where it fuses with the optimizer's arithmetic.
     # Elsewhere it would take one more pass over the gradients.
     gradients = mean_as(message.gradients, params, message, devices)
@@ -140,9 +120,8 @@ def updated(
     `optax.contrib.reduce_on_plateau` and `optax.polyak_sgd` read `value`, and wrappers
     hand it on.
 
-    Raises:
-      ValueError: If the optimizer needs more, such as the function `value_fn` with
-        which a line search computes the loss again, or if the state changes its form.
+    Raises a `ValueError` if the optimizer needs more, such as the function `value_fn`
+    of a line search.
     """
     run: Any = functools.partial(tx.update, gradients, opt_state, params)
     try:
@@ -163,7 +142,6 @@ def updated(
 
 
 def _needs_more(what: str) -> ValueError:
-    """Returns the error for an optimizer that needs more than it is given."""
     return ValueError(
         "`tx` must need nothing but gradients, state, parameters and the loss as"
         f" `value`; got an update that ends with {what}. A line search or a Hessian"

@@ -108,8 +108,7 @@ def _layout(
     that is found to be split may split others, so the update is planned until nothing
     changes.
 
-    Raises:
-      ValueError: If devices cannot update their pieces by themselves.
+    Raises a `ValueError` if devices cannot update their pieces by themselves.
     """
     shards, tx = message.shards, settings.tx
     # Ends, because an array is only ever split further, and has few axes.
@@ -161,7 +160,6 @@ def _init(
     shards: Shards,
     length: int,
 ) -> Trainable:
-    """Returns this device's pieces, and what every device has whole."""
     mean = _empty_mean(settings, kind_of, params, shards, length)
     if mean is not None:  # an optimizer that goes on is expanded at a mean of zero
         mean = mean._replace(known=jnp.array(known))
@@ -191,11 +189,7 @@ def _exchange(
     valid: Valid,
     all_reduce: AllReduce,
 ) -> Exchange:
-    """Returns the exchange that updates the optimizer between its two halves.
-
-    Args:
-      trainable: This device's pieces before the update.
-    """
+    """Returns the exchange that updates the optimizer between its two halves."""
     assert trainable is not None
     name, shards, whole = settings.axis_name, message.shards, trainable.whole_params
     places, behind = Places.here(settings.tx, whole, shards, name), len(valid.behind)
@@ -270,7 +264,6 @@ def _exchange(
 def _gather(
     settings: Settings, trainable: Trainable, all_reduce: AllReduce
 ) -> Trainable:
-    """Gathers the parameters as they are, with no gradient in flight."""
     shards, whole = trainable.shards, trainable.whole_params
     places = Places.here(settings.tx, whole, shards, settings.axis_name)
     forms = _gathered_forms(settings, whole, places)
@@ -286,14 +279,12 @@ def _gather(
 
 
 def _slope_dtype(settings: Settings, leaf: Leaf) -> DTypeLike:
-    """Returns the dtype in which the slopes of a parameter are gathered."""
     return CODE if settings.slope_dtype == CODE else leaf.dtype
 
 
 def _gathered_forms(
     settings: Settings, params: optax.Params, places: Places
 ) -> list[jax.ShapeDtypeStruct]:
-    """Returns shapes and dtypes of the pieces of parameters that are gathered."""
     pairs = zip(jax.tree.leaves(params), places.params, strict=True)
     return [
         places.piece(leaf, spec).update(dtype=gathered_dtype(settings, leaf))
@@ -304,12 +295,7 @@ def _gathered_forms(
 def _specs(
     message: Message, start: Any, forms: Sequence[Any], places: Places
 ) -> tuple[Any, Any]:
-    """Returns how the values before and after an exchange are split over inner axes.
-
-    Args:
-      start: The value before the exchange.
-      forms: Shapes and dtypes of the arrays that are gathered.
-    """
+    """Returns how the values before and after an exchange are split over inner axes."""
     exact = exact_specs(message)
     whole: Any = P()
     structure = jax.tree.structure((message.changes, message.passengers))

@@ -80,14 +80,8 @@ def program_of(
 ) -> Program:
     """Returns what a device does between the two halves of an exchange.
 
-    Args:
-      message: A message, or its shapes.
-      mean: The mean that the state keeps, or its shapes.
-      slopes: The slopes that the state keeps, or their shapes.
-      behind: Number of messages that will be in flight after the update.
-
-    Raises:
-      NotElementwiseError: If the update needs more than pieces and sums.
+    `behind` is the number of messages that will be in flight after the update. Raises a
+    `NotElementwiseError` if the update needs more than pieces and sums.
     """
     sums = layout_of(message).sums()
     flag: Any = jax.ShapeDtypeStruct((), jnp.bool_)
@@ -138,10 +132,6 @@ def _between(
     """Updates whole parameters and optimizer state by a summed message.
 
     Devices run this function on their pieces.
-
-    Args:
-      learned: Parameters, optimizer state and applied mean before the update.
-      sends: Whether devices will need slopes.
     """
     reduced = Reduced.of(total, valid.message)
     applies, _ = decided(reduced, skip_nonfinite=settings.skip_nonfinite)
@@ -172,11 +162,7 @@ def _between(
 def after_update(program: Program, places: Places) -> tuple[P, ...]:
     """Returns how an update leaves the optimizer state, as a spec for each leaf.
 
-    Args:
-      places: Where the pieces lie before it.
-
-    Raises:
-      NotElementwiseError: If the update would split a parameter further.
+    Raises a `NotElementwiseError` if it would split a parameter further.
     """
     at = jax.tree.unflatten(program.tree, range(program.tree.num_leaves))
     params = jax.tree_util.tree_leaves_with_path(at.params)
