@@ -14,7 +14,7 @@ LAYERS = [
     "_internal",
     "codecs",
     "collectives",
-    *("_core.message", "_core.pieces", "_core.prediction"),
+    *("_core.message", "_core.partitioned", "_core.prediction"),
     *("_core.checks", "_core.replicas", "_core.step", "_core.executors"),
     "train_step",
     *("transforms", "corrections", "stability", "problems"),

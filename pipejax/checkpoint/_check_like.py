@@ -27,7 +27,10 @@ def form_of(like: Any, train: TrainStep) -> PipelineState:
         "width": (train.width, width_of(like.in_flight)),
         "devices": (train.config.devices, like.in_flight.filled.shape[0]),
         "inner axes": (inner, like.shards.inner),
-        "shard_optimizer": (train.config.step.shards_optimizer, bool(like.shards.cuts)),
+        "shard_optimizer": (
+            train.config.step.shards_optimizer,
+            bool(like.shards.data_axes),
+        ),
     }
     for name, (wanted, found) in rules.items():
         if wanted != found:

@@ -188,7 +188,7 @@ def _with_new_mean(
         mean, slopes = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form)
         if mean is not None:
             # With a sharded optimizer, an unknown mean says that its state is new.
-            mean = mean._replace(known=jnp.array(bool(state.shards.cuts)))
+            mean = mean._replace(known=jnp.array(bool(state.shards.data_axes)))
         return mean, slopes
 
     made = jax.jit(zeros, out_shardings=(trained.mean, trained.slopes))()

@@ -33,7 +33,7 @@ from pipejax._core.step import (
     state_of,
 )
 from pipejax._internal.mesh import axes, inner_axes, is_traced
-from pipejax._internal.shards import UNSHARDED, Shards, cut_axes, inner_specs
+from pipejax._internal.shards import UNSHARDED, Shards, data_axes_of, inner_specs
 from pipejax._internal.structures import restructured
 from pipejax._internal.types import Keys, ModelState, Tree
 
@@ -141,8 +141,8 @@ def _given_shards(config: StepConfig, forms: Given, specs: Given) -> Shards:
     if inner := inner_axes(config.mesh, config.axis_name):
         shards = Shards(specs.params, specs.model_state, inner=inner)
     if config.step.shards_optimizer:
-        cuts = cut_axes(forms.params, specs.params, config.devices)
-        shards = dataclasses.replace(shards, cuts=cuts)
+        data_axes = data_axes_of(forms.params, specs.params, config.devices)
+        shards = dataclasses.replace(shards, data_axes=data_axes)
     return shards
 
 

@@ -22,14 +22,14 @@ def state_shardings(state: Common, mesh: Mesh, axis_name: AxisName) -> Common:
       mesh: The mesh of the train step.
       axis_name: Axis or axes of the data.
     """
-    inside, over_data = inner_state_specs(state), state_data_specs(state, axis_name)
+    inner, over_data = inner_state_specs(state), state_data_specs(state, axis_name)
     if over_data.trainable == P():
         every = jax.tree.map(lambda _: P(), state.trainable)
         over_data = over_data._replace(trainable=every)
     return jax.tree.map(
         lambda leaf, *specs: _sharding(leaf, combined_spec(*specs), mesh),
         state,
-        inside,
+        inner,
         over_data,
     )
 

@@ -452,7 +452,7 @@ def codec_states(
       devices. It is empty if no codec has a state.
     """
     dtype, whole = train.settings.reduce_dtype, state.trainable.whole_params
-    shards = Shards(state.shards.params, cuts=state.shards.cuts)
+    shards = Shards(state.shards.params, data_axes=state.shards.data_axes)
     like = jax.eval_shape(lambda: empty_message(whole, None, dtype, shards))
     like = like._replace(passengers=None)
     # A warm-up has the all-reduce of the phase that follows it.

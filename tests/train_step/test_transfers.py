@@ -76,8 +76,8 @@ def test_transfers_of_a_sharded_model_and_optimizer_are_listed(width):
     found = train.transfers(
         train.abstract_state(params), jax.ShapeDtypeStruct((8, 8), jnp.float32)
     )
-    *inside, scatter, loss, finite, gather = found
-    assert inside == [Transfer("all-reduce", 2, 4)]
+    *inner, scatter, loss, finite, gather = found
+    assert inner == [Transfer("all-reduce", 2, 4)]
     # A device has 16 of the 32 elements in its group, and gathers halves of them.
     assert scatter == Transfer("all-to-all", 2, 64)
     assert loss == Transfer("all-reduce", 2, 4)

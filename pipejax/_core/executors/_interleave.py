@@ -21,34 +21,34 @@ def interleave(
 ) -> tuple[Any, Any, Any]:
     """Runs stages beside `compute(*args)`, which does not need what they return.
 
-    The compute is cut into as many pieces as there are stages. Stage i runs beside
-    piece i, and a barrier stands after the two: the next stage and the next piece begin
-    only when both are done. Without the barrier, XLA puts the operation that consumes a
-    collective before the compute. The collective would then end there too, where
-    nothing hides it.
+    The compute is cut into as many segments as there are stages. Stage i runs beside
+    segment i, and a barrier stands after the two: the next stage and the next segment
+    begin only when both are done. Without the barrier, XLA puts the operation that
+    consumes a collective before the compute. The collective would then end there too,
+    where nothing hides it.
 
-    A piece is the longer, the more bytes its stage sends. A stage that sends a few
+    A segment is the longer, the more bytes its stage sends. A stage that sends a few
     numbers still gets a hundredth of what an equal share would be.
 
     `early` is the share of the compute beside the first half of the bytes. The results
     are the value and the codec states after the last stage, and what `compute`
     returned.
     """
-    from ._cut import cut  # imports jax.extend, which is slow
+    from ._segments import segments_of  # imports jax.extend, which is slow
 
-    pieces, result = cut(compute, shares(stages, early), *args)
+    segments, result = segments_of(compute, fractions(stages, early), *args)
     payload: Any = value, states
     values: list[Any] = []
-    for i, piece in enumerate(pieces):
+    for i, segment in enumerate(segments):
         if i < len(stages.stages):
             payload = stages.stages[i](payload)
-        values = piece(values)
+        values = segment(values)
         payload, values = as_numbers(lax.optimization_barrier, (payload, values))
     value, after = stages.finish(payload)
     return value, after, result(values)
 
 
-def shares(stages: Stages, early: float = 0.5) -> list[float]:
+def fractions(stages: Stages, early: float = 0.5) -> list[float]:
     """Returns the share of the compute beside each stage, by the bytes it sends."""
     sent = [sum(x.wire_bytes for x in transfers) for transfers in stages.by_collective]
     if not sum(sent):

@@ -94,8 +94,8 @@ def on_shards_of(message: Message, all_reduce: AllReduce) -> Any:
     With a sharded optimizer, it has two halves, between which devices have pieces.
     """
     shards = message.shards
-    if shards.cuts:
-        all_reduce = ReduceScatterAllGather(all_reduce, shards.cuts)
+    if shards.data_axes:
+        all_reduce = ReduceScatterAllGather(all_reduce, shards.data_axes)
     if not shards:
         return all_reduce
     exact = summands(message).exact

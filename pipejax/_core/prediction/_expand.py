@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pipejax._core.pieces import acts_elementwise
+from pipejax._core.partitioned import acts_elementwise
 from pipejax._internal.jaxpr import Constant, inlined, name_of, runner, value_of
 from pipejax._internal.types import ClosedJaxpr, JaxprEqn
 

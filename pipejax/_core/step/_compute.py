@@ -17,7 +17,7 @@ from ._batch import Batch
 from ._check_inner import warn_of_unused_axes
 from ._check_state import check_mean, check_pending, check_room
 from ._gradient import local_message
-from ._model_state import model_state_ahead
+from ._model_state import predicted_model_state
 from ._state import Common
 from ._step import Computed, Settings
 
@@ -49,7 +49,7 @@ def compute(
         args = whole, state.model_state, key, batch, shards
         warn_of_unused_axes(settings.loss_fn, *args)
     params = point(state, in_flight)
-    model_state = model_state_ahead(
+    model_state = predicted_model_state(
         state.model_state, in_flight, shards, skip_nonfinite=settings.skip_nonfinite
     )
     # A queue has room for the changes that `init` has seen. Others would change its

@@ -45,7 +45,7 @@ def averaged(leaf: Leaf) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.floating) and jnp.finfo(leaf.dtype).bits >= 16
 
 
-def model_state_ahead(
+def predicted_model_state(
     model_state: ModelState,
     in_flight: InFlight,
     shards: Shards,

@@ -24,7 +24,7 @@ from pipejax._internal.shards import (
     UNSHARDED,
     Shards,
     constrained,
-    cut_spec,
+    data_spec,
     optimizer_specs,
     over,
 )
@@ -192,9 +192,9 @@ def data_specs(trainable: Trainable, axis_name: AxisName) -> Trainable | P:
     Without a sharded optimizer, it is a single spec.
     """
     shards = trainable.shards
-    if not shards.cuts or trainable.params is None:
+    if not shards.data_axes or trainable.params is None:
         return P()
-    specs = tuple(cut_spec(cut, axis_name) for cut in shards.cuts)
+    specs = tuple(data_spec(cut, axis_name) for cut in shards.data_axes)
     split = jax.tree.unflatten(jax.tree.structure(trainable.params), specs)
     nothing: Any = jax.tree.map(lambda _: P(), trainable)
     return nothing._replace(

@@ -42,7 +42,7 @@ from pipejax._core.message import (
     on_shards_of,
     summands,
 )
-from pipejax._core.pieces import NotElementwiseError, stages_of
+from pipejax._core.partitioned import NotElementwiseError, stages_of
 from pipejax._core.prediction import CODE, Mean, Slopes, of_words, to_words, word_form
 from pipejax._internal.shards import Shards, as_on_shards
 from pipejax._internal.types import CodecStates, Leaf, Tree
@@ -59,7 +59,7 @@ from pipejax.collectives import (
 
 from ._compute import compute
 from ._gradient import local_message
-from ._places import Places, check_places, exact_specs, spec_leaves, split_of
+from ._partition import Partition, check_partition, exact_specs, spec_leaves, split_of
 from ._prediction import KindOf, kinds
 from ._state import Trainable, data_specs
 from ._step import Settings, Step
@@ -113,10 +113,10 @@ def _layout(
     shards, tx = message.shards, settings.tx
     # Ends, because an array is only ever split further, and has few axes.
     while True:
-        places = Places.of(tx, params, shards, settings.axis_name, mesh.shape)
-        given = params, message, None, None, 0, places
+        partition = Partition.of(tx, params, shards, settings.axis_name, mesh.shape)
+        given = params, message, None, None, 0, partition
         try:
-            after = after_update(program_of(settings, kind_of, *given), places)
+            after = after_update(program_of(settings, kind_of, *given), partition)
         except NotElementwiseError as error:
             raise ValueError(
                 "`tx` must update each element from the gradient, the parameter and"
@@ -126,7 +126,7 @@ def _layout(
                 " optimizer such as optax.adamw, or leave out shard_optimizer."
             ) from error
         shards = dataclasses.replace(shards, opt_state=after)
-        if after == tuple(spec_leaves(places.opt_state)):
+        if after == tuple(spec_leaves(partition.opt_state)):
             return shards
 
 
@@ -141,12 +141,12 @@ def _empty_mean(
 
     It has no gradients if devices find the slopes themselves.
     """
-    places = Places.here(settings.tx, params, shards, settings.axis_name)
-    kind = kind_of(params, length, places.data)
+    partition = Partition.here(settings.tx, params, shards, settings.axis_name)
+    kind = kind_of(params, length, partition.data)
     if kind is None:
         return None
     mean = Mean.empty(params, settings.reduce_dtype)
-    if kind.name == "linear" and not needs_slopes(kind, places):
+    if kind.name == "linear" and not needs_slopes(kind, partition):
         return mean._replace(gradients=None)
     return mean
 
@@ -164,14 +164,14 @@ def _init(
     if mean is not None:  # an optimizer that goes on is expanded at a mean of zero
         mean = mean._replace(known=jnp.array(known))
     whole = Trainable(params, opt_state, mean, shards=shards)
-    places = Places.here(settings.tx, params, shards, settings.axis_name)
+    partition = Partition.here(settings.tx, params, shards, settings.axis_name)
     pieces = jax.tree.map(
-        lambda x, spec: places.devices.piece(x, split_of(spec, x.ndim)),
+        lambda x, spec: partition.devices.piece(x, split_of(spec, x.ndim)),
         whole,
         data_specs(whole, settings.axis_name),
     )
-    slopes, kind = None, kind_of(params, length, places.data)
-    if kind is not None and needs_slopes(kind, places):
+    slopes, kind = None, kind_of(params, length, partition.data)
+    if kind is not None and needs_slopes(kind, partition):
         codes = jax.tree.map(
             lambda x: jnp.zeros(x.shape, _slope_dtype(settings, x)), params
         )
@@ -192,23 +192,28 @@ def _exchange(
     """Returns the exchange that updates the optimizer between its two halves."""
     assert trainable is not None
     name, shards, whole = settings.axis_name, message.shards, trainable.whole_params
-    places, behind = Places.here(settings.tx, whole, shards, name), len(valid.behind)
+    partition, behind = (
+        Partition.here(settings.tx, whole, shards, name),
+        len(valid.behind),
+    )
     # The update is planned for a single device of a group, which runs it on its shards.
     with as_on_shards() if shards else contextlib.nullcontext():
         kept = trainable.mean, trainable.slopes
-        program = program_of(settings, kind_of, whole, message, *kept, behind, places)
-        check_places(after_update(program, places), places)
-    sizes = places.devices.sizes
+        program = program_of(
+            settings, kind_of, whole, message, *kept, behind, partition
+        )
+        check_partition(after_update(program, partition), partition)
+    sizes = partition.devices.sizes
     halved, layout = on_shards_of(message, all_reduce), layout_of(message)
     if shards:
         halved, layout = halved.of_one_device(sizes), halved.shard(layout, sizes)
-    forms, gather = _gathered_forms(settings, whole, places), halved
+    forms, gather = _gathered_forms(settings, whole, partition), halved
     # Codes of 8 bits travel as 32-bit words beside the parameters, in the same
     # collective of each array.
     if sends := sends_slopes(trainable.slopes, behind):
         codes = [x.update(dtype=_slope_dtype(settings, x)) for x in forms]
         forms = [*forms, *map(word_form, codes * behind)]
-        gather = ReduceScatterAllGather(all_reduce, shards.cuts * (1 + behind))
+        gather = ReduceScatterAllGather(all_reduce, shards.data_axes * (1 + behind))
 
     def enter(value: Tree, states: CodecStates) -> tuple[Any, Any]:
         sums, rest = value
@@ -216,12 +221,12 @@ def _exchange(
 
     def leave(value: Tree, states: CodecStates) -> tuple[Any, Any]:
         found = program.result(value)
-        sent = tuple(map(to_words, to_gather(program, found, places)))
+        sent = tuple(map(to_words, to_gather(program, found, partition)))
         return (sent, found._replace(anchor=None, codes=None)), states
 
     def end(value: Tree) -> Reduced:
         gathered, found = value
-        structure, count = jax.tree.structure(trainable.params), len(shards.cuts)
+        structure, count = jax.tree.structure(trainable.params), len(shards.data_axes)
         anchor, *codes = (
             jax.tree.unflatten(structure, gathered[i : i + count])
             for i in range(0, len(gathered), count)
@@ -248,14 +253,14 @@ def _exchange(
     stages = (
         on_first(halved.reduce_scatter(layout, name))
         + Stages((Local(enter),))
-        + stages_of(program, places.devices, silent=halved.silent)
+        + stages_of(program, partition.devices, silent=halved.silent)
         + Stages((Local(leave),))
         + on_first(gather.all_gather(forms, name))
     )
     learned = trainable.params, trainable.opt_state, trainable.mean
     start = summands(message), (learned, valid)
     if shards:
-        stages = on_own_shards(stages, *_specs(message, start, forms, places))
+        stages = on_own_shards(stages, *_specs(message, start, forms, partition))
     # The forward pass is a third of the compute and makes no gradients yet.
     early = 1 / 3 if settings.microbatches == 1 else 0.5
     return Exchange(start, stages, end, early)
@@ -265,13 +270,13 @@ def _gather(
     settings: Settings, trainable: Trainable, all_reduce: AllReduce
 ) -> Trainable:
     shards, whole = trainable.shards, trainable.whole_params
-    places = Places.here(settings.tx, whole, shards, settings.axis_name)
-    forms = _gathered_forms(settings, whole, places)
-    stages = ReduceScatterAllGather(all_reduce, shards.cuts).all_gather(
+    partition = Partition.here(settings.tx, whole, shards, settings.axis_name)
+    forms = _gathered_forms(settings, whole, partition)
+    stages = ReduceScatterAllGather(all_reduce, shards.data_axes).all_gather(
         forms, settings.axis_name
     )
     if shards:
-        stages = on_own_shards(stages, places.params_inside, places.params_inside)
+        stages = on_own_shards(stages, partition.params_inner, partition.params_inner)
     leaves, structure = jax.tree.flatten(trainable.params)
     sent = tuple(x.astype(gathered_dtype(settings, x)) for x in leaves)
     gathered, _ = run(stages, sent, {})
@@ -283,17 +288,17 @@ def _slope_dtype(settings: Settings, leaf: Leaf) -> DTypeLike:
 
 
 def _gathered_forms(
-    settings: Settings, params: optax.Params, places: Places
+    settings: Settings, params: optax.Params, partition: Partition
 ) -> list[jax.ShapeDtypeStruct]:
-    pairs = zip(jax.tree.leaves(params), places.params, strict=True)
+    pairs = zip(jax.tree.leaves(params), partition.params, strict=True)
     return [
-        places.piece(leaf, spec).update(dtype=gathered_dtype(settings, leaf))
+        partition.piece(leaf, spec).update(dtype=gathered_dtype(settings, leaf))
         for leaf, spec in pairs
     ]
 
 
 def _specs(
-    message: Message, start: Any, forms: Sequence[Any], places: Places
+    message: Message, start: Any, forms: Sequence[Any], partition: Partition
 ) -> tuple[Any, Any]:
     """Returns how the values before and after an exchange are split over inner axes."""
     exact = exact_specs(message)
@@ -301,15 +306,15 @@ def _specs(
     structure = jax.tree.structure((message.changes, message.passengers))
     changes, passengers = jax.tree.unflatten(structure, exact)
     _, ((params, _, mean), valid) = start
-    times = len(forms) // len(places.params)
-    inside = jax.tree.unflatten(jax.tree.structure(params), places.params_inside)
+    times = len(forms) // len(partition.params)
+    inner = jax.tree.unflatten(jax.tree.structure(params), partition.params_inner)
     means = None
     if mean is not None:
-        means = means_of(None if mean.gradients is None else inside)
-    learned = inside, places.opt_state_inside, means
+        means = means_of(None if mean.gradients is None else inner)
+    learned = inner, partition.opt_state_inner, means
     before = (
-        Summands(places.params_inside, exact),
+        Summands(partition.params_inner, exact),
         (learned, jax.tree.map(lambda _: whole, valid)),
     )
     found: Any = Between(*learned, None, None, whole, whole, changes, passengers)
-    return before, (places.params_inside * times, found)
+    return before, (partition.params_inner * times, found)

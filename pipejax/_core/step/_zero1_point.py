@@ -22,7 +22,7 @@ from pipejax._core.message import InFlight, valid
 from pipejax._core.prediction import changed, expanded
 from pipejax._internal.shards import constrained
 
-from ._places import Places
+from ._partition import Partition
 from ._prediction import KindOf, by_own, own_gradients, update_of
 from ._prediction import point as replicated_point
 from ._state import Common, Trainable
@@ -78,9 +78,9 @@ def _slopes(
     if trained.slopes is not None:
         return trained.slopes.decoded()
     whole = trained.whole_params
-    places = Places.here(settings.tx, whole, trained.shards, settings.axis_name)
+    partition = Partition.here(settings.tx, whole, trained.shards, settings.axis_name)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), whole)
-    known, real = _known(trained.opt_state, places), valid(in_flight)
+    known, real = _known(trained.opt_state, partition), valid(in_flight)
     losses = [jnp.float32(0)] * len(real)
 
     def change(*gradients: optax.Updates) -> Any:
@@ -89,12 +89,12 @@ def _slopes(
     return expanded(change, [zeros] * len(real))[1]
 
 
-def _known(opt_state: optax.OptState, places: Places) -> optax.OptState:
+def _known(opt_state: optax.OptState, partition: Partition) -> optax.OptState:
     """Returns the whole optimizer state, with zeros in place of what is split."""
-    leaves, structure = jax.tree.flatten(places.whole_opt_state)
-    own, cuts = jax.tree.leaves(opt_state), places.opt_state_cuts
+    leaves, structure = jax.tree.flatten(partition.whole_opt_state)
+    own, data_axes = jax.tree.leaves(opt_state), partition.opt_state_axes
     found = [
         leaf if cut is None else jnp.zeros(form.shape, form.dtype)
-        for form, leaf, cut in zip(leaves, own, cuts, strict=True)
+        for form, leaf, cut in zip(leaves, own, data_axes, strict=True)
     ]
     return jax.tree.unflatten(structure, found)

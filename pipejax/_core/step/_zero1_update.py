@@ -9,14 +9,14 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from pipejax._core.message import Message, Reduced, Valid, layout_of, message_of
-from pipejax._core.pieces import NotElementwiseError, Program, on_pieces
+from pipejax._core.partitioned import NotElementwiseError, Program, on_partitions
 from pipejax._core.prediction import Kind, Mean, Slopes, anchored
 from pipejax._internal.shards import UNSHARDED
 from pipejax._internal.types import Leaf, Specs, Tree
 from pipejax.collectives import Summands
 
 from ._loss import is_floating
-from ._places import Places, exact_specs, spec_leaves, split_of
+from ._partition import Partition, exact_specs, spec_leaves, split_of
 from ._prediction import KindOf, update_of
 from ._step import Settings
 from ._update import advanced, decided, select
@@ -53,13 +53,13 @@ def gathered_dtype(settings: Settings, leaf: Leaf) -> DTypeLike:
     return jnp.dtype(settings.compute_dtype)
 
 
-def needs_slopes(kind: Kind, places: Places) -> bool:
+def needs_slopes(kind: Kind, partition: Partition) -> bool:
     """Returns whether the slopes of an update depend on what is split over the data."""
     if kind.name == "mixing":
         return False
     read = jax.tree.leaves(kind.opt_state)
-    cuts = zip(read, places.opt_state_cuts, strict=True)
-    split = any(used and cut is not None for used, cut in cuts)
+    data_axes = zip(read, partition.opt_state_axes, strict=True)
+    split = any(used and cut is not None for used, cut in data_axes)
     return kind.name != "linear" or kind.params or split
 
 
@@ -76,7 +76,7 @@ def program_of(
     mean: Mean | None,
     slopes: Slopes | None,
     behind: int,
-    places: Places,
+    partition: Partition,
 ) -> Program:
     """Returns what a device does between the two halves of an exchange.
 
@@ -94,15 +94,15 @@ def program_of(
                 lambda w, m: w.update(dtype=m.dtype), params, mean.gradients
             )
             means = means._replace(gradients=whole)
-            specs_of_means = means_of(places.params)
+            specs_of_means = means_of(partition.params)
     forms = (
         Summands(sums.coded, sums.exact),
-        ((params, places.whole_opt_state, means), Valid(flag, (flag,) * behind)),
+        ((params, partition.whole_opt_state, means), Valid(flag, (flag,) * behind)),
     )
     specs = (
-        (places.params, exact_specs(message)),
+        (partition.params, exact_specs(message)),
         (
-            (places.params, places.opt_state, specs_of_means),
+            (partition.params, partition.opt_state, specs_of_means),
             (P(), [P()] * behind),
         ),
     )
@@ -111,12 +111,14 @@ def program_of(
     def between(sums: Any, rest: Any) -> Between:
         total = message_of(Summands(*sums), message)._replace(shards=UNSHARDED)
         learned, valid = rest
-        return _between(settings, kind_of, learned, total, valid, places, sends=sends)
+        return _between(
+            settings, kind_of, learned, total, valid, partition, sends=sends
+        )
 
     # `specs` has the structure of `forms`, leaf by leaf.
     pairs = zip(spec_leaves(specs), jax.tree.leaves(forms), strict=True)
     splits = [split_of(spec, len(form.shape)) for spec, form in pairs]
-    return on_pieces(between, forms, splits, places.devices)
+    return on_partitions(between, forms, splits, partition.devices)
 
 
 def _between(
@@ -125,7 +127,7 @@ def _between(
     learned: tuple[optax.Params, optax.OptState, Mean | None],
     total: Message,
     valid: Valid,
-    places: Places,
+    partition: Partition,
     *,
     sends: bool,
 ) -> Between:
@@ -136,13 +138,13 @@ def _between(
     reduced = Reduced.of(total, valid.message)
     applies, _ = decided(reduced, skip_nonfinite=settings.skip_nonfinite)
     # The update is computed and then selected: a branch could not hold its sums.
-    new = advanced(settings.tx, *learned, total, places.data)
+    new = advanced(settings.tx, *learned, total, partition.data)
     params, opt_state, mean = select(applies, new, learned)
     anchor, slopes = params, None
-    kind = kind_of(params, len(valid.behind), places.data)
+    kind = kind_of(params, len(valid.behind), partition.data)
     # Where slopes depend on what is split and are not sent, as in a drain, the
     # parameters are gathered as they are.
-    anchors = sends or (kind and not needs_slopes(kind, places))
+    anchors = sends or (kind and not needs_slopes(kind, partition))
     if kind is not None and mean is not None and anchors:
         given = kind, update_of(settings), params, opt_state, mean
         anchor, slopes = anchored(*given, valid.behind, settings.slope_dtype)
@@ -159,24 +161,26 @@ def _between(
     )
 
 
-def after_update(program: Program, places: Places) -> tuple[P, ...]:
+def after_update(program: Program, partition: Partition) -> tuple[P, ...]:
     """Returns how an update leaves the optimizer state, as a spec for each leaf.
 
     Raises a `NotElementwiseError` if it would split a parameter further.
     """
     at = jax.tree.unflatten(program.tree, range(program.tree.num_leaves))
     params = jax.tree_util.tree_leaves_with_path(at.params)
-    for (path, place), spec in zip(params, places.params, strict=True):
-        if places.kept(spec, program.splits[place]) != spec:
+    for (path, place), spec in zip(params, partition.params, strict=True):
+        if partition.kept(spec, program.splits[place]) != spec:
             raise NotElementwiseError(
                 f"update of params{jax.tree_util.keystr(path)} by arrays split apart"
             )
-    before, leaves = spec_leaves(places.opt_state), jax.tree.leaves(at.opt_state)
+    before, leaves = spec_leaves(partition.opt_state), jax.tree.leaves(at.opt_state)
     pairs = zip(before, leaves, strict=True)
-    return tuple(places.kept(spec, program.splits[place]) for spec, place in pairs)
+    return tuple(partition.kept(spec, program.splits[place]) for spec, place in pairs)
 
 
-def to_gather(program: Program, found: Between, places: Places) -> list[jax.Array]:
+def to_gather(
+    program: Program, found: Between, partition: Partition
+) -> list[jax.Array]:
     """Returns this device's pieces of parameters and slopes, for all to gather.
 
     What follows from numbers alone, such as the slopes of a frozen parameter, is whole
@@ -185,14 +189,14 @@ def to_gather(program: Program, found: Between, places: Places) -> list[jax.Arra
     numbers = jax.tree.unflatten(program.tree, range(program.tree.num_leaves))
     at = [*jax.tree.leaves(numbers.anchor), *jax.tree.leaves(numbers.codes)]
     arrays = [*jax.tree.leaves(found.anchor), *jax.tree.leaves(found.codes)]
-    specs = places.params * (len(arrays) // len(places.params))
+    specs = partition.params * (len(arrays) // len(partition.params))
 
     def piece(number: int, x: jax.Array, spec: P) -> jax.Array:
-        wanted = places.devices.divides(split_of(spec, x.ndim))
+        wanted = partition.devices.divides(split_of(spec, x.ndim))
         if program.splits[number] == wanted:
             return x
         assert not any(program.splits[number])
-        return places.devices.piece(x, wanted)
+        return partition.devices.piece(x, wanted)
 
     return list(map(piece, at, arrays, specs))
 

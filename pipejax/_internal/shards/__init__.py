@@ -18,8 +18,8 @@ from ._inside import on_shards as on_shards
 from ._specs import UNSHARDED as UNSHARDED
 from ._specs import Shards as Shards
 from ._specs import combined_spec as combined_spec
-from ._specs import cut_axes as cut_axes
-from ._specs import cut_spec as cut_spec
+from ._specs import data_axes_of as data_axes_of
+from ._specs import data_spec as data_spec
 from ._specs import of_all_groups as of_all_groups
 from ._specs import optimizer_specs as optimizer_specs
 from ._specs import over as over

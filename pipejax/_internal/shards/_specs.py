@@ -29,7 +29,7 @@ class Shards:
     params: tuple[P, ...] = ()
     model_state: tuple[P, ...] = ()
     changes: tuple[P, ...] = ()
-    cuts: tuple[int | None, ...] = ()
+    data_axes: tuple[int | None, ...] = ()
     inner: tuple[str, ...] = ()
     opt_state: tuple[P, ...] = ()
 
@@ -77,18 +77,20 @@ def optimizer_specs(opt_state: Any, params: Any, specs: tuple[P, ...]) -> Any:
     return jax.tree_util.tree_map_with_path(spec, opt_state)
 
 
-def cut_axes(params: Any, specs: tuple[P, ...], devices: int) -> tuple[int | None, ...]:
+def data_axes_of(
+    params: Any, specs: tuple[P, ...], devices: int
+) -> tuple[int | None, ...]:
     """Returns the axis along which each parameter is split with a sharded optimizer.
 
     It is the first axis that divides among the devices and is not split inside a group.
     """
 
     def cut(leaf: Any, spec: P) -> int | None:
-        inside = {axis for axis, entry in enumerate(spec) if entry is not None}
+        inner = {axis for axis, entry in enumerate(spec) if entry is not None}
         axes = (
             axis
             for axis, length in enumerate(leaf.shape)
-            if axis not in inside and length % devices == 0
+            if axis not in inner and length % devices == 0
         )
         return next(axes, None) if math.prod(leaf.shape) else None
 
@@ -96,19 +98,19 @@ def cut_axes(params: Any, specs: tuple[P, ...], devices: int) -> tuple[int | Non
     return tuple(map(cut, leaves, specs))
 
 
-def cut_spec(cut: int | None, axis_name: AxisName) -> P:
+def data_spec(cut: int | None, axis_name: AxisName) -> P:
     """Returns the spec of an array that is split over the data along the axis `cut`."""
     return P() if cut is None else P(*[None] * cut, axis_name)
 
 
-def combined_spec(inside: P, over_data: P) -> P:
+def combined_spec(inner: P, over_data: P) -> P:
     """Returns the spec of an array that is split inside groups and over the data.
 
     Examples:
       >>> combined_spec(P(None, "fsdp"), P("host")) == P("host", "fsdp")
       True
     """
-    pairs = itertools.zip_longest(inside, over_data)
+    pairs = itertools.zip_longest(inner, over_data)
     return P(*(a if a is not None else b for a, b in pairs))
 
 

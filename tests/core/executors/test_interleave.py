@@ -1,4 +1,4 @@
-"""Tests stages woven between pieces of compute: their results and their order."""
+"""Tests stages woven between segments of compute: their results and their order."""
 
 import jax
 import jax.numpy as jnp
@@ -73,14 +73,14 @@ def woven(count):
 @pytest.mark.parametrize(
     ("count", "order"),
     [
-        # All layers are traced as one piece, and first.
+        # All layers are traced as one segment, and first.
         (1, [*["layer"] * 4, "stage", "barrier"]),
         (2, ["stage", "layer", "layer", "barrier"] * 2),
         (4, ["stage", "layer", "barrier"] * 4),
     ],
 )
 def test_barrier_follows_each_stage_and_its_share_of_layers(count, order):
-    """Each barrier holds back the sum, the states, and what the piece hands on."""
+    """Each barrier holds back the sum, the states, and what the segment hands on."""
     equations = woven(count)
     names = [NAMES[equation.primitive.name] for equation in equations]
     assert names == [*order, "stage"], "the last is the finish"

@@ -32,7 +32,7 @@ def test_shared_part_leaves_out_queue_and_counter():
 
 
 def test_shards_are_kept_by_without_trainable():
-    shards = Shards(cuts=(0,))
+    shards = Shards(data_axes=(0,))
     state = PipelineState(Trainable("p", "o", "m", shards=shards), *"nfrstc")
     found = without_trainable(state)
     assert found.trainable == Trainable(None, None, shards=shards)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from pipejax._core.pieces import on_pieces
+from pipejax._core.partitioned import on_partitions
 
 from .updates import DEVICES, assert_close, on_devices, planned
 
@@ -92,6 +92,6 @@ EQUAL = {
 def test_functions_of_equal_elements_equal_whole_arrays(function):
     args = jnp.arange(8, dtype=jnp.float32), jnp.float32(3)
     splits = [(("data",),), ()]
-    program = on_pieces(function, args, splits, DEVICES)
+    program = on_partitions(function, args, splits, DEVICES)
     found = on_devices(program, args, splits)
     assert_close(found, jax.jit(function)(*args), rounding=1e-6)

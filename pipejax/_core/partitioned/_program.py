@@ -48,7 +48,7 @@ class Level:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """A function of whole arrays as a program for pieces; see `on_pieces`.
+    """A function of whole arrays as a program for pieces; see `on_partitions`.
 
     Between levels, the value of the program is a list of arrays: those that later
     levels read or that the function returns.

@@ -1,8 +1,8 @@
-"""Cuts a function into pieces of given shares of its work.
+"""Cuts a function into segments of given shares of its work.
 
-Where one piece ends, an executor can wait for one collective and start the next. A cut
-may lie between any two operations, for example between forward and backward pass,
-between microbatches, or between layers. The places are chosen so that the pieces come
+Where one segment ends, an executor can wait for one collective and start the next. A
+cut may lie between any two operations, for example between forward and backward pass,
+between microbatches, or between layers. The places are chosen so that the segments come
 as near to their shares as possible. If no place between operations is near enough, a
 `lax.scan` is itself cut: L iterations become k, then L - k.
 """
@@ -26,7 +26,7 @@ from pipejax._internal.types import ClosedJaxpr
 from ._flops import flops_of
 from ._scan import TracedOperation, scan_operation
 
-Piece = Callable[[list[Any]], list[Any]]
+Segment = Callable[[list[Any]], list[Any]]
 
 # The names of operations that XLA repeats rather than keeping their results.
 _NAMES = """
@@ -38,20 +38,20 @@ _CHEAP = frozenset(_NAMES.split())
 _SMALL = 16  # an operand is small beside a result of this many times its elements
 
 
-def cut(
-    function: Callable[..., Any], shares: Sequence[float], *args: Any
-) -> tuple[list[Piece], Callable[[list[Any]], Any]]:
-    """Cuts `function` into pieces, to be run one after another.
+def segments_of(
+    function: Callable[..., Any], fractions: Sequence[float], *args: Any
+) -> tuple[list[Segment], Callable[[list[Any]], Any]]:
+    """Cuts `function` into segments, to be run one after another.
 
     Args:
-      shares: The share of the work of each piece. Together they are 1.
+      fractions: The share of the work of each segment. Together they are 1.
 
     Returns:
-      The pieces, and a function that makes the result of `function` from the list that
-      the last piece returns. Each piece is a function of the list of arrays that the
-      piece before it returned. The first piece is given an empty list.
+      The segments, and a function that makes the result of `function` from the list
+      that the last segment returns. Each segment is a function of the list of arrays
+      that the segment before it returned. The first segment is given an empty list.
     """
-    if len(shares) == 1:
+    if len(fractions) == 1:
         whole = function(*args)
         leaves, tree = jax.tree.flatten(whole)
         return [lambda _: leaves], lambda values: jax.tree.unflatten(tree, values)
@@ -65,11 +65,11 @@ def cut(
     operations = list(_operations(closed, names))
     results = tuple(name_of(names, v) for v in jaxpr.outvars)
     # `_points` may replace a scan in `operations` by its halves.
-    points = _points(operations, shares)
+    points = _points(operations, fractions)
     parts = _repeating([operations[a:b] for a, b in itertools.pairwise(points)], known)
     handed = _handed(parts, results)
-    pieces = [
-        _piece(part, known, before, after)
+    segments = [
+        _segment(part, known, before, after)
         for part, (before, after) in zip(parts, itertools.pairwise(handed), strict=True)
     ]
 
@@ -77,13 +77,13 @@ def cut(
         env = known | dict(zip(handed[-1], values, strict=True))
         return jax.tree.unflatten(tree, [value_of(env, name) for name in results])
 
-    return pieces, result
+    return segments, result
 
 
 def _repeating(
     parts: list[list[TracedOperation]], known: dict[Any, Any]
 ) -> list[list[TracedOperation]]:
-    """Returns pieces that repeat cheap operations in place of handing on their results.
+    """Returns segments that repeat cheap operations rather than hand on results.
 
     Without a cut, XLA repeats such operations wherever their results are needed. With a
     cut it cannot, and would keep every mask and every cast of an activation.
@@ -116,12 +116,12 @@ def _repeating(
 def _handed(
     parts: list[list[TracedOperation]], results: tuple[Any, ...]
 ) -> list[list[Any]]:
-    """Returns the names of the values that each piece is given, and of the results.
+    """Returns the names of the values that each segment is given, and of the results.
 
-    A piece hands on what is written so far, and what a later piece reads before it
+    A segment hands on what is written so far, and what a later segment reads before it
     writes it, or the function returns.
     """
-    # Liveness from the end: what a piece reads before it writes it must be handed to
+    # Liveness from the end: what a segment reads before it writes it must be handed to
     # it.
     live = [{n for n in results if not isinstance(n, Constant)}]
     for part in reversed(parts):
@@ -137,37 +137,37 @@ def _handed(
     return handed
 
 
-def _piece(
+def _segment(
     part: list[TracedOperation],
     known: dict[Any, Any],
     before: list[Any],
     after: list[Any],
-) -> Piece:
-    """Returns a function that runs the operations of one piece.
+) -> Segment:
+    """Returns a function that runs the operations of one segment.
 
     `known` has the values of the arguments of the function that is cut, by name.
     """
 
-    def piece(values: list[Any]) -> list[Any]:
+    def segment(values: list[Any]) -> list[Any]:
         env = known | dict(zip(before, values, strict=True))
         for operation in part:
             outputs = operation.run(*(value_of(env, name) for name in operation.reads))
             env.update(zip(operation.writes, outputs, strict=True))
         return [env[name] for name in after]
 
-    return piece
+    return segment
 
 
-def _points(operations: list[TracedOperation], shares: Sequence[float]) -> list[int]:
-    """Returns the indices in `operations` at which the pieces begin, and the end.
+def _points(operations: list[TracedOperation], fractions: Sequence[float]) -> list[int]:
+    """Returns the indices in `operations` at which the segments begin, and the end.
 
-    Cuts a scan in two, in place, if both ends of the scan are more than half a piece
-    of mean length away from where a piece should begin.
+    Cuts a scan in two, in place, if both ends of the scan are more than half a segment
+    of mean length away from where a segment should begin.
     """
     total = sum(operation.flops for operation in operations)
     points = [0]
-    inner = shares[:-1]  # the last piece ends with the function
-    for share, ends in zip(inner, itertools.accumulate(inner), strict=True):
+    inner = fractions[:-1]  # the last segment ends with the function
+    for fraction, ends in zip(inner, itertools.accumulate(inner), strict=True):
         # Whole operations up to the target; the next one reaches beyond it.
         target, reached, index = total * ends, 0.0, 0
         while index < len(operations) and reached + operations[index].flops <= target:
@@ -179,23 +179,23 @@ def _points(operations: list[TracedOperation], shares: Sequence[float]) -> list[
             # The distance from the target to the nearer end of the operation that
             # contains it.
             off = min(inside, 1 - inside) * operation.flops
-            if off > total / (2 * len(shares)) and operation.halves is not None:
+            if off > total / (2 * len(fractions)) and operation.halves is not None:
                 operations[index : index + 1] = operation.halves(inside)
                 index += 1
             elif inside > 0.5:
                 index += 1
         # A stage of a few numbers needs only something to wait beside, not its exact
         # share.
-        few = share * len(shares) < 0.1
+        few = fraction * len(fractions) < 0.1
         empty = not any(x.flops for x in operations[points[-1] : index])
         if few or empty:
-            index = _least(operations, points[-1], share * total)
+            index = _least(operations, points[-1], fraction * total)
         points.append(index)
     return [*points, len(operations)]
 
 
 def _least(operations: list[TracedOperation], start: int, flops: float) -> int:
-    """Returns the end of the shortest piece from `start` that has any work.
+    """Returns the end of the shortest segment from `start` that has any work.
 
     A scan that is longer than `flops` is cut in two, in place.
     """

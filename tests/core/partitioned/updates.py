@@ -7,7 +7,7 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
-from pipejax._core.pieces import Devices, on_pieces, stages_of, whole
+from pipejax._core.partitioned import Devices, on_partitions, stages_of, whole
 from pipejax.collectives import run
 
 from ...helpers import assert_bits_equal
@@ -40,7 +40,7 @@ def planned(tx):
 
     args = jax.tree.map(jnp.asarray, (gradients, state, params))
     splits = list(map(split_of, jax.tree.leaves(args)))
-    return update, args, splits, on_pieces(update, args, splits, DEVICES)
+    return update, args, splits, on_partitions(update, args, splits, DEVICES)
 
 
 def on_devices(program, args, splits, count=4):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from pipejax._core.pieces import NotElementwiseError, on_pieces
+from pipejax._core.partitioned import NotElementwiseError, on_partitions
 
 from .updates import DEVICES, planned
 
@@ -36,7 +36,7 @@ def test_equal_elements_are_handed_on_as_a_number():
         return x * jnp.sqrt(moment) / jnp.sum(x - moment)
 
     x = jax.ShapeDtypeStruct((8,), jnp.float32)
-    program = on_pieces(update, [x], [(("data",),)], DEVICES)
+    program = on_partitions(update, [x], [(("data",),)], DEVICES)
 
     def handed_on(piece):
         value, found = [piece], []
@@ -57,7 +57,7 @@ def test_level_hands_on_only_values_read_later():
         return x * 2 / jnp.sum(x + 1)
 
     x = jax.ShapeDtypeStruct((8,), jnp.float32)
-    program = on_pieces(update, [x], [(("data",),)], DEVICES)
+    program = on_partitions(update, [x], [(("data",),)], DEVICES)
     assert len(program.levels) == 2
     assert len(program.sums(0)) == 1
     assert list(map(len, program.handed)) == [1, 2, 1]

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipejax._core.pieces import Devices, on_pieces, stages_of
+from pipejax._core.partitioned import Devices, on_partitions, stages_of
 from pipejax.collectives import Transfer
 
 DEVICES = Devices({"data": 4})
@@ -13,7 +13,7 @@ FORM = jax.ShapeDtypeStruct((8, 3), "float32")
 
 
 def stages(function, count=1):
-    program = on_pieces(function, [FORM] * count, [ROWS] * count, DEVICES)
+    program = on_partitions(function, [FORM] * count, [ROWS] * count, DEVICES)
     return stages_of(program, DEVICES)
 
 

@@ -8,12 +8,12 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import Message, summands
-from pipejax._core.pieces import Devices, Split
+from pipejax._core.partitioned import Devices, Split
 from pipejax._internal.mesh import AxisName, axes
 from pipejax._internal.shards import (
     Shards,
     combined_spec,
-    cut_spec,
+    data_spec,
     optimizer_specs,
     over,
     shard_form,
@@ -23,7 +23,7 @@ from pipejax._internal.types import Tree
 from ._state import specs_over
 
 
-class Places(NamedTuple):
+class Partition(NamedTuple):
     """Where the pieces of parameters and optimizer state lie.
 
     Attributes:
@@ -41,10 +41,10 @@ class Places(NamedTuple):
     devices: Devices
     data: int
     params: tuple[P, ...]
-    params_inside: tuple[P, ...]
+    params_inner: tuple[P, ...]
     opt_state: optax.OptState
-    opt_state_inside: Any
-    opt_state_cuts: tuple[int | None, ...]
+    opt_state_inner: Any
+    opt_state_axes: tuple[int | None, ...]
     whole_opt_state: optax.OptState
 
     @classmethod
@@ -55,7 +55,7 @@ class Places(NamedTuple):
         shards: Shards,
         axis_name: AxisName,
         sizes: Any,
-    ) -> "Places":
+    ) -> "Partition":
         """Returns where the pieces lie.
 
         If `shards` does not say how the optimizer state is split, an array at the path
@@ -64,9 +64,9 @@ class Places(NamedTuple):
         """
         names = (*axes(axis_name), *shards.inner)
         devices = Devices({name: sizes[name] for name in names})
-        cuts = tuple(cut_spec(cut, axis_name) for cut in shards.cuts)
-        inside = shards.params or (P(),) * len(cuts)
-        split = tuple(map(combined_spec, inside, cuts))
+        data_axes = tuple(data_spec(cut, axis_name) for cut in shards.data_axes)
+        inner = shards.params or (P(),) * len(data_axes)
+        split = tuple(map(combined_spec, inner, data_axes))
         whole = jax.eval_shape(tx.init, params)
         # The first guess is by path and shape. `zero1_step` plans the update to find
         # the rest.
@@ -76,10 +76,10 @@ class Places(NamedTuple):
             devices=devices,
             data=devices.count(axes(axis_name)),
             params=split,
-            params_inside=inside,
+            params_inner=inner,
             opt_state=specs_over(specs, whole, names),
-            opt_state_inside=specs_over(specs, whole, shards.inner),
-            opt_state_cuts=tuple(len(x) - 1 if x != P() else None for x in data),
+            opt_state_inner=specs_over(specs, whole, shards.inner),
+            opt_state_axes=tuple(len(x) - 1 if x != P() else None for x in data),
             whole_opt_state=whole,
         )
 
@@ -90,7 +90,7 @@ class Places(NamedTuple):
         params: optax.Params,
         shards: Shards,
         axis_name: AxisName,
-    ) -> "Places":
+    ) -> "Partition":
         """Returns where the pieces lie, inside the program of a step."""
         sizes = jax.sharding.get_abstract_mesh().shape
         return cls.of(tx, params, shards, axis_name, sizes)
@@ -108,10 +108,10 @@ class Places(NamedTuple):
         return spec if same else spec_of(split)
 
 
-def check_places(after: Sequence[P], places: Places) -> None:
+def check_partition(after: Sequence[P], partition: Partition) -> None:
     """Raises a `ValueError` unless an update leaves the optimizer state as it lies."""
-    leaves = jax.tree_util.tree_leaves_with_path(places.whole_opt_state)
-    triples = zip(leaves, spec_leaves(places.opt_state), after, strict=True)
+    leaves = jax.tree_util.tree_leaves_with_path(partition.whole_opt_state)
+    triples = zip(leaves, spec_leaves(partition.opt_state), after, strict=True)
     for (path, _), before, now in triples:
         if before != now:
             raise ValueError(

@@ -12,8 +12,8 @@ from jax import lax
 from jax.extend.core import primitives
 from jax.scipy import special
 
-from pipejax._core.pieces import Devices, NotElementwiseError, on_pieces, whole
-from pipejax._core.pieces._rules import _ELEMENTWISE
+from pipejax._core.partitioned import Devices, NotElementwiseError, on_partitions, whole
+from pipejax._core.partitioned._rules import _ELEMENTWISE
 from pipejax._internal.jaxpr import inlined
 
 from .updates import assert_close, on_devices
@@ -77,7 +77,7 @@ def compared(function, *args, splits=None, rounding=2e-6):
     splits = splits or [ROWS] * len(args)
     wanted = jax.jit(function)(*args)
     for count in (1, 2, 8):
-        program = on_pieces(function, args, splits, Devices({"data": count}))
+        program = on_partitions(function, args, splits, Devices({"data": count}))
         assert_close(on_devices(program, args, splits, count), wanted, rounding)
 
 
@@ -204,18 +204,18 @@ REFUSED = {
 
 @pytest.mark.parametrize("operation", REFUSED)
 def test_unsupported_operation_is_refused_by_its_name(operation):
-    on_pieces(REFUSED[operation], [X], [ROWS], Devices({"data": 1}))
+    on_partitions(REFUSED[operation], [X], [ROWS], Devices({"data": 1}))
     with pytest.raises(NotElementwiseError, match=f"^{operation}$"):
-        on_pieces(REFUSED[operation], [X], [ROWS], Devices({"data": 2}))
+        on_partitions(REFUSED[operation], [X], [ROWS], Devices({"data": 2}))
 
 
 def test_multiplication_accepts_arrays_split_along_different_axes():
     devices = Devices({"host": 2, "fsdp": 3})
     splits = [(("host",), ()), ((), ("fsdp",))]
-    program = on_pieces(lax.mul, [X, Y], splits, devices)
+    program = on_partitions(lax.mul, [X, Y], splits, devices)
     assert program.splits == ((("host",), ("fsdp",)),)
     for other in ((("fsdp",), ()), ((), ("host",))):
         with pytest.raises(NotElementwiseError, match=r"^mul of arrays split apart$"):
-            on_pieces(lax.mul, [X, Y], [splits[0], other], devices)
+            on_partitions(lax.mul, [X, Y], [splits[0], other], devices)
     with pytest.raises(NotElementwiseError, match=r"^reduce_sum of an array that is"):
-        on_pieces(lambda x, y: (x * y).sum(0), [X, Y], splits, devices)
+        on_partitions(lambda x, y: (x * y).sum(0), [X, Y], splits, devices)

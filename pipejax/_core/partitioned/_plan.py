@@ -31,7 +31,7 @@ from ._rules import (
 )
 
 
-def on_pieces(
+def on_partitions(
     function: Callable[..., Any],
     args: Sequence[Any],
     splits: Sequence[Split],
@@ -55,7 +55,7 @@ def _of(
     for name, split in zip(inputs, splits, strict=True):
         planner.known[name] = devices.divides(split), 0
     results = tuple(map(planner.made, planner.inline(closed, inputs)))
-    out_splits = tuple(planner.place(name)[0] for name in results)
+    out_splits = tuple(planner.located(name)[0] for name in results)
     levels = tuple(planner.levels)
     handed = _handed(inputs, levels, results)
     return Program(levels, handed, results, out_splits, tree)
@@ -89,7 +89,7 @@ class _Planner:
         outs = (name_of(names, v) for v in closed.jaxpr.outvars)
         return tuple(found.get(name, name) for name in outs)
 
-    def place(self, name: Any) -> tuple[Split, int]:
+    def located(self, name: Any) -> tuple[Split, int]:
         """Returns how an array or a constant is split, and the level that has it."""
         if isinstance(name, Constant):
             return whole(jnp.ndim(name.value)), 0
@@ -102,9 +102,9 @@ class _Planner:
             return reads  # Pieces lie where they are, whatever an array's sharding is.
         # An operation belongs to the first level in which all of its operands are
         # there.
-        places = [self.place(name) for name in reads]
-        level = max((level for _, level in places), default=0)
-        splits = [split for split, _ in places]
+        operands = [self.located(name) for name in reads]
+        level = max((level for _, level in operands), default=0)
+        splits = [split for split, _ in operands]
         # In place of uniform arrays, element-wise operations read the numbers that fill
         # them: the zeros of a frozen parameter then cost no memory in the shape of the
         # parameter.
@@ -178,7 +178,7 @@ class _Planner:
 
     def _are_uniform(self, names: tuple[Any, ...]) -> bool:
         """Returns whether some arrays are uniform, and all others are numbers."""
-        numbers = (self.place(name)[0] == () for name in names)
+        numbers = (self.located(name)[0] == () for name in names)
         uniform = [name in self.uniform for name in names]
         return any(uniform) and all(map(operator.or_, uniform, numbers))
 

@@ -1,12 +1,12 @@
-"""Tests functions cut into pieces: equal results, equal work, places of the cuts."""
+"""Tests functions cut into segments: equal results, equal work, places of the cuts."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipejax._core.executors._cut import cut
 from pipejax._core.executors._flops import flops_of
+from pipejax._core.executors._segments import segments_of
 
 from ...grid import grid
 
@@ -73,11 +73,11 @@ def example():
 
 
 def in_pieces(function, count, *args):
-    pieces, result = cut(function, equal(count), *args)
-    assert len(pieces) == count
+    segments, result = segments_of(function, equal(count), *args)
+    assert len(segments) == count
     values = []
-    for piece in pieces:
-        values = jax.lax.optimization_barrier(piece(values))
+    for segment in segments:
+        values = jax.lax.optimization_barrier(segment(values))
     return result(values)
 
 
@@ -102,17 +102,17 @@ def test_arguments_and_constants_may_be_results():
 
 
 def work(function, count):
-    """Returns each piece's share of the FLOPs of the traced function."""
-    pieces, _ = cut(jax.value_and_grad(function), equal(count), *example())
-    return shares_of(pieces)
+    """Returns each segment's share of the FLOPs of the traced function."""
+    segments, _ = segments_of(jax.value_and_grad(function), equal(count), *example())
+    return shares_of(segments)
 
 
-def shares_of(pieces):
-    shares, values = [], []
-    for piece in pieces:
-        values, jaxpr = piece(values), jax.make_jaxpr(piece)(values)
-        shares.append(sum(map(flops_of, jaxpr.jaxpr.eqns)))
-    return np.array(shares) / sum(shares)
+def shares_of(segments):
+    fractions, values = [], []
+    for segment in segments:
+        values, jaxpr = segment(values), jax.make_jaxpr(segment)(values)
+        fractions.append(sum(map(flops_of, jaxpr.jaxpr.eqns)))
+    return np.array(fractions) / sum(fractions)
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -123,8 +123,8 @@ def test_layers_are_cut_into_equal_work(count):
 
 def test_scan_with_a_cut_near_its_edge_is_left_whole():
     """The forward scan has 6 matmuls and the backward one 12; the cut is in between."""
-    shares = work(scanned, 2)
-    np.testing.assert_allclose(shares, [1 / 3, 2 / 3], atol=0.03)
+    fractions = work(scanned, 2)
+    np.testing.assert_allclose(fractions, [1 / 3, 2 / 3], atol=0.03)
 
 
 def microbatched(params, x):
@@ -137,23 +137,25 @@ def microbatched(params, x):
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_scan_over_microbatches_is_cut(count):
-    pieces, _ = cut(microbatched, equal(count), *example())
-    np.testing.assert_allclose(shares_of(pieces), 1 / count)
+    segments, _ = segments_of(microbatched, equal(count), *example())
+    np.testing.assert_allclose(shares_of(segments), 1 / count)
 
 
 def test_pieces_have_the_given_shares():
     """Six layers have 17 matmuls."""
-    pieces, _ = cut(jax.value_and_grad(layers), [0.5, 0.25, 0.25], *example())
-    np.testing.assert_allclose(shares_of(pieces), [0.5, 0.25, 0.25], atol=1 / 17)
+    segments, _ = segments_of(jax.value_and_grad(layers), [0.5, 0.25, 0.25], *example())
+    np.testing.assert_allclose(shares_of(segments), [0.5, 0.25, 0.25], atol=1 / 17)
 
 
 @pytest.mark.parametrize("function", [layers, scanned])
 def test_small_share_is_one_operation(function):
     """A stage that sends a few numbers has a matmul, or one iteration, beside it."""
-    pieces, _ = cut(jax.value_and_grad(function), [0.499, 0.002, 0.499], *example())
-    shares = shares_of(pieces)
-    assert 0 < shares[1] <= 2 / 17
-    np.testing.assert_allclose(shares[[0, 2]], 0.5, atol=0.2)
+    segments, _ = segments_of(
+        jax.value_and_grad(function), [0.499, 0.002, 0.499], *example()
+    )
+    fractions = shares_of(segments)
+    assert 0 < fractions[1] <= 2 / 17
+    np.testing.assert_allclose(fractions[[0, 2]], 0.5, atol=0.2)
 
 
 @pytest.mark.parametrize("bias", ["an argument", "computed"])
@@ -170,11 +172,13 @@ def test_masks_and_sums_are_computed_again(bias):
         return (x**2).mean()
 
     params = [(jnp.eye(8), jnp.ones((1, 8)), jnp.ones((1, 8)))] * 4
-    pieces, result = cut(jax.value_and_grad(net), equal(2), params, jnp.ones((32, 8)))
-    handed = jax.eval_shape(pieces[0], [])
+    segments, result = segments_of(
+        jax.value_and_grad(net), equal(2), params, jnp.ones((32, 8))
+    )
+    handed = jax.eval_shape(segments[0], [])
     assert not [x for x in handed if x.dtype == bool]
     # The four matmuls, and the gradient with which the backward pass goes on.
     assert sum(x.shape == (32, 8) for x in handed) <= 5
     expected = jax.value_and_grad(net)(params, jnp.ones((32, 8)))
-    found = result(pieces[1](pieces[0]([])))
+    found = result(segments[1](segments[0]([])))
     jax.tree.map(np.testing.assert_array_equal, found, expected)

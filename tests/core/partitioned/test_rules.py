@@ -7,8 +7,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
-from pipejax._core.pieces import Devices, NotElementwiseError, whole
-from pipejax._core.pieces._rules import is_elementwise, rule_of
+from pipejax._core.partitioned import Devices, NotElementwiseError, whole
+from pipejax._core.partitioned._rules import is_elementwise, rule_of
 
 DEVICES = Devices({"host": 2, "device": 2})
 ROWS = (("host", "device"), ())
@@ -20,7 +20,7 @@ def equation(function, *args):
     return jax.make_jaxpr(function)(*args).jaxpr.eqns[-1]
 
 
-def on_pieces(function, splits, *args):
+def on_partitions(function, splits, *args):
     """Runs an operation of whole arrays on pieces, and returns its whole result."""
     rule = rule_of(equation(function, *args), splits, DEVICES)
 
@@ -56,7 +56,7 @@ def on_pieces(function, splits, *args):
 def test_results_on_pieces_equal_whole_arrays(function, splits):
     args = [X / 24] * len(splits)
     wanted = jax.jit(function)(*args)
-    found = on_pieces(function, splits, *args)
+    found = on_partitions(function, splits, *args)
     np.testing.assert_allclose(
         np.float32(found), np.float32(wanted), rtol=1e-6, strict=True
     )
@@ -69,12 +69,12 @@ def test_all_and_any_on_pieces_equal_whole_arrays(reduce, bad):
     if bad is not None:
         x[bad] = not x[bad]
     x = x.reshape(8, 3)
-    assert on_pieces(reduce, [ROWS], x) == reduce(x)
+    assert on_partitions(reduce, [ROWS], x) == reduce(x)
 
 
 def test_piece_on_several_devices_counts_once():
     """Devices along the second axis have the same piece."""
-    assert on_pieces(jnp.sum, [(("host",), ())], X) == X.sum()
+    assert on_partitions(jnp.sum, [(("host",), ())], X) == X.sum()
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,12 @@
 """Functions of whole arrays, run by devices that have only pieces of them.
 
 With a sharded optimizer, every device keeps a piece of each parameter and of each array
-of the optimizer's state. Optax optimizers are functions of whole arrays. `on_pieces`
-turns their update into a program for pieces, and refuses updates that need more.
+of the optimizer's state: its partition. Optax optimizers are functions of whole arrays.
+`on_partitions` turns their update into a program for pieces, and refuses updates that
+need more.
 """
 
-from ._plan import on_pieces as on_pieces
+from ._plan import on_partitions as on_partitions
 from ._program import Program as Program
 from ._rules import Devices as Devices
 from ._rules import NotElementwiseError as NotElementwiseError
