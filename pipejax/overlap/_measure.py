@@ -185,8 +185,8 @@ def _communication(
     exchange = make_exchange(train.config, train.executor.reduction_mesh)
     # The exchange of a sharded optimizer updates each device's pieces in between.
     trained = state.trainable if train.config.step.shards_optimizer else None
-    real = valid_in_step(train.width - 1, train.width - 1)
-    args = trained, message, state.in_flight.codec_states, real
+    valid = valid_in_step(train.width - 1, train.width - 1)
+    args = trained, message, state.in_flight.codec_states, valid
 
     def run() -> float:
         start = time.perf_counter()

@@ -42,7 +42,7 @@ from ._replicate import check_same_in_groups, placed
 from ._shardings import in_flight_shardings, state_shardings
 
 
-class Given(NamedTuple):
+class Arguments(NamedTuple):
     """The arrays that `train.init` is given, which its arguments of these names hold.
 
     Attributes:
@@ -67,45 +67,45 @@ class Plan(NamedTuple):
       shapes: The state as `jax.ShapeDtypeStruct`s with shardings.
     """
 
-    make: Callable[[Given], PipelineState]
-    specs: Given
+    make: Callable[[Arguments], PipelineState]
+    specs: Arguments
     shapes: PipelineState
 
 
-def initial(config: StepConfig, given: Given, batch: Tree) -> PipelineState:
+def initial(config: StepConfig, arguments: Arguments, batch: Tree) -> PipelineState:
     """Lays out the state, with nothing in flight and without codec states.
 
     On several processes, placing the arrays is a collective, so no other collective may
     be under way.
     """
-    check_attached(config.mesh, given.params)
+    check_attached(config.mesh, arguments.params)
     if inner_axes(config.mesh, config.axis_name) and is_traced():
         raise ValueError(
             "`train.init` must not be traced on a mesh with inner axes, because a"
             " traced array does not say how it is sharded; got a trace. For the shapes"
             " and shardings of the state, call `train.abstract_state(params, ...)`."
         )
-    plan = planned(config, given, batch)
+    plan = planned(config, arguments, batch)
     shardings = jax.tree.map(lambda shape: shape.sharding, plan.shapes)
-    arrays = placed(given._asdict(), plan.specs._asdict(), config.mesh)
+    arrays = placed(arguments._asdict(), plan.specs._asdict(), config.mesh)
     if plan.shapes.shards:
         check_same_in_groups(arrays, config)
-    made = jax.jit(plan.make, out_shardings=shardings)(Given(**arrays))
+    made = jax.jit(plan.make, out_shardings=shardings)(Arguments(**arrays))
     # On CPUs, `arrays` may share the memory of NumPy arrays, which may be written into.
     return jax.block_until_ready(made)
 
 
-def planned(config: StepConfig, given: Given, batch: Tree) -> Plan:
+def planned(config: StepConfig, arguments: Arguments, batch: Tree) -> Plan:
     """Checks what `train.init` is given, and returns how the state is made from it."""
-    check_params(given.params)
-    check_arrays("model_state", given.model_state)
-    check_keys(given.rng)
+    check_params(arguments.params)
+    check_arrays("model_state", arguments.model_state)
+    check_keys(arguments.rng)
     loss_fn = config.step.settings.loss_fn
-    check_keywords(loss_fn, model_state=given.model_state, rng=given.rng)
-    specs = _given_specs(config, given)
-    _check_optimizer(config, given)
-    forms = jax.eval_shape(lambda given: given, given)
-    shards = _given_shards(config, forms, specs)
+    check_keywords(loss_fn, model_state=arguments.model_state, rng=arguments.rng)
+    specs = _argument_specs(config, arguments)
+    _check_optimizer(config, arguments)
+    forms = jax.eval_shape(lambda arguments: arguments, arguments)
+    shards = _argument_shards(config, forms, specs)
     like = _message_form(config, forms, batch, shards)
     # With a sharded optimizer, the form of the message decides how the state is split.
     shards = config.step.layout(forms.params, like, config.mesh)
@@ -114,28 +114,32 @@ def planned(config: StepConfig, given: Given, batch: Tree) -> Plan:
     return Plan(make, _specs_of(forms, shards), _shapes(config, make, forms))
 
 
-def _check_optimizer(config: StepConfig, given: Given) -> None:
-    settings, own = config.step.settings, given.opt_state
+def _check_optimizer(config: StepConfig, arguments: Arguments) -> None:
+    settings, own = config.step.settings, arguments.opt_state
     if own is None:
-        own = jax.eval_shape(settings.tx.init, given.params)
+        own = jax.eval_shape(settings.tx.init, arguments.params)
     plain = config.width > 1 and not settings.weight_prediction
     check_optimizer(own, plain_delay=plain)
-    if given.opt_state is not None:
+    if arguments.opt_state is not None:
         remedy = (
             "Make the train step with the optimizer that the state is of, or leave it"
             " out to begin with a new one."
         )
-        check_opt_state(settings.tx, given.params, given.opt_state, "opt_state", remedy)
+        check_opt_state(
+            settings.tx, arguments.params, arguments.opt_state, "opt_state", remedy
+        )
 
 
-def _given_specs(config: StepConfig, given: Given) -> Given:
+def _argument_specs(config: StepConfig, arguments: Arguments) -> Arguments:
     """Returns how the given arrays are split over inner axes, as they come."""
     mesh, axis, gathers = config.mesh, config.axis_name, config.step.shards_optimizer
-    pairs = given._asdict().items()
-    return Given(*(inner_specs(*pair, mesh, axis, gathers=gathers) for pair in pairs))
+    pairs = arguments._asdict().items()
+    return Arguments(
+        *(inner_specs(*pair, mesh, axis, gathers=gathers) for pair in pairs)
+    )
 
 
-def _given_shards(config: StepConfig, forms: Given, specs: Given) -> Shards:
+def _argument_shards(config: StepConfig, forms: Arguments, specs: Arguments) -> Shards:
     """Returns how a state is split, before the optimizer's state is planned."""
     shards = UNSHARDED
     if inner := inner_axes(config.mesh, config.axis_name):
@@ -147,13 +151,13 @@ def _given_shards(config: StepConfig, forms: Given, specs: Given) -> Shards:
 
 
 def _maker(
-    config: StepConfig, forms: Given, like: Message
-) -> Callable[[Given], PipelineState]:
+    config: StepConfig, forms: Arguments, like: Message
+) -> Callable[[Arguments], PipelineState]:
     step = config.step
     own: Any = P(config.axis_name)
 
-    def local(given: Given) -> PipelineState:
-        params, model_state, rng, opt_state = given
+    def local(arguments: Arguments) -> PipelineState:
+        params, model_state, rng, opt_state = arguments
         new, known = step.settings.tx.init(params), opt_state is not None
         opt_state = restructured(opt_state, new) if known else new
         opt_state = jax.tree.map(jnp.asarray, opt_state)  # may be Python numbers
@@ -175,7 +179,7 @@ def _maker(
 
 
 def _shapes(
-    config: StepConfig, make: Callable[[Given], PipelineState], forms: Given
+    config: StepConfig, make: Callable[[Arguments], PipelineState], forms: Arguments
 ) -> PipelineState:
     state = jax.eval_shape(make, forms)
     in_flight, own = state.in_flight, axes(config.axis_name)
@@ -189,25 +193,25 @@ def _shapes(
     )
 
 
-def _specs_of(given: Given, shards: Shards) -> Given:
-    params, model_state, rng, opt_state = given
+def _specs_of(arguments: Arguments, shards: Shards) -> Arguments:
+    params, model_state, rng, opt_state = arguments
     shards = dataclasses.replace(shards, opt_state=())  # there may be no state yet
     trained = Trainable(params, opt_state, shards=shards)
     nothing: Any = None
     specs = inner_state_specs(Common(trained, model_state, rng, nothing, nothing))
     trained = specs.trainable
-    return Given(trained.params, specs.model_state, specs.rng, trained.opt_state)
+    return Arguments(trained.params, specs.model_state, specs.rng, trained.opt_state)
 
 
 def _message_form(
-    config: StepConfig, given: Given, batch: Tree, shards: Shards
+    config: StepConfig, arguments: Arguments, batch: Tree, shards: Shards
 ) -> Message:
     """Returns the shapes of the message of one device or group.
 
     Without a `batch`, the loss is taken to be the only passenger, and every leaf of the
     model state that can be averaged to change.
     """
-    settings, (params, model_state, rng, _) = config.step.settings, given
+    settings, (params, model_state, rng, _) = config.step.settings, arguments
     if batch is None:
         dtype = settings.reduce_dtype
         return jax.eval_shape(lambda: empty_message(params, model_state, dtype, shards))

@@ -20,7 +20,9 @@ from pipejax._internal.structures import containers
 from pipejax._internal.types import Leaf
 
 
-def placed(given: dict[str, Any], specs: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
+def placed(
+    arguments: dict[str, Any], specs: dict[str, Any], mesh: Mesh
+) -> dict[str, Any]:
     """Places arrays on the mesh: in every group the same, split over inner axes.
 
     On several processes this is a collective, so no other collective may be under way.
@@ -29,9 +31,9 @@ def placed(given: dict[str, Any], specs: dict[str, Any], mesh: Mesh) -> dict[str
     Raises a `ValueError`, which names the first array that differs between processes.
     """
     if mesh.is_multi_process and not is_traced():
-        _check_same(given)
+        _check_same(arguments)
     return jax.tree.map(
-        lambda leaf, spec: _placed(leaf, NamedSharding(mesh, spec)), given, specs
+        lambda leaf, spec: _placed(leaf, NamedSharding(mesh, spec)), arguments, specs
     )
 
 
@@ -77,10 +79,10 @@ def _placed(leaf: Leaf, sharding: NamedSharding) -> jax.Array:
     return jax.device_put(leaf, sharding)
 
 
-def _check_same(given: dict[str, Any]) -> None:
-    leaves = jax.tree_util.tree_leaves_with_path(given)
+def _check_same(arguments: dict[str, Any]) -> None:
+    leaves = jax.tree_util.tree_leaves_with_path(arguments)
     names = [f"{path[0].key}{jax.tree_util.keystr(path[1:])}" for path, _ in leaves]
-    if differing := _processes_that_differ(_digest(containers(given), *names)):
+    if differing := _processes_that_differ(_digest(containers(arguments), *names)):
         raise ValueError(
             "`train.init` must be given the same structure of arrays on every process;"
             f" got other structures on processes {differing} than on process 0. Here"

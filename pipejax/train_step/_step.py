@@ -58,7 +58,7 @@ from ._feed import (
     plain_batch,
 )
 from ._finite import check_model_state
-from ._init import Given, initial, planned
+from ._init import Arguments, initial, planned
 from ._transfers import transfers_of
 
 Result = TypeVar("Result")
@@ -132,9 +132,9 @@ class TrainStep:
             inner axes.
         """
         self.join()  # Only one thread may launch collectives.
-        given = Given(params, model_state, rng, opt_state)
+        arguments = Arguments(params, model_state, rng, opt_state)
         batch = plain_batch(batch)
-        state = initial(self.config, given, batch)
+        state = initial(self.config, arguments, batch)
         check_model_state(self.config, state, batch)
         in_flight = state.in_flight._replace(codec_states=codec_states(self, state))
         calls = np.int32(0) if self.boundaries else None
@@ -178,8 +178,8 @@ class TrainStep:
           >>> state.params.shape, state.in_flight.pending[0].gradients.dtype
           ((3,), dtype('float32'))
         """
-        given = Given(params, model_state, rng, opt_state)
-        state = planned(self.config, given, plain_batch(batch)).shapes
+        arguments = Arguments(params, model_state, rng, opt_state)
+        state = planned(self.config, arguments, plain_batch(batch)).shapes
         states = codec_states(self, state, abstract=True)
         in_flight = state.in_flight._replace(codec_states=states)
         calls = np.int32(0) if self.boundaries else None
@@ -207,16 +207,16 @@ class TrainStep:
         batch = plain_batch(batch)
         check_global(batch, self.mesh)
         check_batch(batch, self.config.devices, self.settings.microbatches)
-        given, phase = laid_out(batch, self.config), self._phase(state.calls)
+        placed, phase = laid_out(batch, self.config), self._phase(state.calls)
         if state.calls is not None:
             state = state._replace(calls=state.calls + np.int32(1))
         if self._executors[phase].config.width == self.width:
-            return self._run(phase, lambda executor: executor.step(state, given))
+            return self._run(phase, lambda executor: executor.step(state, placed))
         # A synchronous step leaves the pipeline empty. Its own queue has no place, but
         # it moves the codec states, and may overwrite the counter.
         in_flight = state.in_flight
         alone = state._replace(in_flight=at_width_1(in_flight))
-        state, info = self._run(phase, lambda executor: executor.step(alone, given))
+        state, info = self._run(phase, lambda executor: executor.step(alone, placed))
         past = state.in_flight
         in_flight = in_flight._replace(
             filled=past.filled, codec_states=past.codec_states

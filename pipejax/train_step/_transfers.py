@@ -26,18 +26,18 @@ def transfers_of(
 
     def local(state: Common, in_flight: InFlight, batch: Batch) -> Any:
         message, computed = step.compute(state, in_flight, batch)
-        real = valid_in_step(in_flight.filled[0], config.width - 1)
+        valid = valid_in_step(in_flight.filled[0], config.width - 1)
         if step.shards_optimizer:  # the exchange checks the sum and updates
             total = message._replace(gradients=None)
-            reduced = Reduced(total, real.message, real.message)
+            reduced = Reduced(total, valid.message, valid.message)
         else:
-            reduced = Reduced.of(message, real.message)
+            reduced = Reduced.of(message, valid.message)
         return message, step.apply(state, computed, reduced)
 
     def exchanged(state: Common, in_flight: InFlight, batch: Batch) -> Any:
         message, _ = step.compute(state, in_flight, batch)
-        real = valid_in_step(in_flight.filled[0], config.width - 1)
-        exchange = step.exchange(state.trainable, message, real, config.sums_by)
+        valid = valid_in_step(in_flight.filled[0], config.width - 1)
+        exchange = step.exchange(state.trainable, message, valid, config.sums_by)
         # A `Partial` without arguments has no arrays, and keeps its function.
         return jax.tree_util.Partial(lambda: exchange.stages.transfers)
 

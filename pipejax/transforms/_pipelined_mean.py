@@ -98,13 +98,13 @@ def pipelined_mean(
         fresh = message(updates)
         _check_state(state, width, fresh)
         due = fresh if width == 1 else state.pending[0]
-        real = valid_in_step(state.filled[0], width - 1).message
-        exchange = averaging(due, real, all_reduce, axis_name)
+        valid = valid_in_step(state.filled[0], width - 1).message
+        exchange = averaging(due, valid, all_reduce, axis_name)
         value, after = run(exchange.stages, exchange.start, state.codec_states)
         if width > 1:
             value, fresh = _late(value, fresh)
-        reduced = exchange.end(value)
-        after, total = reduced.settled(after, state.codec_states), reduced.sum
+        reduced, after = exchange.finish(value, after, state.codec_states)
+        total = reduced.sum
         mean = mean_as(total.gradients, updates, total, devices)
         return mean, shift(state, fresh, after, state.deviation)
 

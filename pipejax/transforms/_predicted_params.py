@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipejax._core.message import InFlight, mean_as, valid
+from pipejax._core.message import InFlight, mean_as, valid_in_queue
 from pipejax._core.prediction import Mean, Own, changed, predicted
 
 from ._pipelined import PipelinedState, kind_in, update_of
@@ -77,8 +77,8 @@ def predicted_params(
         )
     usable = jnp.array(True)
     own = [
-        Own(each, nothing, jnp.asarray(real), usable)
-        for each, real in zip(gradients, arrived, strict=True)
+        Own(each, nothing, jnp.asarray(valid), usable)
+        for each, valid in zip(gradients, arrived, strict=True)
     ]
     return predicted(kind, update, params, state, mean, own)
 
@@ -87,7 +87,7 @@ def _parts(opt_state: Any) -> tuple[InFlight, Any, Sequence[Any], Mean | None]:
     """Returns the pipeline, the optimizer's state, what is real in it, and the mean."""
     if isinstance(opt_state, PipelinedState):
         in_flight, mean = opt_state.in_flight, opt_state.mean
-        return in_flight, opt_state.inner_state, valid(in_flight), mean
+        return in_flight, opt_state.inner_state, valid_in_queue(in_flight), mean
     if (
         isinstance(opt_state, tuple)
         and len(opt_state) > 1

@@ -96,7 +96,7 @@ def is_array(leaf: Leaf) -> bool:
     return isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
 
 
-def check_keywords(loss_fn: Callable[..., Any], **given: Any) -> None:
+def check_keywords(loss_fn: Callable[..., Any], **passed: Any) -> None:
     """Raises a `ValueError` unless `loss_fn` takes the keywords that it will be passed.
 
     It is also an error if `loss_fn` requires a keyword that it will not be passed.
@@ -109,7 +109,7 @@ def check_keywords(loss_fn: Callable[..., Any], **given: Any) -> None:
         return
     keywords = {p.name: p for p in [*parameters][2:]}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    for name, value in given.items():
+    for name, value in passed.items():
         parameter = keywords.get(name)
         if value is not None and parameter is None and not takes_any:
             raise ValueError(

@@ -69,12 +69,12 @@ def check_optimizer(opt_state: optax.OptState, *, plain_delay: bool) -> None:
 def check_opt_state(
     tx: optax.GradientTransformation,
     params: optax.Params,
-    given: optax.OptState,
+    opt_state: optax.OptState,
     name: str,
     remedy: str,
 ) -> None:
-    """Raises a `ValueError` unless `given` has the form of `tx.init(params)`."""
-    found = opt_state_difference(tx, params, given, name)
+    """Raises a `ValueError` unless `opt_state` has the form of `tx.init(params)`."""
+    found = opt_state_difference(tx, params, opt_state, name)
     if found is None:
         return
     leaf, rule, value = found
@@ -87,7 +87,7 @@ def check_opt_state(
 def opt_state_difference(
     tx: optax.GradientTransformation,
     params: optax.Params,
-    given: optax.OptState,
+    opt_state: optax.OptState,
     name: str = "opt_state",
 ) -> tuple[str, Any, Any] | None:
     """Returns where an optimizer state differs from `tx.init(params)`, or `None`.
@@ -95,14 +95,14 @@ def opt_state_difference(
     The containers in the pytree must be the same, and the paths, shapes and dtypes of
     its arrays.
 
-    The result is a path, what `tx.init(params)` has there, and what `given` has.
+    The result is a path, what `tx.init(params)` has there, and what `opt_state` has.
     """
     wanted = jax.eval_shape(tx.init, params)
-    if found := difference(name, wanted, given):
+    if found := difference(name, wanted, opt_state):
         return found
-    if alike(wanted, given):
+    if alike(wanted, opt_state):
         return None
-    return name, containers(wanted), containers(given)
+    return name, containers(wanted), containers(opt_state)
 
 
 def check_kept_form(before: Tree, after: Tree) -> None:

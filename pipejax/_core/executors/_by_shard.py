@@ -51,11 +51,12 @@ def exchange_by_shard(
     ) -> tuple[Reduced, CodecStates]:
         del trained
         sharded = on_shards_of(message, config.sums_by)
-        given = message._replace(shards=UNSHARDED), states
+        unsharded = message._replace(shards=UNSHARDED), states
         calls = zip(programs(sharded.sets(mesh.shape)), meshes, strict=True)
         # A call returns before its sum is there.
         done = [
-            program(*_on_place(given, place, own), valid) for program, place in calls
+            program(*_on_place(unsharded, place, own), valid)
+            for program, place in calls
         ]
         totals, after = zip(*jax.block_until_ready(done), strict=True)
         shards = message.shards

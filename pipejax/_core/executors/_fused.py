@@ -152,13 +152,13 @@ class Fused:
         # Only the oldest message may be overwritten, so it is an argument of its own.
         in_flight = leaving._replace(pending=(*leaving.pending, *staying))
         before, sums_by = in_flight.codec_states, config.sums_by
-        real = valid_in_step(in_flight.filled[0], config.width - 1)
+        valid = valid_in_step(in_flight.filled[0], config.width - 1)
         if config.width == 1:
             fresh, computed = step.compute(state, in_flight, batch)
-            exchange = step.exchange(trained, fresh, real, sums_by)
+            exchange = step.exchange(trained, fresh, valid, sums_by)
             reduced, after = exchange.run(before)
         else:
-            exchange = step.exchange(trained, in_flight.pending[0], real, sums_by)
+            exchange = step.exchange(trained, in_flight.pending[0], valid, sums_by)
             # The sum that is due needs nothing of the compute, which hides it.
             value, after, (fresh, computed) = interleave(
                 exchange.start,
@@ -168,10 +168,7 @@ class Fused:
                 *(state, in_flight, batch),
                 early=exchange.early,
             )
-            reduced = exchange.end(value)
-            # Codecs keep their states where nothing is applied, as if nothing had been
-            # sent.
-            after = reduced.settled(after, before)
+            reduced, after = exchange.finish(value, after, before)
         state, info = step.apply(state, computed, reduced)
         spread = deviation(in_flight, reduced, config.axis_name)
         queue = shift(in_flight, fresh, after, spread)
@@ -187,9 +184,9 @@ class Fused:
         """
         step, states, infos = self.config.step, in_flight.codec_states, []
         for age, message in enumerate(in_flight.pending):
-            real = valid_in_drain(in_flight, age)
+            valid = valid_in_drain(in_flight, age)
             exchange = step.exchange(
-                state.trainable, message, real, self.config.sums_by
+                state.trainable, message, valid, self.config.sums_by
             )
             reduced, states = exchange.run(states)
             state, info = step.apply(state, None, reduced)

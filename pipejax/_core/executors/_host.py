@@ -215,8 +215,8 @@ class Host:
             jax.block_until_ready(awaited)
             states, updated = before if isinstance(before, Start) else _after(before)
             # When the fresh message is due, all that are in the queue then are real.
-            real = length if age == length else _first(filled)
-            valid = valid_in_step(real, length, age)
+            count = length if age == length else _first(filled)
+            valid = valid_in_step(count, length, age)
             with jax.enable_x64(x64):
                 return self._programs.exchange(updated, message, states, valid)
 

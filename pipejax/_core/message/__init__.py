@@ -11,8 +11,8 @@ from ._in_flight import emptied as emptied
 from ._in_flight import empty as empty
 from ._in_flight import entered as entered
 from ._in_flight import shift as shift
-from ._in_flight import valid as valid
 from ._in_flight import valid_in_drain as valid_in_drain
+from ._in_flight import valid_in_queue as valid_in_queue
 from ._in_flight import valid_in_step as valid_in_step
 from ._in_flight import width_of as width_of
 from ._message import Message as Message

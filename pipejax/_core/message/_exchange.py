@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from pipejax._internal.mesh import AxisName
-from pipejax._internal.types import CodecStates
+from pipejax._internal.types import CodecStates, Tree
 from pipejax.collectives import AllReduce, Stages, run
 
 from ._message import Message
@@ -34,20 +35,26 @@ class Exchange(NamedTuple):
     def run(self, states: CodecStates) -> tuple[Reduced, Any]:
         """Runs all stages back to back.
 
-        Args:
-          states: States of the codecs before the exchange.
-
-        Returns:
-          The reduced message, and the codec states after it. The states are unchanged
-          if the reduced message is not usable.
+        Returns the reduced message, and the codec states after it, which are unchanged
+        if the reduced message is not usable.
         """
-        value, after = run(self.stages, self.start, states)
-        found = self.end(value)
-        return found, found.settled(after, states)
+        return self.finish(*run(self.stages, self.start, states), states)
+
+    def finish(
+        self, value: Tree, after: CodecStates, before: CodecStates
+    ) -> tuple[Reduced, CodecStates]:
+        """Returns what `run` does, from the value after the last stage.
+
+        Where nothing is applied, codecs keep their states, as if nothing had been sent.
+        """
+        reduced = self.end(value)
+        usable = reduced.usable
+        states = jax.tree.map(lambda a, b: jnp.where(usable, a, b), after, before)
+        return reduced, states
 
 
 def averaging(
-    message: Message, arrived: jax.Array, all_reduce: AllReduce, axis_name: AxisName
+    message: Message, valid: jax.Array, all_reduce: AllReduce, axis_name: AxisName
 ) -> Exchange:
     """Returns the exchange that gives every device the sum of all messages.
 
@@ -55,7 +62,7 @@ def averaging(
     """
 
     def end(total: Any) -> Reduced:
-        return Reduced.of(message_of(total, message), arrived)
+        return Reduced.of(message_of(total, message), valid)
 
     stages = on_shards_of(message, all_reduce)(layout_of(message), axis_name)
     return Exchange(summands(message), stages, end)

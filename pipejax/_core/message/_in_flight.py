@@ -99,7 +99,7 @@ class Valid(NamedTuple):
     behind: tuple[jax.Array, ...]
 
 
-def valid(in_flight: InFlight) -> tuple[jax.Array, ...]:
+def valid_in_queue(in_flight: InFlight) -> tuple[jax.Array, ...]:
     """Returns for each message in the queue, oldest first, whether it is real."""
     return _valid(in_flight.filled[0], len(in_flight.pending))
 
@@ -129,7 +129,7 @@ def valid_in_drain(in_flight: InFlight, age: int) -> Valid:
 
     `age` is the place of the message in the queue before the drain.
     """
-    now = valid(in_flight)
+    now = valid_in_queue(in_flight)
     return Valid(now[age], now[age + 1 :])
 
 

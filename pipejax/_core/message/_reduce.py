@@ -35,12 +35,12 @@ class Reduced(NamedTuple):
     """
 
     sum: Message
-    arrived: jax.Array
+    valid: jax.Array
     finite: jax.Array
     updated: Any = None
 
     @classmethod
-    def of(cls, total: Message, arrived: jax.Array) -> "Reduced":
+    def of(cls, total: Message, valid: jax.Array) -> "Reduced":
         """Checks every element of gradients and changes for infinity and NaN.
 
         The check takes no norm, which could overflow if all elements are finite.
@@ -50,25 +50,20 @@ class Reduced(NamedTuple):
         # https://github.com/openxla/xla/issues/21461
         leaves = jax.tree.leaves((total.gradients, total.changes))
         if not total.shards:
-            return cls(total, arrived, _all_finite(leaves))
+            return cls(total, valid, _all_finite(leaves))
         specs = (*total.shards.params, *total.shards.changes)
-        return cls(total, arrived, _all_finite_in_group(leaves, specs))
+        return cls(total, valid, _all_finite_in_group(leaves, specs))
 
     @property
     def counts(self) -> jax.Array:
         """Returns whether the sum has arrived and does not have a weight of 0."""
         weight = self.sum.weight
-        return self.arrived if weight is None else self.arrived & (weight != 0)
+        return self.valid if weight is None else self.valid & (weight != 0)
 
     @property
     def usable(self) -> jax.Array:
         """Returns whether the sum counts and is finite."""
         return self.counts & self.finite
-
-    def settled(self, new: CodecStates, old: CodecStates) -> CodecStates:
-        """Returns the codec states after the sum: the old ones if it is not usable."""
-        usable = self.usable
-        return jax.tree.map(lambda n, o: jnp.where(usable, n, o), new, old)
 
 
 def _all_finite(leaves: Sequence[jax.Array]) -> jax.Array:

@@ -76,8 +76,8 @@ class Program:
         """
         env = dict(zip(self.handed[level], value, strict=True))
         for operation in self.levels[level].operations:
-            given = (value_of(env, name) for name in operation.reads)
-            env.update(zip(operation.writes, operation.run(*given), strict=True))
+            operands = (value_of(env, name) for name in operation.reads)
+            env.update(zip(operation.writes, operation.run(*operands), strict=True))
         return [env[name] for name in self.handed[level + 1]]
 
     def sums(self, level: int) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -114,29 +114,29 @@ def _without_sums(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
         names = dict(zip(closed.jaxpr.invars, (object() for _ in args), strict=True))
         env = dict(zip(names.values(), args, strict=True))
         for each in inlined(closed, names):
-            given: list[Any] = [value_of(env, name) for name in each.reads]
+            values: list[Any] = [value_of(env, name) for name in each.reads]
             if each.equation.primitive.name == "cond":
-                index, *operands = given
+                index, *operands = values
                 branches = each.equation.params["branches"]
                 results = lax.switch(index, [*map(_without_sums, branches)], *operands)
             else:
                 if _sums_up(each.equation):
-                    given = [*map(lax.stop_gradient, given)]
-                results = runner(each)(*given)
+                    values = [*map(lax.stop_gradient, values)]
+                results = runner(each)(*values)
             env.update(zip(each.writes, results, strict=True))
         return [value_of(env, name_of(names, v)) for v in closed.jaxpr.outvars]
 
     return run
 
 
-def _origins(closed: ClosedJaxpr, given: Sequence[int | None]) -> list[int | None]:
+def _origins(closed: ClosedJaxpr, args: Sequence[int | None]) -> list[int | None]:
     """Returns the leaf on whose elements each result depends, place by place.
 
     A leaf is given by its number. `None` stands for no leaf, or for sums over arrays
     alone, and `_MIXED` for elements of several places.
     """
-    names = dict(zip(closed.jaxpr.invars, (object() for _ in given), strict=True))
-    known: dict[Any, int | None] = dict(zip(names.values(), given, strict=True))
+    names = dict(zip(closed.jaxpr.invars, (object() for _ in args), strict=True))
+    known: dict[Any, int | None] = dict(zip(names.values(), args, strict=True))
 
     def origin(name: Any) -> int | None:
         return None if isinstance(name, Constant) else known[name]
@@ -188,14 +188,14 @@ def _sums_up(equation: JaxprEqn) -> bool:
 
 
 def _depends(
-    closed: ClosedJaxpr, given: Sequence[frozenset[int]]
+    closed: ClosedJaxpr, args: Sequence[frozenset[int]]
 ) -> list[frozenset[int]]:
     """Returns the arguments on which each result of a program depends, by number.
 
     `_jump(i)` is among them if the result depends on argument i by a jump.
     """
-    names = dict(zip(closed.jaxpr.invars, (object() for _ in given), strict=True))
-    known: dict[Any, frozenset[int]] = dict(zip(names.values(), given, strict=True))
+    names = dict(zip(closed.jaxpr.invars, (object() for _ in args), strict=True))
+    known: dict[Any, frozenset[int]] = dict(zip(names.values(), args, strict=True))
 
     def depends(name: Any) -> frozenset[int]:
         return frozenset() if isinstance(name, Constant) else known[name]

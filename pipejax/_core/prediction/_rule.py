@@ -56,7 +56,7 @@ class Own(NamedTuple):
 
     gradients: optax.Updates
     loss: jax.Array
-    real: jax.Array
+    valid: jax.Array
     usable: jax.Array
 
 
@@ -154,7 +154,7 @@ def predicted(
     losses = [jnp.where(known, mean.loss, each.loss) for each in own]
     # A gradient that is not usable still moves moments by m, as the mean in flight
     # will.
-    taken = [each.real & (known | each.usable) for each in own]
+    taken = [each.valid & (known | each.usable) for each in own]
     means = [_either(known, last, each.gradients) for each in own]
     if kind.name == "mixing":
         blends = [
@@ -200,7 +200,7 @@ def anchored(
     count, taken, m = len(behind), [*behind], jax.tree.map(jnp.zeros_like, params)
     if mean.gradients is not None:
         m = like(mean.gradients, params)
-        taken = [real & mean.known for real in behind]
+        taken = [valid & mean.known for valid in behind]
 
     def change_by(*gradients: optax.Updates) -> Any:
         losses = [mean.loss] * count

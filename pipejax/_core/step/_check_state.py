@@ -134,8 +134,8 @@ def check_pending(
     """
     if not in_flight.pending:
         return
-    given = state.trainable.whole_params, state.model_state, reduce_dtype
-    wanted = jax.eval_shape(lambda: empty_message(*given))
+    args = state.trainable.whole_params, state.model_state, reduce_dtype
+    wanted = jax.eval_shape(lambda: empty_message(*args))
     oldest = in_flight.pending[0]
     # Leaves that the loss function returns unchanged have no change in flight.
     sent = paths(oldest.changes)

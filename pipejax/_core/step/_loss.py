@@ -54,10 +54,10 @@ def full_form(loss_fn: Loss, compute_dtype: DTypeLike | None) -> Loss:
         # The loss gets its own copy. It may put new leaves into the dict that it is
         # passed, and Equinox marks a state that it has updated as used.
         own = jax.tree.map(lambda leaf: leaf, model_state)
-        given = {"model_state": own, "rng": rng}
-        given = {name: value for name, value in given.items() if value is not None}
+        passed = {"model_state": own, "rng": rng}
+        passed = {name: value for name, value in passed.items() if value is not None}
         try:
-            out = loss_fn(params, batch, **given)
+            out = loss_fn(params, batch, **passed)
         except NameError as error:
             if "unbound axis name" not in str(error):
                 raise
@@ -169,12 +169,12 @@ def _check_metrics(metrics: Tree) -> None:
 
 
 def _check_model_state(after: Tree, before: Tree) -> None:
-    got, given = (jax.tree.map(jnp.shape, tree) for tree in (after, before))
+    got, passed = (jax.tree.map(jnp.shape, tree) for tree in (after, before))
     shapes, wanted = (list(map(jnp.shape, jax.tree.leaves(x))) for x in (after, before))
     if not alike(after, before) or shapes != wanted:
         raise ValueError(
             "`loss_fn` must return the model state in the structure and shapes that"
-            f" `train.init` was given: {given}, got {got}. Return `loss,"
+            f" `train.init` was given: {passed}, got {got}. Return `loss,"
             " pj.Aux(model_state=...)` and call `train.init(params, model_state=...)`."
         )
 
@@ -182,13 +182,13 @@ def _check_model_state(after: Tree, before: Tree) -> None:
 def _check_casts(after: Tree, before: Tree) -> None:
     leaves = jax.tree_util.tree_leaves_with_path(after)
     for (path, a), b in zip(leaves, jax.tree.leaves(before), strict=True):
-        got, given = jnp.result_type(a), jnp.result_type(b)
+        got, passed = jnp.result_type(a), jnp.result_type(b)
         for kind in (jnp.complexfloating, jnp.inexact):
-            if jnp.issubdtype(got, kind) and not jnp.issubdtype(given, kind):
+            if jnp.issubdtype(got, kind) and not jnp.issubdtype(passed, kind):
                 name = f"model_state{jax.tree_util.keystr(path)}"
                 raise ValueError(
                     "`loss_fn` must return model state of the kind that `train.init`"
-                    f" was given: `{name}` is {given.name}, got {got.name}. Give"
+                    f" was given: `{name}` is {passed.name}, got {got.name}. Give"
                     f" `train.init` an array of dtype {got.name}, or cast it in the"
                     " loss function."
                 )

@@ -29,7 +29,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pipejax._core.message import InFlight, Message, Reduced, mean_as, valid
+from pipejax._core.message import InFlight, Message, Reduced, mean_as, valid_in_queue
 from pipejax._internal.shards import Shards, constrained
 from pipejax._internal.structures import paths
 from pipejax._internal.types import Leaf, ModelState, Tree
@@ -53,10 +53,10 @@ def predicted_model_state(
     skip_nonfinite: bool,
 ) -> ModelState:
     """Returns the model state to which this device's own changes in flight lead."""
-    for own, arrived in zip(in_flight.pending, valid(in_flight), strict=True):
+    for own, valid in zip(in_flight.pending, valid_in_queue(in_flight), strict=True):
         if not jax.tree.leaves(own.changes):
             continue  # whether the gradients are finite does not matter then
-        reduced = Reduced.of(own, arrived)
+        reduced = Reduced.of(own, valid)
         applied = reduced.usable if skip_nonfinite else reduced.counts
         changes = mean_changes(own, model_state, 1)
         model_state = jax.tree.map(

@@ -13,7 +13,14 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from pipejax._core.message import InFlight, Message, Reduced, mean_as, mean_of, valid
+from pipejax._core.message import (
+    InFlight,
+    Message,
+    Reduced,
+    mean_as,
+    mean_of,
+    valid_in_queue,
+)
 from pipejax._core.prediction import Kind, Mean, Own, Update, kind_of, predicted
 from pipejax._internal.shards import Shards, constrained
 
@@ -107,8 +114,8 @@ def by_own(settings: Settings, state: Common, in_flight: InFlight) -> optax.Para
     linearized = settings.weight_prediction == "linearized"
     either = linearized and lax.axis_size(settings.axis_name) > 1
     messages = _expected(settings.deviation_feedback, in_flight)
-    for own, real in zip(messages, valid(in_flight), strict=True):
-        reduced = Reduced.of(own, real)
+    for own, valid in zip(messages, valid_in_queue(in_flight), strict=True):
+        reduced = Reduced.of(own, valid)
         if either:
             reduced = _or_zeros(reduced)
         state, _ = apply(settings, state, None, reduced, alone=True)
@@ -118,15 +125,15 @@ def by_own(settings: Settings, state: Common, in_flight: InFlight) -> optax.Para
 def own_gradients(params: optax.Params, in_flight: InFlight) -> list[Own]:
     """Returns this device's gradients in flight, oldest first."""
 
-    def one(message: Message, real: jax.Array) -> Own:
+    def one(message: Message, valid: jax.Array) -> Own:
         # Also where the optimizer is to deal with NaN: P times NaN is NaN.
-        usable = Reduced.of(message, real).usable
+        usable = Reduced.of(message, valid).usable
         gradients = mean_as(message.gradients, params, message, 1)
         zeros = jax.tree.map(jnp.zeros_like, gradients)
         loss = mean_of(message.passengers.loss, message, 1)
-        return Own(select(usable, gradients, zeros), loss, real, usable)
+        return Own(select(usable, gradients, zeros), loss, valid, usable)
 
-    return list(map(one, in_flight.pending, valid(in_flight)))
+    return list(map(one, in_flight.pending, valid_in_queue(in_flight)))
 
 
 def _or_zeros(own: Reduced) -> Reduced:

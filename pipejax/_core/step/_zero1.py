@@ -114,9 +114,9 @@ def _layout(
     # Ends, because an array is only ever split further, and has few axes.
     while True:
         partition = Partition.of(tx, params, shards, settings.axis_name, mesh.shape)
-        given = params, message, None, None, 0, partition
+        args = params, message, None, None, 0, partition
         try:
-            after = after_update(program_of(settings, kind_of, *given), partition)
+            after = after_update(program_of(settings, kind_of, *args), partition)
         except NotElementwiseError as error:
             raise ValueError(
                 "`tx` must update each element from the gradient, the parameter and"
@@ -237,7 +237,7 @@ def _exchange(
             slopes = Slopes(sent, found.steepest)
         return Reduced(
             sum=Message(None, found.changes, found.passengers, shards),
-            arrived=valid.message,
+            valid=valid.message,
             finite=found.finite,
             updated=trainable._replace(
                 params=found.params,

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from pipejax._core.message import InFlight, valid
+from pipejax._core.message import InFlight, valid_in_queue
 from pipejax._core.prediction import changed, expanded
 from pipejax._internal.shards import constrained
 
@@ -80,13 +80,13 @@ def _slopes(
     whole = trained.whole_params
     partition = Partition.here(settings.tx, whole, trained.shards, settings.axis_name)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), whole)
-    known, real = _known(trained.opt_state, partition), valid(in_flight)
-    losses = [jnp.float32(0)] * len(real)
+    known, valid = _known(trained.opt_state, partition), valid_in_queue(in_flight)
+    losses = [jnp.float32(0)] * len(valid)
 
     def change(*gradients: optax.Updates) -> Any:
-        return changed(update_of(settings), zeros, known, gradients, losses, real)
+        return changed(update_of(settings), zeros, known, gradients, losses, valid)
 
-    return expanded(change, [zeros] * len(real))[1]
+    return expanded(change, [zeros] * len(valid))[1]
 
 
 def _known(opt_state: optax.OptState, partition: Partition) -> optax.OptState:

@@ -146,8 +146,8 @@ def _between(
     # parameters are gathered as they are.
     anchors = sends or (kind and not needs_slopes(kind, partition))
     if kind is not None and mean is not None and anchors:
-        given = kind, update_of(settings), params, opt_state, mean
-        anchor, slopes = anchored(*given, valid.behind, settings.slope_dtype)
+        args = kind, update_of(settings), params, opt_state, mean
+        anchor, slopes = anchored(*args, valid.behind, settings.slope_dtype)
     return Between(
         params=params,
         opt_state=opt_state,

@@ -10,11 +10,11 @@ shapes that they have in a group. The partition specs of this package name inner
 only.
 """
 
-from ._given import inner_specs as inner_specs
-from ._inside import as_on_shards as as_on_shards
-from ._inside import constrained as constrained
-from ._inside import group_axes as group_axes
-from ._inside import on_shards as on_shards
+from ._in_group import as_on_shards as as_on_shards
+from ._in_group import constrained as constrained
+from ._in_group import group_axes as group_axes
+from ._in_group import on_shards as on_shards
+from ._inner_specs import inner_specs as inner_specs
 from ._specs import UNSHARDED as UNSHARDED
 from ._specs import Shards as Shards
 from ._specs import combined_spec as combined_spec

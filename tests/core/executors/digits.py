@@ -65,10 +65,10 @@ class Appending:
         digit = reduced.sum.gradients["digit"]
         digit = lax.pmean(digit, "data") if self.own == "apply" else digit
         before = state.params
-        number = jnp.where(reduced.arrived, 10 * before + digit, before)
+        number = jnp.where(reduced.valid, 10 * before + digit, before)
         state = state._replace(trainable=Trainable(number, ()))
         step = state.step if computed is None else computed.step
-        return state._replace(step=step), reduced.arrived
+        return state._replace(step=step), reduced.valid
 
 
 def config_of(work, *, width=2, devices=DEVICES, donate=False):

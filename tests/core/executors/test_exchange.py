@@ -40,7 +40,7 @@ def test_sum_over_devices_is_placed_on_the_mesh(beside):
     total = reduced.sum.gradients["w"]
     assert total.tolist() == [1111]
     assert total.sharding.device_set == set(mesh.devices.flat)
-    assert (bool(reduced.arrived), bool(reduced.finite)) == (True, True)
+    assert (bool(reduced.valid), bool(reduced.finite)) == (True, True)
     assert states == {}
 
 
@@ -48,7 +48,7 @@ def test_sum_with_infinity_is_marked():
     config = config_on(pj.data_mesh(4))
     placed = jax.device_put(np.float32([1, np.inf, 2, 3]), config.data)
     reduced, _ = exchange_on_mesh(config)(None, Message({"w": placed}), {}, REAL)
-    assert (bool(reduced.arrived), bool(reduced.finite)) == (True, False)
+    assert (bool(reduced.valid), bool(reduced.finite)) == (True, False)
 
 
 def test_reduction_returns_after_the_sum_is_ready(monkeypatch):
@@ -73,6 +73,6 @@ def test_message_that_is_not_real_keeps_the_residuals():
     exchange = exchange_on_mesh(config)
     _, after = exchange(None, message, states, REAL)
     reduced, kept = exchange(None, message, states, valid_in_step(0, 1))
-    assert (bool(reduced.arrived), bool(reduced.finite)) == (False, True)
+    assert (bool(reduced.valid), bool(reduced.finite)) == (False, True)
     assert_bits_equal(*map(jax.device_get, (kept, states)))
     assert any(map(np.any, jax.tree.leaves(jax.device_get(after))))

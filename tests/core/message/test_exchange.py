@@ -8,8 +8,9 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax import codecs, collectives
-from pipejax._core.message import averaging, codec_states
+from pipejax._core.message import Exchange, Reduced, averaging, codec_states
 from pipejax._internal.mesh import on_mesh
+from pipejax.collectives import Stages
 
 from .example import message
 
@@ -53,3 +54,14 @@ def test_exchange_sums_over_devices_and_keeps_residuals_of_nan(bad):
         found = np.asarray(gradient, np.float32)
         assert (found == found[0]).all()
         assert np.abs(found - 1111).max() < 1111 / 127 + 1111 / 256
+
+
+@pytest.mark.parametrize("bad", [0.0, np.nan])
+@pytest.mark.parametrize("valid", [True, False])
+def test_codecs_keep_their_states_where_nothing_is_applied(valid, bad):
+    reduced = Reduced.of(message(1.0, bad=bad), jnp.array(valid))
+    exchange = Exchange(None, Stages(()), lambda _: reduced)
+    after, before = {"e": jnp.ones(2)}, {"e": jnp.zeros(2)}
+    found, kept = exchange.finish(None, after, before)
+    assert found is reduced
+    np.testing.assert_array_equal(kept["e"], [float(valid and bad == 0)] * 2)

@@ -12,8 +12,8 @@ from pipejax._core.message import (
     emptied,
     empty,
     shift,
-    valid,
     valid_in_drain,
+    valid_in_queue,
     valid_in_step,
     width_of,
 )
@@ -38,7 +38,7 @@ def test_message_leaves_the_queue_width_minus_1_steps_later(width):
     for t in range(6):
         assert values(queue) == twin
         real = [t - age >= 0 for age in range(width - 1, 0, -1)]
-        assert flags(valid(queue)) == real
+        assert flags(valid_in_queue(queue)) == real
         for age in range(max(1, width - 1)):
             found = valid_in_step(queue.filled, width - 1, age)
             assert bool(found.message) == (t + age >= width - 1)

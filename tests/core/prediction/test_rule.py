@@ -22,8 +22,8 @@ def kind(tx, count=1):
     return kind_of(updating(tx), W, jax.eval_shape(tx.init, W), count)
 
 
-def own(gradients=G, *, real=YES, usable=YES):
-    return Own(gradients, ZERO, real, usable)
+def own(gradients=G, *, valid=YES, usable=YES):
+    return Own(gradients, ZERO, valid, usable)
 
 
 def ahead(tx, state, *, known=YES, mean=M, in_flight=None):
@@ -104,7 +104,7 @@ def test_first_prediction_follows_the_own_gradient():
 def test_prediction_without_gradients_in_flight_is_the_parameters():
     tx = optax.adamw(0.1)
     for known in (YES, NO):
-        found = ahead(tx, tx.init(W), known=known, in_flight=[own(real=NO)])
+        found = ahead(tx, tx.init(W), known=known, in_flight=[own(valid=NO)])
         jax.tree.map(np.testing.assert_array_equal, found, W)
 
 
