@@ -161,9 +161,10 @@ def _maker(
         new, known = step.settings.tx.init(params), opt_state is not None
         opt_state = restructured(opt_state, new) if known else new
         opt_state = jax.tree.map(jnp.asarray, opt_state)  # may be Python numbers
+        whole = Trainable(params, opt_state, shards=like.shards)
         length = config.width - 1
         return PipelineState(
-            trainable=step.init(params, opt_state, known, like.shards, length),
+            trainable=step.init(whole, known, length),
             model_state=model_state,
             in_flight=empty(like, config.width, {}, feeds_back=config.feeds_back),
             rng=rng,

@@ -100,11 +100,10 @@ class _Planner:
         equation = found.equation
         if equation.primitive.name == "reshard":
             return reads  # Pieces lie where they are, whatever an array's sharding is.
-        # An operation belongs to the first level in which all of its operands are
-        # there.
-        operands = [self.located(name) for name in reads]
-        level = max((level for _, level in operands), default=0)
-        splits = [split for split, _ in operands]
+        located = list(map(self.located, reads))
+        splits = [split for split, _ in located]
+        # The first level in which all operands are there.
+        level = max((level for _, level in located), default=0)
         # In place of uniform arrays, element-wise operations read the numbers that fill
         # them: the zeros of a frozen parameter then cost no memory in the shape of the
         # parameter.
@@ -118,32 +117,36 @@ class _Planner:
             return self._uniform(level, made, equation.outvars)
         # Element by element, a number broadcasts against pieces. Any other operation
         # needs the array.
-        if is_elementwise(equation, splits):
-            reads = numbers
-        else:
-            reads = tuple(map(self.made, reads))
+        elementwise = is_elementwise(equation, splits)
+        reads = numbers if elementwise else tuple(map(self.made, reads))
         if not any(map(is_split, splits)):
             # Every device has all operands, and does as is done with whole arrays.
             results = tuple(whole(var.aval.ndim) for var in equation.outvars)
             return self._add(level, reads, runner(found), results)
-        if equation.primitive.name == "cond":
-            branches = _branches(equation, splits, self.devices)
-            if any(len(branch.levels) > 1 for branch in branches):
-                return self._all_branches(equation, reads)
-            rule = _condition(branches, self.devices)
-        else:
+        if equation.primitive.name != "cond":
             rule = rule_of(equation, splits, self.devices)
-        # A rule that needs a sum over devices leaves this device's part of it. The sum
-        # ends the level, and what needs it is in the next one.
+            return self._add_rule(level, reads, rule)
+        branches = _branches(equation, splits, self.devices)
+        if any(len(branch.levels) > 1 for branch in branches):
+            return self._all_branches(equation, reads)
+        return self._add_rule(level, reads, _condition(branches, self.devices))
+
+    def _add_rule(
+        self, level: int, reads: tuple[Any, ...], rule: Rule
+    ) -> tuple[Any, ...]:
+        """Adds an operation on pieces, and the sum over devices that it may need.
+
+        The operation leaves this device's part of a sum. The sum ends the level, and
+        what needs it is in the next one.
+        """
         results = self._add(level, reads, rule.run, rule.splits)
-        if rule.total is None:
+        if rule.sent is None:
             return results
-        form, finish = rule.total
         if level + 1 == len(self.levels):
             self.levels.append(Level())
         self.levels[level].sums += results
-        self.levels[level].forms.append(form)
-        return self._add(level + 1, results, lambda x: [finish(x)], rule.splits)
+        self.levels[level].forms.append(rule.sent)
+        return self._add(level + 1, results, lambda x: [rule.finish(x)], rule.splits)
 
     def _all_branches(
         self, equation: JaxprEqn, reads: tuple[Any, ...]

@@ -55,29 +55,20 @@ class NotElementwiseError(ValueError):
     """An update has an operation that needs elements of several pieces."""
 
 
-class Total(NamedTuple):
-    """How a result follows from a sum over devices.
-
-    Attributes:
-      form: Shape and dtype of the sum.
-    """
-
-    form: jax.ShapeDtypeStruct
-    finish: Callable[[jax.Array], jax.Array]
-
-
 class Rule(NamedTuple):
     """How an operation runs on pieces.
 
     Attributes:
       run: Function from the operands on this device to the results on this device.
-      total: If it is not `None`, the result of `run` is this device's part of a sum
-        over devices, from which the result of the operation follows.
+      sent: If it is not `None`, the result of `run` is this device's part of a sum over
+        devices, of this shape and dtype.
+      finish: Function from the sum to the result of the operation.
     """
 
     run: Callable[..., Sequence[Any]]
     splits: tuple[Split, ...]
-    total: Total | None = None
+    sent: jax.ShapeDtypeStruct | None = None
+    finish: Callable[[jax.Array], jax.Array] = lambda total: total
 
 
 class Devices(NamedTuple):
@@ -278,8 +269,7 @@ def _summed(equation: JaxprEqn, split: Split, devices: Devices, wide: Any) -> Ru
         return [devices.once(jnp.sum(x.astype(wide), axes), split)]
 
     sent = jax.ShapeDtypeStruct(form.shape, wide)
-    total = Total(sent, lambda x: x.astype(form.dtype))
-    return Rule(run, (whole(form.ndim),), total)
+    return Rule(run, (whole(form.ndim),), sent, lambda x: x.astype(form.dtype))
 
 
 def _counted(equation: JaxprEqn, split: Split, devices: Devices) -> Rule:
@@ -296,7 +286,7 @@ def _counted(equation: JaxprEqn, split: Split, devices: Devices) -> Rule:
 
     sent = jax.ShapeDtypeStruct(form.shape, np.dtype("float32"))
     finish = (lambda n: n == 0) if every else (lambda n: n > 0)
-    return Rule(run, (whole(form.ndim),), Total(sent, finish))
+    return Rule(run, (whole(form.ndim),), sent, finish)
 
 
 def _side_by_side(equation: JaxprEqn, split: Split, devices: Devices) -> Rule:
@@ -317,7 +307,7 @@ def _side_by_side(equation: JaxprEqn, split: Split, devices: Devices) -> Rule:
         every = all_devices.astype(form.dtype)
         return every.max(0) if equation.primitive.name == "reduce_max" else every.min(0)
 
-    return Rule(run, (whole(form.ndim),), Total(sent, finish))
+    return Rule(run, (whole(form.ndim),), sent, finish)
 
 
 def _wide(dtype: Any) -> Any:

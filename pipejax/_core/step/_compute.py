@@ -10,7 +10,6 @@ from jax import lax
 from pipejax._core.checks import check_keywords
 from pipejax._core.message import InFlight, Message
 from pipejax._core.prediction import Mean
-from pipejax._internal.shards import Shards
 from pipejax._internal.types import Keys
 
 from ._batch import Batch
@@ -18,15 +17,15 @@ from ._check_inner import warn_of_unused_axes
 from ._check_state import check_mean, check_pending, check_room
 from ._gradient import local_message
 from ._model_state import predicted_model_state
-from ._state import Common
+from ._state import Common, Trainable
 from ._step import Computed, Settings
 
 Point = Callable[[Common, InFlight], optax.Params]
 """From a state and this device's messages in flight to the parameters at which this
 device takes its gradient."""
-EmptyMean = Callable[[optax.Params, Shards, int], Mean | None]
-"""From the whole parameters, how they are split, and the number of gradients in flight
-to the mean that predictions need before any is applied."""
+EmptyMean = Callable[[Trainable, int], Mean | None]
+"""From what is trained and the number of gradients in flight to the mean that
+predictions need before any is applied."""
 
 
 def compute(
@@ -41,7 +40,7 @@ def compute(
     shards, whole = state.shards, state.trainable.whole_params
     check_pending(state, in_flight, settings.reduce_dtype)
     if length := len(in_flight.pending):
-        wanted = jax.eval_shape(lambda: empty_mean(whole, shards, length))
+        wanted = jax.eval_shape(lambda: empty_mean(state.trainable, length))
         check_mean(state, wanted is not None)
     check_keywords(settings.loss_fn, model_state=state.model_state, rng=state.rng)
     rng, key = _split(state.rng, lax.axis_index(settings.axis_name))

@@ -9,9 +9,8 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import Message, summands
 from pipejax._core.partitioned import Devices, Split
-from pipejax._internal.mesh import AxisName, axes
+from pipejax._internal.mesh import axes
 from pipejax._internal.shards import (
-    Shards,
     combined_spec,
     data_spec,
     optimizer_specs,
@@ -20,7 +19,8 @@ from pipejax._internal.shards import (
 )
 from pipejax._internal.types import Tree
 
-from ._state import specs_over
+from ._state import Trainable, specs_over
+from ._step import Settings
 
 
 class Partition(NamedTuple):
@@ -49,32 +49,31 @@ class Partition(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        tx: optax.GradientTransformation,
-        params: optax.Params,
-        shards: Shards,
-        axis_name: AxisName,
-        sizes: Any,
+        cls, settings: Settings, trainable: Trainable, sizes: Any = None
     ) -> "Partition":
         """Returns where the pieces lie.
 
-        If `shards` does not say how the optimizer state is split, an array at the path
+        If the shards do not say how the optimizer state is split, an array at the path
         of a parameter of the same shape is split as this parameter, and all others are
-        whole.
+        whole. `sizes` are those of the axes of the mesh, by name, and by default of the
+        mesh of the surrounding program.
         """
-        names = (*axes(axis_name), *shards.inner)
+        shards, own = trainable.shards, axes(settings.axis_name)
+        names = (*own, *shards.inner)
+        sizes = sizes or jax.sharding.get_abstract_mesh().shape
         devices = Devices({name: sizes[name] for name in names})
-        data_axes = tuple(data_spec(cut, axis_name) for cut in shards.data_axes)
-        inner = shards.params or (P(),) * len(data_axes)
-        split = tuple(map(combined_spec, inner, data_axes))
-        whole = jax.eval_shape(tx.init, params)
+        over_data = (data_spec(axis, settings.axis_name) for axis in shards.data_axes)
+        inner = shards.params or (P(),) * len(shards.data_axes)
+        split = tuple(map(combined_spec, inner, over_data))
+        params = trainable.whole_params
+        whole = jax.eval_shape(settings.tx.init, params)
         # The first guess is by path and shape. `zero1_step` plans the update to find
         # the rest.
         specs = shards.opt_state or spec_leaves(optimizer_specs(whole, params, split))
-        data = (over(spec, axes(axis_name)) for spec in specs)
+        data = (over(spec, own) for spec in specs)
         return cls(
             devices=devices,
-            data=devices.count(axes(axis_name)),
+            data=devices.count(own),
             params=split,
             params_inner=inner,
             opt_state=specs_over(specs, whole, names),
@@ -82,18 +81,6 @@ class Partition(NamedTuple):
             opt_state_axes=tuple(len(x) - 1 if x != P() else None for x in data),
             whole_opt_state=whole,
         )
-
-    @classmethod
-    def here(
-        cls,
-        tx: optax.GradientTransformation,
-        params: optax.Params,
-        shards: Shards,
-        axis_name: AxisName,
-    ) -> "Partition":
-        """Returns where the pieces lie, inside the program of a step."""
-        sizes = jax.sharding.get_abstract_mesh().shape
-        return cls.of(tx, params, shards, axis_name, sizes)
 
     def piece(self, form: Any, spec: P) -> jax.ShapeDtypeStruct:
         """Returns the shape and dtype of a device's piece of a whole array."""

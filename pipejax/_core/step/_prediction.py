@@ -22,9 +22,9 @@ from pipejax._core.message import (
     valid_in_queue,
 )
 from pipejax._core.prediction import Kind, Mean, Own, Update, kind_of, predicted
-from pipejax._internal.shards import Shards, constrained
+from pipejax._internal.shards import constrained
 
-from ._state import Common
+from ._state import Common, Trainable
 from ._step import Settings
 from ._update import apply, select, updated
 
@@ -63,14 +63,10 @@ def update_of(settings: Settings) -> Update:
 
 
 def empty_mean(
-    settings: Settings,
-    kind_of: KindOf,
-    params: optax.Params,
-    shards: Shards,
-    length: int,
+    settings: Settings, kind_of: KindOf, trainable: Trainable, length: int
 ) -> Mean | None:
     """Returns the mean that predictions need before any is applied, or `None`."""
-    del shards
+    params = trainable.whole_params
     kind = kind_of(params, length, lax.axis_size(settings.axis_name))
     if kind is None or kind.name == "linear":
         return None

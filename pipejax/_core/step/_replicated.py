@@ -28,17 +28,9 @@ def replicated_step(settings: Settings) -> Step:
     begin = functools.partial(empty_mean, settings, kind_of)
     at = functools.partial(point, settings, kind_of)
 
-    def init(
-        params: optax.Params,
-        opt_state: optax.OptState,
-        known: bool,
-        shards: Shards,
-        length: int,
-    ) -> Trainable:
+    def init(whole: Trainable, known: bool, length: int) -> Trainable:
         del known
-        return Trainable(
-            params, opt_state, begin(params, shards, length), shards=shards
-        )
+        return whole._replace(mean=begin(whole, length))
 
     def exchange(
         trainable: Trainable | None,

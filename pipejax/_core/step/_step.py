@@ -84,9 +84,9 @@ class Step(NamedTuple):
     Attributes:
       layout: `(params, message, mesh) -> Shards` says how the arrays of a state are
         split, from shapes alone. The message says how the parameters are.
-      init: `(params, opt_state, known, shards, length) -> Trainable` makes what is
-        trained as this device keeps it, for queues of `length` messages. `known` says
-        whether the optimizer's state was given.
+      init: `(whole, known, length) -> Trainable` makes what is trained as this device
+        keeps it, for queues of `length` messages. `known` says whether the optimizer's
+        state was given.
       message: `(params, model_state, rng, batch, shards, room)` returns the message of
         a batch, and the model state as the loss left it. `room` has the changes of
         model state for which the queue has room.
@@ -102,7 +102,7 @@ class Step(NamedTuple):
 
     settings: Settings
     layout: Callable[[optax.Params, Message, Mesh], Shards]
-    init: Callable[[optax.Params, optax.OptState, bool, Shards, int], Trainable]
+    init: Callable[[Trainable, bool, int], Trainable]
     message: Callable[..., tuple[Message, Any]]
     compute: Callable[[Common, InFlight, Batch], tuple[Message, Computed]]
     exchange: Callable[[Trainable | None, Message, Valid, AllReduce], Exchange]

@@ -110,13 +110,14 @@ def _layout(
 
     Raises a `ValueError` if devices cannot update their pieces by themselves.
     """
-    shards, tx = message.shards, settings.tx
+    shards = message.shards
     # Ends, because an array is only ever split further, and has few axes.
     while True:
-        partition = Partition.of(tx, params, shards, settings.axis_name, mesh.shape)
-        args = params, message, None, None, 0, partition
+        whole = Trainable(params, None, shards=shards)
+        partition = Partition.of(settings, whole, mesh.shape)
+        args = settings, kind_of, whole, message, 0, partition
         try:
-            after = after_update(program_of(settings, kind_of, *args), partition)
+            after = after_update(program_of(*args), partition)
         except NotElementwiseError as error:
             raise ValueError(
                 "`tx` must update each element from the gradient, the parameter and"
@@ -131,17 +132,13 @@ def _layout(
 
 
 def _empty_mean(
-    settings: Settings,
-    kind_of: KindOf,
-    params: optax.Params,
-    shards: Shards,
-    length: int,
+    settings: Settings, kind_of: KindOf, trainable: Trainable, length: int
 ) -> Mean | None:
     """Returns the mean that predictions need before any is applied, or `None`.
 
     It has no gradients if devices find the slopes themselves.
     """
-    partition = Partition.here(settings.tx, params, shards, settings.axis_name)
+    params, partition = trainable.whole_params, Partition.of(settings, trainable)
     kind = kind_of(params, length, partition.data)
     if kind is None:
         return None
@@ -152,24 +149,19 @@ def _empty_mean(
 
 
 def _init(
-    settings: Settings,
-    kind_of: KindOf,
-    params: optax.Params,
-    opt_state: optax.OptState,
-    known: bool,
-    shards: Shards,
-    length: int,
+    settings: Settings, kind_of: KindOf, whole: Trainable, known: bool, length: int
 ) -> Trainable:
-    mean = _empty_mean(settings, kind_of, params, shards, length)
+    """Returns this device's pieces, and what every device has whole."""
+    mean = _empty_mean(settings, kind_of, whole, length)
     if mean is not None:  # an optimizer that goes on is expanded at a mean of zero
         mean = mean._replace(known=jnp.array(known))
-    whole = Trainable(params, opt_state, mean, shards=shards)
-    partition = Partition.here(settings.tx, params, shards, settings.axis_name)
+    whole, partition = whole._replace(mean=mean), Partition.of(settings, whole)
     pieces = jax.tree.map(
         lambda x, spec: partition.devices.piece(x, split_of(spec, x.ndim)),
         whole,
         data_specs(whole, settings.axis_name),
     )
+    params = whole.params
     slopes, kind = None, kind_of(params, length, partition.data)
     if kind is not None and needs_slopes(kind, partition):
         codes = jax.tree.map(
@@ -192,16 +184,10 @@ def _exchange(
     """Returns the exchange that updates the optimizer between its two halves."""
     assert trainable is not None
     name, shards, whole = settings.axis_name, message.shards, trainable.whole_params
-    partition, behind = (
-        Partition.here(settings.tx, whole, shards, name),
-        len(valid.behind),
-    )
+    partition, behind = Partition.of(settings, trainable), len(valid.behind)
     # The update is planned for a single device of a group, which runs it on its shards.
     with as_on_shards() if shards else contextlib.nullcontext():
-        kept = trainable.mean, trainable.slopes
-        program = program_of(
-            settings, kind_of, whole, message, *kept, behind, partition
-        )
+        program = program_of(settings, kind_of, trainable, message, behind, partition)
         check_partition(after_update(program, partition), partition)
     sizes = partition.devices.sizes
     halved, layout = on_shards_of(message, all_reduce), layout_of(message)
@@ -270,7 +256,7 @@ def _gather(
     settings: Settings, trainable: Trainable, all_reduce: AllReduce
 ) -> Trainable:
     shards, whole = trainable.shards, trainable.whole_params
-    partition = Partition.here(settings.tx, whole, shards, settings.axis_name)
+    partition = Partition.of(settings, trainable)
     forms = _gathered_forms(settings, whole, partition)
     stages = ReduceScatterAllGather(all_reduce, shards.data_axes).all_gather(
         forms, settings.axis_name

@@ -78,7 +78,7 @@ def _slopes(
     if trained.slopes is not None:
         return trained.slopes.decoded()
     whole = trained.whole_params
-    partition = Partition.here(settings.tx, whole, trained.shards, settings.axis_name)
+    partition = Partition.of(settings, trained)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), whole)
     known, valid = _known(trained.opt_state, partition), valid_in_queue(in_flight)
     losses = [jnp.float32(0)] * len(valid)

@@ -18,6 +18,7 @@ from pipejax.collectives import Summands
 from ._loss import is_floating
 from ._partition import Partition, exact_specs, spec_leaves, split_of
 from ._prediction import KindOf, update_of
+from ._state import Trainable
 from ._step import Settings
 from ._update import advanced, decided, select
 
@@ -71,10 +72,8 @@ def sends_slopes(slopes: Slopes | None, behind: int) -> bool:
 def program_of(
     settings: Settings,
     kind_of: KindOf,
-    params: optax.Params,
+    trainable: Trainable,
     message: Message,
-    mean: Mean | None,
-    slopes: Slopes | None,
     behind: int,
     partition: Partition,
 ) -> Program:
@@ -83,6 +82,7 @@ def program_of(
     `behind` is the number of messages that will be in flight after the update. Raises a
     `NotElementwiseError` if the update needs more than pieces and sums.
     """
+    params, mean = trainable.whole_params, trainable.mean
     sums = layout_of(message).sums()
     flag: Any = jax.ShapeDtypeStruct((), jnp.bool_)
     means = specs_of_means = None
@@ -106,7 +106,7 @@ def program_of(
             (P(), [P()] * behind),
         ),
     )
-    sends = sends_slopes(slopes, behind)
+    sends = sends_slopes(trainable.slopes, behind)
 
     def between(sums: Any, rest: Any) -> Between:
         total = message_of(Summands(*sums), message)._replace(shards=UNSHARDED)

@@ -27,8 +27,8 @@ def on_partitions(function, splits, *args):
     def local(*args):
         own = [DEVICES.piece(x, s) for x, s in zip(args, splits, strict=True)]
         (result,) = rule.run(*own)
-        if rule.total is not None:
-            result = rule.total.finish(jax.lax.psum(result, DEVICES.names))
+        if rule.sent is not None:
+            result = rule.finish(jax.lax.psum(result, DEVICES.names))
         return result
 
     mapped = jax.shard_map(

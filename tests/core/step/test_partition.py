@@ -7,6 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import Message, Passengers
+from pipejax._core.step import Settings, Trainable
 from pipejax._core.step._partition import (
     Partition,
     check_partition,
@@ -20,7 +21,8 @@ PARAMS = {"b": jnp.zeros(3), "w": jnp.zeros((8, 6))}
 
 
 def partition(shards, sizes):
-    return Partition.of(optax.adam(0.1), PARAMS, shards, "data", sizes)
+    settings = Settings(None, optax.adam(0.1), "data")
+    return Partition.of(settings, Trainable(PARAMS, None, shards=shards), sizes)
 
 
 def test_optimizer_arrays_are_placed_like_their_parameters():
