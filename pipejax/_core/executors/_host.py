@@ -1,20 +1,21 @@
 """Runs the all-reduce on a communication thread beside the compute, as in the paper.
 
-A step is three programs: compute, reduce and update. The caller dispatches compute and
-update, and a communication thread dispatches reduce. This executor is made for
+A step is three programs: compute, exchange and update (`_programs`). The caller
+dispatches compute and update, and a communication thread dispatches the exchange. This
+executor is made for
 
 - CPUs of several processes, where a collective blocks the program that it is in. No
   other program may then have a collective between processes.
 - GPUs on plain Ethernet. Their gradients are summed by the CPUs' own collectives,
   whatever XLA schedules on the GPUs.
 
-The thread is given a message as soon as its compute is dispatched. Its sum is waited
-for K-1 steps later, so up to K-1 reductions are under way while a step computes. The
-state holds only the messages, which no program overwrites, and not the reductions. If a
-state comes from elsewhere, such as a checkpoint, its reductions are started when it is
+The thread is given a message as soon as its compute is dispatched. The result is waited
+for K-1 steps later, so up to K-1 exchanges are under way while a step computes. The
+state holds only the messages, which no program overwrites, and not the exchanges. If a
+state comes from elsewhere, such as a checkpoint, its exchanges are started when it is
 stepped.
 
-All train steps of a process share the thread. A reduction also waits for the program
+All train steps of a process share the thread. An exchange also waits for the program
 that the caller has dispatched last, and so for all programs that the caller has
 dispatched before it, among them fused steps and an evaluation. The order in which
 collectives are launched is therefore the order in which the caller asks for them.

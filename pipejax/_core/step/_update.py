@@ -19,13 +19,12 @@ from jax import lax
 
 from pipejax._core.checks import check_kept_form
 from pipejax._core.message import Message, Reduced, mean_as, mean_of
-from pipejax._core.prediction import Mean
 from pipejax._internal.traced_axes import collective_axes
-from pipejax._internal.types import Tree
+from pipejax._internal.types import ModelState, Tree
 
 from ._info import StepInfo
 from ._model_state import mean_changes, moved, unmoved
-from ._state import Common, with_constraints
+from ._state import Common, Trainable, with_constraints
 from ._step import Computed, Settings
 
 
@@ -51,30 +50,29 @@ def apply(
     devices = 1 if alone else lax.axis_size(settings.axis_name)
     applies, skips = decided(reduced, skip_nonfinite=settings.skip_nonfinite)
     message, trained = reduced.sum, state.trainable
-    learned = trained.params, trained.opt_state, trained.mean
+    # `gathered` and `slopes` change in the exchange alone, and pass by the branch.
+    learned = trained._replace(gathered=None, slopes=None)
 
-    def update() -> Any:
+    def update() -> tuple[Trainable, ModelState]:
         changes = mean_changes(message, state.model_state, devices)
         model_state = moved(state.model_state, after, changes)
         if message.gradients is None:  # the exchange has updated the others
-            return *learned, model_state
-        return *advanced(settings.tx, *learned, message, devices), model_state
+            return learned, model_state
+        return advanced(settings.tx, learned, message, devices), model_state
 
-    def hold() -> Any:
-        return *learned, unmoved(state.model_state, after)
+    def hold() -> tuple[Trainable, ModelState]:
+        return learned, unmoved(state.model_state, after)
 
     # A branch compiles the update by itself, as in a step by hand, with the same bits.
     # But a collective in it would wait in vain for devices in the other branch.
     if settings.branches and not (alone and collective_axes(update)):
-        found = lax.cond(applies, update, hold)
+        new, model_state = lax.cond(applies, update, hold)
     else:
-        found = select(applies, update(), hold())
-    # `gathered` and `slopes` change in the exchange alone, and pass by the branch.
-    params, opt_state, mean, model_state = found
+        new, model_state = select(applies, update(), hold())
     skipped = state.skipped + skips.astype(jnp.int32)
     info = _info(message, reduced.counts, devices)
     state = state._replace(
-        trainable=trained._replace(params=params, opt_state=opt_state, mean=mean),
+        trainable=new._replace(gathered=trained.gathered, slopes=trained.slopes),
         model_state=model_state,
         skipped=skipped,
     )
@@ -90,21 +88,21 @@ def decided(reduced: Reduced, *, skip_nonfinite: bool) -> tuple[jax.Array, jax.A
 
 def advanced(
     tx: optax.GradientTransformation,
-    params: optax.Params,
-    opt_state: optax.OptState,
-    applied: Mean | None,
+    trainable: Trainable,
     message: Message,
     devices: int,
-) -> tuple[Any, Any, Mean | None]:
-    """Returns parameters and optimizer state after the update by a summed message."""
+) -> Trainable:
+    """Returns what is trained after the update by a summed message."""
+    params, opt_state, mean = trainable.params, trainable.opt_state, trainable.mean
     # The division is done here, where it fuses with the optimizer's arithmetic.
     # Elsewhere it would take one more pass over the gradients.
     gradients = mean_as(message.gradients, params, message, devices)
     loss = mean_of(message.passengers.loss, message, devices)
     updates, new = updated(tx, gradients, opt_state, params, loss)
-    if applied is not None:
-        applied = applied.after(gradients, loss)
-    return optax.apply_updates(params, updates), new, applied
+    if mean is not None:
+        mean = mean.after(gradients, loss)
+    params = optax.apply_updates(params, updates)
+    return trainable._replace(params=params, opt_state=new, mean=mean)
 
 
 def updated(

@@ -225,12 +225,8 @@ def _exchange(
             sum=Message(None, found.changes, found.passengers, shards),
             valid=valid.message,
             finite=found.finite,
-            updated=trainable._replace(
-                params=found.params,
-                opt_state=found.opt_state,
-                mean=found.mean,
-                gathered=anchor,
-                slopes=slopes,
+            updated=found.learned._replace(
+                gathered=anchor, slopes=slopes, shards=trainable.shards
             ),
         )
 
@@ -243,7 +239,7 @@ def _exchange(
         + Stages((Local(leave),))
         + on_first(gather.all_gather(forms, name))
     )
-    learned = trainable.params, trainable.opt_state, trainable.mean
+    learned = Trainable(trainable.params, trainable.opt_state, trainable.mean)
     start = summands(message), (learned, valid)
     if shards:
         stages = on_own_shards(stages, *_specs(message, start, forms, partition))
@@ -291,16 +287,17 @@ def _specs(
     whole: Any = P()
     structure = jax.tree.structure((message.changes, message.passengers))
     changes, passengers = jax.tree.unflatten(structure, exact)
-    _, ((params, _, mean), valid) = start
+    _, (learned, valid) = start
+    params, mean = learned.params, learned.mean
     times = len(forms) // len(partition.params)
     inner = jax.tree.unflatten(jax.tree.structure(params), partition.params_inner)
     means = None
     if mean is not None:
         means = means_of(None if mean.gradients is None else inner)
-    learned = inner, partition.opt_state_inner, means
+    learned = Trainable(inner, partition.opt_state_inner, means)
     before = (
         Summands(partition.params_inner, exact),
         (learned, jax.tree.map(lambda _: whole, valid)),
     )
-    found: Any = Between(*learned, None, None, whole, whole, changes, passengers)
+    found: Any = Between(learned, None, None, whole, whole, changes, passengers)
     return before, (partition.params_inner * times, found)

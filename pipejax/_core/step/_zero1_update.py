@@ -27,18 +27,14 @@ class Between(NamedTuple):
     """The result of the update, between the two halves of an exchange.
 
     Attributes:
-      params: Pieces of the parameters after the update.
-      opt_state: Pieces of the optimizer state after the update.
-      mean: Pieces of the mean gradient that was applied last, or `None`.
+      learned: Pieces of parameters, optimizer state and mean after the update.
       anchor: Pieces of the parameters to gather. `None` once they are.
       codes: Pieces of the slopes to gather, or `None`.
       steepest: Bounds of the slopes, or `None`.
       finite: Whether all reduced gradients and changes are finite.
     """
 
-    params: optax.Params
-    opt_state: optax.OptState
-    mean: Mean | None
+    learned: Trainable
     anchor: optax.Params | None
     codes: Any
     steepest: Any
@@ -97,12 +93,15 @@ def program_of(
             specs_of_means = means_of(partition.params)
     forms = (
         Summands(sums.coded, sums.exact),
-        ((params, partition.whole_opt_state, means), Valid(flag, (flag,) * behind)),
+        (
+            Trainable(params, partition.whole_opt_state, means),
+            Valid(flag, (flag,) * behind),
+        ),
     )
     specs = (
         (partition.params, exact_specs(message)),
         (
-            (partition.params, partition.opt_state, specs_of_means),
+            Trainable(partition.params, partition.opt_state, specs_of_means),
             (P(), [P()] * behind),
         ),
     )
@@ -124,7 +123,7 @@ def program_of(
 def _between(
     settings: Settings,
     kind_of: KindOf,
-    learned: tuple[optax.Params, optax.OptState, Mean | None],
+    learned: Trainable,
     total: Message,
     valid: Valid,
     partition: Partition,
@@ -138,20 +137,19 @@ def _between(
     reduced = Reduced.of(total, valid.message)
     applies, _ = decided(reduced, skip_nonfinite=settings.skip_nonfinite)
     # The update is computed and then selected: a branch could not hold its sums.
-    new = advanced(settings.tx, *learned, total, partition.data)
-    params, opt_state, mean = select(applies, new, learned)
+    new = advanced(settings.tx, learned, total, partition.data)
+    learned = select(applies, new, learned)
+    params, mean = learned.params, learned.mean
     anchor, slopes = params, None
     kind = kind_of(params, len(valid.behind), partition.data)
     # Where slopes depend on what is split and are not sent, as in a drain, the
     # parameters are gathered as they are.
     anchors = sends or (kind and not needs_slopes(kind, partition))
     if kind is not None and mean is not None and anchors:
-        args = kind, update_of(settings), params, opt_state, mean
+        args = kind, update_of(settings), params, learned.opt_state, mean
         anchor, slopes = anchored(*args, valid.behind, settings.slope_dtype)
     return Between(
-        params=params,
-        opt_state=opt_state,
-        mean=mean,
+        learned=learned,
         anchor=jax.tree.map(lambda x: x.astype(gathered_dtype(settings, x)), anchor),
         codes=None if slopes is None else slopes.codes,
         steepest=None if slopes is None else slopes.steepest,
@@ -167,14 +165,14 @@ def after_update(program: Program, partition: Partition) -> tuple[P, ...]:
     Raises a `NotElementwiseError` if it would split a parameter further.
     """
     at = jax.tree.unflatten(program.tree, range(program.tree.num_leaves))
-    params = jax.tree_util.tree_leaves_with_path(at.params)
+    params = jax.tree_util.tree_leaves_with_path(at.learned.params)
     for (path, place), spec in zip(params, partition.params, strict=True):
         if partition.kept(spec, program.splits[place]) != spec:
             raise NotElementwiseError(
                 f"update of params{jax.tree_util.keystr(path)} by arrays split apart"
             )
-    before, leaves = spec_leaves(partition.opt_state), jax.tree.leaves(at.opt_state)
-    pairs = zip(before, leaves, strict=True)
+    leaves = jax.tree.leaves(at.learned.opt_state)
+    pairs = zip(spec_leaves(partition.opt_state), leaves, strict=True)
     return tuple(partition.kept(spec, program.splits[place]) for spec, place in pairs)
 
 
