@@ -9,15 +9,13 @@ import orbax.checkpoint as ocp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from pipejax._core.executors import codec_states, in_flight_shardings, state_shardings
 from pipejax._core.step import common_of, state_of
 from pipejax._internal.checksums import checksums
 from pipejax._internal.mesh import axes
 from pipejax.train_step import (
     PipelineState,
     TrainStep,
-    codec_states,
-    in_flight_shardings,
-    state_shardings,
 )
 
 from ._check_like import check_optimizer_of
@@ -178,7 +176,9 @@ def _shapes(
     # Without axes, every device receives the parts of all, for `reshard` to share out.
     in_flight = in_flight_shardings(target.in_flight, shards, train.config, data)
     if states := target.in_flight.codec_states:
-        placed_states = codec_states(train, target, abstract=True)
+        placed_states = codec_states(
+            train.phases, train.executor.reduction_mesh, target, abstract=True
+        )
         states = jax.tree.map(lambda x: x.sharding, placed_states)
     in_flight = in_flight._replace(codec_states=states)
     common = state_shardings(common_of(target), train.mesh, train.axis_name)

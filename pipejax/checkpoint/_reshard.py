@@ -19,9 +19,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pipejax._core.executors import in_flight_shardings
 from pipejax._core.message import InFlight, Message
 from pipejax._internal.mesh import axes
-from pipejax.train_step import PipelineState, TrainStep, in_flight_shardings
+from pipejax.train_step import PipelineState, TrainStep
 
 
 def shapes_on(train: TrainStep, like: PipelineState, devices: int) -> PipelineState:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from pipejax._core.executors import codec_states, in_flight_shardings, state_shardings
 from pipejax._core.step import common_of
 from pipejax._internal.integers import is_integer
 from pipejax._internal.mesh import axes, without_mesh
@@ -15,9 +16,6 @@ from pipejax.train_step import (
     PipelineState,
     StepInfo,
     TrainStep,
-    codec_states,
-    in_flight_shardings,
-    state_shardings,
 )
 
 from ._check_like import form_of
@@ -207,7 +205,7 @@ def _with_new_codec_states(
             " begin anew. Not restored: %s",
             ", ".join(lost),
         )
-    states = codec_states(train, state)
+    states = codec_states(train.phases, train.executor.reduction_mesh, state)
     return state._replace(in_flight=state.in_flight._replace(codec_states=states))
 
 

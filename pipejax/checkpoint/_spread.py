@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import NamedSharding
 
+from pipejax._core.executors import codec_states
 from pipejax._internal.mesh import axes
-from pipejax.train_step import PipelineState, TrainStep, codec_states
+from pipejax.train_step import PipelineState, TrainStep
 
 Axes = list[list[Any]]
 """Names and sizes of mesh axes with more than one device, in order."""
@@ -45,7 +46,9 @@ class Spread(NamedTuple):
         filled: Any = jax.ShapeDtypeStruct(
             like.in_flight.filled.shape, "int32", sharding=train.config.data
         )
-        states = codec_states(train, like, abstract=True)
+        states = codec_states(
+            train.phases, train.executor.reduction_mesh, like, abstract=True
+        )
         in_flight = like.in_flight._replace(filled=filled, codec_states=states)
         return cls.of(like._replace(in_flight=in_flight))
 

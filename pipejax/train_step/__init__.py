@@ -6,7 +6,4 @@ from pipejax._core.step import StepInfo as StepInfo
 from pipejax._core.step import mean_info as mean_info
 
 from ._make import make_train_step as make_train_step
-from ._shardings import in_flight_shardings as in_flight_shardings
-from ._shardings import state_shardings as state_shardings
 from ._step import TrainStep as TrainStep
-from ._step import codec_states as codec_states

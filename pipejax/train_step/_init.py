@@ -19,7 +19,11 @@ from pipejax._core.checks import (
     check_optimizer,
     check_params,
 )
-from pipejax._core.executors import StepConfig
+from pipejax._core.executors import (
+    StepConfig,
+    in_flight_shardings,
+    state_shardings,
+)
 from pipejax._core.message import Message, empty
 from pipejax._core.step import (
     Batch,
@@ -39,7 +43,6 @@ from pipejax._internal.types import Keys, ModelState, Tree
 
 from ._feed import laid_out
 from ._replicate import check_same_in_groups, placed
-from ._shardings import in_flight_shardings, state_shardings
 
 
 class Arguments(NamedTuple):

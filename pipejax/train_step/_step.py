@@ -29,6 +29,7 @@ from pipejax._core.executors import (
     OwnCollectiveError,
     StepConfig,
     choose,
+    codec_states,
     join,
 )
 from pipejax._core.message import at_width_1
@@ -41,12 +42,10 @@ from pipejax._core.step import (
     check_optimizer_of,
     check_pending,
     check_state,
-    empty_message,
 )
 from pipejax._internal.mesh import AxisName, inner_axes, without_mesh
-from pipejax._internal.shards import Shards
 from pipejax._internal.structures import form_of
-from pipejax._internal.types import CodecStates, Tree
+from pipejax._internal.types import Tree
 from pipejax.collectives import Transfer
 
 from ._feed import (
@@ -136,7 +135,8 @@ class TrainStep:
         batch = plain_batch(batch)
         state = initial(self.config, arguments, batch)
         check_model_state(self.config, state, batch)
-        in_flight = state.in_flight._replace(codec_states=codec_states(self, state))
+        states = codec_states(self.phases, self.executor.reduction_mesh, state)
+        in_flight = state.in_flight._replace(codec_states=states)
         calls = np.int32(0) if self.boundaries else None
         return state._replace(in_flight=in_flight, calls=calls)
 
@@ -180,7 +180,8 @@ class TrainStep:
         """
         arguments = Arguments(params, model_state, rng, opt_state)
         state = planned(self.config, arguments, plain_batch(batch)).shapes
-        states = codec_states(self, state, abstract=True)
+        mesh = self.executor.reduction_mesh
+        states = codec_states(self.phases, mesh, state, abstract=True)
         in_flight = state.in_flight._replace(codec_states=states)
         calls = np.int32(0) if self.boundaries else None
         return state._replace(in_flight=in_flight, calls=calls)
@@ -361,8 +362,7 @@ class TrainStep:
     @functools.cached_property
     def plain(self) -> "TrainStep":
         """Returns the synchronous twin, the same step at width 1 without a warm-up."""
-        following = (*self.earlier, self.config)[1:]
-        triples = zip(self.boundaries, self.earlier, following, strict=True)
+        triples = zip(self.boundaries, self.earlier, self.phases[1:], strict=True)
         # The end of a warm-up is no boundary, unless the all-reduce changes there.
         kept = [(n, a) for n, a, b in triples if a.all_reduce is not b.all_reduce]
         return dataclasses.replace(
@@ -382,7 +382,12 @@ class TrainStep:
 
     @functools.cached_property
     def _executors(self) -> list[Executor]:
-        return [choose(self.executor_name, x) for x in (*self.earlier, self.config)]
+        return [choose(self.executor_name, config) for config in self.phases]
+
+    @property
+    def phases(self) -> tuple[StepConfig, ...]:
+        """Returns the configuration of every phase of a run."""
+        return (*self.earlier, self.config)
 
     @property
     def settings(self) -> Settings:
@@ -435,30 +440,3 @@ class TrainStep:
             executor = Fused(executor.config, error.reason)
         self._executors[phase] = executor
         return run(executor)
-
-
-def codec_states(
-    train: TrainStep, state: PipelineState, *, abstract: bool = False
-) -> CodecStates:
-    """Returns the codec states before the first step, for all phases together.
-
-    Args:
-      train: The train step.
-      state: State with the parameters and their shards, or its shapes.
-      abstract: Whether to return shapes and shardings alone.
-
-    Returns:
-      A dict from the names of the places that encode to the codec states of all
-      devices. It is empty if no codec has a state.
-    """
-    dtype, whole = train.settings.reduce_dtype, state.trainable.whole_params
-    shards = Shards(state.shards.params, data_axes=state.shards.data_axes)
-    like = jax.eval_shape(lambda: empty_message(whole, None, dtype, shards))
-    like = like._replace(passengers=None)
-    # A warm-up has the all-reduce of the phase that follows it.
-    executors = {id(x.config.all_reduce): x for x in train._executors}
-    states: dict[str, Any] = {}
-    for executor in executors.values():
-        config = executor.config.at(executor.reduction_mesh)
-        states |= config.codec_states(like, abstract=abstract)
-    return states

@@ -8,10 +8,13 @@
 """
 
 from ._choose import choose as choose
+from ._codec_states import codec_states as codec_states
 from ._config import StepConfig as StepConfig
 from ._exchange import make_exchange as make_exchange
 from ._executor import Executor as Executor
 from ._fused import Fused as Fused
 from ._options import compiler_options as compiler_options
 from ._own_collectives import OwnCollectiveError as OwnCollectiveError
+from ._shardings import in_flight_shardings as in_flight_shardings
+from ._shardings import state_shardings as state_shardings
 from ._thread import join as join

@@ -6,14 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import Message, codec_states
 from pipejax._core.step import Common, Step, state_data_specs
 from pipejax._internal.mesh import AxisName, axes, inner_axes, on_mesh, on_mesh_by
-from pipejax._internal.types import CodecStates, Specs
+from pipejax._internal.types import Specs
 from pipejax.collectives import AllReduce
 
 
@@ -89,34 +87,3 @@ class StepConfig:
             return (own, *rest), (own, *results)
 
         return on_mesh_by(specs, local, self.mesh, self.axis_name)
-
-    def codec_states(self, like: Message, *, abstract: bool = False) -> CodecStates:
-        """Returns the states of all devices' codecs before the first message.
-
-        Args:
-          like: The message of a device or group, or its shapes.
-          abstract: Whether to return shapes and shardings alone.
-
-        Returns:
-          The states on the mesh. Every device has its own.
-        """
-
-        def local() -> Any:
-            return codec_states(like, self.sums_by, self.axis_name)
-
-        program = self.on_mesh(local, (), P(self.axis_name))
-        # Devices that sum their own shards also have their own states.
-        inner = inner_axes(self.mesh, self.axis_name) if like.shards else ()
-        every = (*axes(self.axis_name), *inner)
-        own = P(every if len(every) > 1 else every[0])
-
-        def placed(shape: Any) -> Any:
-            # JAX replicates arrays without elements.
-            sharding = NamedSharding(self.mesh, own if shape.size else P())
-            return shape.update(sharding=sharding)
-
-        shapes = jax.tree.map(placed, jax.eval_shape(program))
-        if abstract or not jax.tree.leaves(shapes):
-            return shapes
-        shardings = jax.tree.map(lambda shape: shape.sharding, shapes)
-        return jax.jit(program, out_shardings=shardings)()

@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 import pipejax as pj
 from pipejax import codecs
 from pipejax._core.executors import StepConfig
+from pipejax._core.executors._codec_states import codec_states_of
 from pipejax._core.message import Message
 from pipejax._core.step import Settings, replicated_step
 from pipejax._internal.shards import Shards
@@ -37,4 +38,4 @@ def sharded(codec=None, bad=False):
         },
         shards=shards,
     )
-    return config, message, config.codec_states(like)
+    return config, message, codec_states_of(config, like)

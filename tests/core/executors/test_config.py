@@ -1,7 +1,6 @@
 """Tests how data and arrays are placed on meshes of several shapes."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
@@ -9,7 +8,6 @@ from jax.sharding import AxisType, Mesh
 
 import pipejax as pj
 from pipejax._core.executors import StepConfig
-from pipejax._core.message import Message
 from pipejax._core.step import Settings, replicated_step
 from pipejax.collectives import AllReduce, Stages, psum
 
@@ -45,7 +43,7 @@ class Numbered(AllReduce):
 
 @pytest.mark.parametrize("name", MESHES)
 def test_four_devices_share_the_data(name):
-    """Device i has the i-th share of a batch and the i-th part of the codec states."""
+    """Device i has the i-th share of a batch."""
     make, axis_name = MESHES[name]
     config = config_on(mesh := make(), axis_name, Numbered())
     assert config.devices == 4
@@ -55,15 +53,6 @@ def test_four_devices_share_the_data(name):
     assert shares == {
         device: [2 * i, 2 * i + 1] for i, row in enumerate(rows) for device in row
     }
-    like = Message({"w": jax.ShapeDtypeStruct((3,), jnp.float32)})
-    states = config.codec_states(like)
-    assert states["place"].tolist() == [0, 1, 2, 3]
-    assert states["place"].sharding.is_equivalent_to(config.data, 1)
-
-
-def test_all_reduce_without_states_has_no_codec_states():
-    like = Message({"w": jax.ShapeDtypeStruct((3,), jnp.float32)})
-    assert config_on(pj.data_mesh(4)).codec_states(like) == {}
 
 
 def test_config_at_another_mesh_counts_its_devices():

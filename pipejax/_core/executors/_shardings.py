@@ -6,12 +6,13 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.executors import StepConfig
 from pipejax._core.message import InFlight, Message
 from pipejax._core.step import Common, inner_state_specs, state_data_specs
 from pipejax._internal.mesh import AxisName
 from pipejax._internal.shards import Shards, combined_spec, of_all_groups
 from pipejax._internal.types import Leaf, Tree
+
+from ._config import StepConfig
 
 
 def state_shardings(state: Common, mesh: Mesh, axis_name: AxisName) -> Common:

@@ -8,8 +8,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
+from pipejax._core.executors import in_flight_shardings, state_shardings
 from pipejax._core.step import common_of
-from pipejax.train_step import in_flight_shardings, state_shardings
 
 from ..helpers import init_params, loss_fn
 

@@ -1,0 +1,67 @@
+"""The states of the codecs before the first step, as they lie on a mesh."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from pipejax._core.message import Message
+from pipejax._core.message import codec_states as codec_states_of_device
+from pipejax._core.step import PipelineState, empty_message
+from pipejax._internal.mesh import axes, inner_axes
+from pipejax._internal.shards import Shards
+from pipejax._internal.types import CodecStates
+
+from ._config import StepConfig
+
+
+def codec_states(
+    phases: Sequence[StepConfig],
+    reduction_mesh: Mesh,
+    state: PipelineState,
+    *,
+    abstract: bool = False,
+) -> CodecStates:
+    """Returns the codec states of all phases of a run together.
+
+    `state` has the parameters and their shards, or shapes. If `abstract`, the result
+    has shapes and shardings alone.
+    """
+    dtype, whole = phases[-1].step.settings.reduce_dtype, state.trainable.whole_params
+    shards = Shards(state.shards.params, data_axes=state.shards.data_axes)
+    like = jax.eval_shape(lambda: empty_message(whole, None, dtype, shards))
+    like = like._replace(passengers=None)
+    # A warm-up has the all-reduce of the phase that follows it.
+    different = {id(phase.all_reduce): phase for phase in phases}
+    states: CodecStates = {}
+    for phase in different.values():
+        states |= codec_states_of(phase.at(reduction_mesh), like, abstract=abstract)
+    return states
+
+
+def codec_states_of(
+    config: StepConfig, like: Message, *, abstract: bool = False
+) -> CodecStates:
+    """Returns the states of all devices' codecs before the first message."""
+
+    def local() -> CodecStates:
+        return codec_states_of_device(like, config.sums_by, config.axis_name)
+
+    program = config.on_mesh(local, (), P(config.axis_name))
+    # Devices that sum their own shards also have their own states.
+    inner = inner_axes(config.mesh, config.axis_name) if like.shards else ()
+    every = (*axes(config.axis_name), *inner)
+    own = P(every if len(every) > 1 else every[0])
+
+    def placed(shape: Any) -> jax.ShapeDtypeStruct:
+        # JAX replicates arrays without elements.
+        sharding = NamedSharding(config.mesh, own if shape.size else P())
+        return shape.update(sharding=sharding)
+
+    shapes = jax.tree.map(placed, jax.eval_shape(program))
+    if abstract or not jax.tree.leaves(shapes):
+        return shapes
+    shardings = jax.tree.map(lambda shape: shape.sharding, shapes)
+    return jax.jit(program, out_shardings=shardings)()
