@@ -56,7 +56,7 @@ from ._programs import Programs, programs_of
 from ._thread import join, submit
 
 
-class Start(NamedTuple):
+class Base(NamedTuple):
     """What an exchange starts from.
 
     Attributes:
@@ -72,12 +72,12 @@ class Begun(NamedTuple):
     """An exchange that has been started.
 
     Attributes:
-      start: `None` if the exchange starts from what the one before it returns.
+      base: `None` if the exchange starts from what the one before it returns.
       result: The future of the reduced message and of the codec states after it.
     """
 
     message: Message
-    start: Start | None
+    base: Base | None
     result: Future[tuple[Reduced, CodecStates]]
 
 
@@ -113,8 +113,8 @@ class Host:
         # The exchange that is now the oldest starts from what this step returns. The
         # next step compares it with its state, to see whether the exchange is of this
         # run.
-        start = Start(states, reduced.updated)
-        self._begun[:] = [x._replace(start=start) for x in others[:1]] + others[1:]
+        base = Base(states, reduced.updated)
+        self._begun[:] = [x._replace(base=base) for x in others[:1]] + others[1:]
         common, queue, info = self._update(common, computed, reduced, in_flight)
         queue = queue._replace(pending=pending[1:], codec_states=states)
         return state_of(common, queue, state.calls), info
@@ -174,29 +174,29 @@ class Host:
         """Returns the exchanges of all messages, in order, and starts missing ones.
 
         One that was started before is used if it exchanges the same arrays from the
-        same start, and if all exchanges before it are used.
+        same base, and if all exchanges before it are used.
 
         `dispatched` is the result of the program that the caller has dispatched last.
         """
         sharded, filled = self.config.step.shards_optimizer, state.in_flight.filled
         updated = state.trainable if sharded else None
-        start = Start(state.in_flight.codec_states, updated)
+        base = Base(state.in_flight.codec_states, updated)
         known, found = list(self._begun), list[Begun]()
-        if known and not _identical(known[0].start, start):
+        if known and not _identical(known[0].base, base):
             known = []
         for age, message in enumerate(pending):
             if known and _identical(known[0].message, message):
                 found.append(known.pop(0))
                 continue
             known = []
-            before = found[-1].result if found else start
+            before = found[-1].result if found else base
             found.append(self._begin(message, before, filled, age, dispatched))
         return found
 
     def _begin(
         self,
         message: Message,
-        before: Start | Future[tuple[Reduced, CodecStates]],
+        before: Base | Future[tuple[Reduced, CodecStates]],
         filled: jax.Array,
         age: int,
         dispatched: Tree,
@@ -214,15 +214,15 @@ class Host:
 
         def exchange() -> tuple[Reduced, CodecStates]:
             jax.block_until_ready(awaited)
-            states, updated = before if isinstance(before, Start) else _after(before)
+            states, updated = before if isinstance(before, Base) else _after(before)
             # When the fresh message is due, all that are in the queue then are real.
             count = length if age == length else _first(filled)
             valid = valid_in_step(count, length, age)
             with jax.enable_x64(x64):
                 return self._programs.exchange(updated, message, states, valid)
 
-        start = before if isinstance(before, Start) else None
-        return Begun(message, start, submit(exchange))
+        base = before if isinstance(before, Base) else None
+        return Begun(message, base, submit(exchange))
 
     def _update(
         self,
@@ -288,10 +288,10 @@ class Host:
             raise
 
 
-def _after(exchange: Future[tuple[Reduced, CodecStates]]) -> Start:
+def _after(exchange: Future[tuple[Reduced, CodecStates]]) -> Base:
     """Returns what an exchange leaves for the next one to start from."""
     reduced, states = exchange.result()
-    return Start(states, reduced.updated)
+    return Base(states, reduced.updated)
 
 
 def _identical(a: Any, b: Any) -> bool:

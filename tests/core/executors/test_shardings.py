@@ -11,7 +11,7 @@ import pipejax as pj
 from pipejax._core.executors import in_flight_shardings, state_shardings
 from pipejax._core.step import common_of
 
-from ..helpers import init_params, loss_fn
+from ...helpers import init_params, loss_fn
 
 
 def make(mesh, **options):
