@@ -38,12 +38,9 @@ def test_every_array_has_a_sharding_of_its_mesh(inner):
     for found in (specs, in_flight):
         assert all(x.mesh == mesh for x in jax.tree.leaves(found))
     split = P("fsdp") if inner == 2 else P()
-    assert (
-        specs.trainable.params["out"].spec
-        == specs.trainable.opt_state[0].mu["out"].spec
-        == split
-    )
-    assert specs.step.spec == specs.params["bias"].spec == P()
+    params, moments = specs.trainable.params, specs.trainable.opt_state[0].mu
+    assert params["out"].spec == moments["out"].spec == split
+    assert specs.step.spec == params["bias"].spec == P()
     own = P(("host", "fsdp")) if inner == 2 else P("host")
     for message in in_flight.pending:
         assert message.gradients["out"].spec == own
