@@ -11,7 +11,6 @@ from .test_layers import ROOT, imported, modules
 
 # Modules that have nothing to test by themselves, with the reason.
 EXCEPTIONS: dict[str, str] = {
-    "pipejax/_core/executors/_executor.py": "a Protocol without code",
     "pipejax/_internal/types.py": "names without code",
     "pipejax/_core/step/_batch.py": "a type without code",
     "pipejax/_core/step/_step.py": "types without code",

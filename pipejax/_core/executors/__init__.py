@@ -4,14 +4,15 @@
 - `Host` runs compute and update as two programs, and the exchange as a third one on a
   communication thread.
 
-`choose` returns the executor for a given name and mesh.
+Both take a step, drain, and lower the program in which a step computes. `choose` returns
+the executor for a given name and mesh. A state can go from one to the other.
 """
 
+from ._choose import Executor as Executor
 from ._choose import choose as choose
 from ._codec_states import codec_states as codec_states
 from ._config import StepConfig as StepConfig
 from ._exchange import make_exchange as make_exchange
-from ._executor import Executor as Executor
 from ._fused import Fused as Fused
 from ._options import compiler_options as compiler_options
 from ._own_collectives import OwnCollectiveError as OwnCollectiveError

@@ -3,9 +3,10 @@
 import logging
 
 from ._config import StepConfig
-from ._executor import Executor
 from ._fused import Fused
 from ._host import Host
+
+Executor = Fused | Host
 
 _log = logging.getLogger(__name__)
 
