@@ -4,8 +4,8 @@
 - `Host` runs compute and update as two programs, and the exchange as a third one on a
   communication thread.
 
-Both take a step, drain, and lower the program in which a step computes. `choose` returns
-the executor for a given name and mesh. A state can go from one to the other.
+Both take a step, drain, and lower the program in which a step computes. A state can go
+from one to the other. `choose` returns the executor for a given name and mesh.
 """
 
 from ._choose import Executor as Executor
