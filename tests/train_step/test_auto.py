@@ -120,7 +120,7 @@ class UnpluggedError(Exception):
 
 
 @pytest.mark.usefixtures("between_processes")
-def test_host_executor_that_was_asked_for_is_kept():
+def test_requested_host_executor_is_kept():
     """Only "auto" moves: the error names the collective and the remedy."""
     auto = Auto(config_of(Appending("compute")))
     auto.train = dataclasses.replace(auto.train, executor_name="host")

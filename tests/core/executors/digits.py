@@ -64,7 +64,7 @@ class Appending:
         self.traced.append("apply")
         digit = reduced.sum.gradients["digit"]
         digit = lax.pmean(digit, "data") if self.own == "apply" else digit
-        before = state.params
+        before = state.trainable.params
         number = jnp.where(reduced.valid, 10 * before + digit, before)
         state = state._replace(trainable=Trainable(number, ()))
         step = state.step if computed is None else computed.step

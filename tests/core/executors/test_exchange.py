@@ -67,7 +67,7 @@ def test_reduction_returns_after_the_sum_is_ready(monkeypatch):
     assert whole.sum.gradients["w"] is reduced.sum.gradients["w"]
 
 
-def test_message_that_is_not_real_keeps_the_residuals():
+def test_message_of_an_empty_queue_keeps_the_residuals():
     """A queue that is not full sends zeros, as all processes must send something."""
     config, message, states = sharded(codecs.int8(8))
     exchange = exchange_on_mesh(config)

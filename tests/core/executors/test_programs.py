@@ -21,7 +21,7 @@ def arguments(programs, config):
 
 
 @pytest.mark.parametrize("own", [None, "compute", "apply"])
-def test_only_programs_with_own_collectives_send(own):
+def test_programs_without_own_collectives_send_nothing(own):
     config = config_of(Appending(own))
     programs = programs_of(config, config.mesh)
     state, in_flight = start(config), start(config).in_flight
