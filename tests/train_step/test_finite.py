@@ -91,7 +91,7 @@ def test_every_new_model_state_is_checked():
         train.init(init_params(), model_state=model_state, batch=batch)
 
 
-def test_shapes_of_a_batch_show_what_the_loss_changes():
+def test_shapes_of_a_batch_show_changes_of_the_loss():
     train = pj.make_train_step(masked, optax.sgd(0.1), mesh=pj.data_mesh(4))
     batch = jax.eval_shape(lambda: batches(1)[0])
     model_state = {"mask": MASK, "mean": np.zeros(2)}

@@ -34,7 +34,7 @@ def test_programs_without_own_collectives_send_nothing(own):
 
 
 @pytest.mark.parametrize("donate", [False, True])
-def test_update_overwrites_the_state_alone_if_it_donates(donate):
+def test_donating_update_overwrites_the_state_alone(donate):
     config = config_of(Appending(), donate=donate)
     programs = programs_of(config, config.mesh)
     state, *others = arguments(programs, config)
