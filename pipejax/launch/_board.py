@@ -53,19 +53,6 @@ class Board:
         found = self.client.key_value_dir_get(self._verdicts)
         return found[0][1] if found else ""
 
-    def offer(self, port: int) -> None:
-        """Publishes the port at which process 0 waits for lifelines."""
-        self.client.key_value_set(f"{self._lifelines}port", str(port), True)
-
-    def offered(self) -> int | None:
-        """Returns the port of process 0, or `None` as long as there is none."""
-        found = self.client.key_value_dir_get(self._lifelines)
-        return int(found[0][1]) if found else None
-
-    @property
-    def _lifelines(self) -> str:
-        return f"{_WATCHDOGS}{self.number}/lifelines/"
-
     @property
     def _beats(self) -> str:
         return f"{_WATCHDOGS}{self.number}/beats/"

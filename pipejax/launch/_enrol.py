@@ -98,6 +98,12 @@ class Enrolment:
             connection.close()
         self._selector.close()
 
+    def release(self) -> dict[int, socket.socket]:
+        """Returns the connections of the processes, by rank, which then stay open."""
+        released = {record.rank: each for each, record in self.came.items()}
+        self.came = {}
+        return released
+
     def wait(self, until: float) -> None:
         """Waits until all other processes have sent their records, or time is up."""
         reported = time.monotonic()

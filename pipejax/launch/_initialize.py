@@ -11,7 +11,7 @@ import jax
 
 from pipejax._internal import leaving, threads
 
-from . import _record, _roll_call, _secret
+from . import _liveness, _record, _roll_call, _secret
 from ._detect import detect
 from ._place import Place, check_address
 from ._proxy import check_proxy
@@ -106,7 +106,8 @@ def initialize(
     check_address("bind", bind, f"the argument, or {_BIND}")
     mine = _record.of_this_process(place, config or {})
     secret = _secret.secret_of()
-    hosts = _roll_call.call(place, mine, bind=bind, timeout=timeout, secret=secret)
+    meeting = _roll_call.call(place, mine, bind=bind, timeout=timeout, secret=secret)
+    _liveness.keep(meeting.connections)
     threads.set_enough()
     # One process alone joins too: the runtime then notices a signal to end.
     jax.distributed.initialize(
@@ -119,7 +120,7 @@ def initialize(
         initialization_timeout=max(10, int(until - time.monotonic())),
         coordinator_bind_address=bind,
     )
-    check_devices(hosts)
+    check_devices(meeting.hosts)
     return place
 
 

@@ -1,5 +1,6 @@
 """Introduces a process to process 0: connects, proves the secret, sends the record."""
 
+import contextlib
 import socket
 import time
 
@@ -9,8 +10,12 @@ from ._place import Place
 from ._record import Record
 
 
-def introduced(place: Place, mine: Record, until: float, secret: bytes) -> bytes:
+def introduced(
+    place: Place, mine: Record, until: float, secret: bytes
+) -> tuple[bytes, socket.socket]:
     """Connects to process 0, sends the record and returns the line of its answer.
+
+    The connection is returned too, and is still open.
 
     `until` is the time of `time.monotonic()` until which process 0 waits for others.
     Raises an OSError if process 0 does not answer, and a ValueError if another program
@@ -18,7 +23,9 @@ def introduced(place: Place, mine: Record, until: float, secret: bytes) -> bytes
     """
     host, _, port = place.coordinator.rpartition(":")
     left = max(0.2, until - time.monotonic())
-    with socket.create_connection((host.strip("[]"), int(port)), left) as connection:
+    with contextlib.ExitStack() as stack:
+        connection = socket.create_connection((host.strip("[]"), int(port)), left)
+        stack.enter_context(connection)
         # As long as nothing listens at a port of this host, the system may choose this
         # very port for the connection, which then leads to itself.
         if connection.getsockname() == connection.getpeername():
@@ -27,7 +34,9 @@ def introduced(place: Place, mine: Record, until: float, secret: bytes) -> bytes
         connection.sendall(mine.to_json())
         # Process 0 waits as long as this process; its answer then has to arrive.
         patience = max(0.0, until - time.monotonic()) + 2 * PATIENCE
-        return _line(connection, patience, LONGEST)
+        answer = _line(connection, patience, LONGEST)
+        stack.pop_all()
+    return answer, connection
 
 
 def prove(connection: socket.socket, secret: bytes, patience: float) -> None:

@@ -12,7 +12,7 @@ A process that loses a connection fails at once, and the process that closed the
 connection falls silent. The fault lies with the silent process.
 """
 CLOSED = 3.0
-"""Seconds of silence that put a process at fault once its lifeline has closed."""
+"""Seconds of silence that put a process at fault once its connection has closed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Seen(NamedTuple):
 
     Attributes:
       age: Seconds since the beat was first seen, by the clock of the one that sees it.
-      closed: Whether the lifeline of the process has closed.
+      closed: Whether the connection to the process has closed.
     """
 
     beat: Beat

@@ -18,10 +18,9 @@ from collections.abc import Callable
 
 import jax
 
-from . import _where
+from . import _liveness, _where
 from ._board import Board
 from ._judge import GRACE, Beat, Seen, judge, silence
-from ._lifeline import opened
 
 FAULT = 75
 """The exit status of all processes of a job that a `Watchdog` has ended.
@@ -64,7 +63,6 @@ class Patrol:
         limit: float,
         progress: Progress,
         end: Callable[[int, str], None],
-        coordinator: str | None = None,
     ) -> None:
         self.over = threading.Event()
         self._board = board
@@ -80,7 +78,6 @@ class Patrol:
         self._newest: dict[int, tuple[Beat, float]] = {}
         self._verdict = ""
         self._accusation = ""
-        self._lifelines = opened(coordinator, rank, processes)
         self._closed: set[int] = set()
         self._save_failed: tuple[BaseException | None, float] = (None, 0.0)
 
@@ -109,7 +106,8 @@ class Patrol:
             over = self._is_over()
             # `_look` checks for how long the store has been out of reach.
             with contextlib.suppress(jax.errors.JaxRuntimeError):
-                self._closed = self._lifelines.tend(self._board)
+                if self._rank == 0:
+                    self._closed = _liveness.closed()
                 self._board.post(self._beat(count, over))
                 if over:
                     break
@@ -122,7 +120,6 @@ class Patrol:
                 self._verdict = self._board.verdict()
                 self._contact = time.monotonic()
             time.sleep(PERIOD)
-        self._lifelines.close()
         self.over.set()
 
     def _look(self) -> None:

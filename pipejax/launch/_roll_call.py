@@ -14,13 +14,14 @@ job (`_secret`). Record and answer are a line of JSON each.
 import contextlib
 import dataclasses
 import errno
+import functools
 import ipaddress
 import json
 import socket
 import time
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from ._enrol import PATIENCE, Enrolment
 from ._introduce import introduced
@@ -51,6 +52,23 @@ class Answer:
         return cls(*(list(map(str, read[name])) for name in ("reasons", "hosts")))
 
 
+class Meeting(NamedTuple):
+    """The result of a roll call.
+
+    Attributes:
+      hosts: The names of the processes' hosts, by rank.
+      connections: Open connections by rank: those of process 0 to all other processes,
+        and those of the others to process 0.
+    """
+
+    hosts: list[str]
+    connections: dict[int, socket.socket]
+
+
+_Introduce = Callable[[], tuple[bytes, socket.socket]]
+_Answered = tuple[Answer, dict[int, socket.socket]]
+
+
 class RollCallError(RuntimeError):
     """Error that is raised on every process of a job which cannot begin.
 
@@ -61,25 +79,28 @@ class RollCallError(RuntimeError):
 
 def call(
     place: Place, mine: Record, *, bind: str, timeout: float, secret: bytes = b""
-) -> list[str]:
+) -> Meeting:
     """Waits until all processes of the job have come, and checks that they are alike.
 
-    Returns the names of the processes' hosts, by rank. If a process is missing, comes
-    twice or differs, all that have come raise a `RollCallError` with the same reasons.
-    A process that cannot reach process 0 raises one too.
+    If a process is missing, comes twice or differs, all that have come raise a
+    `RollCallError` with the same reasons. A process that cannot reach process 0 raises
+    one too.
     """
     until = time.monotonic() + timeout
+    introduce = functools.partial(introduced, place, mine, until, secret)
     if place.rank == 0:
-        answer = _listen(place, mine, bind, until, timeout, secret)
+        answer, connections = _listen(mine, bind, until, timeout, secret, introduce)
     else:
-        answer = _report(place, mine, until, timeout, secret)
+        answer, connections = _report(place, mine, until, timeout, introduce)
     if answer.reasons:
+        for connection in connections.values():
+            connection.close()
         raise RollCallError(
             f"the job of {place.processes} processes ({place.launcher}) with the"
             f" coordinator {place.coordinator} cannot begin:"
             + "".join(f"\n- {reason}" for reason in answer.reasons)
         )
-    return answer.hosts
+    return Meeting(answer.hosts, connections)
 
 
 def faults(
@@ -121,20 +142,33 @@ def faults(
 
 
 def _listen(
-    place: Place, mine: Record, bind: str, until: float, timeout: float, secret: bytes
-) -> Answer:
+    mine: Record,
+    bind: str,
+    until: float,
+    timeout: float,
+    secret: bytes,
+    introduce: _Introduce,
+) -> _Answered:
     """Holds the roll call on process 0, and returns the answer that it has given."""
     try:
         server = _bound(bind, until)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            return _second(place, mine, bind, until, secret)
-        return Answer([_unbound(bind, mine, error)])
-    with server, Enrolment(server, place.processes, secret) as enrolment:
+        if error.errno != errno.EADDRINUSE:
+            return Answer([_unbound(bind, mine, error)]), {}
+        with contextlib.suppress(OSError, ValueError):
+            # If another process 0 of the same job listens there, that one answers.
+            return _answered(introduce)
+        taken = (
+            f"process {mine} cannot listen at {bind}: another program uses the port,"
+            " perhaps an earlier job that has not ended; end that program, or choose"
+            " another port"
+        )
+        return Answer([taken]), {}
+    with server, Enrolment(server, mine.processes, secret) as enrolment:
         enrolment.wait(until)
         records = [mine, *enrolment.came.values()]
         reasons = faults(records, [*enrolment.left.values()], timeout)
-        if len(records) < place.processes:
+        if len(records) < mine.processes:
             reasons += _loopback(server.getsockname()[0], mine)
         by_rank = sorted(records, key=lambda record: record.rank)
         answer = Answer(reasons, [] if reasons else [each.host for each in by_rank])
@@ -142,16 +176,16 @@ def _listen(
             connection.settimeout(PATIENCE)
             with contextlib.suppress(OSError):  # the process has gone meanwhile
                 connection.sendall(answer.to_json())
-    return answer
+        return answer, {} if reasons else enrolment.release()
 
 
 def _report(
-    place: Place, mine: Record, until: float, timeout: float, secret: bytes
-) -> Answer:
+    place: Place, mine: Record, until: float, timeout: float, introduce: _Introduce
+) -> _Answered:
     """Sends the record to process 0 until it answers, or time is up."""
     while True:
         try:
-            return Answer.from_json(introduced(place, mine, until, secret))
+            return _answered(introduce)
         except (OSError, ValueError) as error:
             # The process that listens there at first may be a process 0 that is about
             # to end.
@@ -165,23 +199,12 @@ def _report(
                 " check the coordinator's address and the output of process 0"
             )
             host = place.coordinator.rpartition(":")[0].strip("[]")
-            return Answer([untold, *_loopback(host, mine)])
+            return Answer([untold, *_loopback(host, mine)]), {}
 
 
-def _second(
-    place: Place, mine: Record, bind: str, until: float, secret: bytes
-) -> Answer:
-    """Returns the answer for a process 0 whose port is taken."""
-    try:
-        # Another process 0 of the same job may listen there. If so, that one answers.
-        return Answer.from_json(introduced(place, mine, until, secret))
-    except (OSError, ValueError):
-        taken = (
-            f"process {mine} cannot listen at {bind}: another program uses the port,"
-            " perhaps an earlier job that has not ended; end that program, or choose"
-            " another port"
-        )
-        return Answer([taken])
+def _answered(introduce: _Introduce) -> _Answered:
+    line, connection = introduce()
+    return Answer.from_json(line), {0: connection}
 
 
 def _bound(address: str, until: float) -> socket.socket:

@@ -48,10 +48,10 @@ class Watchdog:
     training loop on every process, and call `step` at the beginning of each step.
 
     1. Once a second, every process reports through the key-value store of JAX's runtime
-       that it is alive, at which step it is, and since when. It also holds a connection
-       to process 0, its lifeline, which the kernel closes when the process ends.
-    2. Process 0 judges the reports of all processes. The other processes check that
-       process 0 still reports.
+       that it is alive, at which step it is, and since when.
+    2. Process 0 diagnoses the reports of all processes. It also sees the kernel close
+       the connection of a process that ends, if `initialize` has joined the processes.
+       The other processes check that process 0 still reports.
     3. When a process is at fault, every process prints the rank, host and step of that
        process, and the stack of its main thread if it stands still. Every process exits
        with status 75, `pj.launch.FAULT`, a few seconds after `limit`, or a few seconds
@@ -161,7 +161,6 @@ class Watchdog:
                 self._limit,
                 self._progress,
                 end,
-                _host_of(distributed.global_state.coordinator_address),
             )
             self._patrol.start()
         return self
@@ -185,7 +184,3 @@ class Watchdog:
             self._progress.failed = described(error)
         # After a failure this call never returns, because the patrol ends the process.
         self._patrol.over.wait()
-
-
-def _host_of(address: str | None) -> str | None:
-    return address.rpartition(":")[0].strip("[]") if address else None

@@ -36,12 +36,3 @@ def test_second_watchdog_does_not_hear_the_first():
     assert [board.number for pair in boards for board in pair] == [0, 0, 1, 1]
     assert boards[1][0].beats() == []
     assert boards[1][1].verdict() == ""
-
-
-def test_port_of_lifelines_is_offered_to_all():
-    store = Store()
-    assert Board(store).offered() is None
-    Board(store).offer(1234)
-    assert Board(store).offered() == 1234
-    assert Board(store, 1).offered() is None
-    assert Board(store).beats() == []

@@ -16,7 +16,7 @@ def seen(rank, age=0.5, **changes):
 
 
 def closed(each):
-    """Returns a process whose lifeline has closed."""
+    """Returns a process whose connection has closed."""
     return each._replace(closed=True)
 
 
@@ -39,7 +39,7 @@ def stuck(rank, **changes):
         # Process 1 has just come back from its wait for a compilation.
         [seen(0, busy="compiling"), stuck(1, outside=1.0)],
         [seen(0), seen(1, age=LIMIT - 1)],
-        # A closed lifeline is no fault of a process that sends beats, nor of one that
+        # A closed connection is no fault of a process that sends beats, nor of one that
         # has finished.
         [seen(0), closed(seen(1, age=CLOSED))],
         [seen(0), closed(seen(1, age=CLOSED + 1, finished=True))],

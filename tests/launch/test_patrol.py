@@ -3,16 +3,16 @@
 import contextlib
 import faulthandler
 import re
+import socket
 import threading
 import time
 
 import jax
 import pytest
 
-from pipejax.launch import _judge, _lifeline, _patrol, _where
+from pipejax.launch import _judge, _liveness, _patrol, _where
 from pipejax.launch._board import Board
 from pipejax.launch._judge import Beat
-from pipejax.launch._lifeline import Lifeline
 
 from .helpers import Store
 
@@ -185,24 +185,22 @@ def test_exception_is_described_without_its_notes():
     assert _patrol.described(caught.value) == "KeyError: 'label'"
 
 
-def test_process_with_a_closed_lifeline_is_named_before_the_limit(monkeypatch):
-    """Process 1 opens its lifeline, and then sends no beat and closes it."""
+def test_process_with_a_closed_connection_is_named_before_the_limit(monkeypatch):
+    """Process 1 sends one beat and no more, and then closes its connection."""
     monkeypatch.setattr(_patrol, "PERIOD", 0.02)
     monkeypatch.setattr(_judge, "CLOSED", 0.2)
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
+    here, there = socket.socketpair()
+    monkeypatch.setattr(_liveness, "_kept", {})
+    _liveness.keep({1: here})
     board, verdicts = Board(Store()), {}
     progress = _patrol.Progress(since=time.monotonic())
-    first = _patrol.Patrol(
-        board, 0, 2, 60.0, progress, verdicts.setdefault, "127.0.0.1"
-    )
+    first = _patrol.Patrol(board, 0, 2, 60.0, progress, verdicts.setdefault)
     first.start()
-    until(lambda: board.offered() is not None)
     board.post(Beat(1, "host1", step=3))
-    line = Lifeline("127.0.0.1", 1)
-    line.tend(board)
     time.sleep(0.5)
-    assert verdicts == {}, "its lifeline is open"
-    line.close()
+    assert verdicts == {}, "its connection is open"
+    there.close()
     until(lambda: verdicts)
     assert re.fullmatch(
         r"process 1 on host1 has said nothing for \d s, last at step 3: it died",
@@ -211,21 +209,4 @@ def test_process_with_a_closed_lifeline_is_named_before_the_limit(monkeypatch):
     progress.finished = True
     board.post(Beat(1, "host1", count=1, finished=True))
     assert first.over.wait(10)
-
-
-def test_watchdog_works_without_a_port_for_lifelines(monkeypatch, caplog):
-    def none(processes):
-        raise OSError("no ports left")
-
-    monkeypatch.setattr(_patrol, "PERIOD", 0.02)
-    monkeypatch.setattr(_lifeline, "Lifelines", none)
-    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
-    board, verdicts = Board(Store()), {}
-    progress = _patrol.Progress(since=time.monotonic())
-    first = _patrol.Patrol(board, 0, 2, 60.0, progress, verdicts.setdefault, "host0")
-    first.start()
-    progress.finished = True
-    board.post(Beat(1, "host1", finished=True))
-    assert first.over.wait(10)
-    assert verdicts == {}
-    assert "the watchdog has no lifelines: no ports left" in caplog.text
+    here.close()
