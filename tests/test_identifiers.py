@@ -17,7 +17,9 @@ REPLACED = {
     "Groups": "Combined, and combine_threshold_bytes",
     "Halved": "ReduceScatterAllGather",
     "Learned": "Trainable",
+    "Lifeline": "a connection of _liveness",
     "LocalStep": "Step and Settings",
+    "Patrol": "Monitor",
     "PiecewiseStep": "zero1_step",
     "SharedState": "PipelineState without in_flight",
     "apart": "unravel",
@@ -27,6 +29,8 @@ REPLACED = {
     "has_halves": "has_reduce_scatter",
     "in_place": "with_constraints",
     "joined": "ravel",
+    "lifeline": "a connection of _liveness",
+    "patrol": "monitor",
     "reshard": "checkpoint",  # as a package; jax.sharding.reshard is another
     "together": "combine_threshold_bytes, combined or combined_spec",
     "weave": "interleave",

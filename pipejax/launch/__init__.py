@@ -11,7 +11,7 @@ The command `pipejax launch` starts the processes of a job.
 
 from ._detect import detect as detect
 from ._initialize import initialize as initialize
-from ._patrol import FAULT as FAULT
+from ._monitor import FAULT as FAULT
 from ._place import Place as Place
 from ._roll_call import RollCallError as RollCallError
 from ._watchdog import Watchdog as Watchdog

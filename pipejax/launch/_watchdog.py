@@ -13,7 +13,7 @@ import jax
 from jax._src import distributed
 
 from ._board import Board
-from ._patrol import PERIOD, Patrol, Progress, described, end
+from ._monitor import PERIOD, Monitor, Progress, described, end
 
 HEARTBEAT = 100.0
 """The default heartbeat timeout of JAX's runtime, in seconds.
@@ -109,7 +109,7 @@ class Watchdog:
             )
         self._limit = limit
         self._progress = Progress()
-        self._patrol: Patrol | None = None
+        self._monitor: Monitor | None = None
 
     def step(self, number: int) -> None:
         """Reports that this process begins a step.
@@ -152,7 +152,7 @@ class Watchdog:
         client = distributed.global_state.client
         if client is not None and jax.process_count() > 1:
             rank, processes = jax.process_index(), jax.process_count()
-            self._patrol = Patrol(
+            self._monitor = Monitor(
                 # Watchdogs that a program opens in turn have boards of their own, so
                 # that one never reads the last beats of the one before.
                 Board.opened(client, rank),
@@ -162,7 +162,7 @@ class Watchdog:
                 self._progress,
                 end,
             )
-            self._patrol.start()
+            self._monitor.start()
         return self
 
     def __exit__(
@@ -171,16 +171,16 @@ class Watchdog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._patrol is None:
+        if self._monitor is None:
             return
         # `sys.exit()` is the usual end of a program, and its code is `None` or 0.
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self._progress.finished = True
         else:
-            # An exception may also be a consequence of the patrol ending the process.
-            if not self._patrol.ending:
+            # An exception may also be a consequence of the monitor ending the process.
+            if not self._monitor.ending:
                 traceback.print_exception(kind, error, trace)
             self._progress.since = time.monotonic()
             self._progress.failed = described(error)
-        # After a failure this call never returns, because the patrol ends the process.
-        self._patrol.over.wait()
+        # After a failure this call never returns, because the monitor ends the process.
+        self._monitor.over.wait()

@@ -47,12 +47,12 @@ class Progress:
     finished: bool = False
 
 
-class Patrol:
+class Monitor:
     """Sends the beats of a process, judges those of others, and ends the process.
 
     Attributes:
       over: An event that is set once all processes have left in good order.
-      ending: Whether the patrol is ending its process.
+      ending: Whether the monitor is ending its process.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Tests the patrols of two processes, as threads of one process."""
+"""Tests the monitors of two processes, as threads of one process."""
 
 import contextlib
 import faulthandler
@@ -10,7 +10,7 @@ import time
 import jax
 import pytest
 
-from pipejax.launch import _judge, _liveness, _patrol, _where
+from pipejax.launch import _judge, _liveness, _monitor, _where
 from pipejax.launch._board import Board
 from pipejax.launch._judge import Beat
 
@@ -18,9 +18,9 @@ from .helpers import Store
 
 
 @pytest.fixture
-def patrols(monkeypatch):
-    """Starts two patrols in this process, and collects their verdicts."""
-    monkeypatch.setattr(_patrol, "PERIOD", 0.02)
+def monitors(monkeypatch):
+    """Starts two monitors in this process, and collects their verdicts."""
+    monkeypatch.setattr(_monitor, "PERIOD", 0.02)
     # This call would end the tests.
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
     started, verdicts = [], {}
@@ -28,24 +28,24 @@ def patrols(monkeypatch):
     def start(limit=0.5):
         store = Store()
         for rank in range(2):
-            progress = _patrol.Progress(since=time.monotonic())
-            patrol = _patrol.Patrol(
+            progress = _monitor.Progress(since=time.monotonic())
+            monitor = _monitor.Monitor(
                 Board(store), rank, 2, limit, progress, verdicts.setdefault
             )
-            patrol.start()
-            started.append((patrol, progress))
+            monitor.start()
+            started.append((monitor, progress))
         return store, started, verdicts
 
     yield start
-    for patrol, progress in started:
+    for monitor, progress in started:
         progress.finished = True
-        store_of(patrol).cut_off = False
-    for patrol, _ in started:
-        assert patrol.over.wait(10)
+        store_of(monitor).cut_off = False
+    for monitor, _ in started:
+        assert monitor.over.wait(10)
 
 
-def store_of(patrol):
-    return patrol._board.client
+def store_of(monitor):
+    return monitor._board.client
 
 
 def until(condition):
@@ -55,8 +55,8 @@ def until(condition):
         time.sleep(0.01)
 
 
-def test_finished_processes_leave_together(patrols):
-    _, ((first, here), (second, there)), verdicts = patrols(limit=20.0)
+def test_finished_processes_leave_together(monitors):
+    _, ((first, here), (second, there)), verdicts = monitors(limit=20.0)
     here.finished = True
     assert not first.over.wait(0.3)
     there.finished = True
@@ -65,61 +65,64 @@ def test_finished_processes_leave_together(patrols):
     assert verdicts == {}
 
 
-def test_compilation_and_the_time_after_are_no_fault(patrols, monkeypatch):
+def test_compilation_and_the_time_after_are_no_fault(monitors, monkeypatch):
     monkeypatch.setattr(
         _where, "main_thread", lambda: _where.Where("compiling", True, ())
     )
-    _, started, verdicts = patrols()
+    _, started, verdicts = monitors()
     time.sleep(1.0)
     monkeypatch.setattr(_where, "main_thread", lambda: _where.Where("", True, ()))
     time.sleep(0.2)
     assert verdicts == {}
-    assert all(not patrol.ending for patrol, _ in started)
+    assert all(not monitor.ending for monitor, _ in started)
 
 
-def test_both_processes_reach_the_same_verdict(patrols):
-    _, _, verdicts = patrols()
+def test_both_processes_reach_the_same_verdict(monitors):
+    _, _, verdicts = monitors()
     until(lambda: len(verdicts) == 2)
     assert len(set(verdicts.values())) == 1
     assert "has made no progress for" in verdicts[0]
 
 
 def test_missing_process_0_is_named(monkeypatch):
-    monkeypatch.setattr(_patrol, "PERIOD", 0.02)
-    monkeypatch.setattr(_patrol, "GRACE", 0.5)
+    monkeypatch.setattr(_monitor, "PERIOD", 0.02)
+    monkeypatch.setattr(_monitor, "GRACE", 0.5)
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
-    progress, verdicts = _patrol.Progress(since=time.monotonic()), {}
+    progress, verdicts = _monitor.Progress(since=time.monotonic()), {}
     board = Board(Store())
-    patrol = _patrol.Patrol(board, 1, 2, 0.5, progress, verdicts.setdefault)
-    patrol.start()
+    monitor = _monitor.Monitor(board, 1, 2, 0.5, progress, verdicts.setdefault)
+    monitor.start()
     until(lambda: verdicts)
     assert verdicts[1] == "process 0 has not entered its `Watchdog`"
     progress.finished = True
     board.post(Beat(0, "host0", finished=True, over=True))
-    assert patrol.over.wait(10)
+    assert monitor.over.wait(10)
 
 
-def test_process_cut_off_from_the_store_reports_the_cut(patrols):
-    store, ((_, here), (_, there)), verdicts = patrols()
+def test_process_cut_off_from_the_store_reports_the_cut(monitors):
+    store, ((_, here), (_, there)), verdicts = monitors()
     here.busy = there.busy = "an evaluation"
     store.cut_off = True
     until(lambda: 1 in verdicts)
     assert "could not be reached from process 1 on" in verdicts[1]
 
 
-def test_failing_watchdog_reports_its_error(patrols):
-    _, ((first, here), (second, _)), verdicts = patrols(limit=20.0)
+def test_failing_watchdog_reports_its_error(monitors):
+    _, ((first, here), (second, _)), verdicts = monitors(limit=20.0)
     here.step = object()  # `object()` cannot be encoded as JSON
     until(lambda: 0 in verdicts)
     assert "the watchdog of process 0 on" in verdicts[0]
     assert "has failed: TypeError" in verdicts[0]
-    for patrol in (first, second):  # in a job, the verdict would have ended the process
-        patrol.over.set()
+    for monitor in (
+        first,
+        second,
+    ):  # in a job, the verdict would have ended the process
+        monitor.over.set()
 
 
-def test_failing_save_beside_the_main_thread_is_named(patrols, monkeypatch):
+def test_failing_save_beside_the_main_thread_is_named(monitors, monkeypatch):
     """The thread acts like Orbax's: it waits for all others before it raises."""
-    for module in (_patrol, _judge):
+    for module in (_monitor, _judge):
         monkeypatch.setattr(module, "GRACE", 0.1)
     released = threading.Event()
 
@@ -132,7 +135,7 @@ def test_failing_save_beside_the_main_thread_is_named(patrols, monkeypatch):
 
     thread = threading.Thread(target=finalize, name="save_finalize")
     thread.start()
-    _, started, verdicts = patrols(limit=20.0)
+    _, started, verdicts = monitors(limit=20.0)
     for _, progress in started:
         progress.busy = "a checkpoint"
     until(lambda: len(verdicts) == 2)
@@ -145,8 +148,8 @@ def test_failing_save_beside_the_main_thread_is_named(patrols, monkeypatch):
     assert _where.failed_save() is None
 
 
-def test_handled_exceptions_of_a_save_are_no_failure(patrols, monkeypatch):
-    for module in (_patrol, _judge):
+def test_handled_exceptions_of_a_save_are_no_failure(monitors, monkeypatch):
+    for module in (_monitor, _judge):
         monkeypatch.setattr(module, "GRACE", 0.2)
     released = threading.Event()
 
@@ -159,7 +162,7 @@ def test_handled_exceptions_of_a_save_are_no_failure(patrols, monkeypatch):
 
     thread = threading.Thread(target=finalize, name="save_finalize")
     thread.start()
-    _, started, verdicts = patrols(limit=20.0)
+    _, started, verdicts = monitors(limit=20.0)
     seen = []
     for _ in range(100):
         seen.append(_where.failed_save())
@@ -169,7 +172,7 @@ def test_handled_exceptions_of_a_save_are_no_failure(patrols, monkeypatch):
     # Each error is current for a moment.
     assert any(isinstance(error, KeyError) for error in seen)
     assert verdicts == {}
-    assert all(not patrol.ending for patrol, _ in started)
+    assert all(not monitor.ending for monitor, _ in started)
 
 
 def test_exception_is_described_without_its_notes():
@@ -182,20 +185,20 @@ def test_exception_is_described_without_its_notes():
     with pytest.raises(KeyError) as caught:
         fails(1.0)
     caught.value.add_note("JAX has removed its internal frames")
-    assert _patrol.described(caught.value) == "KeyError: 'label'"
+    assert _monitor.described(caught.value) == "KeyError: 'label'"
 
 
 def test_process_with_a_closed_connection_is_named_before_the_limit(monkeypatch):
     """Process 1 sends one beat and no more, and then closes its connection."""
-    monkeypatch.setattr(_patrol, "PERIOD", 0.02)
+    monkeypatch.setattr(_monitor, "PERIOD", 0.02)
     monkeypatch.setattr(_judge, "CLOSED", 0.2)
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
     here, there = socket.socketpair()
     monkeypatch.setattr(_liveness, "_kept", {})
     _liveness.keep({1: here})
     board, verdicts = Board(Store()), {}
-    progress = _patrol.Progress(since=time.monotonic())
-    first = _patrol.Patrol(board, 0, 2, 60.0, progress, verdicts.setdefault)
+    progress = _monitor.Progress(since=time.monotonic())
+    first = _monitor.Monitor(board, 0, 2, 60.0, progress, verdicts.setdefault)
     first.start()
     board.post(Beat(1, "host1", step=3))
     time.sleep(0.5)
