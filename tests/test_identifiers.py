@@ -25,10 +25,12 @@ REPLACED = {
     "apart": "unravel",
     "arrivals": "valid",
     "by_place": "by_shard",
+    "condemn": "report_fault",
     "has_arrived": "valid_in_step",
     "has_halves": "has_reduce_scatter",
     "in_place": "with_constraints",
     "joined": "ravel",
+    "judge": "diagnose",
     "lifeline": "a connection of _liveness",
     "patrol": "monitor",
     "reshard": "checkpoint",  # as a package; jax.sharding.reshard is another

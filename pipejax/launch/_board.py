@@ -1,20 +1,20 @@
-"""The beats and verdicts of a job, kept in the key-value store of JAX's runtime.
+"""The beats and diagnoses of a job, kept in the key-value store of JAX's runtime.
 
-A beat is what a process reports about itself once a second. A verdict is a text that
+A beat is what a process reports about itself once a second. A diagnosis is a text that
 names the process at fault.
 """
 
 import dataclasses
 from typing import Any
 
-from ._judge import Beat
+from ._diagnosis import Beat
 
 _WATCHDOGS = "pipejax/watchdogs/"  # the folder of all keys below
 
 
 @dataclasses.dataclass(frozen=True)
 class Board:
-    """One process's access to the beats and verdicts of its job.
+    """One process's access to the beats and diagnoses of its job.
 
     Process 0 hosts the store. If process 0 cannot be reached, the methods raise an
     exception, or block for minutes.
@@ -44,13 +44,13 @@ class Board:
         found = self.client.key_value_dir_get(folder)
         return [Beat.from_json(text) for _, text in found]
 
-    def condemn(self, rank: int, verdict: str) -> None:
-        """Publishes the verdict of process `rank` for all processes."""
-        name = f"{self._verdicts}{rank}"
-        self.client.key_value_set(name, verdict, allow_overwrite=True)
+    def report_fault(self, rank: int, diagnosis: str) -> None:
+        """Publishes the diagnosis of process `rank` for all processes."""
+        name = f"{self._diagnoses}{rank}"
+        self.client.key_value_set(name, diagnosis, allow_overwrite=True)
 
-    def verdict(self) -> str:
-        found = self.client.key_value_dir_get(self._verdicts)
+    def diagnosis(self) -> str:
+        found = self.client.key_value_dir_get(self._diagnoses)
         return found[0][1] if found else ""
 
     @property
@@ -58,5 +58,5 @@ class Board:
         return f"{_WATCHDOGS}{self.number}/beats/"
 
     @property
-    def _verdicts(self) -> str:
-        return f"{_WATCHDOGS}{self.number}/verdicts/"
+    def _diagnoses(self) -> str:
+        return f"{_WATCHDOGS}{self.number}/diagnoses/"

@@ -1,6 +1,6 @@
 """The threads of a watchdog, which run beside the main thread of their process.
 
-They send the beats of the process, judge the beats of other processes, and end the
+They send the beats of the process, diagnose the beats of other processes, and end the
 process when any process of the job is at fault.
 """
 
@@ -20,7 +20,7 @@ import jax
 
 from . import _liveness, _where
 from ._board import Board
-from ._judge import GRACE, Beat, Seen, judge, silence
+from ._diagnosis import GRACE, Beat, Seen, diagnose, silence
 
 FAULT = 75
 """The exit status of all processes of a job that a `Watchdog` has ended.
@@ -48,7 +48,7 @@ class Progress:
 
 
 class Monitor:
-    """Sends the beats of a process, judges those of others, and ends the process.
+    """Sends the beats of a process, diagnoses those of others, and ends the process.
 
     Attributes:
       over: An event that is set once all processes have left in good order.
@@ -76,8 +76,8 @@ class Monitor:
         self._contact = time.monotonic()
         self._inside = progress.since
         self._newest: dict[int, tuple[Beat, float]] = {}
-        self._verdict = ""
-        self._accusation = ""
+        self._diagnosis = ""
+        self._found = ""
         self._closed: set[int] = set()
         self._save_failed: tuple[BaseException | None, float] = (None, 0.0)
 
@@ -111,19 +111,19 @@ class Monitor:
                 self._board.post(self._beat(count, over))
                 if over:
                     break
-                if self._accusation:
-                    self._board.condemn(self._rank, self._accusation)
-                # Process 0 judges all beats. The others check only that process 0 is
+                if self._found:
+                    self._board.report_fault(self._rank, self._found)
+                # Process 0 diagnoses all. The others check only that process 0 is
                 # alive, so that n processes read 2 n beats a second in all, and not
                 # n^2.
                 self._note(self._board.beats(None if self._rank == 0 else 0))
-                self._verdict = self._board.verdict()
+                self._diagnosis = self._board.diagnosis()
                 self._contact = time.monotonic()
             time.sleep(PERIOD)
         self.over.set()
 
     def _look(self) -> None:
-        """Ends this process on a verdict, or once the store is out of reach."""
+        """Ends this process on a diagnosis, or once the store is out of reach."""
         looked = time.monotonic()
         self._put_off()
         while not self.over.wait(PERIOD):
@@ -132,16 +132,16 @@ class Monitor:
                 self._forgive()  # this process was held up, and not the others
             looked = time.monotonic()
             cut_off = time.monotonic() - self._contact
-            if self._verdict:
-                self._finally(self._verdict)
+            if self._diagnosis:
+                self._finally(self._diagnosis)
             elif cut_off > self._limit:
                 self._finally(
                     "process 0, which holds JAX's key-value store, could not be reached"
                     f" from process {self._rank} on {self._host} for {cut_off:.0f} s;"
                     f" process {self._rank} is at step {self._progress.step}",
                 )
-            elif not self._accusation:
-                self._accusation = self._judged()
+            elif not self._found:
+                self._found = self._diagnosed()
         faulthandler.cancel_dump_traceback_later()
 
     def _put_off(self) -> None:
@@ -152,9 +152,9 @@ class Monitor:
         # of `sys.stderr` may have none.
         faulthandler.dump_traceback_later(self._limit + PERIOD, exit=True, file=2)
 
-    def _finally(self, verdict: str) -> None:
+    def _finally(self, diagnosis: str) -> None:
         self.ending = True
-        self._end(self._rank, verdict)
+        self._end(self._rank, diagnosis)
 
     def _beat(self, count: int, over: bool) -> Beat:
         now = time.monotonic()
@@ -174,7 +174,7 @@ class Monitor:
             self._progress.busy or where.busy,
             bool(self._progress.busy),
             now - max(self._inside, self._progress.since),
-            # A stack is costly to format and to send, and is shown only in a verdict.
+            # A stack is costly to format and to send, and is shown only in a diagnosis.
             where.stack if since > self._limit / 2 else "",
             failed,
             self._progress.finished,
@@ -210,20 +210,20 @@ class Monitor:
         for rank, (beat, _) in self._newest.copy().items():
             self._newest[rank] = beat, self._contact
 
-    def _judged(self) -> str:
+    def _diagnosed(self) -> str:
         now = time.monotonic()
         seen = [
             Seen(beat, now - heard, rank in self._closed)
             for rank, (beat, heard) in self._newest.copy().items()
         ]
-        if self._rank:  # process 0 judges first
+        if self._rank:  # process 0 diagnoses first
             limit, mine = self._limit + GRACE, self._progress
             waits = not (mine.busy or mine.finished) and now - mine.since > limit
             if not seen and waits:
                 return "process 0 has not entered its `Watchdog`"
             return silence(seen, limit)
         absent = set(range(self._processes)) - self._newest.keys()
-        return judge(seen, absent, self._limit)
+        return diagnose(seen, absent, self._limit)
 
     def _is_over(self) -> bool:
         newest = [beat for beat, _ in self._newest.values()]
@@ -241,12 +241,12 @@ def described(error: BaseException) -> str:
     return [*form.format_exception_only()][-1].strip()
 
 
-def end(rank: int, verdict: str) -> None:
-    """Prints the verdict and ends this process at once, whatever its threads do."""
-    sys.stderr.write(f"pipejax: this job is ended: {verdict}\n")
+def end(rank: int, diagnosis: str) -> None:
+    """Prints the diagnosis and ends this process at once, whatever its threads do."""
+    sys.stderr.write(f"pipejax: this job is ended: {diagnosis}\n")
     sys.stderr.flush()
     sys.stdout.flush()
     if rank == 0:
-        # The store ends with process 0: the others must read the verdict before that.
+        # The store ends with process 0: the others must read the diagnosis before that.
         time.sleep(3 * PERIOD)
     os._exit(FAULT)

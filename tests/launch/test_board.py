@@ -1,7 +1,7 @@
 """Tests the board on which each process reads the last beats of the others."""
 
 from pipejax.launch._board import Board
-from pipejax.launch._judge import Beat
+from pipejax.launch._diagnosis import Beat
 
 from .helpers import Store
 
@@ -19,11 +19,11 @@ def test_new_beat_replaces_the_last_of_its_rank():
     assert second.beats(2) == []
 
 
-def test_verdict_is_read_by_all_and_is_no_beat():
+def test_diagnosis_is_read_by_all_and_is_no_beat():
     store = Store()
-    assert Board(store).verdict() == ""
-    Board(store).condemn(1, "process 0 is silent")
-    assert Board(store).verdict() == "process 0 is silent"
+    assert Board(store).diagnosis() == ""
+    Board(store).report_fault(1, "process 0 is silent")
+    assert Board(store).diagnosis() == "process 0 is silent"
     assert Board(store).beats() == []
 
 
@@ -32,7 +32,7 @@ def test_second_watchdog_does_not_hear_the_first():
     boards = [[Board.opened(store, rank) for rank in range(2)] for _ in range(2)]
     for board in boards[0]:
         board.post(Beat(0, "host0", finished=True))
-        board.condemn(0, "it failed")
+        board.report_fault(0, "it failed")
     assert [board.number for pair in boards for board in pair] == [0, 0, 1, 1]
     assert boards[1][0].beats() == []
-    assert boards[1][1].verdict() == ""
+    assert boards[1][1].diagnosis() == ""

@@ -72,7 +72,7 @@ class Seen(NamedTuple):
     closed: bool = False
 
 
-def judge(seen: Sequence[Seen], absent: Collection[int], limit: float) -> str:
+def diagnose(seen: Sequence[Seen], absent: Collection[int], limit: float) -> str:
     """Finds the processes at fault, and says what is wrong with them.
 
     `seen` has the newest beat of every process that has entered its watchdog, and
@@ -88,7 +88,7 @@ def judge(seen: Sequence[Seen], absent: Collection[int], limit: float) -> str:
     # silence.
     if silent := silence(working, GRACE if failed else limit):
         return silent
-    # 2. The process that failed first is at fault. The verdict waits for `2 * GRACE`,
+    # 2. The process that failed first is at fault. The diagnosis waits for `2 * GRACE`,
     # within which rule 1 can still find a silent process that is the cause.
     if failed:
         first = max(failed, key=lambda beat: beat.since)

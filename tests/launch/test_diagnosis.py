@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from pipejax.launch._judge import CLOSED, GRACE, Beat, Seen, judge
+from pipejax.launch._diagnosis import CLOSED, GRACE, Beat, Seen, diagnose
 
 LIMIT = 60.0
 
@@ -51,12 +51,12 @@ def stuck(rank, **changes):
         [seen(0), seen(1, failed="Gloo", since=GRACE)],
     ],
 )
-def test_healthy_processes_have_no_verdict(fine):
-    assert judge(fine, (), LIMIT) == ""
+def test_healthy_processes_have_no_diagnosis(fine):
+    assert diagnose(fine, (), LIMIT) == ""
 
 
 @pytest.mark.parametrize(
-    ("bad", "verdict"),
+    ("bad", "diagnosis"),
     [
         (
             [seen(0), seen(1, age=LIMIT + 1)],
@@ -101,14 +101,14 @@ def test_healthy_processes_have_no_verdict(fine):
         ),
     ],
 )
-def test_faulty_process_is_named_in_the_verdict(bad, verdict):
-    assert judge(bad, (), LIMIT).startswith(verdict)
+def test_faulty_process_is_named_in_the_diagnosis(bad, diagnosis):
+    assert diagnose(bad, (), LIMIT).startswith(diagnosis)
 
 
 def test_process_without_a_watchdog_is_named():
-    verdict = "process 2, 3 has not entered its `Watchdog`"
-    assert judge([stuck(0), stuck(1)], {3, 2}, LIMIT) == verdict
-    assert judge([stuck(0), seen(1)], {3, 2}, LIMIT) == ""
+    diagnosis = "process 2, 3 has not entered its `Watchdog`"
+    assert diagnose([stuck(0), stuck(1)], {3, 2}, LIMIT) == diagnosis
+    assert diagnose([stuck(0), seen(1)], {3, 2}, LIMIT) == ""
 
 
 def test_beat_is_unchanged_by_json():
