@@ -13,7 +13,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 # Words that were replaced, and what is said now.
 REPLACED = {
+    "Beat": "Report",
     "Beside": "Grouped",
+    "Board": "KeyValueStore",
     "Groups": "Combined, and combine_threshold_bytes",
     "Halved": "ReduceScatterAllGather",
     "Learned": "Trainable",
@@ -24,8 +26,10 @@ REPLACED = {
     "SharedState": "PipelineState without in_flight",
     "apart": "unravel",
     "arrivals": "valid",
+    "beat": "report",
+    "board": "store",
     "by_place": "by_shard",
-    "condemn": "report_fault",
+    "condemn": "publish",
     "has_arrived": "valid_in_step",
     "has_halves": "has_reduce_scatter",
     "in_place": "with_constraints",

@@ -7,17 +7,13 @@ accelerators that the process sees are its own, and `own_devices` returns `None`
 """
 
 import importlib.util
-import math
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 
-# JAX has no public function that detects a cluster without joining it.
-from jax._src.clusters import ClusterEnv
-
+from . import _jax_internals
 from ._place import Place
 from ._share import LAUNCHED
 
@@ -157,13 +153,12 @@ def _library(environ: Environment, timeout: float) -> Place | None:
     return Place(_name(environ), address, processes, rank, chosen)
 
 
-def _ask_jax(environ: Environment, method: str | None, timeout: float) -> Any:
-    """Returns the address, number of processes, rank and devices that JAX detects."""
-    address = environ.get("JAX_COORDINATOR_ADDRESS")
+def _ask_jax(
+    environ: Environment, method: str | None, timeout: float
+) -> _jax_internals.Detected:
+    address = environ.get(_OWN[0])
     try:
-        return ClusterEnv.auto_detect_unset_distributed_params(
-            address, None, None, None, method, math.ceil(timeout)
-        )
+        return _jax_internals.detect_cluster(address, method, timeout)
     except ValueError as error:
         raise ValueError(
             f"JAX cannot read the variables of {_name(environ)}: {error}. Correct"

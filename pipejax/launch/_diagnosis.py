@@ -1,4 +1,4 @@
-"""Finds the processes that are at fault when a job stands still, from their beats."""
+"""Diagnoses which processes are at fault when a job stands still, by their reports."""
 
 import dataclasses
 import json
@@ -16,11 +16,11 @@ CLOSED = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Beat:
-    """A report of a process about itself, sent about once a second.
+class Report:
+    """What a process reports about itself, about once a second.
 
     Attributes:
-      count: The number of beats sent. If it stops growing, the whole process has
+      count: The number of reports sent. If it stops growing, the whole process has
         stopped.
       since: Seconds since the last progress of the process, or since its failure.
       busy: The work that may take any time, such as "compiling", or an empty string.
@@ -55,35 +55,33 @@ class Beat:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> "Beat":
+    def from_json(cls, text: str) -> "Report":
         return cls(**json.loads(text))
 
 
 class Seen(NamedTuple):
-    """The newest beat of a process, as another process sees it.
+    """The newest report of a process, as another process sees it.
 
     Attributes:
-      age: Seconds since the beat was first seen, by the clock of the one that sees it.
+      age: Seconds since the report was first seen, by the clock of that process.
       closed: Whether the connection to the process has closed.
     """
 
-    beat: Beat
+    report: Report
     age: float
     closed: bool = False
 
 
 def diagnose(seen: Sequence[Seen], absent: Collection[int], limit: float) -> str:
-    """Finds the processes at fault, and says what is wrong with them.
+    """Returns a line for each process at fault, and its stack if it stands still.
 
-    `seen` has the newest beat of every process that has entered its watchdog, and
-    `absent` the ranks of all others. Returns a line for each process at fault, followed
-    by its stack if it stands still, or an empty string. The first rule that applies
-    decides.
+    `absent` has the ranks of the processes that have not entered their watchdog. The
+    first rule that applies decides.
     """
     # A process that has finished begins no more steps, and may have ended.
-    working = [each for each in seen if not each.beat.finished]
-    failed = [each.beat for each in seen if each.beat.failed]
-    # 1. A process without a beat for `limit` has died, was stopped or is cut off. If
+    working = [each for each in seen if not each.report.finished]
+    failed = [each.report for each in seen if each.report.failed]
+    # 1. A process without a report for `limit` has died, was stopped or is cut off. If
     # any process has failed, `GRACE` is enough, because the failure came from the
     # silence.
     if silent := silence(working, GRACE if failed else limit):
@@ -91,19 +89,20 @@ def diagnose(seen: Sequence[Seen], absent: Collection[int], limit: float) -> str
     # 2. The process that failed first is at fault. The diagnosis waits for `2 * GRACE`,
     # within which rule 1 can still find a silent process that is the cause.
     if failed:
-        first = max(failed, key=lambda beat: beat.since)
-        return _failure(first) if first.since > 2 * GRACE else ""
-    beats = [each.beat for each in working]
+        first = max(failed, key=lambda report: report.since)
+        failure = f"{first} failed at step {first.step}: {first.failed}"
+        return failure if first.since > 2 * GRACE else ""
+    reports = [each.report for each in working]
     # 3. While a process has paused, the others may wait for it for any time.
-    if not beats or any(beat.paused for beat in beats):
+    if not reports or any(report.paused for report in reports):
         return ""
     # 4. This comes before rule 5: another process may be busy because of these, with a
     # checkpoint that all processes write together.
-    if lost := [beat for beat in beats if beat.outside > limit]:
+    if lost := [report for report in reports if report.outside > limit]:
         return "\n".join(map(_standstill, lost))
     # 5. Compiling may take any time. As long as any process makes progress, the job
     # does not stand still.
-    if any(beat.busy or beat.since <= limit for beat in beats):
+    if any(report.busy or report.since <= limit for report in reports):
         return ""
     # 6. All that have entered their watchdog stand still, and wait for the absent ones.
     if absent:
@@ -111,29 +110,28 @@ def diagnose(seen: Sequence[Seen], absent: Collection[int], limit: float) -> str
         return f"process {names} has not entered its `Watchdog`"
     # 7. The others wait inside of JAX for processes that are outside of it. If all are
     # inside, those at the earliest step hold up the others.
-    outside = [beat for beat in beats if beat.outside > 0]
-    earliest = min(beat.step for beat in beats)
+    outside = [report for report in reports if report.outside > 0]
+    earliest = min(report.step for report in reports)
     return "\n".join(
-        map(_standstill, outside or [beat for beat in beats if beat.step == earliest])
+        map(
+            _standstill,
+            outside or [report for report in reports if report.step == earliest],
+        )
     )
 
 
 def silence(seen: Sequence[Seen], limit: float) -> str:
-    """Returns a line for each process that has sent no beat for `limit` seconds."""
+    """Returns a line for each process that has sent no report for `limit` seconds."""
     return "\n".join(
-        f"{beat} has said nothing for {age:.0f} s, last at step {beat.step}: it"
+        f"{report} has said nothing for {age:.0f} s, last at step {report.step}: it"
         f" {'died' if closed else 'died, was stopped, or is cut off'}"
-        for beat, age, closed in seen
-        if age > (min(CLOSED, limit) if closed else limit) and not beat.finished
+        for report, age, closed in seen
+        if age > (min(CLOSED, limit) if closed else limit) and not report.finished
     )
 
 
-def _failure(beat: Beat) -> str:
-    return f"{beat} failed at step {beat.step}: {beat.failed}"
-
-
-def _standstill(beat: Beat) -> str:
+def _standstill(report: Report) -> str:
     return (
-        f"{beat} has made no progress for {beat.since:.0f} s, at step {beat.step};"
-        f" it is at\n{beat.stack}"
+        f"{report} has made no progress for {report.since:.0f} s, at step"
+        f" {report.step}; it is at\n{report.stack}"
     )

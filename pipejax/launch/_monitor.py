@@ -1,6 +1,6 @@
 """The threads of a watchdog, which run beside the main thread of their process.
 
-They send the beats of the process, diagnose the beats of other processes, and end the
+They post the reports of the process, diagnose those of other processes, and end the
 process when any process of the job is at fault.
 """
 
@@ -19,8 +19,8 @@ from collections.abc import Callable
 import jax
 
 from . import _liveness, _where
-from ._board import Board
-from ._diagnosis import GRACE, Beat, Seen, diagnose, silence
+from ._diagnosis import GRACE, Report, Seen, diagnose, silence
+from ._kv_store import KeyValueStore
 
 FAULT = 75
 """The exit status of all processes of a job that a `Watchdog` has ended.
@@ -29,14 +29,14 @@ FAULT = 75
 """
 
 PERIOD = 1.0
-"""Seconds between two beats of a process."""
+"""Seconds between two reports of a process."""
 
 
 @dataclasses.dataclass
 class Progress:
-    """The main thread's report about itself, for the next beat.
+    """The main thread's report about itself, for the next report.
 
-    The fields are those of `Beat`, with two differences: `since` is a time of
+    The fields are those of `Report`, with two differences: `since` is a time of
     `time.monotonic()`, and `busy` is only what `Watchdog.pause` was given.
     """
 
@@ -48,7 +48,7 @@ class Progress:
 
 
 class Monitor:
-    """Sends the beats of a process, diagnoses those of others, and ends the process.
+    """Posts the reports of a process, diagnoses those of others, and ends the process.
 
     Attributes:
       over: An event that is set once all processes have left in good order.
@@ -57,7 +57,7 @@ class Monitor:
 
     def __init__(
         self,
-        board: Board,
+        store: KeyValueStore,
         rank: int,
         processes: int,
         limit: float,
@@ -65,7 +65,7 @@ class Monitor:
         end: Callable[[int, str], None],
     ) -> None:
         self.over = threading.Event()
-        self._board = board
+        self._store = store
         self._rank = rank
         self._processes = processes
         self._limit = limit
@@ -75,7 +75,7 @@ class Monitor:
         self._host = socket.gethostname()
         self._contact = time.monotonic()
         self._inside = progress.since
-        self._newest: dict[int, tuple[Beat, float]] = {}
+        self._newest: dict[int, tuple[Report, float]] = {}
         self._diagnosis = ""
         self._found = ""
         self._closed: set[int] = set()
@@ -101,23 +101,22 @@ class Monitor:
             )
 
     def _speak(self) -> None:
-        """Posts beats and reads what others have posted, until all have finished."""
+        """Posts reports and reads what others have posted, until all have finished."""
         for count in itertools.count(1):
             over = self._is_over()
             # `_look` checks for how long the store has been out of reach.
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 if self._rank == 0:
                     self._closed = _liveness.closed()
-                self._board.post(self._beat(count, over))
+                self._store.post(self._report(count, over))
                 if over:
                     break
                 if self._found:
-                    self._board.report_fault(self._rank, self._found)
+                    self._store.publish(self._rank, self._found)
                 # Process 0 diagnoses all. The others check only that process 0 is
-                # alive, so that n processes read 2 n beats a second in all, and not
-                # n^2.
-                self._note(self._board.beats(None if self._rank == 0 else 0))
-                self._diagnosis = self._board.diagnosis()
+                # alive, so that n processes read 2 n reports a second, and not n^2.
+                self._note(self._store.reports(None if self._rank == 0 else 0))
+                self._diagnosis = self._store.diagnosis()
                 self._contact = time.monotonic()
             time.sleep(PERIOD)
         self.over.set()
@@ -156,16 +155,16 @@ class Monitor:
         self.ending = True
         self._end(self._rank, diagnosis)
 
-    def _beat(self, count: int, over: bool) -> Beat:
+    def _report(self, count: int, over: bool) -> Report:
         now = time.monotonic()
         where = _where.main_thread()
         if where.busy:
             self._progress.since = now
-        # `Beat.outside` counts from the last moment of work or waiting inside of JAX.
+        # `outside` counts from the last moment of work or waiting inside of JAX.
         if where.busy or where.waits or self._progress.busy:
             self._inside = now
         failed, since = self._failure(now)
-        return Beat(
+        return Report(
             self._rank,
             self._host,
             count,
@@ -196,25 +195,25 @@ class Monitor:
             return described(error), lasts
         return self._progress.failed, now - self._progress.since
 
-    def _note(self, beats: list[Beat]) -> None:
-        """Remembers each new beat, and when it was first seen."""
-        for beat in beats:
-            before = self._newest.get(beat.rank)
-            # The age of a beat is by this process's own clock: clocks of hosts differ.
-            if before is None or before[0].count != beat.count:
-                self._newest[beat.rank] = beat, time.monotonic()
+    def _note(self, reports: list[Report]) -> None:
+        """Remembers each new report, and when it was first seen."""
+        for report in reports:
+            before = self._newest.get(report.rank)
+            # Ages are by the clock of this process, because clocks of hosts differ.
+            if before is None or before[0].count != report.count:
+                self._newest[report.rank] = report, time.monotonic()
 
     def _forgive(self) -> None:
         """Counts the silence of process 0 and of all others anew from now on."""
         self._contact = time.monotonic()
-        for rank, (beat, _) in self._newest.copy().items():
-            self._newest[rank] = beat, self._contact
+        for rank, (report, _) in self._newest.copy().items():
+            self._newest[rank] = report, self._contact
 
     def _diagnosed(self) -> str:
         now = time.monotonic()
         seen = [
-            Seen(beat, now - heard, rank in self._closed)
-            for rank, (beat, heard) in self._newest.copy().items()
+            Seen(report, now - heard, rank in self._closed)
+            for rank, (report, heard) in self._newest.copy().items()
         ]
         if self._rank:  # process 0 diagnoses first
             limit, mine = self._limit + GRACE, self._progress
@@ -226,11 +225,11 @@ class Monitor:
         return diagnose(seen, absent, self._limit)
 
     def _is_over(self) -> bool:
-        newest = [beat for beat, _ in self._newest.values()]
+        newest = [report for report, _ in self._newest.values()]
         if self._rank:
-            return self._progress.finished and any(beat.over for beat in newest)
+            return self._progress.finished and any(report.over for report in newest)
         all_here = len(newest) == self._processes
-        return all_here and all(beat.finished for beat in newest)
+        return all_here and all(report.finished for report in newest)
 
 
 def described(error: BaseException) -> str:

@@ -9,10 +9,8 @@ from types import TracebackType
 
 import jax
 
-# JAX has no public access to its key-value store.
-from jax._src import distributed
-
-from ._board import Board
+from . import _jax_internals
+from ._kv_store import KeyValueStore
 from ._monitor import PERIOD, Monitor, Progress, described, end
 
 HEARTBEAT = 100.0
@@ -149,13 +147,13 @@ class Watchdog:
 
     def __enter__(self) -> "Watchdog":
         self._progress.since = time.monotonic()
-        client = distributed.global_state.client
+        client = _jax_internals.key_value_client()
         if client is not None and jax.process_count() > 1:
             rank, processes = jax.process_index(), jax.process_count()
             self._monitor = Monitor(
-                # Watchdogs that a program opens in turn have boards of their own, so
-                # that one never reads the last beats of the one before.
-                Board.opened(client, rank),
+                # Watchdogs that a program opens in turn have stores of their own, so
+                # that one never reads the last reports of the one before.
+                KeyValueStore.opened(client, rank),
                 rank,
                 processes,
                 self._limit,

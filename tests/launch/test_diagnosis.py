@@ -4,15 +4,15 @@ import dataclasses
 
 import pytest
 
-from pipejax.launch._diagnosis import CLOSED, GRACE, Beat, Seen, diagnose
+from pipejax.launch._diagnosis import CLOSED, GRACE, Report, Seen, diagnose
 
 LIMIT = 60.0
 
 
 def seen(rank, age=0.5, **changes):
     """Returns a process in its third step that waits for others."""
-    beat = Beat(rank, f"host{rank}", count=9, step=3, since=1.0)
-    return Seen(dataclasses.replace(beat, **changes), age)
+    report = Report(rank, f"host{rank}", count=9, step=3, since=1.0)
+    return Seen(dataclasses.replace(report, **changes), age)
 
 
 def closed(each):
@@ -39,11 +39,11 @@ def stuck(rank, **changes):
         # Process 1 has just come back from its wait for a compilation.
         [seen(0, busy="compiling"), stuck(1, outside=1.0)],
         [seen(0), seen(1, age=LIMIT - 1)],
-        # A closed connection is no fault of a process that sends beats, nor of one that
-        # has finished.
+        # A closed connection is no fault of a process that sends reports, nor of one
+        # that has finished.
         [seen(0), closed(seen(1, age=CLOSED))],
         [seen(0), closed(seen(1, age=CLOSED + 1, finished=True))],
-        # A process that has left in good order need not send beats or make progress.
+        # A process that has left in good order need not send reports or make progress.
         [seen(0), seen(1, age=999.0, finished=True)],
         [seen(0), stuck(1, finished=True)],
         [seen(0, finished=True), seen(1, finished=True)],
@@ -111,6 +111,6 @@ def test_process_without_a_watchdog_is_named():
     assert diagnose([stuck(0), seen(1)], {3, 2}, LIMIT) == ""
 
 
-def test_beat_is_unchanged_by_json():
-    beat = Beat(1, "host", count=3, since=0.5, failed='a "quoted"\nline')
-    assert Beat.from_json(beat.to_json()) == beat
+def test_report_is_unchanged_by_json():
+    report = Report(1, "host", count=3, since=0.5, failed='a "quoted"\nline')
+    assert Report.from_json(report.to_json()) == report

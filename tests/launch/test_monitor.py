@@ -11,8 +11,8 @@ import jax
 import pytest
 
 from pipejax.launch import _diagnosis, _liveness, _monitor, _where
-from pipejax.launch._board import Board
-from pipejax.launch._diagnosis import Beat
+from pipejax.launch._diagnosis import Report
+from pipejax.launch._kv_store import KeyValueStore
 
 from .helpers import Store
 
@@ -30,7 +30,7 @@ def monitors(monkeypatch):
         for rank in range(2):
             progress = _monitor.Progress(since=time.monotonic())
             monitor = _monitor.Monitor(
-                Board(store), rank, 2, limit, progress, diagnoses.setdefault
+                KeyValueStore(store), rank, 2, limit, progress, diagnoses.setdefault
             )
             monitor.start()
             started.append((monitor, progress))
@@ -45,7 +45,7 @@ def monitors(monkeypatch):
 
 
 def store_of(monitor):
-    return monitor._board.client
+    return monitor._store.client
 
 
 def until(condition):
@@ -89,13 +89,13 @@ def test_missing_process_0_is_named(monkeypatch):
     monkeypatch.setattr(_monitor, "GRACE", 0.5)
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
     progress, diagnoses = _monitor.Progress(since=time.monotonic()), {}
-    board = Board(Store())
-    monitor = _monitor.Monitor(board, 1, 2, 0.5, progress, diagnoses.setdefault)
+    store = KeyValueStore(Store())
+    monitor = _monitor.Monitor(store, 1, 2, 0.5, progress, diagnoses.setdefault)
     monitor.start()
     until(lambda: diagnoses)
     assert diagnoses[1] == "process 0 has not entered its `Watchdog`"
     progress.finished = True
-    board.post(Beat(0, "host0", finished=True, over=True))
+    store.post(Report(0, "host0", finished=True, over=True))
     assert monitor.over.wait(10)
 
 
@@ -187,18 +187,18 @@ def test_exception_is_described_without_its_notes():
 
 
 def test_process_with_a_closed_connection_is_named_before_the_limit(monkeypatch):
-    """Process 1 sends one beat and no more, and then closes its connection."""
+    """Process 1 sends one report and no more, and then closes its connection."""
     monkeypatch.setattr(_monitor, "PERIOD", 0.02)
     monkeypatch.setattr(_diagnosis, "CLOSED", 0.2)
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
     here, there = socket.socketpair()
     monkeypatch.setattr(_liveness, "_kept", {})
     _liveness.keep({1: here})
-    board, diagnoses = Board(Store()), {}
+    store, diagnoses = KeyValueStore(Store()), {}
     progress = _monitor.Progress(since=time.monotonic())
-    first = _monitor.Monitor(board, 0, 2, 60.0, progress, diagnoses.setdefault)
+    first = _monitor.Monitor(store, 0, 2, 60.0, progress, diagnoses.setdefault)
     first.start()
-    board.post(Beat(1, "host1", step=3))
+    store.post(Report(1, "host1", step=3))
     time.sleep(0.5)
     assert diagnoses == {}, "its connection is open"
     there.close()
@@ -208,6 +208,6 @@ def test_process_with_a_closed_connection_is_named_before_the_limit(monkeypatch)
         diagnoses[0],
     )
     progress.finished = True
-    board.post(Beat(1, "host1", count=1, finished=True))
+    store.post(Report(1, "host1", count=1, finished=True))
     assert first.over.wait(10)
     here.close()
