@@ -28,7 +28,7 @@ import optax
 import tyro
 
 from experiments import report
-from pipejax import corrections, problems, stability
+from pipejax import problems, stability, transforms
 from pipejax._internal.figures import new_figure
 
 from . import _codecs, _random, _real, _regret, _smooth
@@ -114,7 +114,7 @@ def extrapolated(
     learning_rate: float, momentum: float, *, width: int
 ) -> optax.GradientTransformation:
     """Makes heavy-ball that repeats its last update for every gradient in flight."""
-    correction = corrections.extrapolate_updates(width - 1)
+    correction = transforms.extrapolate_updates(width - 1)
     return optax.chain(optax.sgd(learning_rate, momentum), correction)
 
 
@@ -122,7 +122,7 @@ def delay_robust(
     learning_rate: float, momentum: float, *, width: int
 ) -> optax.GradientTransformation:
     """Makes heavy-ball whose momentum `delay_robust` replaces."""
-    correction = corrections.delay_robust(momentum, width)
+    correction = transforms.delay_robust(momentum, width)
     return optax.chain(optax.sgd(learning_rate, momentum), correction)
 
 

@@ -14,7 +14,7 @@ from ._limit import max_learning_rate
 class Family(Protocol):
     """A function that makes a linear optimizer from learning rate, momentum and width.
 
-    It takes the width because a correction from `pj.corrections` needs to know it.
+    It takes the width because a correction from `pj.transforms` needs to know it.
     """
 
     def __call__(

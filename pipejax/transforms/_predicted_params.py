@@ -37,7 +37,7 @@ def predicted_params(
     A chain that begins with `pj.pipelined_mean` keeps no m, and neither does
     `pipelined` for an optimizer that is linear in its gradients. The prediction is then
     `w + U(g_i; s)`, by one own gradient in flight after another.
-    `pj.corrections.extrapolate_updates` predicts from the last update alone.
+    `pj.transforms.extrapolate_updates` predicts from the last update alone.
 
     Args:
       tx: The optimizer that was given to `pj.pipelined`. For a chain that begins with

@@ -69,7 +69,7 @@ def extrapolate_updates(steps: float) -> optax.GradientTransformation:
 
     Examples:
       >>> import jax.numpy as jnp, pipejax as pj
-      >>> tx = pj.corrections.extrapolate_updates(1)
+      >>> tx = pj.transforms.extrapolate_updates(1)
       >>> state = tx.init(jnp.zeros(()))
       >>> for update in (1.0, 1.0, 4.0):
       ...     extrapolated, state = tx.update(jnp.array(update), state)
@@ -128,11 +128,11 @@ def unextrapolated(opt_state: optax.OptState, params: optax.Params) -> optax.Par
 
     Examples:
       >>> import jax.numpy as jnp, optax, pipejax as pj
-      >>> tx = optax.chain(optax.sgd(0.1), pj.corrections.extrapolate_updates(1))
+      >>> tx = optax.chain(optax.sgd(0.1), pj.transforms.extrapolate_updates(1))
       >>> y = jnp.array(1.0)
       >>> update, state = tx.update(jnp.array(2.0), tx.init(y))
       >>> y = optax.apply_updates(y, update)
-      >>> print(f"{y:.1f} {pj.corrections.unextrapolated(state, y):.1f}")
+      >>> print(f"{y:.1f} {pj.transforms.unextrapolated(state, y):.1f}")
       0.6 0.8
     """
     leaves = jax.tree.leaves(opt_state, is_leaf=_is_state)

@@ -124,7 +124,7 @@ def delay_robust(
       >>> def heavy_ball(rate):
       ...     return optax.sgd(rate, momentum=0.9)
       >>> def robust(rate):
-      ...     return optax.chain(pj.corrections.delay_robust(0.9, 2), heavy_ball(rate))
+      ...     return optax.chain(pj.transforms.delay_robust(0.9, 2), heavy_ball(rate))
       >>> for optimizer in (heavy_ball, robust):
       ...     limit = pj.stability.max_learning_rate(
       ...         optimizer, width=2, weight_prediction=False
