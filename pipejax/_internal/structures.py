@@ -52,20 +52,27 @@ def form_of(tree: Any) -> Any:
     return structure, tuple(forms)
 
 
+def shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of every leaf, by its path."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): jnp.shape(leaf) for path, leaf in leaves}
+
+
 def difference(name: str, wanted: Any, given: Any) -> tuple[str, str, str] | None:
     """Returns the first leaf at which two pytrees differ in dtype or shape, or `None`.
 
     The result is the path of the leaf, its wanted form such as `float32[7, 3]`, and the
     given one.
     """
-    forms, found = (_named_forms(name, tree) for tree in (wanted, given))
+    forms, found = (named_forms(tree, name) for tree in (wanted, given))
     for path in forms | found:
         if forms.get(path) != found.get(path):
             return path, forms.get(path, "is none of it"), found.get(path, "nothing")
     return None
 
 
-def _named_forms(name: str, tree: Any) -> dict[str, str]:
+def named_forms(tree: Any, name: str = "") -> dict[str, str]:
+    """Returns dtype and shape of every leaf, such as `float32[7, 3]`, by its path."""
     return {
         f"{name}{jax.tree_util.keystr(path)}": f"{_dtype(leaf)}{[*jnp.shape(leaf)]}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)

@@ -92,10 +92,9 @@ def delay_robust(
 
     Put the transformation before an optimizer to filter gradients, or after it to
     filter updates. For SGD both orders are equivalent. For AdamW put it after, so that
-    the second moment sees the gradients themselves. The transformation cancels the
-    momentum of heavy-ball and of the first moment of Adam. It cancels Nesterov momentum
-    only in part. The same holds for Muon, which orthogonalizes its updates after the
-    momentum.
+    the second moment sees the gradients themselves. The momentum of heavy-ball and of
+    Adam is canceled. That of Nesterov and of Muon, which orthogonalizes its updates
+    after the momentum, is canceled only in part.
 
     Quasi-hyperbolic momentum (Ma and Yarats, 2019) mixes the same two terms for another
     purpose, with another rule for share and decay. `extrapolate_updates` adds a

@@ -1,29 +1,4 @@
-r"""Weight prediction from the last update, which is also error feedback of updates.
-
-A gradient that is applied c updates late should be taken at the parameters to which it
-will be applied, c updates ahead. With x the parameters and d the update, the prediction
-y assumes that the next c updates equal the last one:
-
-$$y_t = x_t + c d_t, x_t = x_{t-1} + d_t$$
-
-The update `d_t` comes from a gradient that was taken at an earlier prediction. A
-training loop carries y, which moves by
-
-$$y_t - y_{t-1} = d_t + c (d_t - d_{t-1})$$
-
-The second term adds to each update what the previous prediction got wrong, so this is
-also error feedback at the level of updates. One transformation thus implements both
-methods. They differ only in the parameters that are evaluated: weight prediction
-evaluates x and error feedback evaluates y.
-
-References:
-  Chen et al., SpecTrain, 2018, https://arxiv.org/abs/1809.02839
-
-  Kosson et al., Pipelined Backpropagation at Scale, 2021,
-  https://arxiv.org/abs/2003.11666
-
-  Zmushko et al., One-Step Gradient Delay, 2026, https://arxiv.org/abs/2606.30634
-"""
+"""Weight prediction from the last update, which is also error feedback of updates."""
 
 import math
 from typing import Any, NamedTuple
@@ -47,9 +22,20 @@ class ExtrapolateUpdatesState(NamedTuple):
 def extrapolate_updates(steps: float) -> optax.GradientTransformation:
     r"""Keeps the parameters of a training loop `steps` updates ahead.
 
-    It extrapolates from the last update. With c for `steps` and `d_0 = 0`:
+    A gradient that is applied c updates late should be taken at the parameters to which
+    it will be applied. With x the parameters, d the update and c for `steps`, the
+    prediction y assumes that the next c updates equal the last one:
+
+    $$y_t = x_t + c d_t, x_t = x_{t-1} + d_t$$
+
+    A training loop carries y. The transformation moves y by
 
     $$update(d_t) = d_t + c (d_t - d_{t-1})$$
+
+    with `d_0 = 0`. The second term adds to each update what the previous prediction got
+    wrong, so this is also error feedback at the level of updates. The two methods
+    differ only in the parameters that are evaluated: weight prediction evaluates x, and
+    error feedback evaluates y.
 
     Nesterov momentum also looks ahead, but along the momentum before the gradient of
     the current step is added, and by one step. Here the distance matches the delay:
@@ -61,8 +47,8 @@ def extrapolate_updates(steps: float) -> optax.GradientTransformation:
 
     Returns:
       An `optax.GradientTransformation`. Put it last in a chain, for example
-      `optax.chain(optax.adamw(1e-3), extrapolate_updates(1))`. The parameters of the
-      loop are then y. `unextrapolated` returns x.
+      `optax.chain(optax.adamw(1e-3), extrapolate_updates(1))`. `unextrapolated`
+      returns x.
 
     Raises:
       ValueError: If `steps` is negative or not finite.
@@ -83,6 +69,8 @@ def extrapolate_updates(steps: float) -> optax.GradientTransformation:
 
       Kosson et al., Pipelined Backpropagation at Scale, 2021,
       https://arxiv.org/abs/2003.11666
+
+      Zmushko et al., One-Step Gradient Delay, 2026, https://arxiv.org/abs/2606.30634
     """
     if not 0 <= steps < math.inf:
         raise ValueError(
@@ -109,11 +97,9 @@ def extrapolate_updates(steps: float) -> optax.GradientTransformation:
 
 
 def unextrapolated(opt_state: optax.OptState, params: optax.Params) -> optax.Params:
-    """Returns the parameters x without the extrapolation of `extrapolate_updates`.
+    """Returns the parameters `x = y - c d` without the extrapolation.
 
-    `x = y - c d`, where y are the parameters of the loop, c is `steps` and d is the
-    last update. Evaluate a model at x for weight prediction, and at y for error
-    feedback.
+    Evaluate a model at x for weight prediction, and at y for error feedback.
 
     Args:
       opt_state: State of a chain that contains one `extrapolate_updates`.

@@ -22,6 +22,7 @@ from pipejax._core.message import (
     width_of,
 )
 from pipejax._internal.mesh import AxisName, axes, axis_size
+from pipejax._internal.structures import named_forms, shapes
 from pipejax.collectives import AllReduce, psum
 
 
@@ -132,10 +133,6 @@ def _varying(x: Any) -> frozenset[str]:
 
 
 def _check_same_shapes(updates: Any, params: Any) -> None:
-    def shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-        leaves = jax.tree_util.tree_leaves_with_path(tree)
-        return {jax.tree_util.keystr(path): leaf.shape for path, leaf in leaves}
-
     gradients, parameters = shapes(updates), shapes(params)
     if gradients != parameters:
         raise ValueError(
@@ -161,19 +158,11 @@ def _check_not_summed(updates: Any, axis_name: str) -> None:
 
 
 def _check_state(state: InFlight, width: int, fresh: Message) -> None:
-    found, wanted = width_of(state), _form(fresh.gradients)
-    pending = [_form(message.gradients) for message in state.pending]
+    found, wanted = width_of(state), named_forms(fresh.gradients)
+    pending = [named_forms(message.gradients) for message in state.pending]
     if found != width or any(form != wanted for form in pending):
         raise ValueError(
             "`state` must come from `init` of the same width and parameters: width"
             f" {width} with gradients {wanted} in flight, got width {found} with"
             f" {pending}. Call `init` again."
         )
-
-
-def _form(tree: Any) -> dict[str, str]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {
-        jax.tree_util.keystr(path): f"{leaf.dtype.name}{list(leaf.shape)}"
-        for path, leaf in leaves
-    }
