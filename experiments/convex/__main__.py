@@ -28,10 +28,10 @@ import optax
 import tyro
 
 from experiments import report
-from pipejax import problems, stability, transforms
+from pipejax import problems, transforms
 from pipejax._internal.figures import new_figure
 
-from . import _codecs, _random, _real, _regret, _smooth
+from . import _codecs, _picture, _random, _real, _regret, _smooth
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ def main(config: Config) -> dict[str, Any]:
     report.save(config.out, **report.settings(config), **result)
     show(result)
     picture(result, config.plot)
-    stability.picture(FAMILIES).savefig(config.stability_plot, dpi=110)
+    _picture.picture(FAMILIES).savefig(config.stability_plot, dpi=110)
     return result
 
 
