@@ -23,10 +23,6 @@ class AllBits(Codec):
 
     dtype: str = "float32"
 
-    @property
-    def unbiased(self) -> bool:
-        return True
-
     def of(
         self,
         shapes: Shapes | None = None,
@@ -43,6 +39,3 @@ class AllBits(Codec):
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
         return from_words(payload, self.dtype)
-
-    def bound(self, x: jax.Array) -> jax.Array:
-        return jnp.zeros_like(x)

@@ -111,15 +111,6 @@ class Integers(Blocks, Rounding):
         x = jnp.where(q < -self.top, jnp.nan, q * (scale / self.top))
         return x.reshape(-1)
 
-    def bound(self, x: jax.Array) -> jax.Array:
-        """Returns half the level spacing, `s / 2L`, plus the float32 rounding error."""
-        scale = self.scale(self._blocks(x))
-        # A block below SMALL decodes to zeros, so its error is at most its scale. 2e-5
-        # levels are for rounding: in float32, the largest integer is off by 127 * 2^-24
-        # = 8e-6 levels after each of the products with `L / s` and `s / L`.
-        level = jnp.where(scale < SMALL, scale, scale * ((0.5 + 2e-5) / self.top))
-        return jnp.broadcast_to(level, (level.size, self.block)).reshape(-1)
-
 
 @dataclasses.dataclass(frozen=True)
 class Float8(Blocks):
@@ -147,17 +138,6 @@ class Float8(Blocks):
         q = lax.bitcast_convert_type(codes, self.dtype).astype(jnp.float32)
         return (q * (scale / self.top)).reshape(-1)
 
-    def bound(self, x: jax.Array) -> jax.Array:
-        """Returns half a unit in the last place, also for subnormal numbers."""
-        info = jnp.finfo(self.dtype)
-        blocks = self._blocks(x)
-        scale = self.scale(blocks)
-        # Subnormal numbers have the spacing of the smallest normal number. Half a unit
-        # in the last place of `x` is at most 2^-nmant |x| / 2.
-        least = scale * (float(info.smallest_normal) / self.top)
-        ulp = jnp.maximum(jnp.abs(blocks), least) * ((1 + 2e-5) * 2.0**-info.nmant / 2)
-        return jnp.where(scale < SMALL, scale, ulp).reshape(-1)
-
 
 @dataclasses.dataclass(frozen=True)
 class Sign(Blocks):
@@ -184,14 +164,6 @@ class Sign(Blocks):
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
         codes, scale = self.parted(payload, n)
         return jnp.where(codes > 0, -scale, scale).reshape(-1)
-
-    def bound(self, x: jax.Array) -> jax.Array:
-        """Returns `||x| - s|`, plus the float32 rounding error."""
-        blocks = self._blocks(x)
-        scale = self.scale(blocks)
-        magnitude = jnp.abs(blocks)
-        slack = 2e-5 * jnp.maximum(magnitude, scale)
-        return (jnp.abs(magnitude - scale) + slack).reshape(-1)
 
 
 def int8(block: int = 256) -> Integers:

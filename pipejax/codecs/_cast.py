@@ -28,11 +28,6 @@ class Cast(Rounding):
     headroom: float = 1.0
 
     @property
-    def unbiased(self) -> bool:
-        """Returns `True` for float32, which loses nothing."""
-        return self.dtype == "float32"
-
-    @property
     def takes_noise(self) -> bool:
         """Returns `True` for bfloat16, whose bits are the upper half of float32."""
         return self.dtype == "bfloat16"
@@ -63,18 +58,6 @@ class Cast(Rounding):
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
         del n
         return from_words(payload, self.dtype).astype(jnp.float32) * self.headroom
-
-    def bound(self, x: jax.Array) -> jax.Array:
-        """Returns half a unit in the last place, and infinity for what may overflow."""
-        info = jnp.finfo(self.dtype)
-        if self.dtype == "float32":
-            return jnp.zeros_like(x)
-        # A normal number has nmant mantissa bits. The subnormal numbers have the same
-        # spacing as the smallest normal number.
-        least = self.headroom * float(info.smallest_normal)
-        most = self.headroom * float(info.max)
-        ulp = jnp.maximum(jnp.abs(x), least) * 2.0 ** -(info.nmant + 1)
-        return jnp.where(jnp.abs(x) <= most, ulp, jnp.inf)
 
     def _dithered(self, x: jax.Array, noise: jax.Array) -> jax.Array:
         """Rounds `x` to bfloat16 stochastically."""
@@ -107,11 +90,6 @@ class Truncate(Codec):
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
         del n
         return from_words(payload.astype(jnp.uint32) << 16, jnp.float32)
-
-    def bound(self, x: jax.Array) -> jax.Array:
-        """Returns one unit in the last of the 7 mantissa bits that are sent."""
-        tiny = float(jnp.finfo(jnp.float32).smallest_normal)
-        return jnp.maximum(jnp.abs(x), tiny) * 2.0**-7
 
 
 def cast(dtype: DTypeLike) -> Cast:

@@ -30,7 +30,7 @@ from pipejax._internal.ravel import Shapes
 class Codec(abc.ABC):
     """Encodes a floating-point vector as unsigned integers and decodes it again.
 
-    A subclass must implement `size`, `encode`, `decode` and `bound`. It overrides the
+    A subclass must implement `size`, `encode` and `decode`. It overrides the
     other methods and properties only where their defaults do not hold. Subclasses are
     frozen dataclasses.
 
@@ -49,9 +49,6 @@ class Codec(abc.ABC):
       ...
       ...     def decode(self, payload, n):
       ...         return jax.lax.bitcast_convert_type(payload, jnp.float32)
-      ...
-      ...     def bound(self, x):
-      ...         return jnp.zeros_like(x)
       >>> codec = EveryBit()
       >>> payload, state = codec.encode(jnp.float32([1.5, -2.0]), ())
       >>> payload.dtype, payload.nbytes, codec.decode(payload, 2).tolist()
@@ -66,14 +63,6 @@ class Codec(abc.ABC):
         before it calls the codec.
         """
         return 1
-
-    @property
-    def unbiased(self) -> bool:
-        """Returns whether `E[decode(encode(x))] = x` for every finite vector `x`.
-
-        The expectation is over the codec's own random numbers. The default is `False`.
-        """
-        return False
 
     @property
     def needs_feedback(self) -> bool:
@@ -184,18 +173,6 @@ class Codec(abc.ABC):
 
         Returns:
           The decoded vector, float32 `[n]`.
-        """
-
-    @abc.abstractmethod
-    def bound(self, x: jax.Array) -> jax.Array:
-        """Returns an upper bound of the error `|decode(encode(x)) - x|`.
-
-        Args:
-          x: The vector, float32 `[n]`.
-
-        Returns:
-          A bound for each element, `[n]`, or a scalar that holds for all elements. It
-          is infinite where the codec guarantees nothing.
         """
 
 

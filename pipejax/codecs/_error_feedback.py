@@ -113,10 +113,6 @@ class ErrorFeedback(Linear):
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
         return self.codec.decode(payload, n)
 
-    def bound(self, x: jax.Array) -> jax.Array:
-        """Returns the wrapped codec's bound for `x`, the gradient plus the residual."""
-        return self.codec.bound(x)
-
     def round_sizes(self, n: int) -> tuple[int, ...]:
         return self._linear.round_sizes(n)
 

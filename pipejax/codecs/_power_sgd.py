@@ -120,22 +120,6 @@ class PowerSGD(Linear):
         columns = self._cut(numbers[:split], [m for m, _ in self._matrices()])
         return ravel(self._product(columns, numbers[split:], n))
 
-    def bound(self, x: jax.Array) -> jax.Array:
-        """Returns the Frobenius norm of an element's matrix, and 0 for other leaves."""
-        bounds = []
-        for leaf in self.leaves(x):
-            norm = jnp.zeros((), x.dtype)
-            if self._is_coded(leaf.shape):
-                unit, largest = _scaled(leaf.reshape(-1))
-                # `P Q^T = P P^T M` is a projection of M. The Frobenius norm of the
-                # error is thus at most that of M, and no element of the error is larger
-                # than its norm. 1e-4 is for rounding.
-                norm = jnp.linalg.norm(unit) * (1 + 1e-4) * largest
-                # The sums inside the matrix products may overflow.
-                norm = jnp.where(jnp.isfinite(largest * unit.size), norm, jnp.inf)
-            bounds.append(jnp.full(leaf.size, norm))
-        return ravel(bounds)
-
     def leaves(self, x: jax.Array) -> Any:
         return unravel(x, self._forms(x.size, x.dtype))
 

@@ -45,16 +45,6 @@ class Quantize(Rounding):
         codes = unpack(payload[:coded], self.bits).astype(jnp.float32)
         return low + codes * level
 
-    def bound(self, x: jax.Array) -> jax.Array:
-        """Returns half of the level spacing, plus the rounding error of float32."""
-        low, level = self._levels(x)
-        spread = jnp.max(x, initial=-jnp.inf) - low
-        # If the levels coincide, every element decodes to the minimum. If the spread
-        # overflows, decoding may overflow too.
-        all_one = (level == 0) | jnp.isinf(spread)
-        rounding = 1e-6 * (jnp.max(jnp.abs(x), initial=0.0) + level)
-        return jnp.where(all_one, spread, level / 2) + rounding
-
     def _levels(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns the minimum and the level spacing, NaN unless `x` is finite."""
         low, high = jnp.min(x, initial=jnp.inf), jnp.max(x, initial=-jnp.inf)

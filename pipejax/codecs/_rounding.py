@@ -63,11 +63,6 @@ class Stochastic(Codec):
     def multiple(self) -> int:
         return self.codec.multiple
 
-    @property
-    def unbiased(self) -> bool:
-        """Returns `True`; only a number that overflows in bfloat16 is biased."""
-        return True
-
     def init(self, n: int, seed: jax.Array) -> Any:
         del n
         return jax.random.key_data(jax.random.fold_in(self.key, seed))
@@ -85,12 +80,6 @@ class Stochastic(Codec):
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
         return self.codec.decode(payload, n)
-
-    def bound(self, x: jax.Array) -> jax.Array:
-        """Returns twice the wrapped codec's bound for rounding to the nearest level."""
-        # `floor(y + u)` is off by less than one level, and `round(y)` by at most half a
-        # level.
-        return 2 * self.codec.bound(x)
 
 
 def stochastic(codec: Codec, key: jax.Array) -> Stochastic:

@@ -44,12 +44,6 @@ class TopK(Codec):
         zeros = jnp.zeros(n, jnp.float32)
         return zeros.at[places].set(from_words(values, jnp.float32))
 
-    def bound(self, x: jax.Array) -> jax.Array:
-        """Returns the smallest magnitude that is sent, a scalar."""
-        # An element that is dropped has an error of its own magnitude, which is at most
-        # this.
-        return lax.top_k(jnp.abs(x), self._count(x.size))[0].min(initial=jnp.inf)
-
     def _count(self, n: int) -> int:
         _check_indices("encoded vector", n)
         return count(self.k, n)
@@ -65,10 +59,6 @@ class RandomK(Linear):
     k: int | float
     key: jax.Array
     scaled: bool = True
-
-    @property
-    def unbiased(self) -> bool:
-        return self.scaled
 
     @property
     def needs_feedback(self) -> bool:
@@ -96,15 +86,6 @@ class RandomK(Linear):
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
         return self._placed(payload[0], from_words(payload[1:], jnp.float32), n)
-
-    def bound(self, x: jax.Array) -> jax.Array:
-        """Returns `|x|`, or `(m - 1) |x|` if values are scaled up by `m > 2`."""
-        strata = -(-x.size // count(self.k, x.size))
-        # A drawn element decodes to m x, with an error of (m - 1) |x|, and any other to
-        # 0, with an error of |x|.
-        times = max(1, strata - 1) if self.scaled else 1
-        sent = (strata if self.scaled else 1) * jnp.abs(x)
-        return jnp.where(jnp.isinf(sent), sent, times * (1 + 1e-6) * jnp.abs(x))
 
     def round_sizes(self, n: int) -> tuple[int, ...]:
         return (count(self.k, n),)
