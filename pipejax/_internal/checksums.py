@@ -41,13 +41,12 @@ def checksums(arrays: dict[str, jax.Array]) -> dict[str, str]:
 
 
 def sums(array: jax.Array) -> jax.Array:
-    """Returns `[s_1, s_2]` over a whole array, as uint32. It may be traced."""
+    """Returns `[s_1, s_2]` over a whole array, as uint32; may be traced."""
     strides = [math.prod(array.shape[axis + 1 :]) for axis in range(array.ndim)]
     return _sums(array, _modulo([0] * array.ndim), _modulo(strides))
 
 
 def _own_sums(array: jax.Array) -> list[jax.Array]:
-    """Returns the two sums over each of the pieces that this process must count."""
     shards = array.addressable_shards
     if array.is_fully_replicated:
         shards = shards[:1]
@@ -62,7 +61,6 @@ def _total(sums: Any) -> np.ndarray:
 
 
 def _place(shard: Any, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns where a piece begins along each axis, and the strides of the array."""
     starts = [index.start or 0 for index in shard.index]
     strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     return _modulo(starts), _modulo(strides)
@@ -74,7 +72,6 @@ def _modulo(numbers: list[int]) -> np.ndarray:
 
 @jax.jit
 def _sums(piece: jax.Array, starts: jax.Array, strides: jax.Array) -> jax.Array:
-    """Returns `[s_1, s_2]` over the elements of a piece."""
     words = _words(piece)
     index = jnp.zeros(piece.shape, jnp.uint32)
     for axis in range(piece.ndim):

@@ -37,6 +37,19 @@ class Gpu(NamedTuple):
     links: int
 
 
+_H100 = Gpu(
+    name="NVIDIA H100 80GB HBM3",
+    capability=9,
+    cores=132,
+    fpus=128,
+    clock=1.98,
+    memory=84_942_979_072,
+    bandwidth=3_352_320_000_000,
+    l2=52_428_800,
+    shared=233_472,
+    links=18,
+)
+
 # By the name of the GPU in targets such as `h100:1x8x8`.
 GPUS = {
     "a100": Gpu(
@@ -51,29 +64,12 @@ GPUS = {
         shared=167_936,
         links=12,
     ),
-    "h100": Gpu(
-        name="NVIDIA H100 80GB HBM3",
-        capability=9,
-        cores=132,
-        fpus=128,
-        clock=1.98,
-        memory=84_942_979_072,
-        bandwidth=3_352_320_000_000,
-        l2=52_428_800,
-        shared=233_472,
-        links=18,
-    ),
-    "h200": Gpu(
+    "h100": _H100,
+    # An H100 with another memory.
+    "h200": _H100._replace(
         name="NVIDIA H200 141GB HBM3e",
-        capability=9,
-        cores=132,
-        fpus=128,
-        clock=1.98,
         memory=151_397_597_184,
         bandwidth=4_800_000_000_000,
-        l2=52_428_800,
-        shared=233_472,
-        links=18,
     ),
     "b200": Gpu(
         name="NVIDIA B200",
@@ -91,7 +87,6 @@ GPUS = {
 
 
 def target_config(gpu: Gpu) -> str:
-    """Returns the description of a GPU as a `GpuTargetConfigProto` in text form."""
     # CUDA 12.8 and cuDNN 9.10 are the versions of 2025. A thread block can use up to 1
     # KiB less than the shared memory of a multiprocessor.
     return f"""

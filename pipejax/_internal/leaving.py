@@ -57,15 +57,11 @@ _GOODBYE = 2.0
 
 
 def interrupted() -> bool:
-    """Returns whether the program ends by a `KeyboardInterrupt` that nothing caught."""
     return isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
 
 
 def prepared() -> Callable[[], None]:
-    """Returns a function that ends the process, whatever its threads wait for.
-
-    The exit status is 130 after a `KeyboardInterrupt`, or else 1.
-    """
+    """Returns a function that ends the process with status 130 or 1."""
     leaving = threading.Event()
 
     def end() -> None:
@@ -178,7 +174,6 @@ def _hurry_in_calls() -> None:
 
 
 def _say_goodbye() -> None:
-    """Waits until all processes of the job leave, and ends JAX's runtime here."""
     try:
         jax.distributed.shutdown()
     except Exception as error:

@@ -21,7 +21,6 @@ AxisName = str | tuple[str, ...]
 
 
 def axes(axis_name: AxisName) -> tuple[str, ...]:
-    """Returns the axis names as a tuple."""
     return (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
 
 
@@ -106,7 +105,6 @@ def _by_host(devices: list[Any], hosts: int | None) -> tuple[int, int]:
 
 
 def axis_size(axis_name: AxisName) -> int:
-    """Returns the number of devices along one axis or several."""
     try:
         return int(lax.axis_size(axis_name))
     except NameError:
@@ -119,7 +117,7 @@ def axis_size(axis_name: AxisName) -> int:
 
 @contextlib.contextmanager
 def without_mesh() -> Iterator[None]:
-    """Leaves the mesh that the caller has set with `jax.set_mesh`, as a context."""
+    """Leaves the mesh that the caller has set with `jax.set_mesh`."""
     # Under a mesh that is set, JAX raises an error for a computation on arrays of
     # another mesh. While tracing, the mesh stays set.
     if jax.sharding.get_abstract_mesh().empty or is_traced():
@@ -166,7 +164,6 @@ def on_mesh_by(
     mesh: Mesh,
     axis_name: AxisName | None = None,
 ) -> Callable[..., Any]:
-    """Returns what `on_mesh` does, for specs that depend on the arguments."""
     explicit = AxisType.Explicit in mesh.axis_types
     names = set(mesh.axis_names if axis_name is None else axes(axis_name))
 
@@ -202,5 +199,4 @@ def _resharded(spec: P, tree: Any) -> Any:
 
 
 def is_attached(mesh: Mesh) -> bool:
-    """Returns whether the devices of a mesh are there, not only compiled for."""
     return mesh.devices.flat[0].client.runtime_type != "compile_only_runtime"

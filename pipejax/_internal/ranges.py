@@ -43,7 +43,7 @@ def scaled_down(x: jax.Array, devices: int) -> jax.Array:
 
 
 def scaled_up(total: jax.Array, devices: int) -> jax.Array:
-    """Undoes `scaled_down` on the sum over devices, and returns it in `sum_dtype`."""
+    """Undoes `scaled_down` on the sum over devices, in `sum_dtype`."""
     if not is_narrow(total.dtype):
         return total
     return total.astype(jnp.float32) * headroom(devices)

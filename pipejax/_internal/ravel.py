@@ -27,8 +27,7 @@ def working_dtype(dtype: DTypeLike) -> np.dtype:
 def ravel(arrays: Sequence[jax.Array], dtype: DTypeLike | None = None) -> jax.Array:
     """Returns the elements of all arrays as one vector, in the order of the arrays.
 
-    Without `dtype`, the arrays must all have the same one. Unlike
-    `jax.flatten_util.ravel_pytree`, this function is fast on CPUs; see `_concatenate`.
+    Without `dtype`, the arrays must all have the same one.
     """
     pieces = [jnp.ravel(x).astype(x.dtype if dtype is None else dtype) for x in arrays]
     if not pieces:
@@ -37,10 +36,7 @@ def ravel(arrays: Sequence[jax.Array], dtype: DTypeLike | None = None) -> jax.Ar
 
 
 def unravel(vector: jax.Array, forms: Sequence[Any]) -> tuple[jax.Array, ...]:
-    """Undoes `ravel`: cuts a vector into arrays of given shapes and dtypes.
-
-    Elements at the end that belong to no array are ignored.
-    """
+    """Undoes `ravel`, and ignores elements at the end that belong to no array."""
     ends = itertools.accumulate(math.prod(x.shape) for x in forms)
     return tuple(
         vector[end - math.prod(x.shape) : end].reshape(x.shape).astype(x.dtype)
@@ -49,7 +45,7 @@ def unravel(vector: jax.Array, forms: Sequence[Any]) -> tuple[jax.Array, ...]:
 
 
 def _concatenate(pieces: list[jax.Array]) -> jax.Array:
-    """Concatenates vectors as `jnp.concatenate` does, on CPUs as fast as a copy."""
+    """Concatenates vectors. Unlike `jnp.concatenate`, it is fast on CPUs."""
 
     def unfused(*pieces: jax.Array) -> jax.Array:
         # XLA:CPU splits a fused concatenation over its threads element by element, with

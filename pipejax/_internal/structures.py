@@ -30,7 +30,6 @@ def containers(tree: Any) -> str:
 
 
 def paths(tree: Any) -> set[Any]:
-    """Returns the path of every leaf."""
     return {path for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
 
 
@@ -40,7 +39,7 @@ def alike(a: Any, b: Any) -> bool:
 
 
 def restructured(tree: Any, like: Any) -> Any:
-    """Returns a pytree with the leaves of `tree` and the static data of `like`."""
+    """Returns the leaves of `tree` in nodes with the static data of `like`."""
     return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(tree))
 
 
@@ -61,8 +60,7 @@ def shapes(tree: Any) -> dict[str, tuple[int, ...]]:
 def difference(name: str, wanted: Any, given: Any) -> tuple[str, str, str] | None:
     """Returns the first leaf at which two pytrees differ in dtype or shape, or `None`.
 
-    The result is the path of the leaf, its wanted form such as `float32[7, 3]`, and the
-    given one.
+    The result is the path of the leaf, its wanted form, and the given one.
     """
     forms, found = (named_forms(tree, name) for tree in (wanted, given))
     for path in forms | found:
@@ -80,7 +78,6 @@ def named_forms(tree: Any, name: str = "") -> dict[str, str]:
 
 
 def _dtype(leaf: Any) -> Any:
-    """Returns the dtype of a leaf on a device, or the type of a leaf that has none."""
     kind = getattr(leaf, "dtype", type(leaf))
     if isinstance(kind, type) and not issubclass(kind, bool | int | float | complex):
         return kind.__name__

@@ -60,7 +60,6 @@ def set_enough() -> None:
 
 
 def check_threads(mesh: Mesh) -> None:
-    """Raises a `ValueError` if XLA:CPU has too few threads for steps on a mesh."""
     if not mesh.is_multi_process or mesh.devices.flat[0].platform != "cpu":
         return
     devices, there = len(mesh.local_devices), running()
@@ -76,7 +75,6 @@ def check_threads(mesh: Mesh) -> None:
 
 
 def running() -> int | None:
-    """Returns the number of threads in XLA:CPU's pool, or `None` if it is unknown."""
     # The threads themselves are counted, because `NPROC` may have been set too late.
     tasks = pathlib.Path("/proc/self/task")
     if not tasks.is_dir():
@@ -86,7 +84,6 @@ def running() -> int | None:
 
 
 def _name(task: pathlib.Path) -> str:
-    """Returns the name of a thread of this process, or nothing if it has ended."""
     try:
         return (task / "comm").read_text().strip()
     except OSError:

@@ -27,10 +27,7 @@ class Transfer(NamedTuple):
     def wire_bytes(self) -> float:
         """Returns the bytes that the busiest device must send at least.
 
-        With p = `devices` and n = `bytes`, these are `2 (p-1)/p n` for an all-reduce,
-        `(p-1)/p n` for a reduce-scatter or an all-to-all, `(p-1) n` for an all-gather,
-        and n for a collective-permute. On one device they are 0. See
-        `pj.collectives.wire_bytes` for other kinds.
+        They are `pj.collectives.wire_bytes(kind, devices, bytes)`.
         """
         return wire_bytes(self.kind, self.devices, self.bytes)
 

@@ -32,7 +32,6 @@ _GO_ON = (
 def check_passengers(
     path: epath.Path, meta: dict[str, Any], like: PipelineState
 ) -> None:
-    """Raises an error if other values travel with the gradients in flight."""
     saved, wanted = meta["passengers"], passengers_of(like)
     if meta["in_flight"] and saved != wanted:
         raise ValueError(

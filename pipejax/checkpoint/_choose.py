@@ -21,10 +21,10 @@ def whole(
     step: int | None,
     read: Callable[[int], Saved | Fault],
 ) -> Saved:
-    """Returns the contents of a whole checkpoint, the same one on all processes.
+    """Returns a whole checkpoint, the same one on all processes.
 
-    `read` reads the checkpoint of a step. If `step` is `None`, the newest whole
-    checkpoint is taken, and newer ones are moved aside.
+    `read` reads the checkpoint of a step. If `step` is `None`, the newest whole one is
+    taken, and newer ones are moved aside.
     """
     # Another job may save in the folder, and delete old checkpoints, at the same time.
     gone: frozenset[int] = frozenset()
@@ -54,11 +54,7 @@ def _first_whole(
     step: int | None,
     read: Callable[[int], Saved | Fault],
 ) -> Saved | frozenset[int]:
-    """Returns the first candidate that is whole.
-
-    Instead, it returns the steps that another job has deleted meanwhile. The candidates
-    must then be listed again.
-    """
+    """Returns the first whole candidate, or steps that were deleted meanwhile."""
     damaged: dict[int, str] = {}
     for number in _candidates(manager, there, step):
         found = read(number)
@@ -110,8 +106,6 @@ def _candidates(
 
 
 def _move_aside(manager: ocp.CheckpointManager, damaged: dict[int, str]) -> None:
-    """Renames the folders of damaged steps on process 0, and waits for that."""
-
     def rename() -> None:
         if jax.process_index() == 0:
             for step in damaged:

@@ -1,8 +1,7 @@
 """Names the leaves of a state, and encodes them so that Orbax writes every bit.
 
 - The name of a leaf is its path in the pytree as JAX writes it, without `trainable`.
-  `params['a.b']` and
-  `params['a']['b']` are different names.
+  `params['a.b']` and `params['a']['b']` are different names.
 - A typed PRNG key is written as the integers that it holds, and an integer of fewer
   than eight bits as int8. The shape and dtype of each leaf are written too, because two
   leaves of different dtypes may have the same encoded form.
@@ -25,11 +24,7 @@ Form = tuple[tuple[int, ...], str]
 
 
 def named(tree: Any) -> dict[str, Any]:
-    """Returns the leaves of `tree` by name.
-
-    Raises:
-      ValueError: If two leaves have the same name, which happens if a pytree node of
-        the user gives two children the same key.
+    """Returns the leaves of `tree` by name; raises a ValueError if two names are equal.
 
     Examples:
       >>> named({"a.b": 1, "a": {"b": 2}, "c": [3]})
@@ -55,24 +50,18 @@ def form(leaf: Any) -> Form:
 
 
 def part_of(name: str, parts: tuple[str, ...]) -> bool:
-    """Returns whether a leaf belongs to one of these parts of a state.
-
-    Examples:
-      >>> part_of("mean.loss", ("mean",)), part_of("means", ("mean",))
-      (True, False)
-    """
+    """Returns whether a leaf belongs to one of these parts of a state."""
     return any(name == x or name.startswith((f"{x}.", f"{x}[")) for x in parts)
 
 
 def encoded(leaf: Any) -> Any:
-    """Returns `leaf` in a dtype that Orbax can write."""
     if is_key(leaf):
         return jax.random.key_data(leaf)
     return leaf.astype(jnp.int8) if _is_narrow(leaf) else leaf
 
 
 def decoded(array: jax.Array, like: Any) -> jax.Array:
-    """Returns the leaf, with the dtype of `like`, whose encoded form is `array`."""
+    """Undoes `encoded` for a leaf of the dtype of `like`."""
     if is_key(like):
         return jax.random.wrap_key_data(array, impl=_implementation(like))
     return array.astype(like.dtype) if _is_narrow(like) else array

@@ -23,10 +23,8 @@ _WITHOUT = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class Lock:
-    """The lock of a folder, held until `release` or until the process ends."""
-
     def __init__(self, folder: pathlib.Path) -> None:
-        """Takes the lock, or raises a `ValueError` if another manager holds it."""
+        """Raises a `ValueError` if another manager holds the lock."""
         path = folder / NAME
         self._file: Any = open(path, "a+")  # noqa: SIM115 - held until `release`
         try:

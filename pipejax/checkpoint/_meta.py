@@ -37,7 +37,6 @@ _FORMER = (  # the keys in earlier versions
 def meta_of(
     state: PipelineState, step: int, extras: dict[str, Any], sums: dict[str, str]
 ) -> dict[str, Any]:
-    """Returns what `restore` must know, and can check, about a state and its extras."""
     leaves = named(state)
     meta = {
         "step": step,
@@ -55,7 +54,6 @@ def meta_of(
 
 
 def passengers_of(state: PipelineState) -> list[str]:
-    """Returns the names of what travels with gradients; none if the width is 1."""
     return [name for x in state.in_flight.pending[:1] for name in x.passengers.names]
 
 
@@ -73,7 +71,6 @@ def check_version(path: epath.Path, meta: dict[str, Any]) -> None:
 
 
 def damage(meta: dict[str, Any], extras: dict[str, Any], step: int) -> str | None:
-    """Returns what differs from what `save` has written, or `None`."""
     rest = {name: value for name, value in meta.items() if name != _DIGEST}
     if meta.get(_DIGEST) != digest(rest):
         return "`meta` is not what was saved"
@@ -85,7 +82,6 @@ def damage(meta: dict[str, Any], extras: dict[str, Any], step: int) -> str | Non
 
 
 def digest(value: Any) -> str:
-    """Returns the SHA-256 of a value, whatever the order of the keys in its dicts."""
     text = json.dumps(value, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

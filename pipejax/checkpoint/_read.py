@@ -117,7 +117,6 @@ def _anew(
 
 
 def _same_mean(saved: dict[str, Any], like: PipelineState) -> bool:
-    """Returns whether what a prediction keeps has the form that was saved."""
     there = {name: (tuple(shape), dtype) for name, (shape, dtype) in saved.items()}
     wanted = {name: form(leaf) for name, leaf in named(like).items()}
     names = (name for name in there | wanted if part_of(name, (MEAN, SLOPES)))
@@ -157,7 +156,6 @@ def _fault(damage: str | None) -> Fault | None:
 
 
 def _wrong(found: dict[str, str], saved: dict[str, str]) -> str | None:
-    """Returns which arrays have another checksum than was saved, or `None`."""
     names = [name for name in found if found[name] != saved.get(name)]
     if not names:
         return None
@@ -170,7 +168,7 @@ def _wrong(found: dict[str, str], saved: dict[str, str]) -> str | None:
 def _shapes(
     train: TrainStep, target: PipelineState, *, own: bool
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shape, dtype and sharding of each array to restore, by name."""
+    """Returns shape, dtype and sharding of each array to restore, by name."""
     written = functools.partial(jax.tree.map, encoded)
     target = target._replace(calls=None)
     shapes, shards = jax.eval_shape(written, target), target.shards

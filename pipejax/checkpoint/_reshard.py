@@ -55,8 +55,6 @@ def reshard(train: TrainStep, state: PipelineState, before: int) -> PipelineStat
 
 
 def _shared_out(in_flight: InFlight, before: int, now: int) -> InFlight:
-    """Returns what is in flight for another number of devices, equal on all of them."""
-
     def rows(leaf: jax.Array) -> jax.Array:
         return leaf.reshape(before, leaf.shape[0] // before, *leaf.shape[1:])
 

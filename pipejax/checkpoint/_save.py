@@ -101,7 +101,6 @@ def _arrays(state: PipelineState) -> dict[str, jax.Array]:
 
 
 def _copied(array: jax.Array) -> jax.Array:
-    """Returns a copy, without the errors of `jax_debug_nans` and `jax_debug_infs`."""
     # On CPU, Orbax reads the memory of an array after `save` has returned. Without the
     # copy, a step with `donate=True` could overwrite this memory before. The copy of a
     # NaN is no error, so the two checks are off.
@@ -156,7 +155,6 @@ def _check_later(manager: ocp.CheckpointManager, step: int) -> None:
 
 
 def _check_writable(manager: ocp.CheckpointManager) -> None:
-    """Raises an error on all processes unless a folder can be made on process 0."""
     if is_read_only(manager):
         raise ValueError(
             "`manager` must be allowed to save, got one with read_only=True. Leave"

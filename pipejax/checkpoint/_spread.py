@@ -53,7 +53,6 @@ class Spread(NamedTuple):
         return self[:3] == other[:3]
 
     def same_codecs(self, other: "Spread", train: TrainStep) -> bool:
-        """Returns whether codec states of one spread can be used on the other."""
         # If only one of the spreads has codec states, the codecs differ, which shows
         # when the states are compared.
         if None in (self.codecs, other.codecs) or not self.same_shards(other):
@@ -73,6 +72,5 @@ def _along_first(leaf: Any) -> tuple[str, ...]:
 
 
 def _sizes(leaf: Any, names: tuple[str, ...]) -> Axes:
-    """Returns those of the named mesh axes that have more than one device."""
     sizes = leaf.sharding.mesh.shape if names else {}
     return [[name, sizes[name]] for name in names if sizes[name] > 1]

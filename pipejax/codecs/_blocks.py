@@ -1,22 +1,7 @@
-r"""Codecs that send few bits per element and one float32 scale per block of elements.
+"""Codecs that send few bits per element and one float32 scale per block of elements.
 
-A block is a run of neighboring elements `x` with the scale `s`. An element is sent as
-the code `q`:
-
-- `int8` and `int4` round to integers. `s` is the largest magnitude in the block, and
-  `L` is 127 or 7:
-
-  $$q = \mathrm{round}(L x / s)$$
-
-- `fp8` rounds to eight-bit floats, which are finer for the small elements of a block.
-  `s` is the largest magnitude in the block, and `L` is the largest finite number of the
-  format:
-
-  $$q = \mathrm{fp8}(L x / s)$$
-
-- `sign` sends whether `x < 0`. `s` is the mean magnitude in the block.
-
-The payload is a vector of bytes: the codes of all blocks, followed by all scales.
+The payload is a vector of bytes: the codes of all blocks, followed by all scales. `L`
+is the largest code, and `s` the scale of a block.
 
 NaN and infinity decode to NaN. For `fp8`, NaN is a number of the format. For `int8` and
 `int4`, the unused integer `-(L + 1)` stands for NaN. For `sign`, the scale is NaN or
@@ -45,8 +30,6 @@ SMALL = 2.0**-100
 
 
 class Blocks(Codec):
-    """Base class of the block codecs: splits into blocks, scales and packs."""
-
     block: int
     bits: int
 
@@ -85,7 +68,6 @@ class Integers(Blocks, Rounding):
 
     @property
     def top(self) -> int:
-        """Returns `L`, the largest integer."""
         return 2 ** (self.bits - 1) - 1
 
     def rounded(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
@@ -122,7 +104,6 @@ class Float8(Blocks):
 
     @property
     def top(self) -> float:
-        """Returns `L`, the largest finite number of the format."""
         return float(jnp.finfo(self.dtype).max)
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
@@ -145,16 +126,12 @@ class Sign(Blocks):
 
     block: int
     bits: int = dataclasses.field(default=1, init=False)
-
-    @property
-    def needs_feedback(self) -> bool:
-        """Returns `True`: large and small elements decode to the same magnitude."""
-        return True
+    # Large and small elements decode to the same magnitude.
+    needs_feedback = True
 
     def scale(self, blocks: jax.Array) -> jax.Array:
-        """Returns the mean magnitude in each block: `[b, block]` to `[b, 1]`."""
-        # The sum of undivided elements could overflow. The division is exact, because
-        # the block size is a power of two.
+        # The mean magnitude. The sum of undivided elements could overflow. The division
+        # is exact, because the block size is a power of two.
         return jnp.sum(jnp.abs(blocks) * (1 / self.block), axis=1, keepdims=True)
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
@@ -177,8 +154,7 @@ def int8(block: int = 256) -> Integers:
     `1 + 4 / block` bytes per element.
 
     `quantize(8)` has one range of levels for the whole vector. Here an outlier affects
-    only its own block. `fp8` is more accurate for the small elements of a block, and
-    less accurate for the large ones.
+    only its own block. `fp8` is more accurate for the small elements of a block only.
 
     Args:
       block: The number of elements that share a scale, a power of two and at least 8.
@@ -258,13 +234,12 @@ def fp8(format: Literal["e4m3", "e5m2"] = "e4m3", block: int = 256) -> Float8:
     - e5m2 has 2 mantissa bits and numbers from 2^-16 to 57,344. The error is at most
       `2^-3 |x|`.
 
-    These bounds hold for elements whose `|q|` is at least 2^-6 for e4m3 and 2^-14 for
-    e5m2, the smallest normal numbers of the formats. The absolute error of a smaller
-    element is at most the bound at that `|q|`.
+    If `|q|` is below the smallest normal number of the format, 2^-6 for e4m3 and 2^-14
+    for e5m2, the absolute error is at most the bound at that number.
 
     `int8` sends as many bytes, and its error is at most `s / 254` for every element.
     `fp8` has the smaller bound for elements below about `s / 16` with e4m3, or `s / 32`
-    with e5m2. `int8` has the smaller bound for larger elements.
+    with e5m2.
 
     Args:
       format: The format of the codes, `"e4m3"` or `"e5m2"`.

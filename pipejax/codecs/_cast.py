@@ -19,10 +19,7 @@ _WORDS = {2: jnp.uint16, 4: jnp.uint32}
 
 @dataclasses.dataclass(frozen=True)
 class Cast(Rounding):
-    """Codec that sends each element in another floating dtype; see `cast`.
-
-    Elements are divided by `headroom`, a power of two, before they are rounded.
-    """
+    """Casts to a dtype, after a division by `headroom`, a power of two; see `cast`."""
 
     dtype: str
     headroom: float = 1.0
@@ -38,10 +35,10 @@ class Cast(Rounding):
         dtype: DTypeLike = jnp.float32,
         devices: int = 1,
     ) -> "Cast":
-        """Returns the codec with a headroom for sums over devices, in float16."""
         del shapes, dtype
         if not is_narrow(self.dtype):
             return self
+        # Sums over devices must stay in the range of float16.
         return dataclasses.replace(self, headroom=headroom(devices))
 
     def size(self, n: int) -> int:
@@ -73,12 +70,9 @@ class Cast(Rounding):
 
 @dataclasses.dataclass(frozen=True)
 class Truncate(Codec):
-    """Codec that drops the lower 16 bits of each float32; see `truncate`."""
+    """Drops the lower 16 bits of each float32; see `truncate`."""
 
-    @property
-    def needs_feedback(self) -> bool:
-        """Returns `True`, because truncation moves every element towards zero."""
-        return True
+    needs_feedback = True  # truncation moves every element towards zero
 
     def size(self, n: int) -> int:
         return 2 * n
@@ -137,9 +131,6 @@ def cast(dtype: DTypeLike) -> Cast:
 
 def bf16() -> Cast:
     """Makes the codec `cast("bfloat16")`, which sends 2 bytes per element.
-
-    It rounds each element to the nearest bfloat16 number, with an error of at most
-    `2^-8 |x|`.
 
     Returns:
       The codec.

@@ -10,8 +10,7 @@ from ._codec import Codec
 def check_codec(codec: Any) -> Codec:
     """Validates a `codec` argument and returns the codec to use.
 
-    Call this function directly in the function that the user calls. The warning then
-    points to the line of the user's program that passed the codec.
+    Call it directly in the function that the user calls, to which the warning points.
 
     Args:
       codec: A `Codec`, or `None` to send every bit of each vector.

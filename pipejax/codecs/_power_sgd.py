@@ -1,28 +1,9 @@
-r"""PowerSGD: a codec that sends two thin matrices in place of each gradient matrix.
+"""PowerSGD: a codec that sends two thin matrices in place of each gradient matrix.
 
-Let `M_i` be the gradient of device i, an `[m, n]` matrix, `r` the rank, and `Q` an
-`[n, r]` matrix that all devices kept from the step before. In the first step, `Q` is
-random. Each step
-
-1. sums the product `M_i Q` over devices, and makes the columns of the sum orthonormal:
-
-   $$P = \mathrm{orthonormal}(\sum_i M_i Q)$$
-
-2. sums the product `M_i^T P` over devices, which gives the new `Q`:
-
-   $$Q \leftarrow \sum_i M_i^T P$$
-
-3. returns the low-rank approximation of the summed gradient:
-
-   $$\sum_i M_i \approx P Q^T$$
-
-Both products are linear in the gradient, so the result is the same as for the sum of
-all gradients on a single device. Each training step does one step of the power method.
-Because `Q` is kept, the columns of `P` and `Q` turn towards the largest singular
-vectors of the gradient in the course of training.
-
-Reference:
-  Vogels et al., PowerSGD, NeurIPS 2019, https://arxiv.org/abs/1905.13727
+Both products of `power_sgd` are linear in the gradient, so the result is the same as
+for the sum of all gradients on a single device. Each training step does one step of the
+power method. Because `Q` is kept, the columns of `P` and `Q` turn towards the largest
+singular vectors of the gradient in the course of training.
 """
 
 import collections
@@ -47,29 +28,19 @@ from ._rounding import check_key
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PowerSGD(Linear):
-    """Codec that sends low-rank matrices; see `power_sgd`.
+    """Sends low-rank matrices; see `power_sgd`.
 
     The state is a float32 vector of all matrices `Q`, one after another. `shapes` are
     those of the leaves that a vector holds, or `None` as long as they are not known.
     """
 
+    needs_feedback = True  # all but `rank` directions are dropped
+    needs_leaves = True
+    rounds = 2  # the first sums `P`, the second `Q` and all other leaves
+
     rank: int
     key: jax.Array
     shapes: Shapes | None = None
-
-    @property
-    def needs_feedback(self) -> bool:
-        """Returns `True`, because all but `r` directions are dropped."""
-        return True
-
-    @property
-    def needs_leaves(self) -> bool:
-        return True
-
-    @property
-    def rounds(self) -> int:
-        """Returns 2: the first round sums `P`, the second `Q` and all other leaves."""
-        return 2
 
     def of(
         self,
@@ -87,7 +58,6 @@ class PowerSGD(Linear):
         return jax.random.normal(key, (length,), jnp.float32)
 
     def size(self, n: int) -> int:
-        """Returns `4 r (m + n)` bytes per matrix, and 4 bytes per other element."""
         return 4 * sum(self.round_sizes(n))
 
     def round_sizes(self, n: int) -> tuple[int, ...]:
@@ -232,9 +202,8 @@ def power_sgd(rank: int, key: jax.Array) -> PowerSGD:
     and so are matrices that would not become smaller, which have `r (m + n) >= m n`.
 
     Wrap the codec in `error_feedback`, because each step drops all but r directions.
-    Like `random_k` and unlike `top_k`, the codec is linear, so that `psum` can sum its
-    payloads. It needs whole leaves, so that it works only with the algorithms `psum`,
-    `tree` and `parameter_server`.
+    Like `random_k`, the codec is linear. It needs whole leaves, so that it works only
+    with the algorithms `psum`, `tree` and `parameter_server`.
 
     Args:
       rank: The rank `r`, an integer of at least 1.
@@ -277,7 +246,10 @@ def orthonormal(columns: jax.Array) -> jax.Array:
     """
     done: list[jax.Array] = []
     for i in range(columns.shape[1]):
-        column, _ = _scaled(columns[:, i])
+        column = columns[:, i]
+        # Squares of the elements could overflow or underflow in float32 otherwise.
+        largest = jnp.max(jnp.abs(column), initial=0.0)
+        column = column / jnp.where(largest == 0, 1.0, largest)
         length = jnp.linalg.norm(column)
         for _ in range(2):  # The second pass removes what rounding errors have left.
             for other in done:
@@ -292,14 +264,6 @@ def orthonormal(columns: jax.Array) -> jax.Array:
         column = column / jnp.where(kept, norm, jnp.where(gone, 1.0, norm))
         done.append(jnp.where(gone, 0.0, column))
     return jnp.stack(done, axis=1)
-
-
-def _scaled(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Divides a vector by its largest magnitude, and returns that magnitude too."""
-    # The squares of the elements could overflow or underflow in float32 otherwise.
-    largest = jnp.max(jnp.abs(x), initial=0.0)
-    largest = jnp.where(largest == 0, 1.0, largest)
-    return x / largest, largest
 
 
 def _restarted(new: jax.Array, old: jax.Array) -> jax.Array:

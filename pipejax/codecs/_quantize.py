@@ -12,7 +12,7 @@ from ._rounding import Rounding, to_integer
 
 @dataclasses.dataclass(frozen=True)
 class Quantize(Rounding):
-    """Codec with equally spaced levels for the whole vector; see `quantize`."""
+    """Has equally spaced levels for the whole vector; see `quantize`."""
 
     bits: int
 

@@ -17,18 +17,14 @@ from ._rounding import check_key
 
 @dataclasses.dataclass(frozen=True)
 class TopK(Codec):
-    """Codec that sends the elements of largest magnitude; see `top_k`."""
+    """Sends the elements of largest magnitude; see `top_k`."""
 
     k: int | float
 
-    @property
-    def needs_feedback(self) -> bool:
-        """Returns `True`, because elements that stay small would never be sent."""
-        return True
+    needs_feedback = True  # elements that stay small would never be sent
 
     def size(self, n: int) -> int:
-        """Returns 8 bytes per sent element: 4 for its index and 4 for its value."""
-        return 8 * self._count(n)
+        return 8 * self._count(n)  # an index and a value of 4 bytes each
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
         x = x.astype(jnp.float32)
@@ -51,10 +47,7 @@ class TopK(Codec):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RandomK(Linear):
-    """Codec that sends randomly drawn elements; see `random_k`.
-
-    The code calls the k equal parts of a vector strata.
-    """
+    """Sends one drawn element of each of k equal parts, the strata; see `random_k`."""
 
     k: int | float
     key: jax.Array
@@ -64,18 +57,14 @@ class RandomK(Linear):
     def needs_feedback(self) -> bool:
         return not self.scaled
 
-    @property
-    def rounds(self) -> int:
-        """Returns 1: values can be summed if all devices draw the same elements."""
-        return 1
+    rounds = 1  # values can be summed, since all devices draw the same elements
 
     def init(self, n: int, seed: jax.Array) -> Any:
         del n
         return jax.random.key_data(jax.random.fold_in(self.key, seed))
 
     def size(self, n: int) -> int:
-        """Returns 4 bytes per sent element, and 4 bytes for the seed of the draw."""
-        return 4 * (1 + count(self.k, n))
+        return 4 * (1 + count(self.k, n))  # the seed of the draw, and the values
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
         """Returns the seed from which the draw follows, and then the drawn values."""
@@ -126,7 +115,6 @@ class RandomK(Linear):
         return rows.reshape(-1)[:n]
 
     def _keys(self, state: Any) -> jax.Array:
-        """Returns two keys: the next state, and the key for the current vector."""
         impl = jax.random.key_impl(self.key)
         return jax.random.split(jax.random.wrap_key_data(state, impl=impl))
 
@@ -144,9 +132,6 @@ def top_k(k: int | float) -> TopK:
     Each element takes 8 bytes, 4 for its index and 4 for its value. All other elements
     decode to zero. Wrap the codec in `error_feedback`: without it, an element that is
     never among the largest is never sent.
-
-    Compared with `random_k`, `top_k` needs twice the bytes per element and a search for
-    the largest elements. In return, it sends the elements that matter most.
 
     Args:
       k: The number of elements to send, an integer of at least 1, or the fraction of
@@ -187,8 +172,8 @@ def random_k(k: int | float, key: jax.Array, *, scaled: bool = True) -> RandomK:
     needs to be sorted. The last part is padded with zeros.
 
     Each element takes 4 bytes. Its index is not sent, because it follows from a seed
-    that takes 4 bytes per vector. `top_k` sends the largest elements instead, with 8
-    bytes each. `random_k` is linear, so it also works with `psum`.
+    that takes 4 bytes per vector. `top_k` needs 8 bytes for each element and a search,
+    and sends those that matter most. `random_k` is linear, so it works with `psum`.
 
     Args:
       k: The number of elements to send, an integer of at least 1, or the fraction of

@@ -1,8 +1,4 @@
-"""A Flax Linen `TrainState` in a train step.
-
-- `init` starts a train step from the parameters, optimizer state, step and variable
-  collections of a `TrainState`.
-- `update` writes the same four back into a `TrainState`.
+"""A Flax Linen `TrainState` in a train step: `init` from it, train, and `update` it.
 
 The loss function calls the model itself, as in any Linen training loop. With
 batch-norm statistics and dropout, the loss takes the model state and a key:
@@ -133,12 +129,10 @@ def update(train_state: AnyTrainState, state: pj.PipelineState) -> AnyTrainState
 
 
 def _thawed(collection: Any) -> Any:
-    """Returns a collection with plain dicts, the form in which `apply` returns it."""
     return unfreeze(collection) if isinstance(collection, FrozenDict) else collection
 
 
 def _check_fields(train_state: TrainState, collections: Sequence[str]) -> None:
-    """Raises a ValueError for arrays that a train step would silently not update."""
     own = {field.name for field in dataclasses.fields(TrainState)}
     if isinstance(collections, str) or own & {*collections}:
         raise ValueError(

@@ -1,11 +1,4 @@
-"""A Flax NNX model in a train step.
-
-- `split` makes a pure loss function of a model and a loss on it. It returns the
-  parameters, and all other variables of the model (such as batch statistics and random
-  streams) as the model state.
-- `opt_state` returns the state of an `nnx.Optimizer`, with which a train step can
-  continue.
-- `update` writes parameters and model state back into the model.
+"""A Flax NNX model in a train step: `split` it, train, and `update` it.
 
 Parameters, model state and optimizer state are nested dicts of arrays here, not
 `nnx.State` objects. Any Optax transformation and any checkpoint library accepts them.
@@ -21,6 +14,7 @@ from flax import nnx
 from flax.errors import TraceContextError
 
 import pipejax as pj
+from pipejax._internal.structures import shapes
 
 from ._drained import check_drained
 
@@ -160,12 +154,10 @@ def update(model: nnx.Module, state: pj.PipelineState) -> None:
 
 
 def _arrays(model: nnx.Module, only: Any) -> Tree:
-    """Returns the variables that pass the filter `only`, as a nested dict of arrays."""
     return nnx.to_pure_dict(nnx.state(model, only))
 
 
 def _called(loss_fn: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    """Calls the loss; raises a ValueError if it changes an object from outside."""
     try:
         return loss_fn(*args, **keywords)
     except TraceContextError as error:
@@ -207,7 +199,6 @@ def _changed(after: Tree, before: Tree) -> bool:
 
 
 def _loss_and_aux(out: Any) -> tuple[Any, pj.Aux]:
-    """Returns the loss and a `pj.Aux`, from any of the forms that a loss may return."""
     if not isinstance(out, tuple) or len(out) != 2:
         return out, pj.Aux()  # the train step refuses a loss that is not a scalar
     loss, aux = out
@@ -230,10 +221,9 @@ def _no_rng(what: str) -> ValueError:
 
 
 def _check_graph(model: nnx.Module, graph: Any, before: Tree, wrt: Any) -> None:
-    """Raises a ValueError if the loss added, removed or replaced parts of the model."""
     if nnx.graphdef(model) == graph:
         return
-    old, new = _paths(before), _paths(_arrays(model, nnx.Not(wrt)))
+    old, new = shapes(before).keys(), shapes(_arrays(model, nnx.Not(wrt))).keys()
     found = [f"a new variable model{path}" for path in sorted(new - old)]
     found += [f"a lost variable model{path}" for path in sorted(old - new)]
     raise ValueError(
@@ -243,10 +233,3 @@ def _check_graph(model: nnx.Module, graph: Any, before: Tree, wrt: Any) -> None:
         " before `split`, keep a counter in an nnx.Variable, and remove sown values"
         " with `nnx.pop(model, nnx.Intermediate)`."
     )
-
-
-def _paths(tree: Tree) -> set[str]:
-    return {
-        jax.tree_util.keystr(path)
-        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
-    }

@@ -96,7 +96,6 @@ def own_devices(
 
 
 def _own(environ: Environment) -> Place | None:
-    """Returns the place that JAX's own variables give, or `None` without them."""
     if not set(_OWN[1:]) & environ.keys():
         return None  # an address alone is combined with what JAX detects
     address, processes, rank = _all_of(_OWN, environ)
@@ -134,7 +133,6 @@ def _torchrun(environ: Environment) -> Place | None:
 
 
 def _library(environ: Environment, timeout: float) -> Place | None:
-    """Returns the place that JAX detects by itself or through mpi4py, or `None`."""
     address, processes, rank, devices = _ask_jax(environ, None, timeout)
     mpi = [name for name in _MPI if name in environ]
     if processes is None and mpi:
@@ -206,7 +204,6 @@ def _chosen(environ: Environment) -> tuple[int, ...] | None:
 
 
 def _check_agreement(found: Place, environ: Environment) -> None:
-    """Raises a ValueError if the variables of another launcher contradict `found`."""
     # Variables that contradict each other are usually left over from another job. They
     # are in order where torchrun or `pipejax launch` was itself started by another
     # launcher. Both mark the processes that they start.
@@ -234,7 +231,6 @@ def _check_agreement(found: Place, environ: Environment) -> None:
 
 
 def _check_nothing_is_missing(environ: Environment) -> None:
-    """Raises a ValueError if a launcher's variables are incomplete."""
     # Without this check the process would train alone, as if it had no launcher.
     if _OWN[0] in environ:
         _all_of(_OWN, environ)
@@ -243,7 +239,6 @@ def _check_nothing_is_missing(environ: Environment) -> None:
 
 
 def _all_of(names: tuple[str, ...], environ: Environment) -> list[str]:
-    """Returns the values of these variables; raises a ValueError if some are unset."""
     missing = [name for name in names if not environ.get(name)]
     if missing:
         there = [name for name in names if name not in missing]

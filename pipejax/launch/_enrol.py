@@ -129,7 +129,6 @@ class Enrolment:
                 reported = time.monotonic()
 
     def _complete(self) -> bool:
-        """Returns whether as many records have come as there are other processes."""
         if len(self.came) < self._processes - 1:
             return False
         if self._secret:
@@ -203,7 +202,6 @@ class Enrolment:
             self._read(connection, part, why)
 
     def _read(self, connection: socket.socket, part: bytes, why: str) -> None:
-        """Takes a part of a line, and accepts or refuses the whole line."""
         visitor = self._visitors[connection]
         visitor.line += part
         longest = LONGEST if visitor.proven else SHORT
@@ -222,7 +220,6 @@ class Enrolment:
             self._refuse(largest, "too many unfinished lines")
 
     def _prove(self, connection: socket.socket, visitor: Visitor) -> None:
-        """Checks the proof of the other end, and sends the own one."""
         drawn, _, given = visitor.line.decode("ascii").strip().partition(" ")
         role = _secret.REPORTS
         if not _secret.proves(given, self._secret, role, drawn, visitor.drawn):
@@ -253,7 +250,6 @@ class Enrolment:
         self._drop(connection)
 
     def _say(self, message: str, why: object) -> None:
-        """Logs a message about a stranger, unless there have been many."""
         self._refused += 1
         if self._refused <= _SAID:
             _log.warning(message, why)

@@ -51,7 +51,6 @@ def guarded(work: Callable[[Sequence[int]], int]) -> int:
 
 @contextlib.contextmanager
 def _collected(received: list[int]) -> Iterator[None]:
-    """Appends to `received` each signal to end that arrives inside of the block."""
     # Under nohup, SIGHUP is ignored, and must stay so.
     numbers = [each for each in _ENDS if signal.getsignal(each) != signal.SIG_IGN]
     before = [

@@ -35,9 +35,9 @@ def initialize(
 ) -> Place | None:
     """Joins this process to all others of its job, after a roll call.
 
-    Call this function before anything else asks JAX for a device. It differs from
-    `jax.distributed.initialize`, which it calls, by the roll call: if a process is
-    missing or different, every other process raises an error that names it.
+    Call it before anything else asks JAX for a device. Unlike
+    `jax.distributed.initialize`, it raises an error on every process that names a
+    process which is missing or different.
 
     1. Find the place of this process: from the arguments, or by `pj.launch.detect`.
     2. Hold a roll call. Each process must come exactly once. All must have the same
@@ -46,8 +46,8 @@ def initialize(
        imported so far that is not an installed package.
     3. Set the variable `NPROC`, if XLA would otherwise have too few threads for the CPU
        devices of this process.
-    4. Call `jax.distributed.initialize`.
-    5. Check that each process has as many devices as the others.
+    4. Call `jax.distributed.initialize`, and check that each process has as many
+       devices as the others.
 
     Args:
       coordinator: The address `host:port` at which process 0 waits for the others. If
@@ -127,7 +127,6 @@ def initialize(
 def _given(
     coordinator: str | None, processes: int | None, rank: int | None
 ) -> Place | None:
-    """Returns the place that the arguments give, or `None` without any of them."""
     given = (coordinator, processes, rank)
     if coordinator is not None and processes is not None and rank is not None:
         return Place("arguments", coordinator, processes, rank)

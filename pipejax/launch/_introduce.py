@@ -15,11 +15,10 @@ def introduced(
 ) -> tuple[bytes, socket.socket]:
     """Connects to process 0, sends the record and returns the line of its answer.
 
-    The connection is returned too, and is still open.
-
-    `until` is the time of `time.monotonic()` until which process 0 waits for others.
-    Raises an OSError if process 0 does not answer, and a ValueError if another program
-    listens there, or one with another secret.
+    The connection is returned too, still open. `until` is the time of
+    `time.monotonic()` until which process 0 waits for others. Raises an OSError if
+    process 0 does not answer, and a ValueError if another program listens there, or one
+    with another secret.
     """
     host, _, port = place.coordinator.rpartition(":")
     left = max(0.2, until - time.monotonic())
@@ -40,7 +39,6 @@ def introduced(
 
 
 def prove(connection: socket.socket, secret: bytes, patience: float) -> None:
-    """Proves this end to process 0, and checks that the other end is process 0."""
     greeting = _line(connection, patience, SHORT)
     if not greeting.startswith(GREETING):
         raise ValueError("another program listens there")

@@ -34,10 +34,10 @@ PERIOD = 1.0
 
 @dataclasses.dataclass
 class Progress:
-    """The main thread's report about itself, for the next report.
+    """What the main thread reports about itself.
 
-    The fields are those of `Report`, with two differences: `since` is a time of
-    `time.monotonic()`, and `busy` is only what `Watchdog.pause` was given.
+    The fields are those of `Report`, but `since` is a time of `time.monotonic()`, and
+    `busy` is only what `Watchdog.pause` was given.
     """
 
     step: int = 0
@@ -181,11 +181,7 @@ class Monitor:
         )
 
     def _failure(self, now: float) -> tuple[str, float]:
-        """Returns the failure of this process, and the seconds since then.
-
-        Without a failure, returns an empty string and the seconds since the last
-        progress.
-        """
+        """Returns the failure, or none, and the seconds since it or since progress."""
         error = _where.failed_save()
         if error is not self._save_failed[0]:
             self._save_failed = error, now
@@ -196,7 +192,6 @@ class Monitor:
         return self._progress.failed, now - self._progress.since
 
     def _note(self, reports: list[Report]) -> None:
-        """Remembers each new report, and when it was first seen."""
         for report in reports:
             before = self._newest.get(report.rank)
             # Ages are by the clock of this process, because clocks of hosts differ.
@@ -241,7 +236,6 @@ def described(error: BaseException) -> str:
 
 
 def end(rank: int, diagnosis: str) -> None:
-    """Prints the diagnosis and ends this process at once, whatever its threads do."""
     sys.stderr.write(f"pipejax: this job is ended: {diagnosis}\n")
     sys.stderr.flush()
     sys.stdout.flush()

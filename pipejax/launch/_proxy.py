@@ -16,7 +16,6 @@ decides."""
 
 
 def check_proxy(coordinator: str, environ: Mapping[str, str]) -> None:
-    """Raises a ValueError if gRPC would look for the coordinator behind a proxy."""
     proxy = next((name for name in _PROXIES if name in environ), None)
     # gRPC connects directly if the first variable is no URL of this scheme.
     if proxy is None or not environ[proxy].lower().startswith("http://"):
@@ -37,7 +36,6 @@ def check_proxy(coordinator: str, environ: Mapping[str, str]) -> None:
 
 
 def _covers(entry: str, host: str) -> bool:
-    """Returns whether an entry names the host, as gRPC reads it."""
     if not entry:
         return False
     try:

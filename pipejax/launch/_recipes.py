@@ -29,13 +29,11 @@ class Recipe:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Returns the options of `pipejax launch` that every recipe passes on."""
         grace = f"{self.grace:g}"
         return ("--max-restarts", str(self.max_restarts), "--grace", grace)
 
     @property
     def watched(self) -> str:
-        """Returns the command that runs the program under `pipejax launch`."""
         # Without `--processes`, the place is that which another launcher has given.
         command = ("pipejax", "launch", *self.options, "--", *self.program)
         return shlex.join(command)

@@ -16,7 +16,6 @@ import dataclasses
 import errno
 import functools
 import ipaddress
-import json
 import socket
 import time
 from collections import Counter
@@ -26,30 +25,18 @@ from typing import Any, NamedTuple
 from ._enrol import PATIENCE, Enrolment
 from ._introduce import introduced
 from ._place import Place
-from ._record import Record, differences, parsed
+from ._record import JsonLine, Record, differences
 
 _AGAIN = 0.2
 """Seconds between two attempts to reach an address that does not answer."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class Answer(JsonLine):
     """The answer of process 0: `reasons` not to begin, or the `hosts` by rank."""
 
     reasons: list[str]
     hosts: list[str] = dataclasses.field(default_factory=list)
-
-    def to_json(self) -> bytes:
-        return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
-
-    @classmethod
-    def from_json(cls, line: bytes) -> "Answer":
-        read = parsed(line)
-        if read.keys() != {"reasons", "hosts"} or not all(
-            isinstance(value, list) for value in read.values()
-        ):
-            raise ValueError("the line is not an answer of process 0")
-        return cls(*(list(map(str, read[name])) for name in ("reasons", "hosts")))
 
 
 class Meeting(NamedTuple):
@@ -108,8 +95,7 @@ def faults(
 ) -> list[str]:
     """Returns a line for each fault of the processes that have come.
 
-    `records` are those of the connected processes, process 0 first, and `left` those of
-    processes that have disconnected.
+    `records` begin with process 0. `left` are those of disconnected processes.
     """
     expected = records[0].processes
     came = Counter(record.rank for record in records)
@@ -149,7 +135,6 @@ def _listen(
     secret: bytes,
     introduce: _Introduce,
 ) -> _Answered:
-    """Holds the roll call on process 0, and returns the answer that it has given."""
     try:
         server = _bound(bind, until)
     except OSError as error:
@@ -209,7 +194,7 @@ def _answered(introduce: _Introduce) -> _Answered:
 
 def _bound(address: str, until: float) -> socket.socket:
     host, _, port = address.rpartition(":")
-    family, kind, protocol, _, where = _found(host.strip("[]"), int(port), until)
+    family, kind, protocol, _, where = _resolved(host.strip("[]"), int(port), until)
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.socket(family, kind, protocol))
         # JAX's service listens at the same port right after the roll call.
@@ -220,7 +205,7 @@ def _bound(address: str, until: float) -> socket.socket:
     return server
 
 
-def _found(host: str, port: int, until: float) -> Any:
+def _resolved(host: str, port: int, until: float) -> Any:
     """Resolves a host name, and retries until time is up."""
     while True:
         try:
@@ -234,7 +219,6 @@ def _found(host: str, port: int, until: float) -> Any:
 
 
 def _unbound(bind: str, mine: Record, error: OSError) -> str:
-    """Returns a line that says why process 0 cannot listen at `bind`."""
     return (
         f"process {mine} cannot listen at {bind} ({error}): the coordinator's address"
         " must belong to the host of process 0; if other hosts reach this host under"
@@ -244,7 +228,6 @@ def _unbound(bind: str, mine: Record, error: OSError) -> str:
 
 
 def _loopback(address: str, mine: Record) -> list[str]:
-    """Returns a line that explains a loopback address, or none for other addresses."""
     try:
         found = socket.getaddrinfo(address, None)[0][4][0]
     except OSError:

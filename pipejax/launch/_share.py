@@ -15,7 +15,7 @@ LAUNCHED = "PIPEJAX_LAUNCHED"
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A job that runs the same number of processes on each of its hosts.
+    """A job with the same number of processes on each of its hosts.
 
     Attributes:
       processes: The number of processes on each host.
@@ -54,7 +54,6 @@ def gpus(environ: Mapping[str, str]) -> int:
 
 
 def cores(local: int, processes: int) -> set[int]:
-    """Returns the CPU cores of a process, out of those that this process may use."""
     usable = sorted(os.sched_getaffinity(0))
     share = len(usable) // processes
     if not share:
@@ -64,7 +63,6 @@ def cores(local: int, processes: int) -> set[int]:
 
 
 def accelerators(local: int, processes: int, there: int) -> range:
-    """Returns the numbers of a process's GPUs: its share of the GPUs of this host."""
     share, left = divmod(there, processes)
     if left or not share:
         raise ValueError(
@@ -75,7 +73,6 @@ def accelerators(local: int, processes: int, there: int) -> range:
 
 
 def environment(job: Job, local: int, gpus: int) -> dict[str, str]:
-    """Returns the environment variables that give a process its place and its share."""
     place = {
         "JAX_COORDINATOR_ADDRESS": job.coordinator,
         "JAX_NUM_PROCESSES": str(job.hosts * job.processes),

@@ -57,8 +57,7 @@ class Ended:
 def supervise(starts: Sequence[Start], grace: float, received: Sequence[int]) -> Ended:
     """Runs processes until all have ended or one has failed, and leaves none behind.
 
-    `grace` are the seconds that processes have to end, and `received` the signals to
-    end that have arrived, as `guarded` passes them.
+    They have `grace` seconds to end. `guarded` passes the signals `received`.
     """
     children: list[subprocess.Popen[str]] = []
     try:
@@ -91,7 +90,6 @@ def supervise(starts: Sequence[Start], grace: float, received: Sequence[int]) ->
 
 
 def _started(start: Start) -> "subprocess.Popen[str]":
-    """Starts a process that is killed when this process ends."""
     parent = os.getpid()
 
     def prepare() -> None:
@@ -134,10 +132,7 @@ def _show(
 def _first_failure(
     children: Sequence["subprocess.Popen[str]"], received: Sequence[int], grace: float
 ) -> int | None:
-    """Waits for the first failure, and returns the index of the process that failed.
-
-    Returns `None` if all processes end well, or as soon as a signal has arrived.
-    """
+    """Returns the index of the first process to fail; `None` after a signal."""
     running, looked = [0.0] * len(children), -math.inf
     while not received:
         # Restart the clocks if this process was stopped: the others may have been too.
@@ -161,7 +156,6 @@ def _first_failure(
 
 
 def _code(child: "subprocess.Popen[str]") -> int | None:
-    """Returns the exit status of a process that has ended, or `None` while it runs."""
     # `WNOWAIT` leaves the process a zombie, unlike `child.poll()`. Its process id and
     # its group id can then not be given to another process while signals are sent to
     # them.

@@ -28,7 +28,6 @@ _LEAST = 10 * PERIOD
 
 
 def check_heartbeat(seconds: float) -> float:
-    """Returns `seconds`; raises a ValueError if it is no valid heartbeat timeout."""
     # There has to be a valid limit, from _LEAST to `seconds - _SOONER`.
     if not _LEAST + _SOONER <= seconds <= 1e6:
         raise ValueError(
@@ -46,7 +45,7 @@ class Watchdog:
     training loop on every process, and call `step` at the beginning of each step.
 
     1. Once a second, every process reports through the key-value store of JAX's runtime
-       that it is alive, at which step it is, and since when.
+       at which step it is, and since when.
     2. Process 0 diagnoses the reports of all processes. It also sees the kernel close
        the connection of a process that ends, if `initialize` has joined the processes.
        The other processes check that process 0 still reports.
@@ -58,14 +57,13 @@ class Watchdog:
     A process in which a thread holds Python's interpreter and never releases it prints
     the stacks of its threads instead, and exits with status 1.
 
-    While a process is inside of `pause`, no process is at fault for standing still.
     Compiling, and writing or reading a checkpoint, may take any time: a process that
-    does so is not at fault, nor is one that waits for it inside of JAX.
+    does so is not at fault, nor is one that waits for it inside of JAX. The same holds
+    for all processes while one of them is inside of `pause`.
 
     An exception that leaves the `with` block is a fault, and all processes print it.
-    Without a watchdog they would wait for the failed process for minutes. Leaving the
-    block in good order, or by `sys.exit()` without an error, waits until all processes
-    have left theirs. In a job of one process the watchdog does nothing.
+    Leaving the block in good order, or by `sys.exit()` without an error, waits until
+    all processes have left theirs. In a job of one process the watchdog does nothing.
 
     A watchdog cannot
 

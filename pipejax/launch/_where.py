@@ -94,5 +94,4 @@ def failed_save() -> BaseException | None:
 
 
 def _of_python(file: pathlib.Path) -> bool:
-    """Returns whether a file belongs to the standard library of Python."""
     return _LIBRARY in file.parents and "site-packages" not in file.parts

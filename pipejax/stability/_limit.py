@@ -44,8 +44,7 @@ def spectral_radius(
 
     The factor is asymptotic: it is the largest absolute value of a root of the
     characteristic polynomial. Training converges if the factor is below 1, and diverges
-    if it is above 1. `max_curvature` answers the inverse question: it returns the
-    curvature at which the factor reaches 1.
+    if it is above 1. `max_curvature` returns the curvature at which it reaches 1.
 
     The polynomial depends on where the train step takes its gradients. Below, `lambda`
     is `curvature`, K is `width` and u is the update of `tx`. Under a plain delay
@@ -159,10 +158,6 @@ def max_learning_rate(
     deviation_feedback: float = 0.0,
 ) -> float:
     r"""Returns the learning rate below which training is stable at a given curvature.
-
-    Use it to compare how much of a synchronous learning rate different widths and
-    optimizers allow. `max_curvature` asks the same question about one transformation
-    whose learning rate is given.
 
     Some limits have a closed form. For momentum `mu` and curvature `lambda`:
 
@@ -289,5 +284,4 @@ def _crossings(of: Loop) -> list[float]:
 
 
 def _radius(of: Loop, curvature: float) -> float:
-    """Returns the largest absolute eigenvalue of one step of the loop."""
     return float(np.abs(np.linalg.eigvals(of.matrix(curvature))).max())

@@ -73,7 +73,7 @@ def linear_update(tx: optax.GradientTransformation) -> LinearUpdate:
 
 
 def _moves(update: LinearUpdate) -> bool:
-    """Returns whether a gradient changes the parameter, in its own step or later."""
+    """Returns whether a gradient ever changes the parameter."""
     response = update.gradient
     # By the Cayley-Hamilton theorem, a response that is zero for as many steps as there
     # are numbers in the state remains zero.
@@ -85,7 +85,7 @@ def _moves(update: LinearUpdate) -> bool:
 
 
 def _floating(state: Any) -> tuple[jax.Array, Any]:
-    """Returns the floating leaves as one vector, and a function that restores them."""
+    """Returns the floating leaves as a vector, and a function that restores them."""
     leaves, structure = jax.tree.flatten(state)
     floating = [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
     vector, unravel = ravel_pytree(
@@ -106,12 +106,10 @@ def _floating(state: Any) -> tuple[jax.Array, Any]:
 
 
 def _later(leaf: jax.Array) -> jax.Array:
-    """Returns a counter advanced to step 2**20, and any other leaf unchanged."""
     return jnp.full_like(leaf, _LATER) if _counts(leaf) else leaf
 
 
 def _counts(leaf: jax.Array) -> bool:
-    """Returns whether a leaf is an integer array, which is taken for a step counter."""
     return jnp.issubdtype(leaf.dtype, jnp.integer)
 
 

@@ -52,7 +52,6 @@ class Loop(NamedTuple):
         return self.transition + curvature * np.outer(self.enters, self.taken_at)
 
     def polynomials(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the polynomials p and q of `p(z) + curvature q(z)`."""
         identity = np.eye(len(self.transition))
         # The Faddeev-LeVerrier algorithm computes the coefficients, highest power
         # first, from the entries of the matrices: p(z) = det(z - F) and

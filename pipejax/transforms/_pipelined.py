@@ -124,7 +124,7 @@ def kind_in(
     """Returns how an optimizer's update depends on gradients, for a prediction.
 
     Returns `None` if nothing is in flight, or if the update needs more than gradients
-    and parameters, so that it cannot be predicted.
+    and parameters.
     """
     if not count:
         return None
@@ -139,7 +139,7 @@ def kind_in(
 
 
 def update_of(tx: optax.GradientTransformation) -> Update:
-    """Returns the update of an optimizer as predictions take it, without a loss."""
+    """Returns the update of an optimizer as predictions take it."""
 
     def update(gradients: Any, opt_state: Any, params: Any, loss: Any) -> Any:
         del loss

@@ -143,7 +143,6 @@ def _check_same_shapes(updates: Any, params: Any) -> None:
 
 
 def _check_not_summed(updates: Any, axis_name: str) -> None:
-    """Raises an error if `jax.grad` has already summed the gradients over the axis."""
     # With `check_vma=True`, `jax.grad` sums the gradients of replicated parameters.
     tracks_axes = axis_name in _varying(lax.axis_index(axis_name))
     leaves = jax.tree.leaves(updates)

@@ -84,7 +84,6 @@ def predicted_params(
 
 
 def _parts(opt_state: Any) -> tuple[InFlight, Any, Sequence[Any], Mean | None]:
-    """Returns the pipeline, the optimizer's state, what is real in it, and the mean."""
     if isinstance(opt_state, PipelinedState):
         in_flight, mean = opt_state.in_flight, opt_state.mean
         return in_flight, opt_state.inner_state, valid(in_flight), mean
