@@ -1,8 +1,7 @@
 """Meshes, and programs that every device of a mesh runs on its share of the data.
 
-The axes of a mesh may have type Auto, as those of `data_mesh`, or type Explicit, as
-those of `jax.make_mesh` by default. The arrays of a train state have the axis types of
-the mesh of their train step.
+The axes of a mesh may have type Auto, as those of `data_mesh`, or Explicit, as those of
+`jax.make_mesh`. The arrays of a train state have the axis types of its mesh.
 """
 
 import contextlib
@@ -33,29 +32,25 @@ def data_mesh(
 ) -> Mesh:
     """Returns a mesh over the first devices of all processes.
 
-    `data_mesh` differs from `jax.make_mesh` in that it takes a number of devices, makes
-    axes of type Auto, and accepts the devices of several TPU slices.
+    Unlike `jax.make_mesh`, it accepts the devices of several TPU slices.
 
     Args:
       num_devices: Number of devices. `None` takes all of them.
       axis_name: Name of the mesh axis over which gradients are averaged. For
-        `pj.collectives.hierarchical` and for sharded models, a tuple of two names: of
-        the axis of hosts and of the axis of the devices of each host, such as `("host",
-        "device")` or `("host", "fsdp")`.
+        `pj.collectives.hierarchical` and for sharded models, the names of the axis of
+        hosts and of that of the devices of each host, such as `("host", "fsdp")`.
       hosts: Size of the first of two axes. `None` takes the number of TPU slices that
         the devices belong to, or if there is a single slice, the number of processes.
-      devices: Devices to choose from. `None` takes `jax.devices()`. With the devices
-        that `pj.overlap.topology` returns, programs are compiled for accelerators that
-        are not attached.
+      devices: Devices to choose from, such as those of `pj.overlap.topology`. `None`
+        takes `jax.devices()`.
 
     Returns:
-      A `jax.sharding.Mesh` of shape (num_devices,), or (hosts, num_devices / hosts)
-      for two axes.
+      A mesh of shape (num_devices,), or (hosts, num_devices / hosts) for two axes, with
+      axes of type Auto.
 
     Raises:
-      ValueError: If `num_devices` is not an integer between 1 and the number of
-        devices, if `hosts` does not divide the number of devices, if `hosts` is given
-        for a single axis, or if there are more than two axes.
+      ValueError: If an argument breaks its rule, or `hosts` does not divide the number
+        of devices.
 
     Examples:
       >>> import pipejax as pj
@@ -147,9 +142,9 @@ def on_mesh(
 ) -> Callable[..., Any]:
     """Returns a function that runs `local` on every device or group of a mesh.
 
-    Unlike the result of `jax.shard_map`, the function lays out its arguments on a mesh
-    with Explicit axes as in `in_specs`, and ignores the mesh that the caller has set.
-    `local` runs over `axis_name`, by default over all axes. XLA splits over the others.
+    Unlike the result of `jax.shard_map`, it lays out its arguments on a mesh with
+    Explicit axes, and ignores the mesh that the caller has set. `local` runs over
+    `axis_name`, by default all axes. XLA splits over the others.
     """
 
     def specs(*_: Any) -> tuple[Any, Any]:

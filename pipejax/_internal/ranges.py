@@ -1,12 +1,9 @@
 """Keeps sums within the range of a dtype that is narrower than float32.
 
 float16 ends at 65,504. A sum over devices can exceed this although the mean is far
-below it. A summand of such a dtype is therefore divided by `headroom(devices)` before
-it travels, and the sum is multiplied by it afterwards, in float32.
-
-The headroom is a power of two. Dividing by it is exact, except for magnitudes that end
-up below the smallest normal number of the dtype: these are rounded to a multiple of the
-smallest subnormal number.
+below it. A summand is therefore divided by `headroom(devices)` before it travels, and
+the sum is multiplied by it afterwards, in float32. The headroom is a power of two, so
+that only magnitudes below the smallest normal number of the dtype lose bits.
 """
 
 import jax

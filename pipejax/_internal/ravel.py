@@ -1,8 +1,7 @@
 """Joins arrays into one long vector, and cuts the vector into the arrays again.
 
-Gradients have the shapes of the parameters wherever the library holds them. A codec or
-an algorithm that cuts its input into pieces needs a single vector instead. Only this
-module knows how the vector is laid out.
+Gradients have the shapes of the parameters wherever the library holds them. Only codecs
+and algorithms that cut their input into pieces need a single vector.
 """
 
 import itertools

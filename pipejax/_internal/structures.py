@@ -1,9 +1,8 @@
 """Compares pytrees by their containers and the paths of their leaves.
 
-JAX compares the structures of two pytrees with the static data in their nodes, such as
-the functions in a model. Two equal models of two processes, or of a run and its
-continuation, may have different static objects: a function is equal only to itself, and
-its text holds an address. The functions here leave static data out.
+JAX compares structures with the static data in their nodes, such as the functions in a
+model. These may differ between two processes, or between a run and its continuation: a
+function is equal only to itself. The functions here leave static data out.
 """
 
 from typing import Any

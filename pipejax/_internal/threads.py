@@ -1,23 +1,19 @@
 """The threads with which XLA:CPU runs the programs of a process.
 
-XLA:CPU has one pool of threads for all devices of a process. A program holds a thread
-on each of its devices while it waits for other devices or processes. If all threads are
-held by programs that wait for each other, in this process and in others, no process
-goes on. There must be a thread for everything that can wait at once, which on D devices
-of a process is
+XLA:CPU has one pool of threads for all devices of a process: as many as the variable
+`NPROC` says when JAX first asks for a device, or else as the process has cores, but at
+least one for each device. A program holds a thread on each of its devices while it
+waits for other devices or processes. If all threads are held by programs that wait for
+each other, no process goes on. With D devices, these may wait at once:
 
 - a program on all D devices. XLA runs only one of them at a time.
-- the sums of the communication thread. It launches one at a time, which is again such a
-  program, or for a sharded model D programs on a single device each.
+- one sum of the communication thread, which is again such a program, or for a sharded
+  model D programs on a single device each.
 - the launch of the next program on all D devices. Each device waits with a thread of
   its own until it has fewer than 32 programs in flight.
 
 That is 3 D. A single device launches its programs on the caller's thread. It waits for
 nothing but the sum, which leaves one thread to compute.
-
-The pool has as many threads as the variable `NPROC` says, or else as the process has
-cores, but at least one for each device. XLA reads the variable when JAX first asks for
-a device.
 """
 
 import logging

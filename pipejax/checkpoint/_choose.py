@@ -66,19 +66,14 @@ def _first_whole(
             return frozenset()
         if is_deleted(manager, number):
             return frozenset([number])
+        what = f"the checkpoint of step {number} in {manager.directory}"
         if not found.damaged:
             raise OSError(
-                f"the checkpoint of step {number} in {manager.directory} cannot be"
-                f" read: {found.text}. Restore it again when its storage can be reached"
-                " and there is enough memory."
+                f"{what} cannot be read: {found.text}. Restore it again when its"
+                " storage can be reached and there is enough memory."
             )
         damaged[number] = found.text
-        _log.warning(
-            "the checkpoint of step %d in %s is damaged: %s",
-            number,
-            manager.directory,
-            found.text,
-        )
+        _log.warning("%s is damaged: %s", what, found.text)
     said = "; ".join(f"step {number}: {text}" for number, text in damaged.items())
     raise ValueError(
         f"`manager` must have a checkpoint that is whole, got damage in"

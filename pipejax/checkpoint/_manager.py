@@ -76,21 +76,13 @@ def manager(
         evaluation can read the checkpoints of a running job.
 
     Returns:
-      An `orbax.checkpoint.CheckpointManager`, for `save` and `restore`. It writes
-      checkpoints while the training continues. Use it in a `with` statement, or call
-      its `close()` at the end, to wait for the last write.
+      The manager, for `save` and `restore`. Use it in a `with` statement, or call its
+      `close()` at the end, to wait for the last write.
 
     Raises:
-      ValueError: If `folder` names no folder or is a file, `keep` is not an integer of
-        at least 1, `read_only` is not a bool, another manager that saves in `folder` is
-        open, or `read_only` is true and `folder` does not exist.
+      ValueError: If an argument breaks its rule, another manager that saves in `folder`
+        is open, or `read_only` is true and `folder` does not exist.
       OSError: If nothing can be written to `folder`.
-
-    Examples:
-      >>> import tempfile
-      >>> with tempfile.TemporaryDirectory() as folder, manager(folder) as checkpoints:
-      ...     print(checkpoints.latest_step())
-      None
     """
     if not isinstance(read_only, bool):
         raise ValueError(f"`read_only` must be True or False, got {read_only!r}.")

@@ -1,15 +1,9 @@
 """Describes a checkpoint in its own files, so that damage to any part of it shows.
 
-Beside the arrays, a checkpoint has two JSON files:
-
-- `meta` has the step, the form of the state, the number of messages in flight and the
-  names of their passengers, the checksum of each array, the digest of the extras, and a
-  digest of all of this.
-- `extras` has the extras that `save` was given.
-
-Every part is checked against another: the arrays, the extras and the number of the step
-against `meta`, and `meta` against its own digest. Parts of different checkpoints
-therefore never pass for one.
+Beside the arrays, a checkpoint has two JSON files: `extras`, and `meta` with the step,
+the form of the state, what is in flight, the checksum of each array, the digest of the
+extras, and a digest of all of this. Parts of different checkpoints therefore never pass
+for one.
 """
 
 import hashlib

@@ -21,14 +21,9 @@ from pipejax.train_step import (
 )
 
 from ._check_like import check_optimizer_of
-from ._check_saved import (
-    check_form,
-    check_passengers,
-    check_sharded_optimizer,
-    check_width,
-)
+from ._check_saved import check_form, check_passengers, check_train, differing
 from ._fault import DamagedError, Fault, agreed, attempt
-from ._leaves import empty, encoded, form, named, part_of
+from ._leaves import empty, encoded, named, part_of
 from ._meta import check_version, damage, read
 from ._reshard import shapes_on
 from ._spread import Spread
@@ -42,7 +37,6 @@ class Saved(NamedTuple):
     """The contents of a whole checkpoint.
 
     Attributes:
-      arrays: The arrays by name, as they were written.
       form: The shapes and dtypes of the arrays, as a state.
       meta: What `save` has written about the state.
       devices: Number of devices, or groups, that shared the data.
@@ -72,14 +66,14 @@ def read_step(
     check_version(path, meta)
     if fault := agreed(_fault(damage(meta, extras, step))):
         return fault
-    check_width(path, meta, train)
+    check_train(path, meta, train, like)
     check_passengers(path, meta, like)
-    check_sharded_optimizer(path, meta, like)
     before, now = Spread(**meta["spread"]), Spread.now(train, like)
     anew = _anew(meta, before, now, train, like)
     target = _without(anew, like)
     if not train.boundaries:  # `init` may count for the first step alone
-        target = target._replace(calls=_saved_counter(meta["leaves"]))
+        counter = jax.ShapeDtypeStruct((), jnp.int32)
+        target = target._replace(calls=counter if "calls" in meta["leaves"] else None)
     if before.devices != now.devices:
         target = shapes_on(train, target, before.devices)
     saved = {k: v for k, v in meta["leaves"].items() if not part_of(k, anew)}
@@ -106,7 +100,9 @@ def _anew(
     # A single device predicts without a mean. Where nothing is in flight, the dtype of
     # messages may be another, and with it that of the mean.
     other = before.devices != now.devices or meta["in_flight"] == 0
-    same_mean = not other or _same_mean(meta["leaves"], like)
+    same_mean = not other or not any(
+        part_of(name, (MEAN, SLOPES)) for name in differing(meta["leaves"], like)
+    )
     read = {
         QUEUE: meta["in_flight"] != 0,
         CODECS: before.same_codecs(now, train),
@@ -114,13 +110,6 @@ def _anew(
         SLOPES: same_mean,
     }
     return tuple(part for part, is_read in read.items() if not is_read)
-
-
-def _same_mean(saved: dict[str, Any], like: PipelineState) -> bool:
-    there = {name: (tuple(shape), dtype) for name, (shape, dtype) in saved.items()}
-    wanted = {name: form(leaf) for name, leaf in named(like).items()}
-    names = (name for name in there | wanted if part_of(name, (MEAN, SLOPES)))
-    return all(there.get(name) == wanted.get(name) for name in names)
 
 
 def _without(anew: tuple[str, ...], like: PipelineState) -> PipelineState:
@@ -132,10 +121,6 @@ def _without(anew: tuple[str, ...], like: PipelineState) -> PipelineState:
     if MEAN in anew:
         like = like._replace(trainable=like.trainable._replace(mean=None, slopes=None))
     return like._replace(in_flight=in_flight)
-
-
-def _saved_counter(saved: dict[str, Any]) -> jax.ShapeDtypeStruct | None:
-    return jax.ShapeDtypeStruct((), jnp.int32) if "calls" in saved else None
 
 
 def _arrays(path: Any, shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:

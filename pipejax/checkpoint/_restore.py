@@ -38,8 +38,7 @@ class Restored(NamedTuple):
       extras: The extras that `save` was given.
       drained: Whether `restore` has applied the gradients in flight, because the number
         of devices has changed.
-      infos: The `pj.StepInfo` of each gradient that `restore` has applied, as
-        `train.drain` returns them; empty if `drained` is false.
+      infos: The `pj.StepInfo` of each of these gradients.
     """
 
     state: PipelineState
@@ -59,15 +58,11 @@ def restore(
     """Restores a state from a checkpoint, onto the mesh of `train`.
 
     On the same number of devices, every leaf has the dtype and the bits that were
-    saved, and the gradients in flight stay in flight. On another number of devices:
-
-    - Parameters, optimizer state, PRNG key and step have the bits that were saved.
-    - Then each gradient in flight is averaged over the old devices and applied (a
-      drain). The next `width - 1` steps apply nothing, because the pipeline fills
-      again.
-    - The states of codecs begin anew, so the residuals of error feedback start from
-      zero. A log record of level WARNING names the arrays that are not restored.
-    - The deviations that `deviation_feedback` keeps begin anew.
+    saved, and the gradients in flight stay in flight. On another number of devices,
+    each gradient in flight is averaged over the old devices and applied (a drain), so
+    that the next `width - 1` steps apply nothing. The states of codecs, such as the
+    residuals of error feedback, and deviations begin anew, and a log record of level
+    WARNING names the arrays that are not restored.
 
     If the number of devices is the same, but inner axes or the axes of a hierarchical
     all-reduce have other sizes, or parameters are split in another way, only the states
@@ -92,8 +87,7 @@ def restore(
       like: A `pj.PipelineState` with the structure, shapes and dtypes of the state to
         restore, such as `train.init(...)` or `train.abstract_state(...)`. Its values
         are not used.
-      step: The step of the checkpoint to restore. `None` takes the newest checkpoint
-        that is whole.
+      step: The step of the checkpoint. `None` takes the newest that is whole.
 
     Returns:
       A `Restored` with the state, the extras, and what a drain has reported.

@@ -144,26 +144,20 @@ class Sign(Blocks):
 
 
 def int8(block: int = 256) -> Integers:
-    r"""Makes a codec with eight-bit integers and one scale per block of elements.
+    r"""Returns a codec with eight-bit integers and one scale per block of elements.
 
     An element `x` of a block whose largest magnitude is `s` is sent as the integer
 
     $$q = \mathrm{round}(127 x / s)$$
 
     and decodes to `s q / 127`. The error is at most `s / 254`. The payload has
-    `1 + 4 / block` bytes per element.
+    `1 + 4 / block` bytes per element. `stochastic` can wrap the codec.
 
     `quantize(8)` has one range of levels for the whole vector. Here an outlier affects
     only its own block. `fp8` is more accurate for the small elements of a block only.
 
     Args:
       block: The number of elements that share a scale, a power of two and at least 8.
-
-    Returns:
-      The codec. It can be wrapped in `stochastic`.
-
-    Raises:
-      ValueError: If `block` is not a power of two or is less than 8.
 
     Examples:
       The largest magnitude is 254, so the levels are 2 apart:
@@ -182,7 +176,7 @@ def int8(block: int = 256) -> Integers:
 
 
 def int4(block: int = 64) -> Integers:
-    r"""Makes a codec with four-bit integers and one scale per block of elements.
+    r"""Returns a codec with four-bit integers and one scale per block of elements.
 
     An element `x` of a block whose largest magnitude is `s` is sent as the integer
 
@@ -192,16 +186,10 @@ def int4(block: int = 64) -> Integers:
     so that the payload has `1/2 + 4 / block` bytes per element.
 
     With the default blocks, `int8` sends 1.8 times as many bytes. With equal blocks,
-    its error bound is 18 times smaller.
+    its error bound is 18 times smaller. `stochastic` can wrap the codec.
 
     Args:
       block: The number of elements that share a scale, a power of two and at least 8.
-
-    Returns:
-      The codec. It can be wrapped in `stochastic`.
-
-    Raises:
-      ValueError: If `block` is not a power of two or is less than 8.
 
     Examples:
       The largest magnitude is 7, so the levels are 1 apart:
@@ -219,7 +207,7 @@ def int4(block: int = 64) -> Integers:
 
 
 def fp8(format: Literal["e4m3", "e5m2"] = "e4m3", block: int = 256) -> Float8:
-    r"""Makes a codec with eight-bit floats and one scale per block of elements.
+    r"""Returns a codec with eight-bit floats and one scale per block of elements.
 
     An element `x` of a block whose largest magnitude is `s` is sent as the eight-bit
     float
@@ -245,12 +233,8 @@ def fp8(format: Literal["e4m3", "e5m2"] = "e4m3", block: int = 256) -> Float8:
       format: The format of the codes, `"e4m3"` or `"e5m2"`.
       block: The number of elements that share a scale, a power of two and at least 8.
 
-    Returns:
-      The codec.
-
     Raises:
-      ValueError: If `format` is not one of the two formats, or if `block` is not a
-        power of two or is less than 8.
+      ValueError: If `format` or `block` breaks its rule.
 
     Examples:
       The largest magnitude is 448, so the codes are the elements rounded to e4m3:
@@ -274,7 +258,7 @@ def fp8(format: Literal["e4m3", "e5m2"] = "e4m3", block: int = 256) -> Float8:
 
 
 def sign(block: int = 1024) -> Sign:
-    r"""Makes a codec that sends one bit per element and one scale per block.
+    r"""Returns a codec that sends one bit per element and one scale per block.
 
     An element `x` of a block whose mean magnitude is `s` decodes to
 
@@ -286,12 +270,6 @@ def sign(block: int = 1024) -> Sign:
 
     Args:
       block: The number of elements that share a scale, a power of two and at least 8.
-
-    Returns:
-      The codec.
-
-    Raises:
-      ValueError: If `block` is not a power of two or is less than 8.
 
     Examples:
       >>> codec = sign(block=8)

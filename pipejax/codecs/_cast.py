@@ -69,6 +69,27 @@ class Cast(Rounding):
 
 
 @dataclasses.dataclass(frozen=True)
+class AllBits(Cast):
+    """Sends every bit of a float64 vector, and casts all others to float32."""
+
+    dtype: str = "float32"
+
+    def of(
+        self,
+        shapes: Shapes | None = None,
+        dtype: DTypeLike = jnp.float32,
+        devices: int = 1,
+    ) -> "AllBits":
+        return AllBits(jnp.dtype(dtype).name)
+
+    def rounded(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
+        return to_words(x.astype(self.dtype), jnp.uint32)
+
+    def decode(self, payload: jax.Array, n: int) -> jax.Array:
+        return from_words(payload, self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
 class Truncate(Codec):
     """Drops the lower 16 bits of each float32; see `truncate`."""
 
@@ -87,29 +108,22 @@ class Truncate(Codec):
 
 
 def cast(dtype: DTypeLike) -> Cast:
-    """Makes a codec that sends each element in another dtype, rounded to the nearest.
+    """Returns a codec that sends each element in another dtype, rounded to the nearest.
 
-    - float32 takes 4 bytes per element and loses nothing.
+    - float32 takes 4 bytes per element and loses nothing, except of a float64 vector.
     - bfloat16 takes 2 bytes. The error is at most `2^-8 |x|`. The range is that of
       float32.
     - float16 takes 2 bytes. The error is at most `2^-11 |x|`, or 2^-25 if that is more.
       Numbers beyond 65,504 overflow to infinity, and the train step then skips the
-      update. In an all-reduce over p devices, elements are divided by q before they are
-      rounded, and multiplied by q afterwards, with q the smallest power of two that is
-      not below p. Sums up to 65,504 q therefore do not overflow, and a mean does not if
-      no summand exceeds 65,504. In return, the error is at most 2^-25 q for small
-      elements.
+      update. In an all-reduce over p devices, elements travel divided by q, the
+      smallest power of two that is not below p. Sums up to 65,504 q therefore do not
+      overflow. In return, the error is at most 2^-25 q for small elements.
 
     In contrast to `truncate`, `cast("bfloat16")` rounds to the nearest number, so that
-    its errors do not all have the same sign. `int8` and `fp8` send about half as many
-    bytes.
+    its errors do not all have the same sign. `stochastic` can wrap it.
 
     Args:
-      dtype: The dtype of the payload: float32, bfloat16 or float16. With float32, the
-        codec loses nothing of a float32 vector, and rounds a float64 vector.
-
-    Returns:
-      The codec. `stochastic` can wrap it if `dtype` is bfloat16.
+      dtype: The dtype of the payload: float32, bfloat16 or float16.
 
     Raises:
       ValueError: If `dtype` is another dtype.
@@ -130,10 +144,7 @@ def cast(dtype: DTypeLike) -> Cast:
 
 
 def bf16() -> Cast:
-    """Makes the codec `cast("bfloat16")`, which sends 2 bytes per element.
-
-    Returns:
-      The codec.
+    """Returns the codec `cast("bfloat16")`, which sends 2 bytes per element.
 
     Examples:
       >>> bf16().size(1000)  # bytes
@@ -147,7 +158,7 @@ def bf16() -> Cast:
 
 
 def truncate() -> Truncate:
-    r"""Makes a codec that drops the lower 16 bits of each float32.
+    r"""Returns a codec that drops the lower 16 bits of each float32.
 
     This is the truncation of the Pipe-SGD paper. It sends 2 bytes per element, as
     `bf16` does, but it rounds towards zero where `bf16` rounds to the nearest number.
@@ -161,9 +172,6 @@ def truncate() -> Truncate:
 
     for `bf16`. On average, truncation makes gradients about 0.3 % smaller. Wrap the
     codec in `error_feedback` to avoid this bias.
-
-    Returns:
-      The codec.
 
     Examples:
       >>> codec = truncate()

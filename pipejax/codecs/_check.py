@@ -3,7 +3,7 @@
 import warnings
 from typing import Any
 
-from ._all_bits import AllBits
+from ._cast import AllBits
 from ._codec import Codec
 
 
@@ -23,10 +23,6 @@ def check_codec(codec: Any) -> Codec:
 
     Raises:
       ValueError: If `codec` is neither a `Codec` nor `None`.
-
-    Examples:
-      >>> check_codec(None).size(3)  # bytes for three float32 elements
-      12
     """
     if codec is None:
         return AllBits()

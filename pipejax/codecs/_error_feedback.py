@@ -26,9 +26,9 @@ class ErrorFeedbackState(NamedTuple):
     """State of `error_feedback`: the residual and the wrapped codec's state.
 
     Attributes:
-      residual: What the codec still has to send, in the form that its `leaves` method
-        returns: a vector `[n]` or arrays in the shapes of the gradients. The dtype is
-        float64 for float64 gradients and float32 otherwise.
+      residual: What the codec still has to send: a vector `[n]`, or arrays in the
+        shapes of the gradients if the codec `needs_leaves`. The dtype is float64 for
+        float64 gradients and float32 otherwise.
       codec: The state of the wrapped codec.
     """
 

@@ -32,7 +32,7 @@ NAMES: dict[str, Callable[[], Codec]] = {
 
 
 def named(name: str) -> Codec:
-    """Makes the codec of a given name, without error feedback.
+    """Returns the codec of a given name, without error feedback.
 
     `quantize` has 8 bits. `top_k` and `random_k` send 1 % of the elements. `power_sgd`
     has rank 4. The random codecs use the key `jax.random.key(0)`. All other settings
@@ -40,9 +40,6 @@ def named(name: str) -> Codec:
 
     Args:
       name: One of the keys of `NAMES`.
-
-    Returns:
-      The codec.
 
     Raises:
       ValueError: If no codec has this name.

@@ -8,10 +8,9 @@ singular vectors of the gradient in the course of training.
 
 import collections
 import dataclasses
-import itertools
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -86,9 +85,9 @@ class PowerSGD(Linear):
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
         """Returns `P Q^T` for every matrix, and the other leaves as they were sent."""
         numbers = from_words(payload, jnp.float32)
-        split = self.rank * sum(m for m, _ in self._matrices())
-        columns = self._cut(numbers[:split], [m for m, _ in self._matrices()])
-        return ravel(self._product(columns, numbers[split:], n))
+        rows = [m for m, _ in self._matrices()]
+        columns = self._cut(numbers, rows)
+        return ravel(self._product(columns, numbers[self.rank * sum(rows) :], n))
 
     def leaves(self, x: jax.Array) -> Any:
         return unravel(x, self._forms(x.size, x.dtype))
@@ -121,21 +120,20 @@ class PowerSGD(Linear):
         del leaves, own
         sides = [n for _, n in self._matrices()]
         # The sum begins with every new `Q`, in the layout of the state.
-        last = sums[1][: state.size].astype(state.dtype)
-        new, old = self._cut(last, sides), self._cut(state, sides)
+        new = self._cut(sums[1].astype(state.dtype), sides)
+        old = self._cut(state, sides)
         return ravel([_restarted(n, o) for n, o in zip(new, old, strict=True)])
 
-    def _product(self, columns: list[jax.Array], last: jax.Array, n: int) -> Any:
+    def _product(self, columns: Sequence[jax.Array], last: jax.Array, n: int) -> Any:
         """Returns the leaves that follow from every `P` and the last round's sum."""
         sides = [n for _, n in self._matrices()]
-        # `last` has every `Q`, followed by all elements that are in no matrix.
-        split = self.rank * sum(sides)
-        rows = self._cut(last[:split], sides)
-        products = iter([p @ q.T for p, q in zip(columns, rows, strict=True)])
-        forms = self._forms(n, last.dtype)
-        rest = iter(
-            unravel(last[split:], [x for x in forms if not self._is_coded(x.shape)])
+        products = iter(
+            [p @ q.T for p, q in zip(columns, self._cut(last, sides), strict=True)]
         )
+        # `last` has every `Q`, followed by all elements that are in no matrix.
+        left = last[self.rank * sum(sides) :]
+        forms = self._forms(n, last.dtype)
+        rest = iter(unravel(left, [x for x in forms if not self._is_coded(x.shape)]))
         return tuple(
             next(products).reshape(x.shape) if self._is_coded(x.shape) else next(rest)
             for x in forms
@@ -145,13 +143,12 @@ class PowerSGD(Linear):
         sides = [m for m, _ in self._matrices()]
         return [orthonormal(p) for p in self._cut(first, sides)]
 
-    def _cut(self, numbers: jax.Array, sides: list[int]) -> list[jax.Array]:
-        """Cuts a vector into matrices with `sides` rows and `rank` columns."""
-        ends = itertools.accumulate(self.rank * side for side in sides)
-        return [
-            numbers[end - self.rank * side : end].reshape(side, self.rank)
-            for end, side in zip(ends, sides, strict=True)
-        ]
+    def _cut(self, numbers: jax.Array, sides: list[int]) -> tuple[jax.Array, ...]:
+        """Cuts the beginning of a vector into matrices of `[side, rank]`."""
+        shapes = ((side, self.rank) for side in sides)
+        return unravel(
+            numbers, [jax.ShapeDtypeStruct(each, numbers.dtype) for each in shapes]
+        )
 
     def _matrices(self) -> list[tuple[int, int]]:
         return [_sides(shape) for shape in self._shapes() if self._is_coded(shape)]
@@ -186,7 +183,7 @@ class PowerSGD(Linear):
 
 
 def power_sgd(rank: int, key: jax.Array) -> PowerSGD:
-    r"""Makes a codec that sends a low-rank approximation of each gradient matrix.
+    r"""Returns a codec that sends a low-rank approximation of each gradient matrix.
 
     A leaf of shape `(a, b, ..., n)` is treated as a matrix `M` with `m = a b ...` rows
     and `n` columns. Each step, with `Q` from the step before,
@@ -203,19 +200,16 @@ def power_sgd(rank: int, key: jax.Array) -> PowerSGD:
 
     Wrap the codec in `error_feedback`, because each step drops all but r directions.
     Like `random_k`, the codec is linear. It needs whole leaves, so that it works only
-    with the algorithms `psum`, `tree` and `parameter_server`.
+    with the algorithms `psum`, `tree` and `parameter_server`, which tell it the shapes.
+    Without an algorithm, call its method `of(shapes)`.
 
     Args:
       rank: The rank `r`, an integer of at least 1.
       key: A key from `jax.random.key`, for the random `Q` of the first step.
 
-    Returns:
-      The codec. Algorithms tell it the shapes of the gradients. Without an algorithm,
-      call its method `of(shapes)`.
-
     Raises:
-      ValueError: If `rank` is not an integer of at least 1, or if `key` is not a single
-        key. When a vector is encoded, also if the algorithm cuts it into pieces.
+      ValueError: If `rank` or `key` breaks its rule. When a vector is encoded, also if
+        the algorithm cuts it into pieces.
 
     Examples:
       A 4 x 6 matrix of rank 1 is sent in 40 bytes, in place of 96, without loss:

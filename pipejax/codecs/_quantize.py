@@ -54,7 +54,7 @@ class Quantize(Rounding):
 
 
 def quantize(bits: int = 8) -> Quantize:
-    r"""Makes a codec that quantizes between the minimum and maximum of a whole vector.
+    r"""Returns a codec with equally spaced levels for the whole vector.
 
     This is the linear quantization of the Pipe-SGD paper. For each element `x`, the
     payload holds the code
@@ -67,14 +67,11 @@ def quantize(bits: int = 8) -> Quantize:
 
     and the element decodes to `x_min + q d`, with an error of at most `d / 2`. A single
     outlier widens the spacing of all levels. `int8` and `int4` instead have separate
-    levels for each block of neighboring elements.
+    levels for each block of neighboring elements. `stochastic` can wrap the codec.
 
     Args:
       bits: The number of bits per element: 8, 4, 2 or 1. The payload has 8 more bytes
         per vector, for the minimum and the level spacing.
-
-    Returns:
-      The codec. It can be wrapped in `stochastic`.
 
     Raises:
       ValueError: If `bits` is not 8, 4, 2 or 1.

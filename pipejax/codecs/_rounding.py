@@ -89,12 +89,11 @@ def stochastic(codec: Codec, key: jax.Array) -> Stochastic:
     Args:
       codec: A codec that rounds to levels: `int8`, `int4`, `quantize`, or `cast` to
         bfloat16.
-      key: A key from `jax.random.key`. The state holds a separate key, derived from
-        this one, for each place where an algorithm encodes a vector. On TPUs, keys from
-        `jax.random.key(seed, impl="rbg")` are faster.
+      key: A key from `jax.random.key`, from which each place where an algorithm encodes
+        derives its own. On TPUs, `jax.random.key(seed, impl="rbg")` is faster.
 
     Returns:
-      The codec, whose payload has the same format as that of the wrapped codec.
+      A codec with the same payload format.
 
     Raises:
       ValueError: If `codec` does not round to levels, or if `key` is not a single key.

@@ -127,7 +127,7 @@ class RandomK(Linear):
 
 
 def top_k(k: int | float) -> TopK:
-    """Makes a codec that sends the k elements of largest magnitude.
+    """Returns a codec that sends the k elements of largest magnitude.
 
     Each element takes 8 bytes, 4 for its index and 4 for its value. All other elements
     decode to zero. Wrap the codec in `error_feedback`: without it, an element that is
@@ -135,17 +135,13 @@ def top_k(k: int | float) -> TopK:
 
     Args:
       k: The number of elements to send, an integer of at least 1, or the fraction of
-        elements to send, a float between 0 and 1. It counts for every vector that is
-        encoded: an algorithm that cuts the gradients into p pieces encodes each piece
-        on its own and sends k elements of each. A fraction is rounded to a whole number
-        of elements, at least 1.
-
-    Returns:
-      The codec.
+        elements to send, a float between 0 and 1, which is rounded to at least 1. It
+        counts for every vector that is encoded: an algorithm that cuts the gradients
+        into p pieces sends k elements of each.
 
     Raises:
-      ValueError: If `k` is neither a positive integer nor a fraction between 0 and 1.
-        When a vector is encoded, also if it has fewer than `k` elements.
+      ValueError: If `k` breaks its rule. When a vector is encoded, also if it has fewer
+        than `k` elements.
 
     Examples:
       >>> codec = top_k(1)
@@ -161,7 +157,7 @@ def top_k(k: int | float) -> TopK:
 
 
 def random_k(k: int | float, key: jax.Array, *, scaled: bool = True) -> RandomK:
-    r"""Makes a codec that sends k elements, drawn at random.
+    r"""Returns a codec that sends k elements, drawn at random.
 
     The codec divides a vector of n elements into k parts of equal length
 
@@ -176,21 +172,15 @@ def random_k(k: int | float, key: jax.Array, *, scaled: bool = True) -> RandomK:
     and sends those that matter most. `random_k` is linear, so it works with `psum`.
 
     Args:
-      k: The number of elements to send, an integer of at least 1, or the fraction of
-        elements to send, a float between 0 and 1. It counts for every vector that is
-        encoded, as for `top_k`.
+      k: Same as in `top_k`.
       key: A key from `jax.random.key`.
       scaled: Whether to send `m x` for an element `x`, which makes the expectation of
         the decoded element equal to `x`. Use `scaled=False` with `error_feedback`,
         whose residual would otherwise grow.
 
-    Returns:
-      The codec.
-
     Raises:
-      ValueError: If `k` is neither a positive integer nor a fraction between 0 and 1,
-        or if `key` is not a single key. When a vector is encoded, also if it has fewer
-        than `k` elements.
+      ValueError: If `k` or `key` breaks its rule. When a vector is encoded, also if it
+        has fewer than `k` elements.
 
     Examples:
       Two elements of eight are sent, one from each half, and multiplied by 4:

@@ -26,9 +26,8 @@ def split(
 ) -> tuple[Callable[..., Any], Tree, Tree]:
     """Splits a model and a loss on it into a pure loss function and its arguments.
 
-    A train step needs a pure function of arrays, whereas an NNX model holds its arrays
-    and changes them in place. `flax.nnx.split` differs in that it splits only the
-    model, and leaves the loss as it is.
+    A train step needs a pure function of arrays, whereas an NNX model changes its
+    arrays in place. `flax.nnx.split` splits only the model.
 
     If the loss or the model draws random numbers, pass `rng` to `train.init`, a key or
     a dict of keys. From the key that a device gets for a step, the pure loss makes
@@ -104,9 +103,7 @@ def split(
 def opt_state(optimizer: nnx.Optimizer) -> optax.OptState:
     """Returns the Optax state that an `nnx.Optimizer` holds.
 
-    Use it to continue a run that began with an `nnx.Optimizer`. `train.init` refuses
-    the attribute `optimizer.opt_state`, because it holds `nnx` objects instead of
-    arrays.
+    The attribute `optimizer.opt_state` holds `nnx` objects, which `train.init` refuses.
 
     Args:
       optimizer: An `nnx.Optimizer` over the variables that were passed to `split` as
@@ -114,19 +111,7 @@ def opt_state(optimizer: nnx.Optimizer) -> optax.OptState:
 
     Returns:
       The state to pass to `train.init(params, opt_state=...)`, where `train` was made
-      with `optimizer.tx`. It shares the arrays of `optimizer`. `train.init` copies
-      them.
-
-    Examples:
-      >>> import optax, pipejax as pj
-      >>> import pipejax.flax.nnx
-      >>> from flax import nnx
-      >>> model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
-      >>> tx = optax.sgd(0.1, momentum=0.9)
-      >>> optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-      >>> momentum = pj.flax.nnx.opt_state(optimizer)[0].trace
-      >>> print({name: array.shape for name, array in sorted(momentum.items())})
-      {'bias': (1,), 'kernel': (2, 1)}
+      with `optimizer.tx`. It shares the arrays of `optimizer`.
     """
     return jax.tree.map(
         lambda node: nnx.to_pure_dict(node) if isinstance(node, nnx.State) else node,
@@ -137,9 +122,6 @@ def opt_state(optimizer: nnx.Optimizer) -> optax.OptState:
 
 def update(model: nnx.Module, state: pj.PipelineState) -> None:
     """Writes the trained parameters and model state into the model, in place.
-
-    Use it before the model is evaluated or saved. The docstring of `split` shows a
-    whole run.
 
     Args:
       model: The model that was passed to `split`.

@@ -6,10 +6,6 @@ process sends its record. One thread serves all connections at once, so that a s
 silent one delays no other. A process that dies may be started again and connect once
 more.
 
-Strangers cost little: a connection that has not proved itself may send one short line,
-and there is a limit to the connections, to the bytes of unfinished records and to the
-log messages about strangers.
-
 In a job without a secret, a stranger that knows the protocol can send a record. A
 record is *doubtful* if it comes from an address of its own and contradicts the others:
 its number of processes is another one, its rank is impossible, or another address has

@@ -50,13 +50,13 @@ def initialize(
        devices as the others.
 
     Args:
-      coordinator: The address `host:port` at which process 0 waits for the others. If
-        it is given, `processes` and `rank` must be given too. `None` takes the place
-        that `pj.launch.detect` finds.
+      coordinator: The address `host:port` at which process 0 waits for the others,
+        given together with `processes` and `rank`. `None` takes the place that
+        `pj.launch.detect` finds.
       processes: The number of processes in the job.
       rank: The number of this process, from 0 to `processes - 1`.
-      devices: The accelerators of this process, as numbers among those that it sees.
-        They replace the ones that its launcher gives it.
+      devices: The accelerators of this process, as numbers among those that it sees, in
+        place of the ones that its launcher gives it.
       bind: The address `host:port` at which process 0 listens. The default is the
         variable `JAX_COORDINATOR_BIND_ADDRESS`, or else the coordinator's address.
       config: Further values that must be the same on all processes, by name. They are
@@ -71,21 +71,11 @@ def initialize(
       done.
 
     Raises:
-      ValueError: If only some of `coordinator`, `processes` and `rank` are given, if
-        `pj.launch.detect` raises it, if the coordinator's address or `bind` is not
-        `host:port`, if `timeout` or `heartbeat` is out of range, or if a variable such
-        as `http_proxy` would lead JAX to look for the coordinator behind a proxy.
+      ValueError: If an argument breaks its rule, if `pj.launch.detect` raises it, or if
+        a variable such as `http_proxy` would lead JAX to look for the coordinator
+        behind a proxy.
       RollCallError: If a process does not come, comes twice or differs from the others.
         Every process raises it, with a line for each reason.
-
-    Examples:
-      >>> import os
-      >>> from unittest import mock
-      >>> import pipejax as pj
-      >>> with mock.patch.dict(os.environ, clear=True):  # as without a launcher
-      ...     place = pj.launch.initialize(config={"learning_rate": 0.1})
-      >>> print(1 if place is None else place.processes, "process")
-      1 process
     """
     check_heartbeat(heartbeat)
     if not 0 < timeout <= 1e6:

@@ -47,34 +47,29 @@ class Progress:
     finished: bool = False
 
 
+@dataclasses.dataclass(eq=False)
 class Monitor:
     """Posts the reports of a process, diagnoses those of others, and ends the process.
 
     Attributes:
+      end: Called with the rank and a diagnosis; ends the process.
       over: An event that is set once all processes have left in good order.
       ending: Whether the monitor is ending its process.
     """
 
-    def __init__(
-        self,
-        store: KeyValueStore,
-        rank: int,
-        processes: int,
-        limit: float,
-        progress: Progress,
-        end: Callable[[int, str], None],
-    ) -> None:
-        self.over = threading.Event()
-        self._store = store
-        self._rank = rank
-        self._processes = processes
-        self._limit = limit
-        self._progress = progress
-        self.ending = False
-        self._end = end
+    store: KeyValueStore
+    rank: int
+    processes: int
+    limit: float
+    progress: Progress
+    end: Callable[[int, str], None]
+    over: threading.Event = dataclasses.field(default_factory=threading.Event)
+    ending: bool = False
+
+    def __post_init__(self) -> None:
         self._host = socket.gethostname()
         self._contact = time.monotonic()
-        self._inside = progress.since
+        self._inside = self.progress.since
         self._newest: dict[int, tuple[Report, float]] = {}
         self._diagnosis = ""
         self._found = ""
@@ -96,7 +91,7 @@ class Monitor:
         except Exception as error:
             traceback.print_exc()
             self._finally(
-                f"the watchdog of process {self._rank} on {self._host} has failed:"
+                f"the watchdog of process {self.rank} on {self._host} has failed:"
                 f" {described(error)}"
             )
 
@@ -106,38 +101,37 @@ class Monitor:
             over = self._is_over()
             # `_look` checks for how long the store has been out of reach.
             with contextlib.suppress(jax.errors.JaxRuntimeError):
-                if self._rank == 0:
+                if self.rank == 0:
                     self._closed = _liveness.closed()
-                self._store.post(self._report(count, over))
+                self.store.post(self._report(count, over))
                 if over:
                     break
                 if self._found:
-                    self._store.publish(self._rank, self._found)
+                    self.store.publish(self.rank, self._found)
                 # Process 0 diagnoses all. The others check only that process 0 is
                 # alive, so that n processes read 2 n reports a second, and not n^2.
-                self._note(self._store.reports(None if self._rank == 0 else 0))
-                self._diagnosis = self._store.diagnosis()
+                self._note(self.store.reports(None if self.rank == 0 else 0))
+                self._diagnosis = self.store.diagnosis()
                 self._contact = time.monotonic()
             time.sleep(PERIOD)
         self.over.set()
 
     def _look(self) -> None:
-        """Ends this process on a diagnosis, or once the store is out of reach."""
         looked = time.monotonic()
         self._put_off()
         while not self.over.wait(PERIOD):
             self._put_off()
             if time.monotonic() - looked > GRACE:
-                self._forgive()  # this process was held up, and not the others
+                self._forgive()  # this process was held up: count all silence anew
             looked = time.monotonic()
             cut_off = time.monotonic() - self._contact
             if self._diagnosis:
                 self._finally(self._diagnosis)
-            elif cut_off > self._limit:
+            elif cut_off > self.limit:
                 self._finally(
                     "process 0, which holds JAX's key-value store, could not be reached"
-                    f" from process {self._rank} on {self._host} for {cut_off:.0f} s;"
-                    f" process {self._rank} is at step {self._progress.step}",
+                    f" from process {self.rank} on {self._host} for {cut_off:.0f} s;"
+                    f" process {self.rank} is at step {self.progress.step}",
                 )
             elif not self._found:
                 self._found = self._diagnosed()
@@ -149,34 +143,34 @@ class Monitor:
         # postpones this. The process must end before process 0 does, because JAX aborts
         # all others at that moment. File descriptor 2 is given since an object in place
         # of `sys.stderr` may have none.
-        faulthandler.dump_traceback_later(self._limit + PERIOD, exit=True, file=2)
+        faulthandler.dump_traceback_later(self.limit + PERIOD, exit=True, file=2)
 
     def _finally(self, diagnosis: str) -> None:
         self.ending = True
-        self._end(self._rank, diagnosis)
+        self.end(self.rank, diagnosis)
 
     def _report(self, count: int, over: bool) -> Report:
         now = time.monotonic()
         where = _where.main_thread()
         if where.busy:
-            self._progress.since = now
+            self.progress.since = now
         # `outside` counts from the last moment of work or waiting inside of JAX.
-        if where.busy or where.waits or self._progress.busy:
+        if where.busy or where.waits or self.progress.busy:
             self._inside = now
         failed, since = self._failure(now)
         return Report(
-            self._rank,
+            self.rank,
             self._host,
             count,
-            self._progress.step,
+            self.progress.step,
             since,
-            self._progress.busy or where.busy,
-            bool(self._progress.busy),
-            now - max(self._inside, self._progress.since),
+            self.progress.busy or where.busy,
+            bool(self.progress.busy),
+            now - max(self._inside, self.progress.since),
             # A stack is costly to format and to send, and is shown only in a diagnosis.
-            where.stack if since > self._limit / 2 else "",
+            where.stack if since > self.limit / 2 else "",
             failed,
-            self._progress.finished,
+            self.progress.finished,
             over,
         )
 
@@ -187,9 +181,9 @@ class Monitor:
             self._save_failed = error, now
         lasts = now - self._save_failed[1]
         # The thread that has saved may be about to handle this exception itself.
-        if error is not None and lasts > 2 * GRACE and not self._progress.failed:
+        if error is not None and lasts > 2 * GRACE and not self.progress.failed:
             return described(error), lasts
-        return self._progress.failed, now - self._progress.since
+        return self.progress.failed, now - self.progress.since
 
     def _note(self, reports: list[Report]) -> None:
         for report in reports:
@@ -199,7 +193,6 @@ class Monitor:
                 self._newest[report.rank] = report, time.monotonic()
 
     def _forgive(self) -> None:
-        """Counts the silence of process 0 and of all others anew from now on."""
         self._contact = time.monotonic()
         for rank, (report, _) in self._newest.copy().items():
             self._newest[rank] = report, self._contact
@@ -210,25 +203,25 @@ class Monitor:
             Seen(report, now - heard, rank in self._closed)
             for rank, (report, heard) in self._newest.copy().items()
         ]
-        if self._rank:  # process 0 diagnoses first
-            limit, mine = self._limit + GRACE, self._progress
+        if self.rank:  # process 0 diagnoses first
+            limit, mine = self.limit + GRACE, self.progress
             waits = not (mine.busy or mine.finished) and now - mine.since > limit
             if not seen and waits:
                 return "process 0 has not entered its `Watchdog`"
             return silence(seen, limit)
-        absent = set(range(self._processes)) - self._newest.keys()
-        return diagnose(seen, absent, self._limit)
+        absent = set(range(self.processes)) - self._newest.keys()
+        return diagnose(seen, absent, self.limit)
 
     def _is_over(self) -> bool:
         newest = [report for report, _ in self._newest.values()]
-        if self._rank:
-            return self._progress.finished and any(report.over for report in newest)
-        all_here = len(newest) == self._processes
+        if self.rank:
+            return self.progress.finished and any(report.over for report in newest)
+        all_here = len(newest) == self.processes
         return all_here and all(report.finished for report in newest)
 
 
 def described(error: BaseException) -> str:
-    """Returns the last line of an exception's traceback, without the notes after it."""
+    """Returns the last line of a traceback, without the notes after it."""
     form = traceback.TracebackException(type(error), error, None)
     # JAX adds notes of its own to exceptions that leave a jitted function.
     form.__notes__ = None

@@ -17,7 +17,7 @@ class Recipe:
     Attributes:
       processes: The number of processes on each host.
       gpus: The number of GPUs for each process, 0 for a job on CPUs.
-      grace: Seconds between the notice that the job must end and its end, for saving.
+      grace: Seconds for saving, from the notice that the job must end.
     """
 
     program: Sequence[str]
@@ -89,12 +89,8 @@ def kubernetes(recipe: Recipe) -> str:
     """Returns a Kubernetes JobSet (https://jobset.sigs.k8s.io), a pod for each host."""
     place = ("--processes", str(recipe.processes), "--hosts", str(recipe.hosts))
     # The name that a JobSet gives to its first pod, inside of the JobSet's network.
-    meeting = (
-        "--host",
-        "$(PIPEJAX_HOST)",
-        "--coordinator",
-        "train-hosts-0-0.train:29500",
-    )
+    coordinator = "train-hosts-0-0.train:29500"
+    meeting = ("--host", "$(PIPEJAX_HOST)", "--coordinator", coordinator)
     command = ["pipejax", "launch", *place, *meeting, *recipe.options, "--"]
     # Kubernetes must not expand the dollars of the program's own arguments.
     command += [each.replace("$", "$$") for each in recipe.program]

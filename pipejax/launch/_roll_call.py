@@ -4,11 +4,9 @@
 with the same rank, it aborts all processes after its timeout, and names neither the
 process nor its host. Its key-value store opens only after the barrier.
 
-So process 0 first listens at the coordinator's address itself. It greets every process
-that connects, waits until all have sent their records, and sends the same answer to all
-of them. The answer lists what is wrong. If nothing is, JAX then joins the processes.
-Before a process sends its record, both sides prove that they know the secret of the
-job (`_secret`). Record and answer are a line of JSON each.
+So process 0 first listens at the coordinator's address itself. It waits until all
+processes have sent their records, and sends the same answer to all of them. The answer
+lists what is wrong. If nothing is, JAX then joins the processes.
 """
 
 import contextlib

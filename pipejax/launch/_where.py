@@ -33,7 +33,6 @@ class Where(NamedTuple):
     Attributes:
       busy: "tracing", "lowering", "compiling", "a checkpoint", or an empty string.
       waits: Whether the thread is inside of a call into JAX or pipejax.
-      frames: The frames of the stack, outermost first.
     """
 
     busy: str
@@ -79,7 +78,7 @@ def of(stack: Sequence[traceback.FrameSummary]) -> Where:
 
 
 def failed_save() -> BaseException | None:
-    """Returns the exception of a save that has failed in Orbax's thread, if any."""
+    """Returns the exception of a save that fails in Orbax's thread, if any."""
     # Orbax waits for all other processes before it raises this exception, and they wait
     # for minutes for what this process was to write. So the exception is read from its
     # thread.

@@ -1,21 +1,16 @@
 r"""Limits of stability, from the roots of a characteristic polynomial.
 
 Training on a quadratic of curvature `lambda` is stable while all roots z of the
-polynomial `p(z) + lambda q(z)` lie inside the unit circle. The module `_loop` computes
-p and q. At a curvature where a root crosses the circle,
-
-$$p(z) + \lambda q(z) = 0$$
-
-holds for some z with `|z| = 1`, so `-p(z) / q(z)` is a real number there. The
-coefficients are real, so the complex conjugate of `p(z)` on the circle is `p(1/z)`. The
-condition that `-p(z) / q(z)` is real is therefore a polynomial equation in z:
+polynomial `p(z) + lambda q(z)` of `_loop` lie inside the unit circle. At a curvature
+where a root crosses the circle, `-p(z) / q(z)` is a real number for some z with
+`|z| = 1`. The coefficients are real, so the complex conjugate of `p(z)` on the circle
+is `p(1/z)`, and the condition is a polynomial equation in z:
 
 $$p(z) q(1/z) - p(1/z) q(z) = 0$$
 
 Its roots on the unit circle, refined by the secant method, give every curvature at
 which stability may change. The limit is the first of these curvatures beyond which a
-root lies outside the circle. The method does not search a grid of curvatures, so it
-cannot miss a change between two grid points.
+root lies outside the circle. No grid is searched, so no change can be missed.
 """
 
 import itertools
@@ -114,9 +109,7 @@ def max_curvature(
     `max_learning_rate` solves for the learning rate instead of the curvature.
 
     Args:
-      tx: An Optax transformation that is linear in its gradients, including its
-        learning rate. Give the learning rate as a number: a schedule counts with its
-        final value.
+      tx: Same as in `spectral_radius`.
       width: Pipeline width K, at least 1.
       weight_prediction: Same as in `spectral_radius`.
       deviation_feedback: Same as in `spectral_radius`.
@@ -126,8 +119,7 @@ def max_curvature(
       if every curvature is stable, and 0 if none is.
 
     Raises:
-      ValueError: If `tx` is not linear, if `tx` has a schedule that ends at 0, or if
-        another argument breaks its rule.
+      ValueError: In the same cases as `spectral_radius`.
 
     Examples:
       >>> import optax, pipejax as pj
@@ -172,8 +164,7 @@ def max_learning_rate(
 
     Args:
       optimizer: A function from a learning rate to a linear Optax transformation whose
-        updates are proportional to the learning rate. For example
-        `functools.partial(optax.sgd, momentum=0.9)`.
+        updates are proportional to the learning rate.
       width: Pipeline width K, at least 1.
       curvature: The largest eigenvalue of the Hessian of the loss, above 0. In a neural
         network it grows during training until it meets the limit (Cohen et al., 2021).

@@ -1,7 +1,6 @@
 r"""A pipeline of width K on a quadratic, written as a closed loop with one matrix.
 
-The loop consists of the optimizer, the loss and the queue of gradients in flight. Let
-`lambda` be the curvature, w the distance of the parameter to the optimum, s the
+Let `lambda` be the curvature, w the distance of the parameter to the optimum, s the
 optimizer state and f the vector of the K-1 gradients in flight, oldest first. With
 `x = (s, w, f)`, one step is
 
@@ -11,21 +10,14 @@ The row vector H selects where the gradient is taken, so the new gradient is
 `lambda H x`. The column vector G says where the new gradient enters: at the end of the
 queue, or at width 1 directly in the optimizer. Because `G H` has rank one, the
 characteristic polynomial is linear in the curvature, `p(z) + lambda q(z)`. With
-learning rate eta and momentum mu:
-
-- SGD, K=1: `z - 1 + eta lambda`
-- SGD, K=2: `z (z - 1) + eta lambda`
-- heavy-ball, K=2: `z (z - 1) (z - mu) + eta lambda z`
+learning rate eta and momentum mu, it is `z (z - 1) (z - mu) + eta lambda z` for
+heavy-ball at K=2.
 
 With weight prediction, the mean over devices follows the loop of width 1. A second loop
-describes the deviation e, the gradient of one device minus the mean over devices. The
-state of this second loop is the device's K-1 deviations in flight and the one before
-them, which deviation feedback may add. A new deviation is `e_t = lambda H x`. Without
-factors of z, the characteristic polynomials are, for feedback c:
-
-- heavy-ball, K=2, no feedback: `z + eta lambda`
-- heavy-ball, K=2, with feedback: `z^2 + eta lambda z + c eta lambda`
-- heavy-ball, K=3, no feedback: `z^2 + eta lambda z + (1 + mu) eta lambda`
+describes the deviation e, the gradient of one device minus the mean over devices. Its
+state is the device's K-1 deviations in flight and the one before them, which deviation
+feedback may add. For heavy-ball at K=3, its polynomial is, without factors of z,
+`z^2 + eta lambda z + (1 + mu) eta lambda`.
 """
 
 from typing import NamedTuple

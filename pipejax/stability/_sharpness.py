@@ -29,9 +29,8 @@ def sharpness(
 
     Compare the eigenvalue with `max_curvature`, or pass it to `max_learning_rate` as
     `curvature`, to find out whether a width is stable for a real model. Measure at
-    several points in the first half of a synchronous run, and take the median. Neural
-    networks train near the limit of stability, and at the peak of the learning rate
-    alone the sharpness may be several times as large as elsewhere.
+    several points in the first half of a synchronous run, and take the median: at the
+    peak of the learning rate, the sharpness may be several times as large as elsewhere.
 
     Adam divides its updates by a vector p. In the coordinates `sqrt(p) w` of the
     parameters w, the same optimizer works without this division. With p as
@@ -44,12 +43,11 @@ def sharpness(
 
     Args:
       loss_fn: The loss, `loss_fn(params, *args) -> scalar`. It must support
-        forward-mode over reverse-mode differentiation. It is compiled once for each
-        set of shapes.
+        forward-mode over reverse-mode differentiation.
       params: A pytree of floating arrays, the point at which the Hessian is taken.
-      *args: The other arguments of `loss_fn`, usually a batch. Use a batch of at least
-        a few hundred examples: the loss on a small batch is sharper than the mean over
-        many. With several processes, pass the same batch on all of them.
+      *args: The other arguments of `loss_fn`, usually a batch of at least a few hundred
+        examples: the loss on a small batch is sharper. Pass the same one on all
+        processes.
       preconditioner: A pytree like `params` with elements above 0: the vector p by
         which the optimizer divides its updates. For Adam it is `sqrt(nu) + eps`;
         compare the result with the limit of its first moment,
@@ -61,9 +59,7 @@ def sharpness(
       loss curves down in every direction.
 
     Raises:
-      ValueError: If `preconditioner` does not have the structure and shapes of
-        `params` or has an element that is not above 0, if `rtol` is not between 0 and
-        1, or if a second derivative is not finite.
+      ValueError: If an argument breaks its rule, or a second derivative is not finite.
 
     Examples:
       >>> import jax.numpy as jnp, optax, pipejax as pj

@@ -1,10 +1,9 @@
 """Weight prediction from the last update, which is also error feedback of updates."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 
@@ -12,8 +11,7 @@ class ExtrapolateUpdatesState(NamedTuple):
     """State of `extrapolate_updates`.
 
     Attributes:
-      ahead: The term `c d_t` by which the parameters of the loop are ahead of x, a
-        pytree like the parameters.
+      ahead: The term `c d_t` by which the parameters of the loop are ahead of x.
     """
 
     ahead: optax.Updates
@@ -37,18 +35,16 @@ def extrapolate_updates(steps: float) -> optax.GradientTransformation:
     differ only in the parameters that are evaluated: weight prediction evaluates x, and
     error feedback evaluates y.
 
-    Nesterov momentum also looks ahead, but along the momentum before the gradient of
-    the current step is added, and by one step. Here the distance matches the delay:
-    `steps = width - 1`. The weight prediction of `pj.make_train_step` uses newer
-    information than the last update, the gradients in flight of the device itself.
+    Nesterov momentum looks ahead by one step only, along the momentum before the
+    gradient of the current step is added. The weight prediction of `pj.make_train_step`
+    uses newer information, the gradients in flight of the device itself.
 
     Args:
-      steps: The number c of updates to look ahead, a finite number of at least 0.
+      steps: The number c of updates to look ahead, a finite number of at least 0: the
+        delay, `width - 1`.
 
     Returns:
-      An `optax.GradientTransformation`. Put it last in a chain, for example
-      `optax.chain(optax.adamw(1e-3), extrapolate_updates(1))`. `unextrapolated`
-      returns x.
+      A transformation to be put last in a chain. `unextrapolated` returns x.
 
     Raises:
       ValueError: If `steps` is negative or not finite.
@@ -79,7 +75,7 @@ def extrapolate_updates(steps: float) -> optax.GradientTransformation:
         )
 
     def init_fn(params: optax.Params) -> ExtrapolateUpdatesState:
-        return ExtrapolateUpdatesState(jax.tree.map(jnp.zeros_like, params))
+        return ExtrapolateUpdatesState(optax.tree.zeros_like(params))
 
     def update_fn(
         updates: optax.Updates,
@@ -87,10 +83,8 @@ def extrapolate_updates(steps: float) -> optax.GradientTransformation:
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, ExtrapolateUpdatesState]:
         del params
-        ahead = jax.tree.map(lambda d: steps * d, updates)
-        moved = jax.tree.map(
-            lambda d, now, before: d + (now - before), updates, ahead, state.ahead
-        )
+        ahead = optax.tree.scale(steps, updates)
+        moved = optax.tree.add(updates, optax.tree.sub(ahead, state.ahead))
         return moved, ExtrapolateUpdatesState(ahead)
 
     return optax.GradientTransformation(init_fn, update_fn)
@@ -103,34 +97,18 @@ def unextrapolated(opt_state: optax.OptState, params: optax.Params) -> optax.Par
 
     Args:
       opt_state: State of a chain that contains one `extrapolate_updates`.
-      params: The parameters y of the loop, a pytree of arrays.
-
-    Returns:
-      The parameters x, a pytree like `params`.
+      params: The parameters y of the loop.
 
     Raises:
-      ValueError: If `opt_state` does not contain exactly one state of
-        `extrapolate_updates`.
-
-    Examples:
-      >>> import jax.numpy as jnp, optax, pipejax as pj
-      >>> tx = optax.chain(optax.sgd(0.1), pj.transforms.extrapolate_updates(1))
-      >>> y = jnp.array(1.0)
-      >>> update, state = tx.update(jnp.array(2.0), tx.init(y))
-      >>> y = optax.apply_updates(y, update)
-      >>> print(f"{y:.1f} {pj.transforms.unextrapolated(state, y):.1f}")
-      0.6 0.8
+      ValueError: If `opt_state` does not contain exactly one such state.
     """
-    leaves = jax.tree.leaves(opt_state, is_leaf=_is_state)
-    found = [leaf for leaf in leaves if _is_state(leaf)]
+    kind = ExtrapolateUpdatesState
+    leaves = jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, kind))
+    found = [leaf for leaf in leaves if isinstance(leaf, kind)]
     if len(found) != 1:
         raise ValueError(
             "`opt_state` must hold one ExtrapolateUpdatesState, got"
             f" {len(found)}. Pass the state of the chain that contains"
             " `extrapolate_updates`."
         )
-    return jax.tree.map(lambda y, ahead: y - ahead, params, found[0].ahead)
-
-
-def _is_state(node: Any) -> bool:
-    return isinstance(node, ExtrapolateUpdatesState)
+    return optax.tree.sub(params, found[0].ahead)

@@ -39,19 +39,17 @@ def pipelined_mean(
 
     $$update(g_{i,t}) = 1/p \sum_j g_{j,t-(K-1)}$$
 
-    `lax.pmean(grads, axis_name)` has no delay: it returns `1/p sum_j g_{j,t}`, as
-    `pipelined_mean` does with `width=1`. At a larger width, the gradients of step t are
-    summed in step t+K-1. The sum depends on nothing that step t+K-1 computes, so a
-    scheduler may run it beside the whole forward and backward pass.
+    `lax.pmean(grads, axis_name)` is the case `width=1`. At a larger width, the
+    gradients of step t are summed in step t+K-1. The sum depends on nothing that this
+    step computes, so it may run beside the whole forward and backward pass.
 
     Put the transformation first in a chain, in place of the `pmean`:
 
         optax.chain(pj.pipelined_mean("data", width=2), optax.sgd(0.1))
 
-    The first K-1 updates are zero, because no gradient has arrived yet. For SGD, with
-    or without momentum, a gradient of zero at the start is no step at all. An optimizer
-    that counts steps or decays weights would still move. For such an optimizer, use
-    `pj.pipelined`, which leaves its state as it is until a gradient has arrived.
+    The first K-1 updates are zero, because no gradient has arrived yet. For an
+    optimizer that counts steps or decays weights, use `pj.pipelined`, which leaves its
+    state as it is until a gradient has arrived.
 
     Args:
       axis_name: The axis of the surrounding `shard_map` or `pmap`, or a tuple of axes.
@@ -59,9 +57,8 @@ def pipelined_mean(
       reduce_dtype: dtype in which gradients are sent and summed. `None` keeps the dtype
         of each leaf. Updates have the dtypes of the gradients.
       all_reduce: The algorithm that sums gradients, with its codec. If it is not
-        `pj.collectives.psum()`, `shard_map` needs `check_vma=False`, because it cannot
-        know that all devices get the same sum. `init` must then be called inside
-        `shard_map` too, because the algorithm depends on the number of devices. The
+        `pj.collectives.psum()`, `shard_map` needs `check_vma=False`, and `init` must be
+        called inside `shard_map` too, because it depends on the number of devices. The
         codec states do not change if a sum is not finite.
 
     Returns:
@@ -69,10 +66,9 @@ def pipelined_mean(
       between devices: give `shard_map` the specs of `pj.state_specs`.
 
     Raises:
-      ValueError: If `axis_name`, `width` or `all_reduce` is not valid. In `update`,
-        also outside of `axis_name`, for gradients that differ in structure or shapes
-        from the parameters or from the state, for a state of another width, and for
-        gradients that `jax.grad` has already summed over the axis.
+      ValueError: If an argument breaks its rule. In `update`, also outside of
+        `axis_name`, for gradients or a state of another form, and for gradients that
+        `jax.grad` has already summed over the axis.
 
     References:
       Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619

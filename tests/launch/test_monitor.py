@@ -45,7 +45,7 @@ def monitors(monkeypatch):
 
 
 def store_of(monitor):
-    return monitor._store.client
+    return monitor.store.client
 
 
 def until(condition):
