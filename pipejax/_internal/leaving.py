@@ -33,27 +33,19 @@ import jax
 
 _log = logging.getLogger("pipejax")
 
+# Seconds after which a program that was interrupted has exited. Another process may
+# notice the interrupt only when this one has gone. Then it takes as long, and the two
+# together stay below ten seconds.
 LIMIT = 4.0
-"""Seconds after which a program that was interrupted has exited.
-
-Another process may notice the interrupt only when this one has gone. Then it takes as
-long, and the two together stay below ten seconds.
-"""
+# Seconds after Ctrl-C that a process may be inside of a call into C++. The call fails
+# sooner if it waits for a process that leaves within `LIMIT`.
 STUCK = 8.0
-"""Seconds after Ctrl-C that a process may be inside of a call into C++.
-
-The call fails sooner if it waits for a process that leaves within `LIMIT`.
-"""
+# Seconds that an interrupted program waits for work that needs other processes. These
+# wait for this process until `LIMIT`, so that there is time for `_say_goodbye` even if
+# they were interrupted two seconds earlier.
 HURRY = 1.0
-"""Seconds that an interrupted program waits for work that needs other processes.
-
-The others wait for this process until `LIMIT`, so that there is time for `_say_goodbye`
-even if they were interrupted two seconds earlier.
-"""
-_AGAIN = 0.05
-"""Seconds until a `KeyboardInterrupt` that was dropped is raised again."""
-_GOODBYE = 2.0
-"""Seconds that a process waits for the others to say that they leave, too."""
+_AGAIN = 0.05  # seconds until a `KeyboardInterrupt` that was dropped is raised again
+_GOODBYE = 2.0  # seconds to wait for the others to say that they leave, too
 
 
 def interrupted() -> bool:

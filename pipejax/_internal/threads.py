@@ -26,10 +26,8 @@ from jax.sharding import Mesh
 
 _log = logging.getLogger("pipejax")
 
-_POOL = "tf_XLAEigen"
-"""The name of the threads of XLA:CPU's pool."""
-_MOST = 256
-"""The most threads of this name that XLA starts. Its other pool has no limit."""
+_POOL = "tf_XLAEigen"  # the name of the threads of XLA:CPU's pool
+_MOST = 256  # the most threads of this name; XLA's other pool has no limit
 
 
 def needed(devices: int) -> int:

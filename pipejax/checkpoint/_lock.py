@@ -39,11 +39,8 @@ class Lock:
         except OSError as error:
             if error.errno not in _WITHOUT:
                 raise
-            _log.warning(
-                "%s cannot be locked: %s. See that no second job saves there.",
-                folder,
-                error,
-            )
+            said = "%s cannot be locked: %s. See that no second job saves there."
+            _log.warning(said, folder, error)
         # A forked child would still hold the lock when this process is gone.
         file = weakref.ref(self._file)
         os.register_at_fork(after_in_child=lambda: _closed(file()))

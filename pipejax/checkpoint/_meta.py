@@ -64,15 +64,14 @@ def check_version(path: epath.Path, meta: dict[str, Any]) -> None:
         )
 
 
-def damage(meta: dict[str, Any], extras: dict[str, Any], step: int) -> str | None:
+def check_whole(meta: dict[str, Any], extras: dict[str, Any], step: int) -> None:
     rest = {name: value for name, value in meta.items() if name != _DIGEST}
     if meta.get(_DIGEST) != digest(rest):
-        return "`meta` is not what was saved"
+        raise DamagedError("`meta` is not what was saved")
     if meta["step"] != step:
-        return f"its contents are those of step {meta['step']}"
+        raise DamagedError(f"its contents are those of step {meta['step']}")
     if meta["extras"] != digest(extras):
-        return "`extras` are not what was saved"
-    return None
+        raise DamagedError("`extras` are not what was saved")
 
 
 def digest(value: Any) -> str:

@@ -22,9 +22,9 @@ from pipejax.train_step import (
 
 from ._check_like import check_optimizer_of
 from ._check_saved import check_form, check_passengers, check_train, differing
-from ._fault import DamagedError, Fault, agreed, attempt
+from ._fault import DamagedError, Fault, attempt
 from ._leaves import empty, encoded, named, part_of
-from ._meta import check_version, damage, read
+from ._meta import check_version, check_whole, read
 from ._reshard import shapes_on
 from ._spread import Spread
 
@@ -64,7 +64,7 @@ def read_step(
         return found
     meta, extras = found
     check_version(path, meta)
-    if fault := agreed(_fault(damage(meta, extras, step))):
+    if fault := attempt(lambda: check_whole(meta, extras, step)):
         return fault
     check_train(path, meta, train, like)
     check_passengers(path, meta, like)
@@ -84,7 +84,8 @@ def read_step(
     arrays = attempt(lambda: _arrays(path, written))
     if isinstance(arrays, Fault):
         return arrays
-    if fault := agreed(_fault(_wrong(checksums(arrays), meta["checksums"]))):
+    found_sums = checksums(arrays)
+    if fault := attempt(lambda: _check_sums(found_sums, meta["checksums"])):
         return fault
     every = {k: arrays[k] if v.size else empty(v) for k, v in shapes.items()}
     return Saved(every, target, extras, meta, before.devices, anew)
@@ -136,18 +137,13 @@ def _arrays(path: Any, shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax
     return jax.block_until_ready(arrays)
 
 
-def _fault(damage: str | None) -> Fault | None:
-    return Fault(True, damage) if damage else None
-
-
-def _wrong(found: dict[str, str], saved: dict[str, str]) -> str | None:
+def _check_sums(found: dict[str, str], saved: dict[str, str]) -> None:
     names = [name for name in found if found[name] != saved.get(name)]
-    if not names:
-        return None
-    return (
-        f"{len(names)} of {len(found)} leaves are not what was saved, the first is"
-        f" {names[0]}"
-    )
+    if names:
+        raise DamagedError(
+            f"{len(names)} of {len(found)} leaves are not what was saved, the first is"
+            f" {names[0]}"
+        )
 
 
 def _shapes(

@@ -52,7 +52,7 @@ class PowerSGD(Linear):
 
     def init(self, n: int, seed: jax.Array) -> Any:
         self._forms(n)
-        length = self.rank * sum(n for _, n in self._matrices())
+        length = self.rank * sum(self._columns())
         key = jax.random.fold_in(self.key, seed)
         return jax.random.normal(key, (length,), jnp.float32)
 
@@ -85,9 +85,9 @@ class PowerSGD(Linear):
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
         """Returns `P Q^T` for every matrix, and the other leaves as they were sent."""
         numbers = from_words(payload, jnp.float32)
-        rows = [m for m, _ in self._matrices()]
-        columns = self._cut(numbers, rows)
-        return ravel(self._product(columns, numbers[self.rank * sum(rows) :], n))
+        columns = self._cut(numbers, self._rows())
+        split = self.rank * sum(self._rows())
+        return ravel(self._product(columns, numbers[split:], n))
 
     def leaves(self, x: jax.Array) -> Any:
         return unravel(x, self._forms(x.size, x.dtype))
@@ -99,8 +99,7 @@ class PowerSGD(Linear):
         coded = [x for x in leaves if self._is_coded(x.shape)]
         matrices = [x.reshape(_sides(x.shape)) for x in coded]
         if not sums:
-            start = self._cut(state, [n for _, n in self._matrices()])
-            pairs = zip(matrices, start, strict=True)
+            pairs = zip(matrices, self._cut(state, self._columns()), strict=True)
             return ravel([m @ q.astype(m.dtype) for m, q in pairs])
         columns = self._orthonormal(sums[0])
         # XLA:CPU is far slower at `m.T @ p` if p has a single column.
@@ -118,20 +117,17 @@ class PowerSGD(Linear):
     ) -> Any:
         """Returns the new `Q`; columns that are zero or not finite keep the old one."""
         del leaves, own
-        sides = [n for _, n in self._matrices()]
         # The sum begins with every new `Q`, in the layout of the state.
-        new = self._cut(sums[1].astype(state.dtype), sides)
-        old = self._cut(state, sides)
+        new = self._cut(sums[1].astype(state.dtype), self._columns())
+        old = self._cut(state, self._columns())
         return ravel([_restarted(n, o) for n, o in zip(new, old, strict=True)])
 
     def _product(self, columns: Sequence[jax.Array], last: jax.Array, n: int) -> Any:
         """Returns the leaves that follow from every `P` and the last round's sum."""
-        sides = [n for _, n in self._matrices()]
-        products = iter(
-            [p @ q.T for p, q in zip(columns, self._cut(last, sides), strict=True)]
-        )
+        rows = self._cut(last, self._columns())
+        products = iter([p @ q.T for p, q in zip(columns, rows, strict=True)])
         # `last` has every `Q`, followed by all elements that are in no matrix.
-        left = last[self.rank * sum(sides) :]
+        left = last[self.rank * sum(self._columns()) :]
         forms = self._forms(n, last.dtype)
         rest = iter(unravel(left, [x for x in forms if not self._is_coded(x.shape)]))
         return tuple(
@@ -140,8 +136,7 @@ class PowerSGD(Linear):
         )
 
     def _orthonormal(self, first: jax.Array) -> list[jax.Array]:
-        sides = [m for m, _ in self._matrices()]
-        return [orthonormal(p) for p in self._cut(first, sides)]
+        return [orthonormal(p) for p in self._cut(first, self._rows())]
 
     def _cut(self, numbers: jax.Array, sides: list[int]) -> tuple[jax.Array, ...]:
         """Cuts the beginning of a vector into matrices of `[side, rank]`."""
@@ -150,8 +145,11 @@ class PowerSGD(Linear):
             numbers, [jax.ShapeDtypeStruct(each, numbers.dtype) for each in shapes]
         )
 
-    def _matrices(self) -> list[tuple[int, int]]:
-        return [_sides(shape) for shape in self._shapes() if self._is_coded(shape)]
+    def _rows(self) -> list[int]:
+        return [_sides(shape)[0] for shape in self._shapes() if self._is_coded(shape)]
+
+    def _columns(self) -> list[int]:
+        return [_sides(shape)[1] for shape in self._shapes() if self._is_coded(shape)]
 
     def _is_coded(self, shape: tuple[int, ...]) -> bool:
         """Returns whether a leaf is a matrix for which `P` and `Q` take fewer bytes."""

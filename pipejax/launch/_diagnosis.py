@@ -5,14 +5,11 @@ import json
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+# Seconds of silence that put a process at fault once another process has failed. A
+# process that loses a connection fails at once, and the process that closed it falls
+# silent. The fault lies with the silent process.
 GRACE = 5.0
-"""Seconds of silence that put a process at fault once another process has failed.
-
-A process that loses a connection fails at once, and the process that closed the
-connection falls silent. The fault lies with the silent process.
-"""
-CLOSED = 3.0
-"""Seconds of silence that put a process at fault once its connection has closed."""
+CLOSED = 3.0  # seconds of silence of a process at fault whose connection has closed
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,24 +27,15 @@ from ._record import Record
 
 _log = logging.getLogger("pipejax")
 
-GREETING = b"pipejax "
-"""The beginning of the line that process 0 sends first on every connection."""
-REFUSED = b"refused\n"
-"""The line that process 0 sends to a connection with another secret."""
-SHORT = 256
-"""The longest line of a connection that has not proved itself, in bytes."""
-LONGEST = 2**20
-"""The longest line that a process reads from a connection, in bytes."""
-UNFINISHED = 2**24
-"""The most bytes of unfinished lines that process 0 keeps."""
-STRANGERS = 128
-"""The most connections that process 0 keeps beside those of its job."""
-PATIENCE = 5.0
-"""Seconds within which each line must come once there is a connection."""
-_REPORT = 15.0
-"""Seconds between two log messages of process 0 about how many have connected."""
-_SAID = 20
-"""The most log messages about strangers."""
+GREETING = b"pipejax "  # begins the line that process 0 sends first
+REFUSED = b"refused\n"  # the answer of process 0 to another secret
+SHORT = 256  # the longest line of a connection that has not proved itself, in bytes
+LONGEST = 2**20  # the longest line that a process reads from a connection, in bytes
+UNFINISHED = 2**24  # the most bytes of unfinished lines that process 0 keeps
+STRANGERS = 128  # the most connections that process 0 keeps beside those of its job
+PATIENCE = 5.0  # seconds within which each line must come once there is a connection
+_REPORT = 15.0  # seconds between two log messages about how many have connected
+_SAID = 20  # the most log messages about strangers
 
 
 @dataclasses.dataclass
@@ -117,11 +108,8 @@ class Enrolment:
                 key.data()
             self._refuse_silent()
             if time.monotonic() - reported > _REPORT:
-                _log.info(
-                    "%d of %d other processes have connected",
-                    len(self.came),
-                    self._processes - 1,
-                )
+                said = "%d of %d other processes have connected"
+                _log.info(said, len(self.came), self._processes - 1)
                 reported = time.monotonic()
 
     def _complete(self) -> bool:

@@ -8,8 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 
-PERIOD = 0.1
-"""Seconds between two checks whether a process has ended."""
+PERIOD = 0.1  # seconds between two checks whether a process has ended
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 

@@ -28,8 +28,7 @@ FAULT = 75
 75 is EX_TEMPFAIL of sysexits.h.
 """
 
-PERIOD = 1.0
-"""Seconds between two reports of a process."""
+PERIOD = 1.0  # seconds between two reports of a process
 
 
 @dataclasses.dataclass

@@ -8,11 +8,10 @@ would pass, and JAX would then abort all processes after its timeout.
 import ipaddress
 from collections.abc import Mapping
 
+# The variables that gRPC reads, for proxies and for hosts that it reaches directly. The
+# first one that is set decides.
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
-"""The variables that gRPC reads. The first one that is set decides."""
 _EXCEPTIONS = ("no_grpc_proxy", "no_proxy")
-"""The variables with hosts that gRPC reaches directly. The first one that is set
-decides."""
 
 
 def check_proxy(coordinator: str, environ: Mapping[str, str]) -> None:

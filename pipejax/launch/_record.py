@@ -29,8 +29,7 @@ _SETTINGS = (
     "jax_platforms",
     "jax_threefry_partitionable",
 )
-_NAMED = 5
-"""The number of differences, or of processes, that are named one by one."""
+_NAMED = 5  # the number of differences, or of processes, that are named one by one
 
 
 class JsonLine:

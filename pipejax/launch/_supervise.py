@@ -15,10 +15,8 @@ from collections.abc import Mapping, Sequence
 
 from ._guard import PERIOD, die_with_parent
 
-_AGAIN = 1.0
-"""Seconds after which a signal that a process has dropped is sent again."""
-_TAIL = 20
-"""The number of last lines that are kept of each process, to be shown again."""
+_AGAIN = 1.0  # seconds after which a signal that a process has dropped is sent again
+_TAIL = 20  # the number of last lines that are kept of each process, to be shown again
 
 
 @dataclasses.dataclass(frozen=True)

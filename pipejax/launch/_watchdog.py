@@ -13,18 +13,13 @@ from . import _jax_internals
 from ._kv_store import KeyValueStore
 from ._monitor import PERIOD, Monitor, Progress, described, end
 
+# The default heartbeat timeout of JAX's runtime, in seconds. The runtime aborts all
+# processes once it has heard nothing of one of them for this long.
 HEARTBEAT = 100.0
-"""The default heartbeat timeout of JAX's runtime, in seconds.
-
-The runtime aborts all processes once it has heard nothing of one of them for this long.
-"""
+# Seconds that the longest limit stays below it. All processes can name a silent process
+# in this time, before the runtime aborts them.
 _SOONER = 20.0
-"""Seconds that the longest limit stays below the heartbeat timeout.
-
-All processes can name a silent process in this time, before the runtime aborts them.
-"""
-_LEAST = 10 * PERIOD
-"""The shortest limit, in seconds."""
+_LEAST = 10 * PERIOD  # the shortest limit, in seconds
 
 
 def check_heartbeat(seconds: float) -> float:

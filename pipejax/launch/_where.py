@@ -21,10 +21,8 @@ _BUSY = {
     _JAX / "_src" / "compiler.py": "compiling",
 }
 _LIBRARY = pathlib.Path(sysconfig.get_path("stdlib"))
-_DEEPEST = 12
-"""The number of innermost frames that are shown of a stack."""
-_FINALIZES = "save_finalize"
-"""The name of the thread in which Orbax completes a save."""
+_DEEPEST = 12  # the number of innermost frames that are shown of a stack
+_FINALIZES = "save_finalize"  # the name of the thread in which Orbax completes a save
 
 
 class Where(NamedTuple):

@@ -94,19 +94,13 @@ def _floating(state: Any) -> tuple[jax.Array, Any]:
 
     def rebuild(values: jax.Array) -> Any:
         given = iter(unravel(values.astype(vector.dtype)))
+        late = [jnp.full_like(x, _LATER) if _counts(x) else x for x in leaves]
+        pairs = zip(late, floating, strict=True)
         return jax.tree.unflatten(
-            structure,
-            [
-                next(given) if chosen else _later(x)
-                for x, chosen in zip(leaves, floating, strict=True)
-            ],
+            structure, [next(given) if chosen else x for x, chosen in pairs]
         )
 
     return vector.astype(jnp.float64), rebuild
-
-
-def _later(leaf: jax.Array) -> jax.Array:
-    return jnp.full_like(leaf, _LATER) if _counts(leaf) else leaf
 
 
 def _counts(leaf: jax.Array) -> bool:

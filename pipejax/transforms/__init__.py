@@ -1,19 +1,11 @@
 """Optax transformations for training with a delay.
 
-For a hand-written training step inside `jax.shard_map`:
+`pipelined`, `pipelined_mean`, `predicted_params` and `compress` are for a hand-written
+training step inside `jax.shard_map`.
 
-- `pipelined` wraps an optimizer, and `pipelined_mean` stands at the beginning of a
-  chain: both average gradients over devices, some steps late.
-- `predicted_params` predicts the parameters at which to take a gradient.
-- `compress` shows what a codec does to training.
-
-For a plain delay, in such a step or in a train step with `weight_prediction=False`. Do
-not combine these with weight prediction: both compensate for the same delay.
-
-- `delay_robust` replaces the momentum of an optimizer by one that stays stable under a
-  delay. Put it before or after the optimizer.
-- `extrapolate_updates` predicts parameters from the last update. Put it last in a
-  chain.
+`delay_robust` and `extrapolate_updates` are for a plain delay, in such a step or in a
+train step with `weight_prediction=False`. Do not combine them with weight prediction:
+both compensate for the same delay.
 """
 
 from ._compress import CompressState as CompressState
