@@ -1,17 +1,14 @@
 """Leaves a job of several processes in bounded time.
 
 At its exit, JAX waits until all processes of the job have come to theirs, for minutes.
-After Ctrl-C, a process may wait there for another one that waits for it: in a
-collective that only one of them has begun, or in a checkpoint that only one of them
-saves. `hurry_after_interrupts` does three things about it:
+After Ctrl-C, a process may wait there for another one that waits for it, in a
+collective or a checkpoint that only one of them has begun. Therefore:
 
 - A `KeyboardInterrupt` that Python drops is raised again. Python drops exceptions of
   callbacks, such as the one that JAX has in every garbage collection.
 - A program that a `KeyboardInterrupt` ends exits within `LIMIT` seconds.
 - Python raises a `KeyboardInterrupt` only when its main thread returns from a call into
   C++, which may wait for another process. After `STUCK` seconds, the process exits.
-
-A program that catches the `KeyboardInterrupt` may take any time, for example to save.
 
 Before it exits, a process says so to JAX's runtime. JAX would otherwise abort the
 others: at once if process 0 has gone, or else when its heartbeats fail to come.
@@ -105,10 +102,7 @@ def _raise_again() -> None:
     def hook(unraisable: "sys.UnraisableHookArgs") -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
             # At once, it would be raised in this hook, and dropped again.
-            again = signal.pthread_kill, (main, signal.SIGINT)
-            timer = threading.Timer(_AGAIN, *again)
-            timer.daemon = True
-            timer.start()
+            _later(_AGAIN, signal.pthread_kill, main, signal.SIGINT)
         else:
             before(unraisable)
 
@@ -124,12 +118,16 @@ def _hurry_at_the_end() -> None:
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         if issubclass(kind, KeyboardInterrupt):
-            timer = threading.Timer(LIMIT, _exit, [130])
-            timer.daemon = True
-            timer.start()
+            _later(LIMIT, _exit, 130)
         before(kind, error, trace)
 
     sys.excepthook = hook
+
+
+def _later(seconds: float, function: Callable[..., None], *args: int) -> None:
+    timer = threading.Timer(seconds, function, args)
+    timer.daemon = True
+    timer.start()
 
 
 def _hurry_in_calls() -> None:

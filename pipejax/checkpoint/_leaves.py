@@ -1,14 +1,12 @@
 """Names the leaves of a state, and encodes them so that Orbax writes every bit.
 
 - The name of a leaf is its path in the pytree as JAX writes it, without `trainable`.
-  `params['a.b']` and `params['a']['b']` are different names.
 - A typed PRNG key is written as the integers that it holds, and an integer of fewer
   than eight bits as int8. The shape and dtype of each leaf are written too, because two
   leaves of different dtypes may have the same encoded form.
 - A leaf of size 0 is not written, because its shape and dtype say everything.
-- Whether the type of a leaf is weak, as it is for `jnp.asarray(1.0)`, is written too.
-  The product of a weakly typed float32 and a bfloat16 array has dtype bfloat16. If the
-  restored type were not weak, the product would have dtype float32.
+- Whether the type of a leaf is weak, as it is for `jnp.asarray(1.0)`, is written too:
+  the product of a weakly typed float32 and a bfloat16 array has dtype bfloat16.
 """
 
 from typing import Any

@@ -1,8 +1,7 @@
 """Locks the folder of a run, so that a second job cannot save there too.
 
-The lock is the kernel's (`flock` on the file `.lock` in the folder): when the process
-that holds it ends, however it ends, the lock is free. The file stays, and says who has
-held the lock last.
+The lock is the kernel's, `flock` on the file `.lock`, which says who has held it last.
+When the process that holds it ends, however it ends, the lock is free.
 """
 
 import errno

@@ -30,11 +30,10 @@ def split(
     arrays in place. `flax.nnx.split` splits only the model.
 
     If the loss or the model draws random numbers, pass `rng` to `train.init`, a key or
-    a dict of keys. From the key that a device gets for a step, the pure loss makes
-    `rngs = nnx.Rngs(key)`, or `nnx.Rngs(**keys)` from a dict. Each kind of random
-    stream in the model (such as "dropout") starts from one draw of its name from
-    `rngs`, in alphabetical order of the names, and then the loss receives `rngs`. The
-    streams in the model state do not change.
+    a dict of keys. In each step, the pure loss makes `rngs = nnx.Rngs(key)`, or
+    `nnx.Rngs(**keys)` from a dict. Each kind of random stream in the model (such as
+    "dropout") starts from one draw of its name from `rngs`, in alphabetical order, and
+    then the loss receives `rngs`. The streams in the model state do not change.
 
     Args:
       model: The model in the mode in which to train it, usually after `model.train()`.
@@ -46,9 +45,8 @@ def split(
         `nnx.LoRAParam`, or any NNX filter. All other variables are model state.
 
     Returns:
-      A tuple `(pure_loss_fn, params, model_state)`. Pass `pure_loss_fn` to
-      `pj.make_train_step`. Pass the nested dicts of arrays `params` and `model_state`
-      to `train.init`.
+      A tuple `(pure_loss_fn, params, model_state)`: a function for
+      `pj.make_train_step`, and nested dicts of arrays for `train.init`.
 
     Raises:
       ValueError: Later, from the train step: if random numbers are drawn without `rng`,

@@ -17,15 +17,13 @@ class Report:
     """What a process reports about itself, about once a second.
 
     Attributes:
-      count: The number of reports sent. If it stops growing, the whole process has
-        stopped.
+      count: The number of reports sent, which grows while the process runs.
       since: Seconds since the last progress of the process, or since its failure.
       busy: The work that may take any time, such as "compiling", or an empty string.
       paused: Whether the process is inside of `Watchdog.pause`.
       outside: Seconds without beginning a step, being busy, or waiting inside of JAX.
       stack: The innermost frames of the main thread; empty for half of the limit.
-      failed: The exception that ends the process or has failed a save, or an empty
-        string.
+      failed: The exception that ends the process or has failed a save, or "".
       finished: Whether the process has left its watchdog in good order.
       over: Whether this is process 0 and it has seen all processes finish.
     """

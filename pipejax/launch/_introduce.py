@@ -51,10 +51,8 @@ def prove(connection: socket.socket, secret: bytes, patience: float) -> None:
     if answer == REFUSED or not _secret.proves(
         shown, secret, _secret.LISTENS, theirs, drawn
     ):
-        raise ValueError(
-            f"process 0 has another secret: {_secret.VARIABLE} must be the same in all"
-            " processes"
-        )
+        says = f"{_secret.VARIABLE} must be the same in all processes"
+        raise ValueError(f"process 0 has another secret: {says}")
 
 
 def _line(connection: socket.socket, patience: float, longest: int) -> bytes:

@@ -64,8 +64,7 @@ class Record(JsonLine):
 
     Attributes:
       same: Values by name that must be the same in all processes.
-      modules: Digests of the sources of imported modules, without installed ones, by
-        name.
+      modules: Digests of imported modules that are not installed ones, by name.
     """
 
     rank: int

@@ -41,8 +41,7 @@ class Meeting(NamedTuple):
 
     Attributes:
       hosts: The names of the processes' hosts, by rank.
-      connections: Open connections by rank: those of process 0 to all other processes,
-        and those of the others to process 0.
+      connections: Open connections by rank: of process 0 to all others, and back.
     """
 
     hosts: list[str]
@@ -169,8 +168,7 @@ def _report(
         try:
             return _answered(introduce)
         except (OSError, ValueError) as error:
-            # The process that listens there at first may be a process 0 that is about
-            # to end.
+            # What listens there at first may be a process 0 that is about to end.
             if time.monotonic() + _AGAIN < until:
                 time.sleep(_AGAIN)
                 continue
@@ -186,7 +184,11 @@ def _report(
 
 def _answered(introduce: _Introduce) -> _Answered:
     line, connection = introduce()
-    return Answer.from_json(line), {0: connection}
+    try:
+        return Answer.from_json(line), {0: connection}
+    except ValueError:
+        connection.close()
+        raise
 
 
 def _bound(address: str, until: float) -> socket.socket:
@@ -206,8 +208,7 @@ def _resolved(host: str, port: int, until: float) -> Any:
     """Resolves a host name, and retries until time is up."""
     while True:
         try:
-            # The name of a Kubernetes pod is known only some time after the pod has
-            # begun.
+            # The name of a Kubernetes pod is known only some time after its start.
             return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         except socket.gaierror:
             if time.monotonic() + _AGAIN > until:

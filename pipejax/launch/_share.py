@@ -90,8 +90,8 @@ def cpu_environment(count: int) -> dict[str, str]:
     """Returns environment variables that suit a process with `count` CPU cores."""
     # Most of these take effect only if they are set before the process starts.
     return {
-        # The number of XLA's threads, for the devices that the environment asks for. If
-        # the program asks for more, `initialize` sets the variable again.
+        # The number of XLA's threads, for the devices that the environment asks for.
+        # `initialize` raises it if the program asks for more.
         "NPROC": str(max(needed(configured_devices()), count)),
         "OMP_NUM_THREADS": str(count),
         # Huge pages for large arrays: faults of small pages cost more than a codec.

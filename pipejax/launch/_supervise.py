@@ -38,9 +38,9 @@ class Ended:
 
     Attributes:
       first: The index of the process that failed first, before any signal, or `None`.
-      code: Its exit status, negative for a signal; without `first`, the one of largest
-        magnitude.
-      lines: The last lines that the process that failed first has printed.
+      code: Its exit status, negative for a signal; without `first`, the one of
+        largest magnitude.
+      lines: The last lines that it has printed.
       told: The signal that asked this process to end the others, or `None`.
     """
 

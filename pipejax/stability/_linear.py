@@ -1,17 +1,14 @@
 r"""An optimizer as a linear system, obtained by differentiating its `update`.
 
-SGD, momentum, Nesterov momentum, averages and filters of gradients, and decoupled
-weight decay are all linear. For one parameter w with gradient g, and with s the vector
-of the floating-point leaves of the optimizer state, each of them has the form
+For one parameter w with gradient g, and with s the vector of the floating-point leaves
+of the optimizer state, SGD, momentum, averages and filters of gradients, and decoupled
+weight decay all have the form
 
 $$(s', w') = A (s, w) + b g$$
 
-where a prime marks the value after the step. With learning rate eta and momentum mu:
-
-- SGD has no s, and `w' = w - eta g`.
-- Heavy-ball has `s = m`, with `m' = mu m + g` and `w' = w - eta (mu m + g)`.
-
-Adam is not linear, because it divides by a function of past gradients.
+where a prime marks the value after the step. Heavy-ball with learning rate eta and
+momentum mu has `s = m`, with `m' = mu m + g` and `w' = w - eta (mu m + g)`. Adam is not
+linear, because it divides by a function of past gradients.
 """
 
 from typing import Any, NamedTuple

@@ -61,11 +61,7 @@ def loop(update: LinearUpdate, width: int) -> Loop:
     """Returns the loop of an optimizer at a width, under a plain delay."""
     inner, waiting = len(update.gradient), width - 1
     size = inner + waiting
-    transition, enters, taken_at = (
-        np.zeros((size, size)),
-        np.zeros(size),
-        np.zeros(size),
-    )
+    transition, (enters, taken_at) = np.zeros((size, size)), np.zeros((2, size))
     transition[:inner, :inner] = update.state
     taken_at[inner - 1] = 1
     if waiting:

@@ -34,9 +34,9 @@ def compress(codec: Codec) -> optax.GradientTransformation:
     gradients are not finite, the state of the codec does not change.
 
     Args:
-      codec: A codec of `pj.codecs`. If it is random, it draws the same numbers on every
-        device. To draw different ones, fold the number of the device into its key:
-        `jax.random.fold_in(key, jax.lax.axis_index("data"))`.
+      codec: A codec of `pj.codecs`. If it is random, fold the number of the device into
+        its key: `jax.random.fold_in(key, jax.lax.axis_index("data"))`. All devices draw
+        the same numbers otherwise.
 
     Returns:
       A transformation, to be used inside or outside of `shard_map`. If the codec keeps

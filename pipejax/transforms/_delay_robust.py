@@ -136,15 +136,15 @@ def delay_robust(
         share = math.sqrt((1 - momentum) / (1 + momentum))
     elif not 0 < share <= 1:
         raise ValueError(
-            f"`share` must lie in (0, 1], got {share!r}. It is the share of the"
-            " current gradient in an update. Pass None to derive it from `momentum`."
+            f"`share` must lie in (0, 1], got {share!r}. Pass None to derive it from"
+            " `momentum`."
         )
     if decay is None:
         decay = 1 - share * math.pi / (2 * width - 1) / 8
     elif not 0 <= decay < 1:
         raise ValueError(
-            f"`decay` must lie in [0, 1), got {decay!r}. It is the decay rate of"
-            " the average. Pass None to derive it from `share` and `width`."
+            f"`decay` must lie in [0, 1), got {decay!r}. Pass None to derive it from"
+            " `share` and `width`."
         )
     if width == 1 or momentum == 0:
         return optax.identity()
