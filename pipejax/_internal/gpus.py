@@ -10,31 +10,18 @@ from typing import NamedTuple
 
 
 class Gpu(NamedTuple):
-    """The figures of a GPU in which the GPUs of `GPUS` differ from each other.
+    """The figures of a GPU in which the GPUs of `GPUS` differ from each other."""
 
-    Attributes:
-      name: The device kind that JAX reports.
-      capability: The major version of the CUDA compute capability.
-      cores: The number of streaming multiprocessors.
-      fpus: The number of float32 units in each multiprocessor.
-      clock: The clock rate in GHz.
-      memory: The size of the device memory in bytes.
-      bandwidth: The bandwidth of the device memory in bytes per second.
-      l2: The size of the L2 cache in bytes.
-      shared: The size in bytes of the shared memory of a multiprocessor.
-      links: The number of NVLinks.
-    """
-
-    name: str
-    capability: int
-    cores: int
-    fpus: int
-    clock: float
-    memory: int
-    bandwidth: int
-    l2: int
-    shared: int
-    links: int
+    name: str  # the device kind that JAX reports
+    capability: int  # the major version of the CUDA compute capability
+    cores: int  # streaming multiprocessors
+    fpus: int  # float32 units in each multiprocessor
+    clock: float  # GHz
+    memory: int  # bytes
+    bandwidth: int  # of the device memory, in bytes per second
+    l2: int  # bytes of the L2 cache
+    shared: int  # bytes of shared memory in each multiprocessor
+    links: int  # NVLinks
 
 
 _H100 = Gpu(

@@ -13,12 +13,7 @@ from jax.typing import DTypeLike
 
 
 def is_narrow(dtype: DTypeLike) -> bool:
-    """Returns whether the largest number of a dtype is far below that of float32.
-
-    Examples:
-      >>> is_narrow("float16"), is_narrow("bfloat16"), is_narrow("int32")
-      (True, False, False)
-    """
+    """Returns whether the largest number is far below that of float32."""
     if not jnp.issubdtype(dtype, jnp.floating):
         return False
     return bool(jnp.finfo(dtype).maxexp < jnp.finfo(jnp.float32).maxexp)

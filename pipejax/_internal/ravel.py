@@ -24,10 +24,7 @@ def working_dtype(dtype: DTypeLike) -> np.dtype:
 
 
 def ravel(arrays: Sequence[jax.Array], dtype: DTypeLike | None = None) -> jax.Array:
-    """Returns the elements of all arrays as one vector, in the order of the arrays.
-
-    Without `dtype`, the arrays must all have the same one.
-    """
+    """Returns the elements of arrays of one dtype, or cast to it, as one vector."""
     pieces = [jnp.ravel(x).astype(x.dtype if dtype is None else dtype) for x in arrays]
     if not pieces:
         return jnp.zeros(0, jnp.float32 if dtype is None else dtype)

@@ -12,12 +12,7 @@ import jax.numpy as jnp
 
 
 def containers(tree: Any) -> str:
-    """Returns the types of the nodes of a pytree as text, without their static data.
-
-    Examples:
-      >>> containers(({"a": 1, "b": None}, [2]))
-      'tuple[dict[*, NoneType[]], list[*]]'
-    """
+    """Returns the types of the nodes of a pytree as text, such as `list[*]`."""
 
     def text(structure: Any) -> str:
         node = structure.node_data()
@@ -57,10 +52,7 @@ def shapes(tree: Any) -> dict[str, tuple[int, ...]]:
 
 
 def difference(name: str, wanted: Any, given: Any) -> tuple[str, str, str] | None:
-    """Returns the first leaf at which two pytrees differ in dtype or shape, or `None`.
-
-    The result is the path of the leaf, its wanted form, and the given one.
-    """
+    """Returns path, wanted and given form of the first leaf that differs, if any."""
     forms, found = (named_forms(tree, name) for tree in (wanted, given))
     for path in forms | found:
         if forms.get(path) != found.get(path):

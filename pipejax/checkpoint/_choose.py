@@ -23,8 +23,7 @@ def whole(
 ) -> Saved:
     """Returns a whole checkpoint, the same one on all processes.
 
-    `read` reads the checkpoint of a step. If `step` is `None`, the newest whole one is
-    taken, and newer ones are moved aside.
+    Without a `step`, the newest whole one is taken, and newer ones are moved aside.
     """
     # Another job may save in the folder, and delete old checkpoints, at the same time.
     gone: frozenset[int] = frozenset()

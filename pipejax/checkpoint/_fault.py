@@ -21,14 +21,9 @@ class DamagedError(ValueError):
 
 
 class Fault(NamedTuple):
-    """Why a checkpoint cannot be restored.
+    """Why a checkpoint cannot be restored."""
 
-    Attributes:
-      damaged: Whether what is read or given is at fault, and not storage or process.
-      text: What is wrong.
-    """
-
-    damaged: bool
+    damaged: bool  # whether what is read or given is at fault, and not the storage
     text: str
 
 
@@ -48,10 +43,7 @@ def attempt(read: Callable[[], T]) -> T | Fault:
 
 
 def all_or_none(action: Callable[[], T]) -> T:
-    """Calls `action` on all processes; if it fails on any, raises its error on all.
-
-    As in `attempt`. Only `ValueError`s and `OSError`s are passed on.
-    """
+    """As `attempt`, but raises a `ValueError` or an `OSError` on all processes."""
     fault, cause = None, None
     try:
         result = action()

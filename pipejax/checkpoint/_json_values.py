@@ -17,10 +17,10 @@ def json_copy(name: str, value: Any) -> Any:
 
     NaN and infinities are allowed, because Python's `json` writes and reads them.
     """
-    problem: str | None = f"`{name}` itself, {_described(value)}"
     try:
-        if type(value) is dict:
-            problem = next(_foreign(name, value), None)
+        problem = next(_foreign(name, value), None)
+        if type(value) is not dict:
+            problem = f"`{name}` itself, {_described(value)}"
         if problem is None:
             return json.loads(json.dumps(value))
     except (RecursionError, ValueError) as error:

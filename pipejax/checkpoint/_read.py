@@ -34,21 +34,14 @@ MEAN, SLOPES = "mean", "slopes"
 
 
 class Saved(NamedTuple):
-    """The contents of a whole checkpoint.
-
-    Attributes:
-      form: The shapes and dtypes of the arrays, as a state.
-      meta: What `save` has written about the state.
-      devices: Number of devices, or groups, that shared the data.
-      anew: The parts of a state that were not read and must be made anew.
-    """
+    """The contents of a whole checkpoint."""
 
     arrays: dict[str, jax.Array]
-    form: PipelineState
+    form: PipelineState  # the shapes and dtypes of the arrays
     extras: dict[str, Any]
-    meta: dict[str, Any]
-    devices: int
-    anew: tuple[str, ...]
+    meta: dict[str, Any]  # what `save` has written about the state
+    devices: int  # or groups, that shared the data
+    anew: tuple[str, ...]  # the parts of a state that must be made anew
 
 
 def read_step(

@@ -33,10 +33,7 @@ def shapes_on(train: TrainStep, like: PipelineState, devices: int) -> PipelineSt
 
 
 def reshard(train: TrainStep, state: PipelineState, before: int) -> PipelineState:
-    """Moves a state to the devices of a train step.
-
-    `state.in_flight` has the parts of all `before` old devices, on each new device.
-    """
+    """Moves a state whose devices hold the messages of all `before` devices."""
     states, now = state.in_flight.codec_states, train.config.devices
     in_flight = state.in_flight._replace(codec_states={})
     data = axes(train.axis_name)

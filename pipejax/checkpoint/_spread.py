@@ -14,19 +14,12 @@ Axes = list[list[Any]]
 
 
 class Spread(NamedTuple):
-    """The devices over which the leaves of `in_flight` are spread, as JSON holds them.
+    """Over which devices the leaves of `in_flight` are spread, as JSON holds it."""
 
-    Attributes:
-      devices: Number of devices, or groups, that share the data.
-      inner: The inner axes of the mesh, over which each group shards its model.
-      split: For each parameter, the inner axes that split each of its axes.
-      codecs: The axes over which codec states are spread, or `None` without any.
-    """
-
-    devices: int
-    inner: Axes
-    split: list[list[list[str]]]
-    codecs: Axes | None
+    devices: int  # or groups, that share the data
+    inner: Axes  # the inner axes of the mesh, over which each group shards its model
+    split: list[list[list[str]]]  # by parameter, the inner axes that split each axis
+    codecs: Axes | None  # the axes over which codec states are spread
 
     @classmethod
     def of(cls, state: PipelineState) -> "Spread":

@@ -191,14 +191,6 @@ def int4(block: int = 64) -> Integers:
     Args:
       block: The number of elements that share a scale, a power of two and at least 8.
 
-    Examples:
-      The largest magnitude is 7, so the levels are 1 apart:
-
-      >>> codec = int4(block=8)
-      >>> payload, _ = codec.encode(jnp.float32([7, 1.2, -2.6, 0, 0, 0, 0, 0]), ())
-      >>> codec.decode(payload, 8).tolist()
-      [7.0, 1.0, -3.0, 0.0, 0.0, 0.0, 0.0, 0.0]
-
     References:
       Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2021,
       https://arxiv.org/abs/2110.02861

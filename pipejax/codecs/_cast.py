@@ -173,12 +173,6 @@ def truncate() -> Truncate:
     for `bf16`. On average, truncation makes gradients about 0.3 % smaller. Wrap the
     codec in `error_feedback` to avoid this bias.
 
-    Examples:
-      >>> codec = truncate()
-      >>> payload, _ = codec.encode(jnp.float32([1 / 3]), ())
-      >>> codec.decode(payload, 1)
-      Array([0.33203125], dtype=float32)
-
     References:
       Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619
     """

@@ -105,7 +105,6 @@ class ErrorFeedback(Linear):
     def settled(
         self, leaves: Any, state: Any, sums: tuple[jax.Array, ...], own: jax.Array
     ) -> Any:
-        """Returns the state whose residual is what this device's part has lost."""
         due = optax.tree.add(leaves, state.residual)
         size = optax.tree.size(leaves)
         # With this device's own contribution in place of the last round's sum, the
@@ -133,8 +132,8 @@ def error_feedback(codec: Codec) -> ErrorFeedback:
 
     $$\sum \Delta = \sum g - e$$
 
-    A codec whose `needs_feedback` is true should only be used with error feedback. For
-    other codecs, error feedback is optional and costs the memory of the residuals.
+    A codec that `needs_feedback` should only be used with it. For other codecs, it is
+    optional and costs the memory of the residuals.
 
     Each place where an algorithm encodes a vector has its own residual, as long as that
     vector. `two_shot`, for example, encodes both before and after the sum over devices,

@@ -60,7 +60,6 @@ class PowerSGD(Linear):
         return 4 * sum(self.round_sizes(n))
 
     def round_sizes(self, n: int) -> tuple[int, ...]:
-        """Returns the size of all `P`, and the size of all `Q` and other leaves."""
         # A plan is for up to ten million leaves, of which most have the same shape.
         shapes = collections.Counter(self._shapes())
         self._check_total(n, shapes)
@@ -152,7 +151,7 @@ class PowerSGD(Linear):
         return [_sides(shape)[1] for shape in self._shapes() if self._is_coded(shape)]
 
     def _is_coded(self, shape: tuple[int, ...]) -> bool:
-        """Returns whether a leaf is a matrix for which `P` and `Q` take fewer bytes."""
+        """Returns whether `P` and `Q` take fewer bytes than the leaf."""
         m, n = _sides(shape)
         return len(shape) > 1 and self.rank * (m + n) < m * n
 
@@ -233,8 +232,7 @@ def power_sgd(rank: int, key: jax.Array) -> PowerSGD:
 def orthonormal(columns: jax.Array) -> jax.Array:
     """Makes the columns of a matrix `[m, r]` orthonormal by the Gram-Schmidt process.
 
-    A column that depends linearly on the columns before it becomes zero. A column that
-    contains NaN stays NaN.
+    A column that depends on those before it becomes zero. NaN stays NaN.
     """
     done: list[jax.Array] = []
     for i in range(columns.shape[1]):

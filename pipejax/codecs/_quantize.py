@@ -56,8 +56,7 @@ class Quantize(Rounding):
 def quantize(bits: int = 8) -> Quantize:
     r"""Returns a codec with equally spaced levels for the whole vector.
 
-    This is the linear quantization of the Pipe-SGD paper. For each element `x`, the
-    payload holds the code
+    This is the linear quantization of the Pipe-SGD paper. An element `x` has the code
 
     $$q = \mathrm{round}((x - x_{min}) / d)$$
 

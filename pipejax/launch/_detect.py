@@ -1,9 +1,8 @@
 """Finds a process's place in its job from the variables that its launcher has set.
 
 Under Slurm and MPI, JAX gives every process one accelerator: the one whose number is
-the number of the process on its host. That is wrong where the launcher shows a process
-only its own accelerators, and where the process is alone on its host. There, all
-accelerators that the process sees are its own, and `own_devices` returns `None`.
+the number of the process on its host. Where the launcher shows a process only its own
+accelerators, or the process is alone on its host, all that it sees are its own.
 """
 
 import importlib.util
@@ -65,11 +64,10 @@ def detect(timeout: float = 300.0) -> Place | None:
 def own_devices(
     local: int, here: int | None, environ: Environment
 ) -> tuple[int, ...] | None:
-    """Returns which of the accelerators that a process sees are its own.
+    """Returns which of the accelerators that a process sees are its own, or `None`.
 
-    `local` is the number of the process among the job's processes on its host, and
-    `here` the number of these processes, if it is known. `None` stands for all
-    accelerators.
+    `local` is its number among the job's `here` processes on the host. `None` stands
+    for all accelerators, or an unknown number of processes.
     """
     shown = next((environ[name] for name in _VISIBLE if environ.get(name)), None)
     bound = any(name in environ for name in _BOUND)

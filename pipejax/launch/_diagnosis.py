@@ -14,34 +14,23 @@ CLOSED = 3.0  # seconds of silence of a process at fault whose connection has cl
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What a process reports about itself, about once a second.
-
-    Attributes:
-      count: The number of reports sent, which grows while the process runs.
-      since: Seconds since the last progress of the process, or since its failure.
-      busy: The work that may take any time, such as "compiling", or an empty string.
-      paused: Whether the process is inside of `Watchdog.pause`.
-      outside: Seconds without beginning a step, being busy, or waiting inside of JAX.
-      stack: The innermost frames of the main thread; empty for half of the limit.
-      failed: The exception that ends the process or has failed a save, or "".
-      finished: Whether the process has left its watchdog in good order.
-      over: Whether this is process 0 and it has seen all processes finish.
-    """
+    """What a process reports about itself, about once a second."""
 
     rank: int
     host: str
-    count: int = 0
+    count: int = 0  # of the reports sent, which grows while the process runs
     step: int = 0
-    # Progress is the beginning of a step, a compilation, an access to a checkpoint, or
-    # the end of a `Watchdog.pause`.
+    # Seconds since the last progress: the beginning of a step, a compilation, an access
+    # to a checkpoint, or the end of a `Watchdog.pause`. After a failure, since then.
     since: float = 0.0
-    busy: str = ""
-    paused: bool = False
+    busy: str = ""  # the work that may take any time, such as "compiling"
+    paused: bool = False  # whether the process is inside of `Watchdog.pause`
+    # Seconds without beginning a step, being busy, or waiting inside of JAX.
     outside: float = 0.0
-    stack: str = ""
-    failed: str = ""
-    finished: bool = False
-    over: bool = False
+    stack: str = ""  # the innermost frames of the main thread, after half of the limit
+    failed: str = ""  # the exception that ends the process or has failed a save
+    finished: bool = False  # whether it has left its watchdog in good order
+    over: bool = False  # whether this is process 0 and has seen all processes finish
 
     def __str__(self) -> str:
         return f"process {self.rank} on {self.host}"
@@ -55,16 +44,11 @@ class Report:
 
 
 class Seen(NamedTuple):
-    """The newest report of a process, as another process sees it.
-
-    Attributes:
-      age: Seconds since the report was first seen, by the clock of that process.
-      closed: Whether the connection to the process has closed.
-    """
+    """The newest report of a process, as another process sees it."""
 
     report: Report
-    age: float
-    closed: bool = False
+    age: float  # seconds since it was first seen, by the clock of the one that sees it
+    closed: bool = False  # whether the connection to the process has closed
 
 
 def diagnose(seen: Sequence[Seen], absent: Collection[int], limit: float) -> str:

@@ -40,18 +40,12 @@ _SAID = 20  # the most log messages about strangers
 
 @dataclasses.dataclass
 class Visitor:
-    """A connection that has not sent its whole record yet.
-
-    Attributes:
-      drawn: The number that process 0 has drawn for this connection.
-      since: The time of `time.monotonic()` since which a line is awaited.
-      proven: Whether the other end has proved that it knows the secret.
-    """
+    """A connection that has not sent its whole record yet."""
 
     address: str
-    drawn: str
-    since: float
-    proven: bool = False
+    drawn: str  # the number that process 0 has drawn for this connection
+    since: float  # the time of `time.monotonic()` since which a line is awaited
+    proven: bool = False  # whether the other end has proved that it knows the secret
     line: bytearray = dataclasses.field(default_factory=bytearray)
 
 

@@ -13,12 +13,10 @@ from ._record import Record
 def introduced(
     place: Place, mine: Record, until: float, secret: bytes
 ) -> tuple[bytes, socket.socket]:
-    """Connects to process 0, sends the record and returns the line of its answer.
+    """Sends the record to process 0; returns its answer and the open connection.
 
-    The connection is returned too, still open. `until` is the time of
-    `time.monotonic()` until which process 0 waits for others. Raises an OSError if
-    process 0 does not answer, and a ValueError if another program listens there, or one
-    with another secret.
+    Process 0 waits `until` this time of `time.monotonic()`. Raises an OSError if it
+    does not answer, and a ValueError for another program or another secret.
     """
     host, _, port = place.coordinator.rpartition(":")
     left = max(0.2, until - time.monotonic())

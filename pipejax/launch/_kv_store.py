@@ -16,8 +16,8 @@ _WATCHDOGS = "pipejax/watchdogs/"  # the folder of all keys below
 class KeyValueStore:
     """One process's access to the reports and diagnoses of its job.
 
-    Process 0 hosts the store. If process 0 cannot be reached, the methods raise an
-    exception, or block for minutes.
+    If process 0 cannot be reached, the methods raise an exception, or block for
+    minutes.
     """
 
     client: Any

@@ -33,37 +33,28 @@ PERIOD = 1.0  # seconds between two reports of a process
 
 @dataclasses.dataclass
 class Progress:
-    """What the main thread reports about itself.
-
-    The fields are those of `Report`, but `since` is a time of `time.monotonic()`, and
-    `busy` is only what `Watchdog.pause` was given.
-    """
+    """What the main thread reports about itself, with the fields of `Report`."""
 
     step: int = 0
-    since: float = 0.0
-    busy: str = ""
+    since: float = 0.0  # the time of `time.monotonic()`
+    busy: str = ""  # what `Watchdog.pause` was given
     failed: str = ""
     finished: bool = False
 
 
 @dataclasses.dataclass(eq=False)
 class Monitor:
-    """Posts the reports of a process, diagnoses those of others, and ends the process.
-
-    Attributes:
-      end: Called with the rank and a diagnosis; ends the process.
-      over: An event that is set once all processes have left in good order.
-      ending: Whether the monitor is ending its process.
-    """
+    """Posts the reports of a process, diagnoses those of others, and ends it."""
 
     store: KeyValueStore
     rank: int
     processes: int
     limit: float
     progress: Progress
-    end: Callable[[int, str], None]
+    end: Callable[[int, str], None]  # ends the process, given its rank and a diagnosis
+    # Set once all processes have left in good order.
     over: threading.Event = dataclasses.field(default_factory=threading.Event)
-    ending: bool = False
+    ending: bool = False  # whether the monitor is ending its process
 
     def __post_init__(self) -> None:
         self._host = socket.gethostname()

@@ -19,12 +19,6 @@ class Place:
     Raises:
       ValueError: If `coordinator` is not `host:port`, or if `rank` is not in
         `[0, processes)`.
-
-    Examples:
-      >>> import pipejax as pj
-      >>> place = pj.launch.Place("Slurm", "gpu07:61440", processes=4, rank=3)
-      >>> print(f"process {place.rank} of {place.processes}")
-      process 3 of 4
     """
 
     launcher: str

@@ -12,20 +12,14 @@ _INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """A job for which a recipe is printed.
-
-    Attributes:
-      processes: The number of processes on each host.
-      gpus: The number of GPUs for each process, 0 for a job on CPUs.
-      grace: Seconds for saving, from the notice that the job must end.
-    """
+    """A job for which a recipe is printed."""
 
     program: Sequence[str]
     hosts: int
-    processes: int
-    gpus: int
+    processes: int  # on each host
+    gpus: int  # for each process, 0 for a job on CPUs
     max_restarts: int
-    grace: float
+    grace: float  # seconds for saving, from the notice that the job must end
 
     @property
     def options(self) -> tuple[str, ...]:

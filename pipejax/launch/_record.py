@@ -60,18 +60,13 @@ class JsonLine:
 
 @dataclasses.dataclass(frozen=True)
 class Record(JsonLine):
-    """A process of a job, as it describes itself before it joins the others.
-
-    Attributes:
-      same: Values by name that must be the same in all processes.
-      modules: Digests of imported modules that are not installed ones, by name.
-    """
+    """A process of a job, as it describes itself before it joins the others."""
 
     rank: int
     processes: int
     host: str
-    same: dict[str, str]
-    modules: dict[str, str]
+    same: dict[str, str]  # values by name that must be the same in all processes
+    modules: dict[str, str]  # digests of imported modules that are not installed ones
 
     def __str__(self) -> str:
         return f"{self.rank} on {self.host}"

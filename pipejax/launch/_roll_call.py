@@ -37,15 +37,10 @@ class Answer(JsonLine):
 
 
 class Meeting(NamedTuple):
-    """The result of a roll call.
-
-    Attributes:
-      hosts: The names of the processes' hosts, by rank.
-      connections: Open connections by rank: of process 0 to all others, and back.
-    """
+    """The hosts of all processes, and open connections, both by rank."""
 
     hosts: list[str]
-    connections: dict[int, socket.socket]
+    connections: dict[int, socket.socket]  # of process 0 to all others, and back
 
 
 _Introduce = Callable[[], tuple[bytes, socket.socket]]
@@ -89,10 +84,7 @@ def call(
 def faults(
     records: Sequence[Record], left: Sequence[Record], timeout: float
 ) -> list[str]:
-    """Returns a line for each fault of the processes that have come.
-
-    `records` begin with process 0. `left` are those of disconnected processes.
-    """
+    """Returns a line for each fault; `records` begin with process 0."""
     expected = records[0].processes
     came = Counter(record.rank for record in records)
     lines = [

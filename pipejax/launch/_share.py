@@ -15,18 +15,12 @@ LAUNCHED = "PIPEJAX_LAUNCHED"
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A job with the same number of processes on each of its hosts.
+    """A job with the same number of processes on each of its hosts."""
 
-    Attributes:
-      processes: The number of processes on each host.
-      host: The number of this host, from 0 to `hosts - 1`.
-      coordinator: The address `host:port` of host 0, which all other hosts can reach.
-    """
-
-    processes: int
+    processes: int  # on each host
     hosts: int
-    host: int
-    coordinator: str
+    host: int  # the number of this host, from 0 to `hosts - 1`
+    coordinator: str  # the address of host 0, which all other hosts can reach
 
     def __post_init__(self) -> None:
         for name in ("processes", "hosts"):

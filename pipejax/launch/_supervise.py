@@ -34,20 +34,12 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """The end of the processes that `supervise` has run.
+    """The end of the processes that `supervise` has run."""
 
-    Attributes:
-      first: The index of the process that failed first, before any signal, or `None`.
-      code: Its exit status, negative for a signal; without `first`, the one of
-        largest magnitude.
-      lines: The last lines that it has printed.
-      told: The signal that asked this process to end the others, or `None`.
-    """
-
-    first: int | None
-    code: int
-    lines: Sequence[str]
-    told: int | None
+    first: int | None  # the index of the one that failed first, before any signal
+    code: int  # its exit status, or without it the one of largest magnitude
+    lines: Sequence[str]  # the last lines that it has printed
+    told: int | None  # the signal that asked this process to end the others
 
 
 def supervise(starts: Sequence[Start], grace: float, received: Sequence[int]) -> Ended:

@@ -26,15 +26,10 @@ _FINALIZES = "save_finalize"  # the name of the thread in which Orbax completes 
 
 
 class Where(NamedTuple):
-    """The work of a thread, according to its stack.
+    """The work of a thread, according to its stack."""
 
-    Attributes:
-      busy: "tracing", "lowering", "compiling", "a checkpoint", or an empty string.
-      waits: Whether the thread is inside of a call into JAX or pipejax.
-    """
-
-    busy: str
-    waits: bool
+    busy: str  # "tracing", "lowering", "compiling", "a checkpoint", or an empty string
+    waits: bool  # whether the thread is inside of a call into JAX or pipejax
     frames: Sequence[traceback.FrameSummary]
 
     @property

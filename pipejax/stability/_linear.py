@@ -24,15 +24,10 @@ _LATER = 2**20
 
 
 class LinearUpdate(NamedTuple):
-    """The matrices of `(s', w') = state (s, w) + gradient g`, for one parameter w.
+    """The matrices of `(s', w') = A (s, w) + b g`, for one parameter w."""
 
-    Attributes:
-      state: Matrix A, float64 [n + 1, n + 1], for n numbers of the state, and last w.
-      gradient: Vector b, float64 [n + 1], in the same order.
-    """
-
-    state: np.ndarray
-    gradient: np.ndarray
+    state: np.ndarray  # A, float64 [n + 1, n + 1], for n numbers of the state, then w
+    gradient: np.ndarray  # b, float64 [n + 1], in the same order
 
 
 def linear_update(tx: optax.GradientTransformation) -> LinearUpdate:

@@ -28,17 +28,11 @@ from ._linear import LinearUpdate
 
 
 class Loop(NamedTuple):
-    """The closed loop `x' = (F + curvature * G H) x` over a state x of n numbers.
+    """The closed loop `x' = (F + curvature * G H) x` over a state x of n numbers."""
 
-    Attributes:
-      transition: Matrix F, float64 [n, n]: the step without a loss.
-      enters: Column vector G, float64 [n]: where a new gradient enters the state.
-      taken_at: Row vector H, float64 [n]: the point at which the gradient is taken.
-    """
-
-    transition: np.ndarray
-    enters: np.ndarray
-    taken_at: np.ndarray
+    transition: np.ndarray  # F, float64 [n, n]: the step without a loss
+    enters: np.ndarray  # G, float64 [n]: where a new gradient enters the state
+    taken_at: np.ndarray  # H, float64 [n]: the point at which the gradient is taken
 
     def matrix(self, curvature: float) -> np.ndarray:
         return self.transition + curvature * np.outer(self.enters, self.taken_at)
