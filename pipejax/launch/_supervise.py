@@ -51,6 +51,9 @@ def supervise(starts: Sequence[Start], grace: float, received: Sequence[int]) ->
     try:
         for start in starts:
             children.append(_Child(start))
+        # No process is forked once there are threads, which may hold locks.
+        for child in children:
+            child.reader.start()
         first = _first_failure(children, received, grace)
         # A signal is for all processes, so they get it at once. After a failure, the
         # others may still notice it by themselves and save, and so are asked only after
@@ -103,7 +106,6 @@ class _Child:
         self.process = _started(start)
         self.pid = self.process.pid
         self.reader = threading.Thread(target=self._read, daemon=True)
-        self.reader.start()
 
     def code(self) -> int | None:
         # `WNOWAIT` leaves the process a zombie, unlike `Popen.poll()`. Its process id
