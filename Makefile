@@ -78,7 +78,7 @@ step := pipejax tests/*.py tests/checkpoint tests/core/*.py \
   tests/flax tests/internal tests/train_step tests/transforms
 exchange := tests/codecs tests/collectives
 executors := tests/core/executors
-theory := tests/corrections tests/problems tests/stability
+theory := tests/problems tests/stability
 schedules := tests/overlap
 timing := tests/cli tests/timing
 launch := tests/launch

@@ -24,7 +24,7 @@ from typing import Any
 import jax
 import tyro
 
-from pipejax import corrections
+from pipejax import transforms
 
 from . import convergence, data, learning, report
 
@@ -90,7 +90,7 @@ def robust(width: int, **chosen: float) -> convergence.Method:
 
     The second moment of AdamW then sees the gradients themselves.
     """
-    correction = functools.partial(corrections.delay_robust, width=width, **chosen)
+    correction = functools.partial(transforms.delay_robust, width=width, **chosen)
     return convergence.Method(width, after=correction)
 
 

@@ -8,7 +8,6 @@ dependencies, and are imported by name.
 
 from . import codecs as codecs
 from . import collectives as collectives
-from . import corrections as corrections
 from . import launch as launch
 from . import overlap as overlap
 from . import problems as problems

@@ -82,7 +82,7 @@ def _raises(function):
     return False
 
 
-ALGORITHMS = ("codecs", "collectives", "corrections", "stability", "transforms")
+ALGORITHMS = ("codecs", "collectives", "stability", "transforms")
 
 
 def share(of, pattern):
@@ -106,8 +106,8 @@ PUBLISHED = (
     *("codecs.random_k", "codecs.sign", "codecs.stochastic", "codecs.top_k"),
     *("codecs.truncate", "collectives.halving_doubling", "collectives.hierarchical"),
     *("collectives.parameter_server", "collectives.ring", "collectives.tree"),
-    *("collectives.two_shot", "corrections.delay_robust"),
-    *("corrections.extrapolate_updates", "stability.max_curvature"),
+    *("collectives.two_shot", "transforms.delay_robust"),
+    *("transforms.extrapolate_updates", "stability.max_curvature"),
     *("stability.max_learning_rate", "stability.sharpness"),
     *("stability.spectral_radius", "timing.asynchronous_step_time"),
     *("timing.bucketed_step_time", "timing.duration", "timing.flat", "timing.fsdp"),

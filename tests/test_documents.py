@@ -94,7 +94,7 @@ def named(name):
 
 
 MODULES = [
-    *("codecs", "collectives", "corrections", "launch", "overlap"),
+    *("codecs", "collectives", "launch", "overlap"),
     *("problems", "stability", "timing", "transforms"),
 ]
 

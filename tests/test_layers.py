@@ -17,7 +17,7 @@ LAYERS = [
     *("_core.message", "_core.partitioned", "_core.prediction"),
     *("_core.checks", "_core.replicas", "_core.step", "_core.executors"),
     "train_step",
-    *("transforms", "corrections", "stability", "problems"),
+    *("transforms", "stability", "problems"),
     *("overlap", "timing", "launch"),
     "",  # `import pipejax`, without what needs optional dependencies
     *("checkpoint", "flax"),

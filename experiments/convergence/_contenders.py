@@ -8,7 +8,7 @@ from typing import Literal
 import optax
 
 from experiments.corrections import average_gradients, delay_compensation
-from pipejax import corrections
+from pipejax import transforms
 
 
 def octaves(least: float, count: int) -> tuple[float, ...]:
@@ -81,11 +81,11 @@ def methods_of(width: int) -> dict[str, Method]:
         ", predicted": Method(width, weight_prediction="own"),
         ", last update": Method(
             width,
-            after=lambda _: corrections.extrapolate_updates(width - 1),
+            after=lambda _: transforms.extrapolate_updates(width - 1),
             extrapolates=True,
         ),
         ", robust": Method(
-            width, after=lambda momentum: corrections.delay_robust(momentum, width)
+            width, after=lambda momentum: transforms.delay_robust(momentum, width)
         ),
     }
 

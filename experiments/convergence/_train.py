@@ -8,7 +8,7 @@ import numpy as np
 
 import pipejax as pj
 from experiments import learning
-from pipejax import corrections
+from pipejax import transforms
 
 from ._contenders import Method, Optimizer
 
@@ -45,7 +45,7 @@ def train(
     state, _ = step.drain(state)
     params = state.params
     if how.extrapolates:
-        params = corrections.unextrapolated(state.opt_state, params)
+        params = transforms.unextrapolated(state.opt_state, params)
     reported = np.array(losses)[how.width - 1 :]  # no earlier loss has arrived
     means = [float(np.mean(part)) for part in np.array_split(reported, 25)]
     end = {**task.test(jax.device_get(params)), "skipped": int(state.skipped)}

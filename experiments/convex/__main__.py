@@ -28,10 +28,10 @@ import optax
 import tyro
 
 from experiments import report
-from pipejax import corrections, problems, stability
+from pipejax import problems, transforms
 from pipejax._internal.figures import new_figure
 
-from . import _codecs, _random, _real, _regret, _smooth
+from . import _codecs, _picture, _random, _real, _regret, _smooth
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ def main(config: Config) -> dict[str, Any]:
     report.save(config.out, **report.settings(config), **result)
     show(result)
     picture(result, config.plot)
-    stability.picture(FAMILIES).savefig(config.stability_plot, dpi=110)
+    _picture.picture(FAMILIES).savefig(config.stability_plot, dpi=110)
     return result
 
 
@@ -114,7 +114,7 @@ def extrapolated(
     learning_rate: float, momentum: float, *, width: int
 ) -> optax.GradientTransformation:
     """Makes heavy-ball that repeats its last update for every gradient in flight."""
-    correction = corrections.extrapolate_updates(width - 1)
+    correction = transforms.extrapolate_updates(width - 1)
     return optax.chain(optax.sgd(learning_rate, momentum), correction)
 
 
@@ -122,7 +122,7 @@ def delay_robust(
     learning_rate: float, momentum: float, *, width: int
 ) -> optax.GradientTransformation:
     """Makes heavy-ball whose momentum `delay_robust` replaces."""
-    correction = corrections.delay_robust(momentum, width)
+    correction = transforms.delay_robust(momentum, width)
     return optax.chain(optax.sgd(learning_rate, momentum), correction)
 
 

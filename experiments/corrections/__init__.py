@@ -1,7 +1,8 @@
 """Corrections for a delay that `experiments.convergence` compares with pipejax's own.
 
-They correct less than weight prediction and `pj.corrections` do, and are therefore not
-part of the library. Like `pj.corrections`, they are made for a plain delay.
+They correct less than weight prediction, `pj.transforms.delay_robust` and
+`pj.transforms.extrapolate_updates`, and are therefore not part of the library. They are
+made for a plain delay.
 """
 
 from ._average import average_gradients as average_gradients

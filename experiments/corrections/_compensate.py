@@ -36,7 +36,7 @@ def delay_compensation(
 
     $$update(g) = g + (\lambda / \sqrt{s_t + \epsilon}) g^2 (w - v)$$
 
-    `pj.corrections.extrapolate_updates` moves the parameters at which the gradient is
+    `pj.transforms.extrapolate_updates` moves the parameters at which the gradient is
     taken instead, and leaves the gradient as it is.
 
     Args:

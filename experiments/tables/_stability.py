@@ -20,7 +20,7 @@ _OPTIMIZERS: dict[str, Any] = {
 _CORRECTED: dict[str, Any] = {
     "`extrapolate_updates`": lambda width: (
         lambda rate: optax.chain(
-            _HEAVY_BALL(rate), pj.corrections.extrapolate_updates(width - 1)
+            _HEAVY_BALL(rate), pj.transforms.extrapolate_updates(width - 1)
         )
     ),
     "average": lambda width: (
@@ -28,7 +28,7 @@ _CORRECTED: dict[str, Any] = {
     ),
     "`delay_robust`": lambda width: (
         lambda rate: optax.chain(
-            _HEAVY_BALL(rate), pj.corrections.delay_robust(0.9, width)
+            _HEAVY_BALL(rate), pj.transforms.delay_robust(0.9, width)
         )
     ),
 }

@@ -12,12 +12,7 @@ from jax import lax
 
 
 def pack(codes: jax.Array, bits: int) -> jax.Array:
-    """Packs codes of 1, 2, 4 or 8 bits, uint8 `[..., m]`, into bytes.
-
-    Examples:
-      >>> [hex(byte) for byte in pack(jnp.uint8([1, 2, 3, 4]), 4).tolist()]
-      ['0x31', '0x42']
-    """
+    """Packs codes of 1, 2, 4 or 8 bits, uint8 `[..., m]`, into bytes."""
     per_byte = 8 // bits
     # Byte j holds the codes j, j + m', j + 2 m', ..., the first of them in the lowest
     # bits, where m' is the number of bytes in a row. Neighboring codes go into
@@ -40,8 +35,7 @@ def unpack(packed: jax.Array, bits: int) -> jax.Array:
 def poison(x: jax.Array) -> jax.Array:
     """Returns 0 if all elements are finite, and NaN otherwise.
 
-    A codec adds this number to its payload, so that a bad element makes the decoded
-    vector NaN even if the element itself is not sent.
+    In a payload, it spoils the decoded vector even if a bad element is not sent.
     """
     # No maximum is used: on CPUs, XLA's maximum of 4,096 or more elements loses NaN,
     # https://github.com/openxla/xla/issues/21461
@@ -49,12 +43,7 @@ def poison(x: jax.Array) -> jax.Array:
 
 
 def to_words(x: jax.Array, word: Any = jnp.uint8) -> jax.Array:
-    """Returns the bits of an array as a vector of unsigned integers.
-
-    Examples:
-      >>> to_words(jnp.float32([1.0])).tolist()  # 1.0 is 0x3f800000
-      [0, 0, 128, 63]
-    """
+    """Returns the bits of an array as a vector of unsigned integers."""
     return lax.bitcast_convert_type(x, word).reshape(-1)
 
 

@@ -6,11 +6,9 @@ constant c and a bijective mixing function m, all modulo 2^32,
 
 $$h_i = m(w_i + c \, i), \qquad s_1 = \sum_i h_i, \qquad s_2 = \sum_i (2 i + 1) h_i$$
 
-- A sum does not depend on the order of its terms. Each device therefore adds up its own
-  pieces, and the checksum remains the same on other devices.
-- If one element changes, `s_1` changes with certainty, because m is bijective.
-- Any other damage, such as elements that have moved, leaves both sums unchanged with a
-  probability of about 2^-64.
+The order of terms does not matter, so that each device adds up its own pieces. If one
+element changes, `s_1` changes with certainty, because m is bijective. Any other damage
+leaves both sums unchanged with a probability of about 2^-64.
 """
 
 import math
@@ -41,31 +39,30 @@ def checksums(arrays: dict[str, jax.Array]) -> dict[str, str]:
 
 
 def sums(array: jax.Array) -> jax.Array:
-    """Returns `[s_1, s_2]` over a whole array, as uint32. It may be traced."""
-    strides = [math.prod(array.shape[axis + 1 :]) for axis in range(array.ndim)]
-    return _sums(array, _modulo([0] * array.ndim), _modulo(strides))
+    """Returns `[s_1, s_2]` over a whole array, as uint32; may be traced."""
+    return _sums(array, _modulo([0] * array.ndim), _strides(array.shape))
 
 
 def _own_sums(array: jax.Array) -> list[jax.Array]:
-    """Returns the two sums over each of the pieces that this process must count."""
     shards = array.addressable_shards
     if array.is_fully_replicated:
         shards = shards[:1]
     else:
         # Each piece counts once, on whichever process holds its first copy.
         shards = [shard for shard in shards if shard.replica_id == 0]
-    return [_sums(shard.data, *_place(shard, array.shape)) for shard in shards]
+    strides = _strides(array.shape)
+    return [
+        _sums(x.data, _modulo([index.start or 0 for index in x.index]), strides)
+        for x in shards
+    ]
 
 
 def _total(sums: Any) -> np.ndarray:
     return np.asarray(np.sum(sums, axis=0, dtype=np.uint32))
 
 
-def _place(shard: Any, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns where a piece begins along each axis, and the strides of the array."""
-    starts = [index.start or 0 for index in shard.index]
-    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    return _modulo(starts), _modulo(strides)
+def _strides(shape: tuple[int, ...]) -> np.ndarray:
+    return _modulo([math.prod(shape[axis + 1 :]) for axis in range(len(shape))])
 
 
 def _modulo(numbers: list[int]) -> np.ndarray:
@@ -74,7 +71,6 @@ def _modulo(numbers: list[int]) -> np.ndarray:
 
 @jax.jit
 def _sums(piece: jax.Array, starts: jax.Array, strides: jax.Array) -> jax.Array:
-    """Returns `[s_1, s_2]` over the elements of a piece."""
     words = _words(piece)
     index = jnp.zeros(piece.shape, jnp.uint32)
     for axis in range(piece.ndim):

@@ -4,7 +4,6 @@ from typing import Any
 
 
 def new_figure(**settings: Any) -> Any:
-    """Returns a `matplotlib.figure.Figure` that is not shown in a window."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

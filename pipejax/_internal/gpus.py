@@ -10,32 +10,32 @@ from typing import NamedTuple
 
 
 class Gpu(NamedTuple):
-    """The figures of a GPU in which the GPUs of `GPUS` differ from each other.
+    """The figures of a GPU in which the GPUs of `GPUS` differ from each other."""
 
-    Attributes:
-      name: The device kind that JAX reports.
-      capability: The major version of the CUDA compute capability.
-      cores: The number of streaming multiprocessors.
-      fpus: The number of float32 units in each multiprocessor.
-      clock: The clock rate in GHz.
-      memory: The size of the device memory in bytes.
-      bandwidth: The bandwidth of the device memory in bytes per second.
-      l2: The size of the L2 cache in bytes.
-      shared: The size in bytes of the shared memory of a multiprocessor.
-      links: The number of NVLinks.
-    """
+    name: str  # the device kind that JAX reports
+    capability: int  # the major version of the CUDA compute capability
+    cores: int  # streaming multiprocessors
+    fpus: int  # float32 units in each multiprocessor
+    clock: float  # GHz
+    memory: int  # bytes
+    bandwidth: int  # of the device memory, in bytes per second
+    l2: int  # bytes of the L2 cache
+    shared: int  # bytes of shared memory in each multiprocessor
+    links: int  # NVLinks
 
-    name: str
-    capability: int
-    cores: int
-    fpus: int
-    clock: float
-    memory: int
-    bandwidth: int
-    l2: int
-    shared: int
-    links: int
 
+_H100 = Gpu(
+    name="NVIDIA H100 80GB HBM3",
+    capability=9,
+    cores=132,
+    fpus=128,
+    clock=1.98,
+    memory=84_942_979_072,
+    bandwidth=3_352_320_000_000,
+    l2=52_428_800,
+    shared=233_472,
+    links=18,
+)
 
 # By the name of the GPU in targets such as `h100:1x8x8`.
 GPUS = {
@@ -51,29 +51,12 @@ GPUS = {
         shared=167_936,
         links=12,
     ),
-    "h100": Gpu(
-        name="NVIDIA H100 80GB HBM3",
-        capability=9,
-        cores=132,
-        fpus=128,
-        clock=1.98,
-        memory=84_942_979_072,
-        bandwidth=3_352_320_000_000,
-        l2=52_428_800,
-        shared=233_472,
-        links=18,
-    ),
-    "h200": Gpu(
+    "h100": _H100,
+    # An H100 with another memory.
+    "h200": _H100._replace(
         name="NVIDIA H200 141GB HBM3e",
-        capability=9,
-        cores=132,
-        fpus=128,
-        clock=1.98,
         memory=151_397_597_184,
         bandwidth=4_800_000_000_000,
-        l2=52_428_800,
-        shared=233_472,
-        links=18,
     ),
     "b200": Gpu(
         name="NVIDIA B200",
@@ -91,7 +74,6 @@ GPUS = {
 
 
 def target_config(gpu: Gpu) -> str:
-    """Returns the description of a GPU as a `GpuTargetConfigProto` in text form."""
     # CUDA 12.8 and cuDNN 9.10 are the versions of 2025. A thread block can use up to 1
     # KiB less than the shared memory of a multiprocessor.
     return f"""

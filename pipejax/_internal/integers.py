@@ -7,8 +7,7 @@ from typing import Any
 def is_integer(value: Any, least: int) -> bool:
     """Returns whether a value is an integer of at least `least`.
 
-    Python's and NumPy's integers count, and so do integer arrays without dimensions. A
-    bool does not count, and neither does a float that has an integer value.
+    Integer arrays without dimensions count, but neither a bool nor a float does.
     """
     if isinstance(value, bool):
         return False

@@ -38,8 +38,7 @@ class Equation(NamedTuple):
 def inlined(closed: Any, names: dict[Any, Any]) -> Iterator[Equation]:
     """Yields the equations of a program, with the functions that it calls inlined.
 
-    `names` has the arguments of the program at first, and gets a name for each value
-    that the program reads or writes.
+    `names` has the arguments of the program, and gets each value that it uses.
     """
     jaxpr = closed.jaxpr
     constants = zip(jaxpr.constvars, closed.consts, strict=True)
@@ -69,7 +68,7 @@ def value_of(env: dict[Any, Any], name: Any) -> Any:
 
 
 def runner(found: Equation) -> Callable[..., Sequence[Any]]:
-    """Returns an equation as a function of all its operands, including literals."""
+    """Returns an equation as a function of its operands, literals included."""
     from jax.extend import core  # is slow to import
 
     equation = found.equation

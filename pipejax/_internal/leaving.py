@@ -1,17 +1,14 @@
 """Leaves a job of several processes in bounded time.
 
 At its exit, JAX waits until all processes of the job have come to theirs, for minutes.
-After Ctrl-C, a process may wait there for another one that waits for it: in a
-collective that only one of them has begun, or in a checkpoint that only one of them
-saves. `hurry_after_interrupts` does three things about it:
+After Ctrl-C, a process may wait there for another one that waits for it, in a
+collective or a checkpoint that only one of them has begun. Therefore:
 
 - A `KeyboardInterrupt` that Python drops is raised again. Python drops exceptions of
   callbacks, such as the one that JAX has in every garbage collection.
 - A program that a `KeyboardInterrupt` ends exits within `LIMIT` seconds.
 - Python raises a `KeyboardInterrupt` only when its main thread returns from a call into
   C++, which may wait for another process. After `STUCK` seconds, the process exits.
-
-A program that catches the `KeyboardInterrupt` may take any time, for example to save.
 
 Before it exits, a process says so to JAX's runtime. JAX would otherwise abort the
 others: at once if process 0 has gone, or else when its heartbeats fail to come.
@@ -33,39 +30,27 @@ import jax
 
 _log = logging.getLogger("pipejax")
 
+# Seconds after which a program that was interrupted has exited. Another process may
+# notice the interrupt only when this one has gone. Then it takes as long, and the two
+# together stay below ten seconds.
 LIMIT = 4.0
-"""Seconds after which a program that was interrupted has exited.
-
-Another process may notice the interrupt only when this one has gone. Then it takes as
-long, and the two together stay below ten seconds.
-"""
+# Seconds after Ctrl-C that a process may be inside of a call into C++. The call fails
+# sooner if it waits for a process that leaves within `LIMIT`.
 STUCK = 8.0
-"""Seconds after Ctrl-C that a process may be inside of a call into C++.
-
-The call fails sooner if it waits for a process that leaves within `LIMIT`.
-"""
+# Seconds that an interrupted program waits for work that needs other processes. These
+# wait for this process until `LIMIT`, so that there is time for `_say_goodbye` even if
+# they were interrupted two seconds earlier.
 HURRY = 1.0
-"""Seconds that an interrupted program waits for work that needs other processes.
-
-The others wait for this process until `LIMIT`, so that there is time for `_say_goodbye`
-even if they were interrupted two seconds earlier.
-"""
-_AGAIN = 0.05
-"""Seconds until a `KeyboardInterrupt` that was dropped is raised again."""
-_GOODBYE = 2.0
-"""Seconds that a process waits for the others to say that they leave, too."""
+_AGAIN = 0.05  # seconds until a `KeyboardInterrupt` that was dropped is raised again
+_GOODBYE = 2.0  # seconds to wait for the others to say that they leave, too
 
 
 def interrupted() -> bool:
-    """Returns whether the program ends by a `KeyboardInterrupt` that nothing caught."""
     return isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
 
 
 def prepared() -> Callable[[], None]:
-    """Returns a function that ends the process, whatever its threads wait for.
-
-    The exit status is 130 after a `KeyboardInterrupt`, or else 1.
-    """
+    """Returns a function that ends the process with status 130 or 1."""
     leaving = threading.Event()
 
     def end() -> None:
@@ -117,10 +102,7 @@ def _raise_again() -> None:
     def hook(unraisable: "sys.UnraisableHookArgs") -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
             # At once, it would be raised in this hook, and dropped again.
-            again = signal.pthread_kill, (main, signal.SIGINT)
-            timer = threading.Timer(_AGAIN, *again)
-            timer.daemon = True
-            timer.start()
+            _later(_AGAIN, signal.pthread_kill, main, signal.SIGINT)
         else:
             before(unraisable)
 
@@ -136,12 +118,16 @@ def _hurry_at_the_end() -> None:
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         if issubclass(kind, KeyboardInterrupt):
-            timer = threading.Timer(LIMIT, _exit, [130])
-            timer.daemon = True
-            timer.start()
+            _later(LIMIT, _exit, 130)
         before(kind, error, trace)
 
     sys.excepthook = hook
+
+
+def _later(seconds: float, function: Callable[..., None], *args: int) -> None:
+    timer = threading.Timer(seconds, function, args)
+    timer.daemon = True
+    timer.start()
 
 
 def _hurry_in_calls() -> None:
@@ -178,7 +164,6 @@ def _hurry_in_calls() -> None:
 
 
 def _say_goodbye() -> None:
-    """Waits until all processes of the job leave, and ends JAX's runtime here."""
     try:
         jax.distributed.shutdown()
     except Exception as error:

@@ -1,8 +1,7 @@
 """Meshes, and programs that every device of a mesh runs on its share of the data.
 
-The axes of a mesh may have type Auto, as those of `data_mesh`, or type Explicit, as
-those of `jax.make_mesh` by default. The arrays of a train state have the axis types of
-the mesh of their train step.
+The axes of a mesh may have type Auto, as those of `data_mesh`, or Explicit, as those of
+`jax.make_mesh`. The arrays of a train state have the axis types of its mesh.
 """
 
 import contextlib
@@ -21,7 +20,6 @@ AxisName = str | tuple[str, ...]
 
 
 def axes(axis_name: AxisName) -> tuple[str, ...]:
-    """Returns the axis names as a tuple."""
     return (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
 
 
@@ -34,29 +32,25 @@ def data_mesh(
 ) -> Mesh:
     """Returns a mesh over the first devices of all processes.
 
-    `data_mesh` differs from `jax.make_mesh` in that it takes a number of devices, makes
-    axes of type Auto, and accepts the devices of several TPU slices.
+    Unlike `jax.make_mesh`, it accepts the devices of several TPU slices.
 
     Args:
       num_devices: Number of devices. `None` takes all of them.
       axis_name: Name of the mesh axis over which gradients are averaged. For
-        `pj.collectives.hierarchical` and for sharded models, a tuple of two names: of
-        the axis of hosts and of the axis of the devices of each host, such as `("host",
-        "device")` or `("host", "fsdp")`.
+        `pj.collectives.hierarchical` and for sharded models, the names of the axis of
+        hosts and of that of the devices of each host, such as `("host", "fsdp")`.
       hosts: Size of the first of two axes. `None` takes the number of TPU slices that
         the devices belong to, or if there is a single slice, the number of processes.
-      devices: Devices to choose from. `None` takes `jax.devices()`. With the devices
-        that `pj.overlap.topology` returns, programs are compiled for accelerators that
-        are not attached.
+      devices: Devices to choose from, such as those of `pj.overlap.topology`. `None`
+        takes `jax.devices()`.
 
     Returns:
-      A `jax.sharding.Mesh` of shape (num_devices,), or (hosts, num_devices / hosts)
-      for two axes.
+      A mesh of shape (num_devices,), or (hosts, num_devices / hosts) for two axes, with
+      axes of type Auto.
 
     Raises:
-      ValueError: If `num_devices` is not an integer between 1 and the number of
-        devices, if `hosts` does not divide the number of devices, if `hosts` is given
-        for a single axis, or if there are more than two axes.
+      ValueError: If an argument breaks its rule, or `hosts` does not divide the number
+        of devices.
 
     Examples:
       >>> import pipejax as pj
@@ -106,7 +100,6 @@ def _by_host(devices: list[Any], hosts: int | None) -> tuple[int, int]:
 
 
 def axis_size(axis_name: AxisName) -> int:
-    """Returns the number of devices along one axis or several."""
     try:
         return int(lax.axis_size(axis_name))
     except NameError:
@@ -119,7 +112,7 @@ def axis_size(axis_name: AxisName) -> int:
 
 @contextlib.contextmanager
 def without_mesh() -> Iterator[None]:
-    """Leaves the mesh that the caller has set with `jax.set_mesh`, as a context."""
+    """Leaves the mesh that the caller has set with `jax.set_mesh`."""
     # Under a mesh that is set, JAX raises an error for a computation on arrays of
     # another mesh. While tracing, the mesh stays set.
     if jax.sharding.get_abstract_mesh().empty or is_traced():
@@ -149,9 +142,9 @@ def on_mesh(
 ) -> Callable[..., Any]:
     """Returns a function that runs `local` on every device or group of a mesh.
 
-    Unlike the result of `jax.shard_map`, the function lays out its arguments on a mesh
-    with Explicit axes as in `in_specs`, and ignores the mesh that the caller has set.
-    `local` runs over `axis_name`, by default over all axes. XLA splits over the others.
+    Unlike the result of `jax.shard_map`, it lays out its arguments on a mesh with
+    Explicit axes, and ignores the mesh that the caller has set. `local` runs over
+    `axis_name`, by default all axes. XLA splits over the others.
     """
 
     def specs(*_: Any) -> tuple[Any, Any]:
@@ -166,7 +159,6 @@ def on_mesh_by(
     mesh: Mesh,
     axis_name: AxisName | None = None,
 ) -> Callable[..., Any]:
-    """Returns what `on_mesh` does, for specs that depend on the arguments."""
     explicit = AxisType.Explicit in mesh.axis_types
     names = set(mesh.axis_names if axis_name is None else axes(axis_name))
 
@@ -202,5 +194,4 @@ def _resharded(spec: P, tree: Any) -> Any:
 
 
 def is_attached(mesh: Mesh) -> bool:
-    """Returns whether the devices of a mesh are there, not only compiled for."""
     return mesh.devices.flat[0].client.runtime_type != "compile_only_runtime"

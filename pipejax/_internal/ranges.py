@@ -1,12 +1,9 @@
 """Keeps sums within the range of a dtype that is narrower than float32.
 
 float16 ends at 65,504. A sum over devices can exceed this although the mean is far
-below it. A summand of such a dtype is therefore divided by `headroom(devices)` before
-it travels, and the sum is multiplied by it afterwards, in float32.
-
-The headroom is a power of two. Dividing by it is exact, except for magnitudes that end
-up below the smallest normal number of the dtype: these are rounded to a multiple of the
-smallest subnormal number.
+below it. A summand is therefore divided by `headroom(devices)` before it travels, and
+the sum is multiplied by it afterwards, in float32. The headroom is a power of two, so
+that only magnitudes below the smallest normal number of the dtype lose bits.
 """
 
 import jax
@@ -16,12 +13,7 @@ from jax.typing import DTypeLike
 
 
 def is_narrow(dtype: DTypeLike) -> bool:
-    """Returns whether the largest number of a dtype is far below that of float32.
-
-    Examples:
-      >>> is_narrow("float16"), is_narrow("bfloat16"), is_narrow("int32")
-      (True, False, False)
-    """
+    """Returns whether the largest number is far below that of float32."""
     if not jnp.issubdtype(dtype, jnp.floating):
         return False
     return bool(jnp.finfo(dtype).maxexp < jnp.finfo(jnp.float32).maxexp)
@@ -43,7 +35,7 @@ def scaled_down(x: jax.Array, devices: int) -> jax.Array:
 
 
 def scaled_up(total: jax.Array, devices: int) -> jax.Array:
-    """Undoes `scaled_down` on the sum over devices, and returns it in `sum_dtype`."""
+    """Undoes `scaled_down` on the sum over devices, in `sum_dtype`."""
     if not is_narrow(total.dtype):
         return total
     return total.astype(jnp.float32) * headroom(devices)

@@ -1,8 +1,7 @@
 """Joins arrays into one long vector, and cuts the vector into the arrays again.
 
-Gradients have the shapes of the parameters wherever the library holds them. A codec or
-an algorithm that cuts its input into pieces needs a single vector instead. Only this
-module knows how the vector is laid out.
+Gradients have the shapes of the parameters wherever the library holds them. Only codecs
+and algorithms that cut their input into pieces need a single vector.
 """
 
 import itertools
@@ -25,11 +24,7 @@ def working_dtype(dtype: DTypeLike) -> np.dtype:
 
 
 def ravel(arrays: Sequence[jax.Array], dtype: DTypeLike | None = None) -> jax.Array:
-    """Returns the elements of all arrays as one vector, in the order of the arrays.
-
-    Without `dtype`, the arrays must all have the same one. Unlike
-    `jax.flatten_util.ravel_pytree`, this function is fast on CPUs; see `_concatenate`.
-    """
+    """Returns the elements of arrays of one dtype, or cast to it, as one vector."""
     pieces = [jnp.ravel(x).astype(x.dtype if dtype is None else dtype) for x in arrays]
     if not pieces:
         return jnp.zeros(0, jnp.float32 if dtype is None else dtype)
@@ -37,10 +32,7 @@ def ravel(arrays: Sequence[jax.Array], dtype: DTypeLike | None = None) -> jax.Ar
 
 
 def unravel(vector: jax.Array, forms: Sequence[Any]) -> tuple[jax.Array, ...]:
-    """Undoes `ravel`: cuts a vector into arrays of given shapes and dtypes.
-
-    Elements at the end that belong to no array are ignored.
-    """
+    """Undoes `ravel`, and ignores elements at the end that belong to no array."""
     ends = itertools.accumulate(math.prod(x.shape) for x in forms)
     return tuple(
         vector[end - math.prod(x.shape) : end].reshape(x.shape).astype(x.dtype)
@@ -49,7 +41,7 @@ def unravel(vector: jax.Array, forms: Sequence[Any]) -> tuple[jax.Array, ...]:
 
 
 def _concatenate(pieces: list[jax.Array]) -> jax.Array:
-    """Concatenates vectors as `jnp.concatenate` does, on CPUs as fast as a copy."""
+    """Concatenates vectors. Unlike `jnp.concatenate`, it is fast on CPUs."""
 
     def unfused(*pieces: jax.Array) -> jax.Array:
         # XLA:CPU splits a fused concatenation over its threads element by element, with

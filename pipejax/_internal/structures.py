@@ -1,9 +1,8 @@
 """Compares pytrees by their containers and the paths of their leaves.
 
-JAX compares the structures of two pytrees with the static data in their nodes, such as
-the functions in a model. Two equal models of two processes, or of a run and its
-continuation, may have different static objects: a function is equal only to itself, and
-its text holds an address. The functions here leave static data out.
+JAX compares structures with the static data in their nodes, such as the functions in a
+model. These may differ between two processes, or between a run and its continuation: a
+function is equal only to itself. The functions here leave static data out.
 """
 
 from typing import Any
@@ -13,12 +12,7 @@ import jax.numpy as jnp
 
 
 def containers(tree: Any) -> str:
-    """Returns the types of the nodes of a pytree as text, without their static data.
-
-    Examples:
-      >>> containers(({"a": 1, "b": None}, [2]))
-      'tuple[dict[*, NoneType[]], list[*]]'
-    """
+    """Returns the types of the nodes of a pytree as text, such as `list[*]`."""
 
     def text(structure: Any) -> str:
         node = structure.node_data()
@@ -30,7 +24,6 @@ def containers(tree: Any) -> str:
 
 
 def paths(tree: Any) -> set[Any]:
-    """Returns the path of every leaf."""
     return {path for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
 
 
@@ -40,7 +33,7 @@ def alike(a: Any, b: Any) -> bool:
 
 
 def restructured(tree: Any, like: Any) -> Any:
-    """Returns a pytree with the leaves of `tree` and the static data of `like`."""
+    """Returns the leaves of `tree` in nodes with the static data of `like`."""
     return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(tree))
 
 
@@ -52,20 +45,23 @@ def form_of(tree: Any) -> Any:
     return structure, tuple(forms)
 
 
-def difference(name: str, wanted: Any, given: Any) -> tuple[str, str, str] | None:
-    """Returns the first leaf at which two pytrees differ in dtype or shape, or `None`.
+def shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of every leaf, by its path."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): jnp.shape(leaf) for path, leaf in leaves}
 
-    The result is the path of the leaf, its wanted form such as `float32[7, 3]`, and the
-    given one.
-    """
-    forms, found = (_named_forms(name, tree) for tree in (wanted, given))
+
+def difference(name: str, wanted: Any, given: Any) -> tuple[str, str, str] | None:
+    """Returns path, wanted and given form of the first leaf that differs, if any."""
+    forms, found = (named_forms(tree, name) for tree in (wanted, given))
     for path in forms | found:
         if forms.get(path) != found.get(path):
             return path, forms.get(path, "is none of it"), found.get(path, "nothing")
     return None
 
 
-def _named_forms(name: str, tree: Any) -> dict[str, str]:
+def named_forms(tree: Any, name: str = "") -> dict[str, str]:
+    """Returns dtype and shape of every leaf, such as `float32[7, 3]`, by its path."""
     return {
         f"{name}{jax.tree_util.keystr(path)}": f"{_dtype(leaf)}{[*jnp.shape(leaf)]}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
@@ -73,7 +69,6 @@ def _named_forms(name: str, tree: Any) -> dict[str, str]:
 
 
 def _dtype(leaf: Any) -> Any:
-    """Returns the dtype of a leaf on a device, or the type of a leaf that has none."""
     kind = getattr(leaf, "dtype", type(leaf))
     if isinstance(kind, type) and not issubclass(kind, bool | int | float | complex):
         return kind.__name__

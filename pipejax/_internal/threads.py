@@ -1,23 +1,19 @@
 """The threads with which XLA:CPU runs the programs of a process.
 
-XLA:CPU has one pool of threads for all devices of a process. A program holds a thread
-on each of its devices while it waits for other devices or processes. If all threads are
-held by programs that wait for each other, in this process and in others, no process
-goes on. There must be a thread for everything that can wait at once, which on D devices
-of a process is
+XLA:CPU has one pool of threads for all devices of a process: as many as the variable
+`NPROC` says when JAX first asks for a device, or else as the process has cores, but at
+least one for each device. A program holds a thread on each of its devices while it
+waits for other devices or processes. If all threads are held by programs that wait for
+each other, no process goes on. With D devices, these may wait at once:
 
 - a program on all D devices. XLA runs only one of them at a time.
-- the sums of the communication thread. It launches one at a time, which is again such a
-  program, or for a sharded model D programs on a single device each.
+- one sum of the communication thread, which is again such a program, or for a sharded
+  model D programs on a single device each.
 - the launch of the next program on all D devices. Each device waits with a thread of
   its own until it has fewer than 32 programs in flight.
 
 That is 3 D. A single device launches its programs on the caller's thread. It waits for
 nothing but the sum, which leaves one thread to compute.
-
-The pool has as many threads as the variable `NPROC` says, or else as the process has
-cores, but at least one for each device. XLA reads the variable when JAX first asks for
-a device.
 """
 
 import logging
@@ -30,10 +26,8 @@ from jax.sharding import Mesh
 
 _log = logging.getLogger("pipejax")
 
-_POOL = "tf_XLAEigen"
-"""The name of the threads of XLA:CPU's pool."""
-_MOST = 256
-"""The most threads of this name that XLA starts. Its other pool has no limit."""
+_POOL = "tf_XLAEigen"  # the name of the threads of XLA:CPU's pool
+_MOST = 256  # the most threads of this name; XLA's other pool has no limit
 
 
 def needed(devices: int) -> int:
@@ -60,7 +54,6 @@ def set_enough() -> None:
 
 
 def check_threads(mesh: Mesh) -> None:
-    """Raises a `ValueError` if XLA:CPU has too few threads for steps on a mesh."""
     if not mesh.is_multi_process or mesh.devices.flat[0].platform != "cpu":
         return
     devices, there = len(mesh.local_devices), running()
@@ -76,7 +69,6 @@ def check_threads(mesh: Mesh) -> None:
 
 
 def running() -> int | None:
-    """Returns the number of threads in XLA:CPU's pool, or `None` if it is unknown."""
     # The threads themselves are counted, because `NPROC` may have been set too late.
     tasks = pathlib.Path("/proc/self/task")
     if not tasks.is_dir():
@@ -86,7 +78,6 @@ def running() -> int | None:
 
 
 def _name(task: pathlib.Path) -> str:
-    """Returns the name of a thread of this process, or nothing if it has ended."""
     try:
         return (task / "comm").read_text().strip()
     except OSError:

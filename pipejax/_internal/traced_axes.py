@@ -9,7 +9,6 @@ from .mesh import axes
 
 
 def collective_axes(function: Any, *args: Any) -> set[str]:
-    """Returns the names of the axes over which a function has collectives."""
     equations = _equations(jax.make_jaxpr(function)(*args))
     return {name for equation in equations for name in _axes_of(equation)}
 
@@ -34,7 +33,6 @@ def _axes_of(equation: Any) -> Iterator[str]:
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:
-    """Yields the equations of a jaxpr, and of all jaxprs inside it."""
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         yield equation
         for value in jax.tree.leaves(

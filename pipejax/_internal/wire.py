@@ -27,10 +27,7 @@ class Transfer(NamedTuple):
     def wire_bytes(self) -> float:
         """Returns the bytes that the busiest device must send at least.
 
-        With p = `devices` and n = `bytes`, these are `2 (p-1)/p n` for an all-reduce,
-        `(p-1)/p n` for a reduce-scatter or an all-to-all, `(p-1) n` for an all-gather,
-        and n for a collective-permute. On one device they are 0. See
-        `pj.collectives.wire_bytes` for other kinds.
+        They are `pj.collectives.wire_bytes(kind, devices, bytes)`.
         """
         return wire_bytes(self.kind, self.devices, self.bytes)
 
@@ -38,15 +35,9 @@ class Transfer(NamedTuple):
 def wire_bytes(kind: str, devices: int, payload: float) -> float:
     """Returns the bytes that the busiest device must send at least in one collective.
 
-    With p = `devices` and n = `payload`:
-
-    - all-reduce: `2 (p-1)/p n`
-    - reduce-scatter, all-to-all, ragged-all-to-all: `(p-1)/p n`
-    - all-gather: `(p-1) n`, which is `(p-1)/p` of the gathered output
-    - any other, such as collective-permute, broadcast or send: n
-    - recv: 0
-
-    On one device, nothing is sent.
+    With p = `devices` and n = `payload`, they are `2 (p-1)/p n` for an all-reduce,
+    `(p-1)/p n` for a reduce-scatter or an all-to-all, `(p-1) n` for an all-gather, 0
+    for a recv and on one device, and n for any other collective.
 
     Args:
       kind: Kind of the collective, with the name that XLA gives it.

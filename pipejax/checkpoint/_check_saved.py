@@ -13,13 +13,21 @@ from ._leaves import Form, form, named, part_of
 from ._meta import passengers_of
 
 
-def check_width(path: epath.Path, meta: dict[str, Any], train: TrainStep) -> None:
-    if meta["width"] != train.width:
-        raise ValueError(
-            f"`train` must be of width {meta['width']}, the width of the checkpoint in"
-            f" {path}; got width {train.width}. To change the width, restore the"
-            f" checkpoint with a train step of width {meta['width']}. {_GO_ON}"
-        )
+def check_train(
+    path: epath.Path, meta: dict[str, Any], train: TrainStep, like: PipelineState
+) -> None:
+    sharded = any(part_of(name, ("gathered",)) for name in meta["leaves"])
+    rules = {
+        "width": (meta["width"], train.width),
+        "shard_optimizer": (sharded, like.gathered is not None),
+    }
+    for name, (was, now) in rules.items():
+        if was != now:
+            raise ValueError(
+                f"`train` must have {name}={was}, as the train step that saved the"
+                f" checkpoint in {path}; got {name}={now}. To change it, restore the"
+                f" checkpoint with {name}={was}. {_GO_ON}"
+            )
 
 
 _GO_ON = (
@@ -32,7 +40,6 @@ _GO_ON = (
 def check_passengers(
     path: epath.Path, meta: dict[str, Any], like: PipelineState
 ) -> None:
-    """Raises an error if other values travel with the gradients in flight."""
     saved, wanted = meta["passengers"], passengers_of(like)
     if meta["in_flight"] and saved != wanted:
         raise ValueError(
@@ -45,32 +52,26 @@ def check_passengers(
         )
 
 
-def check_sharded_optimizer(
-    path: epath.Path, meta: dict[str, Any], like: PipelineState
-) -> None:
-    was = any(part_of(name, ("gathered",)) for name in meta["leaves"])
-    now = like.gathered is not None
-    if was != now:
+def check_form(path: epath.Path, saved: dict[str, Any], target: PipelineState) -> None:
+    found = differing(saved, target)
+    if found:
+        name, (there, wanted) = next(iter(found.items()))
         raise ValueError(
-            f"`train` must have shard_optimizer={was}, as the train step that saved the"
-            f" checkpoint in {path}; got shard_optimizer={now}. To change it, restore"
-            f" the checkpoint with shard_optimizer={was}. {_GO_ON}"
+            f"`like` must have the form of the checkpoint in {path}: {len(found)} of"
+            f" {len(saved.keys() | named(target))} leaves differ, the first is {name}:"
+            f" saved {_said(there)}, wanted {_said(wanted)}. Restore it with the model,"
+            " optimizer and options that it was saved with."
         )
 
 
-def check_form(path: epath.Path, saved: dict[str, Any], target: PipelineState) -> None:
+def differing(
+    saved: dict[str, Any], target: PipelineState
+) -> dict[str, tuple[Form | None, Form | None]]:
+    """Returns the saved and the wanted form of each leaf where the two differ."""
     wanted = {name: form(leaf) for name, leaf in named(target).items()}
     there = {name: (tuple(shape), dtype) for name, (shape, dtype) in saved.items()}
-    names = [*wanted, *(name for name in there if name not in wanted)]
-    differing = [name for name in names if there.get(name) != wanted.get(name)]
-    if differing:
-        name = differing[0]
-        raise ValueError(
-            f"`like` must have the form of the checkpoint in {path}: {len(differing)}"
-            f" of {len(names)} leaves differ, the first is {name}: saved"
-            f" {_said(there.get(name))}, wanted {_said(wanted.get(name))}. Restore it"
-            " with the model, optimizer and options that it was saved with."
-        )
+    both = {name: (there.get(name), wanted.get(name)) for name in wanted | there}
+    return {name: forms for name, forms in both.items() if forms[0] != forms[1]}
 
 
 def _said(form: Form | None) -> str:

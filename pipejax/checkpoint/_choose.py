@@ -21,10 +21,9 @@ def whole(
     step: int | None,
     read: Callable[[int], Saved | Fault],
 ) -> Saved:
-    """Returns the contents of a whole checkpoint, the same one on all processes.
+    """Returns a whole checkpoint, the same one on all processes.
 
-    `read` reads the checkpoint of a step. If `step` is `None`, the newest whole
-    checkpoint is taken, and newer ones are moved aside.
+    Without a `step`, the newest whole one is taken, and newer ones are moved aside.
     """
     # Another job may save in the folder, and delete old checkpoints, at the same time.
     gone: frozenset[int] = frozenset()
@@ -54,11 +53,7 @@ def _first_whole(
     step: int | None,
     read: Callable[[int], Saved | Fault],
 ) -> Saved | frozenset[int]:
-    """Returns the first candidate that is whole.
-
-    Instead, it returns the steps that another job has deleted meanwhile. The candidates
-    must then be listed again.
-    """
+    """Returns the first whole candidate, or steps that were deleted meanwhile."""
     damaged: dict[int, str] = {}
     for number in _candidates(manager, there, step):
         found = read(number)
@@ -70,19 +65,14 @@ def _first_whole(
             return frozenset()
         if is_deleted(manager, number):
             return frozenset([number])
+        what = f"the checkpoint of step {number} in {manager.directory}"
         if not found.damaged:
             raise OSError(
-                f"the checkpoint of step {number} in {manager.directory} cannot be"
-                f" read: {found.text}. Restore it again when its storage can be reached"
-                " and there is enough memory."
+                f"{what} cannot be read: {found.text}. Restore it again when its"
+                " storage can be reached and there is enough memory."
             )
         damaged[number] = found.text
-        _log.warning(
-            "the checkpoint of step %d in %s is damaged: %s",
-            number,
-            manager.directory,
-            found.text,
-        )
+        _log.warning("%s is damaged: %s", what, found.text)
     said = "; ".join(f"step {number}: {text}" for number, text in damaged.items())
     raise ValueError(
         f"`manager` must have a checkpoint that is whole, got damage in"
@@ -110,8 +100,6 @@ def _candidates(
 
 
 def _move_aside(manager: ocp.CheckpointManager, damaged: dict[int, str]) -> None:
-    """Renames the folders of damaged steps on process 0, and waits for that."""
-
     def rename() -> None:
         if jax.process_index() == 0:
             for step in damaged:

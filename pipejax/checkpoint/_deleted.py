@@ -18,9 +18,8 @@ def is_deleted(manager: ocp.CheckpointManager, step: int) -> bool:
     """Returns whether the folder of a checkpoint is gone, the same on all processes."""
     path, gone = manager.directory / str(step), False
     if jax.process_index() == 0:
-        # If the manager is read-only, another job may be deleting the folder file by
-        # file.
-        # Buckets have no folders to look into.
+        # Beside a read-only manager, another job may be deleting the folder file by
+        # file. Buckets have no folders to look into.
         if is_read_only(manager) and "://" not in str(path):
             _wait(str(path))
         gone = not path.exists()
@@ -28,7 +27,7 @@ def is_deleted(manager: ocp.CheckpointManager, step: int) -> bool:
 
 
 def _wait(path: str) -> None:
-    """Waits until a folder is gone, or until nothing in it has changed for a while."""
+    """Waits until a folder is gone, or no longer changes."""
     found, until = _contents(path), time.monotonic() + _PATIENCE
     while found and time.monotonic() < until:
         time.sleep(_PAUSE)
@@ -41,6 +40,5 @@ _PATIENCE, _PAUSE = 2.0, 0.02  # s
 
 
 def _contents(path: str) -> set[str]:
-    """Returns the paths of a folder and of all that is in it; none if it is gone."""
     entries = ((root, *files) for root, _, files in os.walk(path))
     return {os.path.join(root, x) for root, *files in entries for x in ("", *files)}

@@ -21,14 +21,9 @@ class DamagedError(ValueError):
 
 
 class Fault(NamedTuple):
-    """Why a checkpoint cannot be restored.
+    """Why a checkpoint cannot be restored."""
 
-    Attributes:
-      damaged: Whether what is read or given is at fault, and not storage or process.
-      text: What is wrong.
-    """
-
-    damaged: bool
+    damaged: bool  # whether what is read or given is at fault, and not the storage
     text: str
 
 
@@ -48,10 +43,7 @@ def attempt(read: Callable[[], T]) -> T | Fault:
 
 
 def all_or_none(action: Callable[[], T]) -> T:
-    """Calls `action` on all processes; if it fails on any, raises its error on all.
-
-    `action` must have no collectives. Only `ValueError`s and `OSError`s are passed on.
-    """
+    """As `attempt`, but raises a `ValueError` or an `OSError` on all processes."""
     fault, cause = None, None
     try:
         result = action()
@@ -86,7 +78,6 @@ _TRIES = 10
 
 @contextlib.contextmanager
 def writing_to(folder: Any) -> Iterator[None]:
-    """Adds the folder to an `OSError` inside of the block."""
     try:
         yield
     except OSError as error:
@@ -97,10 +88,7 @@ def writing_to(folder: Any) -> Iterator[None]:
 
 
 def agreed(fault: Fault | None) -> Fault | None:
-    """Returns the fault of the first process that has one, the same on all processes.
-
-    Every process must call this function.
-    """
+    """Returns the first fault of any process. Every process must call it."""
     if jax.process_count() == 1:
         return fault
     join()  # Only one collective may run at a time.
@@ -117,7 +105,7 @@ def agreed(fault: Fault | None) -> Fault | None:
 
 
 def _fault_of(error: Exception) -> Fault | None:
-    """Returns the fault that an error shows, or `None` if it is not about reading."""
+    """Returns a fault, or `None` for an error that is not about reading."""
     if isinstance(error, DamagedError):
         return Fault(True, str(error))
     root: BaseException = error
@@ -144,7 +132,7 @@ _ELSEWHERE = (
 
 
 def _described(error: BaseException) -> str:
-    """Returns an error in one line, behind the name of the leaf if it gives one."""
+    """Returns an error in one line, behind the name of its leaf."""
     first = (str(error).strip() or repr(error)).splitlines()[0][:_LONG]
     text = f"{type(error).__name__}: {first}"
     leaf = re.search(r"""(?:reading|Metadata at) "(.+?)/(?:[\d.]+|\.zarray)\"""", first)

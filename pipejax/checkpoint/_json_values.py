@@ -1,9 +1,7 @@
 """Copies values that JSON returns unchanged, and raises an error for all others.
 
 JSON turns tuples into lists, keys into strings, and NumPy's float64 into Python's
-float. It cannot write NumPy's integers at all. A run that continues from changed values
-is not the run that was saved, so a value that would change is an error before anything
-is written.
+float. A run that continues from changed values is not the run that was saved.
 """
 
 import json
@@ -23,18 +21,17 @@ def json_copy(name: str, value: Any) -> Any:
         problem = next(_foreign(name, value), None)
         if type(value) is not dict:
             problem = f"`{name}` itself, {_described(value)}"
-        copy = json.loads(json.dumps(value)) if problem is None else None
+        if problem is None:
+            return json.loads(json.dumps(value))
     except (RecursionError, ValueError) as error:
         # The value contains itself, or an integer has more than 4300 digits.
         problem = f"a value that JSON cannot write: {error}"
-    if problem is not None:
-        raise ValueError(
-            f"`{name}` must be a dict of values that JSON returns unchanged: dicts with"
-            " string keys, lists, and Python's own strings, numbers, bools and None;"
-            f" got {problem}. Convert it first, for example with int(value),"
-            " value.tolist(), list(value) or str(value)."
-        )
-    return copy
+    raise ValueError(
+        f"`{name}` must be a dict of values that JSON returns unchanged: dicts with"
+        " string keys, lists, and Python's own strings, numbers, bools and None; got"
+        f" {problem}. Convert it first, for example with int(value), value.tolist(),"
+        " list(value) or str(value)."
+    )
 
 
 def _foreign(where: str, value: Any) -> Iterator[str]:

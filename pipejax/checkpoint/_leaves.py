@@ -1,15 +1,12 @@
 """Names the leaves of a state, and encodes them so that Orbax writes every bit.
 
 - The name of a leaf is its path in the pytree as JAX writes it, without `trainable`.
-  `params['a.b']` and
-  `params['a']['b']` are different names.
 - A typed PRNG key is written as the integers that it holds, and an integer of fewer
   than eight bits as int8. The shape and dtype of each leaf are written too, because two
   leaves of different dtypes may have the same encoded form.
 - A leaf of size 0 is not written, because its shape and dtype say everything.
-- Whether the type of a leaf is weak, as it is for `jnp.asarray(1.0)`, is written too.
-  The product of a weakly typed float32 and a bfloat16 array has dtype bfloat16. If the
-  restored type were not weak, the product would have dtype float32.
+- Whether the type of a leaf is weak, as it is for `jnp.asarray(1.0)`, is written too:
+  the product of a weakly typed float32 and a bfloat16 array has dtype bfloat16.
 """
 
 from typing import Any
@@ -25,11 +22,7 @@ Form = tuple[tuple[int, ...], str]
 
 
 def named(tree: Any) -> dict[str, Any]:
-    """Returns the leaves of `tree` by name.
-
-    Raises:
-      ValueError: If two leaves have the same name, which happens if a pytree node of
-        the user gives two children the same key.
+    """Returns the leaves of `tree` by name; raises a ValueError if two names are equal.
 
     Examples:
       >>> named({"a.b": 1, "a": {"b": 2}, "c": [3]})
@@ -55,24 +48,18 @@ def form(leaf: Any) -> Form:
 
 
 def part_of(name: str, parts: tuple[str, ...]) -> bool:
-    """Returns whether a leaf belongs to one of these parts of a state.
-
-    Examples:
-      >>> part_of("mean.loss", ("mean",)), part_of("means", ("mean",))
-      (True, False)
-    """
+    """Returns whether a leaf belongs to one of these parts of a state."""
     return any(name == x or name.startswith((f"{x}.", f"{x}[")) for x in parts)
 
 
 def encoded(leaf: Any) -> Any:
-    """Returns `leaf` in a dtype that Orbax can write."""
     if is_key(leaf):
         return jax.random.key_data(leaf)
     return leaf.astype(jnp.int8) if _is_narrow(leaf) else leaf
 
 
 def decoded(array: jax.Array, like: Any) -> jax.Array:
-    """Returns the leaf, with the dtype of `like`, whose encoded form is `array`."""
+    """Undoes `encoded` for a leaf of the dtype of `like`."""
     if is_key(like):
         return jax.random.wrap_key_data(array, impl=_implementation(like))
     return array.astype(like.dtype) if _is_narrow(like) else array

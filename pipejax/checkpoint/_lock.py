@@ -1,8 +1,7 @@
 """Locks the folder of a run, so that a second job cannot save there too.
 
-The lock is the kernel's (`flock` on the file `.lock` in the folder): when the process
-that holds it ends, however it ends, the lock is free. The file stays, and says who has
-held the lock last.
+The lock is the kernel's, `flock` on the file `.lock`, which says who has held it last.
+When the process that holds it ends, however it ends, the lock is free.
 """
 
 import errno
@@ -23,10 +22,8 @@ _WITHOUT = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class Lock:
-    """The lock of a folder, held until `release` or until the process ends."""
-
     def __init__(self, folder: pathlib.Path) -> None:
-        """Takes the lock, or raises a `ValueError` if another manager holds it."""
+        """Raises a `ValueError` if another manager holds the lock."""
         path = folder / NAME
         self._file: Any = open(path, "a+")  # noqa: SIM115 - held until `release`
         try:
@@ -41,11 +38,8 @@ class Lock:
         except OSError as error:
             if error.errno not in _WITHOUT:
                 raise
-            _log.warning(
-                "%s cannot be locked: %s. See that no second job saves there.",
-                folder,
-                error,
-            )
+            said = "%s cannot be locked: %s. See that no second job saves there."
+            _log.warning(said, folder, error)
         # A forked child would still hold the lock when this process is gone.
         file = weakref.ref(self._file)
         os.register_at_fork(after_in_child=lambda: _closed(file()))

@@ -21,15 +21,13 @@ _log = logging.getLogger("pipejax")
 
 
 class LockedManager(ocp.CheckpointManager):
-    """An Orbax manager that frees the lock of its folder when it is closed."""
-
     def __init__(self, *args: Any, lock: Lock | None, **kwargs: Any) -> None:
         self._lock, self.read_only = lock, kwargs["options"].read_only
         self.closed = False
         super().__init__(*args, **kwargs)
 
     def reload(self) -> None:
-        """Lists the folder again, even while another job deletes checkpoints in it."""
+        # Another job may delete checkpoints in the folder meanwhile.
         while_files_vanish(super().reload)
 
     def __exit__(
@@ -38,7 +36,7 @@ class LockedManager(ocp.CheckpointManager):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Closes the manager. After Ctrl-C, a save may be left unfinished."""
+        # After Ctrl-C, a save may be left unfinished.
         interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
         if not interrupted or jax.process_count() == 1:
             self.close()
@@ -61,14 +59,13 @@ def manager(
 ) -> ocp.CheckpointManager:
     """Makes an Orbax manager for the checkpoints of one run.
 
-    Unlike a plain `orbax.checkpoint.CheckpointManager`, the returned manager knows the
-    parts of a pipejax checkpoint, keeps only the latest ones, and lists the folder on
-    one process only.
+    Unlike a plain `orbax.checkpoint.CheckpointManager`, the manager knows the parts of
+    a pipejax checkpoint, and lists the folder on one process only.
 
-    If there are several processes, each of them must make a manager of the same folder.
-    While the manager is open, process 0 holds a lock on the folder, so that a second
-    job which would save there is refused at its start. A process that ends, even by
-    SIGKILL, leaves no lock behind. Buckets have no locks.
+    Each of several processes must make a manager of the same folder. While the manager
+    is open, process 0 holds a lock on the folder, so that a second job which would save
+    there is refused at its start. A process that ends, even by SIGKILL, leaves no lock
+    behind. Buckets have no locks.
 
     Args:
       folder: Folder of the checkpoints, or the URL of a bucket (`gs://bucket/run`). It
@@ -76,25 +73,16 @@ def manager(
       keep: Number of checkpoints to keep, at least 1. Older ones are deleted. `None`
         keeps all.
       read_only: Whether the manager only restores. It then needs no lock, so that an
-        evaluation can read the checkpoints of a running job. The job may delete old
-        checkpoints meanwhile.
+        evaluation can read the checkpoints of a running job.
 
     Returns:
-      An `orbax.checkpoint.CheckpointManager`, for `save` and `restore`. It writes
-      checkpoints while the training continues. Use it in a `with` statement, or call
-      its `close()` at the end, to wait for the last write.
+      The manager, for `save` and `restore`. Use it in a `with` statement, or call its
+      `close()` at the end, to wait for the last write.
 
     Raises:
-      ValueError: If `folder` names no folder or is a file, `keep` is not an integer of
-        at least 1, `read_only` is not a bool, another manager that saves in `folder` is
-        open, or `read_only` is true and `folder` does not exist.
+      ValueError: If an argument breaks its rule, another manager that saves in `folder`
+        is open, or `read_only` is true and `folder` does not exist.
       OSError: If nothing can be written to `folder`.
-
-    Examples:
-      >>> import tempfile
-      >>> with tempfile.TemporaryDirectory() as folder, manager(folder) as checkpoints:
-      ...     print(checkpoints.latest_step())
-      None
     """
     if not isinstance(read_only, bool):
         raise ValueError(f"`read_only` must be True or False, got {read_only!r}.")
@@ -134,8 +122,6 @@ def manager(
 
 
 def _locked(place: str) -> Lock | None:
-    """Takes the lock of a folder on process 0; all processes raise the same error."""
-
     def lock() -> Lock | None:
         if jax.process_index() != 0 or "://" in place:
             return None
@@ -165,7 +151,6 @@ def is_read_only(manager: ocp.CheckpointManager) -> bool:
 
 
 def steps(manager: ocp.CheckpointManager) -> list[int]:
-    """Waits for a running save, and returns the steps of the checkpoints."""
     manager.wait_until_finished()
     # The manager's own list does not show what another manager has saved or deleted.
     manager.reload()
@@ -173,7 +158,6 @@ def steps(manager: ocp.CheckpointManager) -> list[int]:
 
 
 def _absolute(folder: os.PathLike[str] | str) -> str:
-    """Returns the absolute path of a folder; returns a URL unchanged."""
     name = os.fspath(folder) if isinstance(folder, str | os.PathLike) else None
     if not isinstance(name, str) or not name:
         raise ValueError(

@@ -1,15 +1,9 @@
 """Describes a checkpoint in its own files, so that damage to any part of it shows.
 
-Beside the arrays, a checkpoint has two JSON files:
-
-- `meta` has the step, the form of the state, the number of messages in flight and the
-  names of their passengers, the checksum of each array, the digest of the extras, and a
-  digest of all of this.
-- `extras` has the extras that `save` was given.
-
-Every part is checked against another: the arrays, the extras and the number of the step
-against `meta`, and `meta` against its own digest. Parts of different checkpoints
-therefore never pass for one.
+Beside the arrays, a checkpoint has two JSON files: `extras`, and `meta` with the step,
+the form of the state, what is in flight, the checksum of each array, the digest of the
+extras, and a digest of all of this. Parts of different checkpoints therefore never pass
+for one.
 """
 
 import hashlib
@@ -37,7 +31,6 @@ _FORMER = (  # the keys in earlier versions
 def meta_of(
     state: PipelineState, step: int, extras: dict[str, Any], sums: dict[str, str]
 ) -> dict[str, Any]:
-    """Returns what `restore` must know, and can check, about a state and its extras."""
     leaves = named(state)
     meta = {
         "step": step,
@@ -55,7 +48,6 @@ def meta_of(
 
 
 def passengers_of(state: PipelineState) -> list[str]:
-    """Returns the names of what travels with gradients; none if the width is 1."""
     return [name for x in state.in_flight.pending[:1] for name in x.passengers.names]
 
 
@@ -72,20 +64,17 @@ def check_version(path: epath.Path, meta: dict[str, Any]) -> None:
         )
 
 
-def damage(meta: dict[str, Any], extras: dict[str, Any], step: int) -> str | None:
-    """Returns what differs from what `save` has written, or `None`."""
+def check_whole(meta: dict[str, Any], extras: dict[str, Any], step: int) -> None:
     rest = {name: value for name, value in meta.items() if name != _DIGEST}
     if meta.get(_DIGEST) != digest(rest):
-        return "`meta` is not what was saved"
+        raise DamagedError("`meta` is not what was saved")
     if meta["step"] != step:
-        return f"its contents are those of step {meta['step']}"
+        raise DamagedError(f"its contents are those of step {meta['step']}")
     if meta["extras"] != digest(extras):
-        return "`extras` are not what was saved"
-    return None
+        raise DamagedError("`extras` are not what was saved")
 
 
 def digest(value: Any) -> str:
-    """Returns the SHA-256 of a value, whatever the order of the keys in its dicts."""
     text = json.dumps(value, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

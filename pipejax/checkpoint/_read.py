@@ -19,15 +19,10 @@ from pipejax.train_step import (
 )
 
 from ._check_like import check_optimizer_of
-from ._check_saved import (
-    check_form,
-    check_passengers,
-    check_sharded_optimizer,
-    check_width,
-)
-from ._fault import DamagedError, Fault, agreed, attempt
-from ._leaves import empty, encoded, form, named, part_of
-from ._meta import check_version, damage, read
+from ._check_saved import check_form, check_passengers, check_train, differing
+from ._fault import DamagedError, Fault, attempt
+from ._leaves import empty, encoded, named, part_of
+from ._meta import check_version, check_whole, read
 from ._reshard import shapes_on
 from ._spread import Spread
 
@@ -37,22 +32,14 @@ MEAN, SLOPES = "mean", "slopes"
 
 
 class Saved(NamedTuple):
-    """The contents of a whole checkpoint.
-
-    Attributes:
-      arrays: The arrays by name, as they were written.
-      form: The shapes and dtypes of the arrays, as a state.
-      meta: What `save` has written about the state.
-      devices: Number of devices, or groups, that shared the data.
-      anew: The parts of a state that were not read and must be made anew.
-    """
+    """The contents of a whole checkpoint."""
 
     arrays: dict[str, jax.Array]
-    form: PipelineState
+    form: PipelineState  # the shapes and dtypes of the arrays
     extras: dict[str, Any]
-    meta: dict[str, Any]
-    devices: int
-    anew: tuple[str, ...]
+    meta: dict[str, Any]  # what `save` has written about the state
+    devices: int  # or groups, that shared the data
+    anew: tuple[str, ...]  # the parts of a state that must be made anew
 
 
 def read_step(
@@ -68,16 +55,16 @@ def read_step(
         return found
     meta, extras = found
     check_version(path, meta)
-    if fault := agreed(_fault(damage(meta, extras, step))):
+    if fault := attempt(lambda: check_whole(meta, extras, step)):
         return fault
-    check_width(path, meta, train)
+    check_train(path, meta, train, like)
     check_passengers(path, meta, like)
-    check_sharded_optimizer(path, meta, like)
     before, now = Spread(**meta["spread"]), Spread.now(train, like)
     anew = _anew(meta, before, now, train, like)
     target = _without(anew, like)
     if not train.boundaries:  # `init` may count for the first step alone
-        target = target._replace(calls=_saved_counter(meta["leaves"]))
+        counter = jax.ShapeDtypeStruct((), jnp.int32)
+        target = target._replace(calls=counter if "calls" in meta["leaves"] else None)
     if before.devices != now.devices:
         target = shapes_on(train, target, before.devices)
     saved = {k: v for k, v in meta["leaves"].items() if not part_of(k, anew)}
@@ -88,7 +75,8 @@ def read_step(
     arrays = attempt(lambda: _arrays(path, written))
     if isinstance(arrays, Fault):
         return arrays
-    if fault := agreed(_fault(_wrong(checksums(arrays), meta["checksums"]))):
+    found_sums = checksums(arrays)
+    if fault := attempt(lambda: _check_sums(found_sums, meta["checksums"])):
         return fault
     every = {k: arrays[k] if v.size else empty(v) for k, v in shapes.items()}
     return Saved(every, target, extras, meta, before.devices, anew)
@@ -104,7 +92,9 @@ def _anew(
     # A single device predicts without a mean. Where nothing is in flight, the dtype of
     # messages may be another, and with it that of the mean.
     other = before.devices != now.devices or meta["in_flight"] == 0
-    same_mean = not other or _same_mean(meta["leaves"], like)
+    same_mean = not other or not any(
+        part_of(name, (MEAN, SLOPES)) for name in differing(meta["leaves"], like)
+    )
     read = {
         QUEUE: meta["in_flight"] != 0,
         CODECS: before.same_codecs(now, train),
@@ -112,14 +102,6 @@ def _anew(
         SLOPES: same_mean,
     }
     return tuple(part for part, is_read in read.items() if not is_read)
-
-
-def _same_mean(saved: dict[str, Any], like: PipelineState) -> bool:
-    """Returns whether what a prediction keeps has the form that was saved."""
-    there = {name: (tuple(shape), dtype) for name, (shape, dtype) in saved.items()}
-    wanted = {name: form(leaf) for name, leaf in named(like).items()}
-    names = (name for name in there | wanted if part_of(name, (MEAN, SLOPES)))
-    return all(there.get(name) == wanted.get(name) for name in names)
 
 
 def _without(anew: tuple[str, ...], like: PipelineState) -> PipelineState:
@@ -131,10 +113,6 @@ def _without(anew: tuple[str, ...], like: PipelineState) -> PipelineState:
     if MEAN in anew:
         like = like._replace(trainable=like.trainable._replace(mean=None, slopes=None))
     return like._replace(in_flight=in_flight)
-
-
-def _saved_counter(saved: dict[str, Any]) -> jax.ShapeDtypeStruct | None:
-    return jax.ShapeDtypeStruct((), jnp.int32) if "calls" in saved else None
 
 
 def _arrays(path: Any, shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
@@ -150,25 +128,19 @@ def _arrays(path: Any, shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax
     return jax.block_until_ready(arrays)
 
 
-def _fault(damage: str | None) -> Fault | None:
-    return Fault(True, damage) if damage else None
-
-
-def _wrong(found: dict[str, str], saved: dict[str, str]) -> str | None:
-    """Returns which arrays have another checksum than was saved, or `None`."""
+def _check_sums(found: dict[str, str], saved: dict[str, str]) -> None:
     names = [name for name in found if found[name] != saved.get(name)]
-    if not names:
-        return None
-    return (
-        f"{len(names)} of {len(found)} leaves are not what was saved, the first is"
-        f" {names[0]}"
-    )
+    if names:
+        raise DamagedError(
+            f"{len(names)} of {len(found)} leaves are not what was saved, the first is"
+            f" {names[0]}"
+        )
 
 
 def _shapes(
     train: TrainStep, target: PipelineState, *, own: bool
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shape, dtype and sharding of each array to restore, by name."""
+    """Returns shape, dtype and sharding of each array to restore, by name."""
     written = functools.partial(jax.tree.map, encoded)
     target = target._replace(calls=None)
     shapes, shards = jax.eval_shape(written, target), target.shards

@@ -1,17 +1,13 @@
 r"""Moves a train state from p devices to another number of devices, p'.
 
-Parameters and optimizer state are replicated and stay as they are. This module converts
-what differs between devices:
+Parameters and optimizer state are replicated and stay as they are. Each new device gets
+the mean over the old devices of messages in flight and of deviations, so that the mean
+over the new devices is the same. During the conversion, every new device holds the
+messages of all old devices.
 
-- Messages in flight, and deviations. Each new device gets the mean over the old
-  devices, so that the mean over the new devices is the same.
-- Gradients, loss and metrics in flight, if the loss function returns weights W. The
-  mean gradient is then `sum(W g) / sum(W)`, and the sum of a batch's weights does not
-  depend on the number of devices. The new devices therefore get equal shares of the sum
-  over the old devices.
-
-During the conversion, every new device holds the messages of all old devices. The
-states of codecs are not moved. `Spread` says whether the new devices can use them.
+If the loss function returns weights W, the mean gradient is `sum(W g) / sum(W)`, and
+the sum of a batch's weights does not depend on the number of devices. The new devices
+then get equal shares of the sum of gradients, loss and metrics over the old devices.
 """
 
 from typing import Any
@@ -38,11 +34,7 @@ def shapes_on(train: TrainStep, like: PipelineState, devices: int) -> PipelineSt
 
 
 def reshard(train: TrainStep, state: PipelineState, before: int) -> PipelineState:
-    """Moves a state to the devices of a train step.
-
-    `state.in_flight` has the parts of all old devices, `before` in number, replicated
-    on each new device. Everything else is already a state of `train`, and is unchanged.
-    """
+    """Moves a state whose devices hold the messages of all `before` devices."""
     states, now = state.in_flight.codec_states, train.config.devices
     in_flight = state.in_flight._replace(codec_states={})
     data = axes(train.axis_name)
@@ -56,8 +48,6 @@ def reshard(train: TrainStep, state: PipelineState, before: int) -> PipelineStat
 
 
 def _shared_out(in_flight: InFlight, before: int, now: int) -> InFlight:
-    """Returns what is in flight for another number of devices, equal on all of them."""
-
     def rows(leaf: jax.Array) -> jax.Array:
         return leaf.reshape(before, leaf.shape[0] // before, *leaf.shape[1:])
 

@@ -36,8 +36,7 @@ class Restored(NamedTuple):
       extras: The extras that `save` was given.
       drained: Whether `restore` has applied the gradients in flight, because the number
         of devices has changed.
-      infos: The `pj.StepInfo` of each gradient that `restore` has applied, as
-        `train.drain` returns them; empty if `drained` is false.
+      infos: The `pj.StepInfo` of each of these gradients.
     """
 
     state: PipelineState
@@ -57,34 +56,28 @@ def restore(
     """Restores a state from a checkpoint, onto the mesh of `train`.
 
     On the same number of devices, every leaf has the dtype and the bits that were
-    saved, and the gradients in flight stay in flight. On another number of devices:
-
-    - Parameters, optimizer state, PRNG key and step have the bits that were saved.
-    - Then each gradient in flight is averaged over the old devices and applied (a
-      drain). The next `width - 1` steps apply nothing, because the pipeline fills
-      again.
-    - The states of codecs begin anew, so the residuals of error feedback start from
-      zero. A log record of level WARNING names the arrays that are not restored.
-    - The deviations that `deviation_feedback` keeps begin anew.
+    saved, and the gradients in flight stay in flight. On another number of devices,
+    each gradient in flight is averaged over the old devices and applied (a drain), so
+    that the next `width - 1` steps apply nothing. The states of codecs, such as the
+    residuals of error feedback, and deviations begin anew, and a log record of level
+    WARNING names the arrays that are not restored.
 
     If the number of devices is the same, but inner axes or the axes of a hierarchical
     all-reduce have other sizes, or parameters are split in another way, only the states
     of codecs begin anew.
 
     The loss function must return the same values, under the same names, as the one
-    whose gradients are in flight. If nothing was in flight when the state was saved, as
-    after `train.drain`, the loss function and `reduce_dtype` may be others.
+    whose gradients are in flight. After a `train.drain`, nothing is in flight, and the
+    loss function and `reduce_dtype` may be others.
 
     Every leaf and the extras are checked against the checksums that `save` has written.
     If `step` is `None` and the latest checkpoint is damaged, `restore` takes the newest
-    one that is whole, and logs which steps are damaged and how. Process 0 renames the
-    folders of these steps to `damaged-STEP`, so that they can be saved again; if the
-    manager is read-only, nothing is renamed. All processes agree on the step before any
-    of them returns.
+    one that is whole, the same on all processes, and logs which steps are damaged and
+    how. Process 0 renames the folders of these steps to `damaged-STEP`, so that they
+    can be saved again, unless the manager is read-only.
 
     `restore` waits for a running save. It also finds checkpoints that another manager
-    has saved in the same folder. If the job that saves them deletes a checkpoint while
-    it is read, `restore` takes the next one.
+    has saved in the folder, and takes the next one if that manager deletes one.
 
     Args:
       manager: The manager that `pipejax.checkpoint.manager(folder)` has returned.
@@ -92,20 +85,17 @@ def restore(
       like: A `pj.PipelineState` with the structure, shapes and dtypes of the state to
         restore, such as `train.init(...)` or `train.abstract_state(...)`. Its values
         are not used.
-      step: The step of the checkpoint to restore. `None` takes the newest checkpoint
-        that is whole.
+      step: The step of the checkpoint. `None` takes the newest that is whole.
 
     Returns:
       A `Restored` with the state, the extras, and what a drain has reported.
 
     Raises:
       FileNotFoundError: If there is no checkpoint, or none of this step.
-      ValueError: If an argument is not what it must be, or `like` is not a state of
-        `train`; if the checkpoint has another width, optimizer or kind of optimizer
-        (sharded or not) than `train`, another form than `like`, or values of another
-        loss function in flight; if an earlier version of pipejax has written it; if the
-        checkpoint of `step` is damaged, or `step` is `None` and all checkpoints are
-        damaged.
+      ValueError: If an argument breaks its rule; if the checkpoint has another width,
+        optimizer or kind of optimizer (sharded or not) than `train`, another form than
+        `like`, or values of another loss function in flight; if an earlier version of
+        pipejax has written it; or if it is damaged, or all are for `step=None`.
       OSError: If a checkpoint cannot be read although it may be whole, or if one after
         the other is deleted while it is read.
 
@@ -165,39 +155,34 @@ def _with_empty_queue(
 ) -> PipelineState:
     form = wanted.in_flight._replace(codec_states={})
     data = axes(train.axis_name)
-    places = in_flight_shardings(form, state.shards, train.config, data).pending
-
-    def zeros() -> Any:
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form.pending)
-
-    pending = jax.jit(zeros, out_shardings=places)()
+    shardings = in_flight_shardings(form, state.shards, train.config, data)
+    pending = _zeros(form.pending, shardings.pending)
     return state._replace(in_flight=state.in_flight._replace(pending=pending))
 
 
 def _with_new_mean(
     train: TrainStep, state: PipelineState, wanted: PipelineState
 ) -> PipelineState:
-    """Returns a state without a known mean gradient, in the form of `wanted`."""
-    shardings = state_shardings(common_of(wanted), train.mesh, train.axis_name)
-    trained = shardings.trainable
-    form = wanted.mean, wanted.slopes
-
-    def zeros() -> Any:
-        mean, slopes = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form)
-        if mean is not None:
-            # With a sharded optimizer, an unknown mean says that its state is new.
-            mean = mean._replace(known=jnp.array(bool(state.shards.data_axes)))
-        return mean, slopes
-
-    made = jax.jit(zeros, out_shardings=(trained.mean, trained.slopes))()
-    trained = state.trainable._replace(mean=made[0], slopes=made[1])
+    common = state_shardings(common_of(wanted), train.mesh, train.axis_name)
+    mean = _zeros(wanted.mean, common.trainable.mean)
+    if mean is not None:
+        # With a sharded optimizer, an unknown mean says that its state is new.
+        mean = mean._replace(known=mean.known | bool(state.shards.data_axes))
+    slopes = _zeros(wanted.slopes, common.trainable.slopes)
+    trained = state.trainable._replace(mean=mean, slopes=slopes)
     return state._replace(trainable=trained)
+
+
+def _zeros(form: Any, shardings: Any) -> Any:
+    def zeros() -> Any:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form)
+
+    return jax.jit(zeros, out_shardings=shardings)()
 
 
 def _with_new_codec_states(
     train: TrainStep, state: PipelineState, saved: Saved
 ) -> PipelineState:
-    """Returns a state whose codecs begin anew, and logs which saved arrays are lost."""
     if lost := [name for name in saved.meta["leaves"] if part_of(name, (CODECS,))]:
         _log.warning(
             "checkpoint of other devices, or of other shards of the model: residuals of"
@@ -212,7 +197,6 @@ def _with_new_codec_states(
 def _rebuilt(
     arrays: dict[str, jax.Array], target: PipelineState, meta: dict[str, Any]
 ) -> PipelineState:
-    """Returns the state of the form `target` whose leaves are encoded in `arrays`."""
     shapes, calls = target._replace(calls=None), meta["calls"]
     leaves = {name: decoded(arrays[name], leaf) for name, leaf in named(shapes).items()}
     weak = (name for name in meta["weak"] if name in leaves)

@@ -33,40 +33,23 @@ def save(
     next `save` or `manager.wait_until_finished()` raises the error, and the checkpoints
     before it remain.
 
-    If there are several processes, all of them must call `save` at the same step, with
-    the same extras. `save` first waits for the reductions under way.
+    All processes must call `save` at the same step, with the same extras. `save` first
+    waits for the reductions under way.
 
     Args:
       manager: The manager that `pipejax.checkpoint.manager(folder)` has returned.
       state: A state that `train.init`, `train.step` or `train.drain` has returned. Its
         step must be later than the steps of all checkpoints in the folder.
-      extras: Values to save with the state, such as the position of the data iterator.
-        A dict with string keys, whose values JSON must return unchanged: dicts with
-        string keys, lists, and Python's own strings, numbers, bools and None. `None`
-        saves an empty dict.
+      extras: A dict to save with the state, such as the position of the data iterator.
+        JSON must return it unchanged: dicts with string keys, lists, and Python's own
+        strings, numbers, bools and None. `None` saves an empty dict.
 
     Raises:
-      OSError: Before anything is written: if nothing can be written to the folder.
-      ValueError: Before anything is written: if `manager` is closed or read-only; if
-        `state` is not a `pj.PipelineState`, is traced or donated, holds leaves that are
-        not `jax.Array`s of all processes, or is not of a later step; if JSON would
-        change `extras`; or if the step or the extras differ between processes.
+      OSError: Before anything is written, if the folder cannot be written to.
+      ValueError: Before anything is written, if `manager` is closed or read-only; if
+        `state` is traced, donated, not on all processes or not of a later step; if JSON
+        would change `extras`; or if step or extras differ between processes.
       RuntimeError: If Orbax has not made the checkpoint.
-
-    Examples:
-      >>> import tempfile
-      >>> import optax
-      >>> import pipejax as pj
-      >>> from pipejax import checkpoint
-      >>> loss_fn = lambda w, batch: ((w - batch) ** 2).mean()
-      >>> train = pj.make_train_step(loss_fn, optax.sgd(0.25), mesh=pj.data_mesh(1))
-      >>> state, _ = train.step(train.init(jnp.float32(3)), jnp.ones(4))
-      >>> with tempfile.TemporaryDirectory() as folder:
-      ...     with checkpoint.manager(folder) as manager:
-      ...         checkpoint.save(manager, state, {"next_index": 640})
-      ...         manager.wait_until_finished()
-      ...         print(manager.latest_step())
-      1
     """
     check_manager(manager)
     _check_state(state)
@@ -101,7 +84,6 @@ def _arrays(state: PipelineState) -> dict[str, jax.Array]:
 
 
 def _copied(array: jax.Array) -> jax.Array:
-    """Returns a copy, without the errors of `jax_debug_nans` and `jax_debug_infs`."""
     # On CPU, Orbax reads the memory of an array after `save` has returned. Without the
     # copy, a step with `donate=True` could overwrite this memory before. The copy of a
     # NaN is no error, so the two checks are off.
@@ -156,7 +138,6 @@ def _check_later(manager: ocp.CheckpointManager, step: int) -> None:
 
 
 def _check_writable(manager: ocp.CheckpointManager) -> None:
-    """Raises an error on all processes unless a folder can be made on process 0."""
     if is_read_only(manager):
         raise ValueError(
             "`manager` must be allowed to save, got one with read_only=True. Leave"

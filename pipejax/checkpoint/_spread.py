@@ -15,19 +15,12 @@ Axes = list[list[Any]]
 
 
 class Spread(NamedTuple):
-    """The devices over which the leaves of `in_flight` are spread, as JSON holds them.
+    """Over which devices the leaves of `in_flight` are spread, as JSON holds it."""
 
-    Attributes:
-      devices: Number of devices, or groups, that share the data.
-      inner: The inner axes of the mesh, over which each group shards its model.
-      split: For each parameter, the inner axes that split each of its axes.
-      codecs: The axes over which codec states are spread, or `None` without any.
-    """
-
-    devices: int
-    inner: Axes
-    split: list[list[list[str]]]
-    codecs: Axes | None
+    devices: int  # or groups, that share the data
+    inner: Axes  # the inner axes of the mesh, over which each group shards its model
+    split: list[list[list[str]]]  # by parameter, the inner axes that split each axis
+    codecs: Axes | None  # the axes over which codec states are spread
 
     @classmethod
     def of(cls, state: PipelineState) -> "Spread":
@@ -56,7 +49,6 @@ class Spread(NamedTuple):
         return self[:3] == other[:3]
 
     def same_codecs(self, other: "Spread", train: TrainStep) -> bool:
-        """Returns whether codec states of one spread can be used on the other."""
         # If only one of the spreads has codec states, the codecs differ, which shows
         # when the states are compared.
         if None in (self.codecs, other.codecs) or not self.same_shards(other):
@@ -76,6 +68,5 @@ def _along_first(leaf: Any) -> tuple[str, ...]:
 
 
 def _sizes(leaf: Any, names: tuple[str, ...]) -> Axes:
-    """Returns those of the named mesh axes that have more than one device."""
     sizes = leaf.sharding.mesh.shape if names else {}
     return [[name, sizes[name]] for name in names if sizes[name] > 1]

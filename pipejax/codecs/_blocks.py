@@ -1,22 +1,7 @@
-r"""Codecs that send few bits per element and one float32 scale per block of elements.
+"""Codecs that send few bits per element and one float32 scale per block of elements.
 
-A block is a run of neighboring elements `x` with the scale `s`. An element is sent as
-the code `q`:
-
-- `int8` and `int4` round to integers. `s` is the largest magnitude in the block, and
-  `L` is 127 or 7:
-
-  $$q = \mathrm{round}(L x / s)$$
-
-- `fp8` rounds to eight-bit floats, which are finer for the small elements of a block.
-  `s` is the largest magnitude in the block, and `L` is the largest finite number of the
-  format:
-
-  $$q = \mathrm{fp8}(L x / s)$$
-
-- `sign` sends whether `x < 0`. `s` is the mean magnitude in the block.
-
-The payload is a vector of bytes: the codes of all blocks, followed by all scales.
+The payload is a vector of bytes: the codes of all blocks, followed by all scales. `L`
+is the largest code, and `s` the scale of a block.
 
 NaN and infinity decode to NaN. For `fp8`, NaN is a number of the format. For `int8` and
 `int4`, the unused integer `-(L + 1)` stands for NaN. For `sign`, the scale is NaN or
@@ -45,8 +30,6 @@ SMALL = 2.0**-100
 
 
 class Blocks(Codec):
-    """Base class of the block codecs: splits into blocks, scales and packs."""
-
     block: int
     bits: int
 
@@ -85,7 +68,6 @@ class Integers(Blocks, Rounding):
 
     @property
     def top(self) -> int:
-        """Returns `L`, the largest integer."""
         return 2 ** (self.bits - 1) - 1
 
     def rounded(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
@@ -111,15 +93,6 @@ class Integers(Blocks, Rounding):
         x = jnp.where(q < -self.top, jnp.nan, q * (scale / self.top))
         return x.reshape(-1)
 
-    def bound(self, x: jax.Array) -> jax.Array:
-        """Returns half the level spacing, `s / 2L`, plus the float32 rounding error."""
-        scale = self.scale(self._blocks(x))
-        # A block below SMALL decodes to zeros, so its error is at most its scale. 2e-5
-        # levels are for rounding: in float32, the largest integer is off by 127 * 2^-24
-        # = 8e-6 levels after each of the products with `L / s` and `s / L`.
-        level = jnp.where(scale < SMALL, scale, scale * ((0.5 + 2e-5) / self.top))
-        return jnp.broadcast_to(level, (level.size, self.block)).reshape(-1)
-
 
 @dataclasses.dataclass(frozen=True)
 class Float8(Blocks):
@@ -131,7 +104,6 @@ class Float8(Blocks):
 
     @property
     def top(self) -> float:
-        """Returns `L`, the largest finite number of the format."""
         return float(jnp.finfo(self.dtype).max)
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
@@ -147,17 +119,6 @@ class Float8(Blocks):
         q = lax.bitcast_convert_type(codes, self.dtype).astype(jnp.float32)
         return (q * (scale / self.top)).reshape(-1)
 
-    def bound(self, x: jax.Array) -> jax.Array:
-        """Returns half a unit in the last place, also for subnormal numbers."""
-        info = jnp.finfo(self.dtype)
-        blocks = self._blocks(x)
-        scale = self.scale(blocks)
-        # Subnormal numbers have the spacing of the smallest normal number. Half a unit
-        # in the last place of `x` is at most 2^-nmant |x| / 2.
-        least = scale * (float(info.smallest_normal) / self.top)
-        ulp = jnp.maximum(jnp.abs(blocks), least) * ((1 + 2e-5) * 2.0**-info.nmant / 2)
-        return jnp.where(scale < SMALL, scale, ulp).reshape(-1)
-
 
 @dataclasses.dataclass(frozen=True)
 class Sign(Blocks):
@@ -165,16 +126,12 @@ class Sign(Blocks):
 
     block: int
     bits: int = dataclasses.field(default=1, init=False)
-
-    @property
-    def needs_feedback(self) -> bool:
-        """Returns `True`: large and small elements decode to the same magnitude."""
-        return True
+    # Large and small elements decode to the same magnitude.
+    needs_feedback = True
 
     def scale(self, blocks: jax.Array) -> jax.Array:
-        """Returns the mean magnitude in each block: `[b, block]` to `[b, 1]`."""
-        # The sum of undivided elements could overflow. The division is exact, because
-        # the block size is a power of two.
+        # The mean magnitude. The sum of undivided elements could overflow. The division
+        # is exact, because the block size is a power of two.
         return jnp.sum(jnp.abs(blocks) * (1 / self.block), axis=1, keepdims=True)
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
@@ -185,37 +142,22 @@ class Sign(Blocks):
         codes, scale = self.parted(payload, n)
         return jnp.where(codes > 0, -scale, scale).reshape(-1)
 
-    def bound(self, x: jax.Array) -> jax.Array:
-        """Returns `||x| - s|`, plus the float32 rounding error."""
-        blocks = self._blocks(x)
-        scale = self.scale(blocks)
-        magnitude = jnp.abs(blocks)
-        slack = 2e-5 * jnp.maximum(magnitude, scale)
-        return (jnp.abs(magnitude - scale) + slack).reshape(-1)
-
 
 def int8(block: int = 256) -> Integers:
-    r"""Makes a codec with eight-bit integers and one scale per block of elements.
+    r"""Returns a codec with eight-bit integers and one scale per block of elements.
 
     An element `x` of a block whose largest magnitude is `s` is sent as the integer
 
     $$q = \mathrm{round}(127 x / s)$$
 
     and decodes to `s q / 127`. The error is at most `s / 254`. The payload has
-    `1 + 4 / block` bytes per element.
+    `1 + 4 / block` bytes per element. `stochastic` can wrap the codec.
 
     `quantize(8)` has one range of levels for the whole vector. Here an outlier affects
-    only its own block. `fp8` is more accurate for the small elements of a block, and
-    less accurate for the large ones.
+    only its own block. `fp8` is more accurate for the small elements of a block only.
 
     Args:
       block: The number of elements that share a scale, a power of two and at least 8.
-
-    Returns:
-      The codec. It can be wrapped in `stochastic`.
-
-    Raises:
-      ValueError: If `block` is not a power of two or is less than 8.
 
     Examples:
       The largest magnitude is 254, so the levels are 2 apart:
@@ -234,7 +176,7 @@ def int8(block: int = 256) -> Integers:
 
 
 def int4(block: int = 64) -> Integers:
-    r"""Makes a codec with four-bit integers and one scale per block of elements.
+    r"""Returns a codec with four-bit integers and one scale per block of elements.
 
     An element `x` of a block whose largest magnitude is `s` is sent as the integer
 
@@ -244,24 +186,10 @@ def int4(block: int = 64) -> Integers:
     so that the payload has `1/2 + 4 / block` bytes per element.
 
     With the default blocks, `int8` sends 1.8 times as many bytes. With equal blocks,
-    its error bound is 18 times smaller.
+    its error bound is 18 times smaller. `stochastic` can wrap the codec.
 
     Args:
       block: The number of elements that share a scale, a power of two and at least 8.
-
-    Returns:
-      The codec. It can be wrapped in `stochastic`.
-
-    Raises:
-      ValueError: If `block` is not a power of two or is less than 8.
-
-    Examples:
-      The largest magnitude is 7, so the levels are 1 apart:
-
-      >>> codec = int4(block=8)
-      >>> payload, _ = codec.encode(jnp.float32([7, 1.2, -2.6, 0, 0, 0, 0, 0]), ())
-      >>> codec.decode(payload, 8).tolist()
-      [7.0, 1.0, -3.0, 0.0, 0.0, 0.0, 0.0, 0.0]
 
     References:
       Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2021,
@@ -271,7 +199,7 @@ def int4(block: int = 64) -> Integers:
 
 
 def fp8(format: Literal["e4m3", "e5m2"] = "e4m3", block: int = 256) -> Float8:
-    r"""Makes a codec with eight-bit floats and one scale per block of elements.
+    r"""Returns a codec with eight-bit floats and one scale per block of elements.
 
     An element `x` of a block whose largest magnitude is `s` is sent as the eight-bit
     float
@@ -286,24 +214,19 @@ def fp8(format: Literal["e4m3", "e5m2"] = "e4m3", block: int = 256) -> Float8:
     - e5m2 has 2 mantissa bits and numbers from 2^-16 to 57,344. The error is at most
       `2^-3 |x|`.
 
-    These bounds hold for elements whose `|q|` is at least 2^-6 for e4m3 and 2^-14 for
-    e5m2, the smallest normal numbers of the formats. The absolute error of a smaller
-    element is at most the bound at that `|q|`.
+    If `|q|` is below the smallest normal number of the format, 2^-6 for e4m3 and 2^-14
+    for e5m2, the absolute error is at most the bound at that number.
 
     `int8` sends as many bytes, and its error is at most `s / 254` for every element.
     `fp8` has the smaller bound for elements below about `s / 16` with e4m3, or `s / 32`
-    with e5m2. `int8` has the smaller bound for larger elements.
+    with e5m2.
 
     Args:
       format: The format of the codes, `"e4m3"` or `"e5m2"`.
       block: The number of elements that share a scale, a power of two and at least 8.
 
-    Returns:
-      The codec.
-
     Raises:
-      ValueError: If `format` is not one of the two formats, or if `block` is not a
-        power of two or is less than 8.
+      ValueError: If `format` or `block` breaks its rule.
 
     Examples:
       The largest magnitude is 448, so the codes are the elements rounded to e4m3:
@@ -327,7 +250,7 @@ def fp8(format: Literal["e4m3", "e5m2"] = "e4m3", block: int = 256) -> Float8:
 
 
 def sign(block: int = 1024) -> Sign:
-    r"""Makes a codec that sends one bit per element and one scale per block.
+    r"""Returns a codec that sends one bit per element and one scale per block.
 
     An element `x` of a block whose mean magnitude is `s` decodes to
 
@@ -339,12 +262,6 @@ def sign(block: int = 1024) -> Sign:
 
     Args:
       block: The number of elements that share a scale, a power of two and at least 8.
-
-    Returns:
-      The codec.
-
-    Raises:
-      ValueError: If `block` is not a power of two or is less than 8.
 
     Examples:
       >>> codec = sign(block=8)

@@ -19,18 +19,10 @@ _WORDS = {2: jnp.uint16, 4: jnp.uint32}
 
 @dataclasses.dataclass(frozen=True)
 class Cast(Rounding):
-    """Codec that sends each element in another floating dtype; see `cast`.
-
-    Elements are divided by `headroom`, a power of two, before they are rounded.
-    """
+    """Casts to a dtype, after a division by `headroom`, a power of two; see `cast`."""
 
     dtype: str
     headroom: float = 1.0
-
-    @property
-    def unbiased(self) -> bool:
-        """Returns `True` for float32, which loses nothing."""
-        return self.dtype == "float32"
 
     @property
     def takes_noise(self) -> bool:
@@ -43,10 +35,10 @@ class Cast(Rounding):
         dtype: DTypeLike = jnp.float32,
         devices: int = 1,
     ) -> "Cast":
-        """Returns the codec with a headroom for sums over devices, in float16."""
         del shapes, dtype
         if not is_narrow(self.dtype):
             return self
+        # Sums over devices must stay in the range of float16.
         return dataclasses.replace(self, headroom=headroom(devices))
 
     def size(self, n: int) -> int:
@@ -64,18 +56,6 @@ class Cast(Rounding):
         del n
         return from_words(payload, self.dtype).astype(jnp.float32) * self.headroom
 
-    def bound(self, x: jax.Array) -> jax.Array:
-        """Returns half a unit in the last place, and infinity for what may overflow."""
-        info = jnp.finfo(self.dtype)
-        if self.dtype == "float32":
-            return jnp.zeros_like(x)
-        # A normal number has nmant mantissa bits. The subnormal numbers have the same
-        # spacing as the smallest normal number.
-        least = self.headroom * float(info.smallest_normal)
-        most = self.headroom * float(info.max)
-        ulp = jnp.maximum(jnp.abs(x), least) * 2.0 ** -(info.nmant + 1)
-        return jnp.where(jnp.abs(x) <= most, ulp, jnp.inf)
-
     def _dithered(self, x: jax.Array, noise: jax.Array) -> jax.Array:
         """Rounds `x` to bfloat16 stochastically."""
         bits = to_words(x, jnp.uint32)
@@ -89,13 +69,31 @@ class Cast(Rounding):
 
 
 @dataclasses.dataclass(frozen=True)
-class Truncate(Codec):
-    """Codec that drops the lower 16 bits of each float32; see `truncate`."""
+class AllBits(Cast):
+    """Sends every bit of a float64 vector, and casts all others to float32."""
 
-    @property
-    def needs_feedback(self) -> bool:
-        """Returns `True`, because truncation moves every element towards zero."""
-        return True
+    dtype: str = "float32"
+
+    def of(
+        self,
+        shapes: Shapes | None = None,
+        dtype: DTypeLike = jnp.float32,
+        devices: int = 1,
+    ) -> "AllBits":
+        return AllBits(jnp.dtype(dtype).name)
+
+    def rounded(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
+        return to_words(x.astype(self.dtype), jnp.uint32)
+
+    def decode(self, payload: jax.Array, n: int) -> jax.Array:
+        return from_words(payload, self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Truncate(Codec):
+    """Drops the lower 16 bits of each float32; see `truncate`."""
+
+    needs_feedback = True  # truncation moves every element towards zero
 
     def size(self, n: int) -> int:
         return 2 * n
@@ -108,36 +106,24 @@ class Truncate(Codec):
         del n
         return from_words(payload.astype(jnp.uint32) << 16, jnp.float32)
 
-    def bound(self, x: jax.Array) -> jax.Array:
-        """Returns one unit in the last of the 7 mantissa bits that are sent."""
-        tiny = float(jnp.finfo(jnp.float32).smallest_normal)
-        return jnp.maximum(jnp.abs(x), tiny) * 2.0**-7
-
 
 def cast(dtype: DTypeLike) -> Cast:
-    """Makes a codec that sends each element in another dtype, rounded to the nearest.
+    """Returns a codec that sends each element in another dtype, rounded to the nearest.
 
-    - float32 takes 4 bytes per element and loses nothing.
+    - float32 takes 4 bytes per element and loses nothing, except of a float64 vector.
     - bfloat16 takes 2 bytes. The error is at most `2^-8 |x|`. The range is that of
       float32.
     - float16 takes 2 bytes. The error is at most `2^-11 |x|`, or 2^-25 if that is more.
       Numbers beyond 65,504 overflow to infinity, and the train step then skips the
-      update. In an all-reduce over p devices, elements are divided by q before they are
-      rounded, and multiplied by q afterwards, with q the smallest power of two that is
-      not below p. Sums up to 65,504 q therefore do not overflow, and a mean does not if
-      no summand exceeds 65,504. In return, the error is at most 2^-25 q for small
-      elements.
+      update. In an all-reduce over p devices, elements travel divided by q, the
+      smallest power of two that is not below p. Sums up to 65,504 q therefore do not
+      overflow. In return, the error is at most 2^-25 q for small elements.
 
     In contrast to `truncate`, `cast("bfloat16")` rounds to the nearest number, so that
-    its errors do not all have the same sign. `int8` and `fp8` send about half as many
-    bytes.
+    its errors do not all have the same sign. `stochastic` can wrap it.
 
     Args:
-      dtype: The dtype of the payload: float32, bfloat16 or float16. With float32, the
-        codec loses nothing of a float32 vector, and rounds a float64 vector.
-
-    Returns:
-      The codec. `stochastic` can wrap it if `dtype` is bfloat16.
+      dtype: The dtype of the payload: float32, bfloat16 or float16.
 
     Raises:
       ValueError: If `dtype` is another dtype.
@@ -158,13 +144,7 @@ def cast(dtype: DTypeLike) -> Cast:
 
 
 def bf16() -> Cast:
-    """Makes the codec `cast("bfloat16")`, which sends 2 bytes per element.
-
-    It rounds each element to the nearest bfloat16 number, with an error of at most
-    `2^-8 |x|`.
-
-    Returns:
-      The codec.
+    """Returns the codec `cast("bfloat16")`, which sends 2 bytes per element.
 
     Examples:
       >>> bf16().size(1000)  # bytes
@@ -178,7 +158,7 @@ def bf16() -> Cast:
 
 
 def truncate() -> Truncate:
-    r"""Makes a codec that drops the lower 16 bits of each float32.
+    r"""Returns a codec that drops the lower 16 bits of each float32.
 
     This is the truncation of the Pipe-SGD paper. It sends 2 bytes per element, as
     `bf16` does, but it rounds towards zero where `bf16` rounds to the nearest number.
@@ -192,15 +172,6 @@ def truncate() -> Truncate:
 
     for `bf16`. On average, truncation makes gradients about 0.3 % smaller. Wrap the
     codec in `error_feedback` to avoid this bias.
-
-    Returns:
-      The codec.
-
-    Examples:
-      >>> codec = truncate()
-      >>> payload, _ = codec.encode(jnp.float32([1 / 3]), ())
-      >>> codec.decode(payload, 1)
-      Array([0.33203125], dtype=float32)
 
     References:
       Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619

@@ -3,15 +3,14 @@
 import warnings
 from typing import Any
 
-from ._all_bits import AllBits
+from ._cast import AllBits
 from ._codec import Codec
 
 
 def check_codec(codec: Any) -> Codec:
     """Validates a `codec` argument and returns the codec to use.
 
-    Call this function directly in the function that the user calls. The warning then
-    points to the line of the user's program that passed the codec.
+    Call it directly in the function that the user calls, to which the warning points.
 
     Args:
       codec: A `Codec`, or `None` to send every bit of each vector.
@@ -24,10 +23,6 @@ def check_codec(codec: Any) -> Codec:
 
     Raises:
       ValueError: If `codec` is neither a `Codec` nor `None`.
-
-    Examples:
-      >>> check_codec(None).size(3)  # bytes for three float32 elements
-      12
     """
     if codec is None:
         return AllBits()

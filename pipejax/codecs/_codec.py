@@ -1,20 +1,9 @@
 """The interface `Codec` of all codecs, and its subclass `Linear` for summable payloads.
 
-A codec encodes a float32 vector as a vector of unsigned integers and decodes it again.
 Payloads are integers because no backend rounds integers or sends them in a wider type,
 as XLA:CPU does with bfloat16. A codec rounds a float64 vector to float32 before it
 encodes the vector; only the rounds of a linear codec keep float64. `error_feedback`
 adds the error of that rounding to its residual.
-
-Examples of codecs:
-
-- `cast("float32")` sends a float32 vector uncompressed.
-- `truncate`, `int8` and `sign` send fewer bits per element.
-- `top_k` and `random_k` send fewer elements.
-- `power_sgd` sends two thin matrices in place of each large matrix. Its payloads can be
-  summed without decoding them.
-- `stochastic` and `error_feedback` wrap another codec. `stochastic` makes its rounding
-  unbiased. `error_feedback` sends later what the codec loses.
 """
 
 import abc
@@ -30,9 +19,8 @@ from pipejax._internal.ravel import Shapes
 class Codec(abc.ABC):
     """Encodes a floating-point vector as unsigned integers and decodes it again.
 
-    A subclass must implement `size`, `encode`, `decode` and `bound`. It overrides the
-    other methods and properties only where their defaults do not hold. Subclasses are
-    frozen dataclasses.
+    A subclass is a frozen dataclass that implements `size`, `encode` and `decode`. It
+    overrides the other methods and properties only where their defaults do not hold.
 
     A vector that contains NaN or infinity must decode to a vector that contains NaN or
     infinity. The train step can then detect the bad value and skip the update.
@@ -49,9 +37,6 @@ class Codec(abc.ABC):
       ...
       ...     def decode(self, payload, n):
       ...         return jax.lax.bitcast_convert_type(payload, jnp.float32)
-      ...
-      ...     def bound(self, x):
-      ...         return jnp.zeros_like(x)
       >>> codec = EveryBit()
       >>> payload, state = codec.encode(jnp.float32([1.5, -2.0]), ())
       >>> payload.dtype, payload.nbytes, codec.decode(payload, 2).tolist()
@@ -62,26 +47,17 @@ class Codec(abc.ABC):
     def multiple(self) -> int:
         """Returns the number that the length of each vector must be a multiple of.
 
-        The default is 1. An algorithm pads its vectors with zeros to such a length
-        before it calls the codec.
+        The default is 1. An algorithm pads its vectors with zeros to such a length.
         """
         return 1
-
-    @property
-    def unbiased(self) -> bool:
-        """Returns whether `E[decode(encode(x))] = x` for every finite vector `x`.
-
-        The expectation is over the codec's own random numbers. The default is `False`.
-        """
-        return False
 
     @property
     def needs_feedback(self) -> bool:
         """Returns whether training may fail without `error_feedback`.
 
         The default is `False`, which is right for a codec that rounds each element to
-        the nearest level. A codec must return `True` if it drops elements or always
-        rounds in the same direction. The losses of such a codec add up over the steps.
+        the nearest level. The losses of a codec that drops elements or always rounds in
+        the same direction add up over the steps. It must return `True`.
         """
         return False
 
@@ -89,9 +65,8 @@ class Codec(abc.ABC):
     def needs_leaves(self) -> bool:
         """Returns whether the codec must be given whole leaves of the gradients.
 
-        The default is `False`. A codec that returns `True` works with the algorithms
-        `psum`, `tree` and `parameter_server`. All other algorithms cut the vector of
-        the gradients into pieces.
+        The default is `False`. If it is true, the codec works with the algorithms
+        `psum`, `tree` and `parameter_server`. All others cut the vector of gradients.
         """
         return False
 
@@ -99,8 +74,8 @@ class Codec(abc.ABC):
     def rounds(self) -> int:
         """Returns the number of psums that add up payloads without decoding them.
 
-        The default is 0, for a codec whose payloads cannot be added up. A codec with at
-        least one round must also implement the methods of `Linear`.
+        The default is 0, for payloads that cannot be added up. A codec with at least
+        one round is a `Linear`.
         """
         return 0
 
@@ -112,46 +87,39 @@ class Codec(abc.ABC):
     ) -> "Codec":
         """Returns the codec adapted to the vectors that it is about to encode.
 
-        An algorithm calls this method before it calls `init`, `encode` or `decode`. The
-        default returns the codec itself.
+        An algorithm calls this method before all others. The default returns the codec
+        itself.
 
         Args:
           shapes: The shapes of the leaves that a vector holds one after another. `None`
-            if a vector is only a piece of the leaves, or if the codec has already been
-            given their shapes.
+            if a vector is only a piece of the leaves, or if the codec already knows.
           dtype: The dtype in which the vectors are summed, float32 or float64.
           devices: Number of devices whose vectors may be added up in a vector.
-
-        Returns:
-          A codec for these vectors.
         """
         del shapes, dtype, devices
         return self
 
     def leaves(self, x: jax.Array) -> Any:
-        """Returns a vector in the form that the rounds of a linear codec take.
+        """Returns a vector `x`, `[n]`, in the form that the rounds of `Linear` take.
+
+        The form is a pytree whose leaves, concatenated, are the vector: the vector
+        itself by default, and arrays in the shapes of the gradients if the codec
+        `needs_leaves`.
 
         Args:
-          x: The vector, `[n]`.
-
-        Returns:
-          A pytree whose leaves, concatenated, are `x`. By default this is `x` itself.
-          If the codec `needs_leaves`, it is a tuple of arrays in the shapes of the
-          gradients.
+          x: The vector.
         """
         return x
 
     def init(self, n: int, seed: jax.Array) -> Any:
         """Returns the codec's state before it encodes the first vector.
 
+        The state is a pytree of arrays, by default without leaves. No leaf is a scalar,
+        because `shard_map` concatenates the states of the devices along the first axis.
+
         Args:
           n: The length of the vectors.
           seed: A uint32 scalar. Different seeds give different random numbers.
-
-        Returns:
-          A pytree of arrays. It has no leaves if the codec keeps no state, which is the
-          default. No leaf is a scalar, because `shard_map` concatenates the states of
-          the devices along the first axis.
         """
         del n, seed
         return ()
@@ -170,32 +138,17 @@ class Codec(abc.ABC):
           state: The state that `init` or the previous call of `encode` returned.
 
         Returns:
-          The payload and the state for the next vector. The payload is a vector of
-          unsigned integers that takes `size(n)` bytes.
+          The payload, a vector of unsigned integers of `size(n)` bytes, and the state
+          for the next vector.
         """
 
     @abc.abstractmethod
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
-        """Decodes a payload.
+        """Returns the decoded vector, float32 `[n]`.
 
         Args:
           payload: The payload that `encode` returned, on this device or another one.
           n: The length of the vector that was encoded.
-
-        Returns:
-          The decoded vector, float32 `[n]`.
-        """
-
-    @abc.abstractmethod
-    def bound(self, x: jax.Array) -> jax.Array:
-        """Returns an upper bound of the error `|decode(encode(x)) - x|`.
-
-        Args:
-          x: The vector, float32 `[n]`.
-
-        Returns:
-          A bound for each element, `[n]`, or a scalar that holds for all elements. It
-          is infinite where the codec guarantees nothing.
         """
 
 
@@ -227,14 +180,7 @@ class Linear(Codec):
 
     @abc.abstractmethod
     def round_sizes(self, n: int) -> tuple[int, ...]:
-        """Returns how many elements each device contributes to each round.
-
-        Args:
-          n: The length of the vectors.
-
-        Returns:
-          One number for each round. The elements have the dtype of the leaves.
-        """
+        """Returns how many elements a vector of `n` contributes to each round."""
 
     @abc.abstractmethod
     def project(
@@ -242,27 +188,23 @@ class Linear(Codec):
     ) -> jax.Array:
         """Returns the vector that this device contributes to the next round.
 
+        Its length is the number that `round_sizes` returns for the round, and its dtype
+        is that of the leaves.
+
         Args:
-          leaves: The vector to encode, in the form that `leaves` returns.
+          leaves: The vector to encode.
           state: The codec's state.
           sums: The sums over devices of the rounds that have finished, in order.
-
-        Returns:
-          A vector. Its length is the number that `round_sizes` returns for the round.
         """
 
     @abc.abstractmethod
     def rebuild(self, state: Any, sums: tuple[jax.Array, ...], n: int) -> Any:
-        """Decodes the sums of all rounds.
+        """Returns the decoded sum of the vectors, linear in the last of `sums`.
 
         Args:
-          state: The codec's state, the same one that `project` was given.
+          state: The state that `project` was given.
           sums: The sums over devices of all rounds, in order.
           n: The length of the encoded vectors.
-
-        Returns:
-          The decoded sum of the vectors, in the form that `leaves` returns. It is
-          linear in the last element of `sums`.
         """
 
     @abc.abstractmethod
@@ -272,7 +214,7 @@ class Linear(Codec):
         """Returns the state for the next vector.
 
         Args:
-          leaves: The encoded vector, in the form that `leaves` returns.
+          leaves: The encoded vector.
           state: The state that `project` was given.
           sums: The sums over devices of all rounds, in order.
           own: The vector that this device contributed to the last round.

@@ -1,33 +1,10 @@
-r"""Error feedback for a lossy codec: what the codec loses is sent later.
-
-Let `g` be the gradient, `C` the codec (encoding followed by decoding) and `e` the
-residual, which is what the codec has lost so far. Each step sends
-
-$$\Delta = C(e + g)$$
-
-and replaces the residual by what this step lost:
-
-$$e \leftarrow e + g - \Delta$$
-
-Without error feedback, a codec that drops small elements never sends them. With error
-feedback, the residual of a small element grows from step to step until the codec sends
-it.
+"""Error feedback for a lossy codec: what the codec loses is sent later.
 
 The rule is the same at every delay. The residual that is added to a message comes from
 the message that was sent just before it.
 
 If a message is not finite, its update is skipped. The caller then restores the codec's
 state from before that message, so that no NaN or infinity enters the residual.
-
-References:
-  Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019,
-  https://arxiv.org/abs/1901.09847
-
-  Stich et al., Sparsified SGD with Memory, NeurIPS 2018,
-  https://arxiv.org/abs/1809.07599
-
-  Tang et al. 2019, https://arxiv.org/abs/1905.05957, apply error feedback both before
-  and after the sum over devices, as `two_shot` does.
 """
 
 import dataclasses
@@ -49,9 +26,9 @@ class ErrorFeedbackState(NamedTuple):
     """State of `error_feedback`: the residual and the wrapped codec's state.
 
     Attributes:
-      residual: What the codec still has to send, in the form that its `leaves` method
-        returns: a vector `[n]` or arrays in the shapes of the gradients. The dtype is
-        float64 for float64 gradients and float32 otherwise.
+      residual: What the codec still has to send: a vector `[n]`, or arrays in the
+        shapes of the gradients if the codec `needs_leaves`. The dtype is float64 for
+        float64 gradients and float32 otherwise.
       codec: The state of the wrapped codec.
     """
 
@@ -61,7 +38,7 @@ class ErrorFeedbackState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ErrorFeedback(Linear):
-    """Codec that adds error feedback to the wrapped `codec`; see `error_feedback`."""
+    """Adds error feedback to `codec`; see `error_feedback`."""
 
     codec: Codec
     dtype: str = "float32"
@@ -113,10 +90,6 @@ class ErrorFeedback(Linear):
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
         return self.codec.decode(payload, n)
 
-    def bound(self, x: jax.Array) -> jax.Array:
-        """Returns the wrapped codec's bound for `x`, the gradient plus the residual."""
-        return self.codec.bound(x)
-
     def round_sizes(self, n: int) -> tuple[int, ...]:
         return self._linear.round_sizes(n)
 
@@ -132,7 +105,6 @@ class ErrorFeedback(Linear):
     def settled(
         self, leaves: Any, state: Any, sums: tuple[jax.Array, ...], own: jax.Array
     ) -> Any:
-        """Returns the state whose residual is what this device's part has lost."""
         due = optax.tree.add(leaves, state.residual)
         size = optax.tree.size(leaves)
         # With this device's own contribution in place of the last round's sum, the
@@ -151,28 +123,22 @@ def error_feedback(codec: Codec) -> ErrorFeedback:
 
     Let `g` be the gradient, `C` the codec (encoding followed by decoding) and `e` the
     residual, which starts at zero. Each step sends the encoded sum of gradient and
-    residual,
+    residual, and keeps what this lost as the new residual:
 
-    $$\Delta = C(e + g)$$
+    $$\Delta = C(e + g), \quad e \leftarrow e + g - \Delta$$
 
-    and keeps what this lost as the new residual:
-
-    $$e \leftarrow e + g - \Delta$$
-
-    Without error feedback, each step sends `C(g)` and the losses add up over the steps.
-    With error feedback, the sum of everything sent differs from the sum of all
-    gradients only by the current residual:
+    The sum of everything sent then differs from the sum of all gradients only by the
+    current residual:
 
     $$\sum \Delta = \sum g - e$$
 
-    A codec whose `needs_feedback` is true should only be used with error feedback. For
-    other codecs, error feedback is optional and costs the memory of the residuals.
+    A codec that `needs_feedback` should only be used with it. For other codecs, it is
+    optional and costs the memory of the residuals.
 
     Each place where an algorithm encodes a vector has its own residual, as long as that
-    vector. With `two_shot` on p devices, for example, each device keeps one element for
-    every element of its own gradient, and one for every element of the p-th part of the
-    vector that it sums for all devices. The residuals are float64 for float64 gradients
-    and float32 otherwise.
+    vector. `two_shot`, for example, encodes both before and after the sum over devices,
+    as Tang et al. do. With p devices, each device keeps one element for every element
+    of its own gradient, and one for every element of the p-th part that it sums.
 
     Args:
       codec: The codec to wrap.
@@ -203,6 +169,8 @@ def error_feedback(codec: Codec) -> ErrorFeedback:
 
       Stich et al., Sparsified SGD with Memory, NeurIPS 2018,
       https://arxiv.org/abs/1809.07599
+
+      Tang et al., DoubleSqueeze, 2019, https://arxiv.org/abs/1905.05957
     """
     if isinstance(codec, ErrorFeedback) or not isinstance(codec, Codec):
         raise ValueError(

@@ -32,18 +32,14 @@ NAMES: dict[str, Callable[[], Codec]] = {
 
 
 def named(name: str) -> Codec:
-    """Makes the codec of a given name, without error feedback.
+    """Returns the codec of a given name, without error feedback.
 
     `quantize` has 8 bits. `top_k` and `random_k` send 1 % of the elements. `power_sgd`
     has rank 4. The random codecs use the key `jax.random.key(0)`. All other settings
-    are the defaults, for example blocks of 256 elements for `int8`. To choose settings,
-    call the function of the codec instead, for example `top_k(0.05)`.
+    are the defaults. To choose them, call the function of the codec instead.
 
     Args:
       name: One of the keys of `NAMES`.
-
-    Returns:
-      The codec.
 
     Raises:
       ValueError: If no codec has this name.

@@ -1,36 +1,16 @@
-r"""PowerSGD: a codec that sends two thin matrices in place of each gradient matrix.
+"""PowerSGD: a codec that sends two thin matrices in place of each gradient matrix.
 
-Let `M_i` be the gradient of device i, an `[m, n]` matrix, `r` the rank, and `Q` an
-`[n, r]` matrix that all devices kept from the step before. In the first step, `Q` is
-random. Each step
-
-1. sums the product `M_i Q` over devices, and makes the columns of the sum orthonormal:
-
-   $$P = \mathrm{orthonormal}(\sum_i M_i Q)$$
-
-2. sums the product `M_i^T P` over devices, which gives the new `Q`:
-
-   $$Q \leftarrow \sum_i M_i^T P$$
-
-3. returns the low-rank approximation of the summed gradient:
-
-   $$\sum_i M_i \approx P Q^T$$
-
-Both products are linear in the gradient, so the result is the same as for the sum of
-all gradients on a single device. Each training step does one step of the power method.
-Because `Q` is kept, the columns of `P` and `Q` turn towards the largest singular
-vectors of the gradient in the course of training.
-
-Reference:
-  Vogels et al., PowerSGD, NeurIPS 2019, https://arxiv.org/abs/1905.13727
+Both products of `power_sgd` are linear in the gradient, so the result is the same as
+for the sum of all gradients on a single device. Each training step does one step of the
+power method. Because `Q` is kept, the columns of `P` and `Q` turn towards the largest
+singular vectors of the gradient in the course of training.
 """
 
 import collections
 import dataclasses
-import itertools
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -47,29 +27,19 @@ from ._rounding import check_key
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PowerSGD(Linear):
-    """Codec that sends low-rank matrices; see `power_sgd`.
+    """Sends low-rank matrices; see `power_sgd`.
 
     The state is a float32 vector of all matrices `Q`, one after another. `shapes` are
     those of the leaves that a vector holds, or `None` as long as they are not known.
     """
 
+    needs_feedback = True  # all but `rank` directions are dropped
+    needs_leaves = True
+    rounds = 2  # the first sums `P`, the second `Q` and all other leaves
+
     rank: int
     key: jax.Array
     shapes: Shapes | None = None
-
-    @property
-    def needs_feedback(self) -> bool:
-        """Returns `True`, because all but `r` directions are dropped."""
-        return True
-
-    @property
-    def needs_leaves(self) -> bool:
-        return True
-
-    @property
-    def rounds(self) -> int:
-        """Returns 2: the first round sums `P`, the second `Q` and all other leaves."""
-        return 2
 
     def of(
         self,
@@ -82,16 +52,14 @@ class PowerSGD(Linear):
 
     def init(self, n: int, seed: jax.Array) -> Any:
         self._forms(n)
-        length = self.rank * sum(n for _, n in self._matrices())
+        length = self.rank * sum(self._columns())
         key = jax.random.fold_in(self.key, seed)
         return jax.random.normal(key, (length,), jnp.float32)
 
     def size(self, n: int) -> int:
-        """Returns `4 r (m + n)` bytes per matrix, and 4 bytes per other element."""
         return 4 * sum(self.round_sizes(n))
 
     def round_sizes(self, n: int) -> tuple[int, ...]:
-        """Returns the size of all `P`, and the size of all `Q` and other leaves."""
         # A plan is for up to ten million leaves, of which most have the same shape.
         shapes = collections.Counter(self._shapes())
         self._check_total(n, shapes)
@@ -116,25 +84,9 @@ class PowerSGD(Linear):
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
         """Returns `P Q^T` for every matrix, and the other leaves as they were sent."""
         numbers = from_words(payload, jnp.float32)
-        split = self.rank * sum(m for m, _ in self._matrices())
-        columns = self._cut(numbers[:split], [m for m, _ in self._matrices()])
+        columns = self._cut(numbers, self._rows())
+        split = self.rank * sum(self._rows())
         return ravel(self._product(columns, numbers[split:], n))
-
-    def bound(self, x: jax.Array) -> jax.Array:
-        """Returns the Frobenius norm of an element's matrix, and 0 for other leaves."""
-        bounds = []
-        for leaf in self.leaves(x):
-            norm = jnp.zeros((), x.dtype)
-            if self._is_coded(leaf.shape):
-                unit, largest = _scaled(leaf.reshape(-1))
-                # `P Q^T = P P^T M` is a projection of M. The Frobenius norm of the
-                # error is thus at most that of M, and no element of the error is larger
-                # than its norm. 1e-4 is for rounding.
-                norm = jnp.linalg.norm(unit) * (1 + 1e-4) * largest
-                # The sums inside the matrix products may overflow.
-                norm = jnp.where(jnp.isfinite(largest * unit.size), norm, jnp.inf)
-            bounds.append(jnp.full(leaf.size, norm))
-        return ravel(bounds)
 
     def leaves(self, x: jax.Array) -> Any:
         return unravel(x, self._forms(x.size, x.dtype))
@@ -146,8 +98,7 @@ class PowerSGD(Linear):
         coded = [x for x in leaves if self._is_coded(x.shape)]
         matrices = [x.reshape(_sides(x.shape)) for x in coded]
         if not sums:
-            start = self._cut(state, [n for _, n in self._matrices()])
-            pairs = zip(matrices, start, strict=True)
+            pairs = zip(matrices, self._cut(state, self._columns()), strict=True)
             return ravel([m @ q.astype(m.dtype) for m, q in pairs])
         columns = self._orthonormal(sums[0])
         # XLA:CPU is far slower at `m.T @ p` if p has a single column.
@@ -165,45 +116,42 @@ class PowerSGD(Linear):
     ) -> Any:
         """Returns the new `Q`; columns that are zero or not finite keep the old one."""
         del leaves, own
-        sides = [n for _, n in self._matrices()]
         # The sum begins with every new `Q`, in the layout of the state.
-        last = sums[1][: state.size].astype(state.dtype)
-        new, old = self._cut(last, sides), self._cut(state, sides)
+        new = self._cut(sums[1].astype(state.dtype), self._columns())
+        old = self._cut(state, self._columns())
         return ravel([_restarted(n, o) for n, o in zip(new, old, strict=True)])
 
-    def _product(self, columns: list[jax.Array], last: jax.Array, n: int) -> Any:
+    def _product(self, columns: Sequence[jax.Array], last: jax.Array, n: int) -> Any:
         """Returns the leaves that follow from every `P` and the last round's sum."""
-        sides = [n for _, n in self._matrices()]
-        # `last` has every `Q`, followed by all elements that are in no matrix.
-        split = self.rank * sum(sides)
-        rows = self._cut(last[:split], sides)
+        rows = self._cut(last, self._columns())
         products = iter([p @ q.T for p, q in zip(columns, rows, strict=True)])
+        # `last` has every `Q`, followed by all elements that are in no matrix.
+        left = last[self.rank * sum(self._columns()) :]
         forms = self._forms(n, last.dtype)
-        rest = iter(
-            unravel(last[split:], [x for x in forms if not self._is_coded(x.shape)])
-        )
+        rest = iter(unravel(left, [x for x in forms if not self._is_coded(x.shape)]))
         return tuple(
             next(products).reshape(x.shape) if self._is_coded(x.shape) else next(rest)
             for x in forms
         )
 
     def _orthonormal(self, first: jax.Array) -> list[jax.Array]:
-        sides = [m for m, _ in self._matrices()]
-        return [orthonormal(p) for p in self._cut(first, sides)]
+        return [orthonormal(p) for p in self._cut(first, self._rows())]
 
-    def _cut(self, numbers: jax.Array, sides: list[int]) -> list[jax.Array]:
-        """Cuts a vector into matrices with `sides` rows and `rank` columns."""
-        ends = itertools.accumulate(self.rank * side for side in sides)
-        return [
-            numbers[end - self.rank * side : end].reshape(side, self.rank)
-            for end, side in zip(ends, sides, strict=True)
-        ]
+    def _cut(self, numbers: jax.Array, sides: list[int]) -> tuple[jax.Array, ...]:
+        """Cuts the beginning of a vector into matrices of `[side, rank]`."""
+        shapes = ((side, self.rank) for side in sides)
+        return unravel(
+            numbers, [jax.ShapeDtypeStruct(each, numbers.dtype) for each in shapes]
+        )
 
-    def _matrices(self) -> list[tuple[int, int]]:
-        return [_sides(shape) for shape in self._shapes() if self._is_coded(shape)]
+    def _rows(self) -> list[int]:
+        return [_sides(shape)[0] for shape in self._shapes() if self._is_coded(shape)]
+
+    def _columns(self) -> list[int]:
+        return [_sides(shape)[1] for shape in self._shapes() if self._is_coded(shape)]
 
     def _is_coded(self, shape: tuple[int, ...]) -> bool:
-        """Returns whether a leaf is a matrix for which `P` and `Q` take fewer bytes."""
+        """Returns whether `P` and `Q` take fewer bytes than the leaf."""
         m, n = _sides(shape)
         return len(shape) > 1 and self.rank * (m + n) < m * n
 
@@ -232,7 +180,7 @@ class PowerSGD(Linear):
 
 
 def power_sgd(rank: int, key: jax.Array) -> PowerSGD:
-    r"""Makes a codec that sends a low-rank approximation of each gradient matrix.
+    r"""Returns a codec that sends a low-rank approximation of each gradient matrix.
 
     A leaf of shape `(a, b, ..., n)` is treated as a matrix `M` with `m = a b ...` rows
     and `n` columns. Each step, with `Q` from the step before,
@@ -248,21 +196,17 @@ def power_sgd(rank: int, key: jax.Array) -> PowerSGD:
     and so are matrices that would not become smaller, which have `r (m + n) >= m n`.
 
     Wrap the codec in `error_feedback`, because each step drops all but r directions.
-    Like `random_k` and unlike `top_k`, the codec is linear, so that `psum` can sum its
-    payloads. It needs whole leaves, so that it works only with the algorithms `psum`,
-    `tree` and `parameter_server`.
+    Like `random_k`, the codec is linear. It needs whole leaves, so that it works only
+    with the algorithms `psum`, `tree` and `parameter_server`, which tell it the shapes.
+    Without an algorithm, call its method `of(shapes)`.
 
     Args:
       rank: The rank `r`, an integer of at least 1.
       key: A key from `jax.random.key`, for the random `Q` of the first step.
 
-    Returns:
-      The codec. Algorithms tell it the shapes of the gradients. Without an algorithm,
-      call its method `of(shapes)`.
-
     Raises:
-      ValueError: If `rank` is not an integer of at least 1, or if `key` is not a single
-        key. When a vector is encoded, also if the algorithm cuts it into pieces.
+      ValueError: If `rank` or `key` breaks its rule. When a vector is encoded, also if
+        the algorithm cuts it into pieces.
 
     Examples:
       A 4 x 6 matrix of rank 1 is sent in 40 bytes, in place of 96, without loss:
@@ -288,12 +232,14 @@ def power_sgd(rank: int, key: jax.Array) -> PowerSGD:
 def orthonormal(columns: jax.Array) -> jax.Array:
     """Makes the columns of a matrix `[m, r]` orthonormal by the Gram-Schmidt process.
 
-    A column that depends linearly on the columns before it becomes zero. A column that
-    contains NaN stays NaN.
+    A column that depends on those before it becomes zero. NaN stays NaN.
     """
     done: list[jax.Array] = []
     for i in range(columns.shape[1]):
-        column, _ = _scaled(columns[:, i])
+        column = columns[:, i]
+        # Squares of the elements could overflow or underflow in float32 otherwise.
+        largest = jnp.max(jnp.abs(column), initial=0.0)
+        column = column / jnp.where(largest == 0, 1.0, largest)
         length = jnp.linalg.norm(column)
         for _ in range(2):  # The second pass removes what rounding errors have left.
             for other in done:
@@ -308,14 +254,6 @@ def orthonormal(columns: jax.Array) -> jax.Array:
         column = column / jnp.where(kept, norm, jnp.where(gone, 1.0, norm))
         done.append(jnp.where(gone, 0.0, column))
     return jnp.stack(done, axis=1)
-
-
-def _scaled(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Divides a vector by its largest magnitude, and returns that magnitude too."""
-    # The squares of the elements could overflow or underflow in float32 otherwise.
-    largest = jnp.max(jnp.abs(x), initial=0.0)
-    largest = jnp.where(largest == 0, 1.0, largest)
-    return x / largest, largest
 
 
 def _restarted(new: jax.Array, old: jax.Array) -> jax.Array:

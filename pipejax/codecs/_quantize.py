@@ -12,7 +12,7 @@ from ._rounding import Rounding, to_integer
 
 @dataclasses.dataclass(frozen=True)
 class Quantize(Rounding):
-    """Codec with equally spaced levels for the whole vector; see `quantize`."""
+    """Has equally spaced levels for the whole vector; see `quantize`."""
 
     bits: int
 
@@ -45,16 +45,6 @@ class Quantize(Rounding):
         codes = unpack(payload[:coded], self.bits).astype(jnp.float32)
         return low + codes * level
 
-    def bound(self, x: jax.Array) -> jax.Array:
-        """Returns half of the level spacing, plus the rounding error of float32."""
-        low, level = self._levels(x)
-        spread = jnp.max(x, initial=-jnp.inf) - low
-        # If the levels coincide, every element decodes to the minimum. If the spread
-        # overflows, decoding may overflow too.
-        all_one = (level == 0) | jnp.isinf(spread)
-        rounding = 1e-6 * (jnp.max(jnp.abs(x), initial=0.0) + level)
-        return jnp.where(all_one, spread, level / 2) + rounding
-
     def _levels(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns the minimum and the level spacing, NaN unless `x` is finite."""
         low, high = jnp.min(x, initial=jnp.inf), jnp.max(x, initial=-jnp.inf)
@@ -64,10 +54,9 @@ class Quantize(Rounding):
 
 
 def quantize(bits: int = 8) -> Quantize:
-    r"""Makes a codec that quantizes between the minimum and maximum of a whole vector.
+    r"""Returns a codec with equally spaced levels for the whole vector.
 
-    This is the linear quantization of the Pipe-SGD paper. For each element `x`, the
-    payload holds the code
+    This is the linear quantization of the Pipe-SGD paper. An element `x` has the code
 
     $$q = \mathrm{round}((x - x_{min}) / d)$$
 
@@ -77,14 +66,11 @@ def quantize(bits: int = 8) -> Quantize:
 
     and the element decodes to `x_min + q d`, with an error of at most `d / 2`. A single
     outlier widens the spacing of all levels. `int8` and `int4` instead have separate
-    levels for each block of neighboring elements.
+    levels for each block of neighboring elements. `stochastic` can wrap the codec.
 
     Args:
       bits: The number of bits per element: 8, 4, 2 or 1. The payload has 8 more bytes
         per vector, for the minimum and the level spacing.
-
-    Returns:
-      The codec. It can be wrapped in `stochastic`.
 
     Raises:
       ValueError: If `bits` is not 8, 4, 2 or 1.

@@ -1,15 +1,9 @@
 """Codecs that round each element to one of two neighboring levels.
 
-Let `y` be an element in units of the level spacing, so that its neighboring levels are
-`floor(y)` and `floor(y) + 1`. There are two ways to round:
-
-- To the nearest level: `round(y)`. The error is at most 1/2. The same `y` always has
-  the same error.
-- Stochastically: `floor(y + u)`, where `u` is uniform on `[0, 1)`. The error is below
-  1, and the expectation of the rounded number is `y`.
-
-Reference:
-  Alistarh et al., QSGD, 2017, https://arxiv.org/abs/1610.02132, for stochastic rounding
+Let `y` be an element in units of the level spacing. Rounding to the nearest level,
+`round(y)`, has an error of at most 1/2, and always the same one for the same `y`.
+Stochastic rounding, `floor(y + u)` with `u` uniform on `[0, 1)`, has an error below 1,
+and the expectation of the rounded number is `y`.
 """
 
 import abc
@@ -23,8 +17,6 @@ from ._codec import Codec
 
 
 class Rounding(Codec):
-    """A codec that rounds elements to levels, and that `stochastic` may wrap."""
-
     @property
     def takes_noise(self) -> bool:
         """Returns whether `rounded` accepts noise, so that `stochastic` can wrap it."""
@@ -54,7 +46,7 @@ def to_integer(y: jax.Array, noise: jax.Array | None, top: float) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stochastic(Codec):
-    """Codec that rounds as the wrapped `codec`, but randomly; see `stochastic`."""
+    """Rounds as `codec`, but randomly; see `stochastic`."""
 
     codec: Rounding
     key: jax.Array
@@ -62,11 +54,6 @@ class Stochastic(Codec):
     @property
     def multiple(self) -> int:
         return self.codec.multiple
-
-    @property
-    def unbiased(self) -> bool:
-        """Returns `True`; only a number that overflows in bfloat16 is biased."""
-        return True
 
     def init(self, n: int, seed: jax.Array) -> Any:
         del n
@@ -86,12 +73,6 @@ class Stochastic(Codec):
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
         return self.codec.decode(payload, n)
 
-    def bound(self, x: jax.Array) -> jax.Array:
-        """Returns twice the wrapped codec's bound for rounding to the nearest level."""
-        # `floor(y + u)` is off by less than one level, and `round(y)` by at most half a
-        # level.
-        return 2 * self.codec.bound(x)
-
 
 def stochastic(codec: Codec, key: jax.Array) -> Stochastic:
     r"""Wraps a codec so that it rounds up or down at random, without bias.
@@ -101,28 +82,24 @@ def stochastic(codec: Codec, key: jax.Array) -> Stochastic:
     $$E[\mathrm{decode}(\mathrm{encode}(x))] = x$$
 
     Rounding to the nearest level turns every small element of a block into zero, in
-    each step. Stochastic rounding preserves the sum of such elements on average. In
-    return, the decoded vector has a larger variance, and the error bound doubles.
-
-    In contrast to `error_feedback`, which also keeps small elements from being lost,
-    this needs no residual.
+    each step. Stochastic rounding preserves the sum of such elements on average, and
+    needs no residual, unlike `error_feedback`. In return, the decoded vector has a
+    larger variance, and the error bound doubles.
 
     Args:
       codec: A codec that rounds to levels: `int8`, `int4`, `quantize`, or `cast` to
         bfloat16.
-      key: A key from `jax.random.key`. The state holds a separate key, derived from
-        this one, for each place where an algorithm encodes a vector. On TPUs, keys from
-        `jax.random.key(seed, impl="rbg")` are faster.
+      key: A key from `jax.random.key`, from which each place where an algorithm encodes
+        derives its own. On TPUs, `jax.random.key(seed, impl="rbg")` is faster.
 
     Returns:
-      The codec, whose payload has the same format as that of the wrapped codec.
+      A codec with the same payload format.
 
     Raises:
       ValueError: If `codec` does not round to levels, or if `key` is not a single key.
 
     Examples:
-      The levels are 1 apart. Rounding to the nearest level would turn 0.3 into 0.
-      Stochastic rounding turns it into 0 or 1, with mean 0.3:
+      The levels are 1 apart. Here, 0.3 becomes 0 or 1, with mean 0.3:
 
       >>> from pipejax import codecs
       >>> codec = stochastic(codecs.int4(block=4096), jax.random.key(0))

@@ -17,18 +17,14 @@ from ._rounding import check_key
 
 @dataclasses.dataclass(frozen=True)
 class TopK(Codec):
-    """Codec that sends the elements of largest magnitude; see `top_k`."""
+    """Sends the elements of largest magnitude; see `top_k`."""
 
     k: int | float
 
-    @property
-    def needs_feedback(self) -> bool:
-        """Returns `True`, because elements that stay small would never be sent."""
-        return True
+    needs_feedback = True  # elements that stay small would never be sent
 
     def size(self, n: int) -> int:
-        """Returns 8 bytes per sent element: 4 for its index and 4 for its value."""
-        return 8 * self._count(n)
+        return 8 * self._count(n)  # an index and a value of 4 bytes each
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
         x = x.astype(jnp.float32)
@@ -44,12 +40,6 @@ class TopK(Codec):
         zeros = jnp.zeros(n, jnp.float32)
         return zeros.at[places].set(from_words(values, jnp.float32))
 
-    def bound(self, x: jax.Array) -> jax.Array:
-        """Returns the smallest magnitude that is sent, a scalar."""
-        # An element that is dropped has an error of its own magnitude, which is at most
-        # this.
-        return lax.top_k(jnp.abs(x), self._count(x.size))[0].min(initial=jnp.inf)
-
     def _count(self, n: int) -> int:
         _check_indices("encoded vector", n)
         return count(self.k, n)
@@ -57,35 +47,24 @@ class TopK(Codec):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RandomK(Linear):
-    """Codec that sends randomly drawn elements; see `random_k`.
-
-    The code calls the k equal parts of a vector strata.
-    """
+    """Sends one drawn element of each of k equal parts, the strata; see `random_k`."""
 
     k: int | float
     key: jax.Array
     scaled: bool = True
 
     @property
-    def unbiased(self) -> bool:
-        return self.scaled
-
-    @property
     def needs_feedback(self) -> bool:
         return not self.scaled
 
-    @property
-    def rounds(self) -> int:
-        """Returns 1: values can be summed if all devices draw the same elements."""
-        return 1
+    rounds = 1  # values can be summed, since all devices draw the same elements
 
     def init(self, n: int, seed: jax.Array) -> Any:
         del n
         return jax.random.key_data(jax.random.fold_in(self.key, seed))
 
     def size(self, n: int) -> int:
-        """Returns 4 bytes per sent element, and 4 bytes for the seed of the draw."""
-        return 4 * (1 + count(self.k, n))
+        return 4 * (1 + count(self.k, n))  # the seed of the draw, and the values
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
         """Returns the seed from which the draw follows, and then the drawn values."""
@@ -96,15 +75,6 @@ class RandomK(Linear):
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
         return self._placed(payload[0], from_words(payload[1:], jnp.float32), n)
-
-    def bound(self, x: jax.Array) -> jax.Array:
-        """Returns `|x|`, or `(m - 1) |x|` if values are scaled up by `m > 2`."""
-        strata = -(-x.size // count(self.k, x.size))
-        # A drawn element decodes to m x, with an error of (m - 1) |x|, and any other to
-        # 0, with an error of |x|.
-        times = max(1, strata - 1) if self.scaled else 1
-        sent = (strata if self.scaled else 1) * jnp.abs(x)
-        return jnp.where(jnp.isinf(sent), sent, times * (1 + 1e-6) * jnp.abs(x))
 
     def round_sizes(self, n: int) -> tuple[int, ...]:
         return (count(self.k, n),)
@@ -145,7 +115,6 @@ class RandomK(Linear):
         return rows.reshape(-1)[:n]
 
     def _keys(self, state: Any) -> jax.Array:
-        """Returns two keys: the next state, and the key for the current vector."""
         impl = jax.random.key_impl(self.key)
         return jax.random.split(jax.random.wrap_key_data(state, impl=impl))
 
@@ -158,28 +127,21 @@ class RandomK(Linear):
 
 
 def top_k(k: int | float) -> TopK:
-    """Makes a codec that sends the k elements of largest magnitude.
+    """Returns a codec that sends the k elements of largest magnitude.
 
     Each element takes 8 bytes, 4 for its index and 4 for its value. All other elements
     decode to zero. Wrap the codec in `error_feedback`: without it, an element that is
     never among the largest is never sent.
 
-    Compared with `random_k`, `top_k` needs twice the bytes per element and a search for
-    the largest elements. In return, it sends the elements that matter most.
-
     Args:
       k: The number of elements to send, an integer of at least 1, or the fraction of
-        elements to send, a float between 0 and 1. It counts for every vector that is
-        encoded: an algorithm that cuts the gradients into p pieces encodes each piece
-        on its own and sends k elements of each. A fraction is rounded to a whole number
-        of elements, at least 1.
-
-    Returns:
-      The codec.
+        elements to send, a float between 0 and 1, which is rounded to at least 1. It
+        counts for every vector that is encoded: an algorithm that cuts the gradients
+        into p pieces sends k elements of each.
 
     Raises:
-      ValueError: If `k` is neither a positive integer nor a fraction between 0 and 1.
-        When a vector is encoded, also if it has fewer than `k` elements.
+      ValueError: If `k` breaks its rule. When a vector is encoded, also if it has fewer
+        than `k` elements.
 
     Examples:
       >>> codec = top_k(1)
@@ -195,7 +157,7 @@ def top_k(k: int | float) -> TopK:
 
 
 def random_k(k: int | float, key: jax.Array, *, scaled: bool = True) -> RandomK:
-    r"""Makes a codec that sends k elements, drawn at random.
+    r"""Returns a codec that sends k elements, drawn at random.
 
     The codec divides a vector of n elements into k parts of equal length
 
@@ -206,25 +168,19 @@ def random_k(k: int | float, key: jax.Array, *, scaled: bool = True) -> RandomK:
     needs to be sorted. The last part is padded with zeros.
 
     Each element takes 4 bytes. Its index is not sent, because it follows from a seed
-    that takes 4 bytes per vector. `top_k` sends the largest elements instead, with 8
-    bytes each. `random_k` is linear, so it also works with `psum`.
+    that takes 4 bytes per vector. `top_k` needs 8 bytes for each element and a search,
+    and sends those that matter most. `random_k` is linear, so it works with `psum`.
 
     Args:
-      k: The number of elements to send, an integer of at least 1, or the fraction of
-        elements to send, a float between 0 and 1. It counts for every vector that is
-        encoded, as for `top_k`.
+      k: Same as in `top_k`.
       key: A key from `jax.random.key`.
       scaled: Whether to send `m x` for an element `x`, which makes the expectation of
         the decoded element equal to `x`. Use `scaled=False` with `error_feedback`,
         whose residual would otherwise grow.
 
-    Returns:
-      The codec.
-
     Raises:
-      ValueError: If `k` is neither a positive integer nor a fraction between 0 and 1,
-        or if `key` is not a single key. When a vector is encoded, also if it has fewer
-        than `k` elements.
+      ValueError: If `k` or `key` breaks its rule. When a vector is encoded, also if it
+        has fewer than `k` elements.
 
     Examples:
       Two elements of eight are sent, one from each half, and multiplied by 4:

@@ -1,8 +1,4 @@
-"""A Flax Linen `TrainState` in a train step.
-
-- `init` starts a train step from the parameters, optimizer state, step and variable
-  collections of a `TrainState`.
-- `update` writes the same four back into a `TrainState`.
+"""A Flax Linen `TrainState` in a train step: `init` from it, train, and `update` it.
 
 The loss function calls the model itself, as in any Linen training loop. With
 batch-norm statistics and dropout, the loss takes the model state and a key:
@@ -56,10 +52,8 @@ def init(
         `train_state`, `train_state.tx`.
       train_state: Its `params`, `opt_state` and `step` are copied, and so are the
         fields that `collections` names. No other field may contain arrays.
-      rng: Same as in `train.init`: a key, or a pytree of keys such as a dict, from
-        which each device gets its own keys in every step.
-      batch: Same as in `train.init`: one batch, needed if the loss returns metrics or a
-        weight and the width is above 1.
+      rng: Same as in `train.init`.
+      batch: Same as in `train.init`.
       collections: Names of the fields that hold variable collections. The loss receives
         and returns them as the model state, a dict `{name: collection}`. A field that
         does not exist or is `None` is left out.
@@ -69,9 +63,8 @@ def init(
 
     Raises:
       ValueError: If `train_state` has a `dynamic_scale` or another field that a train
-        step would not update, if `train_state` is replicated for `jax.pmap`, if
-        `collections` is not a sequence of names of collections, or if `train.init`
-        refuses an argument.
+        step would not update, if it is replicated for `jax.pmap`, or if an argument
+        breaks its rule.
 
     Examples:
       >>> import jax.numpy as jnp, optax, pipejax as pj
@@ -107,17 +100,13 @@ def init(
 def update(train_state: AnyTrainState, state: pj.PipelineState) -> AnyTrainState:
     """Returns `train_state` with the trained values written into it.
 
-    Use the result wherever a Linen program expects a `TrainState`, for example to
-    evaluate or save the model. The docstring of `init` shows a whole run.
-
     Args:
       train_state: The `TrainState` that was passed to `init`. It is not changed.
       state: A state with nothing in flight, from `train.drain`. The result shares its
         arrays. A later step from the same state with `donate=True` would delete them.
 
     Returns:
-      A new `TrainState`, with `params`, `opt_state`, `step` and variable collections
-      from `state` and all other fields from `train_state`.
+      A new `TrainState`, with all other fields from `train_state`.
 
     Raises:
       ValueError: If gradients are still in flight.
@@ -133,12 +122,10 @@ def update(train_state: AnyTrainState, state: pj.PipelineState) -> AnyTrainState
 
 
 def _thawed(collection: Any) -> Any:
-    """Returns a collection with plain dicts, the form in which `apply` returns it."""
     return unfreeze(collection) if isinstance(collection, FrozenDict) else collection
 
 
 def _check_fields(train_state: TrainState, collections: Sequence[str]) -> None:
-    """Raises a ValueError for arrays that a train step would silently not update."""
     own = {field.name for field in dataclasses.fields(TrainState)}
     if isinstance(collections, str) or own & {*collections}:
         raise ValueError(

@@ -1,11 +1,4 @@
-"""A Flax NNX model in a train step.
-
-- `split` makes a pure loss function of a model and a loss on it. It returns the
-  parameters, and all other variables of the model (such as batch statistics and random
-  streams) as the model state.
-- `opt_state` returns the state of an `nnx.Optimizer`, with which a train step can
-  continue.
-- `update` writes parameters and model state back into the model.
+"""A Flax NNX model in a train step: `split` it, train, and `update` it.
 
 Parameters, model state and optimizer state are nested dicts of arrays here, not
 `nnx.State` objects. Any Optax transformation and any checkpoint library accepts them.
@@ -21,6 +14,7 @@ from flax import nnx
 from flax.errors import TraceContextError
 
 import pipejax as pj
+from pipejax._internal.structures import shapes
 
 from ._drained import check_drained
 
@@ -32,16 +26,14 @@ def split(
 ) -> tuple[Callable[..., Any], Tree, Tree]:
     """Splits a model and a loss on it into a pure loss function and its arguments.
 
-    A train step needs a pure function of arrays, whereas an NNX model holds its arrays
-    and changes them in place. `flax.nnx.split` differs in that it splits only the
-    model, and leaves the loss as it is.
+    A train step needs a pure function of arrays, whereas an NNX model changes its
+    arrays in place. `flax.nnx.split` splits only the model.
 
     If the loss or the model draws random numbers, pass `rng` to `train.init`, a key or
-    a dict of keys. From the key that a device gets for a step, the pure loss makes
-    `rngs = nnx.Rngs(key)`, or `nnx.Rngs(**keys)` from a dict. Each kind of random
-    stream in the model (such as "dropout") starts from one draw of its name from
-    `rngs`, in alphabetical order of the names, and then the loss receives `rngs`. The
-    streams in the model state do not change.
+    a dict of keys. In each step, the pure loss makes `rngs = nnx.Rngs(key)`, or
+    `nnx.Rngs(**keys)` from a dict. Each kind of random stream in the model (such as
+    "dropout") starts from one draw of its name from `rngs`, in alphabetical order, and
+    then the loss receives `rngs`. The streams in the model state do not change.
 
     Args:
       model: The model in the mode in which to train it, usually after `model.train()`.
@@ -53,9 +45,8 @@ def split(
         `nnx.LoRAParam`, or any NNX filter. All other variables are model state.
 
     Returns:
-      A tuple `(pure_loss_fn, params, model_state)`. Pass `pure_loss_fn` to
-      `pj.make_train_step`. Pass the nested dicts of arrays `params` and `model_state`
-      to `train.init`.
+      A tuple `(pure_loss_fn, params, model_state)`: a function for
+      `pj.make_train_step`, and nested dicts of arrays for `train.init`.
 
     Raises:
       ValueError: Later, from the train step: if random numbers are drawn without `rng`,
@@ -110,9 +101,7 @@ def split(
 def opt_state(optimizer: nnx.Optimizer) -> optax.OptState:
     """Returns the Optax state that an `nnx.Optimizer` holds.
 
-    Use it to continue a run that began with an `nnx.Optimizer`. `train.init` refuses
-    the attribute `optimizer.opt_state`, because it holds `nnx` objects instead of
-    arrays.
+    The attribute `optimizer.opt_state` holds `nnx` objects, which `train.init` refuses.
 
     Args:
       optimizer: An `nnx.Optimizer` over the variables that were passed to `split` as
@@ -120,19 +109,7 @@ def opt_state(optimizer: nnx.Optimizer) -> optax.OptState:
 
     Returns:
       The state to pass to `train.init(params, opt_state=...)`, where `train` was made
-      with `optimizer.tx`. It shares the arrays of `optimizer`. `train.init` copies
-      them.
-
-    Examples:
-      >>> import optax, pipejax as pj
-      >>> import pipejax.flax.nnx
-      >>> from flax import nnx
-      >>> model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
-      >>> tx = optax.sgd(0.1, momentum=0.9)
-      >>> optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-      >>> momentum = pj.flax.nnx.opt_state(optimizer)[0].trace
-      >>> print({name: array.shape for name, array in sorted(momentum.items())})
-      {'bias': (1,), 'kernel': (2, 1)}
+      with `optimizer.tx`. It shares the arrays of `optimizer`.
     """
     return jax.tree.map(
         lambda node: nnx.to_pure_dict(node) if isinstance(node, nnx.State) else node,
@@ -143,9 +120,6 @@ def opt_state(optimizer: nnx.Optimizer) -> optax.OptState:
 
 def update(model: nnx.Module, state: pj.PipelineState) -> None:
     """Writes the trained parameters and model state into the model, in place.
-
-    Use it before the model is evaluated or saved. The docstring of `split` shows a
-    whole run.
 
     Args:
       model: The model that was passed to `split`.
@@ -160,12 +134,10 @@ def update(model: nnx.Module, state: pj.PipelineState) -> None:
 
 
 def _arrays(model: nnx.Module, only: Any) -> Tree:
-    """Returns the variables that pass the filter `only`, as a nested dict of arrays."""
     return nnx.to_pure_dict(nnx.state(model, only))
 
 
 def _called(loss_fn: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    """Calls the loss; raises a ValueError if it changes an object from outside."""
     try:
         return loss_fn(*args, **keywords)
     except TraceContextError as error:
@@ -207,7 +179,6 @@ def _changed(after: Tree, before: Tree) -> bool:
 
 
 def _loss_and_aux(out: Any) -> tuple[Any, pj.Aux]:
-    """Returns the loss and a `pj.Aux`, from any of the forms that a loss may return."""
     if not isinstance(out, tuple) or len(out) != 2:
         return out, pj.Aux()  # the train step refuses a loss that is not a scalar
     loss, aux = out
@@ -230,10 +201,9 @@ def _no_rng(what: str) -> ValueError:
 
 
 def _check_graph(model: nnx.Module, graph: Any, before: Tree, wrt: Any) -> None:
-    """Raises a ValueError if the loss added, removed or replaced parts of the model."""
     if nnx.graphdef(model) == graph:
         return
-    old, new = _paths(before), _paths(_arrays(model, nnx.Not(wrt)))
+    old, new = shapes(before).keys(), shapes(_arrays(model, nnx.Not(wrt))).keys()
     found = [f"a new variable model{path}" for path in sorted(new - old)]
     found += [f"a lost variable model{path}" for path in sorted(old - new)]
     raise ValueError(
@@ -243,10 +213,3 @@ def _check_graph(model: nnx.Module, graph: Any, before: Tree, wrt: Any) -> None:
         " before `split`, keep a counter in an nnx.Variable, and remove sown values"
         " with `nnx.pop(model, nnx.Intermediate)`."
     )
-
-
-def _paths(tree: Tree) -> set[str]:
-    return {
-        jax.tree_util.keystr(path)
-        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
-    }

@@ -1,23 +1,18 @@
 """Finds a process's place in its job from the variables that its launcher has set.
 
 Under Slurm and MPI, JAX gives every process one accelerator: the one whose number is
-the number of the process on its host. That is wrong where the launcher shows a process
-only its own accelerators, and where the process is alone on its host. There, all
-accelerators that the process sees are its own, and `own_devices` returns `None`.
+the number of the process on its host. Where the launcher shows a process only its own
+accelerators, or the process is alone on its host, all that it sees are its own.
 """
 
 import importlib.util
-import math
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 
-# JAX has no public function that detects a cluster without joining it.
-from jax._src.clusters import ClusterEnv
-
+from . import _jax_internals
 from ._place import Place
 from ._share import LAUNCHED
 
@@ -34,8 +29,7 @@ _BOUND = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU")
 def detect(timeout: float = 300.0) -> Place | None:
     """Returns the place of this process in its job, as its launcher has set it.
 
-    Unlike `initialize`, this function reads variables and joins no process. The first
-    source in this list whose variables are present decides:
+    It only reads variables. The first source whose variables are present decides:
 
     1. Your own variables, or those of `pipejax launch`: `JAX_COORDINATOR_ADDRESS`,
        `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`.
@@ -55,23 +49,8 @@ def detect(timeout: float = 300.0) -> Place | None:
       The place, or `None` if no launcher has set its variables.
 
     Raises:
-      ValueError: If some of a launcher's variables are missing or are not numbers, if
-        the variables of two launchers contradict each other, if mpi4py is needed and
-        not installed, or if the variables give no valid `Place`.
-
-    Examples:
-      >>> import os
-      >>> from unittest import mock
-      >>> import pipejax as pj
-      >>> variables = {
-      ...     "JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234",
-      ...     "JAX_NUM_PROCESSES": "4",
-      ...     "JAX_PROCESS_ID": "3",
-      ... }
-      >>> with mock.patch.dict(os.environ, variables, clear=True):
-      ...     place = pj.launch.detect()
-      >>> print(f"process {place.rank} of {place.processes}")
-      process 3 of 4
+      ValueError: If a launcher's variables are incomplete or not valid, if those of two
+        launchers contradict each other, or if mpi4py is needed and not installed.
     """
     environ = os.environ
     found = _own(environ) or _torchrun(environ) or _library(environ, timeout)
@@ -85,11 +64,10 @@ def detect(timeout: float = 300.0) -> Place | None:
 def own_devices(
     local: int, here: int | None, environ: Environment
 ) -> tuple[int, ...] | None:
-    """Returns which of the accelerators that a process sees are its own.
+    """Returns which of the accelerators that a process sees are its own, or `None`.
 
-    `local` is the number of the process among the job's processes on its host, and
-    `here` the number of these processes, if it is known. `None` stands for all
-    accelerators.
+    `local` is its number among the job's `here` processes on the host. `None` stands
+    for all accelerators, or an unknown number of processes.
     """
     shown = next((environ[name] for name in _VISIBLE if environ.get(name)), None)
     bound = any(name in environ for name in _BOUND)
@@ -100,45 +78,29 @@ def own_devices(
 
 
 def _own(environ: Environment) -> Place | None:
-    """Returns the place that JAX's own variables give, or `None` without them."""
     if not set(_OWN[1:]) & environ.keys():
         return None  # an address alone is combined with what JAX detects
-    address, processes, rank = _all_of(_OWN, environ)
-    return Place(
-        "JAX_NUM_PROCESSES",
-        address,
-        _number(_OWN[1], processes),
-        _number(_OWN[2], rank),
-        _chosen(environ),
-    )
+    _check_all(_OWN, environ)
+    processes, rank = (_number(name, environ[name]) for name in _OWN[1:])
+    return Place(_OWN[1], environ[_OWN[0]], processes, rank, _chosen(environ))
 
 
 def _torchrun(environ: Environment) -> Place | None:
     if not set(_TORCHRUN[2:]) <= environ.keys():
         return None
-    host, port, processes, rank = _all_of(_TORCHRUN, environ)
-    devices = _chosen(environ)
-    if devices is None and "LOCAL_RANK" in environ:
-        here = environ.get("LOCAL_WORLD_SIZE")
-        devices = own_devices(
-            _number("LOCAL_RANK", environ["LOCAL_RANK"]),
-            None if here is None else _number("LOCAL_WORLD_SIZE", here),
-            environ,
-        )
+    _check_all(_TORCHRUN, environ)
+    host = environ["MASTER_ADDR"]
+    port, processes, rank = (_number(name, environ[name]) for name in _TORCHRUN[1:])
+    devices, local = _chosen(environ), _optional("LOCAL_RANK", environ)
+    if devices is None and local is not None:
+        devices = own_devices(local, _optional("LOCAL_WORLD_SIZE", environ), environ)
     # torchrun's agent then listens at MASTER_PORT itself, for its key-value store.
-    taken = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    number = _number("MASTER_PORT", port) + taken
-    return Place(
-        "torchrun",
-        f"[{host}]:{number}" if ":" in host else f"{host}:{number}",
-        _number("WORLD_SIZE", processes),
-        _number("RANK", rank),
-        devices,
-    )
+    port += environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return Place("torchrun", address, processes, rank, devices)
 
 
 def _library(environ: Environment, timeout: float) -> Place | None:
-    """Returns the place that JAX detects by itself or through mpi4py, or `None`."""
     address, processes, rank, devices = _ask_jax(environ, None, timeout)
     mpi = [name for name in _MPI if name in environ]
     if processes is None and mpi:
@@ -157,13 +119,12 @@ def _library(environ: Environment, timeout: float) -> Place | None:
     return Place(_name(environ), address, processes, rank, chosen)
 
 
-def _ask_jax(environ: Environment, method: str | None, timeout: float) -> Any:
-    """Returns the address, number of processes, rank and devices that JAX detects."""
-    address = environ.get("JAX_COORDINATOR_ADDRESS")
+def _ask_jax(
+    environ: Environment, method: str | None, timeout: float
+) -> _jax_internals.Detected:
+    address = environ.get(_OWN[0])
     try:
-        return ClusterEnv.auto_detect_unset_distributed_params(
-            address, None, None, None, method, math.ceil(timeout)
-        )
+        return _jax_internals.detect_cluster(address, method, timeout)
     except ValueError as error:
         raise ValueError(
             f"JAX cannot read the variables of {_name(environ)}: {error}. Correct"
@@ -188,17 +149,14 @@ def _name(environ: Environment) -> str:
 
 def _on_this_host(environ: Environment) -> int | None:
     """Returns the number of the job's processes on this host, or `None` if unknown."""
-    if "OMPI_COMM_WORLD_LOCAL_SIZE" in environ:
-        return _number(
-            "OMPI_COMM_WORLD_LOCAL_SIZE", environ["OMPI_COMM_WORLD_LOCAL_SIZE"]
-        )
+    size = _optional("OMPI_COMM_WORLD_LOCAL_SIZE", environ)
+    host = _optional("SLURM_NODEID", environ)
+    if size is not None or host is None:
+        return size
     # "4(x2),3" means four processes on each of two hosts, and three on a third.
     listed = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
     found = re.findall(r"(\d+)(?:\(x(\d+)\))?", listed)
     counts = [int(count) for count, hosts in found for _ in range(int(hosts or 1))]
-    if "SLURM_NODEID" not in environ:
-        return None
-    host = _number("SLURM_NODEID", environ["SLURM_NODEID"])
     return counts[host] if host < len(counts) else None
 
 
@@ -211,7 +169,6 @@ def _chosen(environ: Environment) -> tuple[int, ...] | None:
 
 
 def _check_agreement(found: Place, environ: Environment) -> None:
-    """Raises a ValueError if the variables of another launcher contradict `found`."""
     # Variables that contradict each other are usually left over from another job. They
     # are in order where torchrun or `pipejax launch` was itself started by another
     # launcher. Both mark the processes that they start.
@@ -239,23 +196,24 @@ def _check_agreement(found: Place, environ: Environment) -> None:
 
 
 def _check_nothing_is_missing(environ: Environment) -> None:
-    """Raises a ValueError if a launcher's variables are incomplete."""
     # Without this check the process would train alone, as if it had no launcher.
     if _OWN[0] in environ:
-        _all_of(_OWN, environ)
+        _check_all(_OWN, environ)
     if set(_TORCHRUN[:2]) & environ.keys() and set(_TORCHRUN[2:]) & environ.keys():
-        _all_of(_TORCHRUN, environ)
+        _check_all(_TORCHRUN, environ)
 
 
-def _all_of(names: tuple[str, ...], environ: Environment) -> list[str]:
-    """Returns the values of these variables; raises a ValueError if some are unset."""
+def _check_all(names: tuple[str, ...], environ: Environment) -> None:
     missing = [name for name in names if not environ.get(name)]
     if missing:
         there = [name for name in names if name not in missing]
         raise ValueError(
             f"{', '.join(missing)} must be set where {', '.join(there)} are."
         )
-    return [environ[name] for name in names]
+
+
+def _optional(name: str, environ: Environment) -> int | None:
+    return _number(name, environ[name]) if name in environ else None
 
 
 def _number(name: str, text: str) -> int:

@@ -6,10 +6,6 @@ process sends its record. One thread serves all connections at once, so that a s
 silent one delays no other. A process that dies may be started again and connect once
 more.
 
-Strangers cost little: a connection that has not proved itself may send one short line,
-and there is a limit to the connections, to the bytes of unfinished records and to the
-log messages about strangers.
-
 In a job without a secret, a stranger that knows the protocol can send a record. A
 record is *doubtful* if it comes from an address of its own and contradicts the others:
 its number of processes is another one, its rank is impossible, or another address has
@@ -31,40 +27,25 @@ from ._record import Record
 
 _log = logging.getLogger("pipejax")
 
-GREETING = b"pipejax "
-"""The beginning of the line that process 0 sends first on every connection."""
-REFUSED = b"refused\n"
-"""The line that process 0 sends to a connection with another secret."""
-SHORT = 256
-"""The longest line of a connection that has not proved itself, in bytes."""
-LONGEST = 2**20
-"""The longest line that a process reads from a connection, in bytes."""
-UNFINISHED = 2**24
-"""The most bytes of unfinished lines that process 0 keeps."""
-STRANGERS = 128
-"""The most connections that process 0 keeps beside those of its job."""
-PATIENCE = 5.0
-"""Seconds within which each line must come once there is a connection."""
-_REPORT = 15.0
-"""Seconds between two log messages of process 0 about how many have connected."""
-_SAID = 20
-"""The most log messages about strangers."""
+GREETING = b"pipejax "  # begins the line that process 0 sends first
+REFUSED = b"refused\n"  # the answer of process 0 to another secret
+SHORT = 256  # the longest line of a connection that has not proved itself, in bytes
+LONGEST = 2**20  # the longest line that a process reads from a connection, in bytes
+UNFINISHED = 2**24  # the most bytes of unfinished lines that process 0 keeps
+STRANGERS = 128  # the most connections that process 0 keeps beside those of its job
+PATIENCE = 5.0  # seconds within which each line must come once there is a connection
+_REPORT = 15.0  # seconds between two log messages about how many have connected
+_SAID = 20  # the most log messages about strangers
 
 
 @dataclasses.dataclass
 class Visitor:
-    """A connection that has not sent its whole record yet.
-
-    Attributes:
-      drawn: The number that process 0 has drawn for this connection.
-      since: The time of `time.monotonic()` since which a line is awaited.
-      proven: Whether the other end has proved that it knows the secret.
-    """
+    """A connection that has not sent its whole record yet."""
 
     address: str
-    drawn: str
-    since: float
-    proven: bool = False
+    drawn: str  # the number that process 0 has drawn for this connection
+    since: float  # the time of `time.monotonic()` since which a line is awaited
+    proven: bool = False  # whether the other end has proved that it knows the secret
     line: bytearray = dataclasses.field(default_factory=bytearray)
 
 
@@ -98,6 +79,12 @@ class Enrolment:
             connection.close()
         self._selector.close()
 
+    def release(self) -> dict[int, socket.socket]:
+        """Returns the connections of the processes, by rank, which then stay open."""
+        released = {record.rank: each for each, record in self.came.items()}
+        self.came = {}
+        return released
+
     def wait(self, until: float) -> None:
         """Waits until all other processes have sent their records, or time is up."""
         reported = time.monotonic()
@@ -115,15 +102,11 @@ class Enrolment:
                 key.data()
             self._refuse_silent()
             if time.monotonic() - reported > _REPORT:
-                _log.info(
-                    "%d of %d other processes have connected",
-                    len(self.came),
-                    self._processes - 1,
-                )
+                said = "%d of %d other processes have connected"
+                _log.info(said, len(self.came), self._processes - 1)
                 reported = time.monotonic()
 
     def _complete(self) -> bool:
-        """Returns whether as many records have come as there are other processes."""
         if len(self.came) < self._processes - 1:
             return False
         if self._secret:
@@ -197,7 +180,6 @@ class Enrolment:
             self._read(connection, part, why)
 
     def _read(self, connection: socket.socket, part: bytes, why: str) -> None:
-        """Takes a part of a line, and accepts or refuses the whole line."""
         visitor = self._visitors[connection]
         visitor.line += part
         longest = LONGEST if visitor.proven else SHORT
@@ -216,7 +198,6 @@ class Enrolment:
             self._refuse(largest, "too many unfinished lines")
 
     def _prove(self, connection: socket.socket, visitor: Visitor) -> None:
-        """Checks the proof of the other end, and sends the own one."""
         drawn, _, given = visitor.line.decode("ascii").strip().partition(" ")
         role = _secret.REPORTS
         if not _secret.proves(given, self._secret, role, drawn, visitor.drawn):
@@ -247,7 +228,6 @@ class Enrolment:
         self._drop(connection)
 
     def _say(self, message: str, why: object) -> None:
-        """Logs a message about a stranger, unless there have been many."""
         self._refused += 1
         if self._refused <= _SAID:
             _log.warning(message, why)

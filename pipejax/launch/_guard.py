@@ -8,8 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 
-PERIOD = 0.1
-"""Seconds between two checks whether a process has ended."""
+PERIOD = 0.1  # seconds between two checks whether a process has ended
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -17,9 +16,8 @@ _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 def guarded(work: Callable[[Sequence[int]], int]) -> int:
     """Runs `work` in a child process, which can clean up after this process has ended.
 
-    `work` is given a list, to which each signal that asks this process or the child to
-    end is appended as it arrives: SIGINT, SIGTERM, SIGHUP or SIGQUIT. Returns the exit
-    status of the child, or 128 plus the number of the signal that has ended it.
+    `work` is given a list, to which each signal of `_ENDS` to this process or the child
+    is appended. Returns the exit status of the child, or 128 plus its signal.
     """
     received: list[int] = []
     parent = os.getpid()
@@ -51,7 +49,6 @@ def guarded(work: Callable[[Sequence[int]], int]) -> int:
 
 @contextlib.contextmanager
 def _collected(received: list[int]) -> Iterator[None]:
-    """Appends to `received` each signal to end that arrives inside of the block."""
     # Under nohup, SIGHUP is ignored, and must stay so.
     numbers = [each for each in _ENDS if signal.getsignal(each) != signal.SIG_IGN]
     before = [

@@ -11,7 +11,7 @@ import jax
 
 from pipejax._internal import leaving, threads
 
-from . import _record, _roll_call, _secret
+from . import _liveness, _record, _roll_call, _secret
 from ._detect import detect
 from ._place import Place, check_address
 from ._proxy import check_proxy
@@ -35,9 +35,9 @@ def initialize(
 ) -> Place | None:
     """Joins this process to all others of its job, after a roll call.
 
-    Call this function before anything else asks JAX for a device. It differs from
-    `jax.distributed.initialize`, which it calls, by the roll call: if a process is
-    missing or different, every other process raises an error that names it.
+    Call it before anything else asks JAX for a device. Unlike
+    `jax.distributed.initialize`, it raises an error on every process that names a
+    process which is missing or different.
 
     1. Find the place of this process: from the arguments, or by `pj.launch.detect`.
     2. Hold a roll call. Each process must come exactly once. All must have the same
@@ -46,17 +46,17 @@ def initialize(
        imported so far that is not an installed package.
     3. Set the variable `NPROC`, if XLA would otherwise have too few threads for the CPU
        devices of this process.
-    4. Call `jax.distributed.initialize`.
-    5. Check that each process has as many devices as the others.
+    4. Call `jax.distributed.initialize`, and check that each process has as many
+       devices as the others.
 
     Args:
-      coordinator: The address `host:port` at which process 0 waits for the others. If
-        it is given, `processes` and `rank` must be given too. `None` takes the place
-        that `pj.launch.detect` finds.
+      coordinator: The address `host:port` at which process 0 waits for the others,
+        given together with `processes` and `rank`. `None` takes the place that
+        `pj.launch.detect` finds.
       processes: The number of processes in the job.
       rank: The number of this process, from 0 to `processes - 1`.
-      devices: The accelerators of this process, as numbers among those that it sees.
-        They replace the ones that its launcher gives it.
+      devices: The accelerators of this process, as numbers among those that it sees, in
+        place of the ones that its launcher gives it.
       bind: The address `host:port` at which process 0 listens. The default is the
         variable `JAX_COORDINATOR_BIND_ADDRESS`, or else the coordinator's address.
       config: Further values that must be the same on all processes, by name. They are
@@ -71,21 +71,11 @@ def initialize(
       done.
 
     Raises:
-      ValueError: If only some of `coordinator`, `processes` and `rank` are given, if
-        `pj.launch.detect` raises it, if the coordinator's address or `bind` is not
-        `host:port`, if `timeout` or `heartbeat` is out of range, or if a variable such
-        as `http_proxy` would lead JAX to look for the coordinator behind a proxy.
+      ValueError: If an argument breaks its rule, if `pj.launch.detect` raises it, or if
+        a variable such as `http_proxy` would lead JAX to look for the coordinator
+        behind a proxy.
       RollCallError: If a process does not come, comes twice or differs from the others.
         Every process raises it, with a line for each reason.
-
-    Examples:
-      >>> import os
-      >>> from unittest import mock
-      >>> import pipejax as pj
-      >>> with mock.patch.dict(os.environ, clear=True):  # as without a launcher
-      ...     place = pj.launch.initialize(config={"learning_rate": 0.1})
-      >>> print(1 if place is None else place.processes, "process")
-      1 process
     """
     check_heartbeat(heartbeat)
     if not 0 < timeout <= 1e6:
@@ -106,7 +96,8 @@ def initialize(
     check_address("bind", bind, f"the argument, or {_BIND}")
     mine = _record.of_this_process(place, config or {})
     secret = _secret.secret_of()
-    hosts = _roll_call.call(place, mine, bind=bind, timeout=timeout, secret=secret)
+    meeting = _roll_call.call(place, mine, bind=bind, timeout=timeout, secret=secret)
+    _liveness.keep(meeting.connections)
     threads.set_enough()
     # One process alone joins too: the runtime then notices a signal to end.
     jax.distributed.initialize(
@@ -119,14 +110,13 @@ def initialize(
         initialization_timeout=max(10, int(until - time.monotonic())),
         coordinator_bind_address=bind,
     )
-    check_devices(hosts)
+    check_devices(meeting.hosts)
     return place
 
 
 def _given(
     coordinator: str | None, processes: int | None, rank: int | None
 ) -> Place | None:
-    """Returns the place that the arguments give, or `None` without any of them."""
     given = (coordinator, processes, rank)
     if coordinator is not None and processes is not None and rank is not None:
         return Place("arguments", coordinator, processes, rank)

@@ -1,5 +1,6 @@
 """Introduces a process to process 0: connects, proves the secret, sends the record."""
 
+import contextlib
 import socket
 import time
 
@@ -9,16 +10,19 @@ from ._place import Place
 from ._record import Record
 
 
-def introduced(place: Place, mine: Record, until: float, secret: bytes) -> bytes:
-    """Connects to process 0, sends the record and returns the line of its answer.
+def introduced(
+    place: Place, mine: Record, until: float, secret: bytes
+) -> tuple[bytes, socket.socket]:
+    """Sends the record to process 0; returns its answer and the open connection.
 
-    `until` is the time of `time.monotonic()` until which process 0 waits for others.
-    Raises an OSError if process 0 does not answer, and a ValueError if another program
-    listens there, or one with another secret.
+    Process 0 waits `until` this time of `time.monotonic()`. Raises an OSError if it
+    does not answer, and a ValueError for another program or another secret.
     """
     host, _, port = place.coordinator.rpartition(":")
     left = max(0.2, until - time.monotonic())
-    with socket.create_connection((host.strip("[]"), int(port)), left) as connection:
+    with contextlib.ExitStack() as stack:
+        connection = socket.create_connection((host.strip("[]"), int(port)), left)
+        stack.enter_context(connection)
         # As long as nothing listens at a port of this host, the system may choose this
         # very port for the connection, which then leads to itself.
         if connection.getsockname() == connection.getpeername():
@@ -27,11 +31,12 @@ def introduced(place: Place, mine: Record, until: float, secret: bytes) -> bytes
         connection.sendall(mine.to_json())
         # Process 0 waits as long as this process; its answer then has to arrive.
         patience = max(0.0, until - time.monotonic()) + 2 * PATIENCE
-        return _line(connection, patience, LONGEST)
+        answer = _line(connection, patience, LONGEST)
+        stack.pop_all()
+    return answer, connection
 
 
 def prove(connection: socket.socket, secret: bytes, patience: float) -> None:
-    """Proves this end to process 0, and checks that the other end is process 0."""
     greeting = _line(connection, patience, SHORT)
     if not greeting.startswith(GREETING):
         raise ValueError("another program listens there")
@@ -44,10 +49,8 @@ def prove(connection: socket.socket, secret: bytes, patience: float) -> None:
     if answer == REFUSED or not _secret.proves(
         shown, secret, _secret.LISTENS, theirs, drawn
     ):
-        raise ValueError(
-            f"process 0 has another secret: {_secret.VARIABLE} must be the same in all"
-            " processes"
-        )
+        says = f"{_secret.VARIABLE} must be the same in all processes"
+        raise ValueError(f"process 0 has another secret: {says}")
 
 
 def _line(connection: socket.socket, patience: float, longest: int) -> bytes:

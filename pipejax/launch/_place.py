@@ -7,27 +7,18 @@ import dataclasses
 class Place:
     """The rank of a process in its job, and the address at which all processes meet.
 
-    `detect` and `initialize` return a place.
-
     Attributes:
-      launcher: The name of the launcher that gave the process its place, such as
-        "torchrun" or "Slurm". It is "arguments" for a place given to `initialize`, and
-        "JAX_NUM_PROCESSES" for one given by JAX's own variables.
+      launcher: What gave the process its place, such as "torchrun", "Slurm",
+        "arguments" (of `initialize`) or "JAX_NUM_PROCESSES".
       coordinator: The address `host:port` at which process 0 waits for the others.
       processes: The number of processes in the job.
       rank: The number of this process, from 0 to `processes - 1`.
-      devices: The accelerators of this process, as numbers among those that the process
-        sees. `None` means all of them.
+      devices: The accelerators of this process, as numbers among those that it sees.
+        `None` means all of them.
 
     Raises:
       ValueError: If `coordinator` is not `host:port`, or if `rank` is not in
         `[0, processes)`.
-
-    Examples:
-      >>> import pipejax as pj
-      >>> place = pj.launch.Place("Slurm", "gpu07:61440", processes=4, rank=3)
-      >>> print(f"process {place.rank} of {place.processes}")
-      process 3 of 4
     """
 
     launcher: str

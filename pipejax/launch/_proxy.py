@@ -8,15 +8,13 @@ would pass, and JAX would then abort all processes after its timeout.
 import ipaddress
 from collections.abc import Mapping
 
+# The variables that gRPC reads, for proxies and for hosts that it reaches directly. The
+# first one that is set decides.
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
-"""The variables that gRPC reads. The first one that is set decides."""
 _EXCEPTIONS = ("no_grpc_proxy", "no_proxy")
-"""The variables with hosts that gRPC reaches directly. The first one that is set
-decides."""
 
 
 def check_proxy(coordinator: str, environ: Mapping[str, str]) -> None:
-    """Raises a ValueError if gRPC would look for the coordinator behind a proxy."""
     proxy = next((name for name in _PROXIES if name in environ), None)
     # gRPC connects directly if the first variable is no URL of this scheme.
     if proxy is None or not environ[proxy].lower().startswith("http://"):
@@ -37,7 +35,6 @@ def check_proxy(coordinator: str, environ: Mapping[str, str]) -> None:
 
 
 def _covers(entry: str, host: str) -> bool:
-    """Returns whether an entry names the host, as gRPC reads it."""
     if not entry:
         return False
     try:

@@ -12,30 +12,22 @@ _INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """A job for which a recipe is printed.
-
-    Attributes:
-      processes: The number of processes on each host.
-      gpus: The number of GPUs for each process, 0 for a job on CPUs.
-      grace: Seconds between the notice that the job must end and its end, for saving.
-    """
+    """A job for which a recipe is printed."""
 
     program: Sequence[str]
     hosts: int
-    processes: int
-    gpus: int
+    processes: int  # on each host
+    gpus: int  # for each process, 0 for a job on CPUs
     max_restarts: int
-    grace: float
+    grace: float  # seconds for saving, from the notice that the job must end
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Returns the options of `pipejax launch` that every recipe passes on."""
         grace = f"{self.grace:g}"
         return ("--max-restarts", str(self.max_restarts), "--grace", grace)
 
     @property
     def watched(self) -> str:
-        """Returns the command that runs the program under `pipejax launch`."""
         # Without `--processes`, the place is that which another launcher has given.
         command = ("pipejax", "launch", *self.options, "--", *self.program)
         return shlex.join(command)
@@ -91,12 +83,8 @@ def kubernetes(recipe: Recipe) -> str:
     """Returns a Kubernetes JobSet (https://jobset.sigs.k8s.io), a pod for each host."""
     place = ("--processes", str(recipe.processes), "--hosts", str(recipe.hosts))
     # The name that a JobSet gives to its first pod, inside of the JobSet's network.
-    meeting = (
-        "--host",
-        "$(PIPEJAX_HOST)",
-        "--coordinator",
-        "train-hosts-0-0.train:29500",
-    )
+    coordinator = "train-hosts-0-0.train:29500"
+    meeting = ("--host", "$(PIPEJAX_HOST)", "--coordinator", coordinator)
     command = ["pipejax", "launch", *place, *meeting, *recipe.options, "--"]
     # Kubernetes must not expand the dollars of the program's own arguments.
     command += [each.replace("$", "$$") for each in recipe.program]

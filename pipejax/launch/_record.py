@@ -29,57 +29,47 @@ _SETTINGS = (
     "jax_platforms",
     "jax_threefry_partitionable",
 )
-_NAMED = 5
-"""The number of differences, or of processes, that are named one by one."""
+_NAMED = 5  # the number of differences, or of processes, that are named one by one
+
+
+class JsonLine:
+    """Base of the dataclasses that processes send each other, as a line of JSON."""
+
+    def to_json(self: Any) -> bytes:
+        return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def from_json(cls: Any, line: bytes) -> Any:
+        try:
+            read = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError("the line is not JSON") from error
+        kinds = {field.name: field.type for field in dataclasses.fields(cls)}
+        if not isinstance(read, dict) or read.keys() != kinds.keys():
+            raise ValueError(f"the line is no {cls.__name__}")
+        for name, kind in kinds.items():
+            value = read[name]
+            texts = [*value] if isinstance(value, dict | list) else []
+            texts += value.values() if isinstance(value, dict) else []
+            if type(value) is not getattr(kind, "__origin__", kind) or not all(
+                isinstance(each, str) for each in texts
+            ):
+                raise ValueError(f"the line is no {cls.__name__}: {name}")
+        return cls(**read)
 
 
 @dataclasses.dataclass(frozen=True)
-class Record:
-    """A process of a job, as it describes itself before it joins the others.
-
-    Attributes:
-      same: Values by name that must be the same in all processes.
-      modules: Digests of the sources of imported modules, without installed ones, by
-        name.
-    """
+class Record(JsonLine):
+    """A process of a job, as it describes itself before it joins the others."""
 
     rank: int
     processes: int
     host: str
-    same: dict[str, str]
-    modules: dict[str, str]
+    same: dict[str, str]  # values by name that must be the same in all processes
+    modules: dict[str, str]  # digests of imported modules that are not installed ones
 
     def __str__(self) -> str:
         return f"{self.rank} on {self.host}"
-
-    def to_json(self) -> bytes:
-        return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
-
-    @classmethod
-    def from_json(cls, line: bytes) -> "Record":
-        read = parsed(line)
-        kinds = {field.name: field.type for field in dataclasses.fields(cls)}
-        if read.keys() != kinds.keys():
-            raise ValueError("the line is not the record of a process")
-        for name, kind in kinds.items():
-            value = read[name]
-            texts = [*value, *value.values()] if isinstance(value, dict) else []
-            if type(value) is not getattr(kind, "__origin__", kind) or not all(
-                isinstance(each, str) for each in texts
-            ):
-                raise ValueError(f"the line is not the record of a process: {name}")
-        return cls(**read)
-
-
-def parsed(line: bytes) -> dict[str, Any]:
-    """Returns the JSON object in `line`; raises a ValueError for anything else."""
-    try:
-        read = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError("the line is not JSON") from error
-    if not isinstance(read, dict):
-        raise ValueError("the line is not a JSON object")
-    return read
 
 
 def of_this_process(place: Place, config: Mapping[str, Any]) -> Record:
@@ -94,7 +84,6 @@ def of_this_process(place: Place, config: Mapping[str, Any]) -> Record:
 
 
 def differences(records: Sequence[Record]) -> list[str]:
-    """Returns a line for each value or module that differs between processes."""
     keys = {key: None for record in records for key in record.same}
     same = {
         key: [(record, record.same.get(key, "absent")) for record in records]
@@ -129,7 +118,6 @@ def _unequal(said: dict[str, list[tuple[Record, str]]]) -> list[str]:
 
 
 def _some(names: list[str]) -> str:
-    """Joins the first names, and counts those that are left out."""
     more = len(names) - _NAMED
     shown = ", ".join(names[:_NAMED])
     return shown if more <= 0 else f"{shown} and {more} more"
@@ -143,7 +131,6 @@ def _version(package: str) -> str:
 
 
 def _compiler_flags(text: str) -> str:
-    """Returns the flags of XLA in alphabetical order, without those for dumps."""
     flags = re.split(r"\s+", text.strip())
     # Each process may dump its programs to a folder of its own.
     return " ".join(sorted(flag for flag in flags if "xla_dump" not in flag))

@@ -4,51 +4,47 @@
 with the same rank, it aborts all processes after its timeout, and names neither the
 process nor its host. Its key-value store opens only after the barrier.
 
-So process 0 first listens at the coordinator's address itself. It greets every process
-that connects, waits until all have sent their records, and sends the same answer to all
-of them. The answer lists what is wrong. If nothing is, JAX then joins the processes.
-Before a process sends its record, both sides prove that they know the secret of the
-job (`_secret`). Record and answer are a line of JSON each.
+So process 0 first listens at the coordinator's address itself. It waits until all
+processes have sent their records, and sends the same answer to all of them. The answer
+lists what is wrong. If nothing is, JAX then joins the processes.
 """
 
 import contextlib
 import dataclasses
 import errno
+import functools
 import ipaddress
-import json
 import socket
 import time
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from ._enrol import PATIENCE, Enrolment
 from ._introduce import introduced
 from ._place import Place
-from ._record import Record, differences, parsed
+from ._record import JsonLine, Record, differences
 
-_AGAIN = 0.2
-"""Seconds between two attempts to reach an address that does not answer."""
+_AGAIN = 0.2  # seconds between two attempts to reach an address that does not answer
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class Answer(JsonLine):
     """The answer of process 0: `reasons` not to begin, or the `hosts` by rank."""
 
     reasons: list[str]
     hosts: list[str] = dataclasses.field(default_factory=list)
 
-    def to_json(self) -> bytes:
-        return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
 
-    @classmethod
-    def from_json(cls, line: bytes) -> "Answer":
-        read = parsed(line)
-        if read.keys() != {"reasons", "hosts"} or not all(
-            isinstance(value, list) for value in read.values()
-        ):
-            raise ValueError("the line is not an answer of process 0")
-        return cls(*(list(map(str, read[name])) for name in ("reasons", "hosts")))
+class Meeting(NamedTuple):
+    """The hosts of all processes, and open connections, both by rank."""
+
+    hosts: list[str]
+    connections: dict[int, socket.socket]  # of process 0 to all others, and back
+
+
+_Introduce = Callable[[], tuple[bytes, socket.socket]]
+_Answered = tuple[Answer, dict[int, socket.socket]]
 
 
 class RollCallError(RuntimeError):
@@ -61,35 +57,34 @@ class RollCallError(RuntimeError):
 
 def call(
     place: Place, mine: Record, *, bind: str, timeout: float, secret: bytes = b""
-) -> list[str]:
+) -> Meeting:
     """Waits until all processes of the job have come, and checks that they are alike.
 
-    Returns the names of the processes' hosts, by rank. If a process is missing, comes
-    twice or differs, all that have come raise a `RollCallError` with the same reasons.
-    A process that cannot reach process 0 raises one too.
+    If a process is missing, comes twice or differs, all that have come raise a
+    `RollCallError` with the same reasons. A process that cannot reach process 0 raises
+    one too.
     """
     until = time.monotonic() + timeout
+    introduce = functools.partial(introduced, place, mine, until, secret)
     if place.rank == 0:
-        answer = _listen(place, mine, bind, until, timeout, secret)
+        answer, connections = _listen(mine, bind, until, timeout, secret, introduce)
     else:
-        answer = _report(place, mine, until, timeout, secret)
+        answer, connections = _report(place, mine, until, timeout, introduce)
     if answer.reasons:
+        for connection in connections.values():
+            connection.close()
         raise RollCallError(
             f"the job of {place.processes} processes ({place.launcher}) with the"
             f" coordinator {place.coordinator} cannot begin:"
             + "".join(f"\n- {reason}" for reason in answer.reasons)
         )
-    return answer.hosts
+    return Meeting(answer.hosts, connections)
 
 
 def faults(
     records: Sequence[Record], left: Sequence[Record], timeout: float
 ) -> list[str]:
-    """Returns a line for each fault of the processes that have come.
-
-    `records` are those of the connected processes, process 0 first, and `left` those of
-    processes that have disconnected.
-    """
+    """Returns a line for each fault; `records` begin with process 0."""
     expected = records[0].processes
     came = Counter(record.rank for record in records)
     lines = [
@@ -121,20 +116,32 @@ def faults(
 
 
 def _listen(
-    place: Place, mine: Record, bind: str, until: float, timeout: float, secret: bytes
-) -> Answer:
-    """Holds the roll call on process 0, and returns the answer that it has given."""
+    mine: Record,
+    bind: str,
+    until: float,
+    timeout: float,
+    secret: bytes,
+    introduce: _Introduce,
+) -> _Answered:
     try:
         server = _bound(bind, until)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            return _second(place, mine, bind, until, secret)
-        return Answer([_unbound(bind, mine, error)])
-    with server, Enrolment(server, place.processes, secret) as enrolment:
+        if error.errno != errno.EADDRINUSE:
+            return Answer([_unbound(bind, mine, error)]), {}
+        with contextlib.suppress(OSError, ValueError):
+            # If another process 0 of the same job listens there, that one answers.
+            return _answered(introduce)
+        taken = (
+            f"process {mine} cannot listen at {bind}: another program uses the port,"
+            " perhaps an earlier job that has not ended; end that program, or choose"
+            " another port"
+        )
+        return Answer([taken]), {}
+    with server, Enrolment(server, mine.processes, secret) as enrolment:
         enrolment.wait(until)
         records = [mine, *enrolment.came.values()]
         reasons = faults(records, [*enrolment.left.values()], timeout)
-        if len(records) < place.processes:
+        if len(records) < mine.processes:
             reasons += _loopback(server.getsockname()[0], mine)
         by_rank = sorted(records, key=lambda record: record.rank)
         answer = Answer(reasons, [] if reasons else [each.host for each in by_rank])
@@ -142,19 +149,18 @@ def _listen(
             connection.settimeout(PATIENCE)
             with contextlib.suppress(OSError):  # the process has gone meanwhile
                 connection.sendall(answer.to_json())
-    return answer
+        return answer, {} if reasons else enrolment.release()
 
 
 def _report(
-    place: Place, mine: Record, until: float, timeout: float, secret: bytes
-) -> Answer:
+    place: Place, mine: Record, until: float, timeout: float, introduce: _Introduce
+) -> _Answered:
     """Sends the record to process 0 until it answers, or time is up."""
     while True:
         try:
-            return Answer.from_json(introduced(place, mine, until, secret))
+            return _answered(introduce)
         except (OSError, ValueError) as error:
-            # The process that listens there at first may be a process 0 that is about
-            # to end.
+            # What listens there at first may be a process 0 that is about to end.
             if time.monotonic() + _AGAIN < until:
                 time.sleep(_AGAIN)
                 continue
@@ -165,28 +171,21 @@ def _report(
                 " check the coordinator's address and the output of process 0"
             )
             host = place.coordinator.rpartition(":")[0].strip("[]")
-            return Answer([untold, *_loopback(host, mine)])
+            return Answer([untold, *_loopback(host, mine)]), {}
 
 
-def _second(
-    place: Place, mine: Record, bind: str, until: float, secret: bytes
-) -> Answer:
-    """Returns the answer for a process 0 whose port is taken."""
+def _answered(introduce: _Introduce) -> _Answered:
+    line, connection = introduce()
     try:
-        # Another process 0 of the same job may listen there. If so, that one answers.
-        return Answer.from_json(introduced(place, mine, until, secret))
-    except (OSError, ValueError):
-        taken = (
-            f"process {mine} cannot listen at {bind}: another program uses the port,"
-            " perhaps an earlier job that has not ended; end that program, or choose"
-            " another port"
-        )
-        return Answer([taken])
+        return Answer.from_json(line), {0: connection}
+    except ValueError:
+        connection.close()
+        raise
 
 
 def _bound(address: str, until: float) -> socket.socket:
     host, _, port = address.rpartition(":")
-    family, kind, protocol, _, where = _found(host.strip("[]"), int(port), until)
+    family, kind, protocol, _, where = _resolved(host.strip("[]"), int(port), until)
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.socket(family, kind, protocol))
         # JAX's service listens at the same port right after the roll call.
@@ -197,12 +196,11 @@ def _bound(address: str, until: float) -> socket.socket:
     return server
 
 
-def _found(host: str, port: int, until: float) -> Any:
+def _resolved(host: str, port: int, until: float) -> Any:
     """Resolves a host name, and retries until time is up."""
     while True:
         try:
-            # The name of a Kubernetes pod is known only some time after the pod has
-            # begun.
+            # The name of a Kubernetes pod is known only some time after its start.
             return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         except socket.gaierror:
             if time.monotonic() + _AGAIN > until:
@@ -211,7 +209,6 @@ def _found(host: str, port: int, until: float) -> Any:
 
 
 def _unbound(bind: str, mine: Record, error: OSError) -> str:
-    """Returns a line that says why process 0 cannot listen at `bind`."""
     return (
         f"process {mine} cannot listen at {bind} ({error}): the coordinator's address"
         " must belong to the host of process 0; if other hosts reach this host under"
@@ -221,7 +218,6 @@ def _unbound(bind: str, mine: Record, error: OSError) -> str:
 
 
 def _loopback(address: str, mine: Record) -> list[str]:
-    """Returns a line that explains a loopback address, or none for other addresses."""
     try:
         found = socket.getaddrinfo(address, None)[0][4][0]
     except OSError:

@@ -5,10 +5,8 @@ of the other end, it then computes a proof:
 
     proof = HMAC-SHA256(secret, "role own other")
 
-Only an end that knows the secret can compute the proof, and only for this connection.
-The role keeps an end from sending back a proof that it has received. A process sends
-nothing about the job until process 0 has proved itself. The secret of a job without one
-is empty, so that every process of pipejax can compute the proofs.
+It holds for this connection only. The role keeps an end from sending back a proof that
+it has received. The secret of a job without one is empty.
 """
 
 import hmac
@@ -28,15 +26,13 @@ def secret_of(environ: Mapping[str, str] = os.environ) -> bytes:
 
 
 def drawn() -> str:
-    """Draws a number of 128 bits, in hexadecimal digits."""
     return secrets.token_hex(16)
 
 
 def proof(secret: bytes, role: str, own: str, other: str) -> str:
-    """Returns the proof of an end that drew `own`, for one that drew `other`."""
     return hmac.new(secret, f"{role} {own} {other}".encode(), "sha256").hexdigest()
 
 
 def proves(given: str, secret: bytes, role: str, own: str, other: str) -> bool:
-    """Returns whether `given` is the proof of an end, in a time that tells nothing."""
+    """Compares `given` with the proof of an end, in constant time."""
     return hmac.compare_digest(given.encode(), proof(secret, role, own, other).encode())

@@ -15,18 +15,12 @@ LAUNCHED = "PIPEJAX_LAUNCHED"
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A job that runs the same number of processes on each of its hosts.
+    """A job with the same number of processes on each of its hosts."""
 
-    Attributes:
-      processes: The number of processes on each host.
-      host: The number of this host, from 0 to `hosts - 1`.
-      coordinator: The address `host:port` of host 0, which all other hosts can reach.
-    """
-
-    processes: int
+    processes: int  # on each host
     hosts: int
-    host: int
-    coordinator: str
+    host: int  # the number of this host, from 0 to `hosts - 1`
+    coordinator: str  # the address of host 0, which all other hosts can reach
 
     def __post_init__(self) -> None:
         for name in ("processes", "hosts"):
@@ -54,7 +48,6 @@ def gpus(environ: Mapping[str, str]) -> int:
 
 
 def cores(local: int, processes: int) -> set[int]:
-    """Returns the CPU cores of a process, out of those that this process may use."""
     usable = sorted(os.sched_getaffinity(0))
     share = len(usable) // processes
     if not share:
@@ -64,7 +57,6 @@ def cores(local: int, processes: int) -> set[int]:
 
 
 def accelerators(local: int, processes: int, there: int) -> range:
-    """Returns the numbers of a process's GPUs: its share of the GPUs of this host."""
     share, left = divmod(there, processes)
     if left or not share:
         raise ValueError(
@@ -75,7 +67,6 @@ def accelerators(local: int, processes: int, there: int) -> range:
 
 
 def environment(job: Job, local: int, gpus: int) -> dict[str, str]:
-    """Returns the environment variables that give a process its place and its share."""
     place = {
         "JAX_COORDINATOR_ADDRESS": job.coordinator,
         "JAX_NUM_PROCESSES": str(job.hosts * job.processes),
@@ -93,8 +84,8 @@ def cpu_environment(count: int) -> dict[str, str]:
     """Returns environment variables that suit a process with `count` CPU cores."""
     # Most of these take effect only if they are set before the process starts.
     return {
-        # The number of XLA's threads, for the devices that the environment asks for. If
-        # the program asks for more, `initialize` sets the variable again.
+        # The number of XLA's threads, for the devices that the environment asks for.
+        # `initialize` raises it if the program asks for more.
         "NPROC": str(max(needed(configured_devices()), count)),
         "OMP_NUM_THREADS": str(count),
         # Huge pages for large arrays: faults of small pages cost more than a codec.

@@ -9,28 +9,20 @@ from types import TracebackType
 
 import jax
 
-# JAX has no public access to its key-value store.
-from jax._src import distributed
+from . import _jax_internals
+from ._kv_store import KeyValueStore
+from ._monitor import PERIOD, Monitor, Progress, described, end
 
-from ._board import Board
-from ._patrol import PERIOD, Patrol, Progress, described, end
-
+# The default heartbeat timeout of JAX's runtime, in seconds. The runtime aborts all
+# processes once it has heard nothing of one of them for this long.
 HEARTBEAT = 100.0
-"""The default heartbeat timeout of JAX's runtime, in seconds.
-
-The runtime aborts all processes once it has heard nothing of one of them for this long.
-"""
+# Seconds that the longest limit stays below it. All processes can name a silent process
+# in this time, before the runtime aborts them.
 _SOONER = 20.0
-"""Seconds that the longest limit stays below the heartbeat timeout.
-
-All processes can name a silent process in this time, before the runtime aborts them.
-"""
-_LEAST = 10 * PERIOD
-"""The shortest limit, in seconds."""
+_LEAST = 10 * PERIOD  # the shortest limit, in seconds
 
 
 def check_heartbeat(seconds: float) -> float:
-    """Returns `seconds`; raises a ValueError if it is no valid heartbeat timeout."""
     # There has to be a valid limit, from _LEAST to `seconds - _SOONER`.
     if not _LEAST + _SOONER <= seconds <= 1e6:
         raise ValueError(
@@ -48,10 +40,10 @@ class Watchdog:
     training loop on every process, and call `step` at the beginning of each step.
 
     1. Once a second, every process reports through the key-value store of JAX's runtime
-       that it is alive, at which step it is, and since when. It also holds a connection
-       to process 0, its lifeline, which the kernel closes when the process ends.
-    2. Process 0 judges the reports of all processes. The other processes check that
-       process 0 still reports.
+       at which step it is, and since when.
+    2. Process 0 diagnoses the reports of all processes. It also sees the kernel close
+       the connection of a process that ends, if `initialize` has joined the processes.
+       The other processes check that process 0 still reports.
     3. When a process is at fault, every process prints the rank, host and step of that
        process, and the stack of its main thread if it stands still. Every process exits
        with status 75, `pj.launch.FAULT`, a few seconds after `limit`, or a few seconds
@@ -60,14 +52,13 @@ class Watchdog:
     A process in which a thread holds Python's interpreter and never releases it prints
     the stacks of its threads instead, and exits with status 1.
 
-    While a process is inside of `pause`, no process is at fault for standing still.
     Compiling, and writing or reading a checkpoint, may take any time: a process that
-    does so is not at fault, nor is one that waits for it inside of JAX.
+    does so is not at fault, nor is one that waits for it inside of JAX. The same holds
+    for all processes while one of them is inside of `pause`.
 
     An exception that leaves the `with` block is a fault, and all processes print it.
-    Without a watchdog they would wait for the failed process for minutes. Leaving the
-    block in good order, or by `sys.exit()` without an error, waits until all processes
-    have left theirs. In a job of one process the watchdog does nothing.
+    Leaving the block in good order, or by `sys.exit()` without an error, waits until
+    all processes have left theirs. In a job of one process the watchdog does nothing.
 
     A watchdog cannot
 
@@ -109,7 +100,7 @@ class Watchdog:
             )
         self._limit = limit
         self._progress = Progress()
-        self._patrol: Patrol | None = None
+        self._monitor: Monitor | None = None
 
     def step(self, number: int) -> None:
         """Reports that this process begins a step.
@@ -149,21 +140,20 @@ class Watchdog:
 
     def __enter__(self) -> "Watchdog":
         self._progress.since = time.monotonic()
-        client = distributed.global_state.client
+        client = _jax_internals.key_value_client()
         if client is not None and jax.process_count() > 1:
             rank, processes = jax.process_index(), jax.process_count()
-            self._patrol = Patrol(
-                # Watchdogs that a program opens in turn have boards of their own, so
-                # that one never reads the last beats of the one before.
-                Board.opened(client, rank),
+            self._monitor = Monitor(
+                # Watchdogs that a program opens in turn have stores of their own, so
+                # that one never reads the last reports of the one before.
+                KeyValueStore.opened(client, rank),
                 rank,
                 processes,
                 self._limit,
                 self._progress,
                 end,
-                _host_of(distributed.global_state.coordinator_address),
             )
-            self._patrol.start()
+            self._monitor.start()
         return self
 
     def __exit__(
@@ -172,20 +162,16 @@ class Watchdog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._patrol is None:
+        if self._monitor is None:
             return
         # `sys.exit()` is the usual end of a program, and its code is `None` or 0.
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self._progress.finished = True
         else:
-            # An exception may also be a consequence of the patrol ending the process.
-            if not self._patrol.ending:
+            # An exception may also be a consequence of the monitor ending the process.
+            if not self._monitor.ending:
                 traceback.print_exception(kind, error, trace)
             self._progress.since = time.monotonic()
             self._progress.failed = described(error)
-        # After a failure this call never returns, because the patrol ends the process.
-        self._patrol.over.wait()
-
-
-def _host_of(address: str | None) -> str | None:
-    return address.rpartition(":")[0].strip("[]") if address else None
+        # After a failure this call never returns, because the monitor ends the process.
+        self._monitor.over.wait()

@@ -21,23 +21,15 @@ _BUSY = {
     _JAX / "_src" / "compiler.py": "compiling",
 }
 _LIBRARY = pathlib.Path(sysconfig.get_path("stdlib"))
-_DEEPEST = 12
-"""The number of innermost frames that are shown of a stack."""
-_FINALIZES = "save_finalize"
-"""The name of the thread in which Orbax completes a save."""
+_DEEPEST = 12  # the number of innermost frames that are shown of a stack
+_FINALIZES = "save_finalize"  # the name of the thread in which Orbax completes a save
 
 
 class Where(NamedTuple):
-    """The work of a thread, according to its stack.
+    """The work of a thread, according to its stack."""
 
-    Attributes:
-      busy: "tracing", "lowering", "compiling", "a checkpoint", or an empty string.
-      waits: Whether the thread is inside of a call into JAX or pipejax.
-      frames: The frames of the stack, outermost first.
-    """
-
-    busy: str
-    waits: bool
+    busy: str  # "tracing", "lowering", "compiling", "a checkpoint", or an empty string
+    waits: bool  # whether the thread is inside of a call into JAX or pipejax
     frames: Sequence[traceback.FrameSummary]
 
     @property
@@ -79,7 +71,7 @@ def of(stack: Sequence[traceback.FrameSummary]) -> Where:
 
 
 def failed_save() -> BaseException | None:
-    """Returns the exception of a save that has failed in Orbax's thread, if any."""
+    """Returns the exception of a save that fails in Orbax's thread, if any."""
     # Orbax waits for all other processes before it raises this exception, and they wait
     # for minutes for what this process was to write. So the exception is read from its
     # thread.
@@ -94,5 +86,4 @@ def failed_save() -> BaseException | None:
 
 
 def _of_python(file: pathlib.Path) -> bool:
-    """Returns whether a file belongs to the standard library of Python."""
     return _LIBRARY in file.parents and "site-packages" not in file.parts

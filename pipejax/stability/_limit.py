@@ -1,21 +1,16 @@
 r"""Limits of stability, from the roots of a characteristic polynomial.
 
 Training on a quadratic of curvature `lambda` is stable while all roots z of the
-polynomial `p(z) + lambda q(z)` lie inside the unit circle. The module `_loop` computes
-p and q. At a curvature where a root crosses the circle,
-
-$$p(z) + \lambda q(z) = 0$$
-
-holds for some z with `|z| = 1`, so `-p(z) / q(z)` is a real number there. The
-coefficients are real, so the complex conjugate of `p(z)` on the circle is `p(1/z)`. The
-condition that `-p(z) / q(z)` is real is therefore a polynomial equation in z:
+polynomial `p(z) + lambda q(z)` of `_loop` lie inside the unit circle. At a curvature
+where a root crosses the circle, `-p(z) / q(z)` is a real number for some z with
+`|z| = 1`. The coefficients are real, so the complex conjugate of `p(z)` on the circle
+is `p(1/z)`, and the condition is a polynomial equation in z:
 
 $$p(z) q(1/z) - p(1/z) q(z) = 0$$
 
 Its roots on the unit circle, refined by the secant method, give every curvature at
 which stability may change. The limit is the first of these curvatures beyond which a
-root lies outside the circle. The method does not search a grid of curvatures, so it
-cannot miss a change between two grid points.
+root lies outside the circle. No grid is searched, so no change can be missed.
 """
 
 import itertools
@@ -44,8 +39,7 @@ def spectral_radius(
 
     The factor is asymptotic: it is the largest absolute value of a root of the
     characteristic polynomial. Training converges if the factor is below 1, and diverges
-    if it is above 1. `max_curvature` answers the inverse question: it returns the
-    curvature at which the factor reaches 1.
+    if it is above 1. `max_curvature` returns the curvature at which it reaches 1.
 
     The polynomial depends on where the train step takes its gradients. Below, `lambda`
     is `curvature`, K is `width` and u is the update of `tx`. Under a plain delay
@@ -115,9 +109,7 @@ def max_curvature(
     `max_learning_rate` solves for the learning rate instead of the curvature.
 
     Args:
-      tx: An Optax transformation that is linear in its gradients, including its
-        learning rate. Give the learning rate as a number: a schedule counts with its
-        final value.
+      tx: Same as in `spectral_radius`.
       width: Pipeline width K, at least 1.
       weight_prediction: Same as in `spectral_radius`.
       deviation_feedback: Same as in `spectral_radius`.
@@ -127,8 +119,7 @@ def max_curvature(
       if every curvature is stable, and 0 if none is.
 
     Raises:
-      ValueError: If `tx` is not linear, if `tx` has a schedule that ends at 0, or if
-        another argument breaks its rule.
+      ValueError: In the same cases as `spectral_radius`.
 
     Examples:
       >>> import optax, pipejax as pj
@@ -160,10 +151,6 @@ def max_learning_rate(
 ) -> float:
     r"""Returns the learning rate below which training is stable at a given curvature.
 
-    Use it to compare how much of a synchronous learning rate different widths and
-    optimizers allow. `max_curvature` asks the same question about one transformation
-    whose learning rate is given.
-
     Some limits have a closed form. For momentum `mu` and curvature `lambda`:
 
     - K=1, SGD: `2 / lambda`; heavy-ball: `2 (1 + mu) / lambda`
@@ -177,8 +164,7 @@ def max_learning_rate(
 
     Args:
       optimizer: A function from a learning rate to a linear Optax transformation whose
-        updates are proportional to the learning rate. For example
-        `functools.partial(optax.sgd, momentum=0.9)`.
+        updates are proportional to the learning rate.
       width: Pipeline width K, at least 1.
       curvature: The largest eigenvalue of the Hessian of the loss, above 0. In a neural
         network it grows during training until it meets the limit (Cohen et al., 2021).
@@ -289,5 +275,4 @@ def _crossings(of: Loop) -> list[float]:
 
 
 def _radius(of: Loop, curvature: float) -> float:
-    """Returns the largest absolute eigenvalue of one step of the loop."""
     return float(np.abs(np.linalg.eigvals(of.matrix(curvature))).max())

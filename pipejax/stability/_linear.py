@@ -1,17 +1,14 @@
 r"""An optimizer as a linear system, obtained by differentiating its `update`.
 
-SGD, momentum, Nesterov momentum, averages and filters of gradients, and decoupled
-weight decay are all linear. For one parameter w with gradient g, and with s the vector
-of the floating-point leaves of the optimizer state, each of them has the form
+For one parameter w with gradient g, and with s the vector of the floating-point leaves
+of the optimizer state, SGD, momentum, averages and filters of gradients, and decoupled
+weight decay all have the form
 
 $$(s', w') = A (s, w) + b g$$
 
-where a prime marks the value after the step. With learning rate eta and momentum mu:
-
-- SGD has no s, and `w' = w - eta g`.
-- Heavy-ball has `s = m`, with `m' = mu m + g` and `w' = w - eta (mu m + g)`.
-
-Adam is not linear, because it divides by a function of past gradients.
+where a prime marks the value after the step. Heavy-ball with learning rate eta and
+momentum mu has `s = m`, with `m' = mu m + g` and `w' = w - eta (mu m + g)`. Adam is not
+linear, because it divides by a function of past gradients.
 """
 
 from typing import Any, NamedTuple
@@ -27,15 +24,10 @@ _LATER = 2**20
 
 
 class LinearUpdate(NamedTuple):
-    """The matrices of `(s', w') = state (s, w) + gradient g`, for one parameter w.
+    """The matrices of `(s', w') = A (s, w) + b g`, for one parameter w."""
 
-    Attributes:
-      state: Matrix A, float64 [n + 1, n + 1], for n numbers of the state, and last w.
-      gradient: Vector b, float64 [n + 1], in the same order.
-    """
-
-    state: np.ndarray
-    gradient: np.ndarray
+    state: np.ndarray  # A, float64 [n + 1, n + 1], for n numbers of the state, then w
+    gradient: np.ndarray  # b, float64 [n + 1], in the same order
 
 
 def linear_update(tx: optax.GradientTransformation) -> LinearUpdate:
@@ -73,7 +65,7 @@ def linear_update(tx: optax.GradientTransformation) -> LinearUpdate:
 
 
 def _moves(update: LinearUpdate) -> bool:
-    """Returns whether a gradient changes the parameter, in its own step or later."""
+    """Returns whether a gradient ever changes the parameter."""
     response = update.gradient
     # By the Cayley-Hamilton theorem, a response that is zero for as many steps as there
     # are numbers in the state remains zero.
@@ -85,7 +77,7 @@ def _moves(update: LinearUpdate) -> bool:
 
 
 def _floating(state: Any) -> tuple[jax.Array, Any]:
-    """Returns the floating leaves as one vector, and a function that restores them."""
+    """Returns the floating leaves as a vector, and a function that restores them."""
     leaves, structure = jax.tree.flatten(state)
     floating = [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
     vector, unravel = ravel_pytree(
@@ -94,24 +86,16 @@ def _floating(state: Any) -> tuple[jax.Array, Any]:
 
     def rebuild(values: jax.Array) -> Any:
         given = iter(unravel(values.astype(vector.dtype)))
+        late = [jnp.full_like(x, _LATER) if _counts(x) else x for x in leaves]
+        pairs = zip(late, floating, strict=True)
         return jax.tree.unflatten(
-            structure,
-            [
-                next(given) if chosen else _later(x)
-                for x, chosen in zip(leaves, floating, strict=True)
-            ],
+            structure, [next(given) if chosen else x for x, chosen in pairs]
         )
 
     return vector.astype(jnp.float64), rebuild
 
 
-def _later(leaf: jax.Array) -> jax.Array:
-    """Returns a counter advanced to step 2**20, and any other leaf unchanged."""
-    return jnp.full_like(leaf, _LATER) if _counts(leaf) else leaf
-
-
 def _counts(leaf: jax.Array) -> bool:
-    """Returns whether a leaf is an integer array, which is taken for a step counter."""
     return jnp.issubdtype(leaf.dtype, jnp.integer)
 
 

@@ -1,7 +1,6 @@
 r"""A pipeline of width K on a quadratic, written as a closed loop with one matrix.
 
-The loop consists of the optimizer, the loss and the queue of gradients in flight. Let
-`lambda` be the curvature, w the distance of the parameter to the optimum, s the
+Let `lambda` be the curvature, w the distance of the parameter to the optimum, s the
 optimizer state and f the vector of the K-1 gradients in flight, oldest first. With
 `x = (s, w, f)`, one step is
 
@@ -11,21 +10,14 @@ The row vector H selects where the gradient is taken, so the new gradient is
 `lambda H x`. The column vector G says where the new gradient enters: at the end of the
 queue, or at width 1 directly in the optimizer. Because `G H` has rank one, the
 characteristic polynomial is linear in the curvature, `p(z) + lambda q(z)`. With
-learning rate eta and momentum mu:
-
-- SGD, K=1: `z - 1 + eta lambda`
-- SGD, K=2: `z (z - 1) + eta lambda`
-- heavy-ball, K=2: `z (z - 1) (z - mu) + eta lambda z`
+learning rate eta and momentum mu, it is `z (z - 1) (z - mu) + eta lambda z` for
+heavy-ball at K=2.
 
 With weight prediction, the mean over devices follows the loop of width 1. A second loop
-describes the deviation e, the gradient of one device minus the mean over devices. The
-state of this second loop is the device's K-1 deviations in flight and the one before
-them, which deviation feedback may add. A new deviation is `e_t = lambda H x`. Without
-factors of z, the characteristic polynomials are, for feedback c:
-
-- heavy-ball, K=2, no feedback: `z + eta lambda`
-- heavy-ball, K=2, with feedback: `z^2 + eta lambda z + c eta lambda`
-- heavy-ball, K=3, no feedback: `z^2 + eta lambda z + (1 + mu) eta lambda`
+describes the deviation e, the gradient of one device minus the mean over devices. Its
+state is the device's K-1 deviations in flight and the one before them, which deviation
+feedback may add. For heavy-ball at K=3, its polynomial is, without factors of z,
+`z^2 + eta lambda z + (1 + mu) eta lambda`.
 """
 
 from typing import NamedTuple
@@ -36,23 +28,16 @@ from ._linear import LinearUpdate
 
 
 class Loop(NamedTuple):
-    """The closed loop `x' = (F + curvature * G H) x` over a state x of n numbers.
+    """The closed loop `x' = (F + curvature * G H) x` over a state x of n numbers."""
 
-    Attributes:
-      transition: Matrix F, float64 [n, n]: the step without a loss.
-      enters: Column vector G, float64 [n]: where a new gradient enters the state.
-      taken_at: Row vector H, float64 [n]: the point at which the gradient is taken.
-    """
-
-    transition: np.ndarray
-    enters: np.ndarray
-    taken_at: np.ndarray
+    transition: np.ndarray  # F, float64 [n, n]: the step without a loss
+    enters: np.ndarray  # G, float64 [n]: where a new gradient enters the state
+    taken_at: np.ndarray  # H, float64 [n]: the point at which the gradient is taken
 
     def matrix(self, curvature: float) -> np.ndarray:
         return self.transition + curvature * np.outer(self.enters, self.taken_at)
 
     def polynomials(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the polynomials p and q of `p(z) + curvature q(z)`."""
         identity = np.eye(len(self.transition))
         # The Faddeev-LeVerrier algorithm computes the coefficients, highest power
         # first, from the entries of the matrices: p(z) = det(z - F) and
@@ -70,11 +55,7 @@ def loop(update: LinearUpdate, width: int) -> Loop:
     """Returns the loop of an optimizer at a width, under a plain delay."""
     inner, waiting = len(update.gradient), width - 1
     size = inner + waiting
-    transition, enters, taken_at = (
-        np.zeros((size, size)),
-        np.zeros(size),
-        np.zeros(size),
-    )
+    transition, (enters, taken_at) = np.zeros((size, size)), np.zeros((2, size))
     transition[:inner, :inner] = update.state
     taken_at[inner - 1] = 1
     if waiting:

@@ -1,21 +1,8 @@
-r"""Sharpness: the largest eigenvalue of the Hessian H of a loss.
+"""Sharpness: the largest eigenvalue of the Hessian of a loss, without the Hessian.
 
-The Hessian is never formed. The Lanczos method needs its products with about ten
-vectors. Each product is the derivative of the gradient along a direction, and costs
-about as much as two gradients.
-
-Adam divides its updates by a vector p. In the coordinates `sqrt(p) w` of the parameters
-w, the same optimizer works without this division. The relevant sharpness is therefore
-the largest eigenvalue of the Hessian in these coordinates:
-
-$$P^{-1/2} H P^{-1/2}, P = diag(p)$$
-
-References:
-  Cohen et al., Gradient Descent on Neural Networks Typically Occurs at the Edge of
-  Stability, 2021, https://arxiv.org/abs/2103.00065
-
-  Cohen et al., Adaptive Gradient Methods at the Edge of Stability, 2022,
-  https://arxiv.org/abs/2207.14484
+The Lanczos method needs the products of the Hessian with about ten vectors. Each
+product is the derivative of the gradient along a direction, and costs about as much as
+two gradients.
 """
 
 import functools
@@ -27,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
+
+from pipejax._internal.structures import shapes
 
 
 def sharpness(
@@ -40,12 +29,12 @@ def sharpness(
 
     Compare the eigenvalue with `max_curvature`, or pass it to `max_learning_rate` as
     `curvature`, to find out whether a width is stable for a real model. Measure at
-    several points in the first half of a synchronous run, and take the median. Neural
-    networks train near the limit of stability, and at the peak of the learning rate
-    alone the sharpness may be several times as large as elsewhere.
+    several points in the first half of a synchronous run, and take the median: at the
+    peak of the learning rate, the sharpness may be several times as large as elsewhere.
 
-    With a preconditioner p, it returns the largest eigenvalue of the preconditioned
-    Hessian instead:
+    Adam divides its updates by a vector p. In the coordinates `sqrt(p) w` of the
+    parameters w, the same optimizer works without this division. With p as
+    `preconditioner`, the result is the largest eigenvalue in these coordinates, of
 
     $$P^{-1/2} H P^{-1/2}, P = diag(p)$$
 
@@ -54,12 +43,11 @@ def sharpness(
 
     Args:
       loss_fn: The loss, `loss_fn(params, *args) -> scalar`. It must support
-        forward-mode over reverse-mode differentiation. It is compiled once for each
-        set of shapes.
+        forward-mode over reverse-mode differentiation.
       params: A pytree of floating arrays, the point at which the Hessian is taken.
-      *args: The other arguments of `loss_fn`, usually a batch. Use a batch of at least
-        a few hundred examples: the loss on a small batch is sharper than the mean over
-        many. With several processes, pass the same batch on all of them.
+      *args: The other arguments of `loss_fn`, usually a batch of at least a few hundred
+        examples: the loss on a small batch is sharper. Pass the same one on all
+        processes.
       preconditioner: A pytree like `params` with elements above 0: the vector p by
         which the optimizer divides its updates. For Adam it is `sqrt(nu) + eps`;
         compare the result with the limit of its first moment,
@@ -71,9 +59,7 @@ def sharpness(
       loss curves down in every direction.
 
     Raises:
-      ValueError: If `preconditioner` does not have the structure and shapes of
-        `params` or has an element that is not above 0, if `rtol` is not between 0 and
-        1, or if a second derivative is not finite.
+      ValueError: If an argument breaks its rule, or a second derivative is not finite.
 
     Examples:
       >>> import jax.numpy as jnp, optax, pipejax as pj
@@ -88,6 +74,9 @@ def sharpness(
     References:
       Cohen et al., Gradient Descent on Neural Networks Typically Occurs at the Edge of
       Stability, 2021, https://arxiv.org/abs/2103.00065
+
+      Cohen et al., Adaptive Gradient Methods at the Edge of Stability, 2022,
+      https://arxiv.org/abs/2207.14484
     """
     from scipy.sparse.linalg import LinearOperator, eigsh  # slow to import
 
@@ -155,11 +144,11 @@ def _product(
 
 
 def _check_preconditioner(preconditioner: Any, params: optax.Params) -> None:
-    shapes, wanted = _shapes(preconditioner), _shapes(params)
-    if shapes != wanted:
+    found, wanted = shapes(preconditioner), shapes(params)
+    if found != wanted:
         raise ValueError(
             f"`preconditioner` must be like `params`, with shapes {wanted}; got"
-            f" {shapes}. For Adam, pass a tree of `sqrt(nu) + eps`."
+            f" {found}. For Adam, pass a tree of `sqrt(nu) + eps`."
         )
     least = np.min([np.min(x) for x in jax.tree.leaves(preconditioner)])
     if not least > 0:
@@ -167,8 +156,3 @@ def _check_preconditioner(preconditioner: Any, params: optax.Params) -> None:
             f"`preconditioner` must be above 0 everywhere, got {float(least)!r}. The"
             " optimizer divides its updates by it. For Adam, add `eps` to `sqrt(nu)`."
         )
-
-
-def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    leaves = jax.tree.leaves_with_path(tree)
-    return {jax.tree_util.keystr(path): jnp.shape(leaf) for path, leaf in leaves}

@@ -15,8 +15,7 @@ class CompressState(NamedTuple):
     """State of `compress`. Each device has its own.
 
     Attributes:
-      codec: What the codec keeps from one step to the next: residuals, keys and warm
-        starts. For most codecs, it has no leaves.
+      codec: The state of the codec, such as residuals and keys.
     """
 
     codec: Any
@@ -29,16 +28,15 @@ def compress(codec: Codec) -> optax.GradientTransformation:
 
     $$update(g) = C(g)$$
 
-    Nothing is sent. In front of a plain `pmean`, the transformation shows what a codec
-    does to training, but saves no bytes. `pipelined_mean(..., all_reduce=ring(codec))`
-    does save bytes, also at width 1. The codec is given all leaves together as one
-    vector, as they are on the wire. If the decoded gradients are not finite, the state
-    of the codec does not change.
+    In front of a plain `pmean`, the transformation shows what a codec does to training,
+    but saves no bytes, unlike `pipelined_mean(..., all_reduce=ring(codec))`. The codec
+    is given all leaves together as one vector, as they are on the wire. If the decoded
+    gradients are not finite, the state of the codec does not change.
 
     Args:
-      codec: A codec of `pj.codecs`. If it is random, it draws the same numbers on every
-        device. To draw different ones, fold the number of the device into its key:
-        `jax.random.fold_in(key, jax.lax.axis_index("data"))`.
+      codec: A codec of `pj.codecs`. If it is random, fold the number of the device into
+        its key: `jax.random.fold_in(key, jax.lax.axis_index("data"))`. All devices draw
+        the same numbers otherwise.
 
     Returns:
       A transformation, to be used inside or outside of `shard_map`. If the codec keeps
@@ -53,13 +51,6 @@ def compress(codec: Codec) -> optax.GradientTransformation:
       UserWarning: If the codec is biased and has no error feedback.
 
     Examples:
-      With one bit, every element becomes the minimum or the maximum:
-
-      >>> tx = compress(codecs.quantize(bits=1))
-      >>> grads = {"w": jnp.array([0.5, -2.0, 1.0])}
-      >>> tx.update(grads, tx.init(grads))[0]
-      {'w': Array([ 1., -2.,  1.], dtype=float32)}
-
       With error feedback, a codec that sends one element of two sends 4 in the second
       step, because the first step left a residual of 2:
 

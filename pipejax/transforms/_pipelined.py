@@ -20,13 +20,11 @@ class PipelinedState(NamedTuple):
     """State of `pipelined`.
 
     Attributes:
-      in_flight: This device's gradients that are computed but not yet applied. Each
-        device has its own.
+      in_flight: This device's gradients that are computed but not yet applied.
       calls: int32 scalar, the number of calls of `update`, at most `width - 1`.
       inner_state: The state of the optimizer, the same on all devices.
       mean: The mean gradient that was applied last, if `pj.predicted_params` needs it:
-        the width is above 1 and the optimizer is not linear in its gradients. It is the
-        same on all devices.
+        the width is above 1 and the optimizer is not linear in its gradients.
     """
 
     in_flight: InFlight
@@ -50,11 +48,10 @@ def pipelined(
 
     $$update(g_{i,t}) = -u(1/p \sum_j g_{j,t-(K-1)})$$
 
-    The first K-1 calls return updates of zero and leave the state of `tx` as it is. No
-    gradient has arrived yet, and a gradient of zero would still move moments, decay
-    weights and advance schedules. Only in these calls does
-    `optax.chain(pj.pipelined_mean(axis_name, width), tx)` differ from `pipelined`: it
-    passes zeros to `tx`.
+    The first K-1 calls return updates of zero and leave the state of `tx` as it is,
+    because no gradient has arrived yet. Only in these calls does
+    `optax.chain(pj.pipelined_mean(axis_name, width), tx)` differ: it passes zeros to
+    `tx`, which may move moments, decay weights and advance schedules.
 
     Use `pipelined` in place of `tx` and of the mean over devices, inside
     `jax.shard_map`:
@@ -124,7 +121,7 @@ def kind_in(
     """Returns how an optimizer's update depends on gradients, for a prediction.
 
     Returns `None` if nothing is in flight, or if the update needs more than gradients
-    and parameters, so that it cannot be predicted.
+    and parameters.
     """
     if not count:
         return None
@@ -139,7 +136,7 @@ def kind_in(
 
 
 def update_of(tx: optax.GradientTransformation) -> Update:
-    """Returns the update of an optimizer as predictions take it, without a loss."""
+    """Returns the update of an optimizer as predictions take it."""
 
     def update(gradients: Any, opt_state: Any, params: Any, loss: Any) -> Any:
         del loss

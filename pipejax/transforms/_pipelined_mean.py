@@ -21,6 +21,7 @@ from pipejax._core.message import (
     width_of,
 )
 from pipejax._internal.mesh import AxisName, axes, axis_size
+from pipejax._internal.structures import named_forms, shapes
 from pipejax.collectives import AllReduce, psum, run
 
 
@@ -37,19 +38,17 @@ def pipelined_mean(
 
     $$update(g_{i,t}) = 1/p \sum_j g_{j,t-(K-1)}$$
 
-    `lax.pmean(grads, axis_name)` has no delay: it returns `1/p sum_j g_{j,t}`, as
-    `pipelined_mean` does with `width=1`. At a larger width, the gradients of step t are
-    summed in step t+K-1. The sum depends on nothing that step t+K-1 computes, so a
-    scheduler may run it beside the whole forward and backward pass.
+    `lax.pmean(grads, axis_name)` is the case `width=1`. At a larger width, the
+    gradients of step t are summed in step t+K-1. The sum depends on nothing that this
+    step computes, so it may run beside the whole forward and backward pass.
 
     Put the transformation first in a chain, in place of the `pmean`:
 
         optax.chain(pj.pipelined_mean("data", width=2), optax.sgd(0.1))
 
-    The first K-1 updates are zero, because no gradient has arrived yet. For SGD, with
-    or without momentum, a gradient of zero at the start is no step at all. An optimizer
-    that counts steps or decays weights would still move. For such an optimizer, use
-    `pj.pipelined`, which leaves its state as it is until a gradient has arrived.
+    The first K-1 updates are zero, because no gradient has arrived yet. For an
+    optimizer that counts steps or decays weights, use `pj.pipelined`, which leaves its
+    state as it is until a gradient has arrived.
 
     Args:
       axis_name: The axis of the surrounding `shard_map` or `pmap`, or a tuple of axes.
@@ -57,9 +56,8 @@ def pipelined_mean(
       reduce_dtype: dtype in which gradients are sent and summed. `None` keeps the dtype
         of each leaf. Updates have the dtypes of the gradients.
       all_reduce: The algorithm that sums gradients, with its codec. If it is not
-        `pj.collectives.psum()`, `shard_map` needs `check_vma=False`, because it cannot
-        know that all devices get the same sum. `init` must then be called inside
-        `shard_map` too, because the algorithm depends on the number of devices. The
+        `pj.collectives.psum()`, `shard_map` needs `check_vma=False`, and `init` must be
+        called inside `shard_map` too, because it depends on the number of devices. The
         codec states do not change if a sum is not finite.
 
     Returns:
@@ -67,10 +65,9 @@ def pipelined_mean(
       between devices: give `shard_map` the specs of `pj.state_specs`.
 
     Raises:
-      ValueError: If `axis_name`, `width` or `all_reduce` is not valid. In `update`,
-        also outside of `axis_name`, for gradients that differ in structure or shapes
-        from the parameters or from the state, for a state of another width, and for
-        gradients that `jax.grad` has already summed over the axis.
+      ValueError: If an argument breaks its rule. In `update`, also outside of
+        `axis_name`, for gradients or a state of another form, and for gradients that
+        `jax.grad` has already summed over the axis.
 
     References:
       Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619
@@ -133,10 +130,6 @@ def _varying(x: Any) -> frozenset[str]:
 
 
 def _check_same_shapes(updates: Any, params: Any) -> None:
-    def shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-        leaves = jax.tree_util.tree_leaves_with_path(tree)
-        return {jax.tree_util.keystr(path): leaf.shape for path, leaf in leaves}
-
     gradients, parameters = shapes(updates), shapes(params)
     if gradients != parameters:
         raise ValueError(
@@ -147,7 +140,6 @@ def _check_same_shapes(updates: Any, params: Any) -> None:
 
 
 def _check_not_summed(updates: Any, axis_name: str) -> None:
-    """Raises an error if `jax.grad` has already summed the gradients over the axis."""
     # With `check_vma=True`, `jax.grad` sums the gradients of replicated parameters.
     tracks_axes = axis_name in _varying(lax.axis_index(axis_name))
     leaves = jax.tree.leaves(updates)
@@ -162,19 +154,11 @@ def _check_not_summed(updates: Any, axis_name: str) -> None:
 
 
 def _check_state(state: InFlight, width: int, fresh: Message) -> None:
-    found, wanted = width_of(state), _form(fresh.gradients)
-    pending = [_form(message.gradients) for message in state.pending]
+    found, wanted = width_of(state), named_forms(fresh.gradients)
+    pending = [named_forms(message.gradients) for message in state.pending]
     if found != width or any(form != wanted for form in pending):
         raise ValueError(
             "`state` must come from `init` of the same width and parameters: width"
             f" {width} with gradients {wanted} in flight, got width {found} with"
             f" {pending}. Call `init` again."
         )
-
-
-def _form(tree: Any) -> dict[str, str]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {
-        jax.tree_util.keystr(path): f"{leaf.dtype.name}{list(leaf.shape)}"
-        for path, leaf in leaves
-    }

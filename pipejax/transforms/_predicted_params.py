@@ -26,9 +26,9 @@ def predicted_params(
 
     $$v_i = w + U(m; s) + P (g_i - m), P = dU/dg$$
 
-    at m, element by element, as `pj.make_train_step` does by default. Its documentation
-    says what holds for other widths and for special optimizers. Take the gradient at
-    the prediction, and apply it to the parameters as they are:
+    at m, element by element, as `pj.make_train_step` does by default; see there for
+    other widths and optimizers. Take the gradient at the prediction, and apply it to
+    the parameters as they are:
 
         tx = pj.pipelined(optimizer, "data")
         ahead = pj.predicted_params(optimizer, opt_state, params)
@@ -37,7 +37,6 @@ def predicted_params(
     A chain that begins with `pj.pipelined_mean` keeps no m, and neither does
     `pipelined` for an optimizer that is linear in its gradients. The prediction is then
     `w + U(g_i; s)`, by one own gradient in flight after another.
-    `pj.corrections.extrapolate_updates` predicts from the last update alone.
 
     Args:
       tx: The optimizer that was given to `pj.pipelined`. For a chain that begins with
@@ -46,8 +45,7 @@ def predicted_params(
       params: The parameters.
 
     Returns:
-      The predicted parameters. They differ between devices, so the function must be
-      called inside `shard_map` or `pmap`.
+      The predicted parameters, inside `shard_map` or `pmap`: devices differ in them.
 
     Raises:
       ValueError: If `opt_state` is the state of another optimizer.
@@ -84,7 +82,6 @@ def predicted_params(
 
 
 def _parts(opt_state: Any) -> tuple[InFlight, Any, Sequence[Any], Mean | None]:
-    """Returns the pipeline, the optimizer's state, what is real in it, and the mean."""
     if isinstance(opt_state, PipelinedState):
         in_flight, mean = opt_state.in_flight, opt_state.mean
         return in_flight, opt_state.inner_state, valid_in_queue(in_flight), mean

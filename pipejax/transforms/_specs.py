@@ -14,9 +14,8 @@ from ._compress import CompressState
 def state_specs(tree: Any, axis_name: AxisName = "data") -> Any:
     """Returns the partition specs of a state with gradients in flight or codec states.
 
-    Every device has its own gradients in flight and codec states. The spec of an
-    `InFlight` or a `CompressState` is therefore `P(axis_name)`. All other leaves are
-    shared by all devices, and their spec is `P()`.
+    Every device has its own `InFlight` and `CompressState`, whose spec is
+    `P(axis_name)`. All other leaves are shared by all devices, with the spec `P()`.
 
     Args:
       tree: An optimizer state, a Flax `TrainState`, any other pytree, or the result of

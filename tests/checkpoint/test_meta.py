@@ -20,20 +20,23 @@ def meta():
 
 
 def test_saved_meta_is_whole(meta):
-    assert _meta.damage(meta, EXTRAS, 5) is None
+    _meta.check_whole(meta, EXTRAS, 5)
 
 
 def test_step_or_extras_of_another_save_are_damage(meta):
-    assert _meta.damage(meta, EXTRAS, 6) == "its contents are those of step 5"
+    with pytest.raises(DamagedError, match="its contents are those of step 5"):
+        _meta.check_whole(meta, EXTRAS, 6)
     other = {**EXTRAS, "position": 4}
-    assert _meta.damage(meta, other, 5) == "`extras` are not what was saved"
+    with pytest.raises(DamagedError, match="`extras` are not what was saved"):
+        _meta.check_whole(meta, other, 5)
 
 
 def test_changed_or_missing_meta_entry_is_damage(meta):
     for key, value in meta.items():
         without = {name: x for name, x in meta.items() if name != key}
         for changed in (without, {**without, key: [value]}, {**without, "x": value}):
-            assert _meta.damage(changed, EXTRAS, 5) == "`meta` is not what was saved"
+            with pytest.raises(DamagedError, match="`meta` is not what was saved"):
+                _meta.check_whole(changed, EXTRAS, 5)
 
 
 @pytest.mark.parametrize(

@@ -41,5 +41,5 @@ def test_arrays_of_another_step_are_damage(saved, train, like):
 
 
 def test_checkpoint_of_another_width_is_refused_without_damage(saved, like):
-    with pytest.raises(ValueError, match="`train` must be of width 2"):
+    with pytest.raises(ValueError, match="`train` must have width=2"):
         read_step(saved, train_step(2, width=3), like, 1)

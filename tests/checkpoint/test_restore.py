@@ -100,7 +100,7 @@ def test_other_width_is_refused_and_the_remedy_works(manager):
     checkpoint.save(manager, run(train, init(train), batches(2)))
     manager.wait_until_finished()
     with pytest.raises(
-        ValueError, match=r"`train` must be of width 2.*got width 3"
+        ValueError, match=r"`train` must have width=2.*got width=3"
     ) as refused:
         checkpoint.restore(manager, other, init(other))
     remedy = re.search(r"`(train.init\(.*?\))`", str(refused.value))[1]

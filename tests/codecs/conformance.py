@@ -14,6 +14,7 @@ from pipejax import codecs as c
 from pipejax.codecs import error_feedback, stochastic
 
 from ..grid import each
+from .bounds import bound
 
 KEY = jax.random.key(0)
 # power_sgd is bound to matrices of 16 x 12 and 12 x 20, and to three leaves that travel
@@ -126,7 +127,7 @@ def compiled(name: str, n: int, dtype: str = "float32") -> Programs:
         jax.jit(lambda seed: codec.init(n, jnp.uint32(seed))),
         jax.jit(codec.encode),
         jax.jit(lambda payload: codec.decode(payload, n)),
-        jax.jit(lambda x: jnp.broadcast_to(codec.bound(x), (n,))),
+        jax.jit(lambda x: jnp.broadcast_to(bound(codec, x), (n,))),
     )
 
 

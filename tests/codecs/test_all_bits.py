@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipejax.codecs._all_bits import AllBits
+from pipejax.codecs._cast import AllBits
 
 from ..helpers import assert_bits_equal, x64
 

@@ -148,7 +148,6 @@ def uses(codec, n):
         "round_sizes": lambda: codec.round_sizes(n),
         "init": lambda: codec.init(n, jnp.uint32(0)),
         "encode": lambda: codec.encode(jnp.zeros(n), jnp.zeros(1)),
-        "bound": lambda: codec.bound(jnp.zeros(n)),
     }
 
 

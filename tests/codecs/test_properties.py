@@ -70,7 +70,7 @@ def test_row_under_vmap_equals_the_codec_alone(name, n):
 
 
 def assert_within_bound(name, n, batches):
-    """Encodes batches of rows [rows, n], and checks the errors by `codec.bound`."""
+    """Encodes batches of rows [rows, n], and checks the errors by `bounds.bound`."""
     program = programs(name, n, batches[0].dtype.name)
     state = program.state
     for x in batches:

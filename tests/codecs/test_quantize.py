@@ -48,13 +48,12 @@ def test_equal_elements_are_decoded_exactly(bits):
 def test_range_beyond_the_largest_number_has_finite_codes():
     """MAX - (-MAX) is infinite in float32, but a 255th of it and all codes are finite.
 
-    `q level` overflows for the larger codes, as the codec's bound says.
+    `q level` overflows for the larger codes.
     """
     payload, decoded = encoded(8, [-MAX, -MAX / 3, MAX / 3, MAX])
     assert payload[:4].tolist() == [0, 85, 170, 255]
     # 85 levels are a third of the way, and 1e-6 is a few roundings of float32.
     np.testing.assert_allclose(decoded[:2], [-MAX, -MAX / 3], rtol=1e-6)
-    assert np.isinf(c.quantize(8).bound(np.float32([-MAX, MAX]))).all()
 
 
 def test_nan_in_a_long_vector_spoils_all_elements():

@@ -95,9 +95,6 @@ class Halving(Codec):
     def decode(self, payload, n):
         return lax.bitcast_convert_type(payload, jnp.float32) / 2
 
-    def bound(self, x):
-        return jnp.abs(x) / 2
-
 
 def encodings(all_reduce, devices, pieces, hosts=None):
     """

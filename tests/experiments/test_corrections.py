@@ -7,8 +7,8 @@ import pytest
 
 from experiments.corrections import average_gradients, delay_compensation
 
-from ..corrections.helpers import TREE, outputs
 from ..helpers import assert_bits_equal
+from ..transforms.helpers import TREE, outputs
 
 BY_WIDTH = {"average": average_gradients, "compensate": delay_compensation}
 

@@ -37,7 +37,10 @@ def outcomes(port, records, timeout=20.0, bind=None, secret=b""):
         place = launch.Place("arguments", address, mine.processes, mine.rank)
         try:
             given = {"bind": bind or address, "timeout": timeout, "secret": secret}
-            return _roll_call.call(place, mine, **given)
+            meeting = _roll_call.call(place, mine, **given)
+            for connection in meeting.connections.values():
+                connection.close()
+            return meeting.hosts
         except launch.RollCallError as error:
             return str(error)
 

@@ -7,7 +7,6 @@ from jax._src.clusters import ClusterEnv
 
 from pipejax import launch
 from pipejax.cli import main
-from pipejax.launch import _detect
 
 from .helpers import OPEN_MPI, OWN, SLURM, TORCHRUN
 
@@ -178,7 +177,7 @@ def test_timeout_below_a_second_is_passed_on_as_one_second(environ, monkeypatch)
         return "10.0.0.1:1234", 7, 4, None
 
     name = "auto_detect_unset_distributed_params"
-    monkeypatch.setattr(_detect.ClusterEnv, name, detect)
+    monkeypatch.setattr(ClusterEnv, name, detect)
     environ(SLURM)
     launch.detect(timeout=0.5)
     assert asked == [1]

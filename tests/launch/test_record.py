@@ -54,16 +54,16 @@ def test_missing_package_is_recorded_as_absent(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"rank": "1"}, "not the record of a process: rank"),
-        ({"rank": True}, "not the record of a process: rank"),
-        ({"processes": 2.0}, "not the record of a process: processes"),
-        ({"same": []}, "not the record of a process: same"),
-        ({"same": {"jax": 1}}, "not the record of a process: same"),
+        ({"rank": "1"}, "no Record: rank"),
+        ({"rank": True}, "no Record: rank"),
+        ({"processes": 2.0}, "no Record: processes"),
+        ({"same": []}, "no Record: same"),
+        ({"same": {"jax": 1}}, "no Record: same"),
         (
             {"modules": {"train": None}},
-            "not the record of a process: modules",
+            "no Record: modules",
         ),
-        ({"more": 1}, "the line is not the record of a process$"),
+        ({"more": 1}, "the line is no Record$"),
     ],
 )
 def test_malformed_record_is_refused(change, says):
@@ -77,13 +77,13 @@ def test_malformed_record_is_refused(change, says):
     [
         (b"{", "not JSON"),
         (b"\xff", "not JSON"),
-        (b"[]", "not a JSON object"),
-        (b"1", "not a JSON object"),
+        (b"[]", "no Record"),
+        (b"1", "no Record"),
     ],
 )
 def test_line_other_than_a_json_object_is_refused(line, says):
     with pytest.raises(ValueError, match=f"the line is {says}"):
-        _record.parsed(line)
+        _record.Record.from_json(line)
 
 
 def test_equal_processes_are_grouped_and_shared_modules_compared():

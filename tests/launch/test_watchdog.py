@@ -57,7 +57,7 @@ def test_killed_process_is_named_by_all_others(run):
     assert ended[1][1] == -signal.SIGKILL
     for said, status in (ended[0], ended[2]):
         assert status == launch.FAULT
-        # Its lifeline has closed, so nobody waits for the limit of 10 s.
+        # Its connection has closed, so nobody waits for the limit of 10 s.
         line = r"ended: process 1 on \S+ has said nothing for [3-7] s, .*: it died\n"
         assert re.search(line, said)
 

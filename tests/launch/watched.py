@@ -26,7 +26,7 @@ def lost():
 def provoke(fault, watchdog):
     """Provokes the fault of this name."""
     if fault == "killed":
-        time.sleep(3)  # until its lifeline is open
+        time.sleep(3)  # process 0 has then seen it alive
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "stopped":
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -80,8 +80,8 @@ def test_spectral_radius_is_1_at_the_limit(name, width, predicts):
 
 CORRECTED = {
     "nothing": lambda momentum, width: optax.identity(),
-    "last update": lambda _, width: pj.corrections.extrapolate_updates(width - 1),
-    "robust": pj.corrections.delay_robust,
+    "last update": lambda _, width: pj.transforms.extrapolate_updates(width - 1),
+    "robust": pj.transforms.delay_robust,
 }
 
 

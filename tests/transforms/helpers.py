@@ -1,4 +1,4 @@
-"""Helps to test corrections."""
+"""Helps to test corrections for a plain delay."""
 
 import functools
 

@@ -9,14 +9,14 @@ import optax
 import pytest
 
 import pipejax as pj
-from pipejax import corrections
+from pipejax import transforms
 
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn
 from .helpers import TREE
 
 BY_WIDTH = {
-    "extrapolate": lambda width: corrections.extrapolate_updates(width - 1),
-    "robust": functools.partial(corrections.delay_robust, 0.9),
+    "extrapolate": lambda width: transforms.extrapolate_updates(width - 1),
+    "robust": functools.partial(transforms.delay_robust, 0.9),
 }
 
 

@@ -8,24 +8,24 @@ import numpy as np
 import optax
 import pytest
 
-from pipejax import corrections
+from pipejax import transforms
 
 from .helpers import TREE, max_learning_rate, outputs
 
 
 def test_extrapolation_adds_the_error_of_its_guess():
-    tx = corrections.extrapolate_updates(2)
+    tx = transforms.extrapolate_updates(2)
     # Each update is d + 2 (d - d_before), where d_before is 0 at first.
     assert outputs(tx, [1, 1, 4, 0]) == [3, 1, 10, -8]
 
 
 def test_extrapolation_by_0_steps_changes_nothing():
-    assert outputs(corrections.extrapolate_updates(0), [1, -5]) == [1, -5]
+    assert outputs(transforms.extrapolate_updates(0), [1, -5]) == [1, -5]
 
 
 def test_unextrapolated_parameters_equal_the_plain_recursion():
     """The parameters in the loop are `steps` updates ahead of the plain ones."""
-    tx = optax.chain(optax.sgd(0.1), corrections.extrapolate_updates(1.5))
+    tx = optax.chain(optax.sgd(0.1), transforms.extrapolate_updates(1.5))
     x = y = TREE
     state = tx.init(y)
     rng = np.random.default_rng(0)
@@ -34,7 +34,7 @@ def test_unextrapolated_parameters_equal_the_plain_recursion():
         updates, state = tx.update(g, state, y)
         y = optax.apply_updates(y, updates)
         x = jax.tree.map(lambda x, g: x - 0.1 * g, x, g)
-        plain = corrections.unextrapolated(state, y)
+        plain = transforms.unextrapolated(state, y)
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), plain, x)
         last = jax.tree.map(lambda x, g: x - 1.5 * 0.1 * g, x, g)
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), y, last)
@@ -42,7 +42,7 @@ def test_unextrapolated_parameters_equal_the_plain_recursion():
 
 def predicted(steps):
     return lambda rate: optax.chain(
-        optax.sgd(rate, momentum=0.9), corrections.extrapolate_updates(steps)
+        optax.sgd(rate, momentum=0.9), transforms.extrapolate_updates(steps)
     )
 
 
@@ -54,7 +54,7 @@ def test_prediction_gives_back_part_of_the_stability():
 
 def test_prediction_costs_plain_sgd_stability():
     def family(rate):
-        return optax.chain(optax.sgd(rate), corrections.extrapolate_updates(1))
+        return optax.chain(optax.sgd(rate), transforms.extrapolate_updates(1))
 
     assert max_learning_rate(family, 2) == pytest.approx(0.618, rel=1e-3)
 
@@ -62,11 +62,11 @@ def test_prediction_costs_plain_sgd_stability():
 @pytest.mark.parametrize("steps", [-1, np.inf])
 def test_steps_must_be_a_finite_number_of_at_least_0(steps):
     with pytest.raises(ValueError, match="`steps` must be a finite"):
-        corrections.extrapolate_updates(steps)
+        transforms.extrapolate_updates(steps)
 
 
 def test_unextrapolated_needs_a_state_with_extrapolation():
     with pytest.raises(
         ValueError, match="must hold one ExtrapolateUpdatesState, got 0"
     ):
-        corrections.unextrapolated(optax.sgd(0.1).init(TREE), TREE)
+        transforms.unextrapolated(optax.sgd(0.1).init(TREE), TREE)

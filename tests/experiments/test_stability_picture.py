@@ -4,8 +4,7 @@ import numpy as np
 import optax
 import pytest
 
-import pipejax as pj
-from pipejax.stability import _picture
+from experiments.convex import _picture
 
 
 def test_picture_draws_a_line_for_each_width(monkeypatch):
@@ -16,7 +15,7 @@ def test_picture_draws_a_line_for_each_width(monkeypatch):
         "heavy-ball": lambda rate, momentum, width: optax.sgd(rate, momentum),
         "Nesterov": lambda rate, momentum, width: optax.sgd(rate, momentum, True),
     }
-    figure = pj.stability.picture(families, widths=(1, 2))
+    figure = _picture.picture(families, widths=(1, 2))
     assert [len(axes.lines) for axes in figure.axes] == [2, 2]
     heavy = figure.axes[0].lines[1]
     np.testing.assert_allclose(heavy.get_ydata(), 1 - heavy.get_xdata(), rtol=1e-4)

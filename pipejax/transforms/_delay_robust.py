@@ -34,20 +34,15 @@ the curvature
 
 $$2 \sin(\pi / (4 K - 2)) \sqrt{1 - \mu^2} / \eta$$
 
-The rest of the lag lowers this limit by up to one eighth. At K=2 and mu = 0.9 the limit
-is `0.39 / eta`. Heavy-ball has `0.1 / eta` there, and `3.8 / eta` without a delay.
-
-A smaller share r is stable up to larger curvatures. With `r = (1 - mu) / (1 + mu)` the
-limit is nearly that of SGD with learning rate `k = eta / (1 + mu)`, which is
-`2 sin(pi / (4 K - 2)) (1 + mu) / eta`. A smaller share learns more slowly, because it
-needs an average that is slower in the same proportion.
+The rest of the lag lowers this limit by up to one eighth. A smaller share r is stable
+up to larger curvatures, and learns more slowly, because it needs an average that is
+slower in the same proportion.
 """
 
 import math
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from pipejax._core.checks import check_width
@@ -57,9 +52,8 @@ class DelayRobustState(NamedTuple):
     """State of `delay_robust`.
 
     Attributes:
-      average: Exponential moving average of the incoming updates with decay `decay`, a
-        pytree like the parameters.
-      before: The mix d of the previous step, a pytree like the parameters.
+      average: The exponential moving average of the updates, like the parameters.
+      before: The mix d of the previous step, like the parameters.
     """
 
     average: optax.Updates
@@ -75,11 +69,10 @@ def delay_robust(
 ) -> optax.GradientTransformation:
     r"""Replaces an optimizer's momentum by one that stays stable under a delay.
 
-    A train step with a plain delay of `width - 1` steps makes momentum unstable at
-    learning rates that are safe in synchronous training. This transformation cancels
-    the momentum filter of the optimizer, whose transfer function is `1 / (1 - mu / z)`,
-    and replaces it. The new filter mixes a share r of the current gradient with a
-    slower average of all gradients:
+    A plain delay of `width - 1` steps makes momentum unstable at learning rates that
+    are safe in synchronous training. This transformation cancels the momentum filter of
+    the optimizer, whose transfer function is `1 / (1 - mu / z)`. The new filter mixes a
+    share r of the current gradient with a slower average of all gradients:
 
     $$d_t = r g_t + (1 - r) EMA_{\beta}(g)_t$$
 
@@ -87,25 +80,21 @@ def delay_robust(
 
     Here mu is `momentum`, r is `share`, beta is `decay`, and `d_0 = 0`. The
     hyper-parameters of the optimizer stay as they are: a chain with
-    `optax.sgd(eta, mu)` applies the update `eta / (1 - mu) d_t`. The derivation of the
-    default share and decay is in the docstring of this module.
+    `optax.sgd(eta, mu)` applies the update `eta / (1 - mu) d_t`.
 
     Put the transformation before an optimizer to filter gradients, or after it to
     filter updates. For SGD both orders are equivalent. For AdamW put it after, so that
-    the second moment sees the gradients themselves. The transformation cancels the
-    momentum of heavy-ball and of the first moment of Adam. It cancels Nesterov momentum
-    only in part. The same holds for Muon, which orthogonalizes its updates after the
-    momentum.
+    the second moment sees the gradients themselves. The momentum of heavy-ball and of
+    Adam is canceled. That of Nesterov and of Muon, which orthogonalizes its updates
+    after the momentum, is canceled only in part.
 
     Quasi-hyperbolic momentum (Ma and Yarats, 2019) mixes the same two terms for another
-    purpose, with another rule for share and decay. `extrapolate_updates` adds a
-    difference of updates to an optimizer whose momentum stays as fast as it is.
+    purpose, with another rule for share and decay.
 
     Args:
       momentum: Momentum mu of the optimizer, in [0, 1): `momentum` of SGD or `b1` of
         Adam. With 0 the transformation does nothing.
-      width: Pipeline width K, at least 1. At width 1 there is no delay, and the
-        transformation does nothing.
+      width: Pipeline width K, at least 1. With 1 the transformation does nothing.
       share: Share r of the current gradient, in (0, 1]. A smaller share is stable at
         larger learning rates. `None` means `sqrt((1 - mu) / (1 + mu))`, with which
         updates are about as noisy as with the momentum that is replaced.
@@ -124,7 +113,7 @@ def delay_robust(
       >>> def heavy_ball(rate):
       ...     return optax.sgd(rate, momentum=0.9)
       >>> def robust(rate):
-      ...     return optax.chain(pj.corrections.delay_robust(0.9, 2), heavy_ball(rate))
+      ...     return optax.chain(pj.transforms.delay_robust(0.9, 2), heavy_ball(rate))
       >>> for optimizer in (heavy_ball, robust):
       ...     limit = pj.stability.max_learning_rate(
       ...         optimizer, width=2, weight_prediction=False
@@ -147,15 +136,15 @@ def delay_robust(
         share = math.sqrt((1 - momentum) / (1 + momentum))
     elif not 0 < share <= 1:
         raise ValueError(
-            f"`share` must lie in (0, 1], got {share!r}. It is the share of the"
-            " current gradient in an update. Pass None to derive it from `momentum`."
+            f"`share` must lie in (0, 1], got {share!r}. Pass None to derive it from"
+            " `momentum`."
         )
     if decay is None:
         decay = 1 - share * math.pi / (2 * width - 1) / 8
     elif not 0 <= decay < 1:
         raise ValueError(
-            f"`decay` must lie in [0, 1), got {decay!r}. It is the decay rate of"
-            " the average. Pass None to derive it from `share` and `width`."
+            f"`decay` must lie in [0, 1), got {decay!r}. Pass None to derive it from"
+            " `share` and `width`."
         )
     if width == 1 or momentum == 0:
         return optax.identity()
@@ -163,9 +152,8 @@ def delay_robust(
     def init_fn(params: optax.Params) -> DelayRobustState:
         # Each field has its own buffers. A loop that donates this state would otherwise
         # donate the same buffers twice.
-        return DelayRobustState(
-            jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params)
-        )
+        zeros = optax.tree.zeros_like
+        return DelayRobustState(zeros(params), zeros(params))
 
     def update_fn(
         updates: optax.Updates,
@@ -173,14 +161,10 @@ def delay_robust(
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, DelayRobustState]:
         del params
-        average = jax.tree.map(
-            lambda m, g: decay * m + (1 - decay) * g, state.average, updates
-        )
+        average = optax.tree.update_moment(updates, state.average, decay, 1)
         mixed = jax.tree.map(lambda g, m: share * g + (1 - share) * m, updates, average)
         filtered = jax.tree.map(
-            lambda d, before: (d - momentum * before) / (1 - momentum),
-            mixed,
-            state.before,
+            lambda d, d0: (d - momentum * d0) / (1 - momentum), mixed, state.before
         )
         return filtered, DelayRobustState(average, mixed)
 

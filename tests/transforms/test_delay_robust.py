@@ -6,14 +6,14 @@ import numpy as np
 import optax
 import pytest
 
-from pipejax import corrections
+from pipejax import transforms
 
 from .helpers import max_learning_rate, outputs
 
 
 def robust(momentum, width, **options):
     return lambda rate: optax.chain(
-        corrections.delay_robust(momentum, width, **options), optax.sgd(rate, momentum)
+        transforms.delay_robust(momentum, width, **options), optax.sgd(rate, momentum)
     )
 
 
@@ -31,7 +31,7 @@ def test_robust_momentum_equals_its_recursion_by_hand():
 
 def test_robust_momentum_may_stand_on_either_side_of_sgd():
     gradients = np.random.default_rng(0).normal(size=20)
-    after = optax.chain(optax.sgd(0.1, 0.9), corrections.delay_robust(0.9, 2))
+    after = optax.chain(optax.sgd(0.1, 0.9), transforms.delay_robust(0.9, 2))
     before = outputs(robust(0.9, 2)(0.1), gradients)
     np.testing.assert_allclose(outputs(after, gradients), before, rtol=1e-4, atol=1e-6)
 
@@ -77,13 +77,13 @@ def test_robust_momentum_uses_the_given_share_and_decay():
 
 
 def test_robust_momentum_without_momentum_changes_nothing():
-    assert outputs(corrections.delay_robust(0.0, 2), [3, -5]) == [3, -5]
+    assert outputs(transforms.delay_robust(0.0, 2), [3, -5]) == [3, -5]
 
 
 @pytest.mark.parametrize("momentum", [-0.1, 1.0, float("nan")])
 def test_robust_momentum_refuses_a_momentum_out_of_range(momentum):
     with pytest.raises(ValueError, match=r"`momentum` must lie in \[0, 1\)"):
-        corrections.delay_robust(momentum, 2)
+        transforms.delay_robust(momentum, 2)
 
 
 @pytest.mark.parametrize(
@@ -92,4 +92,4 @@ def test_robust_momentum_refuses_a_momentum_out_of_range(momentum):
 )
 def test_robust_momentum_refuses_a_share_or_decay_out_of_range(option, value):
     with pytest.raises(ValueError, match=f"`{option}` must lie in"):
-        corrections.delay_robust(0.9, 2, **{option: value})
+        transforms.delay_robust(0.9, 2, **{option: value})

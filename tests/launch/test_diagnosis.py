@@ -4,19 +4,19 @@ import dataclasses
 
 import pytest
 
-from pipejax.launch._judge import CLOSED, GRACE, Beat, Seen, judge
+from pipejax.launch._diagnosis import CLOSED, GRACE, Report, Seen, diagnose
 
 LIMIT = 60.0
 
 
 def seen(rank, age=0.5, **changes):
     """Returns a process in its third step that waits for others."""
-    beat = Beat(rank, f"host{rank}", count=9, step=3, since=1.0)
-    return Seen(dataclasses.replace(beat, **changes), age)
+    report = Report(rank, f"host{rank}", count=9, step=3, since=1.0)
+    return Seen(dataclasses.replace(report, **changes), age)
 
 
 def closed(each):
-    """Returns a process whose lifeline has closed."""
+    """Returns a process whose connection has closed."""
     return each._replace(closed=True)
 
 
@@ -39,11 +39,11 @@ def stuck(rank, **changes):
         # Process 1 has just come back from its wait for a compilation.
         [seen(0, busy="compiling"), stuck(1, outside=1.0)],
         [seen(0), seen(1, age=LIMIT - 1)],
-        # A closed lifeline is no fault of a process that sends beats, nor of one that
-        # has finished.
+        # A closed connection is no fault of a process that sends reports, nor of one
+        # that has finished.
         [seen(0), closed(seen(1, age=CLOSED))],
         [seen(0), closed(seen(1, age=CLOSED + 1, finished=True))],
-        # A process that has left in good order need not send beats or make progress.
+        # A process that has left in good order need not send reports or make progress.
         [seen(0), seen(1, age=999.0, finished=True)],
         [seen(0), stuck(1, finished=True)],
         [seen(0, finished=True), seen(1, finished=True)],
@@ -51,12 +51,12 @@ def stuck(rank, **changes):
         [seen(0), seen(1, failed="Gloo", since=GRACE)],
     ],
 )
-def test_healthy_processes_have_no_verdict(fine):
-    assert judge(fine, (), LIMIT) == ""
+def test_healthy_processes_have_no_diagnosis(fine):
+    assert diagnose(fine, (), LIMIT) == ""
 
 
 @pytest.mark.parametrize(
-    ("bad", "verdict"),
+    ("bad", "diagnosis"),
     [
         (
             [seen(0), seen(1, age=LIMIT + 1)],
@@ -101,16 +101,16 @@ def test_healthy_processes_have_no_verdict(fine):
         ),
     ],
 )
-def test_faulty_process_is_named_in_the_verdict(bad, verdict):
-    assert judge(bad, (), LIMIT).startswith(verdict)
+def test_faulty_process_is_named_in_the_diagnosis(bad, diagnosis):
+    assert diagnose(bad, (), LIMIT).startswith(diagnosis)
 
 
 def test_process_without_a_watchdog_is_named():
-    verdict = "process 2, 3 has not entered its `Watchdog`"
-    assert judge([stuck(0), stuck(1)], {3, 2}, LIMIT) == verdict
-    assert judge([stuck(0), seen(1)], {3, 2}, LIMIT) == ""
+    diagnosis = "process 2, 3 has not entered its `Watchdog`"
+    assert diagnose([stuck(0), stuck(1)], {3, 2}, LIMIT) == diagnosis
+    assert diagnose([stuck(0), seen(1)], {3, 2}, LIMIT) == ""
 
 
-def test_beat_is_unchanged_by_json():
-    beat = Beat(1, "host", count=3, since=0.5, failed='a "quoted"\nline')
-    assert Beat.from_json(beat.to_json()) == beat
+def test_report_is_unchanged_by_json():
+    report = Report(1, "host", count=3, since=0.5, failed='a "quoted"\nline')
+    assert Report.from_json(report.to_json()) == report

@@ -1,4 +1,4 @@
-"""A figure of the stable learning rates over momentum, one panel per optimizer."""
+"""Draws the stable learning rates over momentum, with a panel for each optimizer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -7,21 +7,18 @@ import numpy as np
 import optax
 
 from pipejax._internal.figures import new_figure
-
-from ._limit import max_learning_rate
+from pipejax.stability import max_learning_rate
 
 
 class Family(Protocol):
-    """A function that makes a linear optimizer from learning rate, momentum and width.
+    """Makes a linear optimizer whose updates are proportional to the learning rate.
 
-    It takes the width because a correction from `pj.corrections` needs to know it.
+    It takes the width because a correction for the delay needs to know it.
     """
 
     def __call__(
         self, learning_rate: float, momentum: float, *, width: int
-    ) -> optax.GradientTransformation:
-        """Returns an optimizer whose updates are proportional to the learning rate."""
-        ...
+    ) -> optax.GradientTransformation: ...
 
 
 _MOMENTA = np.linspace(0.0, 0.99, 100)
@@ -32,24 +29,9 @@ def picture(
 ) -> Any:
     """Draws the largest stable learning rate times curvature over momentum.
 
-    The figure has one panel per family of optimizers and one line per width. Below its
-    line, a width is stable. All lines are limits under a plain delay, without weight
-    prediction, so that the panels show what a correction in a family changes. Each
-    point of a line is a value of `max_learning_rate`.
-
-    Args:
-      families: A mapping from the title of a panel to a function that makes a linear
-        optimizer, called as `family(learning_rate, momentum, width=width)`. For example
-        `{"heavy-ball": lambda rate, momentum, width: optax.sgd(rate, momentum)}`.
-      widths: Pipeline widths K, each at least 1.
-
-    Returns:
-      A `matplotlib.figure.Figure`.
-
-    Raises:
-      ImportError: If matplotlib is not installed.
-      ValueError: If a family is not linear or a width is below 1, as in
-        `max_learning_rate`.
+    There is a panel for each family, by its title, and a line for each width. All lines
+    are limits under a plain delay, without weight prediction, so that the panels show
+    what a correction in a family changes.
     """
     figure = new_figure(figsize=(1 + 4 * len(families), 4), layout="constrained")
     panels = figure.subplots(1, len(families), sharey=True, squeeze=False)[0]

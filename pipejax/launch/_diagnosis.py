@@ -1,0 +1,116 @@
+"""Diagnoses which processes are at fault when a job stands still, by their reports."""
+
+import dataclasses
+import json
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+# Seconds of silence that put a process at fault once another process has failed. A
+# process that loses a connection fails at once, and the process that closed it falls
+# silent. The fault lies with the silent process.
+GRACE = 5.0
+CLOSED = 3.0  # seconds of silence of a process at fault whose connection has closed
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What a process reports about itself, about once a second."""
+
+    rank: int
+    host: str
+    count: int = 0  # of the reports sent, which grows while the process runs
+    step: int = 0
+    # Seconds since the last progress: the beginning of a step, a compilation, an access
+    # to a checkpoint, or the end of a `Watchdog.pause`. After a failure, since then.
+    since: float = 0.0
+    busy: str = ""  # the work that may take any time, such as "compiling"
+    paused: bool = False  # whether the process is inside of `Watchdog.pause`
+    # Seconds without beginning a step, being busy, or waiting inside of JAX.
+    outside: float = 0.0
+    stack: str = ""  # the innermost frames of the main thread, after half of the limit
+    failed: str = ""  # the exception that ends the process or has failed a save
+    finished: bool = False  # whether it has left its watchdog in good order
+    over: bool = False  # whether this is process 0 and has seen all processes finish
+
+    def __str__(self) -> str:
+        return f"process {self.rank} on {self.host}"
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Report":
+        return cls(**json.loads(text))
+
+
+class Seen(NamedTuple):
+    """The newest report of a process, as another process sees it."""
+
+    report: Report
+    age: float  # seconds since it was first seen, by the clock of the one that sees it
+    closed: bool = False  # whether the connection to the process has closed
+
+
+def diagnose(seen: Sequence[Seen], absent: Collection[int], limit: float) -> str:
+    """Returns a line for each process at fault, and its stack if it stands still.
+
+    `absent` has the ranks of the processes that have not entered their watchdog. The
+    first rule that applies decides.
+    """
+    # A process that has finished begins no more steps, and may have ended.
+    working = [each for each in seen if not each.report.finished]
+    failed = [each.report for each in seen if each.report.failed]
+    # 1. A process without a report for `limit` has died, was stopped or is cut off. If
+    # any process has failed, `GRACE` is enough, because the failure came from the
+    # silence.
+    if silent := silence(working, GRACE if failed else limit):
+        return silent
+    # 2. The process that failed first is at fault. The diagnosis waits for `2 * GRACE`,
+    # within which rule 1 can still find a silent process that is the cause.
+    if failed:
+        first = max(failed, key=lambda report: report.since)
+        failure = f"{first} failed at step {first.step}: {first.failed}"
+        return failure if first.since > 2 * GRACE else ""
+    reports = [each.report for each in working]
+    # 3. While a process has paused, the others may wait for it for any time.
+    if not reports or any(report.paused for report in reports):
+        return ""
+    # 4. This comes before rule 5: another process may be busy because of these, with a
+    # checkpoint that all processes write together.
+    if lost := [report for report in reports if report.outside > limit]:
+        return "\n".join(map(_standstill, lost))
+    # 5. Compiling may take any time. As long as any process makes progress, the job
+    # does not stand still.
+    if any(report.busy or report.since <= limit for report in reports):
+        return ""
+    # 6. All that have entered their watchdog stand still, and wait for the absent ones.
+    if absent:
+        names = ", ".join(map(str, sorted(absent)))
+        return f"process {names} has not entered its `Watchdog`"
+    # 7. The others wait inside of JAX for processes that are outside of it. If all are
+    # inside, those at the earliest step hold up the others.
+    outside = [report for report in reports if report.outside > 0]
+    earliest = min(report.step for report in reports)
+    return "\n".join(
+        map(
+            _standstill,
+            outside or [report for report in reports if report.step == earliest],
+        )
+    )
+
+
+def silence(seen: Sequence[Seen], limit: float) -> str:
+    """Returns a line for each process that has sent no report for `limit` seconds."""
+    return "\n".join(
+        f"{report} has said nothing for {age:.0f} s, last at step {report.step}: it"
+        f" {'died' if closed else 'died, was stopped, or is cut off'}"
+        for report, age, closed in seen
+        if age > (min(CLOSED, limit) if closed else limit) and not report.finished
+    )
+
+
+def _standstill(report: Report) -> str:
+    return (
+        f"{report} has made no progress for {report.since:.0f} s, at step"
+        f" {report.step}; it is at\n{report.stack}"
+    )

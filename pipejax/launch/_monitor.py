@@ -1,0 +1,228 @@
+"""The threads of a watchdog, which run beside the main thread of their process.
+
+They post the reports of the process, diagnose those of other processes, and end the
+process when any process of the job is at fault.
+"""
+
+import contextlib
+import dataclasses
+import faulthandler
+import itertools
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+import jax
+
+from . import _liveness, _where
+from ._diagnosis import GRACE, Report, Seen, diagnose, silence
+from ._kv_store import KeyValueStore
+
+FAULT = 75
+"""The exit status of all processes of a job that a `Watchdog` has ended.
+
+75 is EX_TEMPFAIL of sysexits.h.
+"""
+
+PERIOD = 1.0  # seconds between two reports of a process
+
+
+@dataclasses.dataclass
+class Progress:
+    """What the main thread reports about itself, with the fields of `Report`."""
+
+    step: int = 0
+    since: float = 0.0  # the time of `time.monotonic()`
+    busy: str = ""  # what `Watchdog.pause` was given
+    failed: str = ""
+    finished: bool = False
+
+
+@dataclasses.dataclass(eq=False)
+class Monitor:
+    """Posts the reports of a process, diagnoses those of others, and ends it."""
+
+    store: KeyValueStore
+    rank: int
+    processes: int
+    limit: float
+    progress: Progress
+    end: Callable[[int, str], None]  # ends the process, given its rank and a diagnosis
+    # Set once all processes have left in good order.
+    over: threading.Event = dataclasses.field(default_factory=threading.Event)
+    ending: bool = False  # whether the monitor is ending its process
+
+    def __post_init__(self) -> None:
+        self._host = socket.gethostname()
+        self._contact = time.monotonic()
+        self._inside = self.progress.since
+        self._newest: dict[int, tuple[Report, float]] = {}
+        self._diagnosis = ""
+        self._found = ""
+        self._closed: set[int] = set()
+        self._save_failed: tuple[BaseException | None, float] = (None, 0.0)
+
+    def start(self) -> None:
+        # A call of the key-value store may take minutes to fail once process 0 cannot
+        # be reached. `_speak` makes these calls, and `_look` watches the time.
+        for work in (self._speak, self._look):
+            threading.Thread(
+                target=self._guarded, args=(work,), daemon=True, name="pipejax watchdog"
+            ).start()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Runs `work`. An exception ends the process, which is no longer watched."""
+        try:
+            work()
+        except Exception as error:
+            traceback.print_exc()
+            self._finally(
+                f"the watchdog of process {self.rank} on {self._host} has failed:"
+                f" {described(error)}"
+            )
+
+    def _speak(self) -> None:
+        """Posts reports and reads what others have posted, until all have finished."""
+        for count in itertools.count(1):
+            over = self._is_over()
+            # `_look` checks for how long the store has been out of reach.
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                if self.rank == 0:
+                    self._closed = _liveness.closed()
+                self.store.post(self._report(count, over))
+                if over:
+                    break
+                if self._found:
+                    self.store.publish(self.rank, self._found)
+                # Process 0 diagnoses all. The others check only that process 0 is
+                # alive, so that n processes read 2 n reports a second, and not n^2.
+                self._note(self.store.reports(None if self.rank == 0 else 0))
+                self._diagnosis = self.store.diagnosis()
+                self._contact = time.monotonic()
+            time.sleep(PERIOD)
+        self.over.set()
+
+    def _look(self) -> None:
+        looked = time.monotonic()
+        self._put_off()
+        while not self.over.wait(PERIOD):
+            self._put_off()
+            if time.monotonic() - looked > GRACE:
+                self._forgive()  # this process was held up: count all silence anew
+            looked = time.monotonic()
+            cut_off = time.monotonic() - self._contact
+            if self._diagnosis:
+                self._finally(self._diagnosis)
+            elif cut_off > self.limit:
+                self._finally(
+                    "process 0, which holds JAX's key-value store, could not be reached"
+                    f" from process {self.rank} on {self._host} for {cut_off:.0f} s;"
+                    f" process {self.rank} is at step {self.progress.step}",
+                )
+            elif not self._found:
+                self._found = self._diagnosed()
+        faulthandler.cancel_dump_traceback_later()
+
+    def _put_off(self) -> None:
+        """Postpones the forced end of this process to `limit + PERIOD` from now."""
+        # If a thread never releases the interpreter, `_look` stops and no longer
+        # postpones this. The process must end before process 0 does, because JAX aborts
+        # all others at that moment. File descriptor 2 is given since an object in place
+        # of `sys.stderr` may have none.
+        faulthandler.dump_traceback_later(self.limit + PERIOD, exit=True, file=2)
+
+    def _finally(self, diagnosis: str) -> None:
+        self.ending = True
+        self.end(self.rank, diagnosis)
+
+    def _report(self, count: int, over: bool) -> Report:
+        now = time.monotonic()
+        where = _where.main_thread()
+        if where.busy:
+            self.progress.since = now
+        # `outside` counts from the last moment of work or waiting inside of JAX.
+        if where.busy or where.waits or self.progress.busy:
+            self._inside = now
+        failed, since = self._failure(now)
+        return Report(
+            self.rank,
+            self._host,
+            count,
+            self.progress.step,
+            since,
+            self.progress.busy or where.busy,
+            bool(self.progress.busy),
+            now - max(self._inside, self.progress.since),
+            # A stack is costly to format and to send, and is shown only in a diagnosis.
+            where.stack if since > self.limit / 2 else "",
+            failed,
+            self.progress.finished,
+            over,
+        )
+
+    def _failure(self, now: float) -> tuple[str, float]:
+        """Returns the failure, or none, and the seconds since it or since progress."""
+        error = _where.failed_save()
+        if error is not self._save_failed[0]:
+            self._save_failed = error, now
+        lasts = now - self._save_failed[1]
+        # The thread that has saved may be about to handle this exception itself.
+        if error is not None and lasts > 2 * GRACE and not self.progress.failed:
+            return described(error), lasts
+        return self.progress.failed, now - self.progress.since
+
+    def _note(self, reports: list[Report]) -> None:
+        for report in reports:
+            before = self._newest.get(report.rank)
+            # Ages are by the clock of this process, because clocks of hosts differ.
+            if before is None or before[0].count != report.count:
+                self._newest[report.rank] = report, time.monotonic()
+
+    def _forgive(self) -> None:
+        self._contact = time.monotonic()
+        for rank, (report, _) in self._newest.copy().items():
+            self._newest[rank] = report, self._contact
+
+    def _diagnosed(self) -> str:
+        now = time.monotonic()
+        seen = [
+            Seen(report, now - heard, rank in self._closed)
+            for rank, (report, heard) in self._newest.copy().items()
+        ]
+        if self.rank:  # process 0 diagnoses first
+            limit, mine = self.limit + GRACE, self.progress
+            waits = not (mine.busy or mine.finished) and now - mine.since > limit
+            if not seen and waits:
+                return "process 0 has not entered its `Watchdog`"
+            return silence(seen, limit)
+        absent = set(range(self.processes)) - self._newest.keys()
+        return diagnose(seen, absent, self.limit)
+
+    def _is_over(self) -> bool:
+        newest = [report for report, _ in self._newest.values()]
+        if self.rank:
+            return self.progress.finished and any(report.over for report in newest)
+        all_here = len(newest) == self.processes
+        return all_here and all(report.finished for report in newest)
+
+
+def described(error: BaseException) -> str:
+    """Returns the last line of a traceback, without the notes after it."""
+    form = traceback.TracebackException(type(error), error, None)
+    # JAX adds notes of its own to exceptions that leave a jitted function.
+    form.__notes__ = None
+    return [*form.format_exception_only()][-1].strip()
+
+
+def end(rank: int, diagnosis: str) -> None:
+    sys.stderr.write(f"pipejax: this job is ended: {diagnosis}\n")
+    sys.stderr.flush()
+    sys.stdout.flush()
+    if rank == 0:
+        # The store ends with process 0: the others must read the diagnosis before that.
+        time.sleep(3 * PERIOD)
+    os._exit(FAULT)

@@ -1,0 +1,66 @@
+"""Tests that a process notices the end of another one by its closed connection."""
+
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pipejax import launch
+from pipejax.launch import _liveness, _roll_call
+
+from .helpers import record
+
+
+@pytest.fixture(autouse=True)
+def kept(monkeypatch):
+    found = {}
+    monkeypatch.setattr(_liveness, "_kept", found)
+    yield found
+    for connection in found.values():
+        connection.close()
+
+
+def until(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_closed_connections_are_reported_by_rank():
+    (first, second), (third, fourth) = socket.socketpair(), socket.socketpair()
+    _liveness.keep({1: first, 5: third})
+    assert _liveness.closed() == set()
+    second.close()
+    until(lambda: _liveness.closed() == {1})
+    fourth.close()
+    until(lambda: _liveness.closed() == {1, 5})
+
+
+REPORTS = """
+import sys, time
+from pipejax import launch
+from pipejax.launch import _liveness, _roll_call
+from tests.launch.helpers import record
+
+place = launch.Place("arguments", f"127.0.0.1:{sys.argv[1]}", 2, 1)
+meeting = _roll_call.call(place, record(1, 2), bind="", timeout=60.0)
+_liveness.keep(meeting.connections)
+time.sleep(600)
+"""
+
+
+def test_process_killed_after_the_roll_call_is_noticed(port):
+    """The port is free for JAX's service meanwhile."""
+    address = f"127.0.0.1:{port}"
+    with subprocess.Popen([sys.executable, "-c", REPORTS, str(port)]) as process:
+        place = launch.Place("arguments", address, 2, 0)
+        meeting = _roll_call.call(place, record(0, 2), bind=address, timeout=60.0)
+        assert meeting.hosts == ["host0", "host1"]
+        _liveness.keep(meeting.connections)
+        with socket.create_server(("127.0.0.1", port)):
+            assert _liveness.closed() == set()
+        process.kill()
+        until(lambda: _liveness.closed() == {1})
