@@ -18,10 +18,11 @@ from pipejax import collectives
 from pipejax.codecs import Codec
 
 from ._cluster import CodecSpeed
-from ._counts import FLOAT32, FORMS, Algorithm
+from ._counts import FORMS
 from ._exchange import ExchangeCounts
 from ._fit import Fit, Sample, fit
 from ._leaves import square_leaves
+from ._rounds import FLOAT32, Algorithm
 from ._stopwatch import Case, check_several, exchange_times, in_turn
 
 SIZES = (2**12, 2**16, 2**18, 2**20, 2**21)

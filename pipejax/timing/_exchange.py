@@ -1,28 +1,17 @@
-"""Exchanges in closed form: counts on the busiest device, and the time they take.
-
-For p devices, n bytes of float32 on each and no codec:
-
-- ring: `2(p-1) alpha + 2 (p-1)/p n beta + (p-1)/p n gamma` seconds.
-- halving-doubling, p a power of two: the same with `2 log2(p)` latencies.
-- parameter server: `2 alpha + 2(p-1) n beta + (p-1) n gamma` seconds.
-
-`alpha` is the latency of a message, `beta` the seconds for a byte on the link, and
-`gamma` the seconds to add a byte of float32. Each collective takes S seconds more.
+"""Exchanges on a cluster: counts on the busiest device, and the time they take.
 
 Every duration is a sum of counts times costs, so that the costs can be fitted to
-measured times. The counts are those of `pipejax.collectives`. They include the zeros
-with which the collectives pad vectors.
-
-Reference: Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619
+measured times. Exchanges inside hosts and between them are counted separately.
 """
 
-from collections.abc import Sequence
+import dataclasses
 from typing import NamedTuple
 
 from pipejax.codecs import Codec
 
 from ._cluster import Cluster, CodecSpeed, Link
-from ._counts import Algorithm, Counts, form_of
+from ._counts import SENT, Counts, counted
+from ._rounds import Algorithm
 
 
 class ExchangeCounts(NamedTuple):
@@ -44,12 +33,6 @@ class ExchangeCounts(NamedTuple):
 
     between: Counts = Counts()
     inside: Counts = Counts()
-
-    def plus(self, other: "ExchangeCounts") -> "ExchangeCounts":
-        """Returns the counts of both exchanges, run one after the other."""
-        return ExchangeCounts(
-            self.between.plus(other.between), self.inside.plus(other.inside)
-        )
 
 
 class Duration(NamedTuple):
@@ -104,7 +87,7 @@ def duration(
 
     Args:
       cluster: The cluster with its speeds.
-      exchange: The counts of the exchange, from `flat`, `hierarchical` or `per_leaf`.
+      exchange: The counts of the exchange, from `flat` or `hierarchical`.
       codec: The name in `cluster.codecs` of the codec that the exchange uses. `None`
         counts no time for encoding and decoding.
 
@@ -143,14 +126,10 @@ def duration(
 def _seconds(
     cluster: Cluster, link: Link, counts: Counts, speed: CodecSpeed
 ) -> Duration:
-    shares = cluster.shares
     # `wire` has these bytes once, as if they had all of the link. With a share s, they
     # take 1/s times as long, which is 1/s - 1 more.
-    waits = (
-        counts.paired * (1 / shares.pair - 1)
-        + counts.shifted * (1 / shares.shift - 1)
-        + counts.shuffled * (1 / shares.shuffle - 1)
-    )
+    shares = dataclasses.asdict(cluster.shares).items()
+    waits = sum(getattr(counts, name) * (1 / share - 1) for name, share in shares)
     return Duration(
         latency=counts.messages * link.latency,
         wire=(counts.wire + waits) / link.bandwidth,
@@ -197,7 +176,7 @@ def flat(
 
       Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619
     """
-    counts = form_of(algorithm)(cluster.hosts * cluster.devices, n, codec)
+    counts = counted(algorithm, cluster.hosts * cluster.devices, n, codec)
     if cluster.devices == 1:
         return ExchangeCounts(counts)
     if cluster.hosts == 1:
@@ -208,12 +187,8 @@ def flat(
 
 def _through_one_link(counts: Counts, devices: float) -> Counts:
     """Multiplies the bytes of one device by the devices that share a host's link."""
-    return counts._replace(
-        wire=counts.wire * devices,
-        paired=counts.paired * devices,
-        shifted=counts.shifted * devices,
-        shuffled=counts.shuffled * devices,
-    )
+    sent = {name: devices * getattr(counts, name) for name in SENT}
+    return counts._replace(**sent)
 
 
 def _crossing(algorithm: Algorithm, hosts: int, devices: int) -> float:
@@ -279,42 +254,7 @@ def hierarchical(
       Cho et al., BlueConnect, MLSys 2019,
       https://proceedings.mlsys.org/paper_files/paper/2019/hash/0c8abcf158ed12d0dd94480681186fda-Abstract.html
     """
-    inside = form_of(inner)(cluster.devices, n, None)
+    inside = counted(inner, cluster.devices, n, None)
     piece = -(-n // cluster.devices)
-    between = form_of(outer)(cluster.hosts, piece, codec)
+    between = counted(outer, cluster.hosts, piece, codec)
     return ExchangeCounts(_through_one_link(between, cluster.devices), inside)
-
-
-def per_leaf(
-    cluster: Cluster,
-    algorithm: Algorithm,
-    sizes: Sequence[int],
-    codec: Codec | None = None,
-) -> ExchangeCounts:
-    """Counts a separate all-reduce for each leaf of the gradient, one after another.
-
-    Unlike `flat` on the whole gradient, every leaf costs its own latencies and
-    collectives.
-
-    Args:
-      cluster: The cluster, for its number of hosts and devices.
-      algorithm: The name of the algorithm in `pj.collectives`.
-      sizes: The number of float32 elements of each leaf.
-      codec: The codec of the payloads; `None` sends float32.
-
-    Returns:
-      The sum of the counts of all leaves.
-
-    Raises:
-      ValueError: If `algorithm` is not a key of `pj.timing.FORMS`.
-
-    Examples:
-      >>> import pipejax as pj
-      >>> cluster = pj.timing.Cluster(4, pj.timing.Link(50e-6, 125e6))
-      >>> pj.timing.per_leaf(cluster, "ring", [4096, 64, 1024]).between.messages
-      18
-    """
-    total = ExchangeCounts()
-    for n in sizes:
-        total = total.plus(flat(cluster, algorithm, n, codec))
-    return total

@@ -16,10 +16,11 @@ from collections.abc import Mapping, Sequence
 from pipejax.codecs import Codec
 
 from ._cluster import Cluster
-from ._counts import FLOAT32, FORMS, Piece, compatible
+from ._counts import FORMS, compatible
 from ._exchange import Duration
-from ._iteration import Compute, efficiency, overlapped_step_time, synchronous_step_time
+from ._iteration import Compute, overlapped_step_time, synchronous_step_time
 from ._leaves import Shapes, square_leaves
+from ._rounds import FLOAT32, Piece
 from ._way import Choice, Way
 
 HOSTS = tuple(2**i for i in range(13))  # 1 to 4,096
@@ -131,8 +132,10 @@ def scaling(
 ) -> dict[int, float]:
     """Returns the scaling efficiency of a way to train, for several numbers of hosts.
 
-    The batch per device is fixed; see `pj.timing.efficiency`. `plan` compares ways on
-    one cluster, whereas this function follows a single way to larger clusters.
+    The batch per device is fixed. With c the compute time and t the step time, the
+    efficiency is `c / t`: the throughput of p devices, as a share of p times that of
+    one device alone. `plan` compares ways on one cluster, whereas this function follows
+    a single way to larger clusters.
 
     Args:
       cluster: The cluster with its speeds. Its number of hosts is not used.
@@ -171,7 +174,7 @@ def scaling(
         many = dataclasses.replace(cluster, hosts=count)
         exchange = way.exchange(many, elements, known[way.codec])
         step = way.step(compute, exchange, one_core=one_core)
-        curve[count] = efficiency(compute.total, step)
+        curve[count] = compute.total / step
     return curve
 
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from pipejax.codecs import Codec
 
 from ._cluster import Cluster
-from ._counts import Algorithm
 from ._exchange import Duration, duration, flat, hierarchical
-from ._iteration import Compute, bucketed_step_time, pipelined_step_time
+from ._iteration import Compute, pipelined_step_time, synchronous_step_time
+from ._rounds import Algorithm
 
 
 class Way(NamedTuple):
@@ -61,7 +61,7 @@ class Way(NamedTuple):
     def step(self, compute: Compute, exchange: Duration, *, one_core: bool) -> float:
         """Returns the seconds of a step.
 
-        Width 1 is `bucketed_step_time`. Larger widths are `pipelined_step_time` with
+        Width 1 is `synchronous_step_time`. Larger widths are `pipelined_step_time` with
         weight prediction.
 
         Args:
@@ -71,7 +71,7 @@ class Way(NamedTuple):
             the model.
         """
         if self.width == 1:
-            return bucketed_step_time(compute, exchange, self.buckets)
+            return synchronous_step_time(compute, exchange, self.buckets)
         return pipelined_step_time(compute, exchange, self.width, one_core=one_core)
 
     def __str__(self) -> str:
