@@ -9,15 +9,7 @@ from ._diagnosis import Diagnosis
 
 
 def picture(found: Diagnosis, path: str | os.PathLike[str]) -> None:
-    """Draws measured times, and beside them the step times that are predicted.
-
-    Args:
-      found: The findings to draw.
-      path: The file to write. Its extension chooses the format.
-
-    Raises:
-      ImportError: If matplotlib is not installed.
-    """
+    """Draws measured times, and beside them the step times that are predicted."""
     times = found.overlap.times
     panels = {
         f"measured: {found.overlap.of}": {

@@ -8,6 +8,7 @@ import pytest
 
 from pipejax import timing
 from pipejax.cli import _cluster
+from pipejax.cli._command import add_options
 from pipejax.cli._usage import UsageError
 
 from ..test_documents import ROOT
@@ -44,7 +45,7 @@ KNOWN = timing.Cluster(
 )
 def test_written_calibration_is_read_with_its_doubts(tmp_path, rounds, elements, notes):
     fit, path = fitted(rounds), tmp_path / "cluster.json"
-    path.write_text(_cluster.written(fit))
+    path.write_text(json.dumps(_cluster.calibration(fit)))
     known = _cluster.read(str(path), elements)
     assert known.cluster == fit.cluster
     for note, begins in zip(known.notes, notes, strict=True):
@@ -53,7 +54,8 @@ def test_written_calibration_is_read_with_its_doubts(tmp_path, rounds, elements,
 
 def parsed(*arguments):
     parser = argparse.ArgumentParser()
-    _cluster.add(parser)
+    parser.add_argument("cluster", nargs="?")
+    add_options(parser, _cluster.OPTIONS)
     return parser.parse_args(arguments)
 
 
@@ -165,7 +167,7 @@ def test_every_field_of_a_calibration_is_documented():
         for exchange in [timing.ExchangeCounts(timing.FORMS[algorithm](4, n, None))]
         for seconds in [timing.duration(CLUSTER, exchange).total]
     ]
-    record = json.loads(_cluster.written(timing.fit(4, samples, 4e9)))
+    record = json.loads(json.dumps(_cluster.calibration(timing.fit(4, samples, 4e9))))
     assert record.keys() == {"cluster", "fit"}
     for part, fields in record.items():
         assert all(f"`{part}.{name}`" in DOCUMENT for name in fields)
