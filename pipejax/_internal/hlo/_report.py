@@ -1,6 +1,6 @@
 """The result of `inspect`: numbers, and a table that prints them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ._memory import Memory
@@ -184,15 +184,7 @@ class Report(NamedTuple):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns everything but the schedule, as a dict of types that JSON has."""
-        collectives = [
-            {
-                **c._asdict(),
-                "dtypes": list(c.dtypes),
-                "axes": None if c.axes is None else list(c.axes),
-            }
-            for c in self.collectives
-        ]
+        """Returns everything but the schedule, as a dict that `json.dumps` takes."""
         return {
             "program": self.program,
             "flops": self.flops,
@@ -202,7 +194,7 @@ class Report(NamedTuple):
             "covered_by": {"+".join(k): v for k, v in self.covered_by.items()},
             "share_by": {"+".join(k): v for k, v in self.share_by.items()},
             "uncounted": list(self.uncounted),
-            "collectives": collectives,
+            "collectives": [c._asdict() for c in self.collectives],
             "memory": None if self.memory is None else self.memory.to_dict(),
         }
 
@@ -223,7 +215,7 @@ class Report(NamedTuple):
             [
                 *lines,
                 "",
-                *_table([_row(c) for c in self.collectives]),
+                *_table(self.collectives),
                 "",
                 "share of FLOPs under at least one collective:"
                 f" {two_digits(self.covered)}",
@@ -245,50 +237,33 @@ class Report(NamedTuple):
         ]
 
 
-_HEAD = (
-    "collective",
-    "dtype",
-    "devices",
-    "over",
-    "payload",
-    "sent",
-    "times",
-    "mode",
-    "operations",
-    "matmuls",
-    "share",
-    "from",
-)
+# The columns of the table: how they are aligned, and what they say.
+_COLUMNS: dict[str, tuple[str, Callable[[Collective], object]]] = {
+    "collective": ("<", lambda c: c.kind),
+    "dtype": ("<", lambda c: "+".join(c.dtypes)),
+    "devices": (">", lambda c: c.group_size),
+    "over": ("<", lambda c: _joined(c.axes)),
+    "payload": (">", lambda c: f"{amount(c.bytes)}B"),
+    "sent": (">", lambda c: f"{amount(c.wire_bytes)}B"),
+    "times": (">", lambda c: c.times),
+    "mode": ("<", lambda c: "async" if c.asynchronous else "SYNC"),
+    "operations": (">", lambda c: c.operations),
+    "matmuls": (">", lambda c: c.matmuls),
+    "share": (">", lambda c: f"{c.share:.2f}"),
+    "from": (
+        "<",
+        lambda c: c.op_name if len(c.op_name) <= 40 else f"...{c.op_name[-37:]}",
+    ),
+}
 
 
-def _row(c: Collective) -> tuple[str, ...]:
-    return (
-        c.kind,
-        "+".join(c.dtypes),
-        str(c.group_size),
-        _joined(c.axes),
-        f"{amount(c.bytes)}B",
-        f"{amount(c.wire_bytes)}B",
-        str(c.times),
-        "async" if c.asynchronous else "SYNC",
-        str(c.operations),
-        str(c.matmuls),
-        f"{c.share:.2f}",
-        c.op_name if len(c.op_name) <= 40 else f"...{c.op_name[-37:]}",
-    )
-
-
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    """Aligns columns of words to the left and columns of numbers to the right."""
-    left = {"collective", "dtype", "over", "mode", "from"}
-    widths = [max(map(len, column)) for column in zip(_HEAD, *rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if name in left else cell.rjust(width)
-            for name, cell, width in zip(_HEAD, row, widths, strict=True)
-        ).rstrip()
-        for row in (_HEAD, *rows)
-    ]
+def _table(collectives: Sequence[Collective]) -> list[str]:
+    columns = []
+    for title, (side, says) in _COLUMNS.items():
+        cells = [title, *(str(says(c)) for c in collectives)]
+        width = max(map(len, cells))
+        columns.append([f"{cell:{side}{width}}" for cell in cells])
+    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
 
 
 def _joined(axes: tuple[str, ...] | None) -> str:
