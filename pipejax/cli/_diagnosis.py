@@ -15,15 +15,10 @@ SHORT = 1.05
 
 
 class Overlap(NamedTuple):
-    """How much of its communication a step hides on these devices.
+    """How much of its communication a step hides on these devices."""
 
-    Attributes:
-      of: The name of the program that was measured.
-      executor: The name of its executor, and the reason for it.
-    """
-
-    of: str
-    executor: str
+    of: str  # the program that was measured
+    executor: str  # its name, and the reason for it
     times: Measurement
 
     @property
@@ -67,20 +62,13 @@ class Advice(NamedTuple):
 
 
 class Diagnosis(NamedTuple):
-    """All findings of `pipejax doctor`.
+    """All findings of `pipejax doctor`."""
 
-    Attributes:
-      here: Devices and versions, by name.
-      kept: The compiler options that the installed compiler accepts.
-      dropped: Those that it refuses, each with its reason.
-      fit: The speeds of the cluster; `None` on a single device, as is `advice`.
-    """
-
-    here: dict[str, str]
-    kept: dict[str, Any]
-    dropped: dict[str, str]
+    here: dict[str, str]  # devices and versions
+    kept: dict[str, Any]  # compiler options that the installed compiler accepts
+    dropped: dict[str, str]  # those that it refuses, each with its reason
     overlap: Overlap
-    fit: timing.Fit | None
+    fit: timing.Fit | None  # `None` on a single device
     advice: Advice | None
 
     def __str__(self) -> str:

@@ -10,6 +10,7 @@ import jax
 import pipejax as pj
 from pipejax._core.executors import Fused
 from pipejax._core.message import at_width_1
+from pipejax._internal.hlo import two_digits
 from pipejax._internal.mesh import axes, inner_axes
 from pipejax.overlap import (
     Report,
@@ -226,14 +227,10 @@ def _verdict(
     along = f" along {'+'.join(exchange)}" if exchange else ""
     print(
         f"pipejax: {title}: share of FLOPs under at least one collective{along}:"
-        f" {_two_digits(covered)}, less than {least}",
+        f" {two_digits(covered)}, less than {least}",
         file=sys.stderr,
     )
     return 1
-
-
-def _two_digits(share: float | None) -> str:
-    return "none" if share is None else f"{share:.2f}"
 
 
 def _words(value: Any) -> str:

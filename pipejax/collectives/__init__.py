@@ -10,10 +10,14 @@ A function such as `ring(codec)` returns an algorithm, which
 - `halving_doubling`: `2 (p-1)/p n`, in `2 log2(p)` collectives, for p a power of two
 - `tree`: `2 ceil(log2 p) n`, in `2 ceil(log2 p)` collectives
 - `parameter_server`: `2 (p-1) n`, in `2 (p-1)` collectives
-- `hierarchical`: by default `2 (h-1)/h n/d` between h hosts of d devices each, and
-  `2 (d-1)/d n` inside each host
+- `hierarchical`: by default `2 (h-1)/h n/d` between h hosts of d devices each, and `2
+  (d-1)/d n` inside each host
 
 `scheduled` changes from one algorithm to another during a run.
+
+A codec encodes the payloads of all collectives of an algorithm. Without one, all bits
+of float32 or float64 vectors are sent. What is no codec raises a `ValueError`, and a
+biased codec without error feedback warns (`pipejax.codecs.check_codec`).
 """
 
 from pipejax._internal.wire import Transfer as Transfer

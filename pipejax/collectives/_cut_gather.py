@@ -1,11 +1,7 @@
 """All-gathers of arrays that are cut along axes of their own.
 
 The stages here turn this device's pieces into the whole arrays, from the pieces of all
-devices. All bits of a piece are sent:
-
-- `gather_arrays` sends each array by a collective of the backend.
-- `gather_words` sends the bits of all arrays as one vector for each width of a number.
-- `repeat` sends nothing, and takes the device's own pieces for those of all others.
+devices. All bits of a piece are sent.
 """
 
 import math

@@ -1,10 +1,4 @@
-"""Layouts: what one device has to sum, as arrays and as vectors.
-
-Gradients are summed in the shapes of the parameters. An algorithm that cuts its input
-into pieces joins the arrays into two vectors: one of the elements that a codec may
-compress, and one of the elements that must stay exact. After the sum, it separates the
-vectors into arrays again.
-"""
+"""Layouts: what one device has to sum, as arrays and as vectors."""
 
 import math
 from typing import Any, NamedTuple

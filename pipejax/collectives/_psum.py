@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import zlib
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -31,18 +31,12 @@ Add = Callable[[jax.Array], jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Psum(AllReduce):
-    """The all-reduce of the backend; see `psum`.
-
-    Attributes:
-      combine_threshold_bytes: The threshold, or `None` until `on` has chosen it.
-      unmerged: Whether XLA must not merge the sums with collectives of the loss.
-      scatters: Whether the backend's own reduce-scatter and all-gather may be used.
-    """
+    """The all-reduce of the backend; see `psum`."""
 
     codec: Linear | None
-    combine_threshold_bytes: int | None
-    unmerged: bool = False
-    scatters: bool = False
+    combine_threshold_bytes: int | None  # `None` until `on` has chosen it
+    unmerged: bool = False  # XLA must not merge the sums with collectives of the loss
+    scatters: bool = False  # the backend's reduce-scatter and all-gather may be used
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
         """Returns one stage, or with a codec one stage for each of its rounds."""
@@ -53,7 +47,7 @@ class Psum(AllReduce):
             )
         devices = axis_size(axis_name)
         codec = self.codec.of(layout.shapes, layout.working_dtype, devices)
-        return _rounds(cast(Linear, codec), layout, axis_name, add)
+        return _Rounds(cast(Linear, codec), layout, add).stages(devices)
 
     def init(self, layout: Layout, axis_name: AxisName) -> States:
         """Returns the states of the codec on this device before the first sum."""
@@ -113,71 +107,83 @@ def _in_own_shapes(
     return Stages(links) + local(unpack)
 
 
-def _rounds(codec: Linear, layout: Layout, axis_name: AxisName, add: Add) -> Stages:
-    """Returns one stage for each round of a linear codec."""
-    n, dtype, forms = layout.coded_size, layout.working_dtype, layout.sums()
+class _Carry(NamedTuple):
+    """The value between two rounds of a linear codec."""
 
-    def init() -> States:
+    leaves: Any  # the gradients as the codec takes them
+    exact: jax.Array  # the exact vector, or its sum after the last round
+    sums: tuple[jax.Array, ...] = ()  # of all rounds so far
+    own: jax.Array | None = None  # this device's part of the last round
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rounds:
+    """The rounds of a linear codec, whose payloads are summed without being decoded."""
+
+    codec: Linear
+    layout: Layout
+    add: Add
+
+    def stages(self, devices: int) -> Stages:
+        """Returns one stage for each round."""
+        dtype = self.layout.working_dtype
+        sizes = self.codec.round_sizes(self.layout.coded_size)
+        total = Stages((), (self.init,)) + local(self.begin)
+        for number, size in enumerate(sizes):
+            # The exact vector is short. It travels in the last round, and not in a
+            # collective of its own.
+            last = number == len(sizes) - 1
+            size += self.layout.exact_size if last else 0
+            transfer = Transfer("all-reduce", devices, dtype.itemsize * size)
+            encode = Local(functools.partial(self.project, last=last), encodes=True)
+            send = functools.partial(self.send, last=last)
+            total += Stages((encode, Sent(send, (transfer,))))
+        return total + Stages((Local(self.finish),))
+
+    def init(self) -> States:
         # The seed is the same on all devices, because payloads of different devices are
         # summed without being decoded.
         seed = jnp.uint32(zlib.crc32(b"psum"))
-        return {"psum": codec.init(n, seed)}
+        return {"psum": self.codec.init(self.layout.coded_size, seed)}
 
-    # Between rounds, the value is `(leaves, exact, sums)`: the gradients as the codec
-    # takes them, the exact vector, and the sums of all rounds so far.
-    def begin(summands: Summands) -> Any:
+    def begin(self, summands: Summands) -> _Carry:
+        dtype = self.layout.working_dtype
         arrays = tuple(x.astype(dtype) for x in summands.coded)
-        coded = arrays if codec.needs_leaves else ravel(arrays, dtype)
-        return coded, ravel(summands.exact, dtype), ()
+        leaves = arrays if self.codec.needs_leaves else ravel(arrays, dtype)
+        return _Carry(leaves, ravel(summands.exact, dtype))
 
-    def project(number: int) -> Local:
-        def run(value: Any, states: States) -> tuple[Any, States]:
-            leaves, exact, sums = value
-            check_kept("psum", states.get("psum", ()), functools.partial(codec.init, n))
-            # A round may depend on the sums of earlier rounds: PowerSGD needs the
-            # orthonormal sum of its first round for the second. The state is the same
-            # in all rounds.
-            own = codec.project(leaves, states["psum"], sums).astype(dtype)
-            # The exact vector is short. It travels in the last round, and not in a
-            # collective of its own.
-            last = number == codec.rounds - 1
-            sent = jnp.concatenate([own, exact]) if last and exact.size else own
-            return (sent, (leaves, exact, sums, own)), states
+    def project(self, carry: _Carry, states: States, *, last: bool) -> tuple[Any, Any]:
+        init = functools.partial(self.codec.init, self.layout.coded_size)
+        check_kept("psum", states.get("psum", ()), init)
+        # A round may depend on the sums of earlier rounds: PowerSGD needs the
+        # orthonormal sum of its first round for the second. The state is the same in
+        # all rounds.
+        own = self.codec.project(carry.leaves, states["psum"], carry.sums)
+        own = own.astype(self.layout.working_dtype)
+        sent = jnp.concatenate([own, carry.exact]) if last and carry.exact.size else own
+        return (sent, carry._replace(own=own)), states
 
-        return Local(run, encodes=True)
+    def send(self, value: tuple[jax.Array, _Carry], *, last: bool) -> _Carry:
+        sent, carry = value
+        total = self.add(sent)
+        if not last:
+            # Only the finish needs the `own` of a round, and only that of the last.
+            return carry._replace(sums=(*carry.sums, total), own=None)
+        part, exact = jnp.split(total, [total.size - carry.exact.size])
+        return carry._replace(exact=exact, sums=(*carry.sums, part))
 
-    def send(value: Any) -> Any:
-        sent, (leaves, exact, sums, own) = value
-        total = add(sent)
-        # Before the last round, nothing follows the codec's part, and `exact` is not
-        # summed yet.
-        exact = total[own.size :] if total.size > own.size else exact
-        return leaves, exact, (*sums, total[: own.size]), own
-
-    def finish(value: Any, states: States) -> tuple[Summands, States]:
-        leaves, exact, sums, own = value
-        state = states["psum"]
-        total = codec.rebuild(state, sums, n)
-        # Error feedback needs `own`, this device's part of the last round, to know what
-        # the codec has lost of this device's gradient.
-        states = {**states, "psum": codec.settled(leaves, state, sums, own)}
-        arrays = total if codec.needs_leaves else unravel(total, forms.coded)
+    def finish(self, carry: _Carry, states: States) -> tuple[Summands, States]:
+        state, forms = states["psum"], self.layout.sums()
+        total = self.codec.rebuild(state, carry.sums, self.layout.coded_size)
+        # Error feedback needs `own`, to know what the codec has lost of this device's
+        # gradient.
+        new = self.codec.settled(carry.leaves, state, carry.sums, carry.own)
+        arrays = total if self.codec.needs_leaves else unravel(total, forms.coded)
         pairs = zip(arrays, forms.coded, strict=True)
         coded = tuple(x.astype(form.dtype) for x, form in pairs)
-        return Summands(coded, unravel(exact, forms.exact)), states
-
-    p = axis_size(axis_name)
-    total = Stages((), (init,)) + local(begin)
-    for number, size in enumerate(codec.round_sizes(n)):
-        if number == codec.rounds - 1:
-            size += layout.exact_size
-        sent = Sent(send, (Transfer("all-reduce", p, dtype.itemsize * size),))
-        total += Stages((project(number), sent))
-        if number < codec.rounds - 1:
-            # Only the finish needs the `own` of a round, and only that of the last
-            # round.
-            total += local(lambda value: value[:3])
-    return total + Stages((Local(finish),))
+        return Summands(coded, unravel(carry.exact, forms.exact)), states | {
+            "psum": new
+        }
 
 
 def psum(
@@ -198,9 +204,9 @@ def psum(
         `error_feedback`. Its payloads are summed in float32, or in float64 if any array
         is float64.
       combine_threshold_bytes: Arrays of fewer bytes travel as one vector for each
-        dtype, which saves latency and costs a copy. With `None`,
-        `make_train_step` chooses the threshold by its mesh: 1 MiB on TPUs and between
-        CPU processes, and otherwise 0.
+        dtype, which saves latency and costs a copy. With `None`, `make_train_step`
+        chooses the threshold by its mesh: 1 MiB on TPUs and between CPU processes, and
+        otherwise 0.
 
     Returns:
       An `AllReduce` over any number of axes, which it treats as one.
@@ -208,9 +214,6 @@ def psum(
     Raises:
       ValueError: If `codec` is not a linear codec, if the threshold is not a whole
         number of bytes, or if both are given.
-
-    Warns:
-      UserWarning: If `codec` is biased and has no error feedback.
 
     Examples:
       The four rows of `jax.vmap` stand for four devices:

@@ -8,9 +8,7 @@ inside the group.
 A device may also hold arrays that others in its group hold too, because they are not
 split over all inner axes. Their sums must be the same on all these devices, bit for
 bit. A codec must therefore not encode them in one vector with arrays that are split
-further: the scale of a block, for example, would depend on the device. Arrays that are
-split over the same axes are summed together, and apart from all others. What travels
-exactly is summed element by element, so it does not matter what is beside it.
+further: the scale of a block, for example, would depend on the device.
 """
 
 import dataclasses

@@ -10,10 +10,6 @@ collective is the finish:
 Every collective needs the result of the one before. If all stages run back to back,
 compute hides only the last collective. An executor that puts compute between the stages
 hides each of them.
-
-An algorithm consists of links. A `Local` link is local work, and a `Sent` link is a
-collective. `+` puts links in sequence, so that an all-reduce is a reduce-scatter plus
-an all-gather.
 """
 
 import dataclasses
@@ -94,13 +90,13 @@ Link = Local | Sent
 class Stages:
     """An all-reduce, or a part of one, as a sequence of links.
 
-    An `AllReduce` returns the stages for arrays of a given layout. `run` runs them back
-    to back, while an executor may put compute between them. `a + b` runs a, then b.
+    `run` runs the links back to back, while an executor may put compute between stages.
+    `a + b` runs a, then b, so that an all-reduce is a reduce-scatter plus an
+    all-gather.
 
     Attributes:
-      links: Local work and collectives, in order. Together they turn
-        `(summands, states)` into `(sums, states)`. The sums have the same bits on all
-        devices.
+      links: Local work and collectives, in order. Together they turn `(summands,
+        states)` into `(sums, states)`. The sums have the same bits on all devices.
       inits: Functions that return the states of the codecs before the first sum, each
         under different names.
 
@@ -125,8 +121,7 @@ class Stages:
     def init(self) -> States:
         """Returns the states of the codecs on this device before the first sum.
 
-        No array among them is a scalar, so that the arrays of all devices can be
-        concatenated.
+        No array is a scalar, so that the arrays of all devices can be concatenated.
         """
         return {name: x for init in self.inits for name, x in init().items()}
 
@@ -152,18 +147,12 @@ class Stages:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Returns the stages, each a function of what the stage before returned.
-
-        The first stage takes `(summands, states)`.
-        """
+        """Returns the stages, each a function of what the stage before returned."""
         return tuple(chained(links) for links in self.by_stage[:-1])
 
     @property
     def finish(self) -> Stage:
-        """Returns the local work after the last stage, which returns `(sums, states)`.
-
-        It is a function of what the last stage returned.
-        """
+        """Returns the local work after the last stage, up to `(sums, states)`."""
         return chained(self.by_stage[-1])
 
 

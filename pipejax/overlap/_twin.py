@@ -44,8 +44,8 @@ def difference_inside(
     """Compares the collectives inside groups of a step with those of its twin.
 
     A pipelined step should have the same collectives inside groups as the synchronous
-    step. If XLA sums whole gradients in a group, for example, instead of leaving each
-    device its shard, there are more bytes.
+    step. There are more bytes if XLA sums whole gradients in a group, for example,
+    instead of leaving each device its shard.
 
     Args:
       twin: The report on the synchronous step.

@@ -21,8 +21,8 @@ class Counts(NamedTuple):
       wire: Bytes through the device's link, in one direction.
       pair: The part of `wire` that the device sends to a device that sends as many
         bytes back at the same time.
-      shift: The part of `wire` that the device sends to one device while it receives
-        as many bytes from another device.
+      shift: The part of `wire` that the device sends to one device while it receives as
+        many bytes from another device.
       shuffle: The part of `wire` that belongs to an all-to-all.
       summed: Bytes of float32 that the device adds to others.
       encoded: Bytes of float32 that the device encodes. A linear codec with several

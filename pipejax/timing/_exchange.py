@@ -17,9 +17,6 @@ from ._rounds import Algorithm
 class ExchangeCounts(NamedTuple):
     """The counts of an exchange, separately for links between hosts and inside hosts.
 
-    An exchange does not depend on the speeds of a cluster. `pj.timing.duration` turns
-    it into seconds.
-
     Attributes:
       between: The counts for the links between hosts.
       inside: The counts for the links between the devices of one host.
@@ -82,8 +79,8 @@ def duration(
     seconds. `alpha` and `1 / beta` are the latency and the bandwidth of the link,
     `1 / gamma` is `cluster.reduction`, and S is `cluster.synchronisation`. Bytes that a
     device sends while it receives cost `beta / share` (`pj.timing.Shares`). A codec
-    adds the time to encode and decode. With several devices per host, the seconds
-    inside hosts are added to those between hosts.
+    adds the time to encode and decode. The seconds inside hosts are added to those
+    between hosts.
 
     Args:
       cluster: The cluster with its speeds.
@@ -144,10 +141,9 @@ def flat(
 ) -> ExchangeCounts:
     """Counts an all-reduce over all devices that ignores which host they are on.
 
-    Ranks go host by host: the first `cluster.devices` ranks are on the first host. With
-    several hosts of several devices, only the bytes that cross a host's link are
-    counted, and not those between the devices of one host. `hierarchical` instead
-    reduces inside each host first.
+    Ranks go host by host. With several hosts of several devices, only the bytes that
+    cross a host's link are counted. `hierarchical` instead reduces inside each host
+    first.
 
     Args:
       cluster: The cluster, for its number of hosts and devices.
@@ -173,8 +169,6 @@ def flat(
     References:
       Thakur et al., Optimization of Collective Communication Operations in MPICH, 2005,
       https://doi.org/10.1177/1094342005051521
-
-      Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619
     """
     counts = counted(algorithm, cluster.hosts * cluster.devices, n, codec)
     if cluster.devices == 1:
@@ -221,8 +215,7 @@ def hierarchical(
 
     With d devices per host, each device exchanges a d-th of the vector with the other
     hosts. A host's link therefore carries the all-reduce of one vector, whatever d is.
-    The exchange inside hosts uses no codec. `flat` instead counts a single all-reduce
-    over all devices.
+    The exchange inside hosts uses no codec.
 
     Args:
       cluster: The cluster, for its number of hosts and devices.

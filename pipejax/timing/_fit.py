@@ -130,11 +130,8 @@ def fit(
 
     seconds. The fit finds the latency `alpha`, the synchronisation S, the bandwidth
     `1 / beta` and the shares `s_i`. It minimises the relative errors of all samples by
-    robust least squares, so that short exchanges count as much as long ones. A sample
-    whose times vary counts less.
-
-    Use `pj.timing.calibrate` to measure the samples and fit them in one call. Use this
-    function for times that were measured in another way.
+    robust least squares. A sample whose times vary counts less.
+    `pj.timing.calibrate` measures the samples and fits them in one call.
 
     Args:
       hosts: The number of hosts, each with one device.

@@ -204,9 +204,9 @@ def pipelined_step_time(
 def ceilings(compute: Compute, exchange: Duration) -> dict[str, float]:
     r"""Returns the largest speedups that pipelining can have over synchronous steps.
 
-    The step time of the pipeline is taken as `max(c, x)`, with c the compute time and x
-    the exchange time. With f, b and u the seconds of forward pass, backward pass and
-    update, the speedups over a synchronous step and over an overlapped one are
+    With c the compute time, x the exchange time, and f, b and u the seconds of forward
+    pass, backward pass and update, the speedups of a step of `max(c, x)` seconds over a
+    synchronous step and over an overlapped one are
 
     $$(c + x) / \max(c, x)$$
 
@@ -244,7 +244,7 @@ def batch_to_hide(
     weight_prediction: bool = True,
     one_core: bool = False,
 ) -> float:
-    r"""Returns the smallest factor on the batch size that hides the exchange.
+    """Returns the smallest factor on the batch size that hides the exchange.
 
     Forward and backward pass take m times as long for m times as many examples. The
     update and the exchange take as long as before. At width K with weight prediction,
@@ -254,8 +254,8 @@ def batch_to_hide(
 
     with f, b and u the seconds of forward pass, backward pass and update, x the
     exchange time, and d the seconds that codec and additions take on the core that
-    computes the model (0 without `one_core`). A step with a smaller batch takes x, so
-    that its batch can grow at no cost in time. With a larger batch the link idles.
+    computes the model (0 without `one_core`). A smaller batch can grow at no cost in
+    time. With a larger batch the link idles.
 
     Args:
       compute: The compute times f, b and u of a step with the current batch.

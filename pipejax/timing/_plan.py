@@ -1,7 +1,4 @@
-"""Plans: ranks ways to train by the time that a step should take.
-
-A way to train is a width, an algorithm, a codec and a number of buckets
-(`pj.timing.Way`).
+"""Plans: ranks ways to train (`pj.timing.Way`) by the time that a step should take.
 
 Several buckets are for synchronous steps only. A train step that the user writes can
 exchange each bucket with a `pmean` of its own during the backward pass. Above width 1
@@ -42,10 +39,9 @@ def plan(
 ) -> list[Choice]:
     """Ranks every way to train by its step time, the shortest first.
 
-    The ways are all combinations of width, algorithm, codec and number of buckets. With
-    several hosts of several devices, each algorithm is considered both over all devices
-    (`flat`) and between hosts (`hierarchical`). Combinations that are not `compatible`
-    are left out.
+    The ways are all `compatible` combinations of width, algorithm, codec and number of
+    buckets. With several hosts of several devices, each algorithm is considered both
+    over all devices (`flat`) and between hosts (`hierarchical`).
 
     Ways whose step times differ by at most 1 % are ranked by simplicity: first the
     smaller width, then fewer buckets, then the codec that drops fewer bits, then an
@@ -65,17 +61,15 @@ def plan(
       one_core: Whether the codec and the additions run on the core that computes the
         model, as on a CPU. They then count as compute at widths above 1.
       leaves: The shapes of the gradient's leaves, on which the payload of `power_sgd`
-        depends. `None` assumes the leaves of `pj.timing.square_leaves`, mostly matrices
-        of 1,024 x 1,024.
+        depends. `None` assumes those of `pj.timing.square_leaves`.
 
     Returns:
-      All ways with their step times, and their gains over D-Sync (`Choice.gains`). The
-      first is the one to choose.
+      All ways with their step times, and their gains over D-Sync (`Choice.gains`).
 
     Raises:
       ValueError: If a codec has no speed in `cluster.codecs`, `leaves` do not have
-        `elements` elements in all, a width or a number of buckets is below 1, or a
-        time is not finite.
+        `elements` elements in all, a width or a number of buckets is below 1, or a time
+        is not finite.
 
     Examples:
       A gradient of 16 MB on four hosts, with links of 1 Gbit/s and 0.25 s of compute:
@@ -134,8 +128,7 @@ def scaling(
 
     The batch per device is fixed. With c the compute time and t the step time, the
     efficiency is `c / t`: the throughput of p devices, as a share of p times that of
-    one device alone. `plan` compares ways on one cluster, whereas this function follows
-    a single way to larger clusters.
+    one device alone.
 
     Args:
       cluster: The cluster with its speeds. Its number of hosts is not used.
@@ -144,8 +137,7 @@ def scaling(
       compute: The compute times of a step.
       codecs: The codecs by name, as in `plan`. They must contain the codec of `way`.
       hosts: The numbers of hosts. The default is the powers of two up to 4,096.
-      one_core: Whether the codec and the additions run on the core that computes the
-        model, as in `plan`.
+      one_core: Whether codec and additions run on the core of the model, as in `plan`.
       leaves: The shapes of the gradient's leaves, as in `plan`.
 
     Returns:

@@ -16,9 +16,7 @@ _PARTS = {"link": Link, "inner": Link, "shares": Shares}  # records of their own
 
 
 def as_json(cluster: Cluster) -> dict[str, Any]:
-    """Converts a cluster to a record of types that JSON has.
-
-    `from_json` converts the record back.
+    """Converts a cluster to a record of types that JSON has; see `from_json`.
 
     Args:
       cluster: The cluster.

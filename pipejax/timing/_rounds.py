@@ -1,12 +1,9 @@
 """All-reduces as rounds of messages, from which they are counted and simulated.
 
-A round says which device waits for which. A ring has 2(p-1) rounds in which every
-device sends to the next one. A parameter server has as many rounds, each with a single
-message. `_counts` adds up the rounds of an algorithm on the busiest device, and
-`_simulate` runs them one by one.
-
-The sizes are those of `pipejax.collectives`. They include the zeros with which the
-collectives pad vectors. Under a codec, payloads travel in place of float32.
+A round says which device waits for which: a ring has 2(p-1) rounds in which every
+device sends to the next one. The sizes are those of `pipejax.collectives`, and include
+the zeros with which the collectives pad vectors. Under a codec, payloads travel in
+place of float32.
 """
 
 from collections.abc import Callable
@@ -38,38 +35,23 @@ class Round(NamedTuple):
     """Messages that are sent at the same time, and the work before and after them.
 
     Each device sends at most one message and receives at most one.
-
-    Attributes:
-      pairs: Function from i to the ranks of senders and receivers in repetition i.
-      payload: The bytes of each message.
-      before: What each sender does before it sends.
-      after: What each receiver does after it has received the message.
-      repeat: How often the round runs.
-      messages: The latencies of all repetitions together.
-      collectives: The collectives that all repetitions together launch.
     """
 
-    pairs: Pairs
-    payload: float
+    pairs: Pairs  # ranks of senders and receivers in repetition i
+    payload: float  # bytes of each message
     pattern: Pattern = "stream"
-    before: Work = Work()
-    after: Work = Work()
+    before: Work = Work()  # what each sender does
+    after: Work = Work()  # what each receiver does
     repeat: int = 1
-    messages: int = 1
-    collectives: int = 1
+    messages: int = 1  # latencies of all repetitions together
+    collectives: int = 1  # of all repetitions together
 
 
 class Piece(NamedTuple):
-    """The size of one piece of a vector, padded to the padding multiple of a codec.
+    """The sizes in bytes of a piece of a vector, padded to whole blocks of a codec."""
 
-    Attributes:
-      bytes: The piece in bytes of float32, with its padding.
-      coded: The bytes of float32 that are encoded: `bytes`, or 0 without a codec.
-      payload: The bytes of the piece's payload.
-    """
-
-    bytes: int
-    coded: int
+    bytes: int  # of float32, with the padding
+    coded: int  # `bytes`, or 0 without a codec
     payload: int
 
     @classmethod

@@ -33,8 +33,7 @@ def sharded(cluster: Cluster) -> Cluster:
       cluster: Hosts with several devices each, which share the link of their host.
 
     Returns:
-      A cluster of as many hosts with one device, whose link has its share of the
-      bandwidth.
+      As many hosts with one device, whose link has its share of the bandwidth.
 
     Examples:
       Eight devices of a host share a link of 25 Gbit/s:

@@ -11,8 +11,7 @@ Steps follow the dependencies of Pipe-SGD at width K:
 - The exchange of step t starts when step t has been computed and the exchange of step
   t-1 is over.
 
-The simulation covers times only, and computes no gradients. It works on arrays over
-all devices, so that thousands of devices take seconds.
+It works on arrays over all devices, so that thousands of devices take seconds.
 """
 
 import dataclasses
@@ -72,8 +71,8 @@ class Workload:
           rng: The generator that the jitter is drawn from.
 
         Returns:
-          Seconds [steps, devices]. Without `slow`, their expected value is `seconds`
-          for any jitter.
+          Seconds [steps, devices]. Their mean is `seconds` times `slow`, for any
+          jitter.
 
         Raises:
           ValueError: If `slow` does not have one number for each device.
@@ -133,8 +132,8 @@ def simulate(
 
     Raises:
       ValueError: If `steps` or `width` is too small, `workload.slow` does not have one
-        number for each device, `workload.algorithm` is not a key of
-        `pj.timing.FORMS`, or `workload.speed` is not a key of `cluster.codecs`.
+        number for each device, `workload.algorithm` is not a key of `pj.timing.FORMS`,
+        or `workload.speed` is not a key of `cluster.codecs`.
 
     Examples:
       A device that is three times as slow as the others sets the step time:

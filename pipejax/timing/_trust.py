@@ -90,8 +90,8 @@ def trust(fit: Fit) -> Trust:
     An exchange is long if it takes at least a tenth of the longest time. A fit can be
     trusted if all of these hold:
 
-    - The predictions of the long exchanges are off by at most 10 % in the median and
-      35 % at worst, and their times vary by at most 20 % in the median.
+    - The predictions of the long exchanges are off by at most 10 % in the median and 35
+      % at worst, and their times vary by at most 20 % in the median.
     - Each exchange was measured at least 3 times.
     - The exchange with the most bytes spends at least half of its time on bytes. The
       times of larger vectors then follow from it.

@@ -1,8 +1,4 @@
-"""Ways to train, and the step times that they should have.
-
-A way is a width, an algorithm, a codec and a number of buckets. `pj.timing.plan`
-compares ways.
-"""
+"""Ways to train, and the step times that they should have."""
 
 from typing import Any, NamedTuple
 
@@ -61,14 +57,13 @@ class Way(NamedTuple):
     def step(self, compute: Compute, exchange: Duration, *, one_core: bool) -> float:
         """Returns the seconds of a step.
 
-        Width 1 is `synchronous_step_time`. Larger widths are `pipelined_step_time` with
+        Width 1 is `synchronous_step_time`, a larger width `pipelined_step_time` with
         weight prediction.
 
         Args:
           compute: The compute times of a step.
           exchange: The exchange of one bucket, as `exchange` returns it.
-          one_core: Whether the codec and the additions run on the core that computes
-            the model.
+          one_core: Whether codec and additions run on the core that computes the model.
         """
         if self.width == 1:
             return synchronous_step_time(compute, exchange, self.buckets)
@@ -94,8 +89,8 @@ class Choice(NamedTuple):
       compute: Seconds that the device computes in a step: `Compute.total`.
       d_sync: Seconds of a step of D-Sync that sends all bits, with the fastest exchange
         without a codec: `pj.timing.synchronous_step_time`.
-      overlapped: Seconds of this step of D-Sync if it overlaps the exchange with the
-        backward pass, at best: `pj.timing.overlapped_step_time`.
+      overlapped: Seconds of the same step if it overlaps the exchange with the backward
+        pass, at best: `pj.timing.overlapped_step_time`.
 
     Examples:
       >>> import pipejax as pj
@@ -124,9 +119,8 @@ class Choice(NamedTuple):
     def gains(self) -> dict[str, float]:
         """How many times as fast the step is as D-Sync that sends all bits.
 
-        The keys are those of `pj.timing.ceilings`: `"synchronous"` is `d_sync / step`,
-        and `"overlapped"` is `overlapped / step`. The gains include those of the
-        algorithm and the codec, whereas `ceilings` has what pipelining alone can gain.
+        The keys are those of `pj.timing.ceilings`, which has what pipelining alone can
+        gain, without the algorithm and the codec.
         """
         return {
             "synchronous": _over(self.d_sync, self.step),

@@ -1,7 +1,7 @@
 """Counts the FLOPs of one matmul or convolution.
 
-A multiplication and its addition are two FLOPs, as in XLA's own cost analysis. That
-analysis needs a compiled program, whereas the functions here need only its text.
+A multiplication and its addition are two FLOPs, as in XLA's own cost analysis, which
+needs a compiled program.
 
 - A dot has `2 * prod(output) * prod(contracted)` FLOPs, where `output` are the
   dimensions of the result and `contracted` are the dimensions that are summed over.

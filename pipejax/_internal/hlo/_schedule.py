@@ -15,8 +15,8 @@ following forms:
   collective continue it while they run compute of their own.
 - A start that a loop passes on to its next iteration: the collective is in progress
   from the start to the end of the loop body, and from the top of the body to the done.
-- A collective between TPU slices: it is in progress from its `send` to the
-  `recv-done` of the `recv` that belongs to it.
+- A collective between TPU slices: it is in progress from its `send` to the `recv-done`
+  of the `recv` that belongs to it.
 """
 
 from typing import NamedTuple
@@ -48,22 +48,14 @@ _WRAPPERS = ("call", "custom-call", "fusion")
 
 
 class Span(NamedTuple):
-    """A collective, and where it is in progress in the schedule of one computation.
+    """A collective, and where it is in progress in the schedule of one computation."""
 
-    Attributes:
-      name: Name of `start`, and of `op` too if `start` starts several collectives.
-      op: The collective itself: `start`, or an instruction that `start` wraps.
-      home: The computation that contains `op`.
-      at: Index of `start` in the schedule of its computation.
-      stretches: Indices in this schedule of what runs meanwhile; empty if synchronous.
-    """
-
-    name: str
+    name: str  # of `start`, and of `op` too if `start` starts several collectives
     start: Instruction
-    op: Instruction
-    home: Computation
-    at: int
-    stretches: tuple[range, ...]
+    op: Instruction  # the collective: `start`, or an instruction that `start` wraps
+    home: Computation  # the computation that contains `op`
+    at: int  # index of `start` in the schedule of its computation
+    stretches: tuple[range, ...]  # what runs meanwhile there; empty if synchronous
 
     @property
     def kind(self) -> str:
@@ -78,15 +70,11 @@ class End(NamedTuple):
 
 
 class Finder:
-    """Finds the collectives of a module.
-
-    Attributes:
-      seen: Names of the computations whose collectives have been found.
-    """
+    """Finds the collectives of a module."""
 
     def __init__(self, module: Module):
         self.module = module
-        self.seen: set[str] = set()
+        self.seen: set[str] = set()  # computations that have been searched
 
     def spans(self, home: Computation) -> list[Span]:
         """Finds the collectives that start in `home`, outside of loops and branches."""
