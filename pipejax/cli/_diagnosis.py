@@ -37,14 +37,14 @@ class Advice(NamedTuple):
     """The ways to train a model on the measured cluster, with their step times."""
 
     model: Model
-    ways: list[timing.Choice]
+    ways: list[timing.RankedConfig]
 
     @property
-    def shown(self) -> dict[str, timing.Choice]:
+    def shown(self) -> dict[str, timing.RankedConfig]:
         """Returns the ways that are worth a comparison, by what they stand for."""
-        waits = (way for way in self.ways if way.way.width == 1)
+        waits = (way for way in self.ways if way.config.width == 1)
         return {
-            "synchronous": next(way for way in waits if way.way.codec is None),
+            "synchronous": next(way for way in waits if way.config.codec is None),
             "pipelined": exact(self.ways),
             "recommended": chosen(self.ways),
         }
@@ -56,7 +56,7 @@ class Advice(NamedTuple):
                 *(f"{name:<14}{choice}" for name, choice in shown.items()),
                 GAIN,
                 "",
-                snippet(shown["recommended"].way),
+                snippet(shown["recommended"].config),
             ]
         )
 
@@ -100,7 +100,7 @@ class Diagnosis(NamedTuple):
             "fit": fit and timing.trust(fit).to_dict(),
             "model": advice and advice.model._asdict(),
             "ways": advice and [choice.to_dict() for choice in advice.ways],
-            "python": advice and snippet(chosen(advice.ways).way),
+            "python": advice and snippet(chosen(advice.ways).config),
         }
 
     def _options(self) -> list[str]:

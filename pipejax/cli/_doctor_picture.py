@@ -20,7 +20,7 @@ def picture(found: Diagnosis, path: str | os.PathLike[str]) -> None:
     if found.advice:
         title = f"predicted: {found.advice.model.elements:,} parameters"
         panels[title] = {"compute": found.advice.model.compute} | {
-            f"{name}\n({choice.way})": 1e3 * choice.step
+            f"{name}\n({choice.config})": 1e3 * choice.step
             for name, choice in found.advice.shown.items()
         }
     figure = new_figure(figsize=(1 + 5 * len(panels), 3), layout="constrained")

@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         ranked = timing.shard_optimizer(ranked, compute, devices)
     choice = chosen(ranked, args.row)
     python = snippet(
-        choice.way, sharded=args.sharded, shard_optimizer=args.shard_optimizer
+        choice.config, sharded=args.sharded, shard_optimizer=args.shard_optimizer
     )
     parts = [
         [*notes, *_about(known)],
@@ -118,10 +118,10 @@ def run(args: argparse.Namespace) -> int:
             write_json(args.out, record)
         if args.plot:
             curves = {
-                str(way): timing.scaling(
-                    cluster, way, elements, compute, known, one_core=args.one_core
+                str(config): timing.scaling(
+                    cluster, config, elements, compute, known, one_core=args.one_core
                 )
-                for way in (ranked[0].way, *_synchronous(ranked))
+                for config in (ranked[0].config, *_synchronous(ranked))
             }
             timing.picture(curves, args.plot)
     return 0
@@ -153,15 +153,15 @@ def _about(known: Mapping[str, Codec]) -> list[str]:
 
 
 def _summary(
-    ranked: list[timing.Choice],
-    choice: timing.Choice,
+    ranked: list[timing.RankedConfig],
+    choice: timing.RankedConfig,
     compute: timing.Compute,
     args: argparse.Namespace,
 ) -> list[str]:
     """Describes what gains are relative to, and what pipelining alone can gain."""
     most = timing.ceilings(compute, choice.exchange)
     plain = exact(ranked)
-    piped = (each for each in (choice, plain) if each.way.width > 1)
+    piped = (each for each in (choice, plain) if each.config.width > 1)
     rows = [number(ranked, each) for each in (d_sync(ranked), plain, choice)]
     return [
         f"{GAIN} Row {rows[0]} is D-Sync, and row {rows[1]} is the best pipelined way"
@@ -175,21 +175,21 @@ def _summary(
 
 
 def _hidden(
-    choice: timing.Choice, compute: timing.Compute, args: argparse.Namespace
+    choice: timing.RankedConfig, compute: timing.Compute, args: argparse.Namespace
 ) -> str:
     """Says from which batch size on the exchange of a choice is hidden."""
     times = timing.batch_to_hide(
-        compute, choice.exchange, choice.way.width, one_core=args.one_core
+        compute, choice.exchange, choice.config.width, one_core=args.one_core
     )
     sizes = f"from {times:.2f} times this batch size on"
     if not times:
         sizes = "with any batch size"
     elif args.batch is not None:
         sizes += f", {math.ceil(args.batch * times):,} examples a device"
-    return f"The exchange of {choice.way} is hidden {sizes}."
+    return f"The exchange of {choice.config} is hidden {sizes}."
 
 
-def _synchronous(ranked: list[timing.Choice]) -> list[timing.Way]:
-    waits = [choice.way for choice in ranked if choice.way.width == 1]
-    plain = next(way for way in waits if way.codec is None)
+def _synchronous(ranked: list[timing.RankedConfig]) -> list[timing.TrainConfig]:
+    waits = [choice.config for choice in ranked if choice.config.width == 1]
+    plain = next(config for config in waits if config.codec is None)
     return list(dict.fromkeys([waits[0], plain]))

@@ -28,7 +28,7 @@ launching programs and messages.
 Run this command on every host, started as the training itself is."""
 
 
-_ALGORITHM = f"{{{','.join(timing.FORMS)}}}"
+_ALGORITHM = f"{{{','.join(timing.COST_MODELS)}}}"
 _OPTIONS = {
     f"--algorithms {_ALGORITHM} [{_ALGORITHM} ...]": "algorithms to profile; all by"
     " default",
@@ -54,7 +54,7 @@ def add(commands: Any) -> None:
         example=EXAMPLE,
         run=run,
         options=_OPTIONS,
-        algorithms=list(timing.FORMS),
+        algorithms=list(timing.COST_MODELS),
         codecs=[NONE, "int8"],
         elements=str(2**22),
         rounds=5,
@@ -84,7 +84,9 @@ def run(args: argparse.Namespace) -> int:
         profiles = timing.profile(mesh, cases, args.rounds)
     if jax.process_index() == 0:
         limits = {
-            name: timing.FORMS[algorithm](mesh.size, elements, codec).wire * 8 / rate
+            name: timing.COST_MODELS[algorithm](mesh.size, elements, codec).wire
+            * 8
+            / rate
             for name, (algorithm, codec) in chosen.items()
             if rate
         }

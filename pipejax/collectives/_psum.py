@@ -177,7 +177,8 @@ class _Rounds:
         total = self.codec.rebuild(state, carry.sums, self.layout.coded_size)
         # Error feedback needs `own`, to know what the codec has lost of this device's
         # gradient.
-        new = self.codec.settled(carry.leaves, state, carry.sums, carry.own)
+        own = cast(jax.Array, carry.own)
+        new = self.codec.settled(carry.leaves, state, carry.sums, own)
         arrays = total if self.codec.needs_leaves else unravel(total, forms.coded)
         pairs = zip(arrays, forms.coded, strict=True)
         coded = tuple(x.astype(form.dtype) for x, form in pairs)

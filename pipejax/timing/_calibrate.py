@@ -17,7 +17,7 @@ from pipejax import collectives
 from pipejax.codecs import Codec
 
 from ._cluster import CodecSpeed
-from ._counts import FORMS
+from ._counts import COST_MODELS
 from ._exchange import ExchangeCounts
 from ._fit import Fit, Sample, fit
 from ._leaves import square_leaves
@@ -86,7 +86,7 @@ def calibrate(
     samples = tuple(
         Sample(
             name,
-            ExchangeCounts(FORMS[algorithm](mesh.size, n, None)),
+            ExchangeCounts(COST_MODELS[algorithm](mesh.size, n, None)),
             tuple(times[name]),
             n,
         )

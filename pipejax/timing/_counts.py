@@ -34,7 +34,7 @@ class Counts(NamedTuple):
       A ring of 4 devices with 1000 float32 elements each:
 
       >>> import pipejax as pj
-      >>> counts = pj.timing.FORMS["ring"](4, 1000, None)
+      >>> counts = pj.timing.COST_MODELS["ring"](4, 1000, None)
       >>> counts.messages, counts.wire, counts.summed
       (6, 6000, 3000)
     """
@@ -72,7 +72,7 @@ def counted(algorithm: Algorithm, p: int, n: int, codec: Codec | None) -> Counts
     return Counts(**total)
 
 
-FORMS: dict[Algorithm, Callable[[int, int, Codec | None], Counts]] = {
+COST_MODELS: dict[Algorithm, Callable[[int, int, Codec | None], Counts]] = {
     name: functools.partial(counted, name) for name in ROUNDS
 }
 """The closed form of each algorithm, by its name in `pj.collectives`.

@@ -23,7 +23,7 @@ class ExchangeCounts(NamedTuple):
 
     Examples:
       >>> import pipejax as pj
-      >>> ring = pj.timing.FORMS["ring"](4, 1000, None)
+      >>> ring = pj.timing.COST_MODELS["ring"](4, 1000, None)
       >>> pj.timing.ExchangeCounts(ring).between.wire  # bytes
       6000
     """
@@ -156,7 +156,7 @@ def flat(
       several devices, and `between` in all other cases.
 
     Raises:
-      ValueError: If `algorithm` is not a key of `pj.timing.FORMS`.
+      ValueError: If `algorithm` is not a key of `pj.timing.COST_MODELS`.
 
     Examples:
       >>> import pipejax as pj
@@ -228,7 +228,7 @@ def hierarchical(
       The counts at the busiest device, inside hosts and between them.
 
     Raises:
-      ValueError: If `outer` or `inner` is not a key of `pj.timing.FORMS`.
+      ValueError: If `outer` or `inner` is not a key of `pj.timing.COST_MODELS`.
 
     Examples:
       For two hosts with 8 devices each, a flat two-shot sends 8 times as many bytes

@@ -33,7 +33,8 @@ class Sample(NamedTuple):
 
     Examples:
       >>> import pipejax as pj
-      >>> exchange = pj.timing.ExchangeCounts(pj.timing.FORMS["ring"](4, 2**20, None))
+      >>> ring = pj.timing.COST_MODELS["ring"](4, 2**20, None)
+      >>> exchange = pj.timing.ExchangeCounts(ring)
       >>> pj.timing.Sample("ring", exchange, times=(0.052, 0.051, 0.055)).seconds
       0.052
     """
@@ -151,13 +152,13 @@ def fit(
       Times that are computed from a bandwidth of 500 Mbit/s give it back:
 
       >>> import pipejax as pj
-      >>> from pipejax.timing import FORMS, Cluster, ExchangeCounts, Link
+      >>> from pipejax.timing import COST_MODELS, Cluster, ExchangeCounts, Link
       >>> from pipejax.timing import Sample, Shares
       >>> shares = Shares(pair=0.6, shift=0.9, shuffle=0.7)
       >>> link = Link(2e-4, 62.5e6)
       >>> known = Cluster(4, link, synchronisation=5e-4, shares=shares)
       >>> samples = []
-      >>> for name, form in FORMS.items():
+      >>> for name, form in COST_MODELS.items():
       ...     for n in (2**10, 2**14, 2**18, 2**22):
       ...         exchange = ExchangeCounts(form(4, n, None))
       ...         seconds = pj.timing.duration(known, exchange).total

@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 
+from ._config import RankedConfig
 from ._iteration import Compute, synchronous_step_time
-from ._way import Choice
 
 # Algorithms between whose halves every device has a piece of the sums.
 HALVES = ("psum", "two_shot", "ring", "halving_doubling")
 
 
 def shard_optimizer(
-    choices: Sequence[Choice], compute: Compute, devices: int
-) -> list[Choice]:
+    choices: Sequence[RankedConfig], compute: Compute, devices: int
+) -> list[RankedConfig]:
     r"""Returns the ways that can shard the optimizer, with the step times if they do.
 
     At width 2, the reduce-scatter runs beside the forward pass, and the all-gather
@@ -37,7 +37,7 @@ def shard_optimizer(
       >>> compute = pj.timing.Compute(0.2, 0.4, update=0.08)
       >>> ranked = pj.timing.plan(cluster, 4_000_000, compute)
       >>> found = pj.timing.shard_optimizer(ranked, compute, 4)
-      >>> f"{found[0].way}: {found[0].step:.2f} s"
+      >>> f"{found[0].config}: {found[0].step:.2f} s"
       'width 2, halving_doubling, all bits: 0.62 s'
 
     References:
@@ -50,13 +50,13 @@ def shard_optimizer(
     )
     found = []
     for choice in choices:
-        way, half = choice.way, choice.exchange.total / 2
-        if way.algorithm not in HALVES or way.levels or way.buckets > 1:
+        config, half = choice.config, choice.exchange.total / 2
+        if config.algorithm not in HALVES or config.levels or config.buckets > 1:
             continue
-        if way.algorithm == "psum" and way.codec is not None:
+        if config.algorithm == "psum" and config.codec is not None:
             continue
         step = max(forward, half) + max(backward, half) + update
-        if way.width == 1:
+        if config.width == 1:
             own = Compute(forward, backward, update)
             step = synchronous_step_time(own, choice.exchange)
         found.append(choice._replace(step=step))

@@ -132,8 +132,8 @@ def simulate(
 
     Raises:
       ValueError: If `steps` or `width` is too small, `workload.slow` does not have one
-        number for each device, `workload.algorithm` is not a key of `pj.timing.FORMS`,
-        or `workload.speed` is not a key of `cluster.codecs`.
+        number for each device, `workload.algorithm` is not a key of
+        `pj.timing.COST_MODELS`, or `workload.speed` is not a key of `cluster.codecs`.
 
     Examples:
       A device that is three times as slow as the others sets the step time:

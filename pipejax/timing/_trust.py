@@ -28,7 +28,7 @@ MEDIAN, WORST, SPREAD = 0.10, 0.35, 0.20
 ROUNDS, WIRE = 3, 0.5
 
 
-class Trust(NamedTuple):
+class FitQuality(NamedTuple):
     """The verdict on a fit, with its reasons and figures; `str` puts it into words.
 
     Attributes:
@@ -84,7 +84,7 @@ class Trust(NamedTuple):
         return " ".join([f"This fit {can} be trusted.", *self.reasons, figures])
 
 
-def trust(fit: Fit) -> Trust:
+def trust(fit: Fit) -> FitQuality:
     """Judges a fit by its errors, the spread of its times, and the sizes measured.
 
     An exchange is long if it takes at least a tenth of the longest time. A fit can be
@@ -106,11 +106,11 @@ def trust(fit: Fit) -> Trust:
       Times that follow the formula exactly are trusted only if they were repeated:
 
       >>> import pipejax as pj
-      >>> from pipejax.timing import FORMS, Cluster, ExchangeCounts, Link, Sample
+      >>> from pipejax.timing import COST_MODELS, Cluster, ExchangeCounts, Link, Sample
       >>> known = Cluster(4, Link(2e-4, 62.5e6), reduction=4e9, synchronisation=5e-4)
       >>> for rounds in (2, 3):
       ...     samples = []
-      ...     for name, form in FORMS.items():
+      ...     for name, form in COST_MODELS.items():
       ...         for n in (2**10, 2**14, 2**18, 2**22):
       ...             exchange = ExchangeCounts(form(4, n, None))
       ...             seconds = pj.timing.duration(known, exchange).total
@@ -125,7 +125,7 @@ def trust(fit: Fit) -> Trust:
     long = [pair for pair in pairs if pair[1].seconds >= limit]
     # There is at least one long exchange: the longest.
     worst_error, worst = max(long, key=lambda pair: pair[0])
-    found = Trust(
+    found = FitQuality(
         reasons=(),
         rounds=min(len(sample.times) for sample in fit.samples),
         spread=statistics.median(sample.spread for _, sample in long),
@@ -149,7 +149,7 @@ def _wire(fit: Fit) -> float:
     return parts.wire / parts.total
 
 
-def _reasons(found: Trust) -> list[str]:
+def _reasons(found: FitQuality) -> list[str]:
     busy = "Measure again while nothing else runs on the hosts and their network."
     checks = [
         (

@@ -23,7 +23,9 @@ def fitted(rounds=3):
         timing.Sample(f"{algorithm} {n}", exchange, rounds * (seconds,), n)
         for algorithm in ("psum", "ring", "two_shot", "halving_doubling", "tree")
         for n in (2**10, 2**14, 2**18, 2**22)
-        for exchange in [timing.ExchangeCounts(timing.FORMS[algorithm](4, n, None))]
+        for exchange in [
+            timing.ExchangeCounts(timing.COST_MODELS[algorithm](4, n, None))
+        ]
         for seconds in [timing.duration(KNOWN, exchange).total]
     ]
     return timing.fit(4, samples, KNOWN.reduction)
@@ -164,7 +166,9 @@ def test_every_field_of_a_calibration_is_documented():
         timing.Sample(f"{algorithm} {n}", exchange, (seconds,), n)
         for algorithm in ("psum", "ring", "two_shot", "halving_doubling", "tree")
         for n in (2**12, 2**20)
-        for exchange in [timing.ExchangeCounts(timing.FORMS[algorithm](4, n, None))]
+        for exchange in [
+            timing.ExchangeCounts(timing.COST_MODELS[algorithm](4, n, None))
+        ]
         for seconds in [timing.duration(CLUSTER, exchange).total]
     ]
     record = json.loads(json.dumps(_cluster.calibration(timing.fit(4, samples, 4e9))))

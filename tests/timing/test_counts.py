@@ -10,12 +10,12 @@ import pipejax as pj
 from pipejax import codecs, collectives, timing
 from pipejax._internal.mesh import on_mesh
 from pipejax.collectives import Layout
-from pipejax.timing import FORMS, Counts
+from pipejax.timing import COST_MODELS, Counts
 
 CODECS = {"int8": codecs.int8(), "top_k": codecs.error_feedback(codecs.top_k(0.1))}
 
 
-PAIRS = [(a, c) for a in FORMS for c in (None, *CODECS) if a != "psum" or not c]
+PAIRS = [(a, c) for a in COST_MODELS for c in (None, *CODECS) if a != "psum" or not c]
 
 
 def declared(algorithm, codec, p, n, shapes=None):
@@ -40,7 +40,7 @@ def declared(algorithm, codec, p, n, shapes=None):
 @pytest.mark.parametrize("n", [1, 1000])
 def test_counts_equal_the_declared_transfers(algorithm, codec, p, n):
     chosen = CODECS.get(codec)
-    counts = FORMS[algorithm](p, n, chosen)
+    counts = COST_MODELS[algorithm](p, n, chosen)
     sent = declared(algorithm, chosen, p, n)
     if algorithm == "psum":  # the backend does not declare how it cuts
         assert math.isclose(counts.wire, sum(x.wire_bytes for x in sent))
@@ -55,7 +55,7 @@ def test_counts_equal_the_declared_transfers(algorithm, codec, p, n):
 def test_psum_of_a_linear_codec_counts_two_rounds():
     """PowerSGD of rank r sends `r (rows + columns)` floats a matrix, in two rounds."""
     codec = codecs.power_sgd(2, jax.random.key(0)).of(((64, 32),))
-    counts = FORMS["psum"](4, 64 * 32, codec)
+    counts = COST_MODELS["psum"](4, 64 * 32, codec)
     assert counts.collectives == 2
     assert counts.messages == 12
     assert counts.wire == 2 * 3 / 4 * 4 * 2 * (64 + 32)
@@ -63,13 +63,13 @@ def test_psum_of_a_linear_codec_counts_two_rounds():
     assert counts.encoded == counts.decoded == 4 * 64 * 32
 
 
-@pytest.mark.parametrize("algorithm", FORMS)
+@pytest.mark.parametrize("algorithm", COST_MODELS)
 def test_power_sgd_is_compatible_only_with_whole_leaves(algorithm):
     """The collectives refuse the same algorithms."""
     codec = codecs.error_feedback(codecs.power_sgd(1, jax.random.key(0)))
     shapes, n = ((6, 8), (5,)), 53
     if timing.compatible(algorithm, codec):
-        counts = FORMS[algorithm](4, n, codec.of(shapes))
+        counts = COST_MODELS[algorithm](4, n, codec.of(shapes))
         sent = declared(algorithm, codec, 4, n, shapes)
         assert math.isclose(counts.wire, sum(x.wire_bytes for x in sent))
     else:
@@ -80,7 +80,7 @@ def test_power_sgd_is_compatible_only_with_whole_leaves(algorithm):
 
 def test_counts_of_a_ring_equal_numbers_by_hand():
     """3 devices send 10 elements in blocks of 8: a piece as above, 2 hops each half."""
-    assert FORMS["ring"](3, 10, codecs.int8(8)) == Counts(
+    assert COST_MODELS["ring"](3, 10, codecs.int8(8)) == Counts(
         messages=4,
         wire=4 * 12,
         shift=4 * 12,
@@ -92,7 +92,7 @@ def test_counts_of_a_ring_equal_numbers_by_hand():
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 7, 8, 64])
-@pytest.mark.parametrize("algorithm", FORMS)
+@pytest.mark.parametrize("algorithm", COST_MODELS)
 def test_work_equals_the_closed_forms_by_hand(algorithm, p):
     """A device encodes, decodes and adds so many pieces of 8 elements."""
     q = 1 << (p.bit_length() - 1)  # the largest power of two up to p
@@ -108,6 +108,6 @@ def test_work_equals_the_closed_forms_by_hand(algorithm, p):
     }
     pieces, encoded, decoded, summed = wanted[algorithm]
     codec = None if algorithm == "psum" else codecs.int8(8)
-    counts = FORMS[algorithm](p, 8 * pieces, codec)
+    counts = COST_MODELS[algorithm](p, 8 * pieces, codec)
     found = counts.encoded, counts.decoded, counts.summed
     assert found == (32 * encoded, 32 * decoded, 32 * summed)

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from pipejax import codecs
-from pipejax.timing import FORMS
+from pipejax.timing import COST_MODELS
 from pipejax.timing._rounds import ROUNDS, Piece
 
 DEVICES = [1, 2, 3, 4, 5, 7, 8]
@@ -64,7 +64,7 @@ def test_two_shot_halves_connect_every_pair_once(p):
         assert sorted(itertools.chain.from_iterable(half)) == every
 
 
-@pytest.mark.parametrize("algorithm", FORMS)
+@pytest.mark.parametrize("algorithm", COST_MODELS)
 @pytest.mark.parametrize("p", DEVICES)
 def test_no_device_sends_or_receives_twice_in_a_round(algorithm, p):
     for _, pairs, _ in messages(algorithm, p):
@@ -72,7 +72,7 @@ def test_no_device_sends_or_receives_twice_in_a_round(algorithm, p):
             assert len(set(ranks)) == len(ranks)
 
 
-@pytest.mark.parametrize("algorithm", sorted(FORMS.keys() - {"two_shot"}))
+@pytest.mark.parametrize("algorithm", sorted(COST_MODELS.keys() - {"two_shot"}))
 @pytest.mark.parametrize("p", DEVICES)
 def test_all_devices_know_all_contributions_as_early_as_possible(algorithm, p):
     """A message carries all that its sender knows, of itself and from others."""

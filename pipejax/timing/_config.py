@@ -10,7 +10,7 @@ from ._iteration import Compute, pipelined_step_time, synchronous_step_time
 from ._rounds import Algorithm
 
 
-class Way(NamedTuple):
+class TrainConfig(NamedTuple):
     """A way to train: width, algorithm, codec and number of buckets.
 
     Attributes:
@@ -24,7 +24,7 @@ class Way(NamedTuple):
 
     Examples:
       >>> import pipejax as pj
-      >>> str(pj.timing.Way(2, "tree", "int8", levels=True))
+      >>> str(pj.timing.TrainConfig(2, "tree", "int8", levels=True))
       'width 2, hierarchical, tree, int8'
     """
 
@@ -46,7 +46,7 @@ class Way(NamedTuple):
 
         Raises:
           ValueError: If the codec has no speed in `cluster.codecs`, or the algorithm is
-            not a key of `pj.timing.FORMS`.
+            not a key of `pj.timing.COST_MODELS`.
         """
         if cluster.hosts * cluster.devices == 1:
             return Duration(0, 0, 0, 0, 0)
@@ -79,11 +79,11 @@ class Way(NamedTuple):
         return ", ".join(parts)
 
 
-class Choice(NamedTuple):
+class RankedConfig(NamedTuple):
     """A way to train, with the step time that it should have.
 
     Attributes:
-      way: The way to train.
+      config: The way to train.
       exchange: How long the exchange of one bucket takes.
       step: The step time in seconds.
       compute: Seconds that the device computes in a step: `Compute.total`.
@@ -95,15 +95,15 @@ class Choice(NamedTuple):
     Examples:
       >>> import pipejax as pj
       >>> exchange = pj.timing.Duration(0, 0.125, 0, 0, 0)  # 0.125 s on the wire
-      >>> way = pj.timing.Way(2, "ring")
-      >>> choice = pj.timing.Choice(way, exchange, 0.5, 0.5, 1.25, 1.0)
+      >>> config = pj.timing.TrainConfig(2, "ring")
+      >>> choice = pj.timing.RankedConfig(config, exchange, 0.5, 0.5, 1.25, 1.0)
       >>> choice.reason
       'hidden behind compute, 75% of it to spare'
       >>> choice.gains
       {'synchronous': 2.5, 'overlapped': 2.0}
     """
 
-    way: Way
+    config: TrainConfig
     exchange: Duration
     step: float
     compute: float
@@ -130,11 +130,11 @@ class Choice(NamedTuple):
     @property
     def reason(self) -> str:
         """An explanation of the step time, in words."""
-        exchange = self.exchange.total * self.way.buckets
+        exchange = self.exchange.total * self.config.buckets
         largest = max(zip(self.exchange, self.exchange._fields, strict=True))[1]
-        if self.way.width == 1:
+        if self.config.width == 1:
             waits = self.step - self.compute
-            several = self.way.buckets > 1
+            several = self.config.buckets > 1
             beside = ", the rest beside the backward pass" if several else ""
             return (
                 f"waits {_ms(waits)} for an exchange of {_ms(exchange)}, most of it"
@@ -150,7 +150,7 @@ class Choice(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """Returns the way, its times in seconds, gains and reason, as types of JSON."""
         return {
-            **self.way._asdict(),
+            **self.config._asdict(),
             "step": self.step,
             "exchange": self.exchange._asdict(),
             "gains": self.gains,
@@ -160,7 +160,7 @@ class Choice(NamedTuple):
     def __str__(self) -> str:
         gains = self.gains
         return (
-            f"{self.way!s:<58}{_ms(self.step):>12}  {self.ratio:5.2f} x compute "
+            f"{self.config!s:<58}{_ms(self.step):>12}  {self.ratio:5.2f} x compute "
             f" gain {gains['synchronous']:.2f} ({gains['overlapped']:.2f}) "
             f" {self.reason}"
         )
