@@ -17,7 +17,8 @@ class AllReduce(abc.ABC):
 
     Calling an algorithm with a `Layout` returns the `Stages` that sum arrays of this
     layout. Most users pass it to `make_train_step(all_reduce=...)` instead. A subclass
-    is a frozen dataclass that implements `__call__`; see `Sent` for an example.
+    is a frozen dataclass that implements `__call__`; the page
+    docs/reference/collectives.md has an example.
     """
 
     @property

@@ -146,19 +146,6 @@ def halving_doubling(codec: Codec | None = None) -> HalvingDoubling:
     Returns:
       An `AllReduce` over any number of axes, which it treats as one.
 
-    Examples:
-      The number of collectives and the bytes that each of 8 devices sends for 1,000
-      elements of float32. The axis of `jax.vmap` stands for the devices.
-
-      >>> import jax
-      >>> from pipejax.collectives import Layout, halving_doubling
-      >>> def count():
-      ...     layout = Layout.of_shapes(((1000,),))
-      ...     transfers = halving_doubling()(layout, "data").transfers
-      ...     print(len(transfers), sum(x.wire_bytes for x in transfers))
-      >>> jax.vmap(count, axis_name="data", axis_size=8)()
-      6 7000
-
     References:
       Thakur et al., Optimization of Collective Communication Operations in MPICH, 2005,
       https://doi.org/10.1177/1094342005051521

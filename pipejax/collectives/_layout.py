@@ -54,13 +54,6 @@ class Layout(NamedTuple):
 
         Args:
           summands: Arrays, or anything that has a shape and a dtype.
-
-        Examples:
-          >>> import jax.numpy as jnp
-          >>> from pipejax.collectives import Layout, Summands
-          >>> layout = Layout.of(Summands((jnp.zeros((2, 3)), jnp.zeros(4))))
-          >>> layout.coded_size, layout.shapes
-          (10, ((2, 3), (4,)))
         """
         return cls(*jax.tree.map(_form, summands))
 

@@ -55,19 +55,6 @@ def parameter_server(codec: Codec | None = None) -> ParameterServer:
     Returns:
       An `AllReduce` over any number of axes, which it treats as one.
 
-    Examples:
-      The number of collectives and the bytes that they send among 8 devices for 1,000
-      elements of float32. The axis of `jax.vmap` stands for the devices.
-
-      >>> import jax
-      >>> from pipejax.collectives import Layout, parameter_server
-      >>> def count():
-      ...     layout = Layout.of_shapes(((1000,),))
-      ...     transfers = parameter_server()(layout, "data").transfers
-      ...     print(len(transfers), sum(x.wire_bytes for x in transfers))
-      >>> jax.vmap(count, axis_name="data", axis_size=8)()
-      14 56000
-
     References:
       Li et al., Scaling Distributed Machine Learning with the Parameter Server, OSDI
       2014,

@@ -95,18 +95,6 @@ def ring(codec: Codec | None = None) -> Ring:
     Returns:
       An `AllReduce` over any number of axes, which it treats as one.
 
-    Examples:
-      The number of collectives and the bytes that each of 8 devices sends for 1,000
-      elements of float32. The axis of `jax.vmap` stands for the devices.
-
-      >>> import jax
-      >>> from pipejax.collectives import Layout, ring
-      >>> def count():
-      ...     transfers = ring()(Layout.of_shapes(((1000,),)), "data").transfers
-      ...     print(len(transfers), sum(x.wire_bytes for x in transfers))
-      >>> jax.vmap(count, axis_name="data", axis_size=8)()
-      14 7000
-
     References:
       Patarasuk and Yuan, Bandwidth Optimal All-reduce Algorithms for Clusters of
       Workstations, 2009, https://doi.org/10.1016/j.jpdc.2008.09.002

@@ -42,41 +42,6 @@ class Sent(NamedTuple):
       run: Function from a value to a new value.
       transfers: What the collective moves. `psum` sums several arrays in one link, and
         has one transfer for each array or group of arrays.
-
-    Examples:
-      An algorithm that gathers the arrays of all devices, and then adds them up:
-
-      >>> import jax
-      >>> import jax.numpy as jnp
-      >>> import optax
-      >>> import pipejax as pj
-      >>> from pipejax.collectives import AllReduce, Sent, Stages, Transfer, local
-      >>> class GatherAndAdd(AllReduce):
-      ...     def __call__(self, layout, axis_name):
-      ...         def gather(x):
-      ...             return jax.lax.all_gather(x, axis_name)
-      ...
-      ...         def send(arrays):
-      ...             return jax.tree.map(gather, arrays)
-      ...
-      ...         def add(gathered):
-      ...             return jax.tree.map(lambda x: x.sum(axis=0), gathered)
-      ...
-      ...         devices = jax.lax.axis_size(axis_name)
-      ...         arrays = (*layout.coded, *layout.exact)
-      ...         sizes = [x.size * x.dtype.itemsize for x in arrays]
-      ...         moved = [Transfer("all-gather", devices, size) for size in sizes]
-      ...         return Stages((Sent(send, tuple(moved)),)) + local(add)
-      >>> train = pj.make_train_step(
-      ...     lambda w, batch: ((w - batch) ** 2).mean(),
-      ...     optax.sgd(0.1),
-      ...     mesh=pj.data_mesh(),
-      ...     all_reduce=GatherAndAdd(),
-      ... )
-      >>> state, _ = train.step(train.init(jnp.zeros(())), jnp.ones(16))
-      >>> state, (info,) = train.drain(state)
-      >>> float(info.loss), round(float(state.params), 2)
-      (1.0, 0.2)
     """
 
     run: Callable[[Any], Any]

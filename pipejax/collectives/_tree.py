@@ -82,18 +82,6 @@ def tree(codec: Codec | None = None) -> Tree:
     Returns:
       An `AllReduce` over any number of axes, which it treats as one.
 
-    Examples:
-      The number of collectives and the bytes that they send among 8 devices for 1,000
-      elements of float32. The axis of `jax.vmap` stands for the devices.
-
-      >>> import jax
-      >>> from pipejax.collectives import Layout, tree
-      >>> def count():
-      ...     transfers = tree()(Layout.of_shapes(((1000,),)), "data").transfers
-      ...     print(len(transfers), sum(x.wire_bytes for x in transfers))
-      >>> jax.vmap(count, axis_name="data", axis_size=8)()
-      6 24000
-
     References:
       Thakur et al., Optimization of Collective Communication Operations in MPICH, 2005,
       https://doi.org/10.1177/1094342005051521

@@ -90,7 +90,7 @@ def measure(
     rounds: int = 10,
     steps: int = 5,
 ) -> Measurement:
-    r"""Times compute alone, communication alone, and the whole step.
+    r"""Returns the seconds of compute, of communication, and of the whole step.
 
     The step takes the longer of the two times if the shorter one is hidden completely,
     and their sum if nothing is hidden:
@@ -109,9 +109,6 @@ def measure(
       batch: A batch, as for `train.step`.
       rounds: Number of rounds, at least 2.
       steps: Number of steps that are timed together in each round, at least 1.
-
-    Returns:
-      A `Measurement`, in seconds per step. `print` shows it as a table.
 
     Raises:
       ValueError: If `rounds` or `steps` is too small, or if `train.step` does not

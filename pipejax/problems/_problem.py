@@ -33,12 +33,6 @@ class Problem:
       lipschitz: A function `lipschitz(radius) -> float`. It returns an upper bound on
         the norm of the gradient of f, for any single example and any w at a distance of
         at most `radius` from the optimum.
-
-    Examples:
-      >>> import numpy as np, pipejax as pj
-      >>> problem = pj.problems.least_squares([[1.0], [1.0]], [1.0, 3.0])
-      >>> print(f"{problem.minimum:.2f} {problem.excess(np.zeros(1)):.2f}")
-      0.50 2.00
     """
 
     loss_fn: Loss

@@ -24,12 +24,6 @@ class Link:
 
     Raises:
       ValueError: If `latency` is negative or not finite, or `bandwidth` is not above 0.
-
-    Examples:
-      >>> import pipejax as pj
-      >>> link = pj.timing.Link(latency=50e-6, bandwidth=125e6)  # 1 Gbit/s
-      >>> f"{1e3 * (link.latency + 1e6 / link.bandwidth):.2f} ms for 1 MB"
-      '8.05 ms for 1 MB'
     """
 
     latency: float
@@ -53,12 +47,6 @@ class CodecSpeed:
 
     Raises:
       ValueError: If a speed is not above 0.
-
-    Examples:
-      >>> import pipejax as pj
-      >>> speed = pj.timing.CodecSpeed(encode=2e9, decode=4e9)
-      >>> 4 * 10**6 / speed.encode  # seconds to encode a million elements
-      0.002
     """
 
     encode: float = math.inf
@@ -138,15 +126,6 @@ class Cluster:
     Raises:
       ValueError: If a count, a time or a speed is out of range, or `inner` is `None`
         with several devices per host.
-
-    Examples:
-      Four hosts on Ethernet of 1 Gbit/s, each with one device that adds 4 GB/s:
-
-      >>> import pipejax as pj
-      >>> cluster = pj.timing.Cluster(4, pj.timing.Link(50e-6, 125e6), reduction=4e9)
-      >>> exchange = pj.timing.flat(cluster, "ring", 4_000_000)
-      >>> f"{pj.timing.duration(cluster, exchange).total:.3f} s"
-      '0.195 s'
     """
 
     hosts: int

@@ -21,11 +21,6 @@ class TrainConfig(NamedTuple):
       levels: Whether the all-reduce is `hierarchical`, first inside hosts and then
         between them.
       buckets: The number of equal parts in which the gradient is exchanged.
-
-    Examples:
-      >>> import pipejax as pj
-      >>> str(pj.timing.TrainConfig(2, "tree", "int8", levels=True))
-      'width 2, hierarchical, tree, int8'
     """
 
     width: int

@@ -29,14 +29,6 @@ class Counts(NamedTuple):
         rounds counts them once for all rounds.
       decoded: Bytes of float32 that the device decodes payloads into.
       collectives: Collectives that the program launches one after another.
-
-    Examples:
-      A ring of 4 devices with 1000 float32 elements each:
-
-      >>> import pipejax as pj
-      >>> counts = pj.timing.COST_MODELS["ring"](4, 1000, None)
-      >>> counts.messages, counts.wire, counts.summed
-      (6, 6000, 3000)
     """
 
     messages: float = 0

@@ -20,12 +20,6 @@ class ExchangeCounts(NamedTuple):
     Attributes:
       between: The counts for the links between hosts.
       inside: The counts for the links between the devices of one host.
-
-    Examples:
-      >>> import pipejax as pj
-      >>> ring = pj.timing.COST_MODELS["ring"](4, 1000, None)
-      >>> pj.timing.ExchangeCounts(ring).between.wire  # bytes
-      6000
     """
 
     between: Counts = Counts()
@@ -41,12 +35,6 @@ class Duration(NamedTuple):
       reduction: Seconds to add vectors.
       codec: Seconds to encode and decode.
       synchronisation: Seconds to launch collectives and to wait for the last device.
-
-    Examples:
-      >>> import pipejax as pj
-      >>> seconds = pj.timing.Duration(0.25, 1.0, 0.125, 0.5, 0.0)
-      >>> seconds.total, seconds.computed
-      (1.875, 0.625)
     """
 
     latency: float
@@ -69,7 +57,7 @@ class Duration(NamedTuple):
 def duration(
     cluster: Cluster, exchange: ExchangeCounts, codec: str | None = None
 ) -> Duration:
-    r"""Returns how long an exchange takes on a cluster.
+    r"""Returns how long an exchange takes, split by what the time is spent on.
 
     With m messages, b bytes on the wire, a bytes added and k collectives, an exchange
     without a codec takes
@@ -87,9 +75,6 @@ def duration(
       exchange: The counts of the exchange, from `flat` or `hierarchical`.
       codec: The name in `cluster.codecs` of the codec that the exchange uses. `None`
         counts no time for encoding and decoding.
-
-    Returns:
-      The seconds, split by what they are spent on.
 
     Raises:
       ValueError: If `codec` is not a key of `cluster.codecs`.

@@ -30,13 +30,6 @@ class Sample(NamedTuple):
       exchange: The counts of the exchange.
       times: The seconds that it took in each measurement round.
       elements: The length of the vector in elements of float32; `None` if unknown.
-
-    Examples:
-      >>> import pipejax as pj
-      >>> ring = pj.timing.COST_MODELS["ring"](4, 2**20, None)
-      >>> exchange = pj.timing.ExchangeCounts(ring)
-      >>> pj.timing.Sample("ring", exchange, times=(0.052, 0.051, 0.055)).seconds
-      0.052
     """
 
     name: str

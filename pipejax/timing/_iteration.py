@@ -26,11 +26,6 @@ class Compute:
 
     Raises:
       ValueError: If a time is negative or not finite.
-
-    Examples:
-      >>> import pipejax as pj
-      >>> pj.timing.Compute(forward=0.25, backward=0.5, update=0.125).total
-      0.875
     """
 
     forward: float
@@ -83,9 +78,6 @@ def synchronous_step_time(
       exchange: The exchange of one bucket; x is `exchange.total`.
       buckets: The number B of equal buckets.
 
-    Returns:
-      The seconds of a step.
-
     Raises:
       ValueError: If `buckets` is not a whole number above 0.
 
@@ -127,9 +119,6 @@ def overlapped_step_time(compute: Compute, exchange: Duration) -> float:
     Args:
       compute: The compute times f, b and u of a step.
       exchange: The exchange of a gradient; x is `exchange.total`.
-
-    Returns:
-      The seconds of a step, at best.
 
     Examples:
       >>> import pipejax as pj
@@ -173,9 +162,6 @@ def pipelined_step_time(
       one_core: Whether the codec and the additions run on the core that computes the
         model, as on a CPU. They then also count as compute: `exchange.computed` is
         added to c.
-
-    Returns:
-      The seconds of a step.
 
     Raises:
       ValueError: If `width` is not a whole number above 0.

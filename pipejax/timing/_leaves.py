@@ -16,9 +16,6 @@ def square_leaves(elements: int) -> Shapes:
     Args:
       elements: The number of elements of the gradient.
 
-    Returns:
-      The shapes of the leaves.
-
     Examples:
       >>> import pipejax as pj
       >>> pj.timing.square_leaves(3_000_000)

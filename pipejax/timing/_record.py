@@ -24,12 +24,6 @@ def as_json(cluster: Cluster) -> dict[str, Any]:
     Returns:
       A dictionary with the fields of the cluster. An infinite speed becomes `None`,
       because JSON has no infinity.
-
-    Examples:
-      >>> import pipejax as pj
-      >>> record = pj.timing.as_json(pj.timing.Cluster(4, pj.timing.Link(50e-6, 125e6)))
-      >>> record["link"], record["reduction"]
-      ({'latency': 5e-05, 'bandwidth': 125000000.0}, None)
     """
     return _finite(dataclasses.asdict(cluster))
 

@@ -26,14 +26,12 @@ class Fsdp(NamedTuple):
 def sharded(cluster: Cluster) -> Cluster:
     """Returns the cluster that devices with the same shards form, one in each host.
 
-    With `plan`, `scaling` or `simulate`, use it together with the elements of a shard,
+    The link of each has its share of the host's bandwidth. With `plan`, `scaling` or
+    `simulate`, use it together with the elements of a shard,
     `elements / cluster.devices`, and with the compute of a whole group.
 
     Args:
       cluster: Hosts with several devices each, which share the link of their host.
-
-    Returns:
-      As many hosts with one device, whose link has its share of the bandwidth.
 
     Examples:
       Eight devices of a host share a link of 25 Gbit/s:

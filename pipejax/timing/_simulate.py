@@ -41,15 +41,6 @@ class Workload:
       jitter: The standard deviation of the logarithm of a step's compute time. 0 makes
         all steps equally long.
       slow: For each device, the factor on its compute time; `None` is 1 for all.
-
-    Examples:
-      A step takes 0.25 s on four devices, but three times as long on the third:
-
-      >>> import numpy as np
-      >>> import pipejax as pj
-      >>> work = pj.timing.Workload(0.25, 10**5, "ring", slow=(1, 1, 3, 1))
-      >>> work.compute_times(1, 4, np.random.default_rng(0)).tolist()
-      [[0.25, 0.25, 0.75, 0.25]]
     """
 
     seconds: float

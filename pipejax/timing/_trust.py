@@ -101,24 +101,6 @@ def trust(fit: Fit) -> FitQuality:
 
     Returns:
       The verdict, with the reasons and figures.
-
-    Examples:
-      Times that follow the formula exactly are trusted only if they were repeated:
-
-      >>> import pipejax as pj
-      >>> from pipejax.timing import COST_MODELS, Cluster, ExchangeCounts, Link, Sample
-      >>> known = Cluster(4, Link(2e-4, 62.5e6), reduction=4e9, synchronisation=5e-4)
-      >>> for rounds in (2, 3):
-      ...     samples = []
-      ...     for name, form in COST_MODELS.items():
-      ...         for n in (2**10, 2**14, 2**18, 2**22):
-      ...             exchange = ExchangeCounts(form(4, n, None))
-      ...             seconds = pj.timing.duration(known, exchange).total
-      ...             samples.append(Sample(name, exchange, (seconds,) * rounds, n))
-      ...     fit = pj.timing.fit(4, samples, known.reduction)
-      ...     print(rounds, pj.timing.trust(fit).trusted)
-      2 False
-      3 True
     """
     limit = LONG * max(sample.seconds for sample in fit.samples)
     pairs = list(zip(map(abs, fit.errors), fit.samples, strict=True))

@@ -14,14 +14,6 @@ class Memory(NamedTuple):
       temporaries: Bytes of everything that it allocates while it runs: activations,
         copies and buffers of collectives.
       aliased: Bytes of the outputs that take the place of donated arguments.
-
-    Examples:
-      An argument and an output of eight float32 numbers, 32 bytes each:
-
-      >>> compiled = jax.jit(lambda x: 2 * x).lower(jax.numpy.ones(8)).compile()
-      >>> memory = Memory.of(compiled)
-      >>> memory.arguments, memory.outputs, memory.live
-      (32, 32, 64)
     """
 
     arguments: int
@@ -35,9 +27,6 @@ class Memory(NamedTuple):
 
         Args:
           program: A compiled program.
-
-        Returns:
-          A `Memory`, or `None` if the backend has no memory analysis.
         """
         found: Any = program.memory_analysis()
         if found is None:
