@@ -14,12 +14,16 @@ ROOT = pathlib.Path(__file__).parents[1]
 # Words that were replaced, and what is said now.
 REPLACED = {
     "Beside": "Grouped",
+    "Choice": "RankedConfig",
+    "FORMS": "COST_MODELS",
     "Groups": "Combined, and combine_threshold_bytes",
     "Halved": "ReduceScatterAllGather",
     "Learned": "Trainable",
     "LocalStep": "Step and Settings",
     "PiecewiseStep": "zero1_step",
     "SharedState": "PipelineState without in_flight",
+    "Trust": "FitQuality",
+    "Way": "TrainConfig",
     "apart": "unravel",
     "arrivals": "valid",
     "by_place": "by_shard",

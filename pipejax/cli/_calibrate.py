@@ -12,7 +12,7 @@ from pipejax import codecs, timing
 from ._candidates import USUAL, candidates
 from ._cluster import calibration, extrapolated
 from ._command import add_command, write_json
-from ._model import Model, given
+from ._model import Model, load_step
 from ._units import ROUNDS, VECTOR, check, count
 from ._usage import enough_memory, in_one_line
 
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     # The user's code runs first: if it fails, no measurement is lost.
     model = None
     if args.model:
-        program = given(args.model, mesh)
+        program = load_step(args.model, mesh)
         times = pj.overlap.measure(*program, rounds=args.rounds, steps=1)
         model = Model.of(program, times)
     with in_one_line(ValueError), enough_memory("sizes"):

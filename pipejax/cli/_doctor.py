@@ -20,7 +20,7 @@ from ._candidates import USUAL, candidates
 from ._command import add_command, write_json
 from ._diagnosis import Advice, Diagnosis, Overlap
 from ._doctor_picture import picture
-from ._model import Model, RunnableStep, given
+from ._model import Model, RunnableStep, load_step
 from ._units import COMPUTE_MS, ROUNDS, check, count
 from ._usage import UsageError, in_one_line
 
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         # JAX joins before codecs are made: some hold a key, an array on a device.
         chosen = candidates(args.codecs)
     mesh = pj.data_mesh()
-    program = given(args.model, mesh) if args.model else _example(mesh)
+    program = load_step(args.model, mesh) if args.model else _example(mesh)
     times = pj.overlap.measure(*program, rounds=args.rounds, steps=1)
     fit = None
     if mesh.size > 1:

@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{title}: {_words(value)}")
     if len(devices) == 1:
         print(_ALONE)
-    reports = {title: _inspected(*given) for title, given in programs.items()}
+    reports = {title: _inspected(*parts) for title, parts in programs.items()}
     for title, report in reports.items():
         print(f"\n{title}\n{report}")
     last = [f"{title}: {report.summary}" for title, report in reports.items()]

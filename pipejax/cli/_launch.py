@@ -156,12 +156,12 @@ def _starts(args: argparse.Namespace) -> tuple[list[_supervise.Start], str]:
                 " once on each host"
             )
         job, gpus = _job(args)
-        given = [_share.environment(job, i, gpus) for i in range(job.processes)]
+        environments = [_share.environment(job, i, gpus) for i in range(job.processes)]
         if job.hosts == 1:
             secret = {_secret.VARIABLE: _secret.drawn()}  # of the whole job
-            given = [{**variables, **secret} for variables in given]
+            environments = [{**variables, **secret} for variables in environments]
     starts = []
-    for local, variables in enumerate(given):
+    for local, variables in enumerate(environments):
         cores = None if gpus else _share.cores(local, job.processes)
         name, environ = str(job.rank(local)), {**variables, **os.environ}
         # The user's own variables win, except for the place in the job.

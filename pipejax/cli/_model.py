@@ -50,7 +50,7 @@ def flags(elements: int, compute: str, batch: int | None) -> str:
     return f"--parameters {elements} --compute-ms {compute}{also}"
 
 
-def given(name: str, mesh: jax.sharding.Mesh) -> RunnableStep:
+def load_step(name: str, mesh: jax.sharding.Mesh) -> RunnableStep:
     returned = load(name)(mesh)
     match returned:
         case (pj.TrainStep(), pj.PipelineState() as state, batch):
