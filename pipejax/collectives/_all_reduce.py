@@ -60,13 +60,7 @@ class AllReduce(abc.ABC):
         return self(layout, axis_name).init()
 
     def on(self, mesh: Mesh) -> "AllReduce":
-        """Returns the variant of this algorithm that suits `mesh` best.
-
-        By default this is the algorithm itself.
-
-        Args:
-          mesh: The devices that will run the algorithm.
-        """
+        """Returns the variant of this algorithm that suits `mesh` best."""
         del mesh
         return self
 

@@ -27,11 +27,7 @@ class Schedule:
     boundaries: tuple[int, ...] = ()
 
     def phase(self, step: int) -> int:
-        """Returns the index in `phases` of the algorithm that runs at a step.
-
-        Args:
-          step: The step, counted from 0.
-        """
+        """Returns the index in `phases` of the algorithm that runs at `step`."""
         return bisect.bisect_right(self.boundaries, step)
 
 

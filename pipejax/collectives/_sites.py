@@ -55,9 +55,7 @@ class Cut(NamedTuple):
 
     def arrays(self, rows: Parts) -> Summands:
         """Undoes `rows`: returns arrays of the layout, without the padding."""
-        coded = rows.coded.reshape(-1)[: self.layout.coded_size]
-        exact = rows.exact.reshape(-1)[: self.layout.exact_size]
-        return self.layout.arrays(coded, exact)
+        return self.layout.arrays(rows.coded.reshape(-1), rows.exact.reshape(-1))
 
     def site(
         self, name: str, codec: Codec, axis_name: AxisName, rows: int | None = None

@@ -140,11 +140,7 @@ def local(function: Callable[[Any], Any]) -> Stages:
 
 
 def on_first(stages: Stages) -> Stages:
-    """Returns stages of pairs, which run `stages` on the first and keep the second.
-
-    Args:
-      stages: The stages.
-    """
+    """Returns stages of pairs, which run `stages` on the first and keep the second."""
 
     def of_pair(link: Link) -> Link:
         if isinstance(link, Sent):

@@ -278,9 +278,10 @@ def _with_kink(
     loss: LinearLoss, x: np.ndarray, y: np.ndarray, rows: list[Row]
 ) -> Problem:
     """Makes a problem from a loss whose slope in its prediction is at most 1."""
+    optimum = _least(rows)
     steepest = float(np.linalg.norm(x, axis=1).max())
     limits = (0.0, np.inf)
-    return _problem(loss, (x, y, 0.0), _least(rows), limits, lambda radius: steepest)
+    return _problem(loss, (x, y, 0.0), optimum, limits, lambda radius: steepest)
 
 
 def _least(rows: list[Row]) -> np.ndarray:

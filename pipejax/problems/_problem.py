@@ -62,14 +62,7 @@ class Problem:
         return self.value(w) - self.minimum
 
     def batch(self, indices: np.ndarray) -> Any:
-        """Returns the examples at `indices` as a batch for a train step.
-
-        Args:
-          indices: Integer array [b] of positions in `examples`.
-
-        Returns:
-          A pytree like `examples` with arrays [b, ...]. Floating arrays are float32.
-        """
+        """Returns the examples at `indices` as a batch for a train step, in float32."""
         return jax.tree.map(lambda x: _narrow(x[indices]), self.examples)
 
 

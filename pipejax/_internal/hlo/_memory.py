@@ -23,11 +23,7 @@ class Memory(NamedTuple):
 
     @classmethod
     def of(cls, program: jax.stages.Compiled) -> "Memory | None":
-        """Returns the memory of a compiled program, if its backend reports it.
-
-        Args:
-          program: A compiled program.
-        """
+        """Returns the memory of a compiled program, or `None` if it is not reported."""
         found: Any = program.memory_analysis()
         if found is None:
             return None
