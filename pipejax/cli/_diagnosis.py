@@ -85,7 +85,6 @@ class Diagnosis(NamedTuple):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the findings as types that JSON has, with times in seconds."""
         fit, advice = self.fit, self.advice
         return {
             "here": self.here,

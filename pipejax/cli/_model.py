@@ -29,8 +29,6 @@ class RunnableStep(NamedTuple):
 
 
 class Model(NamedTuple):
-    """The size and the compute of a model's step."""
-
     elements: int  # of its gradient
     compute: float  # milliseconds of the step without an exchange
     batch: int | None = None  # examples of a device, if known

@@ -37,7 +37,6 @@ def chosen(
 
 
 def exact(ranked: list[timing.RankedConfig]) -> timing.RankedConfig:
-    """Returns the best pipelined way that keeps all bits."""
     return next(
         choice
         for choice in ranked

@@ -17,8 +17,6 @@ from ._stages import Local, Stages, States, local, on_first
 
 @dataclasses.dataclass(frozen=True)
 class HalvingDoubling(ScatterGather):
-    """Recursive halving and doubling; see `halving_doubling`."""
-
     def pieces(self, devices: int) -> int:
         """Returns the largest power of two that is at most `devices`."""
         return 1 << (devices.bit_length() - 1)

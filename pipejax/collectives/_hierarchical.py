@@ -16,8 +16,6 @@ from ._two_shot import two_shot
 
 @dataclasses.dataclass(frozen=True)
 class Hierarchical(AllReduce):
-    """Hierarchical all-reduce over two mesh axes; see `hierarchical`."""
-
     inner: ScatterGather
     outer: AllReduce
 

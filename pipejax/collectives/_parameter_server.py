@@ -15,8 +15,6 @@ from ._tree import first, from_root
 
 @dataclasses.dataclass(frozen=True)
 class ParameterServer(AllReduce):
-    """Parameter server on device 0; see `parameter_server`."""
-
     codec: Codec
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:

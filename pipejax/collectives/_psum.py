@@ -31,8 +31,6 @@ Add = Callable[[jax.Array], jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Psum(AllReduce):
-    """The all-reduce of the backend; see `psum`."""
-
     codec: Linear | None
     combine_threshold_bytes: int | None  # `None` until `on` has chosen it
     unmerged: bool = False  # XLA must not merge the sums with collectives of the loss
@@ -125,7 +123,6 @@ class _Rounds:
     add: Add
 
     def stages(self, devices: int) -> Stages:
-        """Returns one stage for each round."""
         dtype = self.layout.working_dtype
         sizes = self.codec.round_sizes(self.layout.coded_size)
         total = Stages((), (self.init,)) + local(self.begin)

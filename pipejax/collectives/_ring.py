@@ -17,8 +17,6 @@ from ._stages import Stages, local, on_first
 
 @dataclasses.dataclass(frozen=True)
 class Ring(ScatterGather):
-    """Ring all-reduce; see `ring`."""
-
     def reduce_scatter(self, cut: Cut, axis_name: AxisName) -> Stages:
         """Returns p-1 hops of partial sums, after which device i has piece i."""
         p = axis_size(axis_name)

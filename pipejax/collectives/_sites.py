@@ -109,7 +109,6 @@ class Site(NamedTuple):
 
     @property
     def encoding(self) -> Stages:
-        """Returns local work that encodes the value; see `encode`."""
         return Stages((Local(self.encode, encodes=True),), (self.init,))
 
     def encode(

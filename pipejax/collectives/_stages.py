@@ -64,17 +64,6 @@ class Stages:
         states)` into `(sums, states)`. The sums have the same bits on all devices.
       inits: Functions that return the states of the codecs before the first sum, each
         under different names.
-
-    Examples:
-      A two-shot all-reduce has two stages. The axis of `jax.vmap` stands for devices.
-
-      >>> import jax
-      >>> from pipejax.collectives import Layout, two_shot
-      >>> def show():
-      ...     found = two_shot()(Layout.of_shapes(((8,),)), "data")
-      ...     print(len(found.stages), *(x.kind for x in found.transfers))
-      >>> jax.vmap(show, axis_name="data", axis_size=4)()
-      2 all-to-all all-gather
     """
 
     links: tuple[Link, ...]

@@ -17,8 +17,6 @@ from ._stages import Local, Stages, States, local
 
 @dataclasses.dataclass(frozen=True)
 class Tree(AllReduce):
-    """All-reduce on a binomial tree; see `tree`."""
-
     codec: Codec
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:

@@ -16,8 +16,6 @@ from ._stages import Sent, Stages, local
 
 @dataclasses.dataclass(frozen=True)
 class TwoShot(ScatterGather):
-    """Two-shot all-reduce; see `two_shot`."""
-
     def reduce_scatter(self, cut: Cut, axis_name: AxisName) -> Stages:
         """Returns an all-to-all, then the sum of each device's piece in rank order."""
         p = axis_size(axis_name)

@@ -113,16 +113,6 @@ def measure(
     Raises:
       ValueError: If `rounds` or `steps` is too small, or if `train.step` does not
         accept the state or the batch.
-
-    Examples:
-      >>> import optax
-      >>> import pipejax as pj
-      >>> loss_fn = lambda w, batch: ((w - batch) ** 2).mean()
-      >>> train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(1))
-      >>> state, batch = train.init(jax.numpy.zeros(())), jax.numpy.zeros(4)
-      >>> measurement = measure(train, state, batch, rounds=2, steps=1)
-      >>> len(measurement.step)
-      2
     """
     if rounds < 2 or steps < 1:
         raise ValueError(

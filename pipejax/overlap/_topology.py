@@ -132,7 +132,6 @@ def _exists(module: str) -> bool:
 
 @contextlib.contextmanager
 def _environment(**variables: str) -> Iterator[None]:
-    """Sets the variables that are not set yet, for the duration of a `with` block."""
     new = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(new)
     try:

@@ -223,8 +223,6 @@ def softmax(x: Any, y: Any, *, l2: float) -> Problem:
 
 
 def _loss_fn(loss: LinearLoss, l2: float) -> Loss:
-    """Returns the mean loss over a batch `(x, y)`, with the regularization."""
-
     def loss_fn(w: jax.Array, batch: Any) -> jax.Array:
         x, y = batch
         return loss(x @ w, y).mean() + 0.5 * l2 * jnp.vdot(w, w)

@@ -21,18 +21,13 @@ from ._counts import COST_MODELS
 from ._exchange import ExchangeCounts
 from ._fit import Fit, Sample, fit
 from ._leaves import square_leaves
-from ._rounds import FLOAT32, Algorithm
+from ._rounds import FLOAT32, ROUNDS
 from ._stopwatch import Case, check_several, exchange_times, in_turn
 
 SIZES = (2**12, 2**16, 2**18, 2**20, 2**21)
 """The vector sizes that `calibrate` exchanges by default, in elements of float32."""
-ALGORITHMS: tuple[Algorithm, ...] = (
-    "psum",
-    "ring",
-    "two_shot",
-    "halving_doubling",
-    "tree",
-)
+# All but the parameter server, whose bytes would take most of the time.
+ALGORITHMS = tuple(name for name in ROUNDS if name != "parameter_server")
 
 
 def calibrate(

@@ -73,19 +73,6 @@ class Shares:
 
     Raises:
       ValueError: If a share is not above 0 and at most 1.
-
-    Examples:
-      A pair that gets half of the bandwidth takes twice as long:
-
-      >>> import pipejax as pj
-      >>> from pipejax.timing import Cluster, Link, Shares
-      >>> seconds = []
-      >>> for shares in (Shares(), Shares(pair=0.5)):
-      ...     cluster = Cluster(2, Link(0.0, 1e6), shares=shares)
-      ...     exchange = pj.timing.flat(cluster, "ring", 250_000)
-      ...     seconds.append(pj.timing.duration(cluster, exchange).wire)
-      >>> seconds
-      [1.0, 2.0]
     """
 
     pair: float = 1.0

@@ -86,16 +86,6 @@ class RankedConfig(NamedTuple):
         without a codec: `pj.timing.synchronous_step_time`.
       overlapped: Seconds of the same step if it overlaps the exchange with the backward
         pass, at best: `pj.timing.overlapped_step_time`.
-
-    Examples:
-      >>> import pipejax as pj
-      >>> exchange = pj.timing.Duration(0, 0.125, 0, 0, 0)  # 0.125 s on the wire
-      >>> config = pj.timing.TrainConfig(2, "ring")
-      >>> choice = pj.timing.RankedConfig(config, exchange, 0.5, 0.5, 1.25, 1.0)
-      >>> choice.reason
-      'hidden behind compute, 75% of it to spare'
-      >>> choice.gains
-      {'synchronous': 2.5, 'overlapped': 2.0}
     """
 
     config: TrainConfig

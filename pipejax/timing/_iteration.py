@@ -120,12 +120,6 @@ def overlapped_step_time(compute: Compute, exchange: Duration) -> float:
       compute: The compute times f, b and u of a step.
       exchange: The exchange of a gradient; x is `exchange.total`.
 
-    Examples:
-      >>> import pipejax as pj
-      >>> exchange = pj.timing.Duration(0, 0.75, 0, 0, 0)  # 0.75 s on the wire
-      >>> pj.timing.overlapped_step_time(pj.timing.Compute(0.25, 0.5), exchange)
-      1.0
-
     References:
       Li et al., PyTorch Distributed, 2020, https://arxiv.org/abs/2006.15704
     """

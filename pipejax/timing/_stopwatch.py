@@ -49,13 +49,6 @@ def exchange_times(
     Returns:
       The seconds of each case by name, one for each round, measured at the process
       that takes longest.
-
-    Examples:
-      >>> import pipejax as pj
-      >>> cases = {"psum": pj.timing.Case(pj.collectives.psum(), elements=1000)}
-      >>> times = pj.timing.exchange_times(pj.data_mesh(1), cases, rounds=3)
-      >>> len(times["psum"])
-      3
     """
     programs = {name: CompiledAllReduce(mesh, case) for name, case in cases.items()}
     return in_turn(mesh, programs, rounds)

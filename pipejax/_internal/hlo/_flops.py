@@ -44,8 +44,6 @@ _HARMLESS = re.compile(
 
 @dataclasses.dataclass(frozen=True, order=True)
 class WorkCount:
-    """An amount of work on one device."""
-
     flops: float = 0.0  # of matmuls and convolutions
     matmuls: int = 0
     operations: int = 0  # kernels; a fusion is one, whatever it contains
@@ -64,8 +62,6 @@ class WorkCount:
 
 
 class Counter:
-    """Counts the work of a module's instructions and computations."""
-
     def __init__(self, module: Module):
         self.module = module
         # Why the FLOPs of an instruction are not counted in full, by its name.

@@ -51,7 +51,6 @@ def flops_of(op: Instruction, shapes: list[Shape]) -> float | None:
 
 
 def _dot(lhs: Shape, out: Shape, contracting: str) -> float:
-    """Returns the FLOPs of a matmul that contracts these dimensions of `lhs`."""
     contracted = (lhs.dims[int(i)] for i in re.findall(r"\d+", contracting))
     return 2.0 * out.size * math.prod(contracted)
 

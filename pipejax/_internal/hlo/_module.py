@@ -43,8 +43,6 @@ class Shape(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """An HLO instruction, which is one line of a computation."""
-
     name: str
     opcode: str
     shapes: tuple[Shape, ...]  # of the arrays in the result, or the leaves of a tuple
@@ -132,8 +130,6 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """An HLO module, which is a whole program."""
-
     name: str
     is_scheduled: bool  # whether instructions stand in the order in which they run
     num_partitions: int  # of each replica

@@ -156,7 +156,6 @@ class Reading:
         )
 
     def _holds(self, op: Instruction) -> bool:
-        """Returns whether there is a collective in what `op` calls, at any depth."""
         homes = [self.module.computations[name] for name in op.calls]
         return any(
             is_collective(x) or self._holds(x)

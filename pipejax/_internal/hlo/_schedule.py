@@ -70,8 +70,6 @@ class End(NamedTuple):
 
 
 class Finder:
-    """Finds the collectives of a module."""
-
     def __init__(self, module: Module):
         self.module = module
         self.seen: set[str] = set()  # computations that have been searched
