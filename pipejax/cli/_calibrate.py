@@ -26,7 +26,6 @@ say whether the fit can be trusted.
 
 Run this command on every host, started as the training itself is."""
 
-
 _OPTIONS = {
     "--out FILE": "write the cluster to this file as JSON, for `pipejax plan`",
     "--codecs [NAME ...]": "codecs whose speed is measured, out of"

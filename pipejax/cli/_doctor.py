@@ -34,7 +34,6 @@ pipelined, and print the recommended train step as Python. Takes about two minut
 Run this command on one machine, or on every host of a job, started as the training
 itself is."""
 
-
 _OPTIONS = {
     "--model MODULE:FUNCTION": "your model; the function takes a mesh and returns"
     " (train, state, batch) with arrays, as for `pipejax calibrate`; without it, an MLP"

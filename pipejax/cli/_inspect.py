@@ -40,7 +40,6 @@ Compile a program and show which of its collectives run beside compute. The
 accelerators that it is compiled for need not be there. A pipelined train step
 is shown together with its synchronous twin."""
 
-
 _OPTIONS = {
     "--target TARGET": "accelerators to compile for, such as h100:1x8x8 (slices x hosts"
     " x GPUs of a host); by default the devices of this machine",

@@ -29,7 +29,6 @@ then started again.
 Under torchrun, srun, mpirun or Kubernetes, leave --processes out. The command is
 then started once, in the place that the launcher has given."""
 
-
 _OPTIONS = {
     "--processes N": "number of processes on this host; by default one for each NVIDIA"
     " GPU",

@@ -32,7 +32,6 @@ hidden. Print the train step of the fastest way, or of --row, as Python.
 The cluster is a file that `pipejax calibrate --out` has written. Without a file,
 --hosts and --bandwidth describe it, and its other speeds are assumed."""
 
-
 _OPTIONS = {
     "!--parameters COUNT": "number of the model's parameters, such as 300M",
     "!--compute-ms MS": "milliseconds that one device computes in a step: forward pass,"

@@ -27,7 +27,6 @@ launching programs and messages.
 
 Run this command on every host, started as the training itself is."""
 
-
 _ALGORITHM = f"{{{','.join(timing.COST_MODELS)}}}"
 _OPTIONS = {
     f"--algorithms {_ALGORITHM} [{_ALGORITHM} ...]": "algorithms to profile; all by"

@@ -26,7 +26,7 @@ from ._stopwatch import Case, check_several, exchange_times, in_turn
 
 SIZES = (2**12, 2**16, 2**18, 2**20, 2**21)
 """The vector sizes that `calibrate` exchanges by default, in elements of float32."""
-# All but the parameter server, whose bytes would take most of the time.
+# All but the parameter server, whose link carries the vectors of all hosts.
 ALGORITHMS = tuple(name for name in ROUNDS if name != "parameter_server")
 
 
